@@ -1,0 +1,1 @@
+//! Clusters: devices, links and measured efficiency.

@@ -1,0 +1,1 @@
+//! Everything a plan decides, by the names users type.

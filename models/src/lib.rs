@@ -1,0 +1,28 @@
+//! The nouns of Meshwright.
+//!
+//! What is here passes between every other part: a model ([`model::ModelSpec`]), a cluster
+//! ([`cluster::ClusterSpec`]), where ranks lie ([`mesh`]), what may be decided ([`decisions`]), the
+//! pipeline schedules as lists of passes ([`schedule`]), and the papers' formulas as plain
+//! functions ([`formulas`]). Nothing here touches a device, a solver or the network.
+//!
+//! # Symbols
+//!
+//! | symbol | meaning |
+//! |---|---|
+//! | `b` | micro-batch, sequences |
+//! | `s` | sequence length, tokens |
+//! | `h` | hidden size |
+//! | `f` | feed-forward width |
+//! | `a`, `k` | query heads, key/value heads |
+//! | `V` | vocabulary size |
+//! | `L` | transformer layers |
+//! | `t`, `p`, `c`, `d` | tensor, pipeline, context and data parallel degrees |
+//! | `m`, `v` | micro-batches an iteration, chunks (virtual stages) a device |
+
+pub mod cluster;
+pub mod decisions;
+pub mod formulas;
+pub mod input;
+pub mod mesh;
+pub mod model;
+pub mod schedule;

@@ -1,0 +1,214 @@
+//! A transformer to train, as finished input: every field is present and has been validated.
+
+use serde::Serialize;
+
+/// One decoder-only transformer.
+///
+/// Made by [`crate::model::read`] from our YAML or a Hugging Face `config.json`; nothing downstream
+/// re-validates it. Sizes are elements unless the name ends in a unit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelSpec {
+    /// Name as the user knows it, for example `llama70b`.
+    pub name: String,
+    /// Transformer layers, `L`.
+    pub layers: usize,
+    /// Hidden size, `h`.
+    pub hidden: u64,
+    /// Vocabulary size before padding, `V`.
+    pub vocab: u64,
+    /// Sequence length, `s`, tokens.
+    pub seq_len: u64,
+    /// Global batch, sequences an iteration.
+    pub global_batch: u64,
+    /// What the reader filled in that the file did not say, one sentence each, to be printed.
+    pub assumptions: Vec<String>,
+    /// Attention of every layer.
+    pub attention: Attention,
+    /// Dense feed-forward block (layers that are not mixture-of-experts).
+    pub mlp: Mlp,
+    /// Mixture-of-experts block, where the model has one.
+    pub moe: Option<Moe>,
+    /// Normalisation.
+    pub norm: Norm,
+    /// How positions enter.
+    pub positions: Positions,
+    /// Output layer shares the input embedding's weights.
+    pub tied_embeddings: bool,
+    /// `tanh` cap on the final logits (Gemma 2).
+    pub final_soft_cap: Option<f64>,
+    /// Dropout probability on attention, residuals and embeddings; 0 for none.
+    pub dropout: f64,
+}
+
+/// Self-attention.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Attention {
+    /// Query heads, `a`.
+    pub heads: u64,
+    /// Key/value heads, `k`: equal to `heads` for multi-head, 1 for multi-query.
+    pub kv_heads: u64,
+    /// Width of one query/key head (for MLA: without the RoPE part).
+    pub head_dim: u64,
+    /// Multi-head latent attention, where used (DeepSeek-V3).
+    pub mla: Option<Mla>,
+    /// Bias on Q, K and V projections.
+    pub qkv_bias: bool,
+    /// Bias on the output projection.
+    pub out_bias: bool,
+    /// RMSNorm over each query and key head (Qwen 3).
+    pub qk_norm: bool,
+    /// `tanh` cap on attention scores (Gemma 2).
+    pub soft_cap: Option<f64>,
+    /// Sliding window.
+    pub window: Option<Window>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Mla {
+    /// Rank of the query compression; `None` projects queries directly.
+    pub q_rank: Option<u64>,
+    /// Rank of the shared key/value compression.
+    pub kv_rank: u64,
+    /// RoPE part of a query/key head, beside `head_dim`.
+    pub rope_dim: u64,
+    /// Width of a value head.
+    pub value_dim: u64,
+}
+
+/// Sliding-window attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Window {
+    /// Tokens a query sees, itself included.
+    pub tokens: u64,
+    /// Layer `i` is windowed unless `(i + 1) % every == 0`; `None` windows all layers.
+    /// Gemma 2 alternates: `every` = 2.
+    pub full_every: Option<u64>,
+}
+
+/// Dense feed-forward block.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mlp {
+    /// Feed-forward width, `f`.
+    pub ffn: u64,
+    /// Activation; gated ones have two input projections.
+    pub activation: Activation,
+    /// Bias on its linear layers.
+    pub bias: bool,
+}
+
+/// Activation of the feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// max(x, 0)
+    Relu,
+    /// max(x, 0)²
+    SquaredRelu,
+    /// Gaussian error linear unit, exact or tanh form.
+    Gelu,
+    /// SiLU-gated (Llama).
+    Swiglu,
+    /// GELU-gated (Gemma).
+    Geglu,
+}
+
+impl Activation {
+    /// Gated activations have a gate and an up projection: three matrices a block instead of two.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::Swiglu | Self::Geglu)
+    }
+}
+
+/// Mixture-of-experts block.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moe {
+    /// Routed experts, `E`.
+    pub experts: u64,
+    /// Experts a token is sent to.
+    pub top_k: u64,
+    /// Feed-forward width of one routed expert.
+    pub ffn: u64,
+    /// Total feed-forward width of the shared experts; 0 for none.
+    pub shared_ffn: u64,
+    /// The first so many layers are dense.
+    pub first_dense: usize,
+    /// Every so-many-th layer is mixture-of-experts (1: all after `first_dense`; AMPipe's models: 1 or 2).
+    pub every: usize,
+    /// Tokens an expert takes, as a multiple of the balanced share; `None` is dropless.
+    pub capacity_factor: Option<f64>,
+    /// How the router scores.
+    pub router: Router,
+    /// Weight of the load-balancing loss; 0 for none.
+    pub aux_loss: f64,
+}
+
+/// Router scoring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Router {
+    /// Softmax over experts, then top-k.
+    Softmax,
+    /// Sigmoid scores with a selection bias (DeepSeek-V3).
+    SigmoidBias,
+}
+
+/// Normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Norm {
+    /// LayerNorm has scale and shift, RMSNorm scale only.
+    pub kind: NormKind,
+    /// Norms a layer: 2 (before attention and MLP) or 4 (also after each: Gemma 2).
+    pub per_layer: u64,
+}
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// Mean and variance, scale and shift.
+    LayerNorm,
+    /// Root mean square, scale.
+    RmsNorm,
+}
+
+/// How positions enter.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// Rotary, on queries and keys.
+    Rope,
+    /// A learned table of `max` rows added to the embedding.
+    Learned {
+        /// Rows of the table.
+        max: u64,
+    },
+}
+
+/// What distinguishes one layer from another in one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct LayerKind {
+    /// Mixture-of-experts instead of the dense block.
+    pub moe: bool,
+    /// Attention is windowed.
+    pub windowed: bool,
+}
+
+impl ModelSpec {
+    /// Kind of layer `index` (0-based).
+    pub fn layer_kind(&self, index: usize) -> LayerKind {
+        let moe = self.moe.as_ref().is_some_and(|moe| {
+            index >= moe.first_dense && (index - moe.first_dense) % moe.every == moe.every - 1
+        });
+        let windowed = self.attention.window.is_some_and(|window| {
+            window.tokens < self.seq_len
+                && window.full_every.is_none_or(|every| (index as u64 + 1) % every != 0)
+        });
+        LayerKind { moe, windowed }
+    }
+
+    /// Tokens an iteration.
+    pub fn tokens_per_step(&self) -> u64 {
+        self.global_batch * self.seq_len
+    }
+}

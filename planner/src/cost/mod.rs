@@ -1,0 +1,6 @@
+//! What computing, communicating and storing cost.
+
+pub mod attention;
+pub mod collective;
+pub mod gemm;
+pub mod memory_bound;

@@ -1,0 +1,4 @@
+//! Costs, the schedule simulator, the search and its ILPs, and explanations.
+
+pub mod cost;
+pub mod simulate;

@@ -1,0 +1,1 @@
+//! Runs a schedule against pass durations.
