@@ -1,1 +1,238 @@
-//! Everything a plan decides, by the names users type.
+//! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
+
+use crate::schedule::ScheduleName;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A closed set of names: parses from and prints as what users type.
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident { $($(#[$variant_doc:meta])* $variant:ident = $name:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $type { $($(#[$variant_doc])* #[serde(rename = $name)] $variant),+ }
+
+        impl $type {
+            /// Every value, in the order they are tried.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The name users type.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+
+            /// The value of that name.
+            pub fn parse(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.name() == name)
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.pad(self.name()) }
+        }
+    };
+}
+
+names! {
+    /// How attention works when the sequence is split over context-parallel ranks.
+    CpStyle {
+        /// K and V travel round a ring; sequence in contiguous pieces, so causal work is uneven.
+        Ring = "ring",
+        /// Ring over `2c` chunks, rank `i` holding `i` and `2c − 1 − i`: even causal work.
+        Zigzag = "zigzag",
+        /// K and V all-gathered before attention (Llama 3), zig-zag chunks.
+        AllGather = "all_gather",
+        /// All-to-all from sequence split to head split and back (DeepSpeed Ulysses).
+        Ulysses = "ulysses",
+        /// Ulysses inside, zig-zag ring across.
+        Hybrid = "hybrid",
+    }
+}
+
+names! {
+    /// Which activations are recomputed in the backward pass.
+    Recompute {
+        /// All activations kept.
+        None = "none",
+        /// Cheap, large activations recomputed: attention scores where they are kept, norm outputs and
+        /// the activation function's product.
+        Selective = "selective",
+        /// Only a layer's input kept.
+        Full = "full",
+        /// Chosen layer by layer.
+        PerLayer = "per_layer",
+    }
+}
+
+names! {
+    /// Where the input and output vocabulary layers live. See ARCHITECTURE.md, "Vocabulary".
+    Vocab {
+        /// First and last stage, split over their tensor-parallel ranks; layers even (Megatron's baseline).
+        FirstLast = "first_last",
+        /// As `first_last`, with layers moved by the min–max rule of layer redistribution (Redis).
+        Redistribute = "redistribute",
+        /// First and last stage, split over tensor-parallel ranks only; layers placed by the solver.
+        Tensor = "tensor",
+        /// Split over all pipeline devices, three barriers.
+        ParallelNaive = "parallel_naive",
+        /// Split over all pipeline devices, two barriers (Vocabulary Parallelism, algorithm 1).
+        Parallel1 = "parallel_1",
+        /// Split over all pipeline devices, one barrier (Vocabulary Parallelism, algorithm 2).
+        Parallel2 = "parallel_2",
+        /// Split over all pipeline devices, synchronous as in tensor parallelism (nnScaler).
+        Interlaced = "interlaced",
+    }
+}
+
+impl Vocab {
+    /// Whether every pipeline device holds a slice of the vocabulary.
+    pub fn over_pipeline(self) -> bool {
+        matches!(self, Self::ParallelNaive | Self::Parallel1 | Self::Parallel2 | Self::Interlaced)
+    }
+}
+
+names! {
+    /// How a mixture-of-experts layer overlaps its all-to-all with computation.
+    MoeOverlap {
+        /// Not at all.
+        None = "none",
+        /// Chunks of the expert block only (Tutel).
+        Tutel = "tutel",
+        /// Attention and expert block chunked together along the sequence (AMPipe).
+        Ampipe = "ampipe",
+    }
+}
+
+names! {
+    /// Over which tokens the load-balancing loss counts.
+    AuxScope {
+        /// One micro-batch.
+        MicroBatch = "micro_batch",
+        /// The whole iteration.
+        GlobalBatch = "global_batch",
+    }
+}
+
+names! {
+    /// Number format of weights and activations in computation.
+    Dtype {
+        /// bfloat16.
+        Bf16 = "bf16",
+        /// IEEE half.
+        Fp16 = "fp16",
+        /// 8-bit floating point, per-tensor scales.
+        Fp8 = "fp8",
+        /// 8-bit floating point, block scales.
+        Mxfp8 = "mxfp8",
+        /// 4-bit floating point, block scales.
+        Nvfp4 = "nvfp4",
+        /// Single precision.
+        F32 = "f32",
+        /// Double precision.
+        F64 = "f64",
+    }
+}
+
+impl Dtype {
+    /// Bytes of one weight or activation as stored between operations (8- and 4-bit formats keep
+    /// bf16 storage and cast at the GEMM).
+    pub fn storage_bytes(self) -> f64 {
+        match self {
+            Self::Bf16 | Self::Fp16 | Self::Fp8 | Self::Mxfp8 | Self::Nvfp4 => 2.0,
+            Self::F32 => 4.0,
+            Self::F64 => 8.0,
+        }
+    }
+}
+
+names! {
+    /// What is kept in host memory.
+    Offload {
+        /// Nothing.
+        None = "none",
+        /// Master weights and Adam moments.
+        Optimizer = "optimizer",
+    }
+}
+
+names! {
+    /// Order of the mesh axes over ranks, fastest-varying first.
+    RankOrder {
+        /// Pipeline outermost (Megatron's default).
+        DpInner = "tp-cp-dp-pp",
+        /// Data outermost: pipeline neighbours lie closer than data-parallel replicas.
+        PpInner = "tp-cp-pp-dp",
+    }
+}
+
+/// A fully pinned way to train. Layer placement is in the plan's stage map.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decisions {
+    /// Tensor parallel degree, `t`.
+    pub tp: u64,
+    /// Pipeline parallel degree, `p`.
+    pub pp: u64,
+    /// Chunks (virtual stages) a device, `v`.
+    pub vpp: u64,
+    /// Context parallel degree, `c`.
+    pub cp: u64,
+    /// Context parallel style; means nothing at `cp` 1.
+    pub cp_style: CpStyle,
+    /// Ulysses degree inside `cp` for `hybrid` (`cp` for `ulysses`, 1 otherwise).
+    pub cp_ulysses: u64,
+    /// Data parallel degree, `d`.
+    pub dp: u64,
+    /// Ranks that share one copy of the ZeRO-sharded state, a divisor of dp·cp; 1 with `zero_stage` 0.
+    pub dp_shard: u64,
+    /// Expert parallel degree.
+    pub ep: u64,
+    /// Tensor parallel degree inside an expert.
+    pub etp: u64,
+    /// ZeRO stage 0 to 3.
+    pub zero_stage: u8,
+    /// Norms and residuals split along the sequence over tensor-parallel ranks.
+    pub sequence_parallel: bool,
+    /// Sequences a micro-batch, `b`.
+    pub micro_batch: u64,
+    /// Micro-batches an iteration and replica, `m`.
+    pub micro_batches: u64,
+    /// Pipeline schedule.
+    pub schedule: ScheduleName,
+    /// Activation recomputation.
+    pub recompute: Recompute,
+    /// Where the vocabulary layers live.
+    pub vocab: Vocab,
+    /// Overlap of the expert all-to-all.
+    pub moe_overlap: MoeOverlap,
+    /// Chunks of that overlap; 1 without.
+    pub moe_overlap_degree: u64,
+    /// Expert capacity as a multiple of the balanced share; absent where dropless or dense.
+    pub capacity_factor: Option<f64>,
+    /// Scope of the load-balancing loss.
+    pub aux_scope: AuxScope,
+    /// Number format.
+    pub dtype: Dtype,
+    /// What host memory holds.
+    pub offload: Offload,
+    /// Order of mesh axes over ranks.
+    pub rank_order: RankOrder,
+    /// Optimizer post-validation (zero-bubble schedules).
+    pub post_validation: bool,
+}
+
+impl Decisions {
+    /// GPUs used: t·p·c·d.
+    pub fn gpus(&self) -> u64 {
+        self.tp * self.pp * self.cp * self.dp
+    }
+
+    /// Pipeline stages, p·v.
+    pub fn stages(&self) -> usize {
+        (self.pp * self.vpp) as usize
+    }
+
+    /// Replicas of an expert's shard: etp·ep·edp = tp·cp·dp.
+    pub fn expert_dp(&self) -> u64 {
+        self.tp * self.cp * self.dp / (self.etp * self.ep)
+    }
+}

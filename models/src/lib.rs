@@ -23,6 +23,7 @@ pub mod cluster;
 pub mod decisions;
 pub mod formulas;
 pub mod input;
+pub mod layer;
 pub mod mesh;
 pub mod model;
 pub mod schedule;

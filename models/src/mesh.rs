@@ -1,4 +1,9 @@
 //! Where ranks lie: the one place that decides rank order.
+//!
+//! Ranks number the mesh with the first axis of [`RankOrder`] varying fastest. Experts fold into the
+//! same ranks (tp·cp·dp = etp·ep·edp) with `etp` fastest, then `ep`, then `edp`.
+
+use crate::decisions::{Decisions, RankOrder};
 
 /// How a group of ranks that communicate lies on the cluster's link levels.
 ///
@@ -12,8 +17,152 @@ pub struct GroupShape {
 }
 
 impl GroupShape {
+    /// Shape of a group of `size` ranks that are `stride` apart, on levels whose domains hold
+    /// `domains` GPUs (innermost first; `u64::MAX` for an unbounded outermost level).
+    ///
+    /// A domain the stride does not divide evenly holds the group's ranks on average rounded up.
+    pub fn strided(size: u64, stride: u64, domains: &[u64]) -> Self {
+        let mut within: Vec<u64> =
+            domains.iter().map(|&gpus| gpus.div_ceil(stride).clamp(1, size)).collect();
+        if let Some(outermost) = within.last_mut() {
+            *outermost = size;
+        }
+        Self { within }
+    }
+
     /// Ranks in the group.
     pub fn size(&self) -> u64 {
         self.within.last().copied().unwrap_or(1)
+    }
+}
+
+/// Axes of the dense mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// Tensor parallel.
+    Tp,
+    /// Context parallel.
+    Cp,
+    /// Data parallel.
+    Dp,
+    /// Pipeline parallel.
+    Pp,
+}
+
+/// Position of one rank on every axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coordinates {
+    /// Tensor parallel index.
+    pub tp: u64,
+    /// Context parallel index.
+    pub cp: u64,
+    /// Data parallel index.
+    pub dp: u64,
+    /// Pipeline index.
+    pub pp: u64,
+}
+
+/// The mesh of a plan's ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Tensor parallel size.
+    pub tp: u64,
+    /// Context parallel size.
+    pub cp: u64,
+    /// Data parallel size.
+    pub dp: u64,
+    /// Pipeline parallel size.
+    pub pp: u64,
+    /// Order of axes over ranks.
+    pub order: RankOrder,
+}
+
+impl Mesh {
+    /// The mesh that decisions describe.
+    pub fn new(d: &Decisions) -> Self {
+        Self { tp: d.tp, cp: d.cp, dp: d.dp, pp: d.pp, order: d.rank_order }
+    }
+
+    /// Distance in ranks between neighbours on an axis.
+    pub fn stride(&self, axis: Axis) -> u64 {
+        match (axis, self.order) {
+            (Axis::Tp, _) => 1,
+            (Axis::Cp, _) => self.tp,
+            (Axis::Dp, RankOrder::DpInner) | (Axis::Pp, RankOrder::PpInner) => self.tp * self.cp,
+            (Axis::Pp, RankOrder::DpInner) => self.tp * self.cp * self.dp,
+            (Axis::Dp, RankOrder::PpInner) => self.tp * self.cp * self.pp,
+        }
+    }
+
+    /// Coordinates of a rank.
+    pub fn coordinates(&self, rank: u64) -> Coordinates {
+        let along = |axis, size| rank / self.stride(axis) % size;
+        Coordinates {
+            tp: along(Axis::Tp, self.tp),
+            cp: along(Axis::Cp, self.cp),
+            dp: along(Axis::Dp, self.dp),
+            pp: along(Axis::Pp, self.pp),
+        }
+    }
+
+    /// Rank at coordinates.
+    pub fn rank(&self, at: Coordinates) -> u64 {
+        at.tp * self.stride(Axis::Tp)
+            + at.cp * self.stride(Axis::Cp)
+            + at.dp * self.stride(Axis::Dp)
+            + at.pp * self.stride(Axis::Pp)
+    }
+
+    /// Innermost link level that joins pipeline neighbours, given domain sizes (innermost first).
+    ///
+    /// A neighbour `stride` away shares a domain only if the domain holds more than `stride` ranks;
+    /// some pairs then still cross it, so the level is the one all pairs can use.
+    pub fn pipeline_level(&self, domains: &[u64]) -> usize {
+        let span = self.stride(Axis::Pp) * self.pp;
+        let fits = |&gpus: &u64| gpus >= span || gpus == u64::MAX;
+        domains.iter().position(|gpus| fits(gpus)).unwrap_or(domains.len().saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(order: RankOrder) -> Mesh {
+        Mesh { tp: 2, cp: 3, dp: 4, pp: 5, order }
+    }
+
+    #[test]
+    fn ranks_and_coordinates_are_inverse() {
+        for order in [RankOrder::DpInner, RankOrder::PpInner] {
+            let mesh = mesh(order);
+            for rank in 0..120 {
+                assert_eq!(mesh.rank(mesh.coordinates(rank)), rank, "{order}");
+            }
+        }
+    }
+
+    #[test]
+    fn strides_follow_the_order() {
+        assert_eq!(mesh(RankOrder::DpInner).stride(Axis::Pp), 24);
+        assert_eq!(mesh(RankOrder::PpInner).stride(Axis::Dp), 30);
+    }
+
+    #[test]
+    fn groups_count_ranks_in_each_domain() {
+        let domains = [8, u64::MAX];
+        assert_eq!(GroupShape::strided(8, 1, &domains).within, [8, 8]);
+        assert_eq!(GroupShape::strided(512, 8, &domains).within, [1, 512]);
+        assert_eq!(GroupShape::strided(64, 4, &domains).within, [2, 64]);
+        assert_eq!(GroupShape::strided(16, 1, &domains).within, [8, 16]);
+        assert_eq!(GroupShape::strided(1, 1, &domains).within, [1, 1]);
+    }
+
+    #[test]
+    fn pipeline_neighbours_meet_on_the_level_that_holds_them_all() {
+        let inner = Mesh { tp: 2, cp: 1, dp: 4, pp: 4, order: RankOrder::PpInner };
+        assert_eq!(inner.pipeline_level(&[8, u64::MAX]), 0);
+        let outer = Mesh { order: RankOrder::DpInner, ..inner };
+        assert_eq!(outer.pipeline_level(&[8, u64::MAX]), 1);
     }
 }

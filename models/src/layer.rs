@@ -1,0 +1,339 @@
+//! What one layer computes, stores and sends under a split: shapes and bytes, no times.
+//!
+//! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, b·s/c, and
+//! `e` the bytes of a stored element.
+
+use crate::decisions::{Dtype, Recompute};
+use crate::model::{Activation, LayerKind, ModelSpec};
+
+/// How one micro-batch of one layer is split over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
+    /// Tensor parallel degree, `t`.
+    pub tp: u64,
+    /// Context parallel degree, `c`.
+    pub cp: u64,
+    /// Ulysses degree inside `cp`.
+    pub cp_ulysses: u64,
+    /// Expert parallel degree.
+    pub ep: u64,
+    /// Tensor parallel degree inside an expert.
+    pub etp: u64,
+    /// Norms and residuals split over tensor-parallel ranks.
+    pub sequence_parallel: bool,
+    /// Sequences a micro-batch, `b`.
+    pub micro_batch: u64,
+}
+
+impl Split {
+    /// A rank's tokens of one micro-batch, T = b·s/c.
+    pub fn tokens(&self, model: &ModelSpec) -> u64 {
+        self.micro_batch * model.seq_len / self.cp
+    }
+
+    /// Tokens where tensor-parallel ranks hold different ones: T/t with sequence parallelism, else T.
+    pub fn resident_tokens(&self, model: &ModelSpec) -> u64 {
+        self.tokens(model) / if self.sequence_parallel { self.tp } else { 1 }
+    }
+}
+
+/// A matrix product `[m, k] x [k, n]`, `groups` times with `m` rows each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gemm {
+    /// Independent products (experts); 1 for a plain one.
+    pub groups: u64,
+    /// Rows: tokens.
+    pub m: u64,
+    /// Columns: output features.
+    pub n: u64,
+    /// Summed dimension: input features.
+    pub k: u64,
+}
+
+impl Gemm {
+    fn new(m: u64, n: u64, k: u64) -> Self {
+        Self { groups: 1, m, n, k }
+    }
+
+    /// Multiply-adds times two.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.groups as f64 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+/// Head counts and widths that one tensor-parallel rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalHeads {
+    /// Query heads.
+    pub heads: u64,
+    /// Key/value heads, copies included: at least one.
+    pub kv_heads: u64,
+    /// Width of a query or key head, RoPE part included.
+    pub qk_dim: u64,
+    /// Width of a value head.
+    pub v_dim: u64,
+}
+
+impl LocalHeads {
+    /// Heads of one of `ways` ranks.
+    pub fn new(model: &ModelSpec, ways: u64) -> Self {
+        let attention = &model.attention;
+        let (rope_dim, v_dim) =
+            attention.mla.map_or((0, attention.head_dim), |mla| (mla.rope_dim, mla.value_dim));
+        Self {
+            heads: attention.heads / ways,
+            kv_heads: attention.kv_heads.div_ceil(ways),
+            qk_dim: attention.head_dim + rope_dim,
+            v_dim,
+        }
+    }
+
+    /// Elements of Q a token.
+    pub fn q_width(&self) -> u64 {
+        self.heads * self.qk_dim
+    }
+
+    /// Elements of K and V together a token.
+    pub fn kv_width(&self) -> u64 {
+        self.kv_heads * (self.qk_dim + self.v_dim)
+    }
+
+    /// Elements of the attention output a token.
+    pub fn out_width(&self) -> u64 {
+        self.heads * self.v_dim
+    }
+}
+
+/// Projections of the attention block, forward.
+pub fn attention_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    let (tokens, h) = (split.tokens(model), model.hidden);
+    let heads = LocalHeads::new(model, split.tp);
+    let out = Gemm::new(tokens, h, heads.out_width());
+    let Some(mla) = model.attention.mla else {
+        return vec![Gemm::new(tokens, heads.q_width() + heads.kv_width(), h), out];
+    };
+    let mut gemms = match mla.q_rank {
+        Some(rank) => {
+            vec![Gemm::new(tokens, rank, h), Gemm::new(tokens, heads.q_width(), rank)]
+        }
+        None => vec![Gemm::new(tokens, heads.q_width(), h)],
+    };
+    let up_width = heads.heads * (model.attention.head_dim + heads.v_dim);
+    gemms.push(Gemm::new(tokens, mla.kv_rank + mla.rope_dim, h));
+    gemms.push(Gemm::new(tokens, up_width, mla.kv_rank));
+    gemms.push(out);
+    gemms
+}
+
+/// Input projections a feed-forward block has: gate and up, or up alone.
+fn input_matrices(activation: Activation) -> u64 {
+    if activation.is_gated() { 2 } else { 1 }
+}
+
+/// Products of the feed-forward block that every token takes (dense, or shared experts), forward.
+pub fn dense_gemms(model: &ModelSpec, kind: LayerKind, split: &Split) -> Vec<Gemm> {
+    let (tokens, h) = (split.tokens(model), model.hidden);
+    let ffn = match (&model.moe, kind.moe) {
+        (Some(moe), true) => moe.shared_ffn / split.tp,
+        _ => model.mlp.ffn / split.tp,
+    };
+    if ffn == 0 {
+        return vec![];
+    }
+    let inputs = input_matrices(model.mlp.activation);
+    vec![Gemm::new(tokens, inputs * ffn, h), Gemm::new(tokens, h, ffn)]
+}
+
+/// Routed copies of a token: top-k, or the capacity that padding fills.
+pub fn routed_copies(model: &ModelSpec) -> f64 {
+    model.moe.as_ref().map_or(0.0, |moe| {
+        let balanced = moe.top_k as f64;
+        moe.capacity_factor.map_or(balanced, |factor| balanced * factor)
+    })
+}
+
+/// Products of the routed experts, forward, with balanced routing:
+/// each local expert sees etp·ep·(T/t)·k_eff/E tokens.
+pub fn expert_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    let Some(moe) = &model.moe else { return vec![] };
+    let per_rank = split.resident_tokens(model) as f64 * routed_copies(model);
+    let m = (per_rank * (split.ep * split.etp) as f64 / moe.experts as f64).ceil() as u64;
+    let (groups, ffn) = (moe.experts / split.ep, moe.ffn / split.etp);
+    let inputs = input_matrices(model.mlp.activation);
+    vec![
+        Gemm { groups, m, n: inputs * ffn, k: model.hidden },
+        Gemm { groups, m, n: model.hidden, k: ffn },
+    ]
+}
+
+/// Bytes that memory-bound kernels of one layer read and write, one entry a kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Streams {
+    /// Forward.
+    pub forward: Vec<f64>,
+    /// Backward.
+    pub backward: Vec<f64>,
+    /// Re-run by selective recomputation.
+    pub selective: Vec<f64>,
+}
+
+/// Memory-bound kernels of one layer: norms, residual adds (with dropout), RoPE, the activation
+/// function, and for experts the permutations.
+///
+/// Bytes per element: a norm reads and writes (2e; backward reads input and gradient, writes one: 3e);
+/// a residual add 3e (backward 3e: the two branches' gradients are added); RoPE 2e either way; a gated
+/// activation 3e forward and 5e backward, a plain one 2e and 3e.
+pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) -> Streams {
+    let e = dtype.storage_bytes();
+    let resident = split.resident_tokens(model) as f64;
+    let tokens = split.tokens(model) as f64;
+    let hidden = resident * model.hidden as f64;
+    let mask = if model.dropout > 0.0 { 1.0 } else { 0.0 };
+    let heads = LocalHeads::new(model, split.tp);
+    let rope = tokens * (heads.q_width() + heads.kv_heads * heads.qk_dim) as f64 * 2.0 * e;
+    let mut out = Streams::default();
+    for _ in 0..model.norm.per_layer {
+        out.forward.push(hidden * 2.0 * e);
+        out.backward.push(hidden * 3.0 * e);
+        out.selective.push(hidden * 2.0 * e);
+    }
+    for _ in 0..2 {
+        out.forward.push(hidden * (3.0 * e + mask));
+        out.backward.push(hidden * (3.0 * e + mask));
+    }
+    out.forward.push(rope);
+    out.backward.push(rope);
+    let (forward_e, backward_e) =
+        if model.mlp.activation.is_gated() { (3.0, 5.0) } else { (2.0, 3.0) };
+    let activated = activated_elements(model, kind, split);
+    out.forward.push(activated * forward_e * e);
+    out.backward.push(activated * backward_e * e);
+    out.selective.push(activated * forward_e * e);
+    if kind.moe {
+        let permuted = hidden * routed_copies(model) * 2.0 * e;
+        out.forward.extend([permuted, permuted]);
+        out.backward.extend([permuted, permuted]);
+    }
+    out
+}
+
+/// Elements that come out of the activation function on one rank.
+fn activated_elements(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 {
+    let tokens = split.tokens(model) as f64;
+    match (&model.moe, kind.moe) {
+        (Some(moe), true) => {
+            let routed = split.resident_tokens(model) as f64 * routed_copies(model);
+            routed * moe.ffn as f64 + tokens * (moe.shared_ffn / split.tp) as f64
+        }
+        _ => tokens * (model.mlp.ffn / split.tp) as f64,
+    }
+}
+
+/// Activation bytes one layer keeps from a micro-batch's forward pass to its backward pass.
+///
+/// With dropout and unfused attention this is Korthikanti et al. (2022), table 2: 34sbh + 5as²b
+/// before division; with RMSNorm, grouped queries, a gated block and fused attention
+/// 8h + 2(q + k + v) + 2q + 4a + 6f bytes a token.
+pub fn saved_bytes(
+    model: &ModelSpec,
+    kind: LayerKind,
+    split: &Split,
+    dtype: Dtype,
+    fused_attention: bool,
+    recompute: Recompute,
+) -> f64 {
+    let e = dtype.storage_bytes();
+    let resident = split.resident_tokens(model) as f64;
+    let hidden = resident * model.hidden as f64;
+    if recompute == Recompute::Full {
+        return e * hidden;
+    }
+    let selective = recompute == Recompute::Selective;
+    let mask = if model.dropout > 0.0 { 2.0 * hidden } else { 0.0 };
+    let kept_norm_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
+    let norms = (model.norm.per_layer as f64 + kept_norm_outputs) * e * hidden;
+    let attention = attention_saved(model, split, e)
+        + if fused_attention { 0.0 } else { score_bytes(model, kind, split, e, selective) };
+    let product = if selective && fused_attention { 0.0 } else { 1.0 };
+    let inputs = input_matrices(model.mlp.activation) as f64;
+    let feed_forward = activated_elements(model, kind, split) * e * (inputs + product);
+    norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
+}
+
+/// Q, K, V, the attention output and its log-sum-exp, bytes; for MLA also the compressed inputs.
+fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
+    let tokens = split.tokens(model) as f64;
+    let heads = LocalHeads::new(model, split.tp);
+    let widths = heads.q_width() + heads.out_width();
+    let (kv, compressed) = match model.attention.mla {
+        Some(mla) => (
+            heads.heads * (heads.qk_dim + heads.v_dim),
+            mla.q_rank.unwrap_or(0) + mla.kv_rank + mla.rope_dim,
+        ),
+        None => (heads.kv_width(), 0),
+    };
+    tokens * (e * (widths + kv + compressed) as f64 + 4.0 * heads.heads as f64)
+}
+
+/// Scores that unfused attention keeps: softmax output, and with dropout its mask and result.
+fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, selective: bool) -> f64 {
+    if selective {
+        return 0.0;
+    }
+    let heads = LocalHeads::new(model, split.tp).heads as f64;
+    let keys = match (model.attention.window, kind.windowed) {
+        (Some(window), true) => window.tokens.min(model.seq_len),
+        _ => model.seq_len,
+    };
+    let per_score = if model.dropout > 0.0 { 2.0 * e + 1.0 } else { e };
+    split.tokens(model) as f64 * heads * keys as f64 * per_score
+}
+
+/// Router scores, permuted inputs and expert outputs.
+fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
+    let (Some(moe), true) = (&model.moe, kind.moe) else { return 0.0 };
+    let resident = split.resident_tokens(model) as f64;
+    let copies = routed_copies(model) * split.etp as f64;
+    resident * (8.0 * moe.experts as f64 + 2.0 * e * model.hidden as f64 * copies)
+}
+
+/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention in full
+/// (s², no causal credit: Megatron's convention, SC'21 appendix), output layer included,
+/// experts at top-k.
+pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
+    let split = Split {
+        tp: 1,
+        cp: 1,
+        cp_ulysses: 1,
+        ep: 1,
+        etp: 1,
+        sequence_parallel: false,
+        micro_batch: 1,
+    };
+    let per_sequence: f64 = (0..model.layers)
+        .map(|index| layer_forward_flops(model, model.layer_kind(index), &split))
+        .sum::<f64>()
+        + 2.0 * model.seq_len as f64 * model.hidden as f64 * model.vocab as f64;
+    per_sequence * tokens / model.seq_len as f64
+}
+
+/// Model FLOPs of one layer's forward pass over one sequence.
+fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 {
+    let heads = LocalHeads::new(model, 1);
+    let s = model.seq_len as f64;
+    let core = 2.0 * s * s * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64;
+    let dense: f64 = attention_gemms(model, split)
+        .iter()
+        .chain(&dense_gemms(model, kind, split))
+        .map(Gemm::flops)
+        .sum();
+    let routed = match (&model.moe, kind.moe) {
+        (Some(moe), true) => {
+            let matrices = input_matrices(model.mlp.activation) + 1;
+            let expert = 2.0 * s * (matrices * model.hidden * moe.ffn * moe.top_k) as f64;
+            expert + 2.0 * s * (model.hidden * moe.experts) as f64
+        }
+        _ => 0.0,
+    };
+    core + dense + routed
+}

@@ -1,0 +1,439 @@
+//! Time and bytes of one layer, and of the vocabulary layers, for one micro-batch on one rank.
+//!
+//! The inventory of kernels is `models::layer`; here each gets a time, and what communication stays
+//! exposed is decided. Times are seconds, sizes bytes.
+
+use super::attention::{self, AttentionShape};
+use super::collective::{self, Collective};
+use super::parts::Parts;
+use super::{ampipe, gemm, memory_bound};
+use models::cluster::{AttentionKernel, ClusterSpec};
+use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
+use models::layer::{self, Gemm, LocalHeads, Split};
+use models::mesh::GroupShape;
+use models::model::{LayerKind, ModelSpec};
+
+/// Everything about a micro-batch's way through a layer that does not depend on the pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Sizes each rank sees.
+    pub split: Split,
+    /// Context-parallel style.
+    pub cp_style: CpStyle,
+    /// Overlap of the expert all-to-all.
+    pub moe_overlap: MoeOverlap,
+    /// Chunks of that overlap.
+    pub moe_overlap_degree: u64,
+    /// Number format.
+    pub dtype: Dtype,
+    /// Tensor-parallel group on the links.
+    pub tp_group: GroupShape,
+    /// Context-parallel group on the links.
+    pub cp_group: GroupShape,
+    /// Expert-parallel group on the links.
+    pub ep_group: GroupShape,
+    /// Tensor-parallel group inside an expert.
+    pub etp_group: GroupShape,
+}
+
+/// What one layer of one kind costs for one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerCost {
+    /// Forward pass.
+    pub forward: Parts,
+    /// Backward with respect to inputs.
+    pub backward_input: Parts,
+    /// Backward with respect to weights.
+    pub backward_weight: Parts,
+    /// Forward work repeated in the backward pass, by `RECOMPUTE_OPTIONS`.
+    pub recompute: [Parts; 3],
+    /// Activation bytes held from forward to backward, by `RECOMPUTE_OPTIONS`.
+    pub saved_bytes: [f64; 3],
+}
+
+/// The choices a single layer has; `per_layer` mixes them.
+pub const RECOMPUTE_OPTIONS: [Recompute; 3] =
+    [Recompute::None, Recompute::Selective, Recompute::Full];
+
+impl LayerCost {
+    /// Whole backward pass without recomputation.
+    pub fn backward(&self) -> Parts {
+        self.backward_input + self.backward_weight
+    }
+
+    /// Seconds forward and backward without recomputation.
+    pub fn total_s(&self) -> f64 {
+        self.forward.total_s() + self.backward().total_s()
+    }
+}
+
+/// What the vocabulary layers cost for one micro-batch, split `ways` ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct VocabCost {
+    /// Embedding forward.
+    pub embed_forward: Parts,
+    /// Embedding backward.
+    pub embed_backward: Parts,
+    /// Logits and loss.
+    pub head_forward: Parts,
+    /// Gradient of the hidden states.
+    pub head_backward_input: Parts,
+    /// Gradient of the output matrix.
+    pub head_backward_weight: Parts,
+    /// Embedding activations held (the dropout mask).
+    pub embed_saved_bytes: f64,
+    /// Head activations held: its input.
+    pub head_saved_bytes: f64,
+    /// Logits and their gradient while they live.
+    pub logits_bytes: f64,
+}
+
+/// Prices layers of one model on one cluster.
+#[derive(Clone, Copy)]
+pub struct LayerPricer<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+}
+
+impl LayerPricer<'_> {
+    /// Cost of one layer of `kind`.
+    pub fn layer(&self, kind: LayerKind, shape: &Shape) -> LayerCost {
+        let attention = self.attention_block(kind, shape);
+        let feed = self.feed_forward(kind, shape);
+        let streams = self.streams(kind, shape);
+        let moe = self.expert_block(kind, shape, &attention);
+        let tensor = self.tensor_parallel(shape);
+        let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
+        let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
+        let backward_weight = attention.weight + feed.weight + moe.weight;
+        let recompute = [Parts::default(), self.selective(kind, shape, &streams), forward];
+        LayerCost {
+            forward: self.at_least_host(forward, 1.0),
+            backward_input: self.at_least_host(backward_input, 1.0),
+            backward_weight: self.at_least_host(backward_weight, 1.0),
+            recompute,
+            saved_bytes: RECOMPUTE_OPTIONS.map(|option| self.saved_bytes(kind, shape, option)),
+        }
+    }
+
+    /// A layer pass takes at least as long as the host needs to launch it.
+    fn at_least_host(&self, mut parts: Parts, passes: f64) -> Parts {
+        let floor_s = self.cluster.software.host_s_per_layer * passes;
+        parts.compute_s += (floor_s - parts.total_s()).max(0.0);
+        parts
+    }
+
+    fn fused_attention(&self) -> bool {
+        self.cluster.software.attention == AttentionKernel::Flash
+    }
+
+    fn saved_bytes(&self, kind: LayerKind, shape: &Shape, option: Recompute) -> f64 {
+        let fused = self.fused_attention();
+        layer::saved_bytes(self.model, kind, &shape.split, shape.dtype, fused, option)
+    }
+
+    fn gemm_s(&self, dtype: Dtype, g: &Gemm) -> f64 {
+        if g.groups == 1 {
+            gemm::gemm_s(self.cluster, dtype, g.m, g.n, g.k)
+        } else {
+            gemm::grouped_gemm_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
+        }
+    }
+
+    /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[k,m][m,n]`.
+    fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
+        let each = |turn: fn(&Gemm) -> Gemm| {
+            Parts::compute(gemms.iter().map(|g| self.gemm_s(dtype, &turn(g))).sum())
+        };
+        ThreePasses {
+            forward: each(|g| *g),
+            input: each(|g| Gemm { n: g.k, k: g.n, ..*g }),
+            weight: each(|g| Gemm { m: g.k, k: g.m, ..*g }),
+        }
+    }
+
+    fn attention_block(&self, kind: LayerKind, shape: &Shape) -> ThreePasses {
+        let gemms = layer::attention_gemms(self.model, &shape.split);
+        let mut passes = self.products(shape.dtype, &gemms);
+        let (forward, backward) = self.attention_core(kind, shape);
+        passes.forward += forward;
+        passes.input += backward;
+        passes
+    }
+
+    /// The attention core with its context-parallel communication, forward and backward.
+    fn attention_core(&self, kind: LayerKind, shape: &Shape) -> (Parts, Parts) {
+        let core = self.core_shape(kind, shape);
+        let forward_s = attention::forward_s(self.cluster, &core, shape.dtype);
+        let backward_s = attention::backward_s(self.cluster, &core, shape.dtype);
+        let cp = shape.split.cp;
+        if cp == 1 {
+            return (Parts::compute(forward_s), Parts::compute(backward_s));
+        }
+        let uneven = if shape.cp_style == CpStyle::Ring {
+            models::formulas::attention::contiguous_ring_slowdown(cp)
+        } else {
+            1.0
+        };
+        let (forward_s, backward_s) = (forward_s * uneven, backward_s * uneven);
+        let comm = self.context_parallel(shape);
+        let exposed = |attention_s: f64, hidden_s: f64, bare_s: f64| {
+            bare_s + (hidden_s - attention_s * (1.0 - 1.0 / comm.ring as f64)).max(0.0)
+        };
+        let with_comm =
+            |compute_s, cp_s| Parts { compute_s, cp_s, ..Parts::default() };
+        (
+            with_comm(forward_s, exposed(forward_s, comm.ring_forward_s, comm.bare_forward_s)),
+            with_comm(backward_s, exposed(backward_s, comm.ring_backward_s, comm.bare_backward_s)),
+        )
+    }
+
+    /// The attention one rank computes: its queries against all keys.
+    fn core_shape(&self, kind: LayerKind, shape: &Shape) -> AttentionShape {
+        let split = &shape.split;
+        let heads = LocalHeads::new(self.model, split.tp * split.cp_ulysses);
+        let window = self.model.attention.window.filter(|_| kind.windowed).map(|w| w.tokens);
+        AttentionShape {
+            batch: split.micro_batch,
+            heads: heads.heads,
+            kv_heads: heads.kv_heads,
+            query_len: self.model.seq_len / (split.cp / split.cp_ulysses),
+            key_len: self.model.seq_len,
+            head_dim_qk: heads.qk_dim,
+            head_dim_v: heads.v_dim,
+            causal: true,
+            window,
+        }
+    }
+
+    /// Context-parallel transfers of one layer (Korthikanti's symbols; ALGORITHMS of the papers:
+    /// ring (c−1)·2·(s/c)·b·k forward and three times that backward with f32 accumulators;
+    /// all-gather 2(c−1)/c·s·b·k; Ulysses four all-to-alls of the rank's Q, K, V, O).
+    fn context_parallel(&self, shape: &Shape) -> ContextComm {
+        let split = &shape.split;
+        let e = shape.dtype.storage_bytes();
+        let tokens = split.tokens(self.model) as f64;
+        let heads = LocalHeads::new(self.model, split.tp);
+        let kv_bytes = tokens * heads.kv_width() as f64 * e;
+        let ring = split.cp / split.cp_ulysses;
+        let mut comm = ContextComm { ring, ..ContextComm::default() };
+        if shape.cp_style == CpStyle::AllGather {
+            comm.ring = 1;
+            let gathered = kv_bytes * split.cp as f64;
+            let time = |op| collective::time_s(self.cluster, op, gathered, &shape.cp_group);
+            comm.bare_forward_s = time(Collective::AllGather);
+            comm.bare_backward_s = time(Collective::AllGather) + time(Collective::ReduceScatter);
+            return comm;
+        }
+        if split.cp_ulysses > 1 {
+            let inner = self.ulysses_group(shape);
+            let widths = heads.q_width() + heads.kv_width() + heads.out_width();
+            let bytes = tokens * widths as f64 * e;
+            let all = collective::time_s(self.cluster, Collective::AllToAll, bytes, &inner);
+            comm.bare_forward_s = all;
+            comm.bare_backward_s = all;
+        }
+        if ring > 1 {
+            let level = self.ring_level(shape);
+            let hop_s = collective::p2p_s(self.cluster, kv_bytes, level);
+            comm.ring_forward_s = (ring - 1) as f64 * hop_s;
+            let accumulators = 4.0 / e;
+            let backward_hop_s = collective::p2p_s(self.cluster, kv_bytes * (1.0 + accumulators), level);
+            comm.ring_backward_s = ring as f64 * backward_hop_s;
+        }
+        comm
+    }
+
+    /// The inner, Ulysses part of a context-parallel group: its nearest ranks.
+    fn ulysses_group(&self, shape: &Shape) -> GroupShape {
+        let cap = shape.split.cp_ulysses;
+        GroupShape { within: shape.cp_group.within.iter().map(|&ranks| ranks.min(cap)).collect() }
+    }
+
+    /// Link level of the slowest hop of the ring.
+    fn ring_level(&self, shape: &Shape) -> usize {
+        let within = &shape.cp_group.within;
+        within.iter().position(|&ranks| ranks == shape.split.cp).unwrap_or(within.len() - 1)
+    }
+
+    fn feed_forward(&self, kind: LayerKind, shape: &Shape) -> ThreePasses {
+        self.products(shape.dtype, &layer::dense_gemms(self.model, kind, &shape.split))
+    }
+
+    /// Memory-bound kernels, forward and backward.
+    fn streams(&self, kind: LayerKind, shape: &Shape) -> StreamCost {
+        let streams = layer::streams(self.model, kind, &shape.split, shape.dtype);
+        let time = |kernels: &[f64]| {
+            let seconds = kernels.iter().map(|&bytes| memory_bound::streaming_s(self.cluster, bytes));
+            Parts::compute(seconds.sum())
+        };
+        StreamCost {
+            forward: time(&streams.forward),
+            backward: time(&streams.backward),
+            selective: time(&streams.selective),
+        }
+    }
+
+    /// Selective recomputation: the attention core where its scores would be kept, else the norms and
+    /// the activation function.
+    fn selective(&self, kind: LayerKind, shape: &Shape, streams: &StreamCost) -> Parts {
+        if self.fused_attention() {
+            return streams.selective;
+        }
+        let core = self.core_shape(kind, shape);
+        Parts::compute(attention::forward_s(self.cluster, &core, shape.dtype))
+    }
+
+    /// Tensor-parallel collectives of one pass over a layer, exposed share: two all-reduces of `bsh`,
+    /// or with sequence parallelism two all-gather and reduce-scatter pairs of the same volume
+    /// (SC'21, section 3.2; Korthikanti et al., section 4.2.2).
+    fn tensor_parallel(&self, shape: &Shape) -> Parts {
+        let split = &shape.split;
+        if split.tp == 1 {
+            return Parts::default();
+        }
+        let bytes = split.tokens(self.model) as f64
+            * self.model.hidden as f64
+            * shape.dtype.storage_bytes();
+        let pair_s = if split.sequence_parallel {
+            collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.tp_group)
+                + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.tp_group)
+        } else {
+            collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
+        };
+        let tp_s = 2.0 * pair_s * self.cluster.software.tp_exposed_fraction;
+        Parts { tp_s, ..Parts::default() }
+    }
+
+    /// Routed experts with their all-to-alls and what overlap hides of them.
+    fn expert_block(&self, kind: LayerKind, shape: &Shape, attention: &ThreePasses) -> ThreePasses {
+        if !kind.moe {
+            return ThreePasses::default();
+        }
+        let experts = self.products(shape.dtype, &layer::expert_gemms(self.model, &shape.split));
+        let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
+        let a2a_s = self.all_to_all_s(shape);
+        let etp_s = self.expert_tensor_parallel_s(shape);
+        let block = |expert: Parts, attention_s: f64| {
+            let ep_s = self.exposed_all_to_all_s(shape, attention_s, a2a_s, expert.compute_s);
+            expert + Parts { ep_s, tp_s: etp_s, ..Parts::default() }
+        };
+        let backward_s = experts.input.compute_s + experts.weight.compute_s;
+        let backward = Parts::compute(backward_s);
+        let mut input = block(backward, attention.input.total_s() + attention.weight.total_s());
+        input.compute_s -= experts.weight.compute_s;
+        ThreePasses {
+            forward: block(experts.forward, attention.forward.total_s()) + router.forward,
+            input: input + router.input,
+            weight: experts.weight + router.weight,
+        }
+    }
+
+    fn router_gemm(&self, shape: &Shape) -> Gemm {
+        let experts = self.model.moe.as_ref().map_or(1, |moe| moe.experts);
+        let m = shape.split.resident_tokens(self.model);
+        Gemm { groups: 1, m, n: experts, k: self.model.hidden }
+    }
+
+    /// One dispatch or combine: T/t·k_eff·h elements a rank.
+    fn all_to_all_s(&self, shape: &Shape) -> f64 {
+        let copies = layer::routed_copies(self.model);
+        let elements = shape.split.resident_tokens(self.model) as f64
+            * copies
+            * self.model.hidden as f64;
+        let bytes = elements * shape.dtype.storage_bytes();
+        collective::time_s(self.cluster, Collective::AllToAll, bytes, &shape.ep_group)
+    }
+
+    /// All-gather before and reduce-scatter after an expert that is itself split.
+    fn expert_tensor_parallel_s(&self, shape: &Shape) -> f64 {
+        let etp = shape.split.etp;
+        if etp == 1 {
+            return 0.0;
+        }
+        let bytes = shape.split.resident_tokens(self.model) as f64
+            * layer::routed_copies(self.model)
+            * (etp * self.model.hidden) as f64
+            * shape.dtype.storage_bytes();
+        collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.etp_group)
+            + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
+    }
+
+    fn exposed_all_to_all_s(&self, shape: &Shape, attention_s: f64, a2a_s: f64, expert_s: f64) -> f64 {
+        let degree = shape.moe_overlap_degree;
+        let block = ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s };
+        let total_s = match shape.moe_overlap {
+            MoeOverlap::None => block.serial_s(),
+            MoeOverlap::Tutel => block.tutel_s(degree),
+            MoeOverlap::Ampipe => block.ampipe_s(degree),
+        };
+        let launches = 4.0 * (degree - 1) as f64 * self.cluster.device.kernel_launch_s;
+        (total_s - attention_s - expert_s).max(0.0) + launches
+    }
+
+    /// Cost of the vocabulary layers, split over `ways` ranks of `group`.
+    pub fn vocabulary(&self, shape: &Shape, ways: u64, group: &GroupShape) -> VocabCost {
+        let (tokens, h) = (shape.split.tokens(self.model), self.model.hidden);
+        let columns = self.model.vocab.div_ceil(ways);
+        let e = shape.dtype.storage_bytes();
+        let hidden_bytes = tokens as f64 * h as f64 * e;
+        let logits = tokens as f64 * columns as f64;
+        let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
+        let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
+        let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
+        let loss_s =
+            3.0 * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
+        let stream = |bytes: f64| Parts::compute(memory_bound::streaming_s(self.cluster, bytes));
+        let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
+        let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
+        VocabCost {
+            embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
+            embed_backward: stream(hidden_bytes * 3.0),
+            head_forward: head.forward + stream(logits * (e + 4.0)) + tp(loss_s),
+            head_backward_input: head.input + stream(logits * (4.0 + e)) + tp(reduce_s),
+            head_backward_weight: head.weight,
+            embed_saved_bytes: mask * hidden_bytes / e,
+            head_saved_bytes: 2.0 * hidden_bytes,
+            logits_bytes: logits * (e + 4.0),
+        }
+    }
+}
+
+/// Times of the three passes over some products.
+#[derive(Clone, Copy, Debug, Default)]
+struct ThreePasses {
+    forward: Parts,
+    input: Parts,
+    weight: Parts,
+}
+
+impl std::ops::Add for ThreePasses {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            forward: self.forward + other.forward,
+            input: self.input + other.input,
+            weight: self.weight + other.weight,
+        }
+    }
+}
+
+/// Times of the memory-bound kernels.
+#[derive(Clone, Copy, Debug)]
+struct StreamCost {
+    forward: Parts,
+    backward: Parts,
+    selective: Parts,
+}
+
+/// Context-parallel transfer times of one layer: what a ring can hide, and what it cannot.
+#[derive(Clone, Copy, Debug, Default)]
+struct ContextComm {
+    ring: u64,
+    ring_forward_s: f64,
+    ring_backward_s: f64,
+    bare_forward_s: f64,
+    bare_backward_s: f64,
+}

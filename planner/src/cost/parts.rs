@@ -1,0 +1,71 @@
+//! Seconds, kept apart by what they are spent on.
+
+use std::ops::{Add, AddAssign, Mul};
+
+/// Exposed seconds of one piece of work by cause; they add up to its length.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// Kernels: matrix products, attention, memory-bound work.
+    pub compute_s: f64,
+    /// Tensor-parallel collectives.
+    pub tp_s: f64,
+    /// Context-parallel transfers that attention does not hide.
+    pub cp_s: f64,
+    /// Expert all-to-all that nothing hides.
+    pub ep_s: f64,
+    /// Pipeline sends and receives that block the device.
+    pub pp_s: f64,
+    /// Data-parallel gathers and reductions that nothing hides.
+    pub dp_s: f64,
+}
+
+impl Parts {
+    /// Computation only.
+    pub fn compute(compute_s: f64) -> Self {
+        Self { compute_s, ..Self::default() }
+    }
+
+    /// Length of the work.
+    pub fn total_s(&self) -> f64 {
+        self.compute_s + self.tp_s + self.cp_s + self.ep_s + self.pp_s + self.dp_s
+    }
+}
+
+impl Add for Parts {
+    type Output = Self;
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.compute_s += other.compute_s;
+        self.tp_s += other.tp_s;
+        self.cp_s += other.cp_s;
+        self.ep_s += other.ep_s;
+        self.pp_s += other.pp_s;
+        self.dp_s += other.dp_s;
+    }
+}
+
+impl Mul<f64> for Parts {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self {
+            compute_s: self.compute_s * factor,
+            tp_s: self.tp_s * factor,
+            cp_s: self.cp_s * factor,
+            ep_s: self.ep_s * factor,
+            pp_s: self.pp_s * factor,
+            dp_s: self.dp_s * factor,
+        }
+    }
+}
+
+impl std::iter::Sum for Parts {
+    fn sum<I: Iterator<Item = Self>>(items: I) -> Self {
+        items.fold(Self::default(), Add::add)
+    }
+}
