@@ -2,7 +2,29 @@
 //!
 //! A schedule is made by a pure function (one file each) and is then costed, checked, drawn,
 //! printed and executed from the same list. Stages are numbered along the model: with `p` devices
-//! and `v` chunks there are `p·v` stages, and [`Placement`] says which device holds which.
+//! and `v` chunks there are `p·v` stages, and [`StageLayout`] says which device holds which.
+
+mod error;
+mod generate;
+mod gpipe;
+mod graph;
+mod in_flight;
+mod interleaved_1f1b;
+mod looped_bfs;
+mod naive;
+mod name;
+mod one_f_one_b;
+mod orders;
+
+pub use error::ScheduleError;
+pub use gpipe::gpipe;
+pub use graph::{Graph, Latency, NO_NODE, Node};
+pub use in_flight::Release;
+pub use interleaved_1f1b::interleaved_1f1b;
+pub use looped_bfs::looped_bfs;
+pub use naive::naive;
+pub use name::{ChunkRule, ScheduleName};
+pub use one_f_one_b::one_f_one_b;
 
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,7 +39,10 @@ pub enum PassKind {
     BW,
     /// First vocabulary pass: local logits, maximum and sum (Vocabulary Parallelism, section 4).
     S,
-    /// Second vocabulary pass: weight (and, for algorithm 1, input) gradients.
+    /// Middle vocabulary pass, of the three-barrier algorithm only: local sum, now that the maximum
+    /// over all devices is known (Vocabulary Parallelism, section 4.1).
+    S2,
+    /// Last vocabulary pass: weight (and, for algorithm 1, input) gradients.
     T,
 }
 
@@ -52,6 +77,120 @@ pub struct Schedule {
     pub micro_batches: usize,
     /// Which device holds which stage.
     pub layout: StageLayout,
+    /// How the output layer is split over the devices, where the schedule has vocabulary passes.
+    pub vocab: Option<VocabPasses>,
     /// Per device, its passes in order.
     pub passes: Vec<Vec<Pass>>,
+}
+
+/// How the vocabulary passes of an output layer that is split over the pipeline devices wait for
+/// one another (Vocabulary Parallelism, section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VocabPasses {
+    /// `parallel_naive`: maximum, sum and input gradient each have a barrier (section 4.1).
+    Naive,
+    /// `parallel_1`: maximum and sum share a barrier, the input gradient has its own (section 4.2).
+    One,
+    /// `parallel_2`: one barrier; weight gradients may come any time later (section 4.3).
+    Two,
+}
+
+impl VocabPasses {
+    /// All, in the order of the paper.
+    pub const ALL: [Self; 3] = [Self::Naive, Self::One, Self::Two];
+
+    /// The name users type for the decision `vocab`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Naive => "parallel_naive",
+            Self::One => "parallel_1",
+            Self::Two => "parallel_2",
+        }
+    }
+
+    /// The algorithm with this name; `None` for the other ways to place a vocabulary.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|v| v.name() == name)
+    }
+
+    /// Barriers between the last stage's forward and its backward: how many more micro-batches each
+    /// device keeps in flight (Vocabulary Parallelism, section 5.1).
+    pub fn barriers(self) -> usize {
+        match self {
+            Self::Naive => 3,
+            Self::One => 2,
+            Self::Two => 1,
+        }
+    }
+
+    /// The kinds of vocabulary pass that every device runs for every micro-batch, in order.
+    pub fn kinds(self) -> &'static [PassKind] {
+        match self {
+            Self::Naive => &[PassKind::S, PassKind::S2, PassKind::T],
+            Self::One | Self::Two => &[PassKind::S, PassKind::T],
+        }
+    }
+}
+
+impl StageLayout {
+    /// The stage that is chunk `chunk` of device `device`, of `devices`.
+    pub fn stage_of(self, devices: usize, device: usize, chunk: usize) -> usize {
+        match self {
+            Self::V if chunk == 1 => 2 * devices - 1 - device,
+            Self::RoundRobin | Self::V => chunk * devices + device,
+        }
+    }
+
+    /// The device of `devices` that holds `stage`.
+    pub fn device_of(self, devices: usize, stage: usize) -> usize {
+        match self {
+            Self::V if stage >= devices => 2 * devices - 1 - stage,
+            Self::RoundRobin | Self::V => stage % devices,
+        }
+    }
+}
+
+impl Schedule {
+    /// Stages of the model: devices times chunks.
+    pub fn stages(&self) -> usize {
+        self.devices * self.chunks
+    }
+
+    /// The stage that is chunk `chunk` of device `device`.
+    pub fn stage_of(&self, device: usize, chunk: usize) -> usize {
+        self.layout.stage_of(self.devices, device, chunk)
+    }
+
+    /// The device that holds `stage`.
+    pub fn device_of(&self, stage: usize) -> usize {
+        self.layout.device_of(self.devices, stage)
+    }
+
+    /// The chunk that `stage` is of its device.
+    pub fn chunk_of(&self, stage: usize) -> usize {
+        stage / self.devices
+    }
+
+    /// The stage whose output `stage` takes; `None` where the model begins.
+    pub fn stage_before(&self, stage: usize) -> Option<usize> {
+        stage.checked_sub(1)
+    }
+
+    /// The stage that takes the output of `stage`; `None` where the model ends.
+    pub fn stage_after(&self, stage: usize) -> Option<usize> {
+        (stage + 1 < self.stages()).then_some(stage + 1)
+    }
+
+    /// Whether backward is split into [`PassKind::B`] and [`PassKind::W`] anywhere.
+    pub fn splits_backward(&self) -> bool {
+        self.passes.iter().flatten().any(|pass| pass.kind == PassKind::W)
+    }
+
+    /// Checks that every pass is there exactly once and that the order can run to its end.
+    ///
+    /// # Errors
+    /// Says which pass is missing, doubled or too early, or where the devices wait for one another.
+    pub fn validate(&self) -> Result<(), ScheduleError> {
+        Graph::new(self).map(drop)
+    }
 }

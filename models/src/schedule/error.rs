@@ -1,0 +1,122 @@
+//! What is wrong with a request for a schedule, or with a schedule.
+
+use super::{Pass, ScheduleName};
+use std::fmt;
+use thiserror::Error;
+
+/// Why there is no such schedule, or why these passes cannot be run.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ScheduleError {
+    /// No schedule has this name.
+    #[error("no schedule is called `{name}`; there are {}", known_names())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// A count lies outside what a schedule can hold.
+    #[error("a schedule needs 1 to {most} {what}: {value}")]
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// What was asked for.
+        value: usize,
+        /// The largest count.
+        most: usize,
+    },
+    /// The schedule does not exist for this number of chunks.
+    #[error("{schedule} needs {rule} chunks a device: {chunks}; {nearest} would do")]
+    Chunks {
+        /// The schedule.
+        schedule: ScheduleName,
+        /// What the schedule asks for, such as `exactly 1`.
+        rule: String,
+        /// What was asked for.
+        chunks: usize,
+        /// The nearest valid number.
+        nearest: usize,
+    },
+    /// The schedule does not exist for this number of micro-batches.
+    #[error(
+        "{schedule} needs micro-batches divisible by stages: {micro_batches} with p = {devices}; \
+         {} would do",
+        either(nearest)
+    )]
+    MicroBatches {
+        /// The schedule.
+        schedule: ScheduleName,
+        /// What was asked for.
+        micro_batches: usize,
+        /// Pipeline devices.
+        devices: usize,
+        /// The nearest valid numbers.
+        nearest: Vec<usize>,
+    },
+    /// The list of passes does not fit the schedule's own counts.
+    #[error("the schedule has passes for {lists} devices but says it has {devices}")]
+    DeviceLists {
+        /// Lists of passes.
+        lists: usize,
+        /// Devices.
+        devices: usize,
+    },
+    /// A pass names a micro-batch or a chunk that does not exist, or a kind that does not belong.
+    #[error("device {device} has {pass}, which this schedule has no place for")]
+    Foreign {
+        /// Device, 0-based.
+        device: usize,
+        /// The pass.
+        pass: Pass,
+    },
+    /// A device runs a pass twice.
+    #[error("device {device} runs {pass} twice")]
+    Duplicate {
+        /// Device, 0-based.
+        device: usize,
+        /// The pass.
+        pass: Pass,
+    },
+    /// A device never runs a pass that it must run.
+    #[error("device {device} never runs {pass}")]
+    Missing {
+        /// Device, 0-based.
+        device: usize,
+        /// The pass.
+        pass: Pass,
+    },
+    /// A device runs a pass before another one of its own that it needs.
+    #[error("device {device} runs {pass} before {needs}")]
+    TooEarly {
+        /// Device, 0-based.
+        device: usize,
+        /// The pass.
+        pass: Pass,
+        /// What it needs.
+        needs: Pass,
+    },
+    /// The devices wait for one another for ever.
+    #[error("the devices wait for one another: {}", waiting_list(waiting))]
+    Deadlock {
+        /// Devices that are not done, each with the pass it cannot start.
+        waiting: Vec<(usize, Pass)>,
+    },
+}
+
+fn known_names() -> String {
+    ScheduleName::ALL.map(ScheduleName::name).join(", ")
+}
+
+fn either(numbers: &[usize]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+}
+
+fn waiting_list(waiting: &[(usize, Pass)]) -> String {
+    let one = |(device, pass): &(usize, Pass)| format!("device {device} at {pass}");
+    waiting.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, micro_batch, chunk } = self;
+        write!(f, "{kind} of micro-batch {micro_batch} on chunk {chunk}")
+    }
+}

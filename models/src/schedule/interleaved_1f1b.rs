@@ -1,0 +1,36 @@
+//! Interleaved 1F1B: 1F1B over several chunks a device.
+
+use super::generate::{Counts, one_forward_one_backward, pass};
+use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
+
+/// Device `i` walks its chunks in groups of `p` micro-batches: `2(p − 1 − i) + (v − 1)p` forwards, then
+/// forward and backward in turn (Megatron PTD-P, arXiv 2104.04473, section 2.2.2).
+///
+/// The bubble is `(p − 1)(F + B + W)/v`; device `i` holds one more chunk than its warm-up has.
+///
+/// # Errors
+/// A count is zero, `v` is 1, or `m` is no multiple of `p`.
+pub fn interleaved_1f1b(
+    devices: usize,
+    micro_batches: usize,
+    chunks: usize,
+) -> Result<Schedule, ScheduleError> {
+    ScheduleName::Interleaved1F1B.check(devices, micro_batches, chunks)?;
+    let counts = Counts::new(devices, micro_batches, chunks)?;
+    let passes = (0..devices).map(|device| device_order(counts, device)).collect();
+    let layout = StageLayout::RoundRobin;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+}
+
+fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
+    let Counts { devices, micro_batches, chunks } = counts;
+    let warm_up = 2 * (devices - 1 - device) + (chunks - 1) * devices;
+    let item = move |n: usize| {
+        let within = n % (devices * chunks);
+        (n / (devices * chunks) * devices + within % devices, within / devices)
+    };
+    let items = || (0..micro_batches * chunks).map(item);
+    let forwards = items().map(|(k, chunk)| pass(PassKind::F, k, chunk));
+    let backwards = items().map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
+    one_forward_one_backward(forwards, backwards, warm_up)
+}

@@ -1,0 +1,19 @@
+//! No pipelining: one device computes at a time.
+
+use super::generate::{Counts, pass};
+use super::{PassKind, Schedule, ScheduleError, StageLayout};
+
+/// The whole batch as one micro-batch, forward through every device and back.
+///
+/// The bubble is `(p − 1)/p` of the iteration and every device holds the whole batch's activations
+/// (GPipe, arXiv 1811.06965, figure 2b). Its only micro-batch stands for all the work of an iteration:
+/// durations and activations are those of the whole batch.
+///
+/// # Errors
+/// No devices.
+pub fn naive(devices: usize) -> Result<Schedule, ScheduleError> {
+    let Counts { devices, micro_batches, chunks } = Counts::new(devices, 1, 1)?;
+    let passes = vec![vec![pass(PassKind::F, 0, 0), pass(PassKind::BW, 0, 0)]; devices];
+    let layout = StageLayout::RoundRobin;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+}

@@ -1,0 +1,23 @@
+//! 1F1B: one forward, one backward.
+
+use super::generate::{Counts, one_forward_one_backward, pass};
+use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
+
+/// Device `i` runs `min(p − 1 − i, m)` forwards, then forward and backward in turn (PipeDream-Flush;
+/// Megatron PTD-P, arXiv 2104.04473, section 2.2.1).
+///
+/// Device `i` holds `min(p − i, m)` micro-batches; the bubble is `(p − 1)(F + B + W)`.
+///
+/// # Errors
+/// No devices or no micro-batches.
+pub fn one_f_one_b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let Counts { devices, micro_batches, chunks } = Counts::new(devices, micro_batches, 1)?;
+    let passes = (0..devices).map(|i| device_order(devices - 1 - i, micro_batches)).collect();
+    let layout = StageLayout::RoundRobin;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+}
+
+fn device_order(warm_up: usize, micro_batches: usize) -> Vec<Pass> {
+    let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
+    one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
+}

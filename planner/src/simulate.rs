@@ -1,1 +1,0 @@
-//! Runs a schedule against pass durations.

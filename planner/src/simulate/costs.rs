@@ -1,0 +1,154 @@
+//! How long passes, transfers and barriers take, and their places in one flat table.
+
+use models::schedule::{Latency, Pass, PassKind, Schedule};
+
+/// How long the passes of one micro-batch take, s.
+///
+/// A duration that the schedule needs and that is missing here counts as infinite.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Durations {
+    /// Forward, by stage.
+    pub forward: Vec<f64>,
+    /// Backward by stage: the whole of it where the schedule does not split it.
+    pub backward: Vec<f64>,
+    /// Weight gradients by stage; unused where backward is whole.
+    pub weight: Vec<f64>,
+    /// Latency from stage `j` to stage `j + 1` and back; unused within a device.
+    pub link_s: Vec<f64>,
+    /// The vocabulary passes; unused without them.
+    pub vocab: VocabDurations,
+}
+
+/// How long the vocabulary passes of one micro-batch and their barriers take, s.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VocabDurations {
+    /// `S` by device.
+    pub first: Vec<f64>,
+    /// `S2` by device; only `parallel_naive` has it.
+    pub middle: Vec<f64>,
+    /// `T` by device.
+    pub last: Vec<f64>,
+    /// Broadcast of the last stage's output to the other devices, before `S` (`C0`).
+    pub broadcast_s: f64,
+    /// Barrier behind `S` (`C1`; with `parallel_2` it brings the input gradient, too).
+    pub after_first_s: f64,
+    /// Barrier behind `S2`.
+    pub after_middle_s: f64,
+    /// Barrier behind `T` (`C2`).
+    pub after_last_s: f64,
+}
+
+impl Durations {
+    /// The same for every stage: `forward`, `backward` and `weight` are those of a device's whole
+    /// share, of which each of its chunks takes `1/v`; `backward` is `B` alone and `weight` is added
+    /// to it where the schedule does not split backward.
+    pub fn uniform(
+        schedule: &Schedule,
+        forward: f64,
+        backward: f64,
+        weight: f64,
+        link_s: f64,
+    ) -> Self {
+        let (stages, chunks) = (schedule.stages(), schedule.chunks as f64);
+        let whole = if schedule.splits_backward() { 0.0 } else { weight };
+        Self {
+            forward: vec![forward / chunks; stages],
+            backward: vec![(backward + whole) / chunks; stages],
+            weight: vec![weight / chunks; stages],
+            link_s: vec![link_s; stages - 1],
+            vocab: VocabDurations::default(),
+        }
+    }
+}
+
+impl VocabDurations {
+    /// The same `S` and `T` on every device, with barriers that take no time.
+    pub fn uniform(devices: usize, first: f64, last: f64) -> Self {
+        Self {
+            first: vec![first; devices],
+            last: vec![last; devices],
+            middle: vec![0.0; devices],
+            ..Self::default()
+        }
+    }
+}
+
+/// Barriers and the broadcast before them, each with an own place in the table.
+pub(super) const BARRIERS: usize = 4;
+
+/// Where each duration lies in a flat table whose first entry is zero.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    pub stages: usize,
+    pub devices: usize,
+}
+
+impl Table {
+    pub fn new(schedule: &Schedule) -> Self {
+        Self { stages: schedule.stages(), devices: schedule.devices }
+    }
+
+    /// By stage: forward, backward, weight, link.
+    pub fn stage_row(self, row: usize) -> usize {
+        1 + row * self.stages
+    }
+
+    /// By device: `S`, `S2`, `T`.
+    pub fn device_row(self, row: usize) -> usize {
+        self.stage_row(4) + row * self.devices
+    }
+
+    pub fn barriers(self) -> usize {
+        self.device_row(3)
+    }
+
+    pub fn len(self) -> usize {
+        self.barriers() + BARRIERS
+    }
+
+    pub fn of_pass(self, device: usize, stage: usize, pass: Pass) -> usize {
+        match pass.kind {
+            PassKind::F => self.stage_row(0) + stage,
+            PassKind::B | PassKind::BW => self.stage_row(1) + stage,
+            PassKind::W => self.stage_row(2) + stage,
+            PassKind::S => self.device_row(0) + device,
+            PassKind::S2 => self.device_row(1) + device,
+            PassKind::T => self.device_row(2) + device,
+        }
+    }
+
+    pub fn of_latency(self, latency: Latency) -> usize {
+        match latency {
+            Latency::None => 0,
+            Latency::Link(stage) => self.stage_row(3) + stage as usize,
+            Latency::Broadcast => self.barriers(),
+            Latency::Barrier(PassKind::S2) => self.barriers() + 2,
+            Latency::Barrier(PassKind::T) => self.barriers() + 3,
+            Latency::Barrier(_) => self.barriers() + 1,
+        }
+    }
+
+    /// Writes the durations to their places.
+    pub fn fill(self, durations: &Durations, table: &mut Vec<f64>) {
+        let Durations { forward, backward, weight, link_s, vocab } = durations;
+        table.clear();
+        table.resize(self.len(), f64::INFINITY);
+        table[0] = 0.0;
+        for (row, values) in [forward, backward, weight, link_s].into_iter().enumerate() {
+            put(&mut table[self.stage_row(row)..][..self.stages], values);
+        }
+        for (row, values) in [&vocab.first, &vocab.middle, &vocab.last].into_iter().enumerate() {
+            put(&mut table[self.device_row(row)..][..self.devices], values);
+        }
+        let VocabDurations { broadcast_s, after_first_s, after_middle_s, after_last_s, .. } =
+            *vocab;
+        let barriers = [broadcast_s, after_first_s, after_middle_s, after_last_s];
+        put(&mut table[self.barriers()..], &barriers);
+    }
+}
+
+fn put(places: &mut [f64], values: &[f64]) {
+    for (place, value) in places.iter_mut().zip(values) {
+        *place = *value;
+    }
+}

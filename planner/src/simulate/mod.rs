@@ -1,0 +1,30 @@
+//! Runs a schedule against pass durations.
+//!
+//! Every device runs its passes in the schedule's order; each starts at the later of the device's
+//! being free and the arrival of what it waits for. A transfer or a barrier takes time but keeps no
+//! device busy.
+//!
+//! [`Prepared`] turns a schedule into flat arrays once; pricing it is then one walk over them, with
+//! no allocation, so that a search can price an order a hundred thousand times.
+
+pub mod closed_form;
+mod costs;
+mod path;
+mod prepared;
+mod timeline;
+
+pub use costs::{Durations, VocabDurations};
+pub use path::CriticalPath;
+pub use prepared::{Prepared, Workspace};
+pub use timeline::{DeviceTime, Span, Timeline};
+
+use models::schedule::{Schedule, ScheduleError};
+
+/// Runs a schedule once and reports everything about it.
+///
+/// # Errors
+/// The passes are incomplete or wait for one another.
+pub fn simulate(schedule: &Schedule, durations: &Durations) -> Result<Timeline, ScheduleError> {
+    let prepared = Prepared::new(schedule)?;
+    Ok(prepared.timeline(schedule, durations, &mut Workspace::default()))
+}

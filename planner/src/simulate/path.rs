@@ -1,0 +1,68 @@
+//! Longest paths as counts of durations.
+
+use super::costs::{BARRIERS, Durations, Table};
+
+/// How often each duration lies on a longest path through a schedule.
+///
+/// The sum of counts times durations is the makespan. With other durations it is a lower bound on
+/// the makespan of the same order, since that is the largest such sum over all paths: a linear cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CriticalPath {
+    /// Forwards, by stage.
+    pub forward_count: Vec<u32>,
+    /// Backwards (whole or with respect to inputs), by stage.
+    pub backward_count: Vec<u32>,
+    /// Weight gradients, by stage.
+    pub weight_count: Vec<u32>,
+    /// Transfers between stages `j` and `j + 1`, both directions together; the last entry is unused.
+    pub link_count: Vec<u32>,
+    /// `S`, by device.
+    pub vocab_first_count: Vec<u32>,
+    /// `S2`, by device.
+    pub vocab_middle_count: Vec<u32>,
+    /// `T`, by device.
+    pub vocab_last_count: Vec<u32>,
+    /// Broadcasts, then barriers behind `S`, `S2` and `T`.
+    pub barrier_count: [u32; BARRIERS],
+    /// The device whose last pass (with its tail) ends the iteration.
+    pub end_device: usize,
+}
+
+impl CriticalPath {
+    pub(super) fn new(table: Table, counts: &[u32], end_device: usize) -> Self {
+        let by_stage = |row| counts[table.stage_row(row)..][..table.stages].to_vec();
+        let by_device = |row| counts[table.device_row(row)..][..table.devices].to_vec();
+        let mut barrier_count = [0; BARRIERS];
+        barrier_count.copy_from_slice(&counts[table.barriers()..][..BARRIERS]);
+        Self {
+            forward_count: by_stage(0),
+            backward_count: by_stage(1),
+            weight_count: by_stage(2),
+            link_count: by_stage(3),
+            vocab_first_count: by_device(0),
+            vocab_middle_count: by_device(1),
+            vocab_last_count: by_device(2),
+            barrier_count,
+            end_device,
+        }
+    }
+
+    /// Length of the path with these durations, s, without any tail.
+    pub fn length_s(&self, durations: &Durations) -> f64 {
+        let vocab = &durations.vocab;
+        let barriers =
+            [vocab.broadcast_s, vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s];
+        dot(&self.forward_count, &durations.forward)
+            + dot(&self.backward_count, &durations.backward)
+            + dot(&self.weight_count, &durations.weight)
+            + dot(&self.link_count, &durations.link_s)
+            + dot(&self.vocab_first_count, &vocab.first)
+            + dot(&self.vocab_middle_count, &vocab.middle)
+            + dot(&self.vocab_last_count, &vocab.last)
+            + dot(&self.barrier_count, &barriers)
+    }
+}
+
+fn dot(counts: &[u32], durations_s: &[f64]) -> f64 {
+    counts.iter().zip(durations_s).map(|(&count, duration_s)| f64::from(count) * duration_s).sum()
+}

@@ -1,0 +1,167 @@
+//! A schedule as flat arrays, priced by one walk over them.
+
+use super::costs::{Durations, Table};
+use super::path::CriticalPath;
+use models::schedule::{Graph, NO_NODE, Node, Schedule, ScheduleError};
+
+/// A pass or a join: it ends at `max(end[before], end[needs] + table[latency]) + table[duration]`.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    before: u32,
+    needs: u32,
+    latency: u32,
+    duration: u32,
+}
+
+/// A schedule whose order is checked and whose dependencies are looked up, ready to be priced with
+/// any durations.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    table: Table,
+    /// Step 0 is the start of the iteration; each step comes behind those it waits for.
+    steps: Vec<Step>,
+    /// Last step of each device.
+    last: Vec<u32>,
+    /// Steps of each device in order, without joins.
+    device_steps: Vec<Vec<u32>>,
+}
+
+/// Buffers for pricing; one serves any number of schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Workspace {
+    table: Vec<f64>,
+    end: Vec<f64>,
+    device_end: Vec<f64>,
+}
+
+impl Prepared {
+    /// Checks and prepares a schedule.
+    ///
+    /// # Errors
+    /// The passes are incomplete or wait for one another.
+    pub fn new(schedule: &Schedule) -> Result<Self, ScheduleError> {
+        let graph = Graph::new(schedule)?;
+        let table = Table::new(schedule);
+        let start = Step { before: 0, needs: 0, latency: 0, duration: 0 };
+        let steps = graph.nodes.iter().map(|node| step(schedule, table, *node));
+        let device_steps = device_steps(schedule, &graph);
+        let last = device_steps.iter().map(|steps| steps.last().copied().unwrap_or(0)).collect();
+        Ok(Self { table, steps: std::iter::once(start).chain(steps).collect(), last, device_steps })
+    }
+
+    /// End of the last pass, s.
+    pub fn makespan(&self, durations: &Durations, workspace: &mut Workspace) -> f64 {
+        self.end_times(durations, workspace).iter().copied().fold(0.0, f64::max)
+    }
+
+    /// End of each device's last pass, s.
+    pub fn end_times<'a>(&self, durations: &Durations, workspace: &'a mut Workspace) -> &'a [f64] {
+        self.run(durations, workspace);
+        let Workspace { end, device_end, .. } = workspace;
+        device_end.clear();
+        device_end.extend(self.last.iter().map(|&step| end[step as usize]));
+        device_end
+    }
+
+    /// End of the iteration where device `i` has `tails[i]` seconds to do behind its last pass (its
+    /// optimizer step, say).
+    pub fn makespan_with_tails(
+        &self,
+        durations: &Durations,
+        tails: &[f64],
+        workspace: &mut Workspace,
+    ) -> f64 {
+        let ends = self.end_times(durations, workspace);
+        ends.iter().zip(tails).map(|(end, tail)| end + tail).fold(0.0, f64::max)
+    }
+
+    /// The longest path: what the makespan is the sum of.
+    pub fn critical_path(&self, durations: &Durations, workspace: &mut Workspace) -> CriticalPath {
+        self.critical_path_with_tails(durations, &[], workspace)
+    }
+
+    /// The longest path where device `i` has `tails[i]` seconds to do behind its last pass; it ends
+    /// at the device that is done last. Missing tails are zero.
+    pub fn critical_path_with_tails(
+        &self,
+        durations: &Durations,
+        tails: &[f64],
+        workspace: &mut Workspace,
+    ) -> CriticalPath {
+        let ends = self.end_times(durations, workspace);
+        let end_device = latest(ends, tails);
+        let mut counts = vec![0; self.table.len()];
+        let mut at = self.last.get(end_device).copied().unwrap_or(0);
+        while at != 0 {
+            let step = self.steps[at as usize];
+            counts[step.duration as usize] += 1;
+            at = step.before;
+            let end = |n: u32| workspace.end[n as usize];
+            if end(step.needs) + workspace.table[step.latency as usize] > end(step.before) {
+                counts[step.latency as usize] += 1;
+                at = step.needs;
+            }
+        }
+        CriticalPath::new(self.table, &counts, end_device)
+    }
+
+    /// Start and end of each device's passes in order, s, as the latest pricing left them.
+    pub(super) fn spans(&self, workspace: &Workspace) -> Vec<Vec<(f64, f64)>> {
+        let span = |&n: &u32| {
+            let end = workspace.end[n as usize];
+            (self.start(n, workspace), end)
+        };
+        self.device_steps.iter().map(|steps| steps.iter().map(span).collect()).collect()
+    }
+
+    fn start(&self, step: u32, workspace: &Workspace) -> f64 {
+        let Step { before, needs, latency, .. } = self.steps[step as usize];
+        let ready = workspace.end[needs as usize] + workspace.table[latency as usize];
+        ready.max(workspace.end[before as usize])
+    }
+
+    pub(super) fn run(&self, durations: &Durations, workspace: &mut Workspace) {
+        let Workspace { table, end, .. } = workspace;
+        self.table.fill(durations, table);
+        end.clear();
+        end.resize(self.steps.len(), 0.0);
+        for (n, step) in self.steps.iter().enumerate() {
+            let ready = end[step.needs as usize] + table[step.latency as usize];
+            let free = end[step.before as usize];
+            // Not `f64::max`, which is slower for its care about NaN.
+            let start = if ready > free { ready } else { free };
+            end[n] = start + table[step.duration as usize];
+        }
+    }
+}
+
+fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
+    let after_start = |n: u32| if n == NO_NODE { 0 } else { n + 1 };
+    let device = node.device as usize;
+    let duration = node.pass.map_or(0, |pass| {
+        table.of_pass(device, schedule.stage_of(device, usize::from(pass.chunk)), pass)
+    });
+    Step {
+        before: after_start(node.before),
+        needs: after_start(node.needs),
+        latency: table.of_latency(node.latency) as u32,
+        duration: duration as u32,
+    }
+}
+
+fn device_steps(schedule: &Schedule, graph: &Graph) -> Vec<Vec<u32>> {
+    let mut steps = vec![Vec::new(); schedule.devices];
+    for (n, node) in graph.nodes.iter().enumerate() {
+        if node.pass.is_some() {
+            steps[node.device as usize].push(n as u32 + 1);
+        }
+    }
+    steps
+}
+
+fn latest(ends: &[f64], tails: &[f64]) -> usize {
+    let tails = tails.iter().copied().chain(std::iter::repeat(0.0));
+    let done = ends.iter().zip(tails).map(|(end, tail)| end + tail).enumerate();
+    let later = |best: (usize, f64), next: (usize, f64)| if next.1 > best.1 { next } else { best };
+    done.fold((0, f64::NEG_INFINITY), later).0
+}
