@@ -1,4 +1,5 @@
 //! Costs, the schedule simulator, the search and its ILPs, and explanations.
 
 pub mod cost;
+pub mod placement;
 pub mod simulate;

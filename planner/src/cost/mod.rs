@@ -4,3 +4,4 @@ pub mod attention;
 pub mod collective;
 pub mod gemm;
 pub mod memory_bound;
+pub mod parts;

@@ -1,0 +1,158 @@
+//! Dynamic program over (stage, first layer) for 1F1B: the exact optimum of the closed form.
+//!
+//! With unequal stages and strict 1F1B the iteration is at least
+//! `max_q [ Σ_{j<q} (F_j + B_j + 2c_j) + m(F_q + B_q) + max(0, D_q − w_q F_q) + max(0, D_q − w_q B_q) ]`
+//! with `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`: stage `q` starts when the
+//! first micro-batch has come down to it, is busy with all `m`, waits for its first backward and its
+//! last forward's way down and back as long as its own warm-up work does not fill it, and what the
+//! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
+//! passes that must follow one another, so the value never exceeds the simulation. With vocabulary
+//! passes the two waiting terms are left out (the order of passes there differs).
+
+use super::{Choice, Problem};
+
+/// The optimum of the closed form and a choice that attains it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bounded {
+    /// Lower bound on the iteration of every choice that fits, s.
+    pub bound_s: f64,
+    /// A choice whose closed form is the bound.
+    pub choice: Choice,
+}
+
+/// A way to fill the stages from one stage to the last: what later decisions need of it.
+#[derive(Clone, Copy, Debug)]
+struct Label {
+    /// Σ (F + B) of these stages and 2c of the boundaries below their first, s.
+    load_s: f64,
+    /// From the first forward reaching these stages to the last backward leaving them, s.
+    span_s: f64,
+    /// Largest step behind the barrier among them, s.
+    step_s: f64,
+    column: usize,
+    next: usize,
+}
+
+/// Solves the closed form of a 1F1B problem; `None` where nothing fits.
+///
+/// Stage-local memory is checked column by column: with one chunk a device, a device is a stage.
+/// Labels that are no better in any of load, span and step are dropped, which keeps the optimum
+/// because the value of a longer chain never falls when any of the three grows.
+pub fn solve(problem: &Problem) -> Option<Bounded> {
+    let stages = problem.stages();
+    let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
+    for stage in (0..stages).rev() {
+        let below = table.get(stage + 1).map(Vec::as_slice);
+        table[stage] = fill_stage(problem, stage, below);
+    }
+    let (index, bound_s) = best_start(problem, &table[0][0])?;
+    Some(Bounded { bound_s, choice: trace(problem, &table, index) })
+}
+
+fn fill_stage(problem: &Problem, stage: usize, below: Option<&[Vec<Label>]>) -> Vec<Vec<Label>> {
+    let uniform = problem.is_uniform();
+    let mut by_start = vec![vec![]; problem.layers + 1];
+    for (column, c) in problem.columns[stage].iter().enumerate() {
+        if !fits_alone(problem, stage, column) {
+            continue;
+        }
+        let starts = if uniform { 0..=problem.layers - c.layers() } else { c.start..=c.start };
+        for start in starts {
+            extend(problem, stage, column, start + c.layers(), below, &mut by_start[start]);
+        }
+    }
+    by_start
+}
+
+fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
+    let c = &problem.columns[stage][column];
+    let device = problem.pipeline.device_of[stage];
+    let bytes = c.state_bytes + problem.most_in_flight(stage) * c.in_flight_bytes;
+    bytes <= problem.budget_bytes[device]
+}
+
+/// Adds to `labels` every way to put `column` before the stages below, which start at layer `end`.
+fn extend(
+    problem: &Problem,
+    stage: usize,
+    column: usize,
+    end: usize,
+    below: Option<&[Vec<Label>]>,
+    labels: &mut Vec<Label>,
+) {
+    match below {
+        None if end == problem.layers => {
+            let label = join(problem, stage, column, 0, None);
+            insert(labels, label);
+        }
+        None => {}
+        Some(below) => {
+            for (next, after) in below[end].iter().enumerate() {
+                let label = join(problem, stage, column, next, Some(after));
+                insert(labels, label);
+            }
+        }
+    }
+}
+
+fn join(problem: &Problem, stage: usize, column: usize, next: usize, after: Option<&Label>) -> Label {
+    let c = &problem.columns[stage][column];
+    let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
+    let (below_s, span_below_s, step_below_s) = after.map_or((0.0, 0.0, 0.0), |label| {
+        (label.load_s + 2.0 * link_s, label.span_s + 2.0 * link_s, label.step_s)
+    });
+    let m = problem.pipeline.micro_batches as f64;
+    let waiting_s = waiting(problem, stage, c.forward_s, below_s)
+        + waiting(problem, stage, c.backward_s, below_s);
+    let own_s = m * (c.load_s() + problem.vocab_s) + waiting_s;
+    Label {
+        load_s: c.load_s() + below_s,
+        span_s: own_s.max(c.load_s() + span_below_s),
+        step_s: c.step_s.max(step_below_s),
+        column,
+        next,
+    }
+}
+
+/// Time a stage waits for the way down and back beyond what its warm-up passes fill.
+fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
+    if problem.vocab_s > 0.0 {
+        return 0.0;
+    }
+    let warm_up = (problem.pipeline.devices - 1 - stage).min(problem.pipeline.micro_batches - 1);
+    (below_s - warm_up as f64 * pass_s).max(0.0)
+}
+
+fn insert(labels: &mut Vec<Label>, new: Label) {
+    let no_worse = |a: &Label, b: &Label| {
+        a.load_s <= b.load_s && a.span_s <= b.span_s && a.step_s <= b.step_s
+    };
+    if labels.iter().any(|old| no_worse(old, &new)) {
+        return;
+    }
+    labels.retain(|old| !no_worse(&new, old));
+    labels.push(new);
+}
+
+/// The best label that starts at layer 0, with the first stage's tail, which nothing hides.
+fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
+    let value = |label: &Label| {
+        label.span_s + problem.columns[0][label.column].tail_s + label.step_s
+    };
+    labels
+        .iter()
+        .enumerate()
+        .map(|(index, label)| (index, value(label)))
+        .min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn trace(problem: &Problem, table: &[Vec<Vec<Label>>], mut index: usize) -> Choice {
+    let (mut start, mut choice) = (0, vec![]);
+    for stage in table {
+        let label = &stage[start][index];
+        choice.push(label.column);
+        start += problem.columns[choice.len() - 1][label.column].layers();
+        index = label.next;
+    }
+    choice
+}

@@ -1,0 +1,362 @@
+//! The placement as an integer linear program, exact with respect to the simulation.
+//!
+//! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the last
+//! device reaches the global barrier; `step_s ≥ 0`, the longest step behind it.
+//!
+//! Minimise `barrier_s + step_s` subject to
+//! - *one column*: `Σ_c y[q,c] = 1` for every stage;
+//! - *contiguity*: layers end to end. Where columns are alike wherever they start,
+//!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else for every stage boundary and layer the columns ending there
+//!   are as many as the next stage's starting there;
+//! - *memory*: for every device and every combination of micro-batches in flight,
+//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
+//! - *device load*: `barrier_s ≥ m·load_i + tail_i` for every device;
+//! - *closed form* (1F1B): the rows of [`super::dynamic`], with their two waiting terms as variables;
+//! - *step*: `step_s ≥ Σ step(c)·y` for every device;
+//! - *paths*: for a fixed order of passes the simulated time is the maximum over chains of passes, each
+//!   linear in the columns' seconds. Whenever the simulation of a solution is longer than the
+//!   program thought, its longest chain becomes a row and the program is solved again. Chains are
+//!   finitely many, every one bounds every placement from below, so the loop ends at the optimum.
+//! - *cut-off*: `barrier_s + step_s ≤` the best value known.
+
+use super::{Choice, Problem, Scratch};
+use crate::simulate::{CriticalPath, Durations};
+use good_lp::{
+    Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
+    solvers::highs::{HighsProblem, highs},
+    variable, variables,
+};
+use std::time::{Duration, Instant};
+
+/// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility tolerance
+/// on times scaled to about a thousand.
+pub const PROOF_TOLERANCE: f64 = 1e-7;
+
+/// What solving one problem took and found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The best choice found that beats the cut-off, with its simulated iteration, s.
+    pub best: Option<(Choice, f64)>,
+    /// Whether nothing better than `best` (or the cut-off) exists.
+    pub proven: bool,
+    /// Programs solved.
+    pub solves: usize,
+    /// Path rows added.
+    pub paths: usize,
+    /// Wall time of all programs, s.
+    pub elapsed_s: f64,
+    /// Last program's objective, a lower bound on every placement, s.
+    pub bound_s: f64,
+}
+
+/// How long and how exactly to solve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Wall time for one problem.
+    pub time: Duration,
+    /// Path rows are added until the program agrees with the simulation; without, the program is the
+    /// closed form alone.
+    pub paths: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { time: Duration::from_secs(60), paths: true }
+    }
+}
+
+/// Finds the best placement with an iteration below `cutoff_s`, starting from `incumbent`.
+pub fn solve(
+    problem: &Problem,
+    incumbent: Option<(Choice, f64)>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> Report {
+    let begun = Instant::now();
+    let mut report = Report { best: incumbent.filter(|(_, value)| *value < cutoff_s), ..Report::default() };
+    let mut paths = first_paths(problem, &report, limits, scratch);
+    loop {
+        let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
+        let left = limits.time.saturating_sub(begun.elapsed());
+        let program = Program::build(problem, &paths, bar_s, left);
+        let Some(program) = program else {
+            report.proven = true;
+            report.bound_s = bar_s;
+            break;
+        };
+        report.solves += 1;
+        match program.solve() {
+            Outcome::Solved(choice, bound_s) => {
+                report.bound_s = bound_s;
+                let value_s =
+                    if limits.paths { problem.iteration_s(&choice, scratch) } else { bound_s };
+                let path = limits.paths.then(|| problem.critical_path(&choice, scratch));
+                if value_s < bar_s {
+                    report.best = Some((choice, value_s));
+                }
+                if value_s.min(bar_s) <= bound_s * (1.0 + PROOF_TOLERANCE) {
+                    report.proven = true;
+                    break;
+                }
+                paths.extend(path);
+            }
+            Outcome::NothingBelow => {
+                report.proven = true;
+                report.bound_s = bar_s;
+                break;
+            }
+            Outcome::OutOfTime => break,
+        }
+    }
+    report.paths = paths.len();
+    report.elapsed_s = begun.elapsed().as_secs_f64();
+    report
+}
+
+fn first_paths(
+    problem: &Problem,
+    report: &Report,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> Vec<CriticalPath> {
+    let known = report.best.as_ref().filter(|_| limits.paths);
+    known.map(|(choice, _)| problem.critical_path(choice, scratch)).into_iter().collect()
+}
+
+enum Outcome {
+    Solved(Choice, f64),
+    NothingBelow,
+    OutOfTime,
+}
+
+/// A program with the map from its variables to columns.
+struct Program {
+    model: HighsProblem,
+    /// By stage: column index and variable.
+    chosen: Vec<Vec<(usize, Variable)>>,
+    objective: Expression,
+    scale: f64,
+}
+
+/// Everything needed while rows are written.
+struct Writer<'a> {
+    problem: &'a Problem,
+    chosen: Vec<Vec<(usize, Variable)>>,
+    barrier: Variable,
+    step: Variable,
+    waits: Vec<(Variable, Variable)>,
+    scale: f64,
+}
+
+impl Program {
+    /// `None` where some stage has no column that could lie below the cut-off.
+    fn build(
+        problem: &Problem,
+        paths: &[CriticalPath],
+        bar_s: f64,
+        time: Duration,
+    ) -> Option<Self> {
+        let mut vars = variables!();
+        let mut chosen = vec![];
+        for stage in 0..problem.stages() {
+            let kept: Vec<(usize, Variable)> = (0..problem.columns[stage].len())
+                .filter(|&column| could_beat(problem, stage, column, bar_s))
+                .map(|column| (column, vars.add(variable().binary())))
+                .collect();
+            if kept.is_empty() {
+                return None;
+            }
+            chosen.push(kept);
+        }
+        let barrier = vars.add(variable().min(0.0));
+        let step = vars.add(variable().min(0.0));
+        let waits = (0..problem.stages())
+            .map(|_| (vars.add(variable().min(0.0)), vars.add(variable().min(0.0))))
+            .collect();
+        // Times are scaled so that the solver's absolute tolerances are relative ones.
+        let scale = 1000.0 / if bar_s.is_finite() { bar_s } else { 1.0 };
+        let writer = Writer { problem, chosen, barrier, step, waits, scale };
+        let objective: Expression = Expression::from(barrier) + step;
+        let mut model = vars.minimise(objective.clone()).using(highs);
+        for (option, value) in
+            [("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9)]
+        {
+            model.set_option(option, value);
+        }
+        model.set_option("mip_rel_gap", 0.0);
+        model.set_option("mip_abs_gap", 1e-6);
+        let model = model.set_threads(1).with_time_limit(time.as_secs_f64().max(0.01));
+        let model = writer.rows(model, paths, bar_s);
+        Some(Self { model, chosen: writer.chosen, objective, scale })
+    }
+
+    fn solve(self) -> Outcome {
+        match self.model.solve() {
+            Ok(solution) => {
+                if !matches!(solution.status(), good_lp::solvers::SolutionStatus::Optimal) {
+                    return Outcome::OutOfTime;
+                }
+                let picked = |stage: &Vec<(usize, Variable)>| {
+                    let best = stage.iter().max_by(|a, b| {
+                        solution.value(a.1).total_cmp(&solution.value(b.1))
+                    });
+                    best.map_or(0, |(column, _)| *column)
+                };
+                let choice = self.chosen.iter().map(picked).collect();
+                Outcome::Solved(choice, solution.eval(&self.objective) / self.scale)
+            }
+            Err(ResolutionError::Infeasible) => Outcome::NothingBelow,
+            Err(_) => Outcome::OutOfTime,
+        }
+    }
+}
+
+/// A column is dropped when its stage's own work alone reaches the cut-off.
+fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
+    let c = &problem.columns[stage][column];
+    let m = problem.pipeline.micro_batches as f64;
+    m * (c.load_s() + problem.vocab_s) + c.tail_s + c.step_s < bar_s
+}
+
+impl Writer<'_> {
+    fn rows(&self, mut model: HighsProblem, paths: &[CriticalPath], bar_s: f64) -> HighsProblem {
+        for stage in &self.chosen {
+            let columns: Expression = stage.iter().map(|&(_, y)| y).sum();
+            model.add_constraint(constraint!(columns == 1));
+        }
+        self.contiguity(&mut model);
+        self.memory(&mut model);
+        self.device_loads(&mut model);
+        if self.problem.pipeline.one_f_one_b {
+            self.closed_form(&mut model);
+        }
+        for path in paths {
+            let row = self.path(path);
+            model.add_constraint(constraint!(self.barrier >= row));
+        }
+        if bar_s.is_finite() {
+            let bar = bar_s * self.scale;
+            model.add_constraint(constraint!(self.barrier + self.step <= bar));
+        }
+        model
+    }
+
+    /// Σ value(c)·y over one stage's columns.
+    fn sum(&self, stage: usize, value: impl Fn(&super::Column) -> f64) -> Expression {
+        let columns = &self.problem.columns[stage];
+        self.chosen[stage].iter().map(|&(column, y)| value(&columns[column]) * y).sum()
+    }
+
+    /// As [`Self::sum`], for seconds.
+    fn seconds(&self, stage: usize, value: impl Fn(&super::Column) -> f64) -> Expression {
+        self.sum(stage, |column| value(column) * self.scale)
+    }
+
+    fn contiguity(&self, model: &mut HighsProblem) {
+        let stages = self.problem.stages();
+        if self.problem.is_uniform() {
+            let layers: Expression =
+                (0..stages).map(|stage| self.sum(stage, |c| c.layers() as f64)).sum();
+            model.add_constraint(constraint!(layers == self.problem.layers as f64));
+            return;
+        }
+        let at = |here: bool| if here { 1.0 } else { 0.0 };
+        let first = self.sum(0, |c| at(c.start == 0));
+        model.add_constraint(constraint!(first == 1));
+        for boundary in 1..stages {
+            for layer in 0..=self.problem.layers {
+                let ending = self.sum(boundary - 1, |c| at(c.end == layer));
+                let starting = self.sum(boundary, |c| at(c.start == layer));
+                model.add_constraint(constraint!(ending == starting));
+            }
+        }
+        let last = self.sum(stages - 1, |c| at(c.end == self.problem.layers));
+        model.add_constraint(constraint!(last == 1));
+    }
+
+    fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + '_ {
+        let device_of = &self.problem.pipeline.device_of;
+        (0..self.problem.stages()).filter(move |&stage| device_of[stage] == device)
+    }
+
+    fn memory(&self, model: &mut HighsProblem) {
+        let pipeline = &self.problem.pipeline;
+        for device in 0..pipeline.devices {
+            let budget = self.problem.budget_bytes[device];
+            for counts in &pipeline.in_flight[device] {
+                // In units of the budget, so that the row is of order one.
+                let used: Expression = self
+                    .stages_of(device)
+                    .map(|stage| {
+                        let in_flight = f64::from(counts[pipeline.chunk_of[stage]]);
+                        self.sum(stage, |c| {
+                            (c.state_bytes + in_flight * c.in_flight_bytes) / budget
+                        })
+                    })
+                    .sum();
+                model.add_constraint(constraint!(used <= 1));
+            }
+        }
+    }
+
+    fn device_loads(&self, model: &mut HighsProblem) {
+        let pipeline = &self.problem.pipeline;
+        let m = pipeline.micro_batches as f64;
+        let vocab = m * self.problem.vocab_s * self.scale;
+        for device in 0..pipeline.devices {
+            let work: Expression = self
+                .stages_of(device)
+                .map(|stage| self.seconds(stage, |c| m * c.load_s() + c.tail_s))
+                .sum();
+            model.add_constraint(constraint!(self.barrier >= work + vocab));
+            let step: Expression =
+                self.stages_of(device).map(|stage| self.seconds(stage, |c| c.step_s)).sum();
+            model.add_constraint(constraint!(self.step >= step));
+        }
+    }
+
+    fn closed_form(&self, model: &mut HighsProblem) {
+        let problem = self.problem;
+        let stages = problem.stages();
+        let m = problem.pipeline.micro_batches as f64;
+        let link = |stage: usize| 2.0 * problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale;
+        let load = |stage: usize| self.seconds(stage, super::Column::load_s);
+        let tail = self.seconds(0, |c| c.tail_s);
+        for stage in 0..stages {
+            let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
+            let own = self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab_s * self.scale;
+            let (first, last) = self.waits[stage];
+            let row = ramp + own + first + last + tail.clone();
+            model.add_constraint(constraint!(self.barrier >= row));
+            if problem.vocab_s > 0.0 {
+                continue;
+            }
+            let warm_up = (stages - 1 - stage).min(problem.pipeline.micro_batches - 1) as f64;
+            let below: Expression = (stage + 1..stages).map(|j| load(j) + link(j - 1)).sum();
+            let forward = self.seconds(stage, |c| warm_up * c.forward_s);
+            let backward = self.seconds(stage, |c| warm_up * c.backward_s);
+            model.add_constraint(constraint!(first >= below.clone() - forward));
+            model.add_constraint(constraint!(last >= below - backward));
+        }
+    }
+
+    /// One chain of passes as a function of the columns.
+    fn path(&self, path: &CriticalPath) -> Expression {
+        let stages = self.problem.stages();
+        let mut fixed: Durations = self.problem.fixed.clone();
+        fixed.forward = vec![0.0; stages];
+        fixed.backward = vec![0.0; stages];
+        let mut row = Expression::from(path.length_s(&fixed) * self.scale);
+        for stage in 0..stages {
+            let forward = f64::from(path.forward_count[stage]);
+            let backward = f64::from(path.backward_count[stage]);
+            let ends_here = self.problem.pipeline.device_of[stage] == path.end_device;
+            let tail = if ends_here { 1.0 } else { 0.0 };
+            row += self.seconds(stage, |c| {
+                forward * c.forward_s + backward * c.backward_s + tail * c.tail_s
+            });
+        }
+        row
+    }
+}

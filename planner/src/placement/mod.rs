@@ -1,0 +1,179 @@
+//! Which layers lie on which stage, and what each recomputes: the inner problem of the search.
+//!
+//! A [`Problem`] is an abstract choice: one [`Column`] for every stage, the columns' layer ranges
+//! joined end to end, each device's memory within its budget, and the simulated length of the
+//! iteration as the objective. Where the columns' seconds and bytes come from is `crate::case`'s
+//! business. [`dynamic`] gives incumbents and bounds, [`ilp`] the exact answer.
+
+pub mod dynamic;
+pub mod ilp;
+pub mod local;
+
+use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
+use std::sync::Arc;
+
+/// One way to fill a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Column {
+    /// First layer.
+    pub start: usize,
+    /// One past the last layer.
+    pub end: usize,
+    /// Which recompute mix, an index that means something to whoever made the column.
+    pub mix: usize,
+    /// Forward pass of one micro-batch, s.
+    pub forward_s: f64,
+    /// Backward pass of one micro-batch with its recomputation, s.
+    pub backward_s: f64,
+    /// What the device does for this stage between its last pass and the global barrier, s.
+    pub tail_s: f64,
+    /// What the device does for this stage behind the global barrier, s.
+    pub step_s: f64,
+    /// Activation bytes of one micro-batch in flight.
+    pub in_flight_bytes: f64,
+    /// Bytes that lie there all the time.
+    pub state_bytes: f64,
+}
+
+impl Column {
+    /// Layers in it.
+    pub fn layers(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Seconds of one micro-batch, forward and backward.
+    pub fn load_s(&self) -> f64 {
+        self.forward_s + self.backward_s
+    }
+}
+
+/// A pipeline whose order of passes is fixed.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The order, ready to be priced.
+    pub prepared: Prepared,
+    /// Devices, `p`.
+    pub devices: usize,
+    /// Micro-batches, `m`.
+    pub micro_batches: usize,
+    /// Device of each stage.
+    pub device_of: Vec<usize>,
+    /// Chunk of each stage on its device.
+    pub chunk_of: Vec<usize>,
+    /// For each device, micro-batches in flight per chunk: every combination that is not below another.
+    pub in_flight: Vec<Vec<Vec<u32>>>,
+    /// The order is 1F1B with one chunk a device, vocabulary passes allowed: closed forms hold.
+    pub one_f_one_b: bool,
+}
+
+/// A placement problem.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The order of passes.
+    pub pipeline: Arc<Pipeline>,
+    /// Latencies and vocabulary passes; forward and backward are filled in from columns.
+    pub fixed: Durations,
+    /// Seconds of vocabulary passes a device spends on each micro-batch, for bounds.
+    pub vocab_s: f64,
+    /// Layers of the model.
+    pub layers: usize,
+    /// By stage, its columns.
+    pub columns: Vec<Vec<Column>>,
+    /// Bytes each device has for states and activations.
+    pub budget_bytes: Vec<f64>,
+}
+
+/// A choice of one column for every stage, by index.
+pub type Choice = Vec<usize>;
+
+/// Buffers for pricing choices.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    durations: Durations,
+    tails: Vec<f64>,
+    workspace: Workspace,
+}
+
+impl Problem {
+    /// Stages, p·v.
+    pub fn stages(&self) -> usize {
+        self.columns.len()
+    }
+
+    fn chosen<'a>(&'a self, choice: &'a [usize]) -> impl Iterator<Item = (usize, &'a Column)> {
+        choice.iter().enumerate().map(|(stage, &index)| (stage, &self.columns[stage][index]))
+    }
+
+    /// Durations of every pass under a choice.
+    pub fn durations(&self, choice: &[usize]) -> Durations {
+        let mut durations = self.fixed.clone();
+        durations.forward = self.chosen(choice).map(|(_, column)| column.forward_s).collect();
+        durations.backward = self.chosen(choice).map(|(_, column)| column.backward_s).collect();
+        durations
+    }
+
+    fn fill(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
+        let Scratch { durations, tails, .. } = scratch;
+        durations.clone_from(&self.fixed);
+        tails.clear();
+        tails.resize(self.pipeline.devices, 0.0);
+        let mut steps = vec![0.0; self.pipeline.devices];
+        for (stage, column) in self.chosen(choice) {
+            durations.forward.push(column.forward_s);
+            durations.backward.push(column.backward_s);
+            let device = self.pipeline.device_of[stage];
+            tails[device] += column.tail_s;
+            steps[device] += column.step_s;
+        }
+        steps.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Length of the iteration under a choice, s, whether or not it fits in memory: the simulated
+    /// passes and tails up to the barrier, then the longest step behind it.
+    pub fn iteration_s(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
+        let step_s = self.fill(choice, scratch);
+        let Scratch { durations, tails, workspace } = scratch;
+        self.pipeline.prepared.makespan_with_tails(durations, tails, workspace) + step_s
+    }
+
+    /// The longest path under a choice, ending with some device's tail.
+    pub fn critical_path(&self, choice: &[usize], scratch: &mut Scratch) -> CriticalPath {
+        self.fill(choice, scratch);
+        let Scratch { durations, tails, workspace } = scratch;
+        self.pipeline.prepared.critical_path_with_tails(durations, tails, workspace)
+    }
+
+    /// Peak bytes of each device under a choice.
+    pub fn memory_bytes(&self, choice: &[usize]) -> Vec<f64> {
+        let mut states = vec![0.0; self.pipeline.devices];
+        let mut activations: Vec<Vec<f64>> =
+            self.pipeline.in_flight.iter().map(|vectors| vec![0.0; vectors.len()]).collect();
+        for (stage, column) in self.chosen(choice) {
+            let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+            states[device] += column.state_bytes;
+            for (bytes, counts) in activations[device].iter_mut().zip(&self.pipeline.in_flight[device]) {
+                *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
+            }
+        }
+        let peak = |vectors: &Vec<f64>| vectors.iter().copied().fold(0.0, f64::max);
+        states.iter().zip(&activations).map(|(state, vectors)| state + peak(vectors)).collect()
+    }
+
+    /// Whether every device's memory suffices.
+    pub fn fits(&self, choice: &[usize]) -> bool {
+        let used = self.memory_bytes(choice);
+        used.iter().zip(&self.budget_bytes).all(|(used, budget)| used <= budget)
+    }
+
+    /// Largest count of a chunk's micro-batches in flight on a device.
+    pub fn most_in_flight(&self, stage: usize) -> f64 {
+        let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+        let counts = self.pipeline.in_flight[device].iter().map(|vector| vector[chunk]);
+        f64::from(counts.max().unwrap_or(0))
+    }
+
+    /// Whether all columns of a stage with equal layer counts are alike wherever they start.
+    pub fn is_uniform(&self) -> bool {
+        self.columns.iter().all(|columns| columns.iter().all(|column| column.start == 0))
+    }
+}
