@@ -1,8 +1,8 @@
 //! Bytes of activations kept for the backward pass (Korthikanti §4, §5), and the same count for
 //! today's blocks.
 
-/// One GPT layer on one tensor parallel rank (Korthikanti §4): 16-bit activations, dropout, feed-
-/// forward width `4h`.
+/// One GPT layer on one tensor parallel rank (Korthikanti §4): 16-bit activations, dropout,
+/// feed-forward width `4h`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
     /// Sequence length `s`, tokens.
@@ -45,14 +45,19 @@ pub mod breakdown {
     pub const CORE: f64 = 5.0;
 }
 
-/// Bytes of one micro-batch's boundary tensor, `2sbh`.
-fn input_bytes(layer: &Layer) -> f64 {
-    2.0 * layer.sequence * layer.micro_batch * layer.hidden
+/// Elements of one micro-batch's hidden states, `sbh`.
+fn elements(layer: &Layer) -> f64 {
+    layer.sequence * layer.micro_batch * layer.hidden
 }
 
-/// Bytes of the attention core over `sbh`, `5as/h` (Korthikanti eq. 1), before tensor parallelism.
+/// Bytes of the attention core, `5as²b`, before tensor parallelism (Korthikanti §4.1).
+pub fn core_bytes(layer: &Layer) -> f64 {
+    breakdown::CORE * layer.heads * layer.sequence * layer.sequence * layer.micro_batch
+}
+
+/// [`core_bytes`] in units of `sbh`: `5as/h` (Korthikanti eq. 1).
 pub fn core_units(layer: &Layer) -> f64 {
-    breakdown::CORE * layer.heads * layer.sequence / layer.hidden
+    core_bytes(layer) / elements(layer)
 }
 
 /// Bytes one layer keeps of one micro-batch on one rank (Korthikanti Table 2).
@@ -65,12 +70,12 @@ pub fn core_units(layer: &Layer) -> f64 {
 pub fn layer_bytes(layer: &Layer, sequence_parallel: bool, recompute: Recompute) -> f64 {
     let t = layer.tensor;
     let replicas = if sequence_parallel { t } else { 1.0 };
-    let core = if recompute == Recompute::None { core_units(layer) } else { 0.0 };
-    let units = match recompute {
-        Recompute::Full => 2.0 / replicas,
-        _ => breakdown::TENSOR_REPLICATED / replicas + (breakdown::TENSOR_SHARDED + core) / t,
-    };
-    units * input_bytes(layer) / 2.0
+    let linear = breakdown::TENSOR_REPLICATED / replicas + breakdown::TENSOR_SHARDED / t;
+    match recompute {
+        Recompute::None => linear * elements(layer) + core_bytes(layer) / t,
+        Recompute::Selective => linear * elements(layer),
+        Recompute::Full => 2.0 * elements(layer) / replicas,
+    }
 }
 
 /// Factor by which interleaving raises the first stage's activations, `1 + (p − 1)/(p·v)`
@@ -88,13 +93,13 @@ pub fn first_stage_bytes(layer_bytes: f64, layers: f64, stages: f64, chunks: f64
 /// Bytes of the embedding's dropout masks on the first stage, `sbhp/t` (Korthikanti §4.3, with
 /// sequence parallelism).
 pub fn embedding_bytes(layer: &Layer, stages: f64) -> f64 {
-    input_bytes(layer) / 2.0 * stages / layer.tensor
+    elements(layer) * stages / layer.tensor
 }
 
 /// Bytes of the last norm, the head's input and the fp32 logits, `4sbh(1 + V/h)/t` (Korthikanti
 /// §4.3, with sequence parallelism). They lie on the last stage.
 pub fn head_bytes(layer: &Layer, vocab: f64) -> f64 {
-    2.0 * input_bytes(layer) * (1.0 + vocab / layer.hidden) / layer.tensor
+    4.0 * elements(layer) * (1.0 + vocab / layer.hidden) / layer.tensor
 }
 
 /// Widths of a block with RMSNorm, grouped-query attention, a gated MLP and fused attention.

@@ -125,7 +125,7 @@ pub fn ring_forward_elements(context: &Context) -> f64 {
 }
 
 /// Ring attention, backward, in bytes: keys and values go round again and their gradients with them,
-/// the latter often in fp32 (`gradient_bytes` 4). Takes the last hop home as one of `c − 1`.
+/// the latter often in fp32 (`gradient_bytes` 4). The gradients' one further hop home is left out.
 pub fn ring_backward_bytes(context: &Context, element_bytes: f64, gradient_bytes: f64) -> f64 {
     ring_forward_elements(context) * (element_bytes + gradient_bytes)
 }

@@ -53,21 +53,14 @@ pub fn in_flight(stages: u64, stage: u64, micro_batches: u64, barriers: u64) -> 
 /// tie goes to the latest stage before the last. A stage may end up with no layer. Without stages
 /// there is no assignment and the time is infinite.
 pub fn redis(layers: u64, stages: u64, input_ratio: f64, output_ratio: f64) -> (f64, Vec<u64>) {
-    let stages = stages as usize;
-    let Some(last) = stages.checked_sub(1) else { return (f64::INFINITY, Vec::new()) };
-    let mut extra = vec![0.0; stages];
-    extra[0] += input_ratio;
-    extra[last] += output_ratio;
-    let mut assigned = vec![0_u64; stages];
+    let extra = vocabulary_loads(stages as usize, input_ratio, output_ratio);
+    let Some(last) = extra.len().checked_sub(1) else { return (f64::INFINITY, Vec::new()) };
+    let mut assigned = vec![0_u64; extra.len()];
     for _ in 0..layers {
-        let mut lowest = last;
-        for stage in (0..last).rev() {
-            let load = |i: usize| assigned[i] as f64 + extra[i];
-            let wins_tie = lowest == last && load(stage) == load(last);
-            if load(stage) < load(lowest) || wins_tie {
-                lowest = stage;
-            }
-        }
+        let load = |stage: &usize| assigned[*stage] as f64 + extra[*stage];
+        // The first of equals wins.
+        let order = (0..last).rev().chain([last]);
+        let lowest = order.min_by(|x, y| load(x).total_cmp(&load(y))).unwrap_or(last);
         assigned[lowest] += 1;
     }
     (longest_stage(&assigned, input_ratio, output_ratio), assigned)
@@ -75,13 +68,20 @@ pub fn redis(layers: u64, stages: u64, input_ratio: f64, output_ratio: f64) -> (
 
 /// Time of the slowest stage for given `layers` a stage, in transformer layers (§6.2).
 pub fn longest_stage(layers: &[u64], input_ratio: f64, output_ratio: f64) -> f64 {
-    let last = layers.len().saturating_sub(1);
-    let time = |(i, l): (usize, &u64)| {
-        let input = if i == 0 { input_ratio } else { 0.0 };
-        let output = if i == last { output_ratio } else { 0.0 };
-        *l as f64 + input + output
-    };
-    layers.iter().enumerate().map(time).fold(0.0, f64::max)
+    let extra = vocabulary_loads(layers.len(), input_ratio, output_ratio);
+    layers.iter().zip(extra).map(|(l, e)| *l as f64 + e).fold(0.0, f64::max)
+}
+
+/// What each stage carries besides its layers.
+fn vocabulary_loads(stages: usize, input_ratio: f64, output_ratio: f64) -> Vec<f64> {
+    let mut loads = vec![0.0; stages];
+    if let Some(first) = loads.first_mut() {
+        *first += input_ratio;
+    }
+    if let Some(last) = loads.last_mut() {
+        *last += output_ratio;
+    }
+    loads
 }
 
 /// A vocabulary layer as Table 3 measures it.
