@@ -37,27 +37,21 @@ pub fn printed_s(block: &Block, degree: u64) -> f64 {
     a + a.max(c) * (p - 1.0) + m.max(c) * p + c
 }
 
-/// Seconds at pipeline degree `p`: the longest path through the two streams, light operators hidden.
-/// Degree 1 (or 0) is the [`baseline_s`].
+/// Seconds at pipeline degree `p ≥ 2`, light operators hidden,
+/// `max(max(A + C/p, A/p + C) + C, max(A, A/p + C/p) + M + C/p)`. Degree 1 (or 0) is the
+/// [`baseline_s`].
 ///
-/// Every path is linear in the chunks at which it changes stream, so the longest changes at the
-/// first or at the last chunk. Equal to [`simulate_s`] with equal chunks.
+/// Derived: either the network never rests after the last dispatch, or the experts never rest until
+/// the last combine. Equal to [`simulate_s`] with equal chunks.
 pub fn ampipe_s(block: &Block, degree: u64) -> f64 {
     if degree <= 1 {
         return baseline_s(block);
     }
-    let (a, c, m) = block.chunk(degree);
+    let (a, c, _) = block.chunk(degree);
     let Block { attention_s: attention, all_to_all_s: exchange, experts_s: experts, .. } = *block;
     let dispatched = (attention + c).max(a + exchange);
-    let paths = [
-        dispatched + exchange,
-        dispatched + m + c,
-        attention + m + exchange,
-        attention + experts + c,
-        a + c + m + exchange,
-        a + c + experts + c,
-    ];
-    paths.into_iter().fold(0.0, f64::max)
+    let experts_start = attention.max(a + c);
+    (dispatched + exchange).max(experts_start + experts + c)
 }
 
 /// Seconds when only experts and all-to-alls are chunked and attention runs before them,
