@@ -283,6 +283,7 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
         YamlError::Unexpected { expected, .. } => expected,
         YamlError::SerdeInvalidType { expected, .. }
         | YamlError::SerdeInvalidValue { expected, .. } => expected.as_str(),
+        YamlError::NonFiniteFloat { .. } => "finite float",
         YamlError::InvalidBooleanStrict { .. } => "bool",
         YamlError::NullIntoString { .. } => "string",
         _ => return None,
@@ -320,6 +321,8 @@ fn type_in_words(expected: &str) -> &str {
             "a whole number, 0 or more"
         }
         t if t.contains("i32") || t.contains("i64") => "a whole number",
+        "string scalar" => "one value, not a list or a mapping",
+        "finite float" => "a finite number",
         t if t.contains("f32") || t.contains("f64") || t.contains("float") => "a number",
         t if t.contains("bool") => "true or false",
         t if t.starts_with("struct") || t.contains("map") => "a mapping of keys to values",
@@ -367,7 +370,11 @@ fn last_key(text: &str) -> Option<&str> {
         text[i + 1..].chars().next().is_none_or(char::is_whitespace) || text[..i].ends_with('"')
     };
     let colon = colons.map(|(i, _)| i).find(|&i| ends_key(i))?;
-    let key = text[..colon].trim_end().rsplit(['{', ',', ' ']).next().unwrap_or_default();
+    let key = text[..colon]
+        .trim_end()
+        .rsplit(|c: char| c == '{' || c == ',' || c.is_whitespace())
+        .next()
+        .unwrap_or_default();
     let key = key.trim_matches(['"', '\'']);
     (!key.is_empty()).then_some(key)
 }

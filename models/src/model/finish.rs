@@ -27,7 +27,7 @@ const DEFAULT_BATCH_TOKENS: u64 = 4 << 20;
 pub fn default_global_batch(seq_len: u64) -> u64 {
     let sequences = DEFAULT_BATCH_TOKENS / seq_len.max(1);
     let below = if sequences == 0 { 1 } else { 1 << sequences.ilog2() };
-    let distance = |batch: u64| (batch * seq_len.max(1)).abs_diff(DEFAULT_BATCH_TOKENS);
+    let distance = |batch: u64| batch.saturating_mul(seq_len.max(1)).abs_diff(DEFAULT_BATCH_TOKENS);
     if distance(2 * below) < distance(below) { 2 * below } else { below }
 }
 
