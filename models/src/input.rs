@@ -176,9 +176,10 @@ impl Source {
         (location != Location::UNKNOWN).then(|| self.place(line, column, width))
     }
 
-    /// An error about a parsed value, at its place.
+    /// An error about a parsed value, at its place; at the start of the file where that is unknown.
     pub fn error_at(&self, location: Location, message: impl Into<String>) -> InputError {
-        InputError { message: message.into(), place: self.place_of(location), help: None }
+        let place = self.place_of(location).unwrap_or_else(|| self.place(1, 1, 1));
+        InputError::new(message).at(place)
     }
 
     /// Key of the value at `location`, read back from the text; `None` where there is none.
@@ -187,18 +188,11 @@ impl Source {
     pub fn key_at(&self, location: Location) -> Option<&str> {
         let (line, column) = (location.line() as usize, location.column() as usize);
         let text = self.line(line);
-        let left =
-            text.char_indices().nth(column.saturating_sub(1)).map_or(text, |(i, _)| &text[..i]);
-        last_key(left).or_else(|| {
-            let above = self.text.lines().take(line.saturating_sub(1));
-            let above: Vec<&str> = above.collect();
-            above
-                .iter()
-                .rev()
-                .map(|text| uncommented(text))
-                .find(|text| text.ends_with(':'))
-                .and_then(last_key)
-        })
+        let start = text.char_indices().nth(column.saturating_sub(1));
+        let left = start.map_or(text, |(byte, _)| &text[..byte]);
+        let opens = |text: &&str| text.ends_with(':');
+        let above = self.text.lines().take(line.saturating_sub(1)).map(uncommented);
+        last_key(left).or_else(|| above.filter(opens).last().and_then(last_key))
     }
 
     /// Text of the value at `location`, as written.
@@ -236,7 +230,6 @@ fn limits() -> Options {
         budget: serde_yaml::budget! {
             max_nodes: 4_000_000,
             max_events: 8_000_000,
-            max_documents: 1,
             max_buffered_comment_events: 10_000,
         },
         with_snippet: false,
@@ -296,38 +289,39 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
 
 /// Message and help for text that is no YAML, or too much of it.
 fn unparsable(error: &YamlError) -> (String, String) {
-    let text = UserMessageFormatter.format_message(error).into_owned();
-    let help = match error {
+    let (text, help) = match error {
         YamlError::Budget { .. }
         | YamlError::AliasReplayLimitExceeded { .. }
         | YamlError::AliasReplayStackDepthExceeded { .. }
-        | YamlError::AliasExpansionLimitExceeded { .. } => {
-            "write the values out instead of nesting aliases; one document a file"
+        | YamlError::AliasExpansionLimitExceeded { .. } => (
+            "it is too deep, too long, or expands too far".into(),
+            "write values out instead of nesting aliases; at most 64 levels, 4 million values",
+        ),
+        YamlError::MultipleDocuments { .. } => {
+            ("a second document begins".into(), "give one document a file: no second `---`")
         }
-        _ => "valid: YAML `key: value` lines, or JSON",
+        _ => {
+            (UserMessageFormatter.format_message(error), "valid: YAML `key: value` lines, or JSON")
+        }
     };
     (format!("cannot read this: {}", printable(&text)), help.to_owned())
 }
 
-/// A Rust type, or serde's description of one, in the user's words.
+/// A Rust type, or serde's description of one, in the user's words: the first line that fits.
 fn type_in_words(expected: &str) -> &str {
-    match expected.trim_start_matches("a ").trim_start_matches("an ") {
-        t if t.contains("u8")
-            || t.contains("u16")
-            || t.contains("u32")
-            || t.contains("u64")
-            || t.contains("usize") =>
-        {
-            "a whole number, 0 or more"
-        }
-        t if t.contains("i32") || t.contains("i64") => "a whole number",
-        "string scalar" => "one value, not a list or a mapping",
-        "finite float" => "a finite number",
-        t if t.contains("f32") || t.contains("f64") || t.contains("float") => "a number",
-        t if t.contains("bool") => "true or false",
-        t if t.starts_with("struct") || t.contains("map") => "a mapping of keys to values",
-        _ => expected,
-    }
+    let words = [
+        (["u8", "u16", "u32", "u64", "usize"].as_slice(), "a whole number, 0 or more"),
+        (&["i32", "i64", "isize"], "a whole number"),
+        (&["string scalar"], "one value, not a list or a mapping"),
+        (&["finite"], "a finite number"),
+        (&["f32", "f64", "float"], "a number"),
+        (&["bool"], "true or false"),
+        (&["struct", "map"], "a mapping of keys to values"),
+        (&["seq", "tuple", "array"], "a list"),
+        (&["str"], "text"),
+    ];
+    let fits = |names: &[&str]| names.iter().any(|name| expected.contains(name));
+    words.iter().find(|(names, _)| fits(names)).map_or(expected, |(_, words)| words)
 }
 
 /// The key at `at` in quotes, or a word for the whole file.

@@ -123,6 +123,7 @@ fn cases() -> Vec<Case> {
             "a whole number",
         ),
         text("{\"model_type\": \"llama\"}", 1, 16, "missing required key `", "add \""),
+        text("---\nlayers: 4\n---\nlayers: 5\n", 4, 1, "a second document", "one document"),
         text("just words", 1, 1, "the file cannot be", "a mapping"),
         text("layers: [1, 2\nhidden: 3", 2, 7, "cannot read this", "YAML"),
     ]
@@ -187,6 +188,22 @@ fn what_the_file_leaves_out_is_filled_in_and_said() {
     assert_eq!((spec.attention.kv_heads, spec.attention.head_dim), (8, 8));
     let batches = [1, 2048, 8192, 40, 3 << 20, 1 << 23, u64::MAX].map(default_global_batch);
     assert_eq!(batches, [1 << 22, 2048, 512, 131_072, 1, 1, 1]);
+}
+
+#[test]
+fn the_command_line_overrides_the_file() {
+    let assumed = config("llama", "").unwrap();
+    assert_eq!((assumed.seq_len, assumed.assumptions.len()), (9000, 3));
+    let longer = assumed.clone().with_run(Some(65_536), None).unwrap();
+    assert_eq!((longer.global_batch, longer.assumptions.len()), (64, 2));
+    let said = assumed.clone().with_run(Some(65_536), Some(7)).unwrap();
+    assert_eq!((said.seq_len, said.global_batch, said.assumptions.len()), (65_536, 7, 1));
+    let file = model(&with("global_batch: 24")).unwrap();
+    assert_eq!(file.clone().with_run(Some(32), None).unwrap().global_batch, 24);
+    assert_eq!(file.clone().with_run(None, None).unwrap(), file);
+    assert!(file.with_run(None, Some(0)).unwrap_err().help.unwrap().contains("1 to"));
+    let learned = model(&with("positions: learned")).unwrap();
+    assert!(learned.with_run(Some(65), None).unwrap_err().help.unwrap().contains("1 to 64"));
 }
 
 #[test]
@@ -303,6 +320,7 @@ proptest! {
         }
         if let Ok(spec) = model(&text.into_iter().collect::<String>()) {
             let _ = (models::model::params::total(&spec), models::model::params::active(&spec));
+            let _ = (spec.tokens_per_step(), spec.with_run(Some(9), None));
         }
     }
 }

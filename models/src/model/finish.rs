@@ -31,6 +31,66 @@ pub fn default_global_batch(seq_len: u64) -> u64 {
     if distance(2 * below) < distance(below) { 2 * below } else { below }
 }
 
+/// How the assumptions begin that [`ModelSpec::with_run`] lifts.
+const SEQUENCE_ASSUMED: &str = "sequence length";
+const BATCH_ASSUMED: &str = "global batch";
+
+impl ModelSpec {
+    /// The model with the user's sequence length (tokens) and global batch (sequences) for those of
+    /// its file. What the user says is no longer assumed; a batch that was assumed follows the
+    /// sequence length.
+    ///
+    /// # Errors
+    /// Zero or absurd values, and more tokens than there are learned positions.
+    pub fn with_run(
+        self,
+        seq_len: Option<u64>,
+        global_batch: Option<u64>,
+    ) -> Result<Self, InputError> {
+        let spec = match seq_len {
+            Some(tokens) => self.with_seq_len(tokens)?,
+            None => self,
+        };
+        match global_batch {
+            Some(sequences) => spec.with_global_batch(sequences),
+            None => Ok(spec),
+        }
+    }
+
+    fn with_seq_len(mut self, tokens: u64) -> Result<Self, InputError> {
+        let most = match self.positions {
+            Positions::Learned { max } => max,
+            Positions::Rope => MAX_SEQUENCE,
+        };
+        self.seq_len = flag("seq_len", tokens, most)?;
+        self.lift(SEQUENCE_ASSUMED);
+        if self.lift(BATCH_ASSUMED) {
+            self.global_batch = assume_batch(tokens, &mut self.assumptions);
+        }
+        Ok(self)
+    }
+
+    fn with_global_batch(mut self, sequences: u64) -> Result<Self, InputError> {
+        self.global_batch = flag("global_batch", sequences, MAX_SEQUENCE)?;
+        self.lift(BATCH_ASSUMED);
+        Ok(self)
+    }
+
+    /// Drops an assumption; says whether it was there.
+    fn lift(&mut self, assumed: &str) -> bool {
+        let before = self.assumptions.len();
+        self.assumptions.retain(|said| !said.starts_with(assumed));
+        self.assumptions.len() < before
+    }
+}
+
+/// A value from the command line, within 1 and `most`.
+fn flag(name: &str, value: u64, most: u64) -> Result<u64, InputError> {
+    let refused = || InputError::new(format!("{name} cannot be {value}"));
+    let valid = (1..=most).contains(&value);
+    valid.then_some(value).ok_or_else(|| refused().help(format!("valid: 1 to {most}")))
+}
+
 /// Checks a raw model and fills in what it leaves out.
 ///
 /// # Errors
@@ -83,8 +143,9 @@ fn sequence(
     };
     let seq_len = check.count("max_positions", positions, MAX_SEQUENCE)?;
     let key = check.key("max_positions", positions);
-    assumptions
-        .push(format!("sequence length {seq_len} tokens, from {key}: the model file gives none"));
+    assumptions.push(format!(
+        "{SEQUENCE_ASSUMED} {seq_len} tokens, from {key}: the model file gives none"
+    ));
     Ok(seq_len)
 }
 
@@ -98,10 +159,17 @@ fn batch(
     if let Some(given) = given {
         return check.count("global_batch", given, MAX_SEQUENCE);
     }
+    Ok(assume_batch(seq_len, assumptions))
+}
+
+/// The default batch, said.
+fn assume_batch(seq_len: u64, assumptions: &mut Vec<String>) -> u64 {
     let sequences = default_global_batch(seq_len);
     let tokens = sequences * seq_len;
-    assumptions.push(format!("global batch {sequences} sequences, {tokens} tokens, nearest to 4M: the model file gives none"));
-    Ok(sequences)
+    assumptions.push(format!(
+        "{BATCH_ASSUMED} {sequences} sequences, {tokens} tokens, nearest to 4M: the model file gives none"
+    ));
+    sequences
 }
 
 fn attention(check: &Checker<'_>, raw: &RawModel, hidden: u64) -> Result<Attention, InputError> {
