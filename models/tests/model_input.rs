@@ -190,6 +190,21 @@ fn what_the_file_leaves_out_is_filled_in_and_said() {
     assert_eq!(batches, [1 << 22, 2048, 512, 131_072, 1, 1, 1]);
 }
 
+/// `llama70b.yaml` documents every key; those that it comments out must be right too.
+#[test]
+fn the_documented_keys_all_work() {
+    let source = shipped_source("llama70b").unwrap().unwrap();
+    let is_key =
+        |line: &&str| line.split_whitespace().next().is_some_and(|word| word.ends_with(':'));
+    let opened = |line| str::strip_prefix(line, "# ").filter(is_key).unwrap_or(line);
+    let text: Vec<&str> = source.text().lines().map(opened).collect();
+    // With latent attention there are no fewer key/value heads than query heads.
+    let spec = model(&text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 "))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(spec.attention.mla.is_some() && spec.attention.window.is_some() && spec.moe.is_some());
+    assert_eq!((spec.attention.soft_cap, spec.final_soft_cap), (Some(50.0), Some(30.0)));
+}
+
 #[test]
 fn the_command_line_overrides_the_file() {
     let assumed = config("llama", "").unwrap();
