@@ -1,6 +1,17 @@
-//! What a user got wrong, where, and what would be valid.
+//! Untrusted text, and what a user got wrong in it: where, and what would be valid.
 
 use std::fmt;
+use std::io::Read;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_yaml::{Error as YamlError, Location, MessageFormatter, Options, UserMessageFormatter};
+
+/// Largest file that is read, bytes.
+pub const MAX_SOURCE_BYTES: usize = 16 << 20;
+
+/// Characters of a line that an error shows; longer lines are cut around the caret.
+const SHOWN_CHARS: usize = 120;
 
 /// An error the user must act on: file, line, column, field, and what would be valid.
 ///
@@ -66,12 +77,334 @@ impl fmt::Display for InputError {
             return if help.is_empty() { Ok(()) } else { write!(f, "\n  help: {help}") };
         };
         let gutter = " ".repeat(place.line.to_string().len());
-        let indent = " ".repeat(place.column.saturating_sub(1));
-        let carets = "^".repeat(place.width.max(1));
+        let (text, before) = place.shown();
+        let indent = " ".repeat(before);
+        let carets = "^".repeat(place.width.clamp(1, SHOWN_CHARS));
+        let underline = format!(" {gutter} | {indent}{carets} {help}");
         write!(f, "\n {gutter}--> {}:{}:{}", place.file, place.line, place.column)?;
-        write!(f, "\n {gutter} |\n {} | {}", place.line, place.text)?;
-        write!(f, "\n {gutter} | {indent}{carets} {help}")
+        write!(f, "\n {gutter} |\n {} | {text}\n{}", place.line, underline.trim_end())
     }
 }
 
 impl std::error::Error for InputError {}
+
+impl Place {
+    /// The part of the line to print, and how many of its characters lie before the caret.
+    ///
+    /// Control characters become spaces: a file must not be able to drive the terminal.
+    fn shown(&self) -> (String, usize) {
+        let before = self.column.saturating_sub(1);
+        let start = before.saturating_sub(SHOWN_CHARS / 2);
+        let printable = |c: char| if c.is_control() { ' ' } else { c };
+        let text = self.text.chars().skip(start).take(SHOWN_CHARS).map(printable).collect();
+        (text, before - start)
+    }
+}
+
+/// A text that came from outside, with the name the user gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    name: String,
+    text: String,
+}
+
+impl Source {
+    /// Takes bytes already read, for example from standard input.
+    ///
+    /// # Errors
+    /// More than [`MAX_SOURCE_BYTES`], not UTF-8 (with byte offset and line), or nothing in it.
+    pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, InputError> {
+        let name = name.into();
+        if bytes.len() > MAX_SOURCE_BYTES {
+            return Err(too_large(&name));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| not_utf8(&name, &error))?;
+        if text.trim().is_empty() {
+            return Err(InputError::new(format!("{name} is empty"))
+                .help("give a model, cluster or plan; `plan models` lists the shipped models"));
+        }
+        // A byte order mark is no part of the first key.
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+        Ok(Self { name, text })
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Missing, unreadable or a directory, and those of [`Source::from_bytes`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, InputError> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        if path.is_dir() {
+            return Err(InputError::new(format!("{name} is a directory")).help(format!(
+                "give a file in it, for example {}",
+                path.join("config.json").display()
+            )));
+        }
+        let file = std::fs::File::open(path).map_err(|error| unreadable(&name, &error))?;
+        let mut bytes = Vec::new();
+        // One byte more than the limit tells too large apart; a device file may never end.
+        let limited = &mut file.take(MAX_SOURCE_BYTES as u64 + 1);
+        limited.read_to_end(&mut bytes).map_err(|error| unreadable(&name, &error))?;
+        Self::from_bytes(name, bytes)
+    }
+
+    /// Name as the user gave it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The whole text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The place at 1-based `line` and `column`, underlining `width` characters but not more than
+    /// the line has.
+    pub fn place(&self, line: usize, column: usize, width: usize) -> Place {
+        let text = self.line(line).to_owned();
+        let rest = text.chars().count().saturating_sub(column.saturating_sub(1));
+        let width = width.clamp(1, rest.max(1));
+        Place { file: self.name.clone(), line, column, text, width }
+    }
+
+    /// The place of a parsed value; `None` where the parser did not know it.
+    pub fn place_of(&self, location: Location) -> Option<Place> {
+        let (line, column) = (location.line() as usize, location.column() as usize);
+        let value = self.value_at(location);
+        let width = value.lines().next().unwrap_or_default().trim_end().chars().count();
+        (location != Location::UNKNOWN).then(|| self.place(line, column, width))
+    }
+
+    /// An error about a parsed value, at its place; at the start of the file where that is unknown.
+    pub fn error_at(&self, location: Location, message: impl Into<String>) -> InputError {
+        let place = self.place_of(location).unwrap_or_else(|| self.place(1, 1, 1));
+        InputError::new(message).at(place)
+    }
+
+    /// Key of the value at `location`, read back from the text; `None` where there is none.
+    ///
+    /// The parser reports a value without its key, so this looks left, then upwards.
+    pub fn key_at(&self, location: Location) -> Option<&str> {
+        let (line, column) = (location.line() as usize, location.column() as usize);
+        let text = self.line(line);
+        let start = text.char_indices().nth(column.saturating_sub(1));
+        let left = start.map_or(text, |(byte, _)| &text[..byte]);
+        let opens = |text: &&str| text.ends_with(':');
+        let above = self.text.lines().take(line.saturating_sub(1)).map(uncommented);
+        last_key(left).or_else(|| above.filter(opens).last().and_then(last_key))
+    }
+
+    /// Text of the value at `location`, as written.
+    fn value_at(&self, location: Location) -> &str {
+        let span = location.span();
+        let (Some(start), Some(length)) = (span.byte_offset(), span.byte_len()) else { return "" };
+        let (start, length) = (start as usize, length as usize);
+        self.text.get(start..start.saturating_add(length)).unwrap_or_default()
+    }
+
+    /// Line `number`, 1-based; empty past the end.
+    fn line(&self, number: usize) -> &str {
+        number.checked_sub(1).and_then(|skip| self.text.lines().nth(skip)).unwrap_or_default()
+    }
+}
+
+/// Reads YAML, or JSON (which YAML contains), into `T`.
+///
+/// # Errors
+/// Every fault of syntax, keys, types and size, with its place and what would be valid. Anchors that
+/// expand without bound, and nesting deeper than 64, are refused.
+pub fn parse_yaml<T: DeserializeOwned>(source: &Source) -> Result<T, InputError> {
+    let parsed = if source.text.trim_start().starts_with('{') {
+        // JSON may be indented by tabs, YAML may not; a tab and a space are one column each.
+        serde_yaml::from_str_with_options(&source.text.replace('\t', " "), limits())
+    } else {
+        serde_yaml::from_str_with_options(&source.text, limits())
+    };
+    parsed.map_err(|error| explain(source, error.without_snippet()))
+}
+
+/// Parser limits: wide enough for a plan of a large cluster, and for nothing that explodes.
+fn limits() -> Options {
+    serde_yaml::options! {
+        budget: serde_yaml::budget! {
+            max_nodes: 4_000_000,
+            max_events: 8_000_000,
+            max_buffered_comment_events: 10_000,
+        },
+        with_snippet: false,
+    }
+}
+
+/// Our words for the parser's error.
+fn explain(source: &Source, error: &YamlError) -> InputError {
+    let (at, error) = (error.location().unwrap_or(Location::UNKNOWN), innermost(error));
+    let (message, help) = match error {
+        YamlError::SerdeUnknownField { field, expected, .. } => {
+            (format!("unknown key `{}`", printable(field)), one_of("keys", field, expected))
+        }
+        YamlError::SerdeUnknownVariant { variant, expected, .. } => (
+            format!("{} cannot be `{}`", key(source, at), printable(variant)),
+            one_of("values", variant, expected),
+        ),
+        YamlError::SerdeMissingField { field, .. } => {
+            (format!("missing required key `{field}`"), format!("add `{field}: ...`"))
+        }
+        YamlError::DuplicateMappingKey { key, .. } => {
+            let key = key.as_deref().unwrap_or("?");
+            (format!("key `{}` is given twice", printable(key)), "keep one of the two".to_owned())
+        }
+        _ => mistyped(source, at, error).unwrap_or_else(|| unparsable(error)),
+    };
+    source.error_at(at, message).help(help)
+}
+
+/// The error itself, without the wrappers that add where an alias was used.
+fn innermost(error: &YamlError) -> &YamlError {
+    match error {
+        YamlError::AliasError { error, .. } | YamlError::WithSnippet { error, .. } => {
+            innermost(error)
+        }
+        _ => error,
+    }
+}
+
+/// Message and help for a value of the wrong type; `None` for other errors.
+fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String, String)> {
+    let expected = match error {
+        YamlError::InvalidScalar { ty, .. } => ty,
+        YamlError::Unexpected { expected, .. } => expected,
+        YamlError::SerdeInvalidType { expected, .. }
+        | YamlError::SerdeInvalidValue { expected, .. } => expected.as_str(),
+        YamlError::NonFiniteFloat { .. } => "finite float",
+        YamlError::InvalidBooleanStrict { .. } => "bool",
+        YamlError::NullIntoString { .. } => "string",
+        _ => return None,
+    };
+    let valid = type_in_words(expected);
+    let found = printable(source.value_at(at).trim());
+    let found = if found.is_empty() { "what is here".to_owned() } else { format!("`{found}`") };
+    Some((format!("{} cannot be {found}", key(source, at)), format!("valid: {valid}")))
+}
+
+/// Message and help for text that is no YAML, or too much of it.
+fn unparsable(error: &YamlError) -> (String, String) {
+    let (text, help) = match error {
+        YamlError::Budget { .. }
+        | YamlError::AliasReplayLimitExceeded { .. }
+        | YamlError::AliasReplayStackDepthExceeded { .. }
+        | YamlError::AliasExpansionLimitExceeded { .. } => (
+            "it is too deep, too long, or expands too far".into(),
+            "write values out instead of nesting aliases; at most 64 levels, 4 million values",
+        ),
+        YamlError::MultipleDocuments { .. } => {
+            ("a second document begins".into(), "give one document a file: no second `---`")
+        }
+        _ => {
+            (UserMessageFormatter.format_message(error), "valid: YAML `key: value` lines, or JSON")
+        }
+    };
+    (format!("cannot read this: {}", printable(&text)), help.to_owned())
+}
+
+/// A Rust type, or serde's description of one, in the user's words: the first line that fits.
+fn type_in_words(expected: &str) -> &str {
+    let words = [
+        (["u8", "u16", "u32", "u64", "usize"].as_slice(), "a whole number, 0 or more"),
+        (&["i32", "i64", "isize"], "a whole number"),
+        (&["string scalar"], "one value, not a list or a mapping"),
+        (&["finite"], "a finite number"),
+        (&["f32", "f64", "float"], "a number"),
+        (&["bool"], "true or false"),
+        (&["struct", "map"], "a mapping of keys to values"),
+        (&["seq", "tuple", "array"], "a list"),
+        (&["str"], "text"),
+    ];
+    let fits = |names: &[&str]| names.iter().any(|name| expected.contains(name));
+    words.iter().find(|(names, _)| fits(names)).map_or(expected, |(_, words)| words)
+}
+
+/// The key at `at` in quotes, or a word for the whole file.
+fn key(source: &Source, at: Location) -> String {
+    source.key_at(at).map_or_else(|| "the file".to_owned(), |key| format!("`{}`", printable(key)))
+}
+
+/// "valid keys: ...", led by the one that `given` resembles.
+fn one_of(what: &str, given: &str, expected: &[&'static str]) -> String {
+    let nearest =
+        nearest(given, expected).map(|best| format!("did you mean `{best}`? ")).unwrap_or_default();
+    format!("{nearest}valid {what}: {}", expected.join(", "))
+}
+
+/// The candidate that `given` is probably a misspelling of: at most a third of it wrong.
+pub fn nearest<'a>(given: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let given: Vec<char> = given.chars().take(64).collect();
+    let scored = candidates.iter().map(|candidate| (edits(&given, candidate), *candidate));
+    let (distance, best) = scored.min_by_key(|(distance, _)| *distance)?;
+    (distance * 3 <= given.len().max(3)).then_some(best)
+}
+
+/// Insertions, deletions and substitutions between two words (Levenshtein).
+fn edits(from: &[char], to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=from.len()).collect();
+    for (i, c) in to.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &d) in from.iter().enumerate() {
+            let cost = (diagonal + usize::from(c != d)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], cost);
+        }
+    }
+    row[from.len()]
+}
+
+/// The last `key:` of a piece of a line, without its quotes.
+fn last_key(text: &str) -> Option<&str> {
+    let colons = text.char_indices().rev().filter(|(_, c)| *c == ':');
+    let ends_key = |i: usize| {
+        text[i + 1..].chars().next().is_none_or(char::is_whitespace) || text[..i].ends_with('"')
+    };
+    let colon = colons.map(|(i, _)| i).find(|&i| ends_key(i))?;
+    let key = text[..colon]
+        .trim_end()
+        .rsplit(|c: char| c == '{' || c == ',' || c.is_whitespace())
+        .next()
+        .unwrap_or_default();
+    let key = key.trim_matches(['"', '\'']);
+    (!key.is_empty()).then_some(key)
+}
+
+/// A line without its comment and the blanks around it.
+fn uncommented(line: &str) -> &str {
+    line.split(" #").next().unwrap_or_default().trim()
+}
+
+/// At most sixty characters of a user's text, on one line.
+fn printable(text: &str) -> String {
+    let shown = text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c });
+    let cut = if text.chars().nth(60).is_some() { "..." } else { "" };
+    shown.chain(cut.chars()).collect()
+}
+
+fn too_large(name: &str) -> InputError {
+    let limit = MAX_SOURCE_BYTES >> 20;
+    InputError::new(format!("{name} is larger than {limit} MiB"))
+        .help("a model, cluster or plan is a few kB to a few MB of text")
+}
+
+fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> InputError {
+    let offset = error.utf8_error().valid_up_to();
+    let valid = &error.as_bytes()[..offset];
+    let line = 1 + valid.iter().filter(|&&byte| byte == b'\n').count();
+    InputError::new(format!("{name} is not UTF-8 text: byte {offset} (line {line}) is invalid"))
+        .help("give a text file, YAML or JSON, in UTF-8")
+}
+
+fn unreadable(name: &str, error: &std::io::Error) -> InputError {
+    let help = match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            "give an existing file, or a shipped name: `plan models`, `plan clusters`"
+        }
+        _ => "give a readable file",
+    };
+    InputError::new(format!("cannot read {name}: {error}")).help(help)
+}

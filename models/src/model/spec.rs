@@ -1,6 +1,6 @@
 //! A transformer to train, as finished input: every field is present and has been validated.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One decoder-only transformer.
 ///
@@ -98,7 +98,7 @@ pub struct Mlp {
 }
 
 /// Activation of the feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// max(x, 0)
@@ -144,7 +144,7 @@ pub struct Moe {
 }
 
 /// Router scoring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Router {
     /// Softmax over experts, then top-k.
@@ -163,7 +163,7 @@ pub struct Norm {
 }
 
 /// Which normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
     /// Mean and variance, scale and shift.
@@ -202,7 +202,7 @@ impl ModelSpec {
         });
         let windowed = self.attention.window.is_some_and(|window| {
             window.tokens < self.seq_len
-                && window.full_every.is_none_or(|every| (index as u64 + 1) % every != 0)
+                && window.full_every.is_none_or(|every| !(index as u64 + 1).is_multiple_of(every))
         });
         LayerKind { moe, windowed }
     }

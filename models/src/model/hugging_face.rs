@@ -1,0 +1,467 @@
+//! Hugging Face `config.json` as a raw model.
+//!
+//! Keys and defaults are those of the configuration classes of transformers 4.57. Keys that do not
+//! change the shape of the model (token ids, initialisation, RoPE base) are ignored.
+
+use serde::{Deserialize, Deserializer};
+use serde_yaml::{Location, Spanned};
+
+use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
+use super::spec::{Activation, NormKind, Router};
+use crate::input::{InputError, Source, nearest};
+
+/// `model_type`s that are read.
+const SUPPORTED: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "mixtral", "deepseek_v3", "gpt2"];
+
+/// A value that may be missing (use the class's default) or null (switched off).
+type OrNull<T> = Option<Maybe<T>>;
+
+/// The keys of all supported architectures together.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct HfConfig {
+    model_type: Spanned<String>,
+    #[serde(rename = "_name_or_path")]
+    name_or_path: Maybe<String>,
+    #[serde(alias = "n_layer")]
+    num_hidden_layers: Maybe<u64>,
+    #[serde(alias = "n_embd")]
+    hidden_size: Maybe<u64>,
+    #[serde(alias = "n_head")]
+    num_attention_heads: Maybe<u64>,
+    num_key_value_heads: Maybe<u64>,
+    head_dim: Maybe<u64>,
+    #[serde(alias = "n_inner")]
+    intermediate_size: Maybe<u64>,
+    vocab_size: Maybe<u64>,
+    #[serde(alias = "n_positions")]
+    max_position_embeddings: Maybe<u64>,
+    #[serde(alias = "activation_function")]
+    hidden_act: Maybe<String>,
+    hidden_activation: Maybe<String>,
+    tie_word_embeddings: Maybe<bool>,
+    attention_bias: Maybe<bool>,
+    mlp_bias: Maybe<bool>,
+    attention_dropout: Maybe<f64>,
+    attn_pdrop: Maybe<f64>,
+    resid_pdrop: Maybe<f64>,
+    embd_pdrop: Maybe<f64>,
+    #[serde(default, deserialize_with = "or_null")]
+    sliding_window: OrNull<u64>,
+    use_sliding_window: Maybe<bool>,
+    max_window_layers: Maybe<u64>,
+    layer_types: Maybe<Vec<String>>,
+    #[serde(default, deserialize_with = "or_null")]
+    attn_logit_softcapping: OrNull<f64>,
+    #[serde(default, deserialize_with = "or_null")]
+    final_logit_softcapping: OrNull<f64>,
+    num_local_experts: Maybe<u64>,
+    num_experts: Maybe<u64>,
+    n_routed_experts: Maybe<u64>,
+    num_experts_per_tok: Maybe<u64>,
+    moe_intermediate_size: Maybe<u64>,
+    n_shared_experts: Maybe<u64>,
+    first_k_dense_replace: Maybe<u64>,
+    moe_layer_freq: Maybe<u64>,
+    decoder_sparse_step: Maybe<u64>,
+    mlp_only_layers: Maybe<Vec<u64>>,
+    output_router_logits: Maybe<bool>,
+    router_aux_loss_coef: Maybe<f64>,
+    q_lora_rank: Maybe<u64>,
+    kv_lora_rank: Maybe<u64>,
+    qk_nope_head_dim: Maybe<u64>,
+    qk_rope_head_dim: Maybe<u64>,
+    v_head_dim: Maybe<u64>,
+    num_nextn_predict_layers: Maybe<u64>,
+}
+
+fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+/// The raw model of a configuration.
+///
+/// # Errors
+/// Unsupported `model_type`, missing keys, and shapes that [`super::ModelSpec`] cannot say.
+pub(super) fn raw_model(source: &Source, config: &HfConfig) -> Result<RawModel, InputError> {
+    let reader = Reader { source, config };
+    match config.model_type.value.as_str() {
+        "llama" => reader.llama(),
+        "mistral" => reader.mistral(),
+        "qwen2" => reader.qwen2(),
+        "qwen3" => reader.qwen3(),
+        "qwen3_moe" => reader.qwen3_moe(),
+        "gemma2" => reader.gemma2(),
+        "mixtral" => reader.mixtral(),
+        "deepseek_v3" => reader.deepseek_v3(),
+        "gpt2" => reader.gpt2(),
+        other => Err(reader.unsupported(other)),
+    }
+}
+
+struct Reader<'a> {
+    source: &'a Source,
+    config: &'a HfConfig,
+}
+
+impl Reader<'_> {
+    fn unsupported(&self, model_type: &str) -> InputError {
+        let nearest = nearest(model_type, &SUPPORTED)
+            .map(|best| format!("did you mean `{best}`? "))
+            .unwrap_or_default();
+        self.error(
+            &self.config.model_type,
+            "`model_type` is not a supported architecture".to_owned(),
+        )
+        .help(format!(
+            "{nearest}supported: {}; or describe the model in our YAML",
+            SUPPORTED.join(", ")
+        ))
+    }
+
+    fn error<T>(&self, at: &Spanned<T>, message: String) -> InputError {
+        self.source.error_at(at.referenced, message)
+    }
+
+    /// A key without which the architecture has no shape.
+    fn need<T: Clone>(&self, key: &str, value: &Maybe<T>) -> Result<Spanned<T>, InputError> {
+        let missing =
+            || self.error(&self.config.model_type, format!("missing required key `{key}`"));
+        value.clone().ok_or_else(|| {
+            missing()
+                .help(format!("add \"{key}\": ... as the architecture's other checkpoints have"))
+        })
+    }
+
+    /// What all architectures with RMSNorm, RoPE and a gated block share; `tied` is the class's
+    /// default for `tie_word_embeddings`.
+    fn llama_like(&self, tied: bool) -> Result<RawModel, InputError> {
+        let config = self.config;
+        self.no_attention_dropout()?;
+        Ok(RawModel {
+            name: self.name(),
+            kv_heads: config.num_key_value_heads.clone(),
+            head_dim: config.head_dim.clone(),
+            activation: Some(self.gated_activation()?),
+            max_positions: Some(
+                self.need("max_position_embeddings", &config.max_position_embeddings)?,
+            ),
+            tied_embeddings: config.tie_word_embeddings.clone().or_else(|| implied(tied)),
+            qkv_bias: config.attention_bias.clone(),
+            out_bias: config.attention_bias.clone(),
+            assumptions: self.grouped_query_assumption(),
+            ..RawModel::new(
+                self.need("num_hidden_layers", &config.num_hidden_layers)?,
+                self.need("hidden_size", &config.hidden_size)?,
+                self.need("num_attention_heads", &config.num_attention_heads)?,
+                self.need("intermediate_size", &config.intermediate_size)?,
+                self.need("vocab_size", &config.vocab_size)?,
+            )
+        })
+    }
+
+    fn llama(&self) -> Result<RawModel, InputError> {
+        Ok(RawModel { mlp_bias: self.config.mlp_bias.clone(), ..self.llama_like(false)? })
+    }
+
+    /// Biases are not configurable; a window is there unless null.
+    fn mistral(&self) -> Result<RawModel, InputError> {
+        let window = self.window(implied(4096), None);
+        Ok(RawModel { window, qkv_bias: None, out_bias: None, ..self.llama_like(false)? })
+    }
+
+    fn qwen2(&self) -> Result<RawModel, InputError> {
+        Ok(RawModel {
+            window: self.switched_window()?,
+            qkv_bias: implied(true),
+            out_bias: None,
+            ..self.llama_like(false)?
+        })
+    }
+
+    fn qwen3(&self) -> Result<RawModel, InputError> {
+        let raw = self.llama_like(false)?;
+        let head_dim = raw.head_dim.clone().or_else(|| implied(128));
+        Ok(RawModel { window: self.switched_window()?, qk_norm: implied(true), head_dim, ..raw })
+    }
+
+    fn qwen3_moe(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let moe = RawMoe {
+            ffn: Some(self.need("moe_intermediate_size", &config.moe_intermediate_size)?),
+            first_dense: self.leading_dense()?,
+            every: config.decoder_sparse_step.clone(),
+            ..self.experts("num_experts", &config.num_experts)?
+        };
+        Ok(RawModel {
+            window: self.switched_window()?,
+            qk_norm: implied(true),
+            moe: Some(moe),
+            ..self.llama_like(false)?
+        })
+    }
+
+    fn mixtral(&self) -> Result<RawModel, InputError> {
+        let moe = self.experts("num_local_experts", &self.config.num_local_experts)?;
+        let window = self.window(None, None);
+        Ok(RawModel {
+            window,
+            moe: Some(moe),
+            qkv_bias: None,
+            out_bias: None,
+            ..self.llama_like(false)?
+        })
+    }
+
+    /// Four norms a layer, caps on scores and logits, every other layer windowed.
+    fn gemma2(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let raw = self.llama_like(true)?;
+        let every = self.full_every()?.unwrap_or_else(|| implied(2));
+        Ok(RawModel {
+            head_dim: raw.head_dim.clone().or_else(|| implied(256)),
+            norms_per_layer: implied(4),
+            window: self.window(implied(4096), every),
+            attention_soft_cap: config
+                .attn_logit_softcapping
+                .clone()
+                .unwrap_or_else(|| implied(50.0)),
+            final_soft_cap: config.final_logit_softcapping.clone().unwrap_or_else(|| implied(30.0)),
+            ..raw
+        })
+    }
+
+    fn deepseek_v3(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let raw = self.llama_like(false)?;
+        let mla = RawMla {
+            q_rank: config.q_lora_rank.clone(),
+            kv_rank: self.need("kv_lora_rank", &config.kv_lora_rank)?,
+            rope_dim: self.need("qk_rope_head_dim", &config.qk_rope_head_dim)?,
+            value_dim: self.need("v_head_dim", &config.v_head_dim)?,
+        };
+        let head_dim = Some(self.need("qk_nope_head_dim", &config.qk_nope_head_dim)?);
+        let mut assumptions = raw.assumptions.clone();
+        if config.num_nextn_predict_layers.as_ref().is_some_and(|layers| layers.value > 0) {
+            assumptions.push("the multi-token prediction layers are left out".to_owned());
+        }
+        Ok(RawModel {
+            head_dim,
+            mla: Some(mla),
+            moe: Some(self.fine_grained_experts()?),
+            assumptions,
+            ..raw
+        })
+    }
+
+    /// Learned positions, LayerNorm, biases everywhere, tied, one ungated block.
+    fn gpt2(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let hidden = self.need("n_embd", &config.hidden_size)?;
+        let four_times = Spanned { value: hidden.value.saturating_mul(4), ..hidden };
+        Ok(RawModel {
+            name: self.name(),
+            activation: Some(self.plain_activation()?),
+            norm: implied(NormKind::LayerNorm),
+            positions: implied(RawPositions::Learned),
+            max_positions: Some(self.need("n_positions", &config.max_position_embeddings)?),
+            tied_embeddings: config.tie_word_embeddings.clone().or_else(|| implied(true)),
+            bias: implied(true),
+            dropout: self.one_dropout()?,
+            ..RawModel::new(
+                self.need("n_layer", &config.num_hidden_layers)?,
+                hidden,
+                self.need("n_head", &config.num_attention_heads)?,
+                config.intermediate_size.clone().unwrap_or(four_times),
+                self.need("vocab_size", &config.vocab_size)?,
+            )
+        })
+    }
+
+    /// `meta-llama/Llama-2-7b` is called `Llama-2-7b`.
+    fn name(&self) -> Maybe<String> {
+        let path =
+            self.config.name_or_path.as_ref().filter(|path| !path.value.trim().is_empty())?;
+        let last = path.value.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Some(Spanned { value: last.to_owned(), ..path.clone() })
+    }
+
+    fn grouped_query_assumption(&self) -> Vec<String> {
+        let given = self.config.num_key_value_heads.is_some();
+        let says =
+            "as many key/value heads as query heads: the model file has no num_key_value_heads";
+        if given { Vec::new() } else { vec![says.to_owned()] }
+    }
+
+    fn gated_activation(&self) -> Result<Spanned<Activation>, InputError> {
+        let Some(given) =
+            self.config.hidden_activation.as_ref().or(self.config.hidden_act.as_ref())
+        else {
+            let gemma = self.config.model_type.value == "gemma2";
+            return Ok(unplaced(if gemma { Activation::Geglu } else { Activation::Swiglu }));
+        };
+        let activation = match given.value.as_str() {
+            "silu" | "swish" => Activation::Swiglu,
+            "gelu" | "gelu_new" | "gelu_pytorch_tanh" => Activation::Geglu,
+            _ => return Err(self.bad_activation(given, "silu, gelu, gelu_new, gelu_pytorch_tanh")),
+        };
+        Ok(Spanned::new(activation, given.referenced, given.defined))
+    }
+
+    fn plain_activation(&self) -> Result<Spanned<Activation>, InputError> {
+        let Some(given) = &self.config.hidden_act else { return Ok(unplaced(Activation::Gelu)) };
+        let activation = match given.value.as_str() {
+            "gelu" | "gelu_new" | "gelu_pytorch_tanh" => Activation::Gelu,
+            "relu" => Activation::Relu,
+            "relu2" => Activation::SquaredRelu,
+            _ => {
+                return Err(
+                    self.bad_activation(given, "gelu, gelu_new, gelu_pytorch_tanh, relu, relu2")
+                );
+            }
+        };
+        Ok(Spanned::new(activation, given.referenced, given.defined))
+    }
+
+    fn bad_activation(&self, given: &Spanned<String>, valid: &str) -> InputError {
+        let key = self.source.key_at(given.referenced).unwrap_or("hidden_act");
+        self.error(given, format!("`{key}` cannot be this")).help(format!("valid: {valid}"))
+    }
+
+    /// A spec has one dropout, which a Llama's attention alone does not make.
+    fn no_attention_dropout(&self) -> Result<(), InputError> {
+        let given = self.config.attention_dropout.as_ref();
+        given.filter(|dropout| dropout.value != 0.0).map_or(Ok(()), |dropout| {
+            let message = format!("`attention_dropout` cannot be {}", dropout.value);
+            Err(self
+                .error(dropout, message)
+                .help("valid: 0; dropout on attention alone is not supported"))
+        })
+    }
+
+    /// GPT-2's three probabilities (default 0.1) as the one that a spec has.
+    fn one_dropout(&self) -> Result<Maybe<f64>, InputError> {
+        let all = [&self.config.resid_pdrop, &self.config.embd_pdrop, &self.config.attn_pdrop];
+        let value = |dropout: &Maybe<f64>| dropout.as_ref().map_or(0.1, |dropout| dropout.value);
+        let (first, rest) = (value(all[0]), &all[1..]);
+        let differs = rest.iter().any(|other| value(other) != first);
+        match all.iter().find_map(|dropout| dropout.as_ref()) {
+            Some(given) if differs => Err(self
+                .error(given, "`resid_pdrop`, `embd_pdrop` and `attn_pdrop` differ".to_owned())
+                .help("valid: the same probability three times (0.1 where left out)")),
+            given => Ok(given.cloned().or_else(|| implied(0.1))),
+        }
+    }
+
+    /// The window as given; `default` where the key is missing.
+    fn window(&self, default: Maybe<u64>, full_every: Maybe<u64>) -> Option<RawWindow> {
+        let tokens = self.config.sliding_window.clone().unwrap_or(default)?;
+        // A period of 1 stands for "no layer is windowed".
+        let none = full_every.as_ref().is_some_and(|every| every.value == 1);
+        (!none).then_some(RawWindow { tokens, full_every })
+    }
+
+    /// Qwen's window: only with `use_sliding_window`, from layer `max_window_layers` on.
+    fn switched_window(&self) -> Result<Option<RawWindow>, InputError> {
+        let config = self.config;
+        if !config.use_sliding_window.as_ref().is_some_and(|switch| switch.value) {
+            return Ok(None);
+        }
+        if let Some(every) = self.full_every()? {
+            return Ok(self.window(implied(4096), every));
+        }
+        let layers = self.need("num_hidden_layers", &config.num_hidden_layers)?.value;
+        let first = config.max_window_layers.clone().unwrap_or_else(|| unplaced(28));
+        match first.value {
+            0 => Ok(self.window(implied(4096), None)),
+            full if full >= layers => Ok(None),
+            _ => Err(self
+                .error(
+                    &first,
+                    format!("`max_window_layers` ({}) windows only the last layers", first.value),
+                )
+                .help(format!(
+                    "valid: 0 (all windowed) or {layers} (none); a mixture is not supported"
+                ))),
+        }
+    }
+
+    /// `layer_types` as a period: `None` not given, `Some(None)` all windowed, `Some(Some(1))` none,
+    /// `Some(Some(k))` every k-th full.
+    fn full_every(&self) -> Result<Option<Maybe<u64>>, InputError> {
+        let Some(types) = &self.config.layer_types else { return Ok(None) };
+        let full = |kind: &String| kind == "full_attention";
+        let Some(first) = types.value.iter().position(full) else { return Ok(Some(None)) };
+        let period = first + 1;
+        let regular =
+            types.value.iter().enumerate().all(|(i, kind)| full(kind) == ((i + 1) % period == 0));
+        if regular {
+            return Ok(Some(Some(Spanned::new(period as u64, types.referenced, types.defined))));
+        }
+        Err(self
+            .error(types, "`layer_types` has no period that is supported".to_owned())
+            .help("valid: every k-th layer full_attention, the others sliding_attention"))
+    }
+
+    fn experts(&self, key: &str, experts: &Maybe<u64>) -> Result<RawMoe, InputError> {
+        Ok(RawMoe {
+            experts: self.need(key, experts)?,
+            top_k: self.need("num_experts_per_tok", &self.config.num_experts_per_tok)?,
+            ffn: None,
+            shared_ffn: None,
+            first_dense: None,
+            every: None,
+            capacity_factor: None,
+            router: implied(Router::Softmax),
+            aux_loss: self.aux_loss(),
+        })
+    }
+
+    /// The coefficient counts only where router logits are asked for; it is 0.001 by default.
+    fn aux_loss(&self) -> Maybe<f64> {
+        let on = self.config.output_router_logits.as_ref().is_some_and(|on| on.value);
+        on.then(|| self.config.router_aux_loss_coef.clone().unwrap_or_else(|| unplaced(0.001)))
+    }
+
+    fn fine_grained_experts(&self) -> Result<RawMoe, InputError> {
+        let config = self.config;
+        let ffn = self.need("moe_intermediate_size", &config.moe_intermediate_size)?;
+        let shared = config.n_shared_experts.as_ref();
+        Ok(RawMoe {
+            shared_ffn: shared.map(|n| Spanned { value: n.value.saturating_mul(ffn.value), ..*n }),
+            ffn: Some(ffn),
+            first_dense: config.first_k_dense_replace.clone().or_else(|| implied(3)),
+            every: config.moe_layer_freq.clone(),
+            router: implied(Router::SigmoidBias),
+            aux_loss: None,
+            ..self.experts("n_routed_experts", &config.n_routed_experts)?
+        })
+    }
+
+    /// Qwen's list of dense layers, which must be the first ones, and in step with
+    /// `decoder_sparse_step`: that counts from layer 0, ours from the first sparse layer.
+    fn leading_dense(&self) -> Result<Maybe<u64>, InputError> {
+        let Some(listed) = &self.config.mlp_only_layers else { return Ok(None) };
+        let step = self.config.decoder_sparse_step.as_ref().map_or(1, |step| step.value.max(1));
+        let count = listed.value.len() as u64;
+        let mut sorted = listed.value.clone();
+        sorted.sort_unstable();
+        if sorted.into_iter().eq(0..count) && count.is_multiple_of(step) {
+            return Ok(Some(Spanned::new(count, listed.referenced, listed.defined)));
+        }
+        Err(self
+            .error(listed, "`mlp_only_layers` is not a list of the first layers".to_owned())
+            .help(format!("valid: [], or 0, 1, 2, ... without gaps, as many as {step} divides")))
+    }
+}
+
+/// A value that the file does not give.
+fn unplaced<T>(value: T) -> Spanned<T> {
+    Spanned::new(value, Location::UNKNOWN, Location::UNKNOWN)
+}
+
+fn implied<T>(value: T) -> Maybe<T> {
+    Some(unplaced(value))
+}

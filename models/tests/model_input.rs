@@ -1,0 +1,341 @@
+//! What a wrong model file is told, and that no file makes the reader panic.
+
+use models::input::{InputError, Source, parse_yaml};
+use models::model::{ModelSpec, default_global_batch, read, shipped_names, shipped_source};
+use proptest::prelude::*;
+
+const GOOD: &str = "layers: 4\nhidden: 64\nheads: 8\nffn: 176\nvocab: 512\nseq_len: 64\n";
+
+fn model(text: &str) -> Result<ModelSpec, InputError> {
+    read(&Source::from_bytes("my-model.yaml", text.as_bytes().to_vec())?)
+}
+
+/// The good model with one key replaced or added.
+fn with(line: &str) -> String {
+    let key = line.split(':').next().unwrap();
+    let kept = GOOD.lines().filter(|other| other.split(':').next() != Some(key));
+    kept.chain([line]).map(|line| format!("{line}\n")).collect()
+}
+
+type Case = (String, usize, usize, &'static str, &'static str);
+
+fn cases() -> Vec<Case> {
+    let case = |text: &str, line, column, message, help| (with(text), line, column, message, help);
+    let text =
+        |text: &str, line, column, message, help| (text.to_owned(), line, column, message, help);
+    vec![
+        case(
+            "hiden: 64",
+            7,
+            1,
+            "unknown key `hiden`",
+            "did you mean `hidden`? valid keys: name, layers,",
+        ),
+        case("colour: red", 7, 1, "unknown key `colour`", "valid keys: name, layers,"),
+        case("heads: many", 6, 8, "`heads` cannot be `many`", "a whole number, 0 or more"),
+        case("heads: [8]", 6, 8, "`heads` cannot be", "one value"),
+        case("heads: 2.5", 6, 8, "`heads` cannot be `2.5`", "a whole number, 0 or more"),
+        case("heads: -8", 6, 8, "`heads` cannot be `-8`", "a whole number, 0 or more"),
+        case("heads: 0", 6, 8, "`heads` cannot be 0", "valid: 1 to"),
+        case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a whole number"),
+        case("hidden: 9000000000", 6, 9, "`hidden` cannot be 9000000000", "valid: 1 to 1000000"),
+        case("layers: 100001", 6, 9, "`layers` cannot be 100001", "valid: 1 to 100000"),
+        case(
+            "heads: 7",
+            6,
+            8,
+            "`heads` (7) does not divide `hidden` (64)",
+            "valid: 1, 2, 4, 8, 16, 32, 64; or give head_dim",
+        ),
+        case(
+            "kv_heads: 3",
+            7,
+            11,
+            "`kv_heads` (3) does not divide `heads` (8)",
+            "valid: 1, 2, 4, 8",
+        ),
+        case("head_dim: 7", 7, 11, "`head_dim` makes rotary heads 7 wide", "an even width"),
+        case("dropout: 1", 7, 10, "`dropout` cannot be 1", "valid: 0 up to"),
+        case("dropout: .nan", 7, 10, "`dropout` cannot be `.nan`", "a finite number"),
+        case("bias: perhaps", 7, 7, "`bias` cannot be `perhaps`", "true or false"),
+        case(
+            "activation: swigluu",
+            7,
+            13,
+            "`activation` cannot be `swigluu`",
+            "did you mean `swiglu`? valid values: relu,",
+        ),
+        case("norms_per_layer: 3", 7, 18, "`norms_per_layer` cannot be 3", "valid: 2, or 4"),
+        case("attention_soft_cap: -1", 7, 21, "`attention_soft_cap` cannot be -1", "above 0"),
+        case("name: ''", 7, 7, "`name` is empty", "for example llama70b"),
+        case(
+            "positions: learned\nmax_positions: 32",
+            6,
+            10,
+            "`seq_len` cannot be 64",
+            "valid: 1 to 32",
+        ),
+        case("window: { tokens: 0 }", 7, 19, "`tokens` cannot be 0", "valid: 1 to"),
+        case(
+            "moe:\n  experts: 4\n  top_k: 5",
+            9,
+            10,
+            "`top_k` (5) is more than the 4 experts",
+            "valid: 1 to 4",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, first_dense: 5 }",
+            7,
+            43,
+            "`first_dense` cannot be 5",
+            "valid: 0 to 4",
+        ),
+        case("moe: { experts: 4 }", 7, 8, "missing required key `top_k`", "add `top_k: ...`"),
+        case("moe: 4", 7, 6, "`moe` cannot be `4`", "a mapping"),
+        text("layers: 4\nhidden: 64\n", 2, 1, "missing required key `heads`", "add `heads: ...`"),
+        text(
+            GOOD.trim_end_matches("seq_len: 64\n"),
+            1,
+            9,
+            "missing `seq_len`",
+            "add `seq_len: ...`",
+        ),
+        text("layers: 4\nlayers: 5\n", 2, 1, "key `layers` is given twice", "keep one"),
+        text(
+            "layers: 100000\nhidden: 1000000\nheads: 8\nffn: 10000000\nvocab: 9\nseq_len: 9\n",
+            1,
+            9,
+            "more than 10^18",
+            "fewer",
+        ),
+        text(
+            "{\"model_type\": \"bert\"}",
+            1,
+            16,
+            "`model_type` is not a supported",
+            "supported: llama, mistral",
+        ),
+        text(
+            "{\n\t\"model_type\": \"llama\",\n\t\"num_hidden_layers\": \"x\"\n}",
+            3,
+            23,
+            "`num_hidden_layers` cannot be",
+            "a whole number",
+        ),
+        text("{\"model_type\": \"llama\"}", 1, 16, "missing required key `", "add \""),
+        text("---\nlayers: 4\n---\nlayers: 5\n", 4, 1, "a second document", "one document"),
+        text("just words", 1, 1, "the file cannot be", "a mapping"),
+        text("layers: [1, 2\nhidden: 3", 2, 7, "cannot read this", "YAML"),
+    ]
+}
+
+#[test]
+fn a_wrong_file_is_told_where_and_what_is_valid() {
+    for (text, line, column, message, help) in cases() {
+        let error = model(&text).expect_err(&text);
+        let place = error.place.clone().unwrap_or_else(|| panic!("no place: {error}"));
+        assert_eq!((place.line, place.column), (line, column), "{error}");
+        assert!(error.message.contains(message), "{error}");
+        assert!(error.help.as_deref().unwrap_or("").contains(help), "{error}");
+        let rest = place.text.chars().count().saturating_sub(place.column - 1).max(1);
+        assert!((1..=rest).contains(&place.width), "{error}");
+    }
+}
+
+#[test]
+fn aliases_cannot_explode() {
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+        text += &format!("a{level}: &a{level} [{aliases}]\n");
+    }
+    let error = model(&text).unwrap_err();
+    assert!(error.place.is_some(), "{error}");
+    assert!(error.help.as_deref().unwrap_or("").contains("aliases"), "{error}");
+    let deep = "layers: ".to_owned() + &"[".repeat(100_000);
+    assert!(model(&deep).unwrap_err().message.contains("cannot read this"));
+}
+
+#[test]
+fn files_that_are_no_text() {
+    let folder =
+        std::env::temp_dir().join(format!("meshwright-model-input-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let error = Source::open(&folder).unwrap_err();
+    assert!(error.message.contains("is a directory") && error.help.is_some(), "{error}");
+    let error = Source::open(folder.join("missing.yaml")).unwrap_err();
+    assert!(error.message.contains("missing.yaml") && error.help.is_some(), "{error}");
+    for (bytes, says) in [
+        (Vec::new(), "is empty"),
+        (b" \n\n".to_vec(), "is empty"),
+        (b"layers: 4\nname: \xff\n".to_vec(), "byte 16 (line 2)"),
+        (vec![b' '; (16 << 20) + 1], "larger than 16 MiB"),
+    ] {
+        let path = folder.join("file.yaml");
+        std::fs::write(&path, bytes).unwrap();
+        let error = Source::open(&path).unwrap_err();
+        assert!(error.message.contains(says) && error.help.is_some(), "{error}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_the_file_leaves_out_is_filled_in_and_said() {
+    let spec = model(&with("max_positions: 4096").replace("seq_len: 64\n", "")).unwrap();
+    assert_eq!((spec.seq_len, spec.global_batch, spec.name.as_str()), (4096, 1024, "my-model"));
+    assert!(spec.assumptions[0].contains("`max_positions`"), "{:?}", spec.assumptions);
+    assert!(spec.assumptions[1].contains("1024 sequences"), "{:?}", spec.assumptions);
+    assert_eq!((spec.attention.kv_heads, spec.attention.head_dim), (8, 8));
+    let batches = [1, 2048, 8192, 40, 3 << 20, 1 << 23, u64::MAX].map(default_global_batch);
+    assert_eq!(batches, [1 << 22, 2048, 512, 131_072, 1, 1, 1]);
+}
+
+/// `llama70b.yaml` documents every key; those that it comments out must be right too.
+#[test]
+fn the_documented_keys_all_work() {
+    let source = shipped_source("llama70b").unwrap().unwrap();
+    let is_key =
+        |line: &&str| line.split_whitespace().next().is_some_and(|word| word.ends_with(':'));
+    let opened = |line| str::strip_prefix(line, "# ").filter(is_key).unwrap_or(line);
+    let text: Vec<&str> = source.text().lines().map(opened).collect();
+    // With latent attention there are no fewer key/value heads than query heads.
+    let spec = model(&text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 "))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(spec.attention.mla.is_some() && spec.attention.window.is_some() && spec.moe.is_some());
+    assert_eq!((spec.attention.soft_cap, spec.final_soft_cap), (Some(50.0), Some(30.0)));
+}
+
+#[test]
+fn the_command_line_overrides_the_file() {
+    let assumed = config("llama", "").unwrap();
+    assert_eq!((assumed.seq_len, assumed.assumptions.len()), (9000, 3));
+    let longer = assumed.clone().with_run(Some(65_536), None).unwrap();
+    assert_eq!((longer.global_batch, longer.assumptions.len()), (64, 2));
+    let said = assumed.clone().with_run(Some(65_536), Some(7)).unwrap();
+    assert_eq!((said.seq_len, said.global_batch, said.assumptions.len()), (65_536, 7, 1));
+    let file = model(&with("global_batch: 24")).unwrap();
+    assert_eq!(file.clone().with_run(Some(32), None).unwrap().global_batch, 24);
+    assert_eq!(file.clone().with_run(None, None).unwrap(), file);
+    assert!(file.with_run(None, Some(0)).unwrap_err().help.unwrap().contains("1 to"));
+    let learned = model(&with("positions: learned")).unwrap();
+    assert!(learned.with_run(Some(65), None).unwrap_err().help.unwrap().contains("1 to 64"));
+}
+
+#[test]
+fn byte_order_mark_and_windows_lines_are_no_matter() {
+    let text = format!("\u{feff}{}", GOOD.replace('\n', "\r\n"));
+    assert_eq!(model(&text), model(GOOD));
+}
+
+#[test]
+fn an_error_prints_its_line_cut_around_the_caret() {
+    let long = format!("{{\"x\": \"{}\", \"model_type\": \"bert\"}}", "y ".repeat(5_000));
+    let text = model(&long).unwrap_err().to_string();
+    assert!(text.len() < 1_000 && !text.contains('\u{1b}') && text.contains("^^^^"), "{text}");
+    let escape = model("a: \u{1b}[31m").unwrap_err().to_string();
+    assert!(!escape.contains('\u{1b}'), "{escape}");
+    let short = model(&with("heads: many")).unwrap_err().to_string();
+    assert!(
+        short.contains("\n  --> my-model.yaml:6:8\n   |\n 6 | heads: many\n   |        ^^^^ "),
+        "{short}"
+    );
+}
+
+/// A small configuration with `keys` (JSON, comma-separated) added.
+fn config(model_type: &str, keys: &str) -> Result<ModelSpec, InputError> {
+    let comma = if keys.is_empty() { "" } else { ",\n" };
+    let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
+                 \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 9000";
+    model(&format!("{{\"model_type\": \"{model_type}\", {shape}{comma}{keys}}}"))
+}
+
+#[test]
+fn hugging_face_windows() {
+    let window = |model_type: &str, keys: &str| {
+        let window =
+            config(model_type, keys).unwrap_or_else(|error| panic!("{error}")).attention.window;
+        window.map(|window| (window.tokens, window.full_every))
+    };
+    let on = "\"use_sliding_window\": true, \"sliding_window\": 100, \"max_window_layers\": ";
+    assert_eq!(window("mistral", ""), Some((4096, None)));
+    assert_eq!(window("mistral", "\"sliding_window\": null"), None);
+    assert_eq!(window("gemma2", ""), Some((4096, Some(2))));
+    let full = "\"layer_types\": [\"full_attention\", \"full_attention\"]";
+    assert_eq!(window("gemma2", full), None);
+    assert_eq!(window("qwen2", "\"sliding_window\": 100"), None);
+    assert_eq!(window("qwen2", &format!("{on} 0")), Some((100, None)));
+    assert_eq!(window("qwen3", &format!("{on} 4")), None);
+    let error = config("qwen2", &format!("{on} 2")).unwrap_err();
+    assert!(error.message.contains("`max_window_layers` (2)") && error.place.unwrap().line == 2);
+}
+
+#[test]
+fn hugging_face_configurations_that_a_spec_cannot_say() {
+    let experts = "\"num_experts\": 4, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 8, ";
+    let cases = [
+        ("llama", "\"attention_dropout\": 0.1".to_owned(), "`attention_dropout` cannot be 0.1"),
+        ("llama", "\"hidden_act\": \"tanh\"".to_owned(), "`hidden_act` cannot be"),
+        (
+            "llama",
+            "\"num_key_value_heads\": 3".to_owned(),
+            "`num_key_value_heads` (3) does not divide `num_attention_heads` (8)",
+        ),
+        ("qwen3_moe", format!("{experts}\"mlp_only_layers\": [1]"), "`mlp_only_layers`"),
+        ("gemma2", "\"layer_types\": [\"full_attention\", \"x\"]".to_owned(), "`layer_types`"),
+    ];
+    for (model_type, keys, says) in cases {
+        let error = config(model_type, &keys).expect_err(&keys);
+        assert!(error.message.contains(says) && error.help.is_some(), "{error}");
+        assert_eq!(error.place.as_ref().map(|place| place.line), Some(2), "{error}");
+    }
+}
+
+#[test]
+fn json_is_read_as_json() {
+    let emoji =
+        "\"note\": \"caf\\u00e9 \\ud83d\\ude00 a\\/b\", \"_name_or_path\": \"a\\/my-llama\"";
+    assert_eq!(config("llama", emoji).unwrap().name, "my-llama");
+    let long = format!("\"note\": [{}0]", "0, ".repeat(50_000));
+    assert_eq!(config("llama", &long.replace('\n', "")).unwrap().layers, 4);
+}
+
+#[test]
+fn nearest_of_nothing() {
+    let source = Source::from_bytes("x", b"a: 1".to_vec()).unwrap();
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    assert!(parse_yaml::<Nothing>(&source).unwrap_err().message.contains("unknown key `a`"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Source::from_bytes("random", bytes).and_then(|source| read(&source)).map_err(|e| e.to_string());
+    }
+
+    #[test]
+    fn random_yaml_like_text_never_panics(text in "([a-z_]{1,9}|[0-9:{}\\[\\],\"'&*!|>%@#\\-\n\t ]|layers|hidden|\u{e9}){0,60}") {
+        let _ = model(&text).map_err(|e| e.to_string());
+    }
+
+    #[test]
+    fn mutated_models_never_panic(
+        which in 0..shipped_names().count(),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), "[ -~\n\u{e9}]{0,12}", 0_usize..12), 1..6),
+    ) {
+        let name = shipped_names().nth(which).unwrap();
+        let mut text: Vec<char> = shipped_source(name).unwrap().unwrap().text().chars().collect();
+        for (at, insert, remove) in edits {
+            let at = at.index(text.len());
+            text.splice(at..(at + remove).min(text.len()), insert.chars());
+            text.push('\n');
+        }
+        if let Ok(spec) = model(&text.into_iter().collect::<String>()) {
+            let _ = (models::model::params::total(&spec), models::model::params::active(&spec));
+            let _ = (spec.tokens_per_step(), spec.with_run(Some(9), None));
+        }
+    }
+}
