@@ -1,1 +1,22 @@
-//! Clusters: devices, links and measured efficiency.
+//! Clusters: devices, links, the software that runs on them, and measured efficiency.
+
+mod grid;
+mod raw;
+mod shipped;
+mod spec;
+mod tables;
+
+pub use grid::Grid;
+pub use shipped::{shipped, shipped_names, shipped_source};
+pub use spec::*;
+pub use tables::{EfficiencyTables, table_names};
+
+use crate::input::{InputError, Source, parse_yaml};
+
+/// Reads a cluster from YAML.
+///
+/// # Errors
+/// Anything wrong with the text or a value, at its place, with what would be valid.
+pub fn read(source: &Source) -> Result<ClusterSpec, InputError> {
+    raw::finish(source, &parse_yaml(source)?)
+}

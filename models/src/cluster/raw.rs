@@ -1,0 +1,280 @@
+//! A cluster as written, and the checks that make it finished input.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_yaml::Spanned;
+
+use super::{
+    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Software,
+};
+use crate::input::{InputError, Source};
+
+type Number = Spanned<f64>;
+
+/// The file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawCluster {
+    name: Spanned<String>,
+    #[serde(default)]
+    description: String,
+    device: RawDevice,
+    levels: Spanned<Vec<RawLevel>>,
+    host: RawHost,
+    storage_bytes_per_s: Number,
+    failures_per_node_day: Number,
+    software: RawSoftware,
+    efficiency: Spanned<String>,
+    #[serde(default)]
+    any_gpu_count: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDevice {
+    name: String,
+    peak_flops: Spanned<BTreeMap<Dtype, Number>>,
+    hbm_bytes: Number,
+    hbm_bytes_per_s: Number,
+    sms: Spanned<u64>,
+    kernel_launch_s: Number,
+    reserved_bytes: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLevel {
+    name: String,
+    gpus: Option<Spanned<u64>>,
+    bytes_per_s: Number,
+    latency_s: Number,
+    efficiency: Number,
+    #[serde(default)]
+    in_network: bool,
+    oversubscription: Option<Number>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHost {
+    memory_bytes: Number,
+    link_bytes_per_s: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSoftware {
+    attention: AttentionKernel,
+    gemm_slowdown: Number,
+    attention_slowdown: Number,
+    sequence_parallel: bool,
+    tp_exposed: Number,
+    dp_overlap: Number,
+    p2p_overlap: bool,
+    ep_exposed: Number,
+    host_s_per_layer: Number,
+    step_overhead_s: Number,
+    slowdown_per_doubling: Number,
+    fp8_cast_bytes: Number,
+    optimizer_bytes_per_parameter: Number,
+}
+
+/// Checks every value.
+pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, InputError> {
+    let check = Checker { source };
+    Ok(ClusterSpec {
+        name: check.named(&raw.name)?,
+        description: raw.description.clone(),
+        device: device(&check, &raw.device)?,
+        levels: levels(&check, &raw.levels)?,
+        host: Host {
+            memory_bytes: check.at_least_zero("memory_bytes", &raw.host.memory_bytes)?,
+            link_bytes_per_s: check.positive("link_bytes_per_s", &raw.host.link_bytes_per_s)?,
+        },
+        storage_bytes_per_s: check.positive("storage_bytes_per_s", &raw.storage_bytes_per_s)?,
+        failures_per_node_day: check
+            .at_least_zero("failures_per_node_day", &raw.failures_per_node_day)?,
+        software: software(&check, &raw.software)?,
+        tables: check.tables(&raw.efficiency)?,
+        any_gpu_count: raw.any_gpu_count,
+    })
+}
+
+fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
+    let peaks = raw.peak_flops.value.iter();
+    let peak =
+        |(dtype, flops): (&Dtype, &Number)| Ok((*dtype, check.positive(dtype.name(), flops)?));
+    let peak_flops = peaks.map(peak).collect::<Result<BTreeMap<_, _>, InputError>>()?;
+    if peak_flops.is_empty() {
+        let error = check.source.error_at(raw.peak_flops.referenced, "`peak_flops` is empty");
+        return Err(error.help("give at least one format, for example `bf16: 989.4e12`"));
+    }
+    Ok(Device {
+        name: raw.name.clone(),
+        peak_flops,
+        hbm_bytes: check.positive("hbm_bytes", &raw.hbm_bytes)?,
+        hbm_bytes_per_s: check.positive("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
+        sms: check.count("sms", &raw.sms)?,
+        kernel_launch_s: check.at_least_zero("kernel_launch_s", &raw.kernel_launch_s)?,
+        reserved_bytes: check.below("reserved_bytes", &raw.reserved_bytes, raw.hbm_bytes.value)?,
+    })
+}
+
+fn levels(check: &Checker<'_>, raw: &Spanned<Vec<RawLevel>>) -> Result<Vec<LinkLevel>, InputError> {
+    let Some(outermost) = raw.value.len().checked_sub(1) else {
+        let error = check.source.error_at(raw.referenced, "`levels` is empty");
+        return Err(error.help("give at least one level of links, the innermost first"));
+    };
+    let mut inner = 1;
+    let mut finished = Vec::with_capacity(raw.value.len());
+    for (i, level) in raw.value.iter().enumerate() {
+        let gpus = domain(check, level, inner, i == outermost)?;
+        inner = gpus.unwrap_or(inner);
+        finished.push(link(check, level, gpus)?);
+    }
+    Ok(finished)
+}
+
+/// Size of one domain of a level: a multiple of the one inside it; the outermost has none.
+fn domain(
+    check: &Checker<'_>,
+    level: &RawLevel,
+    inner: u64,
+    outermost: bool,
+) -> Result<Option<u64>, InputError> {
+    match &level.gpus {
+        // A bound on the last level would leave GPUs beyond it unconnected.
+        Some(gpus) if outermost => {
+            let message = format!("level `{}` is the outermost and cannot be bounded", level.name);
+            let error = check.source.error_at(gpus.referenced, message);
+            Err(error.help("leave `gpus` out, or add a level that connects these domains"))
+        }
+        None if !outermost => {
+            let message = format!("level `{}` needs `gpus`: it is not the outermost", level.name);
+            Err(check.source.error_at(level.bytes_per_s.referenced, message))
+        }
+        None => Ok(None),
+        Some(gpus) => {
+            let size = check.count("gpus", gpus)?;
+            let valid = size > inner || (size == inner && inner == 1);
+            if valid && size.is_multiple_of(inner) {
+                return Ok(Some(size));
+            }
+            let message =
+                format!("gpus ({size}) is no multiple of the {inner} of the level inside");
+            let error = check.source.error_at(gpus.referenced, message);
+            Err(error.help(format!("valid: {}, {}, {}, ...", 2 * inner, 3 * inner, 4 * inner)))
+        }
+    }
+}
+
+fn link(check: &Checker<'_>, raw: &RawLevel, gpus: Option<u64>) -> Result<LinkLevel, InputError> {
+    let oversubscription = raw.oversubscription.as_ref();
+    let oversubscription =
+        oversubscription.map(|over| check.at_least_one("oversubscription", over)).transpose()?;
+    Ok(LinkLevel {
+        name: raw.name.clone(),
+        gpus,
+        bytes_per_s: check.positive("bytes_per_s", &raw.bytes_per_s)?,
+        latency_s: check.at_least_zero("latency_s", &raw.latency_s)?,
+        efficiency: check.efficiency("efficiency", &raw.efficiency)?,
+        in_network: raw.in_network,
+        oversubscription: oversubscription.unwrap_or(1.0),
+    })
+}
+
+fn software(check: &Checker<'_>, raw: &RawSoftware) -> Result<Software, InputError> {
+    Ok(Software {
+        attention: raw.attention,
+        gemm_slowdown: check.positive("gemm_slowdown", &raw.gemm_slowdown)?,
+        attention_slowdown: check.positive("attention_slowdown", &raw.attention_slowdown)?,
+        sequence_parallel: raw.sequence_parallel,
+        tp_exposed: check.at_least_zero("tp_exposed", &raw.tp_exposed)?,
+        dp_overlap: check.fraction("dp_overlap", &raw.dp_overlap)?,
+        p2p_overlap: raw.p2p_overlap,
+        ep_exposed: check.at_least_zero("ep_exposed", &raw.ep_exposed)?,
+        host_s_per_layer: check.at_least_zero("host_s_per_layer", &raw.host_s_per_layer)?,
+        step_overhead_s: check.at_least_zero("step_overhead_s", &raw.step_overhead_s)?,
+        slowdown_per_doubling: check
+            .at_least_zero("slowdown_per_doubling", &raw.slowdown_per_doubling)?,
+        fp8_cast_bytes: check.at_least_zero("fp8_cast_bytes", &raw.fp8_cast_bytes)?,
+        optimizer_bytes_per_parameter: check
+            .positive("optimizer_bytes_per_parameter", &raw.optimizer_bytes_per_parameter)?,
+    })
+}
+
+/// Refuses, at their place, values that cannot be.
+struct Checker<'a> {
+    source: &'a Source,
+}
+
+impl Checker<'_> {
+    /// `value` if `valid`, else an error that names the key and says what would be.
+    fn number(
+        &self,
+        key: &str,
+        value: &Number,
+        valid: bool,
+        help: &str,
+    ) -> Result<f64, InputError> {
+        if valid && value.value.is_finite() {
+            return Ok(value.value);
+        }
+        let message = format!("`{key}` cannot be {}", value.value);
+        Err(self.source.error_at(value.referenced, message).help(format!("valid: {help}")))
+    }
+
+    fn positive(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        self.number(key, value, value.value > 0.0, "more than 0")
+    }
+
+    fn at_least_zero(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        self.number(key, value, value.value >= 0.0, "0 or more")
+    }
+
+    fn at_least_one(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        self.number(key, value, value.value >= 1.0, "1 or more")
+    }
+
+    fn fraction(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        self.number(key, value, (0.0..=1.0).contains(&value.value), "0 to 1")
+    }
+
+    fn efficiency(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        let valid = value.value > 0.0 && value.value <= 1.0;
+        self.number(key, value, valid, "more than 0, at most 1")
+    }
+
+    fn below(&self, key: &str, value: &Number, limit: f64) -> Result<f64, InputError> {
+        let valid = (0.0..limit).contains(&value.value);
+        self.number(key, value, valid, &format!("0 to less than {limit}"))
+    }
+
+    fn count(&self, key: &str, value: &Spanned<u64>) -> Result<u64, InputError> {
+        if value.value > 0 {
+            return Ok(value.value);
+        }
+        let error = self.source.error_at(value.referenced, format!("`{key}` cannot be 0"));
+        Err(error.help("valid: 1 or more"))
+    }
+
+    fn named(&self, name: &Spanned<String>) -> Result<String, InputError> {
+        if !name.value.trim().is_empty() {
+            return Ok(name.value.clone());
+        }
+        Err(self.source.error_at(name.referenced, "`name` is empty").help("give a name"))
+    }
+
+    fn tables(
+        &self,
+        name: &Spanned<String>,
+    ) -> Result<std::sync::Arc<EfficiencyTables>, InputError> {
+        EfficiencyTables::shipped(&name.value)?.ok_or_else(|| {
+            let message = format!("there are no efficiency tables `{}`", name.value);
+            let names: Vec<&str> = super::table_names().collect();
+            let error = self.source.error_at(name.referenced, message);
+            error.help(format!("valid: {}", names.join(", ")))
+        })
+    }
+}

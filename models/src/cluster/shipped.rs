@@ -1,0 +1,33 @@
+//! The clusters that come with the program, compiled in.
+
+use super::{ClusterSpec, read};
+use crate::input::{InputError, Source};
+
+macro_rules! clusters {
+    ($($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../../shipped/clusters/", $name, ".yaml")))),*]
+    };
+}
+
+/// Name and text, in the order in which they are listed.
+const SHIPPED: &[(&str, &str)] = clusters!["dgx_h100" "selene"];
+
+/// Names of the shipped clusters.
+pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().map(|(name, _)| *name)
+}
+
+/// Text of a shipped cluster, to read or to copy; `selene` and `selene.yaml` are the same one.
+/// `None` where there is none of that name.
+pub fn shipped_source(name: &str) -> Option<Result<Source, InputError>> {
+    let wanted = name.strip_suffix(".yaml").unwrap_or(name);
+    let (name, text) = SHIPPED.iter().find(|(name, _)| *name == wanted)?;
+    Some(Source::from_bytes(format!("{name}.yaml"), text.as_bytes().to_vec()))
+}
+
+/// A shipped cluster by name; `None` where there is none of that name.
+///
+/// The error is for a shipped file that cannot be read, which the tests exclude.
+pub fn shipped(name: &str) -> Option<Result<ClusterSpec, InputError>> {
+    Some(shipped_source(name)?.and_then(|source| read(&source)))
+}

@@ -1,0 +1,239 @@
+//! A cluster as finished input: every figure is present and has been checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::EfficiencyTables;
+
+/// Number formats a GEMM can run in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    Fp16,
+    /// 8-bit float, one scale a tensor or block.
+    Fp8,
+    /// 8-bit float, one scale per 32 elements (OCP MX).
+    Mxfp8,
+    /// 4-bit float, one scale per 16 elements.
+    Nvfp4,
+    /// IEEE single.
+    F32,
+    /// IEEE double.
+    F64,
+}
+
+impl Dtype {
+    /// All, in the order in which they are listed to users.
+    pub const ALL: [Self; 7] =
+        [Self::Bf16, Self::Fp16, Self::Fp8, Self::Mxfp8, Self::Nvfp4, Self::F32, Self::F64];
+
+    /// Bytes one element takes as a GEMM operand (the scales of block formats not counted).
+    pub fn bytes(self) -> f64 {
+        match self {
+            Self::F64 => 8.0,
+            Self::F32 => 4.0,
+            Self::Bf16 | Self::Fp16 => 2.0,
+            Self::Fp8 | Self::Mxfp8 => 1.0,
+            Self::Nvfp4 => 0.5,
+        }
+    }
+
+    /// The name in files and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+}
+
+/// Machines of one kind, and how they are connected. How many GPUs are used is said elsewhere
+/// (`--gpus`): the levels repeat outwards without end.
+///
+/// Made by [`super::read`]; nothing downstream re-validates it.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Name as the user knows it, for example `dgx_h100`.
+    pub name: String,
+    /// One line for `plan clusters`.
+    pub description: String,
+    /// The accelerator; on `laptop` one thread of the CPU.
+    pub device: Device,
+    /// Links, innermost first; at least one, the outermost without bound.
+    pub levels: Vec<LinkLevel>,
+    /// The CPU side, per GPU.
+    pub host: Host,
+    /// What one node can write to checkpoint storage, bytes/s.
+    pub storage_bytes_per_s: f64,
+    /// Failures that stop a run, per node and day.
+    pub failures_per_node_day: f64,
+    /// What the generation of training software can do.
+    pub software: Software,
+    /// Measured efficiency of kernels and collectives.
+    pub tables: Arc<EfficiencyTables>,
+    /// Any number of ranks is accepted, also more than there are devices (ranks are threads).
+    pub any_gpu_count: bool,
+}
+
+/// One accelerator.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Device {
+    /// Name, for example `H100-SXM5-80GB`.
+    pub name: String,
+    /// Dense peak of each format it computes in, FLOP/s, from the datasheet.
+    pub peak_flops: BTreeMap<Dtype, f64>,
+    /// Memory, bytes.
+    pub hbm_bytes: f64,
+    /// Memory bandwidth, bytes/s, from the datasheet.
+    pub hbm_bytes_per_s: f64,
+    /// Streaming multiprocessors (cores of a CPU).
+    pub sms: u64,
+    /// Shortest time between two kernels, seconds: a kernel cannot cost less.
+    pub kernel_launch_s: f64,
+    /// Memory that tensors cannot use: context, communication buffers, allocator slack; bytes.
+    pub reserved_bytes: f64,
+}
+
+impl Device {
+    /// Peak in `dtype`, FLOP/s. A format the device lacks runs at the rate of the next wider one
+    /// it has (fp8 on A100: bf16), and at the fastest where none is wider.
+    pub fn peak_flops(&self, dtype: Dtype) -> f64 {
+        self.computed_in(dtype)
+            .and_then(|dtype| self.peak_flops.get(&dtype))
+            .copied()
+            .unwrap_or(1.0)
+    }
+
+    /// The format in which `dtype` really runs here; `None` on a device without peaks.
+    pub fn computed_in(&self, dtype: Dtype) -> Option<Dtype> {
+        let wider: &[Dtype] = match dtype {
+            Dtype::Nvfp4 => &[Dtype::Nvfp4, Dtype::Mxfp8, Dtype::Fp8, Dtype::Bf16, Dtype::F32],
+            Dtype::Mxfp8 => &[Dtype::Mxfp8, Dtype::Fp8, Dtype::Bf16, Dtype::F32],
+            Dtype::Fp8 => &[Dtype::Fp8, Dtype::Mxfp8, Dtype::Bf16, Dtype::F32],
+            Dtype::Bf16 | Dtype::Fp16 => &[Dtype::Bf16, Dtype::Fp16, Dtype::F32],
+            Dtype::F32 => &[Dtype::F32, Dtype::F64],
+            Dtype::F64 => &[Dtype::F64],
+        };
+        let exact = Some(dtype).filter(|dtype| self.peak_flops.contains_key(dtype));
+        let next = wider.iter().copied().find(|dtype| self.peak_flops.contains_key(dtype));
+        exact.or(next).or_else(|| self.peak_flops.keys().next().copied())
+    }
+}
+
+/// One level of links: what connects the GPUs of one domain.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinkLevel {
+    /// Name, for example `nvlink`.
+    pub name: String,
+    /// GPUs in one domain; `None` on the outermost level, which has no bound.
+    pub gpus: Option<u64>,
+    /// Line rate per GPU in one direction, bytes/s, from the datasheet.
+    pub bytes_per_s: f64,
+    /// Latency of one step of a collective, or of one message, seconds.
+    pub latency_s: f64,
+    /// Part of the line rate that large messages reach.
+    pub efficiency: f64,
+    /// The switches add up themselves (NVLS inside, SHARP between nodes).
+    pub in_network: bool,
+    /// Bandwidth below over bandwidth above: 1 for a full fat tree, 2 where half the uplinks are missing.
+    pub oversubscription: f64,
+}
+
+impl LinkLevel {
+    /// Bandwidth per GPU and direction that large messages see, bytes/s.
+    pub fn achieved_bytes_per_s(&self) -> f64 {
+        self.bytes_per_s * self.efficiency / self.oversubscription
+    }
+}
+
+/// The CPU side, each figure for one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Host {
+    /// Memory that offloading may use, bytes.
+    pub memory_bytes: f64,
+    /// GPU to host, one direction, bytes/s.
+    pub link_bytes_per_s: f64,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKernel {
+    /// Batched GEMMs with a fused softmax between; the scores are stored (2021).
+    Unfused,
+    /// Tiles kept on chip, scores recomputed in the backward pass (FlashAttention).
+    Flash,
+}
+
+/// What a generation of training software can do. Nothing in it depends on a model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Software {
+    /// How attention is computed.
+    pub attention: AttentionKernel,
+    /// Time of a GEMM between other kernels, over its time alone in a benchmark: clocks fall under
+    /// sustained load.
+    pub gemm_slowdown: f64,
+    /// Time of the attention core, over the measured kernel's.
+    pub attention_slowdown: f64,
+    /// Sequence parallelism can be had (Korthikanti et al. 2022, section 4.2.2).
+    pub sequence_parallel: bool,
+    /// Part of tensor-parallel communication that computation does not hide.
+    pub tp_exposed: f64,
+    /// Part of the data-parallel reduction that can run under the last micro-batch's backward pass.
+    pub dp_overlap: f64,
+    /// Pipeline sends run under computation.
+    pub p2p_overlap: bool,
+    /// Part of an expert all-to-all that computation does not hide, without MoE overlap.
+    pub ep_exposed: f64,
+    /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes twice
+    /// that. A floor, not an addend.
+    pub host_s_per_layer: f64,
+    /// What a step costs besides its passes (data, clipping, logging), seconds.
+    pub step_overhead_s: f64,
+    /// Slowdown for each doubling of the GPUs beyond one node (stragglers, jitter).
+    pub slowdown_per_doubling: f64,
+    /// Bytes that casting one element to fp8 moves.
+    pub fp8_cast_bytes: f64,
+    /// Bytes the optimizer moves for each parameter it updates.
+    pub optimizer_bytes_per_parameter: f64,
+}
+
+impl ClusterSpec {
+    /// GPUs in one domain of each level when `gpus` are used, innermost first; never falls, the last is
+    /// `gpus`. The shape [`crate::mesh::GroupShape::within`] has for the group of all ranks.
+    pub fn level_sizes(&self, gpus: u64) -> Vec<u64> {
+        self.levels.iter().map(|level| level.gpus.unwrap_or(gpus).min(gpus)).collect()
+    }
+
+    /// GPUs in a full node: the innermost domain, or one where there is a single level.
+    pub fn node_gpus(&self) -> u64 {
+        self.levels.first().and_then(|level| level.gpus).unwrap_or(1)
+    }
+
+    /// Nodes that `gpus` take; the last may be partly filled.
+    pub fn nodes(&self, gpus: u64) -> u64 {
+        gpus.div_ceil(self.node_gpus())
+    }
+
+    /// Index of the innermost level whose domain holds both global ranks.
+    pub fn level_between(&self, a: u64, b: u64) -> usize {
+        let together = |level: &LinkLevel| level.gpus.is_none_or(|gpus| a / gpus == b / gpus);
+        self.levels.iter().position(together).unwrap_or(self.levels.len().saturating_sub(1))
+    }
+
+    /// Memory a rank's tensors may take, bytes.
+    pub fn usable_bytes(&self) -> f64 {
+        (self.device.hbm_bytes - self.device.reserved_bytes).max(0.0)
+    }
+}
