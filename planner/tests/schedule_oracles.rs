@@ -203,7 +203,6 @@ fn check_vocab_cost(vocab: VocabPasses, p: usize, m: usize, vocab_s: f64, times:
     let schedule = one_f_one_b_with_vocab(p, m, vocab, times).unwrap();
     let mut durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.0);
     durations.vocab = VocabDurations::uniform(p, vocab_s, vocab_s);
-    durations.vocab.middle.fill(vocab_s);
     let makespan_s = simulate(&schedule, &durations).unwrap().makespan_s;
     let each_s = 3.0 + vocab_s * vocab.kinds().len() as f64;
     assert_eq!(makespan_s, m as f64 * each_s + (p - 1) as f64 * 3.0, "{vocab:?} {p} {m}");

@@ -63,7 +63,7 @@ impl Stages<'_> {
 /// A lower bound on the makespan of 1F1B with unequal stages.
 ///
 /// For each stage `q`: the way to it and back, `Σ_{j<q} (F_j + B_j + 2c_j)`; its own work; and its
-/// idling at both ends (see [`idle_s`]), of which only the longer counts where the two may fall together,
+/// idling at both ends (see `idle_s`), of which only the longer counts where the two may fall together,
 /// `m ≤ p − q`. Without latency and with idling only for the way to the last stage and back this is
 /// `Σ_{j<q} (F_j + B_j) + m(F_q + B_q) + max(0, D_q − w_q·F_q) + max(0, D_q − w_q·B_q)` with
 /// `D_q = Σ_{j>q} (F_j + B_j)` and `w_q = p − 1 − q`. Exact for equal stages without latency, and nearly so
@@ -93,8 +93,8 @@ fn idle_s(stages: Stages<'_>, q: usize, m: usize, times: &[f64]) -> f64 {
     let mut slowest_s = 0.0_f64;
     let mut way_s = 0.0;
     let mut longest_s = 0.0_f64;
-    for r in q..times.len() {
-        slowest_s = slowest_s.max(times[r]);
+    for (r, &time_s) in times.iter().enumerate().skip(q) {
+        slowest_s = slowest_s.max(time_s);
         way_s += stages.work_s(r);
         longest_s = longest_s.max(stages.between(r, m) as f64 * slowest_s + way_s);
         way_s += stages.round_trip_s(r);
