@@ -1,34 +1,229 @@
-//! Simulated schedules against the numbers that public reference generators give.
+//! Simulated schedules against the numbers that public reference generators give
+//! (`data/oracles.csv`) and the orders they run (`data/orders_golden.txt`).
 
-use models::schedule::{Schedule, ScheduleName, one_f_one_b};
-use planner::simulate::{Durations, Prepared, Workspace, simulate};
+use models::schedule::{
+    PassTimes, Release, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
+};
+use planner::simulate::{Durations, Timeline, VocabDurations, simulate};
+use std::collections::BTreeMap;
 
-#[test]
-fn one_f_one_b_takes_33_units() {
-    let schedule = one_f_one_b(4, 8).unwrap();
-    let timeline = simulate(&schedule, &Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.0)).unwrap();
-    assert_eq!(timeline.makespan_s, 33.0);
-    assert_eq!(timeline.peak_activations, [4.0, 3.0, 2.0, 1.0]);
+const ORACLES: &str = include_str!("data/oracles.csv");
+const ORDERS: &str = include_str!("data/orders_golden.txt");
+
+/// A row of `oracles.csv`.
+struct Row<'a> {
+    line: usize,
+    columns: BTreeMap<&'a str, String>,
 }
 
-/// Run by hand in release: `cargo test --release --test schedule_oracles -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints a timing"]
-fn timing_of_16384_passes() {
-    let schedule = ScheduleName::Interleaved1F1B.build(32, 128, 2).unwrap();
-    let started = std::time::Instant::now();
-    let prepared = Prepared::new(&schedule).unwrap();
-    println!("prepared in {:?}", started.elapsed());
-    let durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.1);
-    let mut workspace = Workspace::default();
-    let started = std::time::Instant::now();
-    let total: f64 = (0..1000).map(|_| prepared.makespan(&durations, &mut workspace)).sum();
-    println!("priced {} passes in {:?}", passes(&schedule), started.elapsed() / 1000);
-    let started = std::time::Instant::now();
-    let path = prepared.critical_path(&durations, &mut workspace);
-    println!("critical path in {:?}: {} {}", started.elapsed(), path.length_s(&durations), total);
+impl Row<'_> {
+    fn text(&self, column: &str) -> &str {
+        &self.columns[column]
+    }
+
+    fn number(&self, column: &str) -> f64 {
+        self.text(column).parse().unwrap_or_else(|_| panic!("line {}: {column}", self.line))
+    }
+
+    fn count(&self, column: &str) -> usize {
+        self.text(column).parse().unwrap_or_else(|_| panic!("line {}: {column}", self.line))
+    }
+
+    fn per_device(&self, column: &str) -> Vec<f64> {
+        self.text(column).split(';').map(|peak| peak.parse().unwrap()).collect()
+    }
 }
 
-fn passes(schedule: &Schedule) -> usize {
-    schedule.passes.iter().map(Vec::len).sum()
+fn rows() -> impl Iterator<Item = Row<'static>> {
+    let mut lines = ORACLES.lines().enumerate();
+    let names = lines.next().unwrap().1.split(',');
+    lines.map(move |(n, line)| Row {
+        line: n + 1,
+        columns: names.clone().zip(fields(line)).collect(),
+    })
+}
+
+/// The fields of a CSV line, some of them quoted.
+fn fields(line: &str) -> Vec<String> {
+    let (mut fields, mut quoted) = (vec![String::new()], false);
+    for c in line.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => fields.push(String::new()),
+            c => fields.last_mut().unwrap().push(c),
+        }
+    }
+    fields
+}
+
+/// The schedule a row is about, by its name there; `None` if there is no such schedule yet.
+fn schedule_of(row: &Row) -> Option<Schedule> {
+    let (p, m, v) = (row.count("p"), row.count("m"), row.count("v"));
+    let vocab = |passes| one_f_one_b_with_vocab(p, m, passes, PassTimes::default());
+    let schedule = match row.text("schedule") {
+        "1f1b-vocab-1" => vocab(VocabPasses::One),
+        "1f1b-vocab-2" => vocab(VocabPasses::Two),
+        name => ScheduleName::parse(&name.replace('-', "_")).ok()?.build(p, m, v),
+    };
+    Some(schedule.unwrap_or_else(|error| panic!("line {}: {error}", row.line)))
+}
+
+fn durations_of(row: &Row, schedule: &Schedule) -> Durations {
+    let scale = scale_of(row);
+    let [f, b, w] = ["F", "B", "W"].map(|column| scale * row.number(column));
+    let mut durations = Durations::uniform(schedule, f, b, w, row.number("comm"));
+    if schedule.vocab.is_some() {
+        let [s, t] = ["S=", "T="].map(|name| noted(row.text("note"), name));
+        durations.vocab = VocabDurations::uniform(schedule.devices, s, t);
+    }
+    durations
+}
+
+/// `naive` runs the whole batch as one micro-batch.
+fn scale_of(row: &Row) -> f64 {
+    if row.text("schedule") == "naive" { row.number("m") } else { 1.0 }
+}
+
+fn noted(note: &str, name: &str) -> f64 {
+    note.split(name).nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+#[track_caller]
+fn close(line: usize, what: &str, ours: f64, theirs: f64) {
+    assert!((ours - theirs).abs() < 1e-6 * theirs.max(1.0), "line {line}: {what} {ours} {theirs}");
+}
+
+fn check_times(row: &Row, timeline: &Timeline) {
+    close(row.line, "makespan", timeline.makespan_s, row.number("makespan"));
+    close(row.line, "stage time", timeline.longest_stage_s, row.number("longest_stage_time"));
+    let bubble_fractions = [
+        (timeline.bubble_fraction(), "bubble_rate"),
+        (timeline.stage_bubble_fraction(), "stage_bubble_rate"),
+    ];
+    for (ours, column) in bubble_fractions {
+        close(row.line, column, ours, row.number(column));
+    }
+}
+
+fn check_peaks(row: &Row, timeline: &Timeline) {
+    let peaks = [
+        (&timeline.peak_activations, "peak_act_per_dev_releaseB", "peak_act_maxdev_releaseB"),
+        (
+            &timeline.peak_activations_until_w,
+            "peak_act_per_dev_releaseW",
+            "peak_act_maxdev_releaseW",
+        ),
+    ];
+    for (ours, each, most) in peaks {
+        let ours: Vec<f64> = ours.iter().map(|peak| peak * scale_of(row)).collect();
+        assert_eq!(ours, row.per_device(each), "line {}: {each}", row.line);
+        assert_eq!(ours.into_iter().fold(0.0, f64::max), row.number(most), "line {}", row.line);
+    }
+}
+
+#[test]
+fn every_row_whose_schedule_exists_agrees() {
+    let mut checked = BTreeMap::new();
+    let mut waiting = BTreeMap::new();
+    for row in rows() {
+        let Some(schedule) = schedule_of(&row) else {
+            *waiting.entry(row.text("schedule").to_owned()).or_insert(0) += 1;
+            continue;
+        };
+        let timeline = simulate(&schedule, &durations_of(&row, &schedule)).unwrap();
+        check_times(&row, &timeline);
+        check_peaks(&row, &timeline);
+        *checked.entry(row.text("schedule").to_owned()).or_insert(0) += 1;
+    }
+    println!("rows that agree: {checked:#?}");
+    println!("rows whose schedule does not exist yet: {waiting:#?}");
+    let expected = [
+        ("1f1b", 77),
+        ("1f1b-vocab-1", 12),
+        ("1f1b-vocab-2", 12),
+        ("gpipe", 77),
+        ("interleaved-1f1b", 147),
+        ("looped-bfs", 77),
+        ("naive", 77),
+    ];
+    assert_eq!(checked, expected.map(|(name, n)| (name.to_owned(), n)).into());
+    let all: i32 = checked.values().chain(waiting.values()).sum();
+    assert_eq!(all, 1808);
+}
+
+/// The reference runs `S` and `T` elsewhere, and passes of the input layer (`IF`, `IB`) besides; its
+/// forwards and backwards come in our order.
+#[test]
+fn forwards_and_backwards_keep_the_order_of_the_vocabulary_reference() {
+    for (title, vocab) in [("1f1b-vocab-1", VocabPasses::One), ("1f1b-vocab-2", VocabPasses::Two)] {
+        let part = ORDERS.split("## ").find(|part| part.starts_with(title)).unwrap();
+        let schedule = one_f_one_b_with_vocab(4, 8, vocab, PassTimes::default()).unwrap();
+        let plain = |word: &&str| word.starts_with(['F', 'B']);
+        let theirs = part.lines().skip(1).take(4).map(|line| line.split(' ').filter(plain));
+        let orders = schedule.orders().replace("BW", "B");
+        for (ours, theirs) in orders.lines().zip(theirs) {
+            let ours = ours.split(' ').filter(plain).map(|word| word.split('@').next().unwrap());
+            assert!(ours.eq(theirs), "{title}");
+        }
+    }
+}
+
+/// The counts in a golden heading such as `## 1f1b p=2 m=4 makespan=15`, and its schedule's name.
+fn heading(text: &str) -> (String, impl Fn(&str) -> Option<usize>) {
+    let name = text.split(' ').next().unwrap().replace('-', "_");
+    let count = |name: &str| {
+        let word = text.split(' ').find_map(|word| word.strip_prefix(name))?;
+        word.strip_prefix('=')?.parse().ok()
+    };
+    (name, count)
+}
+
+#[test]
+fn orders_are_those_of_the_reference_generators() {
+    let (mut checked, mut waiting) = (Vec::new(), Vec::new());
+    for part in ORDERS.split("## ").skip(1) {
+        let (title, orders) = part.split_once('\n').unwrap();
+        let (name, count) = heading(title);
+        let Ok(name) = ScheduleName::parse(&name) else {
+            waiting.push(title);
+            continue;
+        };
+        let (p, m, v) = (count("p").unwrap(), count("m").unwrap(), count("v").unwrap_or(1));
+        let schedule = name.build(p, m, v).unwrap();
+        assert_eq!(schedule.orders().trim(), orders.trim(), "{title}");
+        checked.push(title);
+    }
+    println!("orders that agree: {checked:#?}");
+    println!("orders whose schedule does not exist yet: {waiting:#?}");
+    assert_eq!(checked.len(), 8);
+}
+
+/// `m(F + B + W + vocabulary passes) + (p − 1)(F + B + W)`, the reference's cost without latencies.
+fn check_vocab_cost(vocab: VocabPasses, p: usize, m: usize, vocab_s: f64, times: PassTimes) {
+    let schedule = one_f_one_b_with_vocab(p, m, vocab, times).unwrap();
+    let mut durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.0);
+    durations.vocab = VocabDurations::uniform(p, vocab_s, vocab_s);
+    let makespan_s = simulate(&schedule, &durations).unwrap().makespan_s;
+    let each_s = 3.0 + vocab_s * vocab.kinds().len() as f64;
+    assert_eq!(makespan_s, m as f64 * each_s + (p - 1) as f64 * 3.0, "{vocab:?} {p} {m}");
+    for i in 0..p {
+        let in_flight = m.min(p - i + vocab.barriers()) as f64;
+        assert_eq!(schedule.peak_activations(i, Release::AtB), in_flight);
+    }
+}
+
+#[test]
+fn vocabulary_passes_cost_what_the_reference_order_costs() {
+    for (p, m) in [(2, 4), (3, 2), (4, 4), (4, 8), (4, 13), (6, 12), (8, 16), (8, 64), (12, 24)] {
+        for vocab_s in [0.0625, 0.125, 0.25, 0.5] {
+            for vocab in VocabPasses::ALL {
+                let times = PassTimes { vocab: vocab_s, ..PassTimes::default() };
+                check_vocab_cost(vocab, p, m, vocab_s, times);
+            }
+            if p <= 8 {
+                check_vocab_cost(VocabPasses::One, p, m, vocab_s, PassTimes::default());
+                check_vocab_cost(VocabPasses::Two, p, m, vocab_s, PassTimes::default());
+            }
+        }
+    }
 }

@@ -51,6 +51,14 @@ pub enum ScheduleError {
         /// The nearest valid numbers.
         nearest: Vec<usize>,
     },
+    /// The schedule cannot split the vocabulary over its devices.
+    #[error("{schedule} has no place for vocabulary passes ({vocab}); 1f1b has")]
+    NoVocab {
+        /// The schedule.
+        schedule: ScheduleName,
+        /// How the vocabulary was to be split.
+        vocab: &'static str,
+    },
     /// The list of passes does not fit the schedule's own counts.
     #[error("the schedule has passes for {lists} devices but says it has {devices}")]
     DeviceLists {

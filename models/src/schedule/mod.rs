@@ -15,6 +15,7 @@ mod naive;
 mod name;
 mod one_f_one_b;
 mod orders;
+mod vocab;
 
 pub use error::ScheduleError;
 pub use gpipe::gpipe;
@@ -25,6 +26,7 @@ pub use looped_bfs::looped_bfs;
 pub use naive::naive;
 pub use name::{ChunkRule, ScheduleName};
 pub use one_f_one_b::one_f_one_b;
+pub use vocab::{PassTimes, one_f_one_b_with_vocab};
 
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,7 +1,8 @@
 //! The schedules by name, and for which counts each exists.
 
 use super::generate::Counts;
-use super::{Schedule, ScheduleError, gpipe, interleaved_1f1b, looped_bfs, naive, one_f_one_b};
+use super::{PassTimes, Schedule, ScheduleError, VocabPasses, gpipe, interleaved_1f1b, looped_bfs};
+use super::{naive, one_f_one_b, one_f_one_b_with_vocab};
 use std::fmt;
 
 /// A schedule, by the name it has in plans and on the command line.
@@ -145,6 +146,31 @@ impl ScheduleName {
             Self::OneFOneB => one_f_one_b(devices, micro_batches),
             Self::Interleaved1F1B => interleaved_1f1b(devices, micro_batches, chunks),
             Self::LoopedBfs => looped_bfs(devices, micro_batches, chunks),
+        }
+    }
+
+    /// Whether the schedule can also run the passes of a vocabulary split over its devices.
+    pub fn takes_vocab(self) -> bool {
+        self == Self::OneFOneB
+    }
+
+    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready.
+    ///
+    /// # Errors
+    /// As [`Self::check`], or the schedule takes no vocabulary passes.
+    pub fn build_with_vocab(
+        self,
+        devices: usize,
+        micro_batches: usize,
+        chunks: usize,
+        vocab: VocabPasses,
+        times: PassTimes,
+    ) -> Result<Schedule, ScheduleError> {
+        self.check(devices, micro_batches, chunks)?;
+        if self.takes_vocab() {
+            one_f_one_b_with_vocab(devices, micro_batches, vocab, times)
+        } else {
+            Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() })
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::{Pass, PassKind, Schedule};
 use std::fmt;
-use std::fmt::Write;
 
 impl fmt::Display for PassKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,13 +21,14 @@ impl Schedule {
     /// The order of every device, one line each: `d0: F0@0 F1@0 BW0@0`, where a pass is its kind,
     /// its micro-batch and, behind `@`, its stage. Vocabulary passes have no stage: `S:0`.
     pub fn orders(&self) -> String {
-        let mut text = String::new();
-        for (device, passes) in self.passes.iter().enumerate() {
-            let words: Vec<String> = passes.iter().map(|pass| self.word(device, *pass)).collect();
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "d{device}: {}", words.join(" "));
-        }
-        text
+        let line = |device| format!("d{device}: {}\n", self.order_words(device).join(" "));
+        (0..self.passes.len()).map(line).collect()
+    }
+
+    /// The passes of one device in that notation; none for a device that does not exist.
+    pub fn order_words(&self, device: usize) -> Vec<String> {
+        let passes = self.passes.get(device).map_or(&[][..], Vec::as_slice);
+        passes.iter().map(|pass| self.word(device, *pass)).collect()
     }
 
     fn word(&self, device: usize, pass: Pass) -> String {

@@ -62,12 +62,12 @@ impl Durations {
 }
 
 impl VocabDurations {
-    /// The same `S` and `T` on every device, with barriers that take no time.
+    /// The same `S` (and `S2`) and `T` on every device, with barriers that take no time.
     pub fn uniform(devices: usize, first: f64, last: f64) -> Self {
         Self {
             first: vec![first; devices],
             last: vec![last; devices],
-            middle: vec![0.0; devices],
+            middle: vec![first; devices],
             ..Self::default()
         }
     }

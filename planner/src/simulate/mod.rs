@@ -9,13 +9,17 @@
 
 pub mod closed_form;
 mod costs;
+mod draw;
 mod path;
 mod prepared;
+mod report;
 mod timeline;
 
 pub use costs::{Durations, VocabDurations};
+pub use draw::LEGEND;
 pub use path::CriticalPath;
 pub use prepared::{Prepared, Workspace};
+pub use report::{Report, Request, VocabRequest};
 pub use timeline::{DeviceTime, Span, Timeline};
 
 use models::schedule::{Schedule, ScheduleError};

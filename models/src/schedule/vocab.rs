@@ -1,0 +1,202 @@
+//! 1F1B with the output layer split over all devices.
+
+use super::generate::{Counts, one_forward_one_backward, pass};
+use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
+
+/// How long passes take relative to one another, where that decides an order; any unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassTimes {
+    /// Forward of a stage.
+    pub forward: f64,
+    /// Whole backward of a stage.
+    pub backward: f64,
+    /// Each vocabulary pass.
+    pub vocab: f64,
+}
+
+impl Default for PassTimes {
+    /// Backward as two forwards, each vocabulary pass as a quarter.
+    fn default() -> Self {
+        Self { forward: 1.0, backward: 2.0, vocab: 0.25 }
+    }
+}
+
+/// 1F1B where every device also runs the vocabulary passes of its slice of the output layer for every
+/// micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
+///
+/// Forwards and backwards keep their 1F1B order with one more micro-batch in flight for each barrier,
+/// `min(m, p − i + barriers)` on device `i`; the vocabulary passes go where a greedy run with `times`
+/// finds them ready, as in the reference implementation `T` of one micro-batch with `S` of the next.
+/// While transfers and barriers take no time, the makespan is `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
+///
+/// # Errors
+/// No devices or no micro-batches.
+pub fn one_f_one_b_with_vocab(
+    devices: usize,
+    micro_batches: usize,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(devices, micro_batches, 1)?;
+    let passes = Greedy::new(counts, vocab, times).run();
+    let Counts { chunks, .. } = counts;
+    let layout = StageLayout::RoundRobin;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes })
+}
+
+/// Not known yet.
+const NEVER: f64 = f64::INFINITY;
+
+/// A run in which every device takes what it can start first, vocabulary passes before others.
+struct Greedy {
+    counts: Counts,
+    vocab: VocabPasses,
+    times: PassTimes,
+    devices: Vec<Device>,
+    /// Ends of forwards and backwards by stage and micro-batch.
+    forward_end: Vec<f64>,
+    backward_end: Vec<f64>,
+    /// By kind of vocabulary pass and micro-batch: devices done and the latest end.
+    barriers: Vec<(usize, f64)>,
+}
+
+/// A device in the middle of a run.
+struct Device {
+    /// Its forwards and backwards in order.
+    order: Vec<Pass>,
+    /// How many of them are done.
+    done: usize,
+    /// Vocabulary steps done; step `n` runs the `j`-th kind of pass for micro-batch `n − j`.
+    steps: usize,
+    free: f64,
+    passes: Vec<Pass>,
+}
+
+#[derive(Clone, Copy)]
+enum Next {
+    Step,
+    Pass(Pass),
+}
+
+impl Greedy {
+    fn new(counts: Counts, vocab: VocabPasses, times: PassTimes) -> Self {
+        let Counts { devices, micro_batches, .. } = counts;
+        let in_flight = |i: usize| devices - i + vocab.barriers();
+        Self {
+            counts,
+            vocab,
+            times,
+            devices: (0..devices).map(|i| Device::new(micro_batches, in_flight(i))).collect(),
+            forward_end: vec![NEVER; devices * micro_batches],
+            backward_end: vec![NEVER; devices * micro_batches],
+            barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
+        }
+    }
+
+    fn run(mut self) -> Vec<Vec<Pass>> {
+        while let Some((start, device, next)) = self.earliest() {
+            match next {
+                Next::Step => self.run_step(device, start),
+                Next::Pass(pass) => self.run_pass(device, pass, start),
+            }
+        }
+        self.devices.into_iter().map(|device| device.passes).collect()
+    }
+
+    /// What can start first of all; `None` when all is done.
+    fn earliest(&self) -> Option<(f64, usize, Next)> {
+        let candidates = (0..self.devices.len()).flat_map(|device| {
+            let (step, pass) = (self.next_step(device), self.next_pass(device));
+            step.into_iter().chain(pass).map(move |(start, next)| (start, device, next))
+        });
+        candidates.filter(|c| c.0 < NEVER).reduce(|best, c| if c.0 < best.0 { c } else { best })
+    }
+
+    fn next_step(&self, device: usize) -> Option<(f64, Next)> {
+        let Device { steps, free, .. } = self.devices[device];
+        let all = self.counts.micro_batches + self.vocab.kinds().len() - 1;
+        (steps < all).then(|| {
+            let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
+            (ready.fold(free, f64::max), Next::Step)
+        })
+    }
+
+    /// The passes of a vocabulary step, by index into the kinds, oldest micro-batch first.
+    fn step_passes(&self, step: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let micro_batches = self.counts.micro_batches;
+        let kinds = (0..self.vocab.kinds().len()).rev();
+        kinds
+            .filter_map(move |kind| Some((kind, step.checked_sub(kind)?)))
+            .filter(move |&(_, k)| k < micro_batches)
+    }
+
+    fn vocab_ready(&self, kind: usize, k: usize) -> f64 {
+        match kind {
+            0 => self.forward_end[self.at(self.counts.devices - 1, k)],
+            _ => self.barrier(kind - 1, k),
+        }
+    }
+
+    fn barrier(&self, kind: usize, k: usize) -> f64 {
+        match self.barriers[self.at(kind, k)] {
+            (done, end) if done == self.counts.devices => end,
+            _ => NEVER,
+        }
+    }
+
+    fn next_pass(&self, device: usize) -> Option<(f64, Next)> {
+        let Device { order, done, free, .. } = &self.devices[device];
+        let pass = *order.get(*done)?;
+        let k = pass.micro_batch as usize;
+        let ready = match pass.kind {
+            PassKind::F if device == 0 => 0.0,
+            PassKind::F => self.forward_end[self.at(device - 1, k)],
+            _ if device + 1 < self.counts.devices => self.backward_end[self.at(device + 1, k)],
+            _ => self.last_backward_ready(k),
+        };
+        Some((ready.max(*free), Next::Pass(pass)))
+    }
+
+    fn last_backward_ready(&self, k: usize) -> f64 {
+        let kind = if self.vocab == VocabPasses::Two { 0 } else { self.vocab.kinds().len() - 1 };
+        self.barrier(kind, k)
+    }
+
+    fn run_step(&mut self, device: usize, start: f64) {
+        let mut end = start;
+        for (kind, k) in self.step_passes(self.devices[device].steps) {
+            end += self.times.vocab;
+            let slot = self.at(kind, k);
+            let (done, latest) = self.barriers[slot];
+            self.barriers[slot] = (done + 1, latest.max(end));
+            self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
+        }
+        self.devices[device].steps += 1;
+        self.devices[device].free = end;
+    }
+
+    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) {
+        let slot = self.at(device, pass.micro_batch as usize);
+        let (ends, time) = match pass.kind {
+            PassKind::F => (&mut self.forward_end, self.times.forward),
+            _ => (&mut self.backward_end, self.times.backward),
+        };
+        ends[slot] = start + time;
+        let device = &mut self.devices[device];
+        device.free = start + time;
+        device.done += 1;
+        device.passes.push(pass);
+    }
+
+    fn at(&self, row: usize, micro_batch: usize) -> usize {
+        row * self.counts.micro_batches + micro_batch
+    }
+}
+
+impl Device {
+    fn new(micro_batches: usize, in_flight: usize) -> Self {
+        let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
+        let order = one_forward_one_backward(all(PassKind::F), all(PassKind::BW), in_flight - 1);
+        Self { order, done: 0, steps: 0, free: 0.0, passes: Vec::new() }
+    }
+}

@@ -1,0 +1,176 @@
+//! Every generator makes complete orders that run to their end, and broken orders are caught.
+
+use models::schedule::{
+    ChunkRule, Graph, PassKind, PassTimes, Release, Schedule, ScheduleError, ScheduleName,
+    StageLayout, VocabPasses, one_f_one_b, one_f_one_b_with_vocab,
+};
+use proptest::prelude::*;
+
+fn counts() -> impl Strategy<Value = (usize, usize, usize)> {
+    (1..9_usize, 1..25_usize, 1..5_usize)
+}
+
+fn schedules() -> impl Strategy<Value = Schedule> {
+    let plain = (0..ScheduleName::ALL.len(), counts())
+        .prop_filter_map("no such schedule", |(name, (p, m, v))| {
+            ScheduleName::ALL[name].build(p, m, v).ok()
+        });
+    let vocab = (0..3_usize, counts()).prop_map(|(vocab, (p, m, _))| {
+        one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], PassTimes::default()).unwrap()
+    });
+    prop_oneof![plain, vocab]
+}
+
+/// A schedule, a device and two places in its order.
+fn swaps() -> impl Strategy<Value = (Schedule, usize, usize, usize)> {
+    schedules().prop_flat_map(|schedule| {
+        let (devices, passes) = (schedule.devices, schedule.passes[0].len());
+        (Just(schedule), 0..devices, 0..passes, 0..passes)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2000, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_schedule_is_valid(schedule in schedules()) {
+        prop_assert_eq!(schedule.validate(), Ok(()));
+    }
+
+    #[test]
+    fn nodes_come_behind_what_they_wait_for(schedule in schedules()) {
+        let graph = Graph::new(&schedule).unwrap();
+        let before = |n: usize, other: u32| other == models::schedule::NO_NODE || (other as usize) < n;
+        let nodes = graph.nodes.iter().enumerate();
+        prop_assert!(nodes.clone().all(|(n, node)| before(n, node.before) && before(n, node.needs)));
+        let passes: usize = schedule.passes.iter().map(Vec::len).sum();
+        prop_assert_eq!(nodes.filter(|(_, node)| node.pass.is_some()).count(), passes);
+    }
+
+    /// A swap either leaves an order that runs or is refused; nothing hangs or panics.
+    #[test]
+    fn a_swap_of_two_passes_is_valid_or_caught((mut schedule, device, one, other) in swaps()) {
+        let original = schedule.clone();
+        schedule.passes[device].swap(one, other);
+        let unchanged = schedule == original;
+        match schedule.validate() {
+            Ok(()) => {}
+            Err(ScheduleError::TooEarly { .. } | ScheduleError::Deadlock { .. }) => {
+                prop_assert!(!unchanged);
+            }
+            Err(error) => prop_assert!(false, "{}", error),
+        }
+    }
+
+    /// A forward that changes places with its own backward is always caught.
+    #[test]
+    fn a_backward_before_its_forward_is_caught((mut schedule, device, place, _) in swaps()) {
+        let order = &mut schedule.passes[device];
+        let pass = order[place];
+        let partner = order.iter().position(|other| {
+            (other.micro_batch, other.chunk) == (pass.micro_batch, pass.chunk)
+                && matches!((pass.kind, other.kind), (PassKind::F, PassKind::BW) | (PassKind::BW, PassKind::F))
+        });
+        if let Some(partner) = partner {
+            order.swap(place, partner);
+            let caught = matches!(schedule.validate(), Err(ScheduleError::TooEarly { .. }));
+            prop_assert!(caught);
+        }
+    }
+
+    #[test]
+    fn a_lost_or_doubled_pass_is_caught((schedule, device, place, other) in swaps()) {
+        let mut lost = schedule.clone();
+        lost.passes[device].remove(place);
+        let missing = matches!(lost.validate(), Err(ScheduleError::Missing { .. }));
+        prop_assert!(missing);
+
+        let mut doubled = schedule;
+        let pass = doubled.passes[device][place];
+        doubled.passes[device].insert(other, pass);
+        let duplicate = matches!(doubled.validate(), Err(ScheduleError::Duplicate { .. }));
+        prop_assert!(duplicate);
+    }
+
+    #[test]
+    fn in_flight_vectors_are_maximal_and_reach_the_peak(schedule in schedules()) {
+        for device in 0..schedule.devices {
+            let peaks = schedule.max_in_flight(device, Release::AtB);
+            let most = peaks.iter().map(|peak| peak.iter().sum::<u32>()).max().unwrap();
+            let most = f64::from(most) / schedule.chunks as f64;
+            prop_assert_eq!(most, schedule.peak_activations(device, Release::AtB));
+            for (n, peak) in peaks.iter().enumerate() {
+                let others = peaks.iter().enumerate().filter(|(other, _)| *other != n);
+                let covered = |other: &[u32]| other.iter().zip(peak).all(|(a, b)| a >= b);
+                prop_assert!(!others.into_iter().any(|(_, other)| covered(other)));
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaving_holds_several_mixtures_of_chunks() {
+    let schedule = ScheduleName::Interleaved1F1B.build(4, 8, 2).unwrap();
+    assert_eq!(schedule.max_in_flight(0, Release::AtB), [vec![7, 4], vec![8, 3]]);
+    assert_eq!(schedule.max_in_flight(3, Release::AtB), [vec![4, 1], vec![5, 0]]);
+}
+
+#[test]
+fn devices_that_wait_for_one_another_are_named() {
+    let mut schedule = one_f_one_b(2, 2).unwrap();
+    // Device 1 wants micro-batch 1 first, which device 0 sends only when it has micro-batch 0 back.
+    schedule.passes[0].swap(1, 2);
+    schedule.passes[1].rotate_left(2);
+    let error = schedule.validate().unwrap_err();
+    let expected = "the devices wait for one another: \
+                    device 0 at BW of micro-batch 0 on chunk 0, device 1 at F of micro-batch 1 on chunk 0";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn foreign_passes_and_missing_devices_are_refused() {
+    let mut schedule = one_f_one_b(2, 2).unwrap();
+    schedule.passes[0][0].chunk = 1;
+    assert!(matches!(schedule.validate(), Err(ScheduleError::Foreign { device: 0, .. })));
+    schedule.passes.pop();
+    assert_eq!(schedule.validate(), Err(ScheduleError::DeviceLists { lists: 1, devices: 2 }));
+}
+
+#[test]
+fn stages_lie_where_the_layout_says() {
+    for layout in [StageLayout::RoundRobin, StageLayout::V] {
+        for stage in 0..8 {
+            let device = layout.device_of(4, stage);
+            assert_eq!(layout.stage_of(4, device, stage / 4), stage);
+        }
+    }
+    assert_eq!(StageLayout::V.device_of(4, 7), 0);
+    assert_eq!(StageLayout::RoundRobin.device_of(4, 7), 3);
+}
+
+#[test]
+fn names_parse_and_rules_say_what_would_do() {
+    for name in ScheduleName::ALL {
+        assert_eq!(ScheduleName::parse(name.name()), Ok(name));
+    }
+    let error = ScheduleName::parse("2f2b").unwrap_err().to_string();
+    let expected =
+        "no schedule is called `2f2b`; there are naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs";
+    assert_eq!(error, expected);
+    assert_eq!(ScheduleName::GPipe.chunk_rule(), ChunkRule::Exactly(1));
+    let error = |name: ScheduleName, p, m, v| name.check(p, m, v).unwrap_err().to_string();
+    assert_eq!(
+        error(ScheduleName::GPipe, 4, 8, 2),
+        "gpipe needs exactly 1 chunks a device: 2; 1 would do"
+    );
+    assert_eq!(
+        error(ScheduleName::Interleaved1F1B, 4, 3, 2),
+        "interleaved_1f1b needs micro-batches divisible by stages: 3 with p = 4; 4 would do"
+    );
+    assert_eq!(
+        error(ScheduleName::OneFOneB, 4, 0, 1),
+        "a schedule needs 1 to 16777216 micro-batches: 0"
+    );
+}

@@ -1,0 +1,59 @@
+//! Timelines in plain characters.
+
+use super::timeline::{Span, Timeline};
+use models::schedule::{Pass, PassKind};
+use std::iter::repeat_n;
+
+/// What idling looks like.
+const IDLE: char = '.';
+
+/// What the characters of [`Timeline::draw`] mean.
+pub const LEGEND: &str = "F forward, B backward, W weight gradients, S U T vocabulary passes, . idle; \
+                          lower case: odd chunks; numbers: micro-batches";
+
+impl Timeline {
+    /// One line a device, `width` columns at most: each pass from its start to its end with its mark,
+    /// its micro-batch if there is room, and a fill; see [`LEGEND`].
+    pub fn draw(&self, width: usize) -> String {
+        let most = self.spans.len().saturating_sub(1).to_string().len();
+        let columns = width.saturating_sub(most + 2).max(1);
+        let line = |(device, spans): (usize, &Vec<Span>)| {
+            let cells: String = self.draw_device(spans, columns).into_iter().collect();
+            format!("d{device:<most$} {cells}\n")
+        };
+        self.spans.iter().enumerate().map(line).collect()
+    }
+
+    fn draw_device(&self, spans: &[Span], columns: usize) -> Vec<char> {
+        let mut cells = vec![IDLE; columns];
+        let column = |time_s: f64| (time_s / self.makespan_s * columns as f64).round() as usize;
+        for span in spans {
+            let start = column(span.start_s).min(columns - 1);
+            let end = column(span.end_s).clamp(start + 1, columns);
+            let text = pass_text(span.pass, end - start);
+            cells.splice(start..end, text);
+        }
+        cells
+    }
+}
+
+/// The mark, the micro-batch if it fits, and the fill: exactly `width` characters.
+fn pass_text(pass: Pass, width: usize) -> impl Iterator<Item = char> {
+    let (mark, fill) = mark_and_fill(pass.kind);
+    let mark = if pass.chunk % 2 == 1 { mark.to_ascii_lowercase() } else { mark };
+    let number = pass.micro_batch.to_string();
+    let number = if number.len() < width { number } else { String::new() };
+    let filled = width - 1 - number.len();
+    std::iter::once(mark).chain(number.chars().collect::<Vec<_>>()).chain(repeat_n(fill, filled))
+}
+
+fn mark_and_fill(kind: PassKind) -> (char, char) {
+    match kind {
+        PassKind::F => ('F', '-'),
+        PassKind::B | PassKind::BW => ('B', '='),
+        PassKind::W => ('W', '~'),
+        PassKind::S => ('S', '+'),
+        PassKind::S2 => ('U', '+'),
+        PassKind::T => ('T', '+'),
+    }
+}

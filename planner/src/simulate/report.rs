@@ -1,0 +1,133 @@
+//! What `plan schedule` answers.
+
+use super::{Durations, Prepared, Timeline, VocabDurations, Workspace};
+use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use serde::Serialize;
+
+/// A schedule to be run with the same times on every device, in any unit of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Request {
+    /// Which schedule.
+    pub schedule: ScheduleName,
+    /// Pipeline devices, `p`.
+    pub stages: usize,
+    /// Micro-batches an iteration, `m`.
+    pub micro_batches: usize,
+    /// Chunks a device, `v`.
+    pub chunks: usize,
+    /// Forward of one micro-batch on one device's whole share, `F`.
+    pub forward: f64,
+    /// Its backward with respect to inputs, `B`.
+    pub backward: f64,
+    /// Its backward with respect to weights, `W`.
+    pub weight: f64,
+    /// Latency between devices, `c`.
+    pub latency: f64,
+    /// Vocabulary passes, if the output layer is split over the devices.
+    pub vocab: Option<VocabRequest>,
+}
+
+/// Vocabulary passes with the same times on every device and barriers that take no time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VocabRequest {
+    /// Which algorithm.
+    pub passes: VocabPasses,
+    /// `S` of one micro-batch (with `parallel_naive`, `S` and `S2` each).
+    pub first: f64,
+    /// `T` of one micro-batch.
+    pub last: f64,
+}
+
+/// The answer, by the names that `--json` has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// End of the last pass.
+    pub makespan: f64,
+    /// Longest time from a device's own first start to its own last end.
+    pub stage_time: f64,
+    /// Idle share of the makespan, `1 − m(F + B + W)/makespan`; vocabulary passes are no idling.
+    pub bubble_fraction: f64,
+    /// By device: most activations held if `B` frees them, in those of one micro-batch of one device's
+    /// whole share.
+    pub peak_activations: Vec<f64>,
+    /// The same if they are held to `W`.
+    pub peak_activations_until_w: Vec<f64>,
+    /// By device, its passes in order, as in `F0@0`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub orders: Option<Vec<Vec<String>>>,
+}
+
+impl Request {
+    /// The schedule asked for.
+    ///
+    /// # Errors
+    /// It does not exist for these counts; the error names the nearest that do.
+    pub fn build(&self) -> Result<Schedule, ScheduleError> {
+        let (p, m, v) = (self.stages, self.micro_batches, self.chunks);
+        match self.vocab {
+            None => self.schedule.build(p, m, v),
+            Some(vocab) => {
+                self.schedule.build_with_vocab(p, m, v, vocab.passes, self.pass_times(vocab))
+            }
+        }
+    }
+
+    fn pass_times(&self, vocab: VocabRequest) -> PassTimes {
+        PassTimes {
+            forward: self.forward,
+            backward: self.backward + self.weight,
+            vocab: (vocab.first + vocab.last) / 2.0,
+        }
+    }
+
+    /// Micro-batches that one of the schedule's micro-batches stands for: all in `naive`, else one.
+    fn batch(&self) -> f64 {
+        let run = self.schedule.micro_batches_run(self.micro_batches);
+        self.micro_batches as f64 / run as f64
+    }
+
+    fn durations(&self, schedule: &Schedule) -> Durations {
+        let [f, b, w] = [self.forward, self.backward, self.weight].map(|time| time * self.batch());
+        let mut durations = Durations::uniform(schedule, f, b, w, self.latency);
+        if let Some(VocabRequest { first, last, .. }) = self.vocab {
+            durations.vocab = VocabDurations::uniform(self.stages, first, last);
+        }
+        durations
+    }
+
+    /// Runs the schedule.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn run(&self) -> Result<(Schedule, Timeline), ScheduleError> {
+        let schedule = self.build()?;
+        let durations = self.durations(&schedule);
+        let prepared = Prepared::new(&schedule)?;
+        let mut timeline = prepared.timeline(&schedule, &durations, &mut Workspace::default());
+        for peaks in [&mut timeline.peak_activations, &mut timeline.peak_activations_until_w] {
+            peaks.iter_mut().for_each(|peak| *peak *= self.batch());
+        }
+        Ok((schedule, timeline))
+    }
+}
+
+impl Report {
+    /// The numbers of a run, without orders.
+    pub fn new(timeline: &Timeline) -> Self {
+        Self {
+            makespan: timeline.makespan_s,
+            stage_time: timeline.longest_stage_s,
+            bubble_fraction: timeline.bubble_fraction(),
+            peak_activations: timeline.peak_activations.clone(),
+            peak_activations_until_w: timeline.peak_activations_until_w.clone(),
+            orders: None,
+        }
+    }
+
+    /// Adds the orders.
+    #[must_use]
+    pub fn with_orders(mut self, schedule: &Schedule) -> Self {
+        self.orders = Some((0..schedule.devices).map(|i| schedule.order_words(i)).collect());
+        self
+    }
+}
