@@ -1,5 +1,6 @@
 //! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
 
+pub use crate::cluster::Dtype;
 use crate::schedule::ScheduleName;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -112,35 +113,22 @@ names! {
     }
 }
 
-names! {
-    /// Number format of weights and activations in computation.
-    Dtype {
-        /// bfloat16.
-        Bf16 = "bf16",
-        /// IEEE half.
-        Fp16 = "fp16",
-        /// 8-bit floating point, per-tensor scales.
-        Fp8 = "fp8",
-        /// 8-bit floating point, block scales.
-        Mxfp8 = "mxfp8",
-        /// 4-bit floating point, block scales.
-        Nvfp4 = "nvfp4",
-        /// Single precision.
-        F32 = "f32",
-        /// Double precision.
-        F64 = "f64",
-    }
-}
-
 impl Dtype {
     /// Bytes of one weight or activation as stored between operations (8- and 4-bit formats keep
     /// bf16 storage and cast at the GEMM).
     pub fn storage_bytes(self) -> f64 {
-        match self {
-            Self::Bf16 | Self::Fp16 | Self::Fp8 | Self::Mxfp8 | Self::Nvfp4 => 2.0,
-            Self::F32 => 4.0,
-            Self::F64 => 8.0,
-        }
+        self.bytes().max(2.0)
+    }
+
+    /// The format of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -113,6 +113,44 @@ impl Mesh {
             + at.pp * self.stride(Axis::Pp)
     }
 
+    /// Group of the `size` nearest replicas of one rank's dense weights: along cp, then dp.
+    pub fn replica_group(&self, size: u64, domains: &[u64]) -> GroupShape {
+        self.folded(size, self.tp, domains)
+    }
+
+    /// Group of the `size` nearest replicas of one rank's experts, `apart` = etp·ep ranks from one
+    /// another in the fold of tp, cp and dp.
+    pub fn expert_replica_group(&self, size: u64, apart: u64, domains: &[u64]) -> GroupShape {
+        self.folded(size, apart, domains)
+    }
+
+    /// Expert-parallel group: `ep` ranks, `etp` apart in the fold of tp, cp and dp.
+    pub fn expert_group(&self, ep: u64, etp: u64, domains: &[u64]) -> GroupShape {
+        self.folded(ep, etp, domains)
+    }
+
+    /// Group of `size` ranks `stride` apart where tp, cp and dp are counted through: with the pipeline
+    /// inside dp, each step of dp jumps over the pipeline.
+    fn folded(&self, size: u64, stride: u64, domains: &[u64]) -> GroupShape {
+        let block = self.tp * self.cp;
+        if self.order == RankOrder::DpInner || self.pp == 1 {
+            return GroupShape::strided(size, stride, domains);
+        }
+        let in_block = (block / stride).clamp(1, size);
+        let beyond = GroupShape::strided(
+            size.div_ceil(in_block),
+            self.stride(Axis::Dp) * stride.div_ceil(block),
+            domains,
+        );
+        let inner = GroupShape::strided(in_block, stride, domains);
+        let joined = inner.within.iter().zip(&beyond.within);
+        let mut within: Vec<u64> = joined.map(|(a, b)| (a * b).min(size)).collect();
+        if let Some(outermost) = within.last_mut() {
+            *outermost = size;
+        }
+        GroupShape { within }
+    }
+
     /// Innermost link level that joins pipeline neighbours, given domain sizes (innermost first).
     ///
     /// A neighbour `stride` away shares a domain only if the domain holds more than `stride` ranks;

@@ -3,20 +3,26 @@
 use super::generate::Counts;
 use super::{PassTimes, Schedule, ScheduleError, VocabPasses, gpipe, interleaved_1f1b, looped_bfs};
 use super::{naive, one_f_one_b, one_f_one_b_with_vocab};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A schedule, by the name it has in plans and on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ScheduleName {
     /// [`naive`]: one device at a time.
+    #[serde(rename = "naive")]
     Naive,
     /// [`gpipe`]: all forwards, then all backwards.
+    #[serde(rename = "gpipe")]
     GPipe,
     /// [`one_f_one_b`]: one forward, one backward.
+    #[serde(rename = "1f1b")]
     OneFOneB,
     /// [`interleaved_1f1b`]: 1F1B over several chunks a device.
+    #[serde(rename = "interleaved_1f1b")]
     Interleaved1F1B,
     /// [`looped_bfs`]: chunk after chunk, breadth first.
+    #[serde(rename = "looped_bfs")]
     LoopedBfs,
 }
 

@@ -6,9 +6,10 @@
 use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
 use super::parts::Parts;
-use super::{ampipe, gemm, memory_bound};
+use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
+use models::formulas::{ampipe, attention as attention_formulas};
 use models::layer::{self, Gemm, LocalHeads, Split};
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec};
@@ -173,7 +174,7 @@ impl LayerPricer<'_> {
             return (Parts::compute(forward_s), Parts::compute(backward_s));
         }
         let uneven = if shape.cp_style == CpStyle::Ring {
-            models::formulas::attention::contiguous_ring_slowdown(cp)
+            attention_formulas::contiguous_imbalance(cp as f64)
         } else {
             1.0
         };
@@ -303,7 +304,7 @@ impl LayerPricer<'_> {
         } else {
             collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
         };
-        let tp_s = 2.0 * pair_s * self.cluster.software.tp_exposed_fraction;
+        let tp_s = 2.0 * pair_s * self.cluster.software.tp_exposed;
         Parts { tp_s, ..Parts::default() }
     }
 
@@ -363,11 +364,12 @@ impl LayerPricer<'_> {
 
     fn exposed_all_to_all_s(&self, shape: &Shape, attention_s: f64, a2a_s: f64, expert_s: f64) -> f64 {
         let degree = shape.moe_overlap_degree;
-        let block = ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s };
+        let block =
+            ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s, other_s: 0.0 };
         let total_s = match shape.moe_overlap {
-            MoeOverlap::None => block.serial_s(),
-            MoeOverlap::Tutel => block.tutel_s(degree),
-            MoeOverlap::Ampipe => block.ampipe_s(degree),
+            MoeOverlap::None => return 2.0 * a2a_s * self.cluster.software.ep_exposed,
+            MoeOverlap::Tutel => ampipe::tutel_s(&block, degree),
+            MoeOverlap::Ampipe => ampipe::ampipe_s(&block, degree),
         };
         let launches = 4.0 * (degree - 1) as f64 * self.cluster.device.kernel_launch_s;
         (total_s - attention_s - expert_s).max(0.0) + launches

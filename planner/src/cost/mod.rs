@@ -3,5 +3,7 @@
 pub mod attention;
 pub mod collective;
 pub mod gemm;
+pub mod layer;
 pub mod memory_bound;
 pub mod parts;
+pub mod state;

@@ -178,15 +178,15 @@ impl Program {
         let scale = 1000.0 / if bar_s.is_finite() { bar_s } else { 1.0 };
         let writer = Writer { problem, chosen, barrier, step, waits, scale };
         let objective: Expression = Expression::from(barrier) + step;
-        let mut model = vars.minimise(objective.clone()).using(highs);
-        for (option, value) in
-            [("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9)]
-        {
-            model.set_option(option, value);
-        }
-        model.set_option("mip_rel_gap", 0.0);
-        model.set_option("mip_abs_gap", 1e-6);
-        let model = model.set_threads(1).with_time_limit(time.as_secs_f64().max(0.01));
+        let model = vars
+            .minimise(objective.clone())
+            .using(highs)
+            .set_option("mip_feasibility_tolerance", 1e-9)
+            .set_option("primal_feasibility_tolerance", 1e-9)
+            .set_option("mip_rel_gap", 0.0)
+            .set_option("mip_abs_gap", 1e-6)
+            .set_threads(1)
+            .with_time_limit(time.as_secs_f64().max(0.01));
         let model = writer.rows(model, paths, bar_s);
         Some(Self { model, chosen: writer.chosen, objective, scale })
     }

@@ -1,0 +1,165 @@
+//! What all cases of one request share: the model's layers, the cluster's domains, and what has
+//! already been priced.
+
+use super::layers::Layers;
+use super::pipelines::{PipelineKey, Pipelines};
+use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
+use crate::cost::state::{LocalParams, layer_params};
+use crate::placement::Pipeline;
+use models::cluster::ClusterSpec;
+use models::decisions::{Decisions, RankOrder};
+use models::layer::Split;
+use models::mesh::{Axis, GroupShape, Mesh};
+use models::model::{ModelSpec, params};
+use models::schedule::ScheduleError;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A model on a cluster of a given size, with memory of what was priced.
+#[derive(Debug)]
+pub struct Ground<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// The model's layers by kind.
+    pub layers: Layers,
+    /// GPUs in a domain of each link level.
+    pub domains: Vec<u64>,
+    pipelines: RefCell<Pipelines>,
+    sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+}
+
+/// Prices of one way to split a micro-batch, by layer kind.
+#[derive(Clone, Debug)]
+pub struct Sheet {
+    /// Cost of a layer, by kind.
+    pub layer: Vec<LayerCost>,
+    /// Parameters of a layer on one rank, by kind.
+    pub params: Vec<LocalParams>,
+    /// Vocabulary layers split over tensor-parallel ranks.
+    pub vocab: VocabCost,
+    /// Tokens a rank holds of a micro-batch.
+    pub tokens: f64,
+    /// Bytes of the hidden states of one micro-batch on one rank.
+    pub hidden_bytes: f64,
+    /// Largest temporary of a layer's backward pass: gradients of the widest activations.
+    pub transient_bytes: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SheetKey {
+    split: Split,
+    cp_style: models::decisions::CpStyle,
+    moe_overlap: models::decisions::MoeOverlap,
+    moe_overlap_degree: u64,
+    dtype: models::decisions::Dtype,
+    ep_group: GroupShape,
+}
+
+impl<'a> Ground<'a> {
+    /// Nothing priced yet.
+    pub fn new(model: &'a ModelSpec, cluster: &'a ClusterSpec, gpus: u64) -> Self {
+        Self {
+            model,
+            cluster,
+            gpus,
+            layers: Layers::new(model),
+            domains: cluster.level_sizes(gpus),
+            pipelines: RefCell::default(),
+            sheets: RefCell::default(),
+        }
+    }
+
+    /// The pipeline of decisions.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn pipeline(&self, d: &Decisions) -> Result<Arc<Pipeline>, ScheduleError> {
+        self.pipelines.borrow_mut().get(PipelineKey::new(d))
+    }
+
+    /// Prices of the layers under decisions.
+    pub fn sheet(&self, d: &Decisions) -> Rc<Sheet> {
+        let shape = self.shape(d);
+        let key = SheetKey {
+            split: shape.split,
+            cp_style: shape.cp_style,
+            moe_overlap: shape.moe_overlap,
+            moe_overlap_degree: shape.moe_overlap_degree,
+            dtype: shape.dtype,
+            ep_group: shape.ep_group.clone(),
+        };
+        if let Some(sheet) = self.sheets.borrow().get(&key) {
+            return Rc::clone(sheet);
+        }
+        let sheet = Rc::new(self.price(&shape));
+        self.sheets.borrow_mut().insert(key, Rc::clone(&sheet));
+        sheet
+    }
+
+    /// How decisions split one micro-batch, with the groups it communicates in.
+    pub fn shape(&self, d: &Decisions) -> Shape {
+        let mesh = Mesh::new(d);
+        let group = |size, stride| GroupShape::strided(size, stride, &self.domains);
+        // Without experts the order of the outer axes cannot matter to a layer.
+        let ep_mesh = if d.ep == 1 { Mesh { order: RankOrder::DpInner, ..mesh } } else { mesh };
+        Shape {
+            split: Split {
+                tp: d.tp,
+                cp: d.cp,
+                cp_ulysses: d.cp_ulysses,
+                ep: d.ep,
+                etp: d.etp,
+                sequence_parallel: d.sequence_parallel,
+                micro_batch: d.micro_batch,
+            },
+            cp_style: d.cp_style,
+            moe_overlap: d.moe_overlap,
+            moe_overlap_degree: d.moe_overlap_degree,
+            dtype: d.dtype,
+            tp_group: group(d.tp, 1),
+            cp_group: group(d.cp, mesh.stride(Axis::Cp)),
+            ep_group: ep_mesh.expert_group(d.ep, d.etp, &self.domains),
+            etp_group: group(d.etp, 1),
+        }
+    }
+
+    fn price(&self, shape: &Shape) -> Sheet {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let kinds = &self.layers.kinds;
+        let tokens = shape.split.tokens(self.model) as f64;
+        let e = shape.dtype.storage_bytes();
+        let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
+        Sheet {
+            layer: kinds.iter().map(|&kind| pricer.layer(kind, shape)).collect(),
+            params: kinds
+                .iter()
+                .map(|&kind| layer_params(self.model, kind, &shape.split))
+                .collect(),
+            vocab: pricer.vocabulary(shape, shape.split.tp, &shape.tp_group),
+            tokens,
+            hidden_bytes: tokens * self.model.hidden as f64 * e,
+            transient_bytes: 2.0 * e * tokens * widest as f64,
+        }
+    }
+
+    /// Vocabulary layers split over tensor-parallel ranks and pipeline devices.
+    pub fn vocabulary_over_pipeline(&self, d: &Decisions) -> VocabCost {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let shape = self.shape(d);
+        pricer.vocabulary(&shape, d.tp * d.pp, &shape.tp_group)
+    }
+
+    /// Embedding with learned positions, and output matrix where it is not the embedding: parameters
+    /// of one of `ways` shards.
+    pub fn vocab_params(&self, ways: u64) -> (f64, f64) {
+        let rows = (self.model.vocab.div_ceil(ways) * self.model.hidden) as f64;
+        let positions = params::positions(self.model) as f64;
+        (rows + positions, rows)
+    }
+}

@@ -1,0 +1,55 @@
+//! The layers of a model by kind, with counts over any range in constant time.
+
+use models::model::{LayerKind, ModelSpec};
+
+/// Layers grouped by kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layers {
+    /// Distinct kinds, in order of first appearance.
+    pub kinds: Vec<LayerKind>,
+    /// `before[i][k]`: layers of kind `k` among the first `i`.
+    before: Vec<Vec<usize>>,
+}
+
+impl Layers {
+    /// Groups a model's layers.
+    pub fn new(model: &ModelSpec) -> Self {
+        let mut kinds: Vec<LayerKind> = vec![];
+        let mut before = vec![vec![]];
+        for index in 0..model.layers {
+            let kind = model.layer_kind(index);
+            let position = kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            });
+            let mut counts = before[index].clone();
+            counts.resize(kinds.len(), 0);
+            counts[position] += 1;
+            before.push(counts);
+        }
+        for counts in &mut before {
+            counts.resize(kinds.len(), 0);
+        }
+        Self { kinds, before }
+    }
+
+    /// Layers in all.
+    pub fn len(&self) -> usize {
+        self.before.len() - 1
+    }
+
+    /// No layers at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All layers are alike.
+    pub fn is_uniform(&self) -> bool {
+        self.kinds.len() <= 1
+    }
+
+    /// Layers of each kind in `start..end`.
+    pub fn counts(&self, start: usize, end: usize) -> Vec<usize> {
+        self.before[end].iter().zip(&self.before[start]).map(|(to, from)| to - from).collect()
+    }
+}

@@ -1,0 +1,119 @@
+//! Which layers of a stage recompute what: the choices no other choice beats.
+
+use crate::cost::layer::LayerCost;
+use models::decisions::Recompute;
+
+/// How many layers of each kind keep everything, recompute selectively, recompute fully.
+pub type Mix = Vec<[usize; 3]>;
+
+/// A mix with what it costs in one stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixCost {
+    /// The mix.
+    pub mix: Mix,
+    /// Recomputation of one micro-batch, s.
+    pub recompute_s: f64,
+    /// Activation bytes of one micro-batch in flight.
+    pub in_flight_bytes: f64,
+}
+
+impl MixCost {
+    fn empty() -> Self {
+        Self { mix: vec![], recompute_s: 0.0, in_flight_bytes: 0.0 }
+    }
+
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            mix: self.mix.iter().chain(&other.mix).copied().collect(),
+            recompute_s: self.recompute_s + other.recompute_s,
+            in_flight_bytes: self.in_flight_bytes + other.in_flight_bytes,
+        }
+    }
+}
+
+/// Mixes for a stage with `counts[k]` layers of kind `k`, fastest first, each needing less memory
+/// than the one before.
+pub fn undominated(costs: &[LayerCost], counts: &[usize], allowed: Recompute) -> Vec<MixCost> {
+    let mut mixes = vec![MixCost::empty()];
+    for (cost, &count) in costs.iter().zip(counts) {
+        let own = of_kind(cost, count, allowed);
+        let joined = mixes.iter().flat_map(|mix| own.iter().map(move |more| mix.and(more)));
+        mixes = keep_undominated(joined.collect());
+    }
+    mixes
+}
+
+fn of_kind(cost: &LayerCost, count: usize, allowed: Recompute) -> Vec<MixCost> {
+    let all = |position: usize| {
+        let mut split = [0; 3];
+        split[position] = count;
+        vec![priced(cost, split)]
+    };
+    match allowed {
+        Recompute::None => all(0),
+        Recompute::Selective => all(1),
+        Recompute::Full => all(2),
+        Recompute::PerLayer => {
+            let splits = (0..=count).flat_map(|full| {
+                (0..=count - full).map(move |selective| [count - full - selective, selective, full])
+            });
+            keep_undominated(splits.map(|split| priced(cost, split)).collect())
+        }
+    }
+}
+
+fn priced(cost: &LayerCost, split: [usize; 3]) -> MixCost {
+    let sum = |value: &dyn Fn(usize) -> f64| {
+        split.iter().enumerate().map(|(option, &count)| count as f64 * value(option)).sum()
+    };
+    MixCost {
+        mix: vec![split],
+        recompute_s: sum(&|option| cost.recompute[option].total_s()),
+        in_flight_bytes: sum(&|option| cost.saved_bytes[option]),
+    }
+}
+
+fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
+    mixes.sort_by(|a, b| {
+        a.recompute_s.total_cmp(&b.recompute_s).then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
+    });
+    let mut least_bytes = f64::INFINITY;
+    mixes.retain(|mix| {
+        let better = mix.in_flight_bytes < least_bytes;
+        least_bytes = least_bytes.min(mix.in_flight_bytes);
+        better
+    });
+    mixes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::parts::Parts;
+
+    fn cost() -> LayerCost {
+        LayerCost {
+            recompute: [0.0, 1.0, 4.0].map(Parts::compute),
+            saved_bytes: [10.0, 7.0, 1.0],
+            ..LayerCost::default()
+        }
+    }
+
+    #[test]
+    fn no_mix_is_beaten_by_another() {
+        let mixes = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
+        for pair in mixes.windows(2) {
+            assert!(pair[0].recompute_s < pair[1].recompute_s);
+            assert!(pair[0].in_flight_bytes > pair[1].in_flight_bytes);
+        }
+        assert_eq!(mixes[0].in_flight_bytes, 50.0);
+        assert_eq!(mixes.last().map(|mix| mix.in_flight_bytes), Some(5.0));
+    }
+
+    #[test]
+    fn a_pinned_option_leaves_one_mix() {
+        let mixes = undominated(&[cost()], &[3], Recompute::Full);
+        assert_eq!(mixes.len(), 1);
+        assert_eq!(mixes[0].mix, [[0, 0, 3]]);
+    }
+}

@@ -1,0 +1,485 @@
+//! One fully pinned configuration: its placement problem, and the price of any placement.
+//!
+//! This is the cost model's single door: `estimate`, the search, the brute-force oracle and the
+//! checker of predictions all price a configuration here.
+
+pub mod ground;
+pub mod layers;
+pub mod mixes;
+pub mod pipelines;
+pub mod priced;
+
+use crate::cost::collective::{self, Collective};
+use crate::cost::layer::VocabCost;
+use crate::cost::parts::Parts;
+use crate::cost::state::{LocalParams, StateCost};
+use crate::placement::{Column, Pipeline, Problem};
+use crate::simulate::{Durations, VocabDurations};
+use ground::{Ground, Sheet};
+use mixes::{Mix, MixCost};
+use models::decisions::{Decisions, Vocab};
+use models::formulas::vocabulary;
+use models::mesh::{Axis, GroupShape, Mesh};
+use models::schedule::{ScheduleError, ScheduleName};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A configuration with everything but the placement of layers.
+#[derive(Debug)]
+pub struct Case<'a> {
+    /// What it shares with other cases.
+    pub ground: &'a Ground<'a>,
+    /// The decisions.
+    pub decisions: Decisions,
+    /// Order of passes.
+    pub pipeline: Arc<Pipeline>,
+    sheet: Rc<Sheet>,
+    state: StateCost<'a>,
+    hop: Hop,
+    passes: Option<VocabPassCost>,
+}
+
+/// What one stage costs before it is decided what it recomputes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageCost {
+    /// Forward pass of one micro-batch.
+    pub forward: Parts,
+    /// Backward pass of one micro-batch without recomputation.
+    pub backward: Parts,
+    /// Parameters on one rank.
+    pub params: LocalParams,
+    /// Activation bytes in flight beside the layers'.
+    pub extra_in_flight_bytes: f64,
+    /// Logits and their gradient, and other bytes of this stage that do not depend on micro-batches
+    /// in flight.
+    pub workspace_bytes: f64,
+    /// Exposed reductions between the last pass and the barrier, s.
+    pub tail_s: f64,
+    /// Optimizer update behind the barrier, s.
+    pub optimizer_s: f64,
+    /// Exposed gathers behind the barrier, s.
+    pub gather_s: f64,
+}
+
+/// Sending a micro-batch's hidden states to the next stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Hop {
+    time_s: f64,
+    /// The receiver waits with nothing else to do; else the time is a latency.
+    blocks: bool,
+}
+
+/// The vocabulary passes of one device.
+#[derive(Clone, Debug)]
+struct VocabPassCost {
+    cost: VocabCost,
+    durations: VocabDurations,
+    /// Computation and exposed collectives of all passes of one micro-batch.
+    parts: Parts,
+}
+
+impl<'a> Case<'a> {
+    /// Prices everything that does not depend on the placement.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
+        let pipeline = ground.pipeline(&decisions)?;
+        let sheet = ground.sheet(&decisions);
+        let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
+        let hop = hop(ground, &decisions, &sheet);
+        let passes = vocab_passes(ground, &decisions, &sheet);
+        Ok(Self { ground, decisions, pipeline, sheet, state, hop, passes })
+    }
+
+    /// Pipeline stages, p·v.
+    pub fn stages(&self) -> usize {
+        self.decisions.stages()
+    }
+
+    /// Bytes a device has for what the placement decides.
+    pub fn budget_bytes(&self) -> f64 {
+        self.ground.cluster.usable_bytes() - self.common_workspace_bytes()
+    }
+
+    /// Workspace every device needs: temporaries of a backward pass, a received micro-batch each way,
+    /// the vocabulary shard's logits and input, and the units that ZeRO gathers or reduces at a time.
+    pub fn common_workspace_bytes(&self) -> f64 {
+        let received = if self.decisions.pp > 1 { 2.0 * self.sheet.hidden_bytes } else { 0.0 };
+        let vocab = self.passes.as_ref().map_or(0.0, |passes| {
+            passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes
+        });
+        let unit = self.sheet.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        let e = self.decisions.dtype.storage_bytes();
+        let in_motion = match self.decisions.zero_stage {
+            0 | 1 => 0.0,
+            2 => unit * 4.0,
+            _ => unit * (2.0 * e + 4.0),
+        };
+        self.sheet.transient_bytes + received + vocab + in_motion
+    }
+
+    /// Cost of a stage that holds layers `start..end`.
+    pub fn stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
+        let counts = self.ground.layers.counts(start, end);
+        let mut cost = self.stage_ends(stage);
+        for (kind, &count) in counts.iter().enumerate() {
+            let layer = &self.sheet.layer[kind];
+            let params = self.sheet.params[kind];
+            cost.forward += self.with_gather(layer.forward, params, 1.0, 0.0) * count as f64;
+            cost.backward += self.with_gather(layer.backward(), params, 1.0, 1.0) * count as f64;
+            cost.params = cost.params + params * count as f64;
+        }
+        let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
+        cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
+        cost.optimizer_s = self.state.optimizer_s(cost.params);
+        cost.gather_s = self.state.gather_exposed_s(cost.params, forward_s);
+        cost
+    }
+
+    /// Adds what ZeRO stages 2 and 3 communicate for a layer in every micro-batch and the pass does
+    /// not hide. Breadth-first loops run a chunk's micro-batches one after another and so gather and
+    /// reduce once for all of them.
+    fn with_gather(&self, mut pass: Parts, params: LocalParams, gathers: f64, reductions: f64) -> Parts {
+        let d = &self.decisions;
+        let gather_s = if d.zero_stage >= 3 { gathers * self.state.gather_s(params) } else { 0.0 };
+        let reduce_s =
+            if d.zero_stage >= 2 { reductions * self.state.reduce_scatter_s(params) } else { 0.0 };
+        if gather_s + reduce_s > 0.0 {
+            let shared = if d.schedule == ScheduleName::LoopedBfs { d.micro_batches as f64 } else { 1.0 };
+            pass.dp_s += self.state.exposed_s((gather_s + reduce_s) / shared, pass.total_s());
+        }
+        pass
+    }
+
+    /// What the first and last stage hold beside layers, and what crossing a boundary costs.
+    fn stage_ends(&self, stage: usize) -> StageCost {
+        let mut cost = StageCost {
+            forward: Parts::default(),
+            backward: Parts::default(),
+            params: LocalParams::default(),
+            extra_in_flight_bytes: 0.0,
+            workspace_bytes: 0.0,
+            tail_s: 0.0,
+            optimizer_s: 0.0,
+            gather_s: 0.0,
+        };
+        self.add_hops(stage, &mut cost);
+        if self.passes.is_some() {
+            self.add_vocab_shard(stage, &mut cost);
+        } else {
+            self.add_vocab_ends(stage, &mut cost);
+        }
+        cost
+    }
+
+    fn add_hops(&self, stage: usize, cost: &mut StageCost) {
+        if !self.hop.blocks {
+            return;
+        }
+        let crossing = Parts { pp_s: self.hop.time_s, ..Parts::default() };
+        let device = |stage: usize| self.pipeline.device_of[stage];
+        if stage > 0 && device(stage - 1) != device(stage) {
+            cost.forward += crossing;
+        }
+        if stage + 1 < self.stages() && device(stage + 1) != device(stage) {
+            cost.backward += crossing;
+        }
+    }
+
+    /// Embedding on the first stage, output layer on the last.
+    fn add_vocab_ends(&self, stage: usize, cost: &mut StageCost) {
+        let (vocab, tied) = (&self.sheet.vocab, self.ground.model.tied_embeddings);
+        let (embedding, head) = self.ground.vocab_params(self.decisions.tp);
+        let (first, last) = (stage == 0, stage + 1 == self.stages());
+        if first {
+            cost.forward += vocab.embed_forward;
+            cost.backward += vocab.embed_backward;
+            cost.params.dense += embedding;
+            cost.extra_in_flight_bytes += vocab.embed_saved_bytes;
+        }
+        if last {
+            cost.forward += vocab.head_forward;
+            cost.backward += vocab.head_backward_input + vocab.head_backward_weight;
+            cost.params.dense += if tied && first { 0.0 } else { head };
+            cost.extra_in_flight_bytes += vocab.head_saved_bytes;
+            cost.workspace_bytes += vocab.logits_bytes;
+        }
+        if tied && first != last {
+            cost.tail_s += self.tied_gradient_s(head);
+        }
+    }
+
+    /// Adding up the two copies' gradients of a tied embedding on first and last stage.
+    fn tied_gradient_s(&self, rows: f64) -> f64 {
+        let mesh = Mesh::new(&self.decisions);
+        let stride = mesh.stride(Axis::Pp) * (self.decisions.pp - 1);
+        let pair = GroupShape::strided(2, stride, &self.ground.domains);
+        collective::time_s(self.ground.cluster, Collective::AllReduce, rows * 4.0, &pair)
+    }
+
+    /// One shard of both vocabulary layers on every device.
+    fn add_vocab_shard(&self, stage: usize, cost: &mut StageCost) {
+        if stage >= self.pipeline.devices {
+            return;
+        }
+        let (embedding, head) = self.ground.vocab_params(self.decisions.tp * self.decisions.pp);
+        cost.params.dense += embedding;
+        cost.params.dense += if self.ground.model.tied_embeddings { 0.0 } else { head };
+    }
+
+    /// Recompute mixes open to a stage over layers `start..end`, fastest first.
+    pub fn mixes(&self, start: usize, end: usize) -> Vec<MixCost> {
+        let counts = self.ground.layers.counts(start, end);
+        mixes::undominated(&self.sheet.layer, &counts, self.decisions.recompute)
+    }
+
+    /// Seconds a mix recomputes, by cause.
+    pub fn recompute_parts(&self, mix: &Mix) -> Parts {
+        let of_kind = |(kind, split): (usize, &[usize; 3])| -> Parts {
+            let layer = &self.sheet.layer[kind];
+            (0..3).map(|option| layer.recompute[option] * split[option] as f64).sum()
+        };
+        mix.iter().enumerate().map(of_kind).sum()
+    }
+
+    /// While a layer is recomputed its full activations live beside what is kept.
+    pub fn recompute_workspace_bytes(&self, mix: &Mix) -> f64 {
+        let layers = mix.iter().zip(&self.sheet.layer);
+        layers
+            .map(|(split, layer)| {
+                let used = |option: usize| split[option] > 0;
+                let rebuilt = |option: usize| layer.saved_bytes[0] - layer.saved_bytes[option];
+                if used(2) { rebuilt(2) } else if used(1) { rebuilt(1) } else { 0.0 }
+            })
+            .fold(0.0, f64::max)
+    }
+
+    /// The column of a stage cost with a mix.
+    pub fn column(&self, range: (usize, usize), index: usize, cost: &StageCost, mix: &MixCost) -> Column {
+        Column {
+            start: range.0,
+            end: range.1,
+            mix: index,
+            forward_s: cost.forward.total_s(),
+            backward_s: cost.backward.total_s() + mix.recompute_s,
+            tail_s: cost.tail_s,
+            step_s: cost.optimizer_s + cost.gather_s,
+            in_flight_bytes: mix.in_flight_bytes + cost.extra_in_flight_bytes,
+            state_bytes: self.state.memory(cost.params).device_bytes()
+                + cost.workspace_bytes
+                + self.recompute_workspace_bytes(&mix.mix),
+        }
+    }
+
+    /// State memory of a stage.
+    pub fn state_memory(&self, params: LocalParams) -> crate::cost::state::StateMemory {
+        self.state.memory(params)
+    }
+
+    /// Layer ranges a decision about the vocabulary fixes: even for `first_last`, by the min–max rule
+    /// for `redistribute`; `None` where the solver places layers.
+    pub fn fixed_ranges(&self) -> Option<Vec<(usize, usize)>> {
+        let (layers, stages) = (self.ground.layers.len(), self.stages());
+        let counts: Vec<usize> = match self.decisions.vocab {
+            Vocab::FirstLast => even_counts(layers, stages),
+            Vocab::Redistribute => self.redis_counts(layers, stages),
+            _ => return None,
+        };
+        let mut start = 0;
+        let range = |count: usize| {
+            start += count;
+            (start - count, start)
+        };
+        Some(counts.into_iter().map(range).collect())
+    }
+
+    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
+    /// section 3; its appendix's FLOP counts).
+    fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
+        let model = self.ground.model;
+        let ratio = vocabulary::output_compute_ratio(
+            model.vocab as f64,
+            model.hidden as f64,
+            model.seq_len as f64,
+        );
+        let input = vocabulary::input_compute_ratio(model.hidden as f64, model.seq_len as f64);
+        let (_, counts) = vocabulary::redis(layers as u64, stages as u64, input, ratio);
+        counts.into_iter().map(|count| count as usize).collect()
+    }
+
+    /// Fewest layers a stage may hold: none where it holds a vocabulary layer instead.
+    fn fewest_layers(&self, stage: usize) -> usize {
+        let vocab_end = self.passes.is_none() && (stage == 0 || stage + 1 == self.stages());
+        usize::from(!(vocab_end && self.stages() > 1))
+    }
+
+    /// The placement problem, with every column whose stage alone takes less than `cutoff_s`.
+    ///
+    /// With one chunk a device only the fastest mix that fits is kept of a range: the iteration never
+    /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
+    pub fn problem(&self, cutoff_s: f64) -> Problem {
+        let ranges = self.fixed_ranges();
+        let columns = (0..self.stages())
+            .map(|stage| match &ranges {
+                Some(ranges) => self.columns_of(stage, ranges[stage], ranges[stage], cutoff_s),
+                None => self.free_columns(stage, cutoff_s),
+            })
+            .collect();
+        self.problem_of(columns)
+    }
+
+    /// A problem over given columns.
+    pub fn problem_of(&self, columns: Vec<Vec<Column>>) -> Problem {
+        let link_s = if self.hop.blocks { 0.0 } else { self.hop.time_s };
+        let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
+        Problem {
+            pipeline: Arc::clone(&self.pipeline),
+            fixed: Durations {
+                link_s: vec![link_s; self.stages() - 1],
+                vocab,
+                ..Durations::default()
+            },
+            vocab_s: self.vocab_pass_s(),
+            layers: self.ground.layers.len(),
+            columns,
+            budget_bytes: vec![self.budget_bytes(); self.pipeline.devices],
+        }
+    }
+
+    /// Seconds of all vocabulary passes of one micro-batch on one device.
+    pub fn vocab_pass_s(&self) -> f64 {
+        self.passes.as_ref().map_or(0.0, |passes| passes.parts.total_s())
+    }
+
+    /// The same by cause.
+    pub fn vocab_pass_parts(&self) -> Parts {
+        self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
+    }
+
+    fn free_columns(&self, stage: usize, cutoff_s: f64) -> Vec<Column> {
+        let layers = self.ground.layers.len();
+        let others: usize = (0..self.stages()).map(|s| self.fewest_layers(s)).sum::<usize>()
+            - self.fewest_layers(stage);
+        let most = layers.saturating_sub(others);
+        let before: usize = (0..stage).map(|s| self.fewest_layers(s)).sum();
+        let after: usize = others - before;
+        let uniform = self.ground.layers.is_uniform();
+        let last_start = if uniform { 0 } else { layers - after.min(layers) };
+        let first_start = if uniform { 0 } else { before };
+        let mut columns = vec![];
+        for start in first_start..=last_start {
+            for count in self.fewest_layers(stage)..=most {
+                let end = start + count;
+                if end > layers || (!uniform && end + after > layers) {
+                    break;
+                }
+                let more = self.columns_of(stage, (start, end), (start, end), cutoff_s);
+                if more.is_empty() && count > 0 {
+                    break;
+                }
+                columns.extend(more);
+            }
+        }
+        columns
+    }
+
+    /// Columns of one range. Cost and memory grow with layers, so once a range has none, longer ones
+    /// have none either.
+    fn columns_of(
+        &self,
+        stage: usize,
+        counted: (usize, usize),
+        range: (usize, usize),
+        cutoff_s: f64,
+    ) -> Vec<Column> {
+        let cost = self.stage(stage, counted.0, counted.1);
+        let m = self.pipeline.micro_batches as f64;
+        let fastest_s = m * (cost.forward.total_s() + cost.backward.total_s() + self.vocab_pass_s());
+        if fastest_s >= cutoff_s {
+            return vec![];
+        }
+        let range = if self.ground.layers.is_uniform() { (0, range.1 - range.0) } else { range };
+        let mixes = self.mixes(counted.0, counted.1);
+        let columns = mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
+        let fits = |column: &Column| self.fits_alone(stage, column);
+        if self.decisions.vpp == 1 {
+            columns.filter(fits).take(1).collect()
+        } else {
+            columns.filter(fits).collect()
+        }
+    }
+
+    /// Whether the column's own bytes suffice to rule it out, were the device's other chunks empty.
+    fn fits_alone(&self, stage: usize, column: &Column) -> bool {
+        let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+        let most = self.pipeline.in_flight[device].iter().map(|counts| counts[chunk]).max();
+        let bytes = column.state_bytes + f64::from(most.unwrap_or(0)) * column.in_flight_bytes;
+        bytes <= self.budget_bytes()
+    }
+}
+
+/// As even as may be; what is left over goes to the latest stages before the last.
+pub fn even_counts(layers: usize, stages: usize) -> Vec<usize> {
+    let (base, more) = (layers / stages, layers % stages);
+    let gets_more = |stage: usize| stage + 1 < stages && stage + 1 + more >= stages;
+    (0..stages).map(|stage| base + usize::from(gets_more(stage))).collect()
+}
+
+/// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
+/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather).
+fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
+    if d.pp == 1 {
+        return Hop { time_s: 0.0, blocks: true };
+    }
+    let level = Mesh::new(d).pipeline_level(&ground.domains);
+    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / d.tp as f64, level);
+    if d.tp > 1 && !d.sequence_parallel {
+        let group = GroupShape::strided(d.tp, 1, &ground.domains);
+        time_s +=
+            collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
+    }
+    let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+    Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
+}
+
+/// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
+/// section 4): all-reduces serve as reduces too, as in the paper's implementation.
+fn vocab_passes(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Option<VocabPassCost> {
+    if !d.vocab.over_pipeline() {
+        return None;
+    }
+    let cost = ground.vocabulary_over_pipeline(d);
+    let stride = Mesh::new(d).stride(Axis::Pp);
+    let group = GroupShape::strided(d.pp, stride, &ground.domains);
+    let time = |op, bytes| collective::time_s(ground.cluster, op, bytes, &group);
+    let broadcast_s = time(Collective::Broadcast, sheet.hidden_bytes);
+    let statistics_s = time(Collective::AllReduce, sheet.tokens * 4.0);
+    let gradient_s = time(Collective::AllReduce, sheet.hidden_bytes);
+    let embed = cost.embed_forward + cost.embed_backward;
+    let (forward, input) = (cost.head_forward, cost.head_backward_input);
+    let weight = cost.head_backward_weight;
+    let blocking = |tp_s: f64| Parts { pp_s: tp_s, ..Parts::default() };
+    let (first, middle, last, barriers) = match d.vocab {
+        Vocab::ParallelNaive => (forward, Parts::default(), input + weight + embed, [broadcast_s, statistics_s, statistics_s, gradient_s]),
+        Vocab::Parallel2 => (forward + input, Parts::default(), weight + embed, [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0]),
+        Vocab::Interlaced => (
+            forward + blocking(broadcast_s + 2.0 * statistics_s),
+            Parts::default(),
+            input + weight + embed + blocking(gradient_s),
+            [0.0; 4],
+        ),
+        _ => (forward, Parts::default(), input + weight + embed, [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s]),
+    };
+    let devices = d.pp as usize;
+    let durations = VocabDurations {
+        first: vec![first.total_s(); devices],
+        middle: vec![middle.total_s(); devices],
+        last: vec![last.total_s(); devices],
+        broadcast_s: barriers[0],
+        after_first_s: barriers[1],
+        after_middle_s: barriers[2],
+        after_last_s: barriers[3],
+    };
+    Some(VocabPassCost { cost, durations, parts: first + middle + last })
+}

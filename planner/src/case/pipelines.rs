@@ -1,0 +1,109 @@
+//! Prepared pipelines by name and size: built once, shared by every case that uses them.
+
+use crate::placement::Pipeline;
+use crate::simulate::Prepared;
+use models::decisions::{Decisions, Vocab};
+use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::one_f_one_b_with_vocab;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What distinguishes one pipeline from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PipelineKey {
+    /// Schedule.
+    pub schedule: ScheduleName,
+    /// Devices, `p`.
+    pub devices: usize,
+    /// Micro-batches, `m`.
+    pub micro_batches: usize,
+    /// Chunks a device, `v`.
+    pub chunks: usize,
+    /// Where the vocabulary lives.
+    pub vocab: Vocab,
+}
+
+impl PipelineKey {
+    /// The pipeline that decisions describe.
+    pub fn new(d: &Decisions) -> Self {
+        let vocab = if d.vocab.over_pipeline() { d.vocab } else { Vocab::Tensor };
+        Self {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            micro_batches: d.micro_batches as usize,
+            chunks: d.vpp as usize,
+            vocab,
+        }
+    }
+
+    /// The passes, in order, of every device.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
+        match vocab_passes(self.vocab) {
+            Some(passes) => one_f_one_b_with_vocab(self.devices, self.micro_batches, passes),
+            None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
+        }
+    }
+
+    fn pipeline(&self) -> Result<Pipeline, ScheduleError> {
+        let schedule = self.schedule()?;
+        let stages = schedule.stages();
+        let in_flight = (0..schedule.devices)
+            .map(|device| self.held(device, schedule.max_in_flight(device, Release::AtW)))
+            .collect();
+        Ok(Pipeline {
+            prepared: Prepared::new(&schedule)?,
+            devices: schedule.devices,
+            micro_batches: schedule.micro_batches,
+            device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
+            chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
+            in_flight,
+            one_f_one_b: self.schedule == ScheduleName::OneFOneB,
+        })
+    }
+
+    /// Micro-batches a device holds. Interlaced vocabulary layers lengthen a micro-batch's life from
+    /// 3p to about 4.5p passes: half as many again in flight (Vocabulary Parallelism, section 2).
+    fn held(&self, device: usize, vectors: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+        if self.vocab != Vocab::Interlaced {
+            return vectors;
+        }
+        let plain = (self.devices - device).min(self.micro_batches);
+        let longer = (3 * plain).div_ceil(2).min(self.micro_batches);
+        vec![vec![longer as u32]]
+    }
+}
+
+/// The vocabulary passes of a decision. Interlaced layers run in the order of two barriers, whose
+/// reductions then keep the devices busy instead of running beside them.
+fn vocab_passes(vocab: Vocab) -> Option<VocabPasses> {
+    match vocab {
+        Vocab::ParallelNaive => Some(VocabPasses::Naive),
+        Vocab::Parallel1 | Vocab::Interlaced => Some(VocabPasses::One),
+        Vocab::Parallel2 => Some(VocabPasses::Two),
+        Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => None,
+    }
+}
+
+/// Pipelines made so far.
+#[derive(Debug, Default)]
+pub struct Pipelines {
+    made: HashMap<PipelineKey, Arc<Pipeline>>,
+}
+
+impl Pipelines {
+    /// The pipeline of a key, made on first use.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn get(&mut self, key: PipelineKey) -> Result<Arc<Pipeline>, ScheduleError> {
+        if let Some(pipeline) = self.made.get(&key) {
+            return Ok(Arc::clone(pipeline));
+        }
+        let pipeline = Arc::new(key.pipeline()?);
+        self.made.insert(key, Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+}

@@ -1,0 +1,261 @@
+//! The price of a configuration with its placement: what `estimate` prints and plans predict.
+
+use super::Case;
+use super::mixes::Mix;
+use crate::cost::parts::Parts;
+use crate::placement::{Choice, Column, Problem, Scratch};
+use serde::{Deserialize, Serialize};
+
+/// Layers and recomputation of one stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedStage {
+    /// First layer.
+    pub start: usize,
+    /// One past the last layer.
+    pub end: usize,
+    /// What its layers recompute.
+    pub mix: Mix,
+}
+
+/// Layers of every stage, in model order.
+pub type Placed = Vec<PlacedStage>;
+
+/// Bytes on the fullest moment of one stage's device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryBytes {
+    /// Weights.
+    pub parameters: f64,
+    /// Gradients.
+    pub gradients: f64,
+    /// Optimizer state.
+    pub optimizer: f64,
+    /// Activations in flight.
+    pub activations: f64,
+    /// Temporaries, logits, communication buffers and what the device reserves.
+    pub workspace: f64,
+    /// All of it.
+    pub total: f64,
+}
+
+/// Where the seconds of an iteration go on the busiest device; the parts add up to the iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// Kernels of forward and backward passes.
+    pub compute_s: f64,
+    /// Exposed tensor-parallel collectives.
+    pub tp_s: f64,
+    /// Exposed context-parallel transfers.
+    pub cp_s: f64,
+    /// Exposed expert all-to-all.
+    pub ep_s: f64,
+    /// Blocking pipeline transfers.
+    pub pp_s: f64,
+    /// Exposed data-parallel reductions and gathers.
+    pub dp_s: f64,
+    /// Waiting for other stages.
+    pub bubble_s: f64,
+    /// Recomputed work.
+    pub recompute_s: f64,
+    /// Optimizer update.
+    pub optimizer_s: f64,
+    /// Fixed work of a step and stragglers.
+    pub other_s: f64,
+}
+
+/// One stage's memory, on its device together with the device's other chunks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StagePrice {
+    /// Device, 0-based.
+    pub device: usize,
+    /// Chunk on the device.
+    pub chunk: usize,
+    /// Memory of this stage's share; the device's peak is in `device_bytes` of [`Priced`].
+    pub memory: MemoryBytes,
+}
+
+/// The price of a placed configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Priced {
+    /// One iteration, s.
+    pub iteration_s: f64,
+    /// Where it goes.
+    pub breakdown: Breakdown,
+    /// By stage.
+    pub stages: Vec<StagePrice>,
+    /// Peak bytes of each pipeline device, everything included.
+    pub device_bytes: Vec<f64>,
+    /// Whether it fits everywhere, host memory included.
+    pub fits: bool,
+}
+
+impl Case<'_> {
+    /// Whether a placement is one this configuration allows, and its columns.
+    fn columns_of_placed(&self, placed: &Placed) -> Vec<Vec<Column>> {
+        let column = |(stage, s): (usize, &PlacedStage)| {
+            let cost = self.stage(stage, s.start, s.end);
+            let mixes = self.mix_cost(&s.mix);
+            vec![self.column((s.start, s.end), 0, &cost, &mixes)]
+        };
+        placed.iter().enumerate().map(column).collect()
+    }
+
+    fn mix_cost(&self, mix: &Mix) -> super::mixes::MixCost {
+        let bytes = |(kind, split): (usize, &[usize; 3])| -> f64 {
+            let layer = &self.sheet.layer[kind];
+            (0..3).map(|option| split[option] as f64 * layer.saved_bytes[option]).sum()
+        };
+        super::mixes::MixCost {
+            mix: mix.clone(),
+            recompute_s: self.recompute_parts(mix).total_s(),
+            in_flight_bytes: mix.iter().enumerate().map(bytes).sum(),
+        }
+    }
+
+    /// What a choice of a problem of this case means.
+    pub fn placed(&self, problem: &Problem, choice: &Choice) -> Placed {
+        let mut start = 0;
+        let stage = |(stage, &index): (usize, &usize)| {
+            let column = &problem.columns[stage][index];
+            let end = start + column.layers();
+            let mix = self.mixes(start, end).swap_remove(column.mix).mix;
+            let placed = PlacedStage { start, end, mix };
+            start = end;
+            placed
+        };
+        choice.iter().enumerate().map(stage).collect()
+    }
+
+    /// Prices a placement, whether or not it fits.
+    pub fn price(&self, placed: &Placed, scratch: &mut Scratch) -> Priced {
+        let problem = self.problem_of(self.columns_of_placed(placed));
+        let choice = vec![0; placed.len()];
+        let core_s = problem.iteration_s(&choice, scratch);
+        let iteration_s = self.finish_s(core_s);
+        let reserved = self.common_workspace_bytes() + self.ground.cluster.device.reserved_bytes;
+        let device_bytes: Vec<f64> =
+            problem.memory_bytes(&choice).into_iter().map(|bytes| bytes + reserved).collect();
+        let stages = self.stage_prices(placed, &problem, reserved);
+        let host_fits = self.host_bytes(placed) <= self.ground.cluster.host.memory_bytes;
+        Priced {
+            iteration_s,
+            breakdown: self.breakdown(placed, iteration_s, core_s),
+            stages,
+            fits: host_fits && problem.fits(&choice),
+            device_bytes,
+        }
+    }
+
+    /// An iteration with what comes on top of its passes: stragglers, a share for every doubling of
+    /// the nodes, and the fixed work of a step.
+    pub fn finish_s(&self, core_s: f64) -> f64 {
+        core_s * self.straggler() + self.ground.cluster.software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::finish_s`].
+    pub fn core_s(&self, iteration_s: f64) -> f64 {
+        (iteration_s - self.ground.cluster.software.step_overhead_s) / self.straggler()
+    }
+
+    fn straggler(&self) -> f64 {
+        let nodes = self.ground.gpus as f64 / self.ground.cluster.node_gpus() as f64;
+        1.0 + self.ground.cluster.software.slowdown_per_doubling * nodes.max(1.0).log2()
+    }
+
+    /// Most host memory a rank needs, bytes.
+    fn host_bytes(&self, placed: &Placed) -> f64 {
+        let mut host = vec![0.0; self.pipeline.devices];
+        for (stage, s) in placed.iter().enumerate() {
+            let params = self.stage(stage, s.start, s.end).params;
+            host[self.pipeline.device_of[stage]] += self.state_memory(params).host;
+        }
+        host.into_iter().fold(0.0, f64::max)
+    }
+
+    fn stage_prices(&self, placed: &Placed, problem: &Problem, reserved: f64) -> Vec<StagePrice> {
+        let chunks = self.decisions.vpp as f64;
+        let price = |(stage, s): (usize, &PlacedStage)| {
+            let cost = self.stage(stage, s.start, s.end);
+            let state = self.state_memory(cost.params);
+            let column = &problem.columns[stage][0];
+            let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+            let in_flight = self.peak_counts(problem, device)[chunk];
+            let mut memory = MemoryBytes {
+                parameters: state.parameters,
+                gradients: state.gradients,
+                optimizer: state.optimizer,
+                activations: f64::from(in_flight) * column.in_flight_bytes,
+                workspace: column.state_bytes - state.device_bytes() + reserved / chunks,
+                total: 0.0,
+            };
+            memory.total = memory.parameters
+                + memory.gradients
+                + memory.optimizer
+                + memory.activations
+                + memory.workspace;
+            StagePrice { device, chunk, memory }
+        };
+        placed.iter().enumerate().map(price).collect()
+    }
+
+    /// Micro-batches in flight per chunk at a device's fullest moment.
+    fn peak_counts(&self, problem: &Problem, device: usize) -> Vec<u32> {
+        let bytes = |counts: &Vec<u32>| -> f64 {
+            let stages = (0..problem.stages()).filter(|&s| self.pipeline.device_of[s] == device);
+            stages
+                .map(|s| {
+                    f64::from(counts[self.pipeline.chunk_of[s]])
+                        * problem.columns[s][0].in_flight_bytes
+                })
+                .sum()
+        };
+        let vectors = &self.pipeline.in_flight[device];
+        let fullest = vectors.iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
+        fullest.cloned().unwrap_or_else(|| vec![0; self.decisions.vpp as usize])
+    }
+
+    /// Splits the iteration of the busiest device by cause; what is left is its waiting.
+    fn breakdown(&self, placed: &Placed, iteration_s: f64, core_s: f64) -> Breakdown {
+        let m = self.pipeline.micro_batches as f64;
+        let mut devices = vec![DeviceSpend::default(); self.pipeline.devices];
+        for (stage, s) in placed.iter().enumerate() {
+            let cost = self.stage(stage, s.start, s.end);
+            let spend = &mut devices[self.pipeline.device_of[stage]];
+            spend.passes += (cost.forward + cost.backward) * m;
+            spend.recompute_s += self.recompute_parts(&s.mix).total_s() * m;
+            spend.dp_s += cost.tail_s + cost.gather_s;
+            spend.optimizer_s += cost.optimizer_s;
+        }
+        for spend in &mut devices {
+            spend.passes += self.vocab_pass_parts() * m;
+        }
+        let busiest =
+            devices.into_iter().max_by(|a, b| a.total_s().total_cmp(&b.total_s())).unwrap_or_default();
+        Breakdown {
+            compute_s: busiest.passes.compute_s,
+            tp_s: busiest.passes.tp_s,
+            cp_s: busiest.passes.cp_s,
+            ep_s: busiest.passes.ep_s,
+            pp_s: busiest.passes.pp_s,
+            dp_s: busiest.passes.dp_s + busiest.dp_s,
+            bubble_s: core_s - busiest.total_s(),
+            recompute_s: busiest.recompute_s,
+            optimizer_s: busiest.optimizer_s,
+            other_s: iteration_s - core_s,
+        }
+    }
+}
+
+/// What one device spends its time on.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceSpend {
+    passes: Parts,
+    recompute_s: f64,
+    dp_s: f64,
+    optimizer_s: f64,
+}
+
+impl DeviceSpend {
+    fn total_s(&self) -> f64 {
+        self.passes.total_s() + self.recompute_s + self.dp_s + self.optimizer_s
+    }
+}

@@ -1,0 +1,250 @@
+//! Bytes of weights, gradients and optimizer state on one rank, and what moving them costs.
+
+use super::collective::{self, Collective};
+use super::memory_bound;
+use models::cluster::ClusterSpec;
+use models::decisions::{Decisions, Dtype, Offload};
+use models::layer::Split;
+use models::mesh::GroupShape;
+use models::model::{LayerKind, ModelSpec, params};
+
+/// Parameters that one rank holds before ZeRO shards them, by which replicas share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LocalParams {
+    /// Shared by data- and context-parallel replicas.
+    pub dense: f64,
+    /// Shared by the replicas of an expert shard.
+    pub expert: f64,
+}
+
+impl std::ops::Add for LocalParams {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { dense: self.dense + other.dense, expert: self.expert + other.expert }
+    }
+}
+
+impl std::ops::Mul<f64> for LocalParams {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self { dense: self.dense * factor, expert: self.expert * factor }
+    }
+}
+
+/// Parameters of one layer on one rank; key/value heads are copied where `tp` exceeds them.
+pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalParams {
+    let all = params::layer(model, kind);
+    let tp = split.tp as f64;
+    let copies = (split.tp as f64 / model.attention.kv_heads as f64).max(1.0) - 1.0;
+    let copied = if model.attention.mla.is_some() { 0.0 } else { params::key_value(model) as f64 };
+    let divided = (all.attention_matrices + all.mlp_matrices) as f64 + copied * copies;
+    LocalParams {
+        dense: divided / tp + (all.router + all.replicated) as f64,
+        expert: all.expert_matrices as f64 / (split.ep * split.etp) as f64,
+    }
+}
+
+/// Bytes a parameter takes of weights, gradients and optimizer state before sharding: mixed precision
+/// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes);
+/// f32 and f64 training has no master copy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateBytes {
+    /// Weights used in computation.
+    pub weights: f64,
+    /// Accumulated gradients.
+    pub gradients: f64,
+    /// Master weights and Adam moments.
+    pub optimizer: f64,
+}
+
+impl StateBytes {
+    /// For a number format.
+    pub fn new(dtype: Dtype) -> Self {
+        let width = dtype.storage_bytes();
+        match dtype {
+            Dtype::F32 | Dtype::F64 => {
+                Self { weights: width, gradients: width, optimizer: 2.0 * width }
+            }
+            _ => Self { weights: 2.0, gradients: 4.0, optimizer: 12.0 },
+        }
+    }
+}
+
+/// One kind of parameter's replicas: all of them, those that share one sharded copy, and one rank of
+/// each shard group.
+#[derive(Clone, Debug, PartialEq)]
+struct Replicas {
+    all: GroupShape,
+    shard: GroupShape,
+    across: GroupShape,
+}
+
+impl Replicas {
+    fn ways(&self) -> f64 {
+        self.shard.size() as f64
+    }
+}
+
+/// Memory and time of parameter state under given decisions.
+#[derive(Clone, Debug)]
+pub struct StateCost<'a> {
+    cluster: &'a ClusterSpec,
+    bytes: StateBytes,
+    zero_stage: u8,
+    offload: Offload,
+    dense: Replicas,
+    expert: Replicas,
+}
+
+/// Bytes of state on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StateMemory {
+    /// Weights.
+    pub parameters: f64,
+    /// Gradients.
+    pub gradients: f64,
+    /// Master weights and moments on the device.
+    pub optimizer: f64,
+    /// Master weights and moments in host memory.
+    pub host: f64,
+}
+
+impl StateMemory {
+    /// Bytes on the device.
+    pub fn device_bytes(&self) -> f64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+impl std::ops::Add for StateMemory {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            parameters: self.parameters + other.parameters,
+            gradients: self.gradients + other.gradients,
+            optimizer: self.optimizer + other.optimizer,
+            host: self.host + other.host,
+        }
+    }
+}
+
+impl<'a> StateCost<'a> {
+    /// Groups as the mesh lays them: data-parallel replicas (with context parallel, which holds the
+    /// same weights) `stride` apart, shards among the nearest of them.
+    pub fn new(cluster: &'a ClusterSpec, d: &Decisions, domains: &[u64]) -> Self {
+        let replicas = d.dp * d.cp;
+        let expert_replicas = d.expert_dp();
+        let expert_shard = d.dp_shard.min(expert_replicas);
+        let mesh = models::mesh::Mesh::new(d);
+        let dense_group = |size| mesh.replica_group(size, domains);
+        let expert_group = |size| mesh.expert_replica_group(size, d.etp * d.ep, domains);
+        let across = |whole: GroupShape, shard: &GroupShape| GroupShape {
+            within: whole.within.iter().zip(&shard.within).map(|(w, s)| (w / s).max(1)).collect(),
+        };
+        let make = |all: GroupShape, shard: GroupShape| {
+            let across = across(all.clone(), &shard);
+            Replicas { all, shard, across }
+        };
+        Self {
+            cluster,
+            bytes: StateBytes::new(d.dtype),
+            zero_stage: d.zero_stage,
+            offload: d.offload,
+            dense: make(dense_group(replicas), dense_group(d.dp_shard)),
+            expert: make(expert_group(expert_replicas), expert_group(expert_shard)),
+        }
+    }
+
+    /// Bytes of state for parameters (ZeRO, Rajbhandari et al. 2020, section 5: stage 1 shards the
+    /// optimizer, 2 gradients too, 3 weights too).
+    pub fn memory(&self, params: LocalParams) -> StateMemory {
+        let of = |count: f64, replicas: &Replicas| {
+            let shard = |from_stage: u8| if self.zero_stage >= from_stage { replicas.ways() } else { 1.0 };
+            let optimizer = count * self.bytes.optimizer / shard(1);
+            let on_host = self.offload == Offload::Optimizer;
+            StateMemory {
+                parameters: count * self.bytes.weights / shard(3),
+                gradients: count * self.bytes.gradients / shard(2),
+                optimizer: if on_host { 0.0 } else { optimizer },
+                host: if on_host { optimizer } else { 0.0 },
+            }
+        };
+        of(params.dense, &self.dense) + of(params.expert, &self.expert)
+    }
+
+    fn both(&self, params: LocalParams, time: impl Fn(f64, &Replicas) -> f64) -> f64 {
+        let of = |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };
+        of(params.dense, &self.dense) + of(params.expert, &self.expert)
+    }
+
+    fn collective_s(&self, op: Collective, bytes: f64, group: &GroupShape) -> f64 {
+        collective::time_s(self.cluster, op, bytes, group)
+    }
+
+    /// Reduce-scatter of gradients over the shard group.
+    pub fn reduce_scatter_s(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let bytes = count * self.bytes.gradients;
+            self.collective_s(Collective::ReduceScatter, bytes, &replicas.shard)
+        })
+    }
+
+    /// All-gather of weights over the shard group.
+    pub fn gather_s(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let bytes = count * self.bytes.weights;
+            self.collective_s(Collective::AllGather, bytes, &replicas.shard)
+        })
+    }
+
+    /// All-reduce of sharded gradients across shard groups (hybrid sharding).
+    pub fn across_s(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let bytes = count * self.bytes.gradients / replicas.ways();
+            self.collective_s(Collective::AllReduce, bytes, &replicas.across)
+        })
+    }
+
+    /// Reduction of a stage's gradients once a step, of which `backward_s` of computation can hide
+    /// what the software overlaps.
+    pub fn reduce_exposed_s(&self, params: LocalParams, backward_s: f64) -> f64 {
+        let reduce_s = match self.zero_stage {
+            0 => self.both(params, |count, replicas| {
+                let bytes = count * self.bytes.gradients;
+                self.collective_s(Collective::AllReduce, bytes, &replicas.all)
+            }),
+            1 => self.reduce_scatter_s(params) + self.across_s(params),
+            _ => self.across_s(params),
+        };
+        self.exposed_s(reduce_s, backward_s)
+    }
+
+    /// What the software cannot hide of communication beside `compute_s` of computation.
+    pub fn exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
+        comm_s - (comm_s * self.cluster.software.dp_overlap).min(compute_s)
+    }
+
+    /// Optimizer update of a stage's shard; in host memory the link carries gradients down and weights
+    /// up while the CPU updates.
+    pub fn optimizer_s(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let own = if self.zero_stage >= 1 { count / replicas.ways() } else { count };
+            match self.offload {
+                Offload::None => memory_bound::optimizer_s(self.cluster, own),
+                Offload::Optimizer => {
+                    let moved = own * (self.bytes.gradients + self.bytes.weights);
+                    moved / self.cluster.host.link_bytes_per_s
+                }
+            }
+        })
+    }
+
+    /// Gather of updated weights (stages 1 and 2), hidden under the next forward pass as the software
+    /// can.
+    pub fn gather_exposed_s(&self, params: LocalParams, forward_s: f64) -> f64 {
+        match self.zero_stage {
+            1 | 2 => self.exposed_s(self.gather_s(params), forward_s),
+            _ => 0.0,
+        }
+    }
+}
