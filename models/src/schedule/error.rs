@@ -67,6 +67,12 @@ pub enum ScheduleError {
         /// Devices.
         devices: usize,
     },
+    /// The layout of stages is not made for this number of chunks.
+    #[error("a V of stages has 2 chunks a device, not {chunks}")]
+    Layout {
+        /// Chunks a device.
+        chunks: usize,
+    },
     /// A pass names a micro-batch or a chunk that does not exist, or a kind that does not belong.
     #[error("device {device} has {pass}, which this schedule has no place for")]
     Foreign {
