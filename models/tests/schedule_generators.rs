@@ -130,6 +130,21 @@ fn devices_that_wait_for_one_another_are_named() {
 }
 
 #[test]
+fn vocabulary_passes_go_in_for_any_times() {
+    for vocab in VocabPasses::ALL {
+        for (forward, backward, vocab_time) in [(0.0, 0.0, 0.0), (3.0, 1.0, 2.0), (1.0, 0.0, 9.0)] {
+            let times = PassTimes { forward, backward, vocab: vocab_time };
+            let schedule = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap();
+            assert_eq!(schedule.validate(), Ok(()));
+        }
+        let times = PassTimes { vocab: f64::INFINITY, ..PassTimes::default() };
+        let error = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap_err().to_string();
+        let expected = "vocabulary passes cannot take inf: a time is finite and not negative";
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
 fn foreign_passes_and_missing_devices_are_refused() {
     let mut schedule = one_f_one_b(2, 2).unwrap();
     schedule.passes[0][0].chunk = 1;

@@ -59,6 +59,14 @@ pub enum ScheduleError {
         /// How the vocabulary was to be split.
         vocab: &'static str,
     },
+    /// A pass cannot take this long.
+    #[error("{what} passes cannot take {time}: a time is finite and not negative")]
+    Time {
+        /// Which passes.
+        what: &'static str,
+        /// What was asked for.
+        time: String,
+    },
     /// The list of passes does not fit the schedule's own counts.
     #[error("the schedule has passes for {lists} devices but says it has {devices}")]
     DeviceLists {
