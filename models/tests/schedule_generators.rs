@@ -1,8 +1,8 @@
 //! Every generator makes complete orders that run to their end, and broken orders are caught.
 
 use models::schedule::{
-    ChunkRule, Graph, PassKind, PassTimes, Release, Schedule, ScheduleError, ScheduleName,
-    StageLayout, VocabPasses, one_f_one_b, one_f_one_b_with_vocab,
+    ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule, ScheduleError,
+    ScheduleName, StageLayout, VocabPasses, one_f_one_b, one_f_one_b_with_vocab,
 };
 use proptest::prelude::*;
 
@@ -130,12 +130,56 @@ fn devices_that_wait_for_one_another_are_named() {
 }
 
 #[test]
+fn vocabulary_passes_go_in_for_any_times() {
+    for vocab in VocabPasses::ALL {
+        for (forward, backward, vocab_time) in [(0.0, 0.0, 0.0), (3.0, 1.0, 2.0), (1.0, 0.0, 9.0)] {
+            let times = PassTimes { forward, backward, vocab: vocab_time };
+            let schedule = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap();
+            assert_eq!(schedule.validate(), Ok(()));
+        }
+        let times = PassTimes { vocab: f64::INFINITY, ..PassTimes::default() };
+        let error = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap_err().to_string();
+        let expected = "vocabulary passes cannot take inf: a time is finite and not negative";
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
 fn foreign_passes_and_missing_devices_are_refused() {
     let mut schedule = one_f_one_b(2, 2).unwrap();
     schedule.passes[0][0].chunk = 1;
     assert!(matches!(schedule.validate(), Err(ScheduleError::Foreign { device: 0, .. })));
     schedule.passes.pop();
     assert_eq!(schedule.validate(), Err(ScheduleError::DeviceLists { lists: 1, devices: 2 }));
+    schedule.layout = StageLayout::V;
+    schedule.devices = 1;
+    assert_eq!(schedule.validate(), Err(ScheduleError::Layout { chunks: 1 }));
+}
+
+/// Backward split in halves, on stages that turn back on the last device: no generator makes such a
+/// schedule yet, but orders of that kind run.
+#[test]
+fn split_backwards_and_a_v_of_stages_are_understood() {
+    let pass = |kind, chunk| Pass { kind, micro_batch: 0, chunk };
+    let order = [(PassKind::F, 0), (PassKind::F, 1), (PassKind::B, 1), (PassKind::W, 1)];
+    let order = order.into_iter().chain([(PassKind::B, 0), (PassKind::W, 0)]);
+    let passes: Vec<_> = order.map(|(kind, chunk)| pass(kind, chunk)).collect();
+    let schedule = Schedule {
+        devices: 2,
+        chunks: 2,
+        micro_batches: 1,
+        layout: StageLayout::V,
+        vocab: None,
+        passes: vec![passes.clone(), passes],
+    };
+    assert_eq!(schedule.validate(), Ok(()));
+    assert!(schedule.splits_backward());
+    assert_eq!(schedule.max_in_flight(0, Release::AtW), [vec![1, 1]]);
+    let links = Graph::new(&schedule).unwrap().nodes.into_iter().map(|node| node.latency);
+    let links: Vec<_> = links.filter(|latency| *latency != Latency::None).collect();
+    // Stages 1 and 2 are on one device.
+    let [first, last] = [Latency::Link(0), Latency::Link(2)];
+    assert_eq!(links, [first, last, last, first]);
 }
 
 #[test]

@@ -59,6 +59,14 @@ pub enum ScheduleError {
         /// How the vocabulary was to be split.
         vocab: &'static str,
     },
+    /// A pass cannot take this long.
+    #[error("{what} passes cannot take {time}: a time is finite and not negative")]
+    Time {
+        /// Which passes.
+        what: &'static str,
+        /// What was asked for.
+        time: String,
+    },
     /// The list of passes does not fit the schedule's own counts.
     #[error("the schedule has passes for {lists} devices but says it has {devices}")]
     DeviceLists {
@@ -66,6 +74,12 @@ pub enum ScheduleError {
         lists: usize,
         /// Devices.
         devices: usize,
+    },
+    /// The layout of stages is not made for this number of chunks.
+    #[error("a V of stages has 2 chunks a device, not {chunks}")]
+    Layout {
+        /// Chunks a device.
+        chunks: usize,
     },
     /// A pass names a micro-batch or a chunk that does not exist, or a kind that does not belong.
     #[error("device {device} has {pass}, which this schedule has no place for")]

@@ -4,7 +4,7 @@
 //! neighbouring stage's pass or a barrier. A barrier over `p` devices is a chain of `p` joins that
 //! take no time, so that every node waits for at most two others.
 
-use super::{Pass, PassKind, Schedule, ScheduleError, VocabPasses};
+use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 
 /// Stands for "no such node" in [`Node`].
 pub const NO_NODE: u32 = u32::MAX;
@@ -72,6 +72,9 @@ impl<'a> Places<'a> {
         let (devices, lists) = (schedule.devices, schedule.passes.len());
         if lists != devices {
             return Err(ScheduleError::DeviceLists { lists, devices });
+        }
+        if schedule.layout == StageLayout::V && schedule.chunks != 2 {
+            return Err(ScheduleError::Layout { chunks: schedule.chunks });
         }
         let size = KINDS * schedule.stages() * schedule.micro_batches;
         let mut places = Self { schedule, positions: vec![ABSENT; size] };

@@ -2,6 +2,7 @@
 
 use super::generate::{Counts, one_forward_one_backward, pass};
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
+use std::ops::Range;
 
 /// How long passes take relative to one another, where that decides an order; any unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +22,17 @@ impl Default for PassTimes {
     }
 }
 
+impl PassTimes {
+    fn check(self) -> Result<(), ScheduleError> {
+        let named =
+            [("forward", self.forward), ("backward", self.backward), ("vocabulary", self.vocab)];
+        match named.into_iter().find(|(_, time)| !time.is_finite() || *time < 0.0) {
+            Some((what, time)) => Err(ScheduleError::Time { what, time: time.to_string() }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// 1F1B where every device also runs the vocabulary passes of its slice of the output layer for every
 /// micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
 ///
@@ -30,7 +42,7 @@ impl Default for PassTimes {
 /// While transfers and barriers take no time, the makespan is `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No devices, no micro-batches, or a time that is negative or not finite.
 pub fn one_f_one_b_with_vocab(
     devices: usize,
     micro_batches: usize,
@@ -38,6 +50,7 @@ pub fn one_f_one_b_with_vocab(
     times: PassTimes,
 ) -> Result<Schedule, ScheduleError> {
     let counts = Counts::new(devices, micro_batches, 1)?;
+    times.check()?;
     let passes = Greedy::new(counts, vocab, times).run();
     let Counts { chunks, .. } = counts;
     let layout = StageLayout::RoundRobin;
@@ -58,6 +71,8 @@ struct Greedy {
     backward_end: Vec<f64>,
     /// By kind of vocabulary pass and micro-batch: devices done and the latest end.
     barriers: Vec<(usize, f64)>,
+    /// By device: what it can start first, and when.
+    upcoming: Vec<(f64, Next)>,
 }
 
 /// A device in the middle of a run.
@@ -90,35 +105,44 @@ impl Greedy {
             forward_end: vec![NEVER; devices * micro_batches],
             backward_end: vec![NEVER; devices * micro_batches],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
+            upcoming: vec![(NEVER, Next::Step); devices],
         }
     }
 
     fn run(mut self) -> Vec<Vec<Pass>> {
-        while let Some((start, device, next)) = self.earliest() {
-            match next {
+        self.look_ahead(0..self.counts.devices);
+        while let Some((device, (start, next))) = self.earliest() {
+            let open_to_all = match next {
                 Next::Step => self.run_step(device, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
-            }
+            };
+            let devices = self.counts.devices;
+            let neighbours = device.saturating_sub(1)..(device + 2).min(devices);
+            self.look_ahead(if open_to_all { 0..devices } else { neighbours });
         }
         self.devices.into_iter().map(|device| device.passes).collect()
     }
 
     /// What can start first of all; `None` when all is done.
-    fn earliest(&self) -> Option<(f64, usize, Next)> {
-        let candidates = (0..self.devices.len()).flat_map(|device| {
-            let (step, pass) = (self.next_step(device), self.next_pass(device));
-            step.into_iter().chain(pass).map(move |(start, next)| (start, device, next))
-        });
-        candidates.filter(|c| c.0 < NEVER).reduce(|best, c| if c.0 < best.0 { c } else { best })
+    fn earliest(&self) -> Option<(usize, (f64, Next))> {
+        let candidates = self.upcoming.iter().copied().enumerate();
+        let is_known = |(_, (start, _)): &(usize, (f64, Next))| *start < NEVER;
+        candidates.filter(is_known).reduce(|best, c| if c.1.0 < best.1.0 { c } else { best })
     }
 
-    fn next_step(&self, device: usize) -> Option<(f64, Next)> {
+    /// Finds again what these devices can start first, vocabulary steps before others.
+    fn look_ahead(&mut self, devices: Range<usize>) {
+        for device in devices {
+            let (step, pass) = (self.next_step(device), self.next_pass(device));
+            self.upcoming[device] = if step.0 <= pass.0 { step } else { pass };
+        }
+    }
+
+    fn next_step(&self, device: usize) -> (f64, Next) {
         let Device { steps, free, .. } = self.devices[device];
         let all = self.counts.micro_batches + self.vocab.kinds().len() - 1;
-        (steps < all).then(|| {
-            let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
-            (ready.fold(free, f64::max), Next::Step)
-        })
+        let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
+        (if steps < all { ready.fold(free, f64::max) } else { NEVER }, Next::Step)
     }
 
     /// The passes of a vocabulary step, by index into the kinds, oldest micro-batch first.
@@ -144,9 +168,9 @@ impl Greedy {
         }
     }
 
-    fn next_pass(&self, device: usize) -> Option<(f64, Next)> {
+    fn next_pass(&self, device: usize) -> (f64, Next) {
         let Device { order, done, free, .. } = &self.devices[device];
-        let pass = *order.get(*done)?;
+        let Some(&pass) = order.get(*done) else { return (NEVER, Next::Step) };
         let k = pass.micro_batch as usize;
         let ready = match pass.kind {
             PassKind::F if device == 0 => 0.0,
@@ -154,7 +178,7 @@ impl Greedy {
             _ if device + 1 < self.counts.devices => self.backward_end[self.at(device + 1, k)],
             _ => self.last_backward_ready(k),
         };
-        Some((ready.max(*free), Next::Pass(pass)))
+        (ready.max(*free), Next::Pass(pass))
     }
 
     fn last_backward_ready(&self, k: usize) -> f64 {
@@ -162,20 +186,26 @@ impl Greedy {
         self.barrier(kind, k)
     }
 
-    fn run_step(&mut self, device: usize, start: f64) {
+    /// Runs a step; whether it was the last that a barrier waited for.
+    fn run_step(&mut self, device: usize, start: f64) -> bool {
         let mut end = start;
+        let mut completes = false;
         for (kind, k) in self.step_passes(self.devices[device].steps) {
             end += self.times.vocab;
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
             self.barriers[slot] = (done + 1, latest.max(end));
+            completes |= done + 1 == self.counts.devices;
             self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
         }
         self.devices[device].steps += 1;
         self.devices[device].free = end;
+        completes
     }
 
-    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) {
+    /// Runs a forward or a backward; whether it was a forward that all devices wait for.
+    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> bool {
+        let is_last = device + 1 == self.counts.devices;
         let slot = self.at(device, pass.micro_batch as usize);
         let (ends, time) = match pass.kind {
             PassKind::F => (&mut self.forward_end, self.times.forward),
@@ -186,6 +216,7 @@ impl Greedy {
         device.free = start + time;
         device.done += 1;
         device.passes.push(pass);
+        is_last && pass.kind == PassKind::F
     }
 
     fn at(&self, row: usize, micro_batch: usize) -> usize {

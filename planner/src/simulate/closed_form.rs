@@ -7,13 +7,13 @@
 /// Bubble of GPipe, `(p − 1)(F + B + W) + 2(p − 1)c` (Megatron PTD-P, arXiv 2104.04473, section 2.2.1;
 /// the latency term is the first micro-batch's way down and the last one's way back).
 pub fn gpipe_bubble_s(p: usize, forward_s: f64, backward_s: f64, link_s: f64) -> f64 {
-    (p - 1) as f64 * (forward_s + backward_s + 2.0 * link_s)
+    p.saturating_sub(1) as f64 * (forward_s + backward_s + 2.0 * link_s)
 }
 
 /// Bubble of 1F1B without latency, `(p − 1)(F + B + W)`, for any `m` (Megatron PTD-P, arXiv
 /// 2104.04473, section 2.2.1).
 pub fn one_f_one_b_bubble_s(p: usize, forward_s: f64, backward_s: f64) -> f64 {
-    (p - 1) as f64 * (forward_s + backward_s)
+    p.saturating_sub(1) as f64 * (forward_s + backward_s)
 }
 
 /// What latency adds to strict 1F1B, `2c((p − 1)m/p + p − 2)`, where `p` is at least 2 and divides `m`

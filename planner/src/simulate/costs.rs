@@ -55,7 +55,7 @@ impl Durations {
             forward: vec![forward / chunks; stages],
             backward: vec![(backward + whole) / chunks; stages],
             weight: vec![weight / chunks; stages],
-            link_s: vec![link_s; stages - 1],
+            link_s: vec![link_s; stages.saturating_sub(1)],
             vocab: VocabDurations::default(),
         }
     }
