@@ -3,4 +3,5 @@
 pub mod case;
 pub mod cost;
 pub mod placement;
+pub mod restrict;
 pub mod simulate;

@@ -4,7 +4,7 @@ use crate::placement::Pipeline;
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
-use models::schedule::one_f_one_b_with_vocab;
+use models::schedule::{PassTimes, one_f_one_b_with_vocab};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -42,7 +42,10 @@ impl PipelineKey {
     /// The schedule does not exist for these counts.
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
         match vocab_passes(self.vocab) {
-            Some(passes) => one_f_one_b_with_vocab(self.devices, self.micro_batches, passes),
+            Some(passes) => {
+                let times = PassTimes::default();
+                one_f_one_b_with_vocab(self.devices, self.micro_batches, passes, times)
+            }
             None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
         }
     }
