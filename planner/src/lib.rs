@@ -5,3 +5,4 @@ pub mod cost;
 pub mod placement;
 pub mod restrict;
 pub mod simulate;
+pub mod space;

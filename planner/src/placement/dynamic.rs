@@ -6,8 +6,8 @@
 //! first micro-batch has come down to it, is busy with all `m`, waits for its first backward and its
 //! last forward's way down and back as long as its own warm-up work does not fill it, and what the
 //! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
-//! passes that must follow one another, so the value never exceeds the simulation. With vocabulary
-//! passes the two waiting terms are left out (the order of passes there differs).
+//! passes that must follow one another, so the value never exceeds the simulation; where the two waits
+//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes the two waiting terms are left out (the order of passes there differs).
 
 use super::{Choice, Problem};
 
@@ -102,8 +102,9 @@ fn join(problem: &Problem, stage: usize, column: usize, next: usize, after: Opti
         (label.load_s + 2.0 * link_s, label.span_s + 2.0 * link_s, label.step_s)
     });
     let m = problem.pipeline.micro_batches as f64;
-    let waiting_s = waiting(problem, stage, c.forward_s, below_s)
-        + waiting(problem, stage, c.backward_s, below_s);
+    let first_s = waiting(problem, stage, c.forward_s, below_s);
+    let last_s = waiting(problem, stage, c.backward_s, below_s);
+    let waiting_s = if waits_apart(problem, stage) { first_s + last_s } else { first_s.max(last_s) };
     let own_s = m * (c.load_s() + problem.vocab_s) + waiting_s;
     Label {
         load_s: c.load_s() + below_s,
@@ -119,8 +120,17 @@ fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
     if problem.vocab_s > 0.0 {
         return 0.0;
     }
-    let warm_up = (problem.pipeline.devices - 1 - stage).min(problem.pipeline.micro_batches - 1);
-    (below_s - warm_up as f64 * pass_s).max(0.0)
+    (below_s - warm_up(problem, stage) as f64 * pass_s).max(0.0)
+}
+
+/// Forwards a stage runs before its first backward's own forward.
+pub(super) fn warm_up(problem: &Problem, stage: usize) -> usize {
+    (problem.pipeline.devices - 1 - stage).min(problem.pipeline.micro_batches - 1)
+}
+
+/// Whether the waits at both ends are different times: with few micro-batches they may be the same.
+pub(super) fn waits_apart(problem: &Problem, stage: usize) -> bool {
+    problem.pipeline.micro_batches >= warm_up(problem, stage) + 2
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {

@@ -19,7 +19,7 @@
 //!   finitely many, every one bounds every placement from below, so the loop ends at the optimum.
 //! - *cut-off*: `barrier_s + step_s ≤` the best value known.
 
-use super::{Choice, Problem, Scratch};
+use super::{Choice, Problem, Scratch, dynamic};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
     Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
@@ -327,12 +327,17 @@ impl Writer<'_> {
             let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
             let own = self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab_s * self.scale;
             let (first, last) = self.waits[stage];
-            let row = ramp + own + first + last + tail.clone();
-            model.add_constraint(constraint!(self.barrier >= row));
+            let row = ramp + own + tail.clone();
+            if dynamic::waits_apart(problem, stage) {
+                model.add_constraint(constraint!(self.barrier >= row + first + last));
+            } else {
+                model.add_constraint(constraint!(self.barrier >= row.clone() + first));
+                model.add_constraint(constraint!(self.barrier >= row + last));
+            }
             if problem.vocab_s > 0.0 {
                 continue;
             }
-            let warm_up = (stages - 1 - stage).min(problem.pipeline.micro_batches - 1) as f64;
+            let warm_up = dynamic::warm_up(problem, stage) as f64;
             let below: Expression = (stage + 1..stages).map(|j| load(j) + link(j - 1)).sum();
             let forward = self.seconds(stage, |c| warm_up * c.forward_s);
             let backward = self.seconds(stage, |c| warm_up * c.backward_s);

@@ -1,0 +1,342 @@
+//! The space of combinations: which decisions go together.
+//!
+//! A [`Node`] fixes what a micro-batch's way through the layers depends on; its [`Inner`] decisions are
+//! independent of one another within it, so that they are counted without being visited.
+
+use crate::restrict::Restrictions;
+use models::cluster::ClusterSpec;
+use models::decisions::{
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+};
+use models::model::ModelSpec;
+use models::schedule::ScheduleName;
+
+/// Everything that says which combinations there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Space<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// What the user narrowed.
+    pub restrictions: &'a Restrictions,
+}
+
+/// Decisions that the layers' costs depend on, with placeholders for the others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The decisions; schedule, chunks, vocabulary, recompute, ZeRO, offload and rank order are
+    /// placeholders.
+    pub decisions: Decisions,
+}
+
+/// Choices of the decisions that a node leaves open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inner {
+    /// Schedules with their chunks, and the vocabulary placements each allows.
+    pub schedules: Vec<(ScheduleName, u64, Vec<Vocab>)>,
+    /// Recomputation.
+    pub recompute: Vec<Recompute>,
+    /// ZeRO stages with shard group sizes.
+    pub shards: Vec<(u8, u64)>,
+    /// Offloading.
+    pub offload: Vec<Offload>,
+    /// Rank orders.
+    pub rank_order: Vec<RankOrder>,
+}
+
+impl Inner {
+    /// Combinations.
+    pub fn count(&self) -> u64 {
+        let pipelines: usize = self.schedules.iter().map(|(_, _, vocabs)| vocabs.len()).sum();
+        (pipelines * self.per_pipeline()) as u64
+    }
+
+    /// Combinations for one schedule, chunk count and vocabulary placement.
+    pub fn per_pipeline(&self) -> usize {
+        self.recompute.len() * self.shards.len() * self.offload.len() * self.rank_order.len()
+    }
+}
+
+/// Divisors of `n`, ascending.
+pub fn divisors(n: u64) -> Vec<u64> {
+    let mut small: Vec<u64> = (1..).take_while(|d| d * d <= n).filter(|d| n % d == 0).collect();
+    let large: Vec<u64> = small.iter().rev().map(|d| n / d).filter(|d| d * d > n).collect();
+    small.extend(large);
+    small
+}
+
+impl Space<'_> {
+    /// All nodes.
+    pub fn nodes(&self) -> Vec<Node> {
+        let mut nodes = vec![];
+        for template in self.degrees() {
+            for template in self.context_styles(&template) {
+                for template in self.expert_splits(&template) {
+                    self.micro_batches(&template, &mut nodes);
+                }
+            }
+        }
+        nodes
+    }
+
+    /// Combinations in all.
+    pub fn count(&self) -> u64 {
+        self.nodes().iter().map(|node| self.inner(node).count()).sum()
+    }
+
+    /// Number formats to try: the user's, else the cluster's usual one.
+    pub fn dtypes(&self) -> Vec<Dtype> {
+        let restriction = &self.restrictions.dtype;
+        if restriction.is_restricted() {
+            return restriction.among(&Dtype::ALL);
+        }
+        vec![default_dtype(self.cluster)]
+    }
+
+    /// Tensor, pipeline, context and data parallel degrees whose product is the GPUs.
+    fn degrees(&self) -> Vec<Decisions> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        for tp in divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.tp_divides(tp)) {
+            for pp in divisors(self.gpus / tp).into_iter().filter(|&pp| self.pp_possible(pp)) {
+                for cp in divisors(self.gpus / tp / pp).into_iter().filter(|&cp| r.cp.allows(cp)) {
+                    let dp = self.gpus / tp / pp / cp;
+                    if r.dp.allows(dp) && self.model.global_batch.is_multiple_of(dp) {
+                        found.extend(self.dtypes().into_iter().map(|dtype| {
+                            self.template(tp, pp, cp, dp, dtype)
+                        }));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn tp_divides(&self, tp: u64) -> bool {
+        let shared = self.model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
+        let dense_layers = self.model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
+        self.model.attention.heads.is_multiple_of(tp)
+            && (!dense_layers || self.model.mlp.ffn.is_multiple_of(tp))
+            && shared.is_multiple_of(tp)
+    }
+
+    fn pp_possible(&self, pp: u64) -> bool {
+        self.restrictions.pp.allows(pp) && pp <= self.model.layers as u64
+    }
+
+    fn template(&self, tp: u64, pp: u64, cp: u64, dp: u64, dtype: Dtype) -> Decisions {
+        let capacity = self.model.moe.as_ref().and_then(|moe| moe.capacity_factor);
+        Decisions {
+            tp,
+            pp,
+            vpp: 1,
+            cp,
+            cp_style: CpStyle::Ring,
+            cp_ulysses: 1,
+            dp,
+            dp_shard: 1,
+            ep: 1,
+            etp: 1,
+            zero_stage: 0,
+            sequence_parallel: false,
+            micro_batch: 1,
+            micro_batches: 1,
+            schedule: ScheduleName::OneFOneB,
+            recompute: Recompute::PerLayer,
+            vocab: Vocab::Tensor,
+            moe_overlap: MoeOverlap::None,
+            moe_overlap_degree: 1,
+            capacity_factor: capacity,
+            aux_scope: self.restrictions.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch),
+            dtype,
+            offload: Offload::None,
+            rank_order: RankOrder::DpInner,
+            post_validation: false,
+        }
+    }
+
+    /// Context-parallel styles, and sequence parallelism on and off.
+    fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
+        let mut found = vec![];
+        for (cp_style, cp_ulysses) in self.styles(d) {
+            for sequence_parallel in self.sequence_parallel(d) {
+                found.push(Decisions { cp_style, cp_ulysses, sequence_parallel, ..d.clone() });
+            }
+        }
+        found
+    }
+
+    fn styles(&self, d: &Decisions) -> Vec<(CpStyle, u64)> {
+        let r = self.restrictions;
+        if d.cp == 1 {
+            // The style means nothing then: any pin is obeyed, one combination is counted.
+            let style = CpStyle::ALL.iter().copied().find(|&style| r.cp_style.allows(style));
+            return style.map(|style| (style, 1)).into_iter().collect();
+        }
+        let of_style = |style: CpStyle| -> Vec<(CpStyle, u64)> {
+            let ulysses = match style {
+                CpStyle::Ulysses => vec![d.cp],
+                CpStyle::Hybrid => divisors(d.cp).into_iter().filter(|&u| u > 1 && u < d.cp).collect(),
+                _ => vec![1],
+            };
+            ulysses.into_iter().map(|u| (style, u)).collect()
+        };
+        r.cp_style
+            .among(CpStyle::ALL)
+            .into_iter()
+            .flat_map(of_style)
+            .filter(|&(style, ulysses)| self.style_divides(d, style, ulysses))
+            .collect()
+    }
+
+    fn style_divides(&self, d: &Decisions, style: CpStyle, ulysses: u64) -> bool {
+        let s = self.model.seq_len;
+        let pieces = match style {
+            CpStyle::Ring | CpStyle::Ulysses => d.cp,
+            CpStyle::Zigzag | CpStyle::AllGather => 2 * d.cp,
+            CpStyle::Hybrid => 2 * d.cp / ulysses * ulysses,
+        };
+        let restricted = &self.restrictions.cp_ulysses;
+        s.is_multiple_of(pieces)
+            && self.model.attention.heads.is_multiple_of(d.tp * ulysses)
+            && (!restricted.is_restricted() || restricted.allows(ulysses))
+    }
+
+    fn sequence_parallel(&self, d: &Decisions) -> Vec<bool> {
+        let available = d.tp > 1
+            && self.cluster.software.sequence_parallel
+            && (self.model.seq_len / d.cp).is_multiple_of(d.tp);
+        let all: &[bool] = if available { &[true, false] } else { &[false] };
+        self.restrictions.sequence_parallel.among(all)
+    }
+
+    /// Expert parallel degrees and overlaps. Tensor-parallel ranks that hold the same tokens would send
+    /// them to experts twice, so expert parallelism with tensor parallelism wants sequence parallelism.
+    fn expert_splits(&self, d: &Decisions) -> Vec<Decisions> {
+        let r = self.restrictions;
+        let Some(moe) = &self.model.moe else {
+            let dense = r.ep.allows(1)
+                && r.etp.allows(1)
+                && r.moe_overlap.allows(MoeOverlap::None)
+                && r.moe_overlap_degree.allows(1);
+            return if dense { vec![d.clone()] } else { vec![] };
+        };
+        let world = d.tp * d.cp * d.dp;
+        let mut found = vec![];
+        for etp in divisors(d.tp).into_iter().filter(|&e| r.etp.allows(e) && moe.ffn.is_multiple_of(e)) {
+            for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
+                let folds = world.is_multiple_of(etp * ep);
+                if folds && (ep == 1 || d.tp == 1 || d.sequence_parallel) {
+                    let capacity_factor = r.capacity_factor.or(d.capacity_factor);
+                    let split = Decisions { ep, etp, capacity_factor, ..d.clone() };
+                    found.extend(self.overlaps(&split));
+                }
+            }
+        }
+        found
+    }
+
+    fn overlaps(&self, d: &Decisions) -> Vec<Decisions> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        for moe_overlap in r.moe_overlap.among(MoeOverlap::ALL) {
+            let degrees: &[u64] = match moe_overlap {
+                MoeOverlap::None => &[1],
+                _ if d.ep > 1 => &[2, 4, 8],
+                _ => &[],
+            };
+            let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
+            let wanted = |degree: u64| moe_overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            for &moe_overlap_degree in degrees.iter().filter(|&&n| divides(n) && wanted(n)) {
+                found.push(Decisions { moe_overlap, moe_overlap_degree, ..d.clone() });
+            }
+        }
+        found
+    }
+
+    fn micro_batches(&self, d: &Decisions, nodes: &mut Vec<Node>) {
+        let sequences = self.model.global_batch / d.dp;
+        for micro_batch in divisors(sequences) {
+            if self.restrictions.micro_batch.allows(micro_batch) {
+                let micro_batches = sequences / micro_batch;
+                nodes.push(Node { decisions: Decisions { micro_batch, micro_batches, ..d.clone() } });
+            }
+        }
+    }
+
+    /// The choices a node leaves open.
+    pub fn inner(&self, node: &Node) -> Inner {
+        let d = &node.decisions;
+        let r = self.restrictions;
+        let orders: &[RankOrder] =
+            if d.pp > 1 && d.dp > 1 { RankOrder::ALL } else { &[RankOrder::DpInner] };
+        let orders = if orders.len() == 1 && !r.rank_order.allows(RankOrder::DpInner) {
+            vec![RankOrder::PpInner]
+        } else {
+            r.rank_order.among(orders)
+        };
+        Inner {
+            schedules: self.schedules(d),
+            recompute: r.recompute.among(Recompute::ALL),
+            shards: self.shards(d),
+            offload: r.offload.among(Offload::ALL),
+            rank_order: orders,
+        }
+    }
+
+    fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        for schedule in r.schedule.among(&ScheduleName::ALL) {
+            for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
+                let vocabs = self.vocabs(schedule, d);
+                if !vocabs.is_empty() {
+                    found.push((schedule, vpp, vocabs));
+                }
+            }
+        }
+        found
+    }
+
+    /// Chunk counts of a schedule: several need several devices and at least a layer each.
+    fn chunks(&self, schedule: ScheduleName, d: &Decisions) -> Vec<u64> {
+        let most = self.model.layers as u64 / d.pp;
+        match schedule {
+            ScheduleName::Naive if d.micro_batches > 1 => vec![],
+            ScheduleName::Naive | ScheduleName::GPipe | ScheduleName::OneFOneB => vec![1],
+            ScheduleName::Interleaved1F1B if !d.micro_batches.is_multiple_of(d.pp) => vec![],
+            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => (2..=most).collect(),
+            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs => vec![],
+        }
+    }
+
+    fn vocabs(&self, schedule: ScheduleName, d: &Decisions) -> Vec<Vocab> {
+        let hosts_passes = schedule == ScheduleName::OneFOneB && d.pp > 1;
+        let possible = |vocab: &Vocab| !vocab.over_pipeline() || hosts_passes;
+        self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
+    }
+
+    /// ZeRO stages with the sizes of shard groups: stage 0 shards nothing, the others over any divisor
+    /// of the replicas above one (fewer than all is hybrid sharding).
+    fn shards(&self, d: &Decisions) -> Vec<(u8, u64)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        if r.zero_stage.allows(0) && r.dp_shard.allows(1) {
+            found.push((0, 1));
+        }
+        for stage in (1..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
+            let sizes = divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
+            found.extend(sizes.map(|size| (stage, size)));
+        }
+        found
+    }
+}
+
+/// The format a cluster usually trains in: bf16, else fp16, else f32.
+pub fn default_dtype(cluster: &ClusterSpec) -> Dtype {
+    let has = |dtype: &Dtype| cluster.device.peak_flops.contains_key(dtype);
+    [Dtype::Bf16, Dtype::Fp16, Dtype::F32].into_iter().find(has).unwrap_or(Dtype::F32)
+}
