@@ -2,6 +2,7 @@
 
 mod grid;
 mod raw;
+pub mod roofline;
 mod shipped;
 mod spec;
 mod tables;
@@ -9,7 +10,7 @@ mod tables;
 pub use grid::Grid;
 pub use shipped::{shipped, shipped_names, shipped_source};
 pub use spec::*;
-pub use tables::{EfficiencyTables, table_names};
+pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};
 
 use crate::input::{InputError, Source, parse_yaml};
 

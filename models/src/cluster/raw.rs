@@ -1,6 +1,7 @@
 //! A cluster as written, and the checks that make it finished input.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_yaml::Spanned;
@@ -83,10 +84,12 @@ struct RawSoftware {
 /// Checks every value.
 pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, InputError> {
     let check = Checker { source };
+    let device = device(&check, &raw.device)?;
+    let tables = check.tables(&raw.efficiency, &device)?;
     Ok(ClusterSpec {
         name: check.named(&raw.name)?,
         description: raw.description.clone(),
-        device: device(&check, &raw.device)?,
+        device,
         levels: levels(&check, &raw.levels)?,
         host: Host {
             memory_bytes: check.at_least_zero("memory_bytes", &raw.host.memory_bytes)?,
@@ -96,7 +99,7 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
         failures_per_node_day: check
             .at_least_zero("failures_per_node_day", &raw.failures_per_node_day)?,
         software: software(&check, &raw.software)?,
-        tables: check.tables(&raw.efficiency)?,
+        tables: Arc::new(tables),
         any_gpu_count: raw.any_gpu_count,
     })
 }
@@ -269,8 +272,9 @@ impl Checker<'_> {
     fn tables(
         &self,
         name: &Spanned<String>,
-    ) -> Result<std::sync::Arc<EfficiencyTables>, InputError> {
-        EfficiencyTables::shipped(&name.value)?.ok_or_else(|| {
+        device: &Device,
+    ) -> Result<EfficiencyTables, InputError> {
+        EfficiencyTables::shipped(&name.value, device)?.ok_or_else(|| {
             let message = format!("there are no efficiency tables `{}`", name.value);
             let names: Vec<&str> = super::table_names().collect();
             let error = self.source.error_at(name.referenced, message);

@@ -10,7 +10,10 @@ macro_rules! clusters {
 }
 
 /// Name and text, in the order in which they are listed.
-const SHIPPED: &[(&str, &str)] = clusters!["dgx_h100" "selene"];
+const SHIPPED: &[(&str, &str)] = clusters![
+    "dgx_h100" "dgx_h200" "dgx_b200" "gb200_nvl72" "h800" "selene" "a100_roce" "a800" "a10g_pcie"
+    "laptop"
+];
 
 /// Names of the shipped clusters.
 pub fn shipped_names() -> impl Iterator<Item = &'static str> {

@@ -1,6 +1,6 @@
 //! What the attention core costs: scores, softmax and values, without the projections.
 
-use models::cluster::{AttentionKernel, ClusterSpec, Dtype};
+use models::cluster::{AttentionKernel, ClusterSpec, Dtype, Scaled};
 
 /// One attention call on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,31 +25,60 @@ pub struct AttentionShape {
     pub window: Option<u64>,
 }
 
-/// Backward over forward time of a fused kernel: five products of the same size instead of two.
-const FLASH_BACKWARD: f64 = 2.5;
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
 /// Part of the peak that fused forward kernels reach on long sequences where nothing was measured.
 const FLASH_ASYMPTOTE: f64 = 0.6;
 /// Tokens at which a fused kernel runs at half its asymptote (fit to published runs, 430).
 const FLASH_HALF_TOKENS: f64 = 430.0;
+/// Backward over forward efficiency of fused kernels where nothing was measured (cuDNN on H200: .76 to
+/// .87).
+const FLASH_BACKWARD_EFFICIENCY: f64 = 0.85;
 /// Part of the peak of the batched products of unfused attention (fit to published runs, .42).
 const UNFUSED_EFFICIENCY: f64 = 0.42;
-/// Bytes per score that unfused attention moves forward, and backward (together 16 in the fit).
-const SCORE_BYTES: [f64; 2] = [7.0, 9.0];
 
-/// Seconds of the forward pass.
+impl Pass {
+    /// Bytes that unfused attention moves for each score. Softmax, dropout and their gradients each read
+    /// and write 16-bit scores; published runs fit 16 forward and backward together.
+    fn score_bytes(self) -> f64 {
+        match self {
+            Self::Forward => 7.0,
+            Self::Backward => 9.0,
+        }
+    }
+
+    /// Products of query width, and of value width, in a fused kernel: the backward pass recomputes
+    /// the scores (Dao et al. 2022, algorithm 4).
+    fn fused_products(self) -> [f64; 2] {
+        match self {
+            Self::Forward => [1.0, 1.0],
+            Self::Backward => [3.0, 2.0],
+        }
+    }
+}
+
+/// Seconds of the forward pass; 16-bit where the rest of the layer runs in 8 or 4.
 pub fn forward_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype) -> f64 {
-    let core_s = match cluster.software.attention {
-        AttentionKernel::Flash => flash_forward_s(cluster, shape, dtype),
-        AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, 1.0, SCORE_BYTES[0]),
-    };
-    (core_s * cluster.software.attention_slowdown).max(cluster.device.kernel_launch_s)
+    pass_s(cluster, shape, dtype, Pass::Forward)
 }
 
 /// Seconds of the backward pass.
 pub fn backward_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype) -> f64 {
+    pass_s(cluster, shape, dtype, Pass::Backward)
+}
+
+fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
+    let dtype = if dtype.bytes() < 2.0 { Dtype::Bf16 } else { dtype };
+    if shape.forward_flops() == 0.0 {
+        return 0.0;
+    }
     let core_s = match cluster.software.attention {
-        AttentionKernel::Flash => FLASH_BACKWARD * flash_forward_s(cluster, shape, dtype),
-        AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, 2.0, SCORE_BYTES[1]),
+        AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass),
+        AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, pass),
     };
     (core_s * cluster.software.attention_slowdown).max(cluster.device.kernel_launch_s)
 }
@@ -64,45 +93,65 @@ impl AttentionShape {
             return queries * window;
         }
         // The last `queries` rows of a triangle of side `keys`, cut off at `window`.
-        let rows = |above: f64| {
-            if above <= window { above * above / 2.0 } else { window * (above - window / 2.0) }
-        };
-        let hidden = (keys - queries).max(0.0);
-        rows(keys.max(queries)) - rows(hidden)
+        let corner = |side: f64| side.min(window) * (side - side.min(window) / 2.0);
+        corner(keys.max(queries)) - corner((keys - queries).max(0.0))
     }
 
     /// Forward FLOPs: `2 (d_qk + d_v)` for each kept pair of each head and sequence.
     pub fn forward_flops(&self) -> f64 {
         let width = (self.head_dim_qk + self.head_dim_v) as f64;
-        2.0 * width * self.kept_pairs() * (self.batch * self.heads) as f64
+        2.0 * width * self.kept_pairs() * self.instances()
+    }
+
+    /// Heads of all sequences.
+    fn instances(&self) -> f64 {
+        (self.batch * self.heads) as f64
+    }
+
+    /// The causal square with as many rows, and as long ones: its sequence, and its instances.
+    fn as_causal_square(&self) -> [f64; 2] {
+        let queries = self.query_len as f64;
+        let sequence = 2.0 * self.kept_pairs() / queries;
+        [sequence, self.instances() * queries / sequence]
     }
 }
 
-fn flash_forward_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype) -> f64 {
-    let tokens = (2.0 * shape.kept_pairs()).sqrt().max(1.0);
-    let peak = cluster.device.peak_flops(compute_dtype(dtype)) * FLASH_ASYMPTOTE;
-    shape.forward_flops() / peak * (1.0 + FLASH_HALF_TOKENS / tokens)
+/// One fused kernel over the pairs that the mask keeps.
+fn fused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
+    let [qk, v] = [shape.head_dim_qk, shape.head_dim_v].map(|width| width as f64);
+    let [of_qk, of_v] = pass.fused_products();
+    // Tables are of equal widths: the mean one, times how the products really split.
+    let split = 2.0 * (of_qk * qk + of_v * v) / ((of_qk + of_v) * (qk + v));
+    let square = shape.as_causal_square();
+    match cluster.tables.attention.as_ref() {
+        Some(table) => {
+            let pass = if pass == Pass::Forward { &table.forward } else { &table.backward };
+            split * slower(cluster, dtype) * measured_s(pass, (qk + v) / 2.0, square)
+        }
+        None => {
+            let products = (of_qk * qk + of_v * v) / (qk + v);
+            let backward = if pass == Pass::Forward { 1.0 } else { FLASH_BACKWARD_EFFICIENCY };
+            let peak = cluster.device.peak_flops(dtype) * FLASH_ASYMPTOTE * backward;
+            shape.forward_flops() * products / peak * (1.0 + FLASH_HALF_TOKENS / square[0])
+        }
+    }
+}
+
+fn measured_s(table: &Scaled<3>, width: f64, [sequence, instances]: [f64; 2]) -> f64 {
+    table.at([width, sequence, instances])
+}
+
+/// How much slower a wider format computes than the 16 bits of the tables.
+fn slower(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
+    cluster.device.peak_flops(Dtype::Bf16) / cluster.device.peak_flops(dtype)
 }
 
 /// Batched products over the full square, and passes over the stored scores.
-fn unfused_s(
-    cluster: &ClusterSpec,
-    shape: &AttentionShape,
-    dtype: Dtype,
-    products: f64,
-    score_bytes: f64,
-) -> f64 {
-    let scores = (shape.batch * shape.heads * shape.query_len * shape.key_len) as f64;
+fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
+    let scores = shape.instances() * (shape.query_len * shape.key_len) as f64;
     let width = (shape.head_dim_qk + shape.head_dim_v) as f64;
-    let peak = cluster.device.peak_flops(compute_dtype(dtype)) * UNFUSED_EFFICIENCY;
-    let passes_s = super::memory_bound::streaming_s(cluster, score_bytes * scores);
-    products * 2.0 * width * scores / peak + passes_s
-}
-
-/// The core stays in 16 bits where the projections run in 8 or 4.
-fn compute_dtype(dtype: Dtype) -> Dtype {
-    match dtype {
-        Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Nvfp4 => Dtype::Bf16,
-        other => other,
-    }
+    let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
+    let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
+    let bytes = pass.score_bytes() * scores * dtype.bytes() / Dtype::Bf16.bytes();
+    products * 2.0 * width * scores / peak + super::memory_bound::streaming_s(cluster, bytes)
 }

@@ -23,35 +23,62 @@ pub enum Collective {
     P2p,
 }
 
+/// How much of the faster levels' time the slowest one does not hide. Chunks are pipelined through the
+/// levels; all-reduces over 2 nodes of H100 and 4 of H200 show this much (bus 487 and 382 GB/s).
+const UNHIDDEN: f64 = 0.44;
+/// Bandwidth of a double binary tree over a ring's (NCCL's tuning model).
+const TREE_BANDWIDTH: f64 = 0.9;
+/// Part of a ring's bandwidth that all-to-alls reach between nodes (60 to 80 % of line rate).
+const SCATTERED_BANDWIDTH: f64 = 0.8;
+/// Sends of an all-to-all that are under way at once.
+const SENDS_AT_ONCE: f64 = 8.0;
+
 /// Seconds of one collective over a group; 0 for a group of one or for nothing to send.
+///
+/// Takes the fastest algorithm, as the libraries' tuners do: one ring through all ranks, or level by
+/// level with each level's fastest.
 pub fn time_s(cluster: &ClusterSpec, op: Collective, bytes: f64, group: &GroupShape) -> f64 {
-    let fans = fans(cluster, group);
     if group.size() <= 1 || bytes <= 0.0 {
         return 0.0;
     }
+    let fans = fans(cluster, group);
+    let by_level = pipelined(fans.iter().map(|fan| level_s(cluster, op, bytes, fan)));
     match op {
-        Collective::AllReduce => hierarchical_s(&fans, bytes, 2.0),
-        Collective::AllGather | Collective::ReduceScatter => hierarchical_s(&fans, bytes, 1.0),
-        Collective::AllToAll => all_to_all_s(&fans, bytes, group.size() as f64),
-        Collective::Broadcast => fans.iter().map(|fan| broadcast_s(fan, bytes)).sum(),
-        Collective::P2p => p2p_s(cluster, bytes, cluster.levels.len().saturating_sub(1)),
+        Collective::AllReduce if fans.len() > 1 => by_level.min(flat_ring_s(&fans, bytes)),
+        _ => by_level,
     }
 }
 
-/// Seconds to send `bytes` to one rank over level `level_index`.
+/// Seconds that each level of the links takes for its part, innermost first; only levels at which the
+/// group splits. Their sum is the time without pipelining.
+pub fn by_level_s(
+    cluster: &ClusterSpec,
+    op: Collective,
+    bytes: f64,
+    group: &GroupShape,
+) -> Vec<f64> {
+    fans(cluster, group).iter().map(|fan| level_s(cluster, op, bytes, fan)).collect()
+}
+
+/// Seconds to send `bytes` to one rank over level `level_index` (the outermost if there is none so
+/// far out).
 pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize) -> f64 {
     let level = cluster.levels.get(level_index).or_else(|| cluster.levels.last());
     let Some(level) = level.filter(|_| bytes > 0.0) else { return 0.0 };
-    level.latency_s + bytes / level.achieved_bytes_per_s()
+    cluster.device.kernel_launch_s + level.latency_s + bytes / level.achieved_bytes_per_s()
 }
 
 /// How a group splits at one level.
 struct Fan<'a> {
     level: &'a LinkLevel,
+    /// Whether it is the level that the tables were measured on.
+    innermost: bool,
     /// Subgroups that meet at this level.
     ways: f64,
     /// Ranks inside one of them: each carries that part of the tensor.
     inside: f64,
+    /// Ranks of the whole group.
+    size: f64,
 }
 
 /// The levels at which a group splits, innermost first. Levels beyond the cluster's are taken for its
@@ -61,39 +88,101 @@ fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape) -> Vec<Fan<'a>> {
     let mut inside = 1;
     let mut fans = Vec::with_capacity(group.within.len());
     for (i, within) in group.within.iter().enumerate() {
-        let Some(level) = cluster.levels.get(i.min(last)).filter(|_| *within > inside) else {
-            continue;
-        };
-        fans.push(Fan { level, ways: *within as f64 / inside as f64, inside: inside as f64 });
-        inside = *within;
+        let index = i.min(last);
+        if let Some(level) = cluster.levels.get(index).filter(|_| *within > inside) {
+            let ways = *within as f64 / inside as f64;
+            let size = group.size() as f64;
+            fans.push(Fan { level, innermost: index == 0, ways, inside: inside as f64, size });
+            inside = *within;
+        }
     }
     fans
 }
 
-/// Reduce-scatter inwards out, all-gather back: at each level a ring over the part that one rank of a
-/// subgroup holds. `turns` is 2 for an all-reduce, 1 for half of it.
-fn hierarchical_s(fans: &[Fan<'_>], bytes: f64, turns: f64) -> f64 {
-    fans.iter().map(|fan| turns * ring_s(fan, bytes / fan.inside)).sum()
+/// The slowest level, and the part of the others that it does not hide.
+fn pipelined(levels: impl Iterator<Item = f64>) -> f64 {
+    let (slowest, sum) = levels.fold((0.0, 0.0), |(slowest, sum), s| (s.max(slowest), s + sum));
+    slowest + UNHIDDEN * (sum - slowest)
 }
 
-/// One way around a ring: `(n - 1) alpha + (n - 1)/n S/B`.
-fn ring_s(fan: &Fan<'_>, bytes: f64) -> f64 {
-    let steps = fan.ways.ceil() - 1.0;
-    steps * fan.level.latency_s
-        + (fan.ways - 1.0) / fan.ways * bytes / fan.level.achieved_bytes_per_s()
-}
-
-/// Each level carries what leaves the subgroup inside it and stays in its own domain.
-fn all_to_all_s(fans: &[Fan<'_>], bytes: f64, size: f64) -> f64 {
-    let one = |fan: &Fan<'_>| {
-        let peers = fan.inside * (fan.ways - 1.0);
-        (fan.ways - 1.0).ceil() * fan.level.latency_s
-            + peers / size * bytes / fan.level.achieved_bytes_per_s()
+/// One level's part: measured inside an NVLink domain, else by formula.
+///
+/// A reduction leaves each rank inside with `1/inside` of the tensor for the level; an all-to-all
+/// carries what goes to the ranks that this level adds.
+fn level_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
+    let bytes = match op {
+        Collective::AllToAll => bytes * fan.inside * fan.ways / fan.size,
+        Collective::Broadcast | Collective::P2p => bytes,
+        _ => bytes / fan.inside,
     };
-    fans.iter().map(one).sum()
+    measured_s(cluster, op, bytes, fan).unwrap_or_else(|| formula_s(op, bytes, fan))
+}
+
+/// Seconds by the tables; a slower link than theirs takes as long as theirs for more bytes.
+fn measured_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> Option<f64> {
+    let tables = cluster.tables.links.as_ref().filter(|_| fan.innermost)?;
+    let table = match op {
+        Collective::AllReduce => &tables.all_reduce,
+        Collective::AllGather => &tables.all_gather,
+        Collective::ReduceScatter => &tables.reduce_scatter,
+        Collective::AllToAll => &tables.all_to_all,
+        Collective::Broadcast | Collective::P2p => return None,
+    };
+    let as_measured = bytes * tables.bytes_per_s / fan.level.achieved_bytes_per_s();
+    Some(table.at([fan.ways, as_measured]))
+}
+
+fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
+    match op {
+        Collective::AllReduce => all_reduce_s(bytes, fan),
+        Collective::AllGather | Collective::ReduceScatter => ring_s(bytes, fan),
+        Collective::AllToAll => all_to_all_s(bytes, fan),
+        Collective::Broadcast => broadcast_s(bytes, fan),
+        Collective::P2p => fan.level.latency_s + bytes / fan.level.achieved_bytes_per_s(),
+    }
+}
+
+/// The fastest of ring, double binary tree, and the switches adding up.
+fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
+    let level = fan.level;
+    let ring_s = 2.0 * ring_s(bytes, fan);
+    let wire_s = bytes / level.achieved_bytes_per_s();
+    let tree_s = 2.0 * (fan.ways.log2().ceil() * level.latency_s + wire_s / TREE_BANDWIDTH);
+    // Each rank sends its tensor up once and gets the sum down: a bus factor of (n - 1)/(n + 1).
+    let switch_s = 2.0 * level.latency_s + (fan.ways + 1.0) / fan.ways * wire_s;
+    if level.in_network { ring_s.min(tree_s).min(switch_s) } else { ring_s.min(tree_s) }
+}
+
+/// Once around a ring: `(n - 1) alpha + (n - 1)/n S/B`.
+fn ring_s(bytes: f64, fan: &Fan<'_>) -> f64 {
+    let share = (fan.ways - 1.0) / fan.ways;
+    (fan.ways.ceil() - 1.0) * fan.level.latency_s + share * bytes / fan.level.achieved_bytes_per_s()
+}
+
+/// One ring through all ranks of an all-reduce. Each of the links out of a domain carries its part of
+/// the rings, so the slowest of a GPU's link and a domain's links together sets the pace.
+fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
+    let size = fans.last().map_or(1.0, |fan| fan.size);
+    let mut per_byte_s = 0.0_f64;
+    let mut turn_s = 0.0;
+    for fan in fans {
+        per_byte_s = per_byte_s.max(1.0 / (fan.inside * fan.level.achieved_bytes_per_s()));
+        let outer = size / fan.inside / fan.ways;
+        turn_s += (fan.ways - 1.0) * outer * fan.level.latency_s;
+    }
+    2.0 * (turn_s + (size - 1.0) / size * bytes * per_byte_s)
+}
+
+/// Every rank sends to each of the others; several sends are under way at once.
+fn all_to_all_s(bytes: f64, fan: &Fan<'_>) -> f64 {
+    let share = (fan.ways - 1.0) / fan.ways;
+    let bandwidth =
+        fan.level.achieved_bytes_per_s() * if fan.innermost { 1.0 } else { SCATTERED_BANDWIDTH };
+    let turns = ((fan.ways - 1.0) / SENDS_AT_ONCE).max(1.0);
+    turns * fan.level.latency_s + share * bytes / bandwidth
 }
 
 /// Pipelined: the tensor once over the link, and a latency for each doubling.
-fn broadcast_s(fan: &Fan<'_>, bytes: f64) -> f64 {
+fn broadcast_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     fan.ways.log2().ceil() * fan.level.latency_s + bytes / fan.level.achieved_bytes_per_s()
 }

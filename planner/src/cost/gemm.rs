@@ -3,33 +3,34 @@
 //! `C[m, n] = A[m, k] B[k, n]`: forward has `m` tokens; the gradient with respect to the input swaps
 //! `n` and `k`; the one with respect to the weight has `k` tokens. Each is priced by its own shape.
 
-use models::cluster::{ClusterSpec, Device, Dtype};
+use models::cluster::{ClusterSpec, Dtype, roofline};
 
-/// Rows and columns of the output tile one multiprocessor computes.
-const TILE: f64 = 128.0;
-/// Weight of wave quantisation in the shape penalty (fit to published runs, .76-1.03).
-const WAVE: f64 = 0.9;
-/// Depth at which filling and draining the pipeline costs as much as the work (fit, 99).
-const DEPTH: f64 = 99.0;
-/// Part of the peak that large products reach where nothing was measured (A100 .85, H100 .71-.8).
-const ASYMPTOTE: f64 = 0.8;
+/// Rows that a grouped kernel computes in vain for each group, on average: a group ends inside a tile
+/// of 128, and experts' loads differ.
+const DEAD_ROWS: f64 = 64.0;
+
+/// Heads whose width is no multiple of this leave the fast paths of the matrix libraries.
+const ALIGNMENT: u64 = 8;
+/// Slowdown of a whole layer's products then (BigScience runs with width 150 and 108: 1.43 ± .05).
+const MISALIGNED: f64 = 1.43;
 
 /// Seconds for one product of `m x k` by `k x n`.
 ///
 /// Not less than a kernel launch, which runs under the previous kernel: hence the larger of the two and
 /// not their sum.
 pub fn gemm_s(cluster: &ClusterSpec, dtype: Dtype, m: u64, n: u64, k: u64) -> f64 {
-    let device = &cluster.device;
-    let [m, n, k] = [m, n, k].map(|size| size as f64);
-    if m * n * k == 0.0 {
+    let shape = [m, n, k].map(|size| size as f64);
+    if shape.contains(&0.0) {
         return 0.0;
     }
-    (analytic_s(device, dtype, [m, n, k]) * cluster.software.gemm_slowdown)
-        .max(device.kernel_launch_s)
+    alone_s(cluster, dtype, shape).max(cluster.device.kernel_launch_s)
 }
 
 /// Seconds for `groups` products of `m_per_group x k` by `k x n` in one kernel, each with its own
 /// weights (the experts of a rank).
+///
+/// The tiles of all groups share the multiprocessors, so it runs as one product of all rows, and not
+/// faster than memory delivers every group's weights.
 pub fn grouped_gemm_s(
     cluster: &ClusterSpec,
     dtype: Dtype,
@@ -38,15 +39,42 @@ pub fn grouped_gemm_s(
     n: u64,
     k: u64,
 ) -> f64 {
-    groups as f64 * gemm_s(cluster, dtype, m_per_group, n, k)
+    let [groups, m, n, k] = [groups, m_per_group, n, k].map(|size| size as f64);
+    if groups * m * n * k == 0.0 {
+        return 0.0;
+    }
+    let dead = if groups > 1.0 { DEAD_ROWS } else { 0.0 };
+    let product_s = alone_s(cluster, dtype, [groups * (m + dead), n, k]);
+    let bytes = groups * (dtype.bytes() * (k * n + m * k) + 2.0 * m * n);
+    product_s.max(super::memory_bound::streaming_s(cluster, bytes))
 }
 
-/// The larger of computing and moving operands: computing at a share of the peak that falls where
-/// tiles do not fill the multiprocessors or the depth is small.
-fn analytic_s(device: &Device, dtype: Dtype, [m, n, k]: [f64; 3]) -> f64 {
-    let tiles = m.max(TILE) / TILE * n.max(TILE) / TILE;
-    let penalty = (1.0 + WAVE * device.sms as f64 / tiles) * (1.0 + DEPTH / k);
-    let compute_s = 2.0 * m * n * k / (device.peak_flops(dtype) * ASYMPTOTE) * penalty;
-    let bytes = dtype.bytes() * (m * k + k * n) + 2.0 * m * n;
-    compute_s.max(bytes / device.hbm_bytes_per_s)
+/// How much slower a layer's products run when heads are `head_dim` wide; 1 where that is aligned.
+///
+/// A factor beside [`gemm_s`], which would not be monotone otherwise.
+pub fn misalignment_factor(head_dim: u64) -> f64 {
+    if head_dim.is_multiple_of(ALIGNMENT) { 1.0 } else { MISALIGNED }
+}
+
+/// A product without the launch: measured where it was, else by the formula.
+fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
+    let device = &cluster.device;
+    let runs_in = device.computed_in(dtype).unwrap_or(dtype);
+    let s = match measured(cluster, runs_in) {
+        Some((table, faster)) => table.at(shape) / faster,
+        None => roofline::gemm_s(device, runs_in, shape),
+    };
+    s * cluster.software.gemm_slowdown
+}
+
+/// The table for a format, and how much faster the format is than the table's: an unmeasured format
+/// reaches the same fraction of its own peak as the measured one nearest to it.
+fn measured(cluster: &ClusterSpec, dtype: Dtype) -> Option<(&models::cluster::Scaled<3>, f64)> {
+    let near = match dtype {
+        Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Nvfp4 => Dtype::Fp8,
+        _ => Dtype::Bf16,
+    };
+    let tables = &cluster.tables.gemm;
+    let (near, table) = tables.get_key_value(&near).or_else(|| tables.first_key_value())?;
+    Some((table, cluster.device.peak_flops(dtype) / cluster.device.peak_flops(*near)))
 }

@@ -1,0 +1,250 @@
+//! Textbook identities on an ideal cluster, and what must hold of every cost on every shipped cluster.
+
+use models::cluster::{AttentionKernel, ClusterSpec, Dtype, read, shipped, shipped_names};
+use models::input::Source;
+use models::mesh::GroupShape;
+use planner::cost::attention::{AttentionShape, backward_s, forward_s};
+use planner::cost::collective::{Collective, by_level_s, p2p_s, time_s};
+use planner::cost::gemm::{gemm_s, grouped_gemm_s, misalignment_factor};
+use planner::cost::memory_bound::{optimizer_s, streaming_s};
+use proptest::prelude::*;
+
+const NVLINK: f64 = 100e9;
+const NETWORK: f64 = 10e9;
+const ALPHA: [f64; 2] = [1e-6, 5e-6];
+
+/// Eight GPUs a node, links at full line rate, nothing measured.
+fn ideal() -> ClusterSpec {
+    let mut cluster = shipped("selene").unwrap().unwrap();
+    cluster.tables = std::sync::Arc::default();
+    for (level, (rate, alpha)) in
+        cluster.levels.iter_mut().zip([(NVLINK, ALPHA[0]), (NETWORK, ALPHA[1])])
+    {
+        (level.bytes_per_s, level.latency_s, level.efficiency) = (rate, alpha, 1.0);
+        level.in_network = false;
+    }
+    cluster
+}
+
+fn group(within: &[u64]) -> GroupShape {
+    GroupShape { within: within.to_vec() }
+}
+
+#[track_caller]
+fn assert_near(a: f64, b: f64) {
+    assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
+}
+
+#[test]
+fn ring_inside_a_node() {
+    let (cluster, s) = (ideal(), 1e9);
+    for n in [2.0, 3.0, 8.0] {
+        let of = |op| time_s(&cluster, op, s, &group(&[n as u64, n as u64]));
+        let turn = (n - 1.0) * ALPHA[0] + (n - 1.0) / n * s / NVLINK;
+        assert_near(of(Collective::AllGather), turn);
+        assert_near(of(Collective::ReduceScatter), turn);
+        assert_near(of(Collective::AllReduce), 2.0 * turn);
+    }
+}
+
+#[test]
+fn levels_of_a_hierarchical_all_reduce() {
+    let (cluster, s) = (ideal(), 64e9);
+    let (g, nodes) = (8.0, 4.0);
+    let levels = by_level_s(&cluster, Collective::AllReduce, s, &group(&[8, 32]));
+    assert_near(levels[0], 2.0 * ((g - 1.0) * ALPHA[0] + (g - 1.0) / g * s / NVLINK));
+    let inter = (nodes - 1.0) * ALPHA[1] + (nodes - 1.0) / nodes * (s / g) / NETWORK;
+    assert_near(levels[1], 2.0 * inter);
+    // Pipelined, it lies between its slowest level and their sum, and is never worse than one ring.
+    let whole = time_s(&cluster, Collective::AllReduce, s, &group(&[8, 32]));
+    let ring =
+        2.0 * 31.0 / 32.0 * s / NVLINK.min(g * NETWORK) + 2.0 * (28.0 * ALPHA[0] + 4.0 * ALPHA[1]);
+    assert!(levels[0].max(levels[1]) <= whole && whole <= levels[0] + levels[1]);
+    assert!(whole <= ring);
+}
+
+#[test]
+fn one_rank_a_node_sees_only_the_network() {
+    let (cluster, s) = (ideal(), 1e9);
+    let turn = 15.0 * ALPHA[1] + 15.0 / 16.0 * s / NETWORK;
+    assert_near(time_s(&cluster, Collective::ReduceScatter, s, &group(&[1, 16])), turn);
+    // A small all-reduce over many nodes takes the tree: latency grows with the logarithm.
+    let small = time_s(&cluster, Collective::AllReduce, 8.0, &group(&[1, 1024]));
+    assert!(small < 2.0 * 11.0 * ALPHA[1], "{small}");
+}
+
+#[test]
+fn all_to_all_splits_by_destination() {
+    let (cluster, s) = (ideal(), 1e9);
+    let levels = by_level_s(&cluster, Collective::AllToAll, s, &group(&[8, 32]));
+    assert_near(levels[0], ALPHA[0] + 7.0 / 32.0 * s / NVLINK);
+    assert_near(levels[1], ALPHA[1] + 24.0 / 32.0 * s / (0.8 * NETWORK));
+}
+
+#[test]
+fn switches_that_add_up_halve_a_large_all_reduce() {
+    let mut cluster = ideal();
+    let all = |cluster: &ClusterSpec| time_s(cluster, Collective::AllReduce, 1e9, &group(&[8, 8]));
+    let ring = all(&cluster);
+    cluster.levels[0].in_network = true;
+    assert!((0.55..0.75).contains(&(all(&cluster) / ring)));
+}
+
+#[test]
+fn nothing_to_send_costs_nothing() {
+    let cluster = ideal();
+    assert_eq!(time_s(&cluster, Collective::AllReduce, 1e9, &group(&[1, 1])), 0.0);
+    assert_eq!(time_s(&cluster, Collective::AllReduce, 0.0, &group(&[8, 8])), 0.0);
+    assert_eq!(p2p_s(&cluster, 0.0, 0), 0.0);
+    assert_eq!(gemm_s(&cluster, Dtype::Bf16, 0, 8, 8), 0.0);
+    assert_eq!(grouped_gemm_s(&cluster, Dtype::Bf16, 0, 8, 8, 8), 0.0);
+    assert_eq!((streaming_s(&cluster, 0.0), optimizer_s(&cluster, 0.0)), (0.0, 0.0));
+}
+
+#[test]
+fn shapes_beyond_the_cluster_are_clamped() {
+    let cluster = ideal();
+    let of = |within: &[u64]| time_s(&cluster, Collective::AllGather, 1e9, &group(within));
+    assert_near(of(&[8]), of(&[8, 8]));
+    assert!(of(&[8, 16, 32]) > of(&[8, 16]));
+    assert_near(p2p_s(&cluster, 1e9, 7), p2p_s(&cluster, 1e9, 1));
+}
+
+fn square(sequence: u64) -> AttentionShape {
+    AttentionShape {
+        batch: 1,
+        heads: 32,
+        kv_heads: 8,
+        query_len: sequence,
+        key_len: sequence,
+        head_dim_qk: 128,
+        head_dim_v: 128,
+        causal: true,
+        window: None,
+    }
+}
+
+#[test]
+fn the_mask_counts_pairs() {
+    let full = square(1024);
+    assert_near(full.kept_pairs(), 1024.0 * 1024.0 / 2.0);
+    assert_near(AttentionShape { causal: false, ..full }.kept_pairs(), 1024.0 * 1024.0);
+    assert_near(AttentionShape { window: Some(4096), ..full }.kept_pairs(), full.kept_pairs());
+    // A window of w: a triangle of side w, then w for each further row.
+    let windowed = AttentionShape { window: Some(256), ..full };
+    assert_near(windowed.kept_pairs(), 256.0 * 128.0 + 768.0 * 256.0);
+    // Two halves of the queries against their keys are the whole.
+    let late = AttentionShape { query_len: 512, ..full };
+    assert_near(late.kept_pairs() + square(512).kept_pairs(), full.kept_pairs());
+}
+
+#[test]
+fn unfused_attention_pays_for_the_whole_square_and_its_scores() {
+    let mut cluster = shipped("selene").unwrap().unwrap();
+    let unfused = forward_s(&cluster, &square(2048), Dtype::Bf16);
+    let uncut = AttentionShape { causal: false, ..square(2048) };
+    assert_near(unfused, forward_s(&cluster, &uncut, Dtype::Bf16));
+    cluster.software.attention = AttentionKernel::Flash;
+    assert!(unfused > 3.0 * forward_s(&cluster, &square(2048), Dtype::Bf16));
+}
+
+#[test]
+fn widths_that_are_no_multiple_of_eight_cost() {
+    assert_eq!((misalignment_factor(128), misalignment_factor(112)), (1.0, 1.0));
+    assert!(misalignment_factor(150) > 1.4 && misalignment_factor(108) > 1.4);
+}
+
+#[test]
+fn a_user_slows_a_link_in_the_file() {
+    let text = models::cluster::shipped_source("dgx_h100").unwrap().unwrap();
+    let slow = text.text().replacen("efficiency: 0.80", "efficiency: 0.40", 1);
+    let slow = read(&Source::from_bytes("slow.yaml", slow.into_bytes()).unwrap()).unwrap();
+    let fast = shipped("dgx_h100").unwrap().unwrap();
+    let of = |cluster: &ClusterSpec| time_s(cluster, Collective::AllGather, 1e9, &group(&[8, 8]));
+    assert!((1.9..2.01).contains(&(of(&slow) / of(&fast))), "{}", of(&slow) / of(&fast));
+}
+
+fn clusters() -> Vec<ClusterSpec> {
+    shipped_names().map(|name| shipped(name).unwrap().unwrap()).collect()
+}
+
+/// A size near a power of two, so that every scale is tried.
+fn size(bits: std::ops::Range<u32>) -> impl Strategy<Value = u64> {
+    (bits, 0.5_f64..1.0).prop_map(|(bits, part)| ((1_u64 << bits) as f64 * part).ceil() as u64)
+}
+
+const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::Fp8, Dtype::Nvfp4, Dtype::F32, Dtype::Fp16];
+const OPS: [Collective; 5] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Broadcast,
+];
+
+/// Rounding may take the last bits.
+#[track_caller]
+fn assert_not_cheaper(more: f64, less: f64) {
+    assert!(less > 0.0 && more.is_finite() && more >= less * (1.0 - 1e-9), "{more} < {less}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn larger_products_are_not_cheaper(
+        m in size(1..18), n in size(1..18), k in size(1..18), grow in 1_u64..5000, dtype in 0..5_usize,
+        groups in 1_u64..64,
+    ) {
+        for cluster in clusters() {
+            let dtype = DTYPES[dtype];
+            let less = gemm_s(&cluster, dtype, m, n, k);
+            for (m, n, k) in [(m + grow, n, k), (m, n + grow, k), (m, n, k + grow)] {
+                assert_not_cheaper(gemm_s(&cluster, dtype, m, n, k), less);
+            }
+            let grouped = |groups, m, n, k| grouped_gemm_s(&cluster, dtype, groups, m, n, k);
+            let less = grouped(groups, m, n, k);
+            assert_not_cheaper(grouped(groups + 1, m, n, k), less);
+            assert_not_cheaper(grouped(groups, m + grow, n, k), less);
+            assert_not_cheaper(grouped(groups, m, n, k + grow), less);
+        }
+    }
+
+    #[test]
+    fn more_attention_is_not_cheaper(
+        sequence in size(4..19), heads in size(0..8), batch in size(0..6), width in size(5..9),
+        grow in 1_u64..4000, causal: bool,
+    ) {
+        let less = AttentionShape { heads, batch, head_dim_qk: width, head_dim_v: width, causal, ..square(sequence) };
+        let longer = sequence + grow;
+        let more = [
+            AttentionShape { query_len: longer, key_len: longer, ..less },
+            AttentionShape { heads: heads + grow, ..less },
+            AttentionShape { batch: batch + grow, ..less },
+            AttentionShape { head_dim_qk: width + grow, head_dim_v: width + grow, ..less },
+        ];
+        for cluster in clusters() {
+            for more in &more {
+                let of = |shape| forward_s(&cluster, shape, Dtype::Bf16);
+                assert_not_cheaper(of(more), of(&less));
+                let of = |shape| backward_s(&cluster, shape, Dtype::Bf16);
+                assert_not_cheaper(of(more), of(&less));
+            }
+        }
+    }
+
+    #[test]
+    fn more_bytes_are_not_cheaper(bytes in size(1..40), grow in 1_u64..1_000_000, inner in 1_u64..9, nodes in 1_u64..300) {
+        let (less, more) = (bytes as f64, (bytes + grow) as f64);
+        for cluster in clusters() {
+            assert_not_cheaper(streaming_s(&cluster, more), streaming_s(&cluster, less));
+            assert_not_cheaper(optimizer_s(&cluster, more), optimizer_s(&cluster, less));
+            assert_not_cheaper(p2p_s(&cluster, more, 0), p2p_s(&cluster, less, 0));
+            let group = group(&[inner, inner * nodes]);
+            for op in OPS.into_iter().filter(|_| group.size() > 1) {
+                let of = |bytes| time_s(&cluster, op, bytes, &group);
+                assert_not_cheaper(of(more), of(less));
+            }
+        }
+    }
+}

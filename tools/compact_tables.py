@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Compacts folders of measured kernels to the small tables that `models` embeds.
+
+usage: compact_tables.py FOLDER_OF_CSVS [REPOSITORY_ROOT]
+
+Reads gemm.csv, attention.csv, memory_bound.csv and collectives.csv; writes
+models/shipped/efficiency/<device>.csv and planner/tests/data/kernels_held_out.csv. Every seventh row is
+held out of the tables; a sample of those rows tests the kernel model. Python's standard library only.
+"""
+
+import csv
+import math
+import random
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+HOLD_EVERY = 7
+SAMPLE = 60  # held-out rows committed of each kind, device and format
+FORMAT = 1e4  # fractions are written in units of 1e-4
+
+# Which rows make which device's tables. `link` is what large messages reach per GPU and direction on the
+# machines that were measured: line rate times the efficiency that the cluster file of that device says.
+DEVICES = {
+    "a100": {
+        "gemm": {"bf16": ["aic:a100_sxm/vllm/0.14.0", "aic:a100_sxm/sglang/0.5.10"]},
+        "attention": "aic:a100_sxm",
+        "backward": ("A100-PCIe", "te_flash/cudnn"),
+        "stream": ("A100", {"add", "mlp_act"}),
+        "links": ["aic:a100_sxm/comm/nccl/2.27.3"],
+        "link": 300e9 * 0.77,
+    },
+    "h100": {
+        "gemm": {"bf16": ["aic:h100_sxm/vllm/0.24.0"], "fp8": ["aic:h100_sxm/vllm/0.24.0"]},
+        "attention": "aic:h100_sxm",
+        "backward": ("H200", "cudnn 91901"),  # the same chip; no backward pass of H100 is public
+        "stream": ("H100", {"add", "mlp_act"}),
+        "links": ["aic:h100_sxm/comm/nccl/2.29.2"],
+        "link": 450e9 * 0.80,
+    },
+    "h200": {
+        "gemm": {"bf16": ["aic:h200_sxm/vllm/0.24.0"], "fp8": ["aic:h200_sxm/vllm/0.24.0"]},
+        "attention": "aic:h200_sxm",
+        "backward": ("H200", "cudnn 91901"),
+        "stream": ("H200", {"rms_norm_fwd:cudnn", "rms_norm_bwd:cudnn"}),
+        "links": ["aic:h200_sxm/comm/nccl/2.29.2"],
+        "link": 450e9 * 0.80,
+    },
+    "b200": {
+        "gemm": {"bf16": ["aic:b200_sxm/vllm/0.24.0"], "fp8": ["aic:b200_sxm/vllm/0.24.0"]},
+        "attention": "aic:b200_sxm",
+        "backward": ("GB200", "cudnn 91901"),
+        "stream": ("GB200", {"rms_norm_fwd:cudnn", "rms_norm_bwd:cudnn"}),
+        "links": ["aic:b200_sxm/comm/nccl/2.29.2"],
+        "link": 900e9 * 0.70,
+    },
+    "gb200": {
+        "like": "b200",  # the same chip: kernels as fractions of its own peak, links measured
+        "links": ["aic:gb200/comm/nccl/2.29.2", "xla:sm_100_GB200"],
+        "link": 900e9 * 0.72,
+    },
+}
+
+
+def rows(folder, name):
+    """Rows of one file without those that the folder's README flags."""
+    with open(folder / name, newline="") as file:
+        return [row for row in csv.DictReader(file) if not row.get("flag")]
+
+
+def hold_out(kept):
+    """Splits rows into those for the tables and every seventh."""
+    return [r for i, r in enumerate(kept) if (i + 1) % HOLD_EVERY], kept[HOLD_EVERY - 1 :: HOLD_EVERY]
+
+
+def sample(held):
+    """At most SAMPLE of the rows, evenly spread."""
+    step = max(1, math.ceil(len(held) / SAMPLE))
+    return held[::step]
+
+
+def fill(grid, axes):
+    """Fills holes: nearest neighbour, then relaxed towards the mean of both neighbours of each axis."""
+    known = dict(grid)
+    index = [(i, j, l) for i in range(len(axes[0])) for j in range(len(axes[1])) for l in range(len(axes[2]))]
+    at = lambda p: (axes[0][p[0]], axes[1][p[1]], axes[2][p[2]])
+    field = {}
+    for p in index:
+        near = min(
+            (q for q in index if at(q) in known),
+            key=lambda q: sum((a - b) ** 2 for a, b in zip(p, q)),
+        ) if at(p) not in known else p
+        field[p] = math.log(known[at(near)])
+    holes = [p for p in index if at(p) not in known]
+    for _ in range(200):
+        for p in holes:
+            means = []
+            for axis in range(3):
+                sides = [field.get(tuple(x + s * (a == axis) for a, x in enumerate(p))) for s in (-1, 1)]
+                if None not in sides:
+                    means.append(sum(sides) / 2)
+            if means:
+                field[p] = sum(means) / len(means)
+    return {at(p): math.exp(v) for p, v in field.items()}
+
+
+def gemm(folder, spec, held_out, device):
+    """Fraction of peak on a full grid of m, n, k."""
+    lines = []
+    for dtype, sources in spec["gemm"].items():
+        kept = [r for r in rows(folder, "gemm.csv") if r["source"] in sources and r["dtype"] == dtype]
+        used, held = hold_out(kept)
+        for r in sample(held):
+            seconds = 2 * float(r["m"]) * float(r["n"]) * float(r["k"]) / (float(r["tflops"]) * 1e12)
+            held_out.append(["gemm", device, dtype, r["m"], r["n"], r["k"], f"{seconds:.4g}", r["source"]])
+        shape = lambda r: (int(r["m"]), int(r["n"]), int(r["k"]))
+        grid = {shape(r): float(r["fraction_of_peak"]) for r in used}
+        axes = [sorted({shape(r)[a] for r in kept}) for a in range(3)]
+        full = fill(grid, axes)
+        lines.append([f"gemm_k:{dtype}", *axes[2]])
+        for m in axes[0]:
+            for n in axes[1]:
+                lines.append([f"gemm:{dtype}", m, n, *[round(full[m, n, k] * FORMAT) for k in axes[2]]])
+    return lines
+
+
+def attention(folder, spec, held_out, device):
+    """Forward fraction of peak by head width, sequence and batch x heads; backward over forward."""
+    everything = rows(folder, "attention.csv")
+
+    def wanted(r):
+        # Serving kernels also write the KV cache: with few heads and many tokens that dominates.
+        big = r["batch"] == "1" or int(r["heads"]) >= 32
+        usual = r["heads"] == "1" or r["heads"] != r["kv_heads"] or int(r["heads"]) <= 8
+        return (
+            r["source"].startswith(spec["attention"]) and r["pass"] == "fwd" and r["dtype"] == "bf16"
+            and r["causal"] == "1" and not r["window"] and big and usual
+        )
+
+    used, held = hold_out([r for r in everything if wanted(r)])
+    for r in sample(held):
+        held_out.append([
+            "attention", device, r["head_dim_qk"], r["seq"], r["batch"], f"{r['heads']}/{r['kv_heads']}",
+            f"{float(r['time_ms']) / 1e3:.4g}", r["source"],
+        ])
+    cells = defaultdict(list)
+    for r in used:
+        heads = 2 ** round(math.log2(int(r["batch"]) * int(r["heads"])))
+        cells[int(r["head_dim_qk"]), int(r["seq"]), min(heads, 1024)].append(float(r["fraction_of_peak"]))
+    lines = [["attention", *key, round(statistics.median(v) * FORMAT)] for key, v in sorted(cells.items())]
+    return lines + backward(everything, *spec["backward"])
+
+
+def backward(everything, hardware, impl):
+    """Median, by sequence, of the backward pass's fraction of peak over the forward pass's."""
+    passes = defaultdict(dict)
+    for r in everything:
+        if r["device"] == hardware and r["impl"] == impl and r["dtype"] == "bf16" and r["causal"] == "1":
+            if r["head_dim_qk"] == "128" and not r["window"] and int(r["heads"]) >= 32:
+                key = (int(r["seq"]), r["batch"], r["heads"])
+                passes[key][r["pass"]] = float(r["fraction_of_peak"])
+    ratios = defaultdict(list)
+    for (sequence, *_), found in passes.items():
+        if "fwd" in found and "bwd" in found:
+            ratios[sequence].append(found["bwd"] / found["fwd"])
+    return [["backward", s, round(statistics.median(v) * FORMAT)] for s, v in sorted(ratios.items())]
+
+
+def stream(folder, spec):
+    """Fraction of memory bandwidth by bytes, powers of two."""
+    hardware, ops = spec["stream"]
+    bins = defaultdict(list)
+    for r in rows(folder, "memory_bound.csv"):
+        if r["device"] == hardware and r["op"] in ops and r["bytes"]:
+            # Below 50 MB the data may lie in the L2 cache.
+            bins[2 ** round(math.log2(float(r["bytes"])))].append(min(0.9, float(r["fraction_of_peak_bw"])))
+    return [["stream", b, round(statistics.median(v) * FORMAT)] for b, v in sorted(bins.items()) if len(v) > 1]
+
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def links(folder, spec, held_out, device):
+    """Time of collectives inside one NVLink domain, microseconds on powers of two of bytes."""
+    kept = [r for r in rows(folder, "collectives.csv") if r["source"] in spec["links"] and r["collective"] in OPS]
+    kept = [r for r in kept if not (r["source"].startswith("xla") and int(r["devices"]) not in (8, 16, 32, 64))]
+    # Series are multiples of seven long, and the same sizes would always be held out.
+    random.Random(7).shuffle(kept)
+    used, held = hold_out(kept)
+    for r in sample([r for r in held if int(r["bytes"]) >= 2**20]):
+        held_out.append([
+            "collective", device, r["collective"], r["devices"], r["bytes"], "", f"{float(r['time_us']) / 1e6:.4g}",
+            r["source"],
+        ])
+    series = defaultdict(dict)
+    for r in used:
+        series[r["collective"], int(r["devices"])][int(r["bytes"])] = float(r["time_us"])
+    lines = [["link", f"{spec['link']:.4g}"]]
+    exponents = range(12, 31, 1)
+    lines.append(["collective_bytes", *[2**e for e in exponents]])
+    for (op, ranks), times in sorted(series.items()):
+        lines.append([f"collective:{op}", ranks, *[f"{interpolate(times, 2**e):.4g}" for e in exponents]])
+    return lines
+
+
+def interpolate(times, size):
+    """Log-log between the neighbours; beyond the last point in proportion to the bytes."""
+    points = sorted(times.items())
+    if size >= points[-1][0]:
+        return points[-1][1] * size / points[-1][0]
+    if size <= points[0][0]:
+        return points[0][1]
+    (x0, y0), (x1, y1) = next(p for p in zip(points, points[1:]) if p[1][0] >= size)
+    share = math.log(size / x0) / math.log(x1 / x0)
+    return math.exp(math.log(y0) + share * math.log(y1 / y0))
+
+
+def header(spec):
+    """What the numbers are and whose."""
+    kernels = {s for many in spec.get("gemm", {}).values() for s in many}
+    kernels |= {spec[kind] for kind in ("attention",) if kind in spec}
+    kernels |= {f"{kind} of {spec[kind][0]}" for kind in ("backward", "stream") if kind in spec}
+    sources = sorted(kernels | set(spec["links"]))
+    return [
+        "# Made by tools/compact_tables.py; every seventh measured row is held out for tests.",
+        "# gemm: m, n, then for each k of gemm_k the fraction of the dense datasheet peak, 1e-4.",
+        "# attention: head width, sequence, batch x heads, forward fraction of peak (causal, half the square), 1e-4.",
+        "# backward: sequence, backward fraction of peak over forward fraction, 1e-4.",
+        "# stream: bytes, fraction of the datasheet memory bandwidth, 1e-4.",
+        "# collective: ranks, then for each size of collective_bytes microseconds; link: bytes/s behind them.",
+        f"# source: {', '.join(sources)}",
+        "# aic = ai-dynamo/aiconfigurator 095f58a (Apache-2.0, NVIDIA); xla = openxla/xla performance tables",
+        "# (ROCm/xla 42954ef, Apache-2.0); cudnn = NVIDIA/cudnn-frontend df73764 benchmarks (MIT); te_flash =",
+        "# MooreThreads/SimuMax 4dcaae5 (Apache-2.0); stream of A100 and H100 = microsoft/vidur 7d47513 (MIT).",
+    ]
+
+
+def main():
+    folder = Path(sys.argv[1])
+    root = Path(sys.argv[2] if len(sys.argv) > 2 else ".")
+    held_out = []
+    for device, spec in DEVICES.items():
+        lines = [["like", spec["like"]]] if "like" in spec else []
+        if not lines:
+            lines += gemm(folder, spec, held_out, device) + attention(folder, spec, held_out, device)
+            lines += stream(folder, spec)
+        lines += links(folder, spec, held_out, device)
+        text = "\n".join(header(spec) + [",".join(map(str, line)) for line in lines]) + "\n"
+        (root / "models/shipped/efficiency" / f"{device}.csv").write_text(text)
+    title = "kind,device,a,b,c,d,seconds,source"
+    text = "\n".join([title] + [",".join(map(str, line)) for line in held_out]) + "\n"
+    (root / "planner/tests/data/kernels_held_out.csv").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
