@@ -4,5 +4,6 @@ pub mod case;
 pub mod cost;
 pub mod placement;
 pub mod restrict;
+pub mod search;
 pub mod simulate;
 pub mod space;

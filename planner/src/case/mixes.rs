@@ -43,6 +43,17 @@ pub fn undominated(costs: &[LayerCost], counts: &[usize], allowed: Recompute) ->
     mixes
 }
 
+/// Fewest bytes one layer can keep of a micro-batch.
+pub fn least_bytes(cost: &LayerCost, allowed: Recompute) -> f64 {
+    let [none, selective, full] = cost.saved_bytes;
+    match allowed {
+        Recompute::None => none,
+        Recompute::Selective => selective,
+        Recompute::Full => full,
+        Recompute::PerLayer => none.min(selective).min(full),
+    }
+}
+
 fn of_kind(cost: &LayerCost, count: usize, allowed: Recompute) -> Vec<MixCost> {
     let all = |position: usize| {
         let mut split = [0; 3];

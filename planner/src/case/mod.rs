@@ -40,7 +40,7 @@ pub struct Case<'a> {
 }
 
 /// What one stage costs before it is decided what it recomputes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageCost {
     /// Forward pass of one micro-batch.
     pub forward: Parts,
@@ -121,8 +121,22 @@ impl<'a> Case<'a> {
 
     /// Cost of a stage that holds layers `start..end`.
     pub fn stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
-        let counts = self.ground.layers.counts(start, end);
+        let layers = self.stage_of_layers(start, end);
         let mut cost = self.stage_ends(stage);
+        cost.forward += layers.forward;
+        cost.backward += layers.backward;
+        cost.params = cost.params + layers.params;
+        let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
+        cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
+        cost.optimizer_s = self.state.optimizer_s(cost.params);
+        cost.gather_s = self.state.gather_exposed_s(cost.params, forward_s);
+        cost
+    }
+
+    /// Passes and parameters of layers alone.
+    fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
+        let counts = self.ground.layers.counts(start, end);
+        let mut cost = StageCost::default();
         for (kind, &count) in counts.iter().enumerate() {
             let layer = &self.sheet.layer[kind];
             let params = self.sheet.params[kind];
@@ -130,10 +144,6 @@ impl<'a> Case<'a> {
             cost.backward += self.with_gather(layer.backward(), params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
         }
-        let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
-        cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
-        cost.optimizer_s = self.state.optimizer_s(cost.params);
-        cost.gather_s = self.state.gather_exposed_s(cost.params, forward_s);
         cost
     }
 
@@ -154,16 +164,7 @@ impl<'a> Case<'a> {
 
     /// What the first and last stage hold beside layers, and what crossing a boundary costs.
     fn stage_ends(&self, stage: usize) -> StageCost {
-        let mut cost = StageCost {
-            forward: Parts::default(),
-            backward: Parts::default(),
-            params: LocalParams::default(),
-            extra_in_flight_bytes: 0.0,
-            workspace_bytes: 0.0,
-            tail_s: 0.0,
-            optimizer_s: 0.0,
-            gather_s: 0.0,
-        };
+        let mut cost = StageCost::default();
         self.add_hops(stage, &mut cost);
         if self.passes.is_some() {
             self.add_vocab_shard(stage, &mut cost);
@@ -318,12 +319,13 @@ impl<'a> Case<'a> {
     ///
     /// With one chunk a device only the fastest mix that fits is kept of a range: the iteration never
     /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
-    pub fn problem(&self, cutoff_s: f64) -> Problem {
+    pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
         let ranges = self.fixed_ranges();
+        let budget = if ignore_memory { f64::INFINITY } else { self.budget_bytes() };
         let columns = (0..self.stages())
             .map(|stage| match &ranges {
-                Some(ranges) => self.columns_of(stage, ranges[stage], ranges[stage], cutoff_s),
-                None => self.free_columns(stage, cutoff_s),
+                Some(ranges) => self.columns_of(stage, ranges[stage], cutoff_s, budget),
+                None => self.free_columns(stage, cutoff_s, budget),
             })
             .collect();
         self.problem_of(columns)
@@ -357,7 +359,7 @@ impl<'a> Case<'a> {
         self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
     }
 
-    fn free_columns(&self, stage: usize, cutoff_s: f64) -> Vec<Column> {
+    fn free_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
         let layers = self.ground.layers.len();
         let others: usize = (0..self.stages()).map(|s| self.fewest_layers(s)).sum::<usize>()
             - self.fewest_layers(stage);
@@ -374,7 +376,7 @@ impl<'a> Case<'a> {
                 if end > layers || (!uniform && end + after > layers) {
                     break;
                 }
-                let more = self.columns_of(stage, (start, end), (start, end), cutoff_s);
+                let more = self.columns_of(stage, (start, end), cutoff_s, budget);
                 if more.is_empty() && count > 0 {
                     break;
                 }
@@ -390,8 +392,8 @@ impl<'a> Case<'a> {
         &self,
         stage: usize,
         counted: (usize, usize),
-        range: (usize, usize),
         cutoff_s: f64,
+        budget: f64,
     ) -> Vec<Column> {
         let cost = self.stage(stage, counted.0, counted.1);
         let m = self.pipeline.micro_batches as f64;
@@ -399,10 +401,10 @@ impl<'a> Case<'a> {
         if fastest_s >= cutoff_s {
             return vec![];
         }
-        let range = if self.ground.layers.is_uniform() { (0, range.1 - range.0) } else { range };
+        let range = if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
         let mixes = self.mixes(counted.0, counted.1);
         let columns = mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
-        let fits = |column: &Column| self.fits_alone(stage, column);
+        let fits = |column: &Column| self.fits_alone(stage, column, budget);
         if self.decisions.vpp == 1 {
             columns.filter(fits).take(1).collect()
         } else {
@@ -410,12 +412,65 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Lower bound on the passes: some device has at least the mean of the devices' work, and every
+    /// device does all its micro-batches one after another.
+    pub fn mean_bound_s(&self) -> f64 {
+        let m = self.pipeline.micro_batches as f64;
+        let all = self.whole_model();
+        let total_s = all.forward.total_s() + all.backward.total_s();
+        m * (total_s / self.decisions.pp as f64 + self.vocab_pass_s())
+    }
+
+    /// Layers and vocabulary of the whole model as one stage's worth of passes, hops left out.
+    fn whole_model(&self) -> StageCost {
+        let layers = self.ground.layers.len();
+        let mut cost = self.stage_of_layers(0, layers);
+        let mut ends = StageCost::default();
+        if self.passes.is_none() {
+            self.add_vocab_ends(0, &mut ends);
+            if self.stages() > 1 {
+                self.add_vocab_ends(self.stages() - 1, &mut ends);
+            }
+            cost.params.dense += ends.params.dense;
+        } else {
+            for device in 0..self.pipeline.devices {
+                self.add_vocab_shard(device, &mut cost);
+            }
+        }
+        cost.forward += ends.forward;
+        cost.backward += ends.backward;
+        cost
+    }
+
+    /// The longest step behind the barrier is at least that of a stage with the mean of all
+    /// parameters, dense ones or experts: the step grows with either.
+    pub fn least_step_s(&self) -> f64 {
+        let mean = self.whole_model().params * (1.0 / self.stages() as f64);
+        let dense = LocalParams { expert: 0.0, ..mean };
+        let expert = LocalParams { dense: 0.0, ..mean };
+        self.state.optimizer_s(dense).max(self.state.optimizer_s(expert))
+    }
+
+    /// Some device needs at least the mean of the devices' states, and the activations of one
+    /// micro-batch in flight with everything recomputed that may be.
+    pub fn least_bytes_per_device(&self) -> f64 {
+        let pp = self.decisions.pp as f64;
+        let states = self.state.memory(self.whole_model().params).device_bytes();
+        let counts = self.ground.layers.counts(0, self.ground.layers.len());
+        let activations: f64 = counts
+            .iter()
+            .zip(&self.sheet.layer)
+            .map(|(&count, layer)| count as f64 * mixes::least_bytes(layer, self.decisions.recompute))
+            .sum();
+        (states + activations) / pp
+    }
+
     /// Whether the column's own bytes suffice to rule it out, were the device's other chunks empty.
-    fn fits_alone(&self, stage: usize, column: &Column) -> bool {
+    fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
         let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
         let most = self.pipeline.in_flight[device].iter().map(|counts| counts[chunk]).max();
         let bytes = column.state_bytes + f64::from(most.unwrap_or(0)) * column.in_flight_bytes;
-        bytes <= self.budget_bytes()
+        bytes <= budget
     }
 }
 

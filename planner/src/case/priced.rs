@@ -4,6 +4,7 @@ use super::Case;
 use super::mixes::Mix;
 use crate::cost::parts::Parts;
 use crate::placement::{Choice, Column, Problem, Scratch};
+use models::cluster::ClusterSpec;
 use serde::{Deserialize, Serialize};
 
 /// Layers and recomputation of one stage.
@@ -148,17 +149,13 @@ impl Case<'_> {
     /// An iteration with what comes on top of its passes: stragglers, a share for every doubling of
     /// the nodes, and the fixed work of a step.
     pub fn finish_s(&self, core_s: f64) -> f64 {
-        core_s * self.straggler() + self.ground.cluster.software.step_overhead_s
+        core_s * straggler(self.ground.cluster, self.ground.gpus)
+            + self.ground.cluster.software.step_overhead_s
     }
 
     /// Inverse of [`Self::finish_s`].
     pub fn core_s(&self, iteration_s: f64) -> f64 {
-        (iteration_s - self.ground.cluster.software.step_overhead_s) / self.straggler()
-    }
-
-    fn straggler(&self) -> f64 {
-        let nodes = self.ground.gpus as f64 / self.ground.cluster.node_gpus() as f64;
-        1.0 + self.ground.cluster.software.slowdown_per_doubling * nodes.max(1.0).log2()
+        (iteration_s - self.ground.cluster.software.step_overhead_s) / straggler(self.ground.cluster, self.ground.gpus)
     }
 
     /// Most host memory a rank needs, bytes.
@@ -258,4 +255,10 @@ impl DeviceSpend {
     fn total_s(&self) -> f64 {
         self.passes.total_s() + self.recompute_s + self.dp_s + self.optimizer_s
     }
+}
+
+/// Slowdown by stragglers: a share for every doubling of the nodes.
+pub fn straggler(cluster: &ClusterSpec, gpus: u64) -> f64 {
+    let nodes = gpus as f64 / cluster.node_gpus() as f64;
+    1.0 + cluster.software.slowdown_per_doubling * nodes.max(1.0).log2()
 }
