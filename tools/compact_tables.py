@@ -280,6 +280,15 @@ def elsewhere(folder):
     return lines
 
 
+LICENCES = [
+    "# aic = ai-dynamo/aiconfigurator 095f58a (Apache-2.0, NVIDIA); xla = openxla/xla performance tables",
+    "# (ROCm/xla 42954ef, Apache-2.0); cudnn = NVIDIA/cudnn-frontend df73764 benchmarks (MIT); te_flash, simumax =",
+    "# MooreThreads/SimuMax 4dcaae5 (Apache-2.0); vidur, stream of A100 and H100 = microsoft/vidur 7d47513 (MIT);",
+    "# deepgemm = deepseek-ai/DeepGEMM 327ec92 (MIT); ml-eng = stas00/ml-engineering 744d01e (CC-BY-SA-4.0,",
+    "# Stas Bekman); aws = aws-samples/awsome-distributed-training 7217859 (MIT-0).",
+]
+
+
 def header(spec):
     """What the numbers are and whose."""
     kernels = {s for many in spec.get("gemm", {}).values() for s in many}
@@ -294,9 +303,7 @@ def header(spec):
         "# stream: bytes, fraction of the datasheet memory bandwidth, 1e-4.",
         "# collective: ranks, then for each size of collective_bytes microseconds; link: bytes/s behind them.",
         f"# source: {', '.join(sources)}",
-        "# aic = ai-dynamo/aiconfigurator 095f58a (Apache-2.0, NVIDIA); xla = openxla/xla performance tables",
-        "# (ROCm/xla 42954ef, Apache-2.0); cudnn = NVIDIA/cudnn-frontend df73764 benchmarks (MIT); te_flash =",
-        "# MooreThreads/SimuMax 4dcaae5 (Apache-2.0); stream of A100 and H100 = microsoft/vidur 7d47513 (MIT).",
+        *LICENCES,
     ]
 
 
@@ -314,7 +321,7 @@ def main():
         (root / "models/shipped/efficiency" / f"{device}.csv").write_text(text)
     title = "kind,device,a,b,c,d,seconds,source"
     for name, samples in (("held_out", held_out), ("elsewhere", elsewhere(folder))):
-        text = "\n".join([title] + [",".join(map(str, line)) for line in samples]) + "\n"
+        text = "\n".join([*LICENCES, title] + [",".join(map(str, line)) for line in samples]) + "\n"
         (root / f"planner/tests/data/kernels_{name}.csv").write_text(text)
 
 

@@ -89,7 +89,7 @@ fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
 fn errors(rows: &str) -> BTreeMap<String, Error> {
     let mut clusters: BTreeMap<String, ClusterSpec> = BTreeMap::new();
     let mut errors: BTreeMap<String, Error> = BTreeMap::new();
-    for line in rows.lines().skip(1) {
+    for line in rows.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
         let on = clusters.entry(cells[1].to_owned()).or_insert_with(|| cluster(cells[1]));
         let ratio = predicted_s(on, &cells) / cells[6].parse::<f64>().unwrap();
