@@ -264,6 +264,20 @@ def elsewhere(folder):
             mask = ("causal" if r["causal"] == "1" else "full") + ("" if not r["window"] else f":{r['window']}")
             cells = [f"{r['head_dim_qk']}/{r['head_dim_v']}", r["seq"], f"{r['batch']}:{mask}", f"{r['heads']}/{r['kv_heads']}"]
             add("attention_" + r["pass"], boards[r["device"]], cells, float(r["time_ms"]) / 1e3, r["source"][:14])
+    # Left out of the tables by choice (see attention): as many key/value heads as query heads, few heads.
+    left_out = [
+        r for r in rows(folder, "attention.csv")
+        if r["source"].startswith("aic") and r["device"] in boards and r["dtype"] == "bf16" and r["pass"] == "fwd"
+        and not r["window"]
+    ]
+    for kind, chosen in (
+        ("attention_mha", lambda r: int(r["heads"]) > 8 and r["heads"] == r["kv_heads"]),
+        ("attention_few_heads", lambda r: r["batch"] != "1" and int(r["heads"]) < 32 and r["heads"] != r["kv_heads"]),
+    ):
+        for board in sorted({boards[r["device"]] for r in left_out}):
+            for r in sample([r for r in left_out if boards[r["device"]] == board and chosen(r)])[::2]:
+                cells = [r["head_dim_qk"], r["seq"], r["batch"], f"{r['heads']}/{r['kv_heads']}"]
+                add(kind, board, cells, float(r["time_ms"]) / 1e3, r["source"])
     for r in rows(folder, "grouped_gemm.csv"):
         if r["source"].startswith(("simumax", "deepgemm")) and "masked" not in r["stage"]:
             shape = [float(r[a]) for a in ("groups", "m_per_group", "n", "k")]
@@ -271,7 +285,7 @@ def elsewhere(folder):
             kind = "grouped_weight" if r["stage"] == "bwd_grad_w" else "grouped"
             add(kind, boards[r["device"]], cells, 2 * math.prod(shape) / (float(r["tflops"]) * 1e12), r["source"])
     for r in rows(folder, "collectives.csv"):
-        nodes = r["source"] in ("aws:nccl-tests", "ml-eng:net") and r["nodes"] != "1" and r["hardware"][0] == "H" and "EKS" not in r["hardware"]
+        nodes = r["source"] in ("aws:nccl-tests", "ml-eng:net") and r["nodes"] != "1" and r["hardware"][0] in "HB" and "EKS" not in r["hardware"]
         if nodes and int(r["bytes"]) >= 2**20:
             cells = [r["collective"], r["devices"], r["bytes"], r["nodes"]]
             add("nodes", r["hardware"][:4].lower(), cells, float(r["time_us"]) / 1e6, r["source"])
