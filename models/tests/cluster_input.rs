@@ -1,6 +1,6 @@
 //! Shipped clusters read, and what wrong cluster files are told.
 
-use models::cluster::{Dtype, read, shipped, shipped_names, shipped_source};
+use models::cluster::{Dtype, Software, read, shipped, shipped_names, shipped_source, software};
 use models::input::Source;
 
 fn told(edit: impl Fn(&str) -> String) -> String {
@@ -34,6 +34,8 @@ fn sizes_follow_the_gpus() {
 #[test]
 fn wrong_files_are_told_what_and_where() {
     let cases: &[(&str, &str, &[&str])] = &[
+        ("reserved_bytes: 4.5e9", "reserved_bytes: 90e9", &["`reserved_bytes` cannot be 90"]),
+        ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
         ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
         (
             "hbm_bytes_per_s: 3.35e12",
@@ -45,8 +47,18 @@ fn wrong_files_are_told_what_and_where() {
         ("gpus: 8, ", "", &["level `nvlink` needs `gpus`"]),
         ("{name: infiniband,", "{name: infiniband, gpus: 64,", &["outermost", "leave `gpus` out"]),
         ("efficiency: h100", "efficiency: h1", &["no efficiency tables `h1`", "h100"]),
-        ("attention: flash", "attention: fast", &["attention", "unfused"]),
-        ("dp_overlap: 0.9", "dp_overlap: 9", &["`dp_overlap` cannot be 9", "0 to 1"]),
+        (
+            "megatron_2024",
+            "megatron_2042",
+            &["no software generation `megatron_2042`", "fsdp_2023"],
+        ),
+        ("megatron_2024", "megatron_2024, attention: fast", &["attention", "unfused"]),
+        ("megatron_2024", "megatron_2024, dp_overlap: 9", &["`dp_overlap` cannot be 9", "0 to 1"]),
+        (
+            "base: megatron_2024",
+            "attention: flash",
+            &["missing required key `gemm_slowdown`", "base"],
+        ),
     ];
     for (from, to, expected) in cases {
         let message = told(|text| text.replacen(from, to, 1));
@@ -54,6 +66,16 @@ fn wrong_files_are_told_what_and_where() {
             assert!(message.contains(part), "{from} -> {to}: no `{part}` in\n{message}");
         }
     }
+}
+
+#[test]
+fn values_stand_over_the_base() {
+    let good = shipped_source("dgx_h100").unwrap().unwrap();
+    let text =
+        good.text().replacen("base: megatron_2024", "base: megatron_2024, tp_exposed: 0.5", 1);
+    let cluster = read(&Source::from_bytes("my.yaml", text.into_bytes()).unwrap()).unwrap();
+    let base = software("megatron_2024").unwrap().unwrap();
+    assert_eq!(cluster.software, Software { tp_exposed: 0.5, ..base });
 }
 
 #[test]

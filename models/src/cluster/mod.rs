@@ -8,7 +8,7 @@ mod spec;
 mod tables;
 
 pub use grid::Grid;
-pub use shipped::{shipped, shipped_names, shipped_source};
+pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
 pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};
 

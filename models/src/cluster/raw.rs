@@ -25,7 +25,7 @@ pub(super) struct RawCluster {
     host: RawHost,
     storage_bytes_per_s: Number,
     failures_per_node_day: Number,
-    software: RawSoftware,
+    software: Spanned<RawSoftware>,
     efficiency: Spanned<String>,
     #[serde(default)]
     any_gpu_count: bool,
@@ -63,22 +63,24 @@ struct RawHost {
     link_bytes_per_s: Number,
 }
 
+/// Every key of [`Software`], over those of a shipped generation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawSoftware {
-    attention: AttentionKernel,
-    gemm_slowdown: Number,
-    attention_slowdown: Number,
-    sequence_parallel: bool,
-    tp_exposed: Number,
-    dp_overlap: Number,
-    p2p_overlap: bool,
-    ep_exposed: Number,
-    host_s_per_layer: Number,
-    step_overhead_s: Number,
-    slowdown_per_doubling: Number,
-    fp8_cast_bytes: Number,
-    optimizer_bytes_per_parameter: Number,
+    base: Option<Spanned<String>>,
+    attention: Option<AttentionKernel>,
+    sequence_parallel: Option<bool>,
+    p2p_overlap: Option<bool>,
+    gemm_slowdown: Option<Number>,
+    attention_slowdown: Option<Number>,
+    tp_exposed: Option<Number>,
+    dp_overlap: Option<Number>,
+    ep_exposed: Option<Number>,
+    host_s_per_layer: Option<Number>,
+    step_overhead_s: Option<Number>,
+    slowdown_per_doubling: Option<Number>,
+    fp8_cast_bytes: Option<Number>,
+    optimizer_bytes_per_parameter: Option<Number>,
 }
 
 /// Checks every value.
@@ -187,23 +189,45 @@ fn link(check: &Checker<'_>, raw: &RawLevel, gpus: Option<u64>) -> Result<LinkLe
     })
 }
 
-fn software(check: &Checker<'_>, raw: &RawSoftware) -> Result<Software, InputError> {
+/// The values given, over those of `base`; without a base all must be given.
+fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Software, InputError> {
+    let given = &raw.value;
+    let base = given.base.as_ref().map(|name| check.base(name)).transpose()?;
+    let base = base.as_ref();
+    let missing = |key: &str| {
+        let error = check.source.error_at(raw.referenced, format!("missing required key `{key}`"));
+        error.help(format!("add `{key}: ...`, or `base: ` with a shipped generation"))
+    };
+
+    let number = |valid: fn(&Checker<'a>, &str, &Number) -> Result<f64, InputError>,
+                  key,
+                  value: &Option<Number>,
+                  base: Option<f64>| match value {
+        Some(value) => valid(check, key, value),
+        None => base.ok_or_else(|| missing(key)),
+    };
+    macro_rules! pick {
+        ($key:ident) => {
+            given.$key.or(base.map(|base| base.$key)).ok_or_else(|| missing(stringify!($key)))?
+        };
+        ($valid:ident $key:ident) => {
+            number(Checker::$valid, stringify!($key), &given.$key, base.map(|base| base.$key))?
+        };
+    }
     Ok(Software {
-        attention: raw.attention,
-        gemm_slowdown: check.positive("gemm_slowdown", &raw.gemm_slowdown)?,
-        attention_slowdown: check.positive("attention_slowdown", &raw.attention_slowdown)?,
-        sequence_parallel: raw.sequence_parallel,
-        tp_exposed: check.at_least_zero("tp_exposed", &raw.tp_exposed)?,
-        dp_overlap: check.fraction("dp_overlap", &raw.dp_overlap)?,
-        p2p_overlap: raw.p2p_overlap,
-        ep_exposed: check.at_least_zero("ep_exposed", &raw.ep_exposed)?,
-        host_s_per_layer: check.at_least_zero("host_s_per_layer", &raw.host_s_per_layer)?,
-        step_overhead_s: check.at_least_zero("step_overhead_s", &raw.step_overhead_s)?,
-        slowdown_per_doubling: check
-            .at_least_zero("slowdown_per_doubling", &raw.slowdown_per_doubling)?,
-        fp8_cast_bytes: check.at_least_zero("fp8_cast_bytes", &raw.fp8_cast_bytes)?,
-        optimizer_bytes_per_parameter: check
-            .positive("optimizer_bytes_per_parameter", &raw.optimizer_bytes_per_parameter)?,
+        attention: pick!(attention),
+        gemm_slowdown: pick!(positive gemm_slowdown),
+        attention_slowdown: pick!(positive attention_slowdown),
+        sequence_parallel: pick!(sequence_parallel),
+        tp_exposed: pick!(at_least_zero tp_exposed),
+        dp_overlap: pick!(fraction dp_overlap),
+        p2p_overlap: pick!(p2p_overlap),
+        ep_exposed: pick!(at_least_zero ep_exposed),
+        host_s_per_layer: pick!(at_least_zero host_s_per_layer),
+        step_overhead_s: pick!(at_least_zero step_overhead_s),
+        slowdown_per_doubling: pick!(at_least_zero slowdown_per_doubling),
+        fp8_cast_bytes: pick!(at_least_zero fp8_cast_bytes),
+        optimizer_bytes_per_parameter: pick!(positive optimizer_bytes_per_parameter),
     })
 }
 
@@ -267,6 +291,15 @@ impl Checker<'_> {
             return Ok(name.value.clone());
         }
         Err(self.source.error_at(name.referenced, "`name` is empty").help("give a name"))
+    }
+
+    fn base(&self, name: &Spanned<String>) -> Result<Software, InputError> {
+        if let Some(software) = super::software(&name.value)? {
+            return Ok(software);
+        }
+        let message = format!("there is no software generation `{}`", name.value);
+        let names = super::software_names()?.join(", ");
+        Err(self.source.error_at(name.referenced, message).help(format!("valid: {names}")))
     }
 
     fn tables(

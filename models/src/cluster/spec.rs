@@ -73,9 +73,10 @@ pub struct ClusterSpec {
     pub levels: Vec<LinkLevel>,
     /// The CPU side, per GPU.
     pub host: Host,
-    /// What one node can write to checkpoint storage, bytes/s.
+    /// What one node (innermost domain, see [`ClusterSpec::node_gpus`]) can write to checkpoint storage,
+    /// bytes/s.
     pub storage_bytes_per_s: f64,
-    /// Failures that stop a run, per node and day.
+    /// Failures that stop a run, per node (innermost domain) and day.
     pub failures_per_node_day: f64,
     /// What the generation of training software can do.
     pub software: Software,

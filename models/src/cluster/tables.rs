@@ -215,6 +215,9 @@ const SHORT: [f64; 4] = [16.0, 128.0, 256.0, 512.0];
 const HEAD_POWERS: [f64; 2] = [0.7, 1.0];
 /// FLOPs of a backward pass over those of a forward pass: five products instead of two.
 const BACKWARD_FLOPS: f64 = 2.5;
+/// Few heads slow a backward pass less than a forward pass, since it also runs in parallel over keys: it
+/// loses the factor that the forward pass loses, less this power of it (SimuMax's A100 and B200: .4 to .75).
+const BACKWARD_FILLS: f64 = 0.5;
 
 fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
     let rows = lines.rows("attention");
@@ -229,9 +232,11 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
         let share = nearest_heads(rows, [width, measured, heads]).unwrap_or(f64::NAN) * FRACTION;
         flops / (peak * share * short(sequence) / short(measured))
     };
+    let most = *heads.last()?;
     let backward = |point: [f64; 3]| {
         let ratio = backward_ratio(lines.rows("backward"), point[1]).unwrap_or(f64::NAN);
-        BACKWARD_FLOPS * forward(point) / ratio
+        let filled = forward([point[0], point[1], most]) / most * point[2] / forward(point);
+        BACKWARD_FLOPS * forward(point) * filled.min(1.0).powf(BACKWARD_FILLS) / ratio
     };
     let axes = [widths, axis_of([SHORT.to_vec(), sequences].concat()), heads];
     let powers = [[HEAD_POWERS[0], 0.0, 0.0], [HEAD_POWERS[1], 2.0, 1.0]];

@@ -40,17 +40,11 @@ const FLASH_HALF_TOKENS: f64 = 430.0;
 const FLASH_BACKWARD_EFFICIENCY: f64 = 0.85;
 /// Part of the peak of the batched products of unfused attention (fit to published runs, .42).
 const UNFUSED_EFFICIENCY: f64 = 0.42;
+/// Bytes that unfused attention moves for each 16-bit score in one pass: softmax, dropout and their
+/// gradients read and write it. Published runs fit 16 for forward and backward together.
+const SCORE_BYTES: f64 = 8.0;
 
 impl Pass {
-    /// Bytes that unfused attention moves for each score. Softmax, dropout and their gradients each read
-    /// and write 16-bit scores; published runs fit 16 forward and backward together.
-    fn score_bytes(self) -> f64 {
-        match self {
-            Self::Forward => 7.0,
-            Self::Backward => 9.0,
-        }
-    }
-
     /// Products of query width, and of value width, in a fused kernel: the backward pass recomputes
     /// the scores (Dao et al. 2022, algorithm 4).
     fn fused_products(self) -> [f64; 2] {
@@ -152,6 +146,6 @@ fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: 
     let width = (shape.head_dim_qk + shape.head_dim_v) as f64;
     let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
     let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
-    let bytes = pass.score_bytes() * scores * dtype.bytes() / Dtype::Bf16.bytes();
+    let bytes = SCORE_BYTES * scores * dtype.bytes() / Dtype::Bf16.bytes();
     products * 2.0 * width * scores / peak + super::memory_bound::streaming_s(cluster, bytes)
 }

@@ -24,8 +24,10 @@ pub enum Collective {
 }
 
 /// How much of the faster levels' time the slowest one does not hide. Chunks are pipelined through the
-/// levels; all-reduces over 2 nodes of H100 and 4 of H200 show this much (bus 487 and 382 GB/s).
-const UNHIDDEN: f64 = 0.44;
+/// levels; all-reduces of gigabytes over 2 nodes of H100 show 0, over 4 of H200 and of B200 0.4.
+const UNHIDDEN: f64 = 0.3;
+/// What starting a collective costs, in kernel launches; inside NVLink domains the tables hold it.
+const STARTING_LAUNCHES: f64 = 3.0;
 /// Bandwidth of a double binary tree over a ring's (NCCL's tuning model).
 const TREE_BANDWIDTH: f64 = 0.9;
 /// Part of a ring's bandwidth that all-to-alls reach between nodes (60 to 80 % of line rate).
@@ -43,8 +45,11 @@ pub fn time_s(cluster: &ClusterSpec, op: Collective, bytes: f64, group: &GroupSh
     }
     let fans = fans(cluster, group);
     let by_level = pipelined(fans.iter().map(|fan| level_s(cluster, op, bytes, fan)));
+    let start_s = STARTING_LAUNCHES * cluster.device.kernel_launch_s;
     match op {
-        Collective::AllReduce if fans.len() > 1 => by_level.min(flat_ring_s(&fans, bytes)),
+        Collective::AllReduce if fans.len() > 1 => {
+            by_level.min(start_s + flat_ring_s(&fans, bytes))
+        }
         _ => by_level,
     }
 }
@@ -61,11 +66,11 @@ pub fn by_level_s(
 }
 
 /// Seconds to send `bytes` to one rank over level `level_index` (the outermost if there is none so
-/// far out).
+/// far out): a send and a receive kernel, the link's latency, the wire.
 pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize) -> f64 {
     let level = cluster.levels.get(level_index).or_else(|| cluster.levels.last());
     let Some(level) = level.filter(|_| bytes > 0.0) else { return 0.0 };
-    cluster.device.kernel_launch_s + level.latency_s + bytes / level.achieved_bytes_per_s()
+    2.0 * cluster.device.kernel_launch_s + level.latency_s + bytes / level.achieved_bytes_per_s()
 }
 
 /// How a group splits at one level.
@@ -115,7 +120,8 @@ fn level_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> 
         Collective::Broadcast | Collective::P2p => bytes,
         _ => bytes / fan.inside,
     };
-    measured_s(cluster, op, bytes, fan).unwrap_or_else(|| formula_s(op, bytes, fan))
+    let start_s = STARTING_LAUNCHES * cluster.device.kernel_launch_s;
+    measured_s(cluster, op, bytes, fan).unwrap_or_else(|| start_s + formula_s(op, bytes, fan))
 }
 
 /// Seconds by the tables; a slower link than theirs takes as long as theirs for more bytes.
