@@ -156,6 +156,15 @@ impl Load {
     }
 }
 
+/// A combination that bounds and incumbents did not settle.
+struct Open {
+    decisions: Decisions,
+    bound_s: f64,
+}
+
+/// Nodes of the same tensor, pipeline and context degrees probed for a first incumbent.
+const PROBED_NODES_A_MESH: usize = 2;
+
 struct Run<'a> {
     task: &'a Task<'a>,
     ground: &'a Ground<'a>,
@@ -169,6 +178,9 @@ struct Run<'a> {
     /// Least bound of a configuration that an integer program gave up on.
     open_bound_s: f64,
     ilp_s: f64,
+    open: Vec<Open>,
+    /// Least state seconds by tp, pp, cp, ep and etp.
+    states: HashMap<(u64, u64, u64, u64, u64), f64>,
 }
 
 impl<'a> Run<'a> {
@@ -184,6 +196,8 @@ impl<'a> Run<'a> {
             best: None,
             open_bound_s: f64::INFINITY,
             ilp_s: 0.0,
+            open: vec![],
+            states: HashMap::new(),
         }
     }
 
@@ -192,6 +206,9 @@ impl<'a> Run<'a> {
         let mut nodes = self.bounded_nodes();
         self.proof.candidates = nodes.iter().map(|node| node.count).sum();
         nodes.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        eprintln!("nodes {:?}", begun.elapsed());
+        self.probe(&nodes);
+        eprintln!("probe {:?} best {}", begun.elapsed(), self.best_s);
         let mut settled = 0;
         for node in &nodes {
             if node.bound_s >= self.best_s {
@@ -202,18 +219,82 @@ impl<'a> Run<'a> {
             settled += node.count;
             progress(settled, self.proof.candidates);
         }
+        eprintln!("sweep {:?} best {} open {} below {} placed {}", begun.elapsed(), self.best_s, self.open.len(), self.open.iter().filter(|o| o.bound_s < self.best_s).count(), self.proof.placed);
+        self.settle_open();
         self.proof.elapsed_s = begun.elapsed().as_secs_f64();
     }
 
-    fn bounded_nodes(&self) -> Vec<Bounded> {
-        let bounded = |node: Node| {
+    /// Looks for a good configuration among the usual ones of the most promising nodes, so that the
+    /// bounds cut from the start. Proves nothing.
+    fn probe(&mut self, nodes: &[Bounded]) {
+        let mut seen = HashMap::new();
+        for node in nodes {
+            let d = &node.node.decisions;
+            let tried = seen.entry((d.tp, d.pp, d.cp)).or_insert(0);
+            if node.bound_s >= self.best_s || *tried >= PROBED_NODES_A_MESH {
+                continue;
+            }
+            *tried += 1;
+            for (schedule, vpp, vocabs) in &node.inner.schedules {
+                let free = vocabs.iter().find(|vocab| **vocab == Vocab::Tensor).or(vocabs.first());
+                let Some(&vocab) = free.filter(|_| *schedule == ScheduleName::OneFOneB) else {
+                    continue;
+                };
+                let d = Decisions {
+                    schedule: *schedule,
+                    vpp: *vpp,
+                    vocab,
+                    ..node.node.decisions.clone()
+                };
+                let pipeline_s = self.pipeline_bound_s(&d, &node.load);
+                if self.finish_s(pipeline_s) < self.best_s {
+                    self.probe_states(node, &d, pipeline_s);
+                }
+            }
+        }
+    }
+
+    /// The usual states: ZeRO 1 over all replicas, or whatever is left of that by restrictions.
+    fn probe_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
+        let usual = |stage: u8| node.inner.shards.iter().rfind(|shard| shard.0 == stage);
+        let shard = usual(1).or(usual(0)).or(node.inner.shards.last());
+        let recompute = self.recompute_choices(node);
+        let inner = &node.inner;
+        let first = (shard, inner.offload.first(), inner.rank_order.first(), recompute.first());
+        if let (Some(&(stage, _)), Some(&offload), Some(&rank_order), Some(&recompute)) = first {
+            for &(zero_stage, dp_shard) in inner.shards.iter().rev().filter(|shard| shard.0 == stage) {
+                let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
+                self.settle(d, pipeline_s, false);
+            }
+        }
+    }
+
+    /// Settles what bounds and incumbents left open, most promising first.
+    fn settle_open(&mut self) {
+        let mut open = std::mem::take(&mut self.open);
+        open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        for item in open {
+            if item.bound_s >= self.best_s {
+                continue;
+            }
+            let Ok(case) = Case::new(self.ground, item.decisions) else { continue };
+            self.prove(&case);
+        }
+    }
+
+    fn bounded_nodes(&mut self) -> Vec<Bounded> {
+        let mut bounded = vec![];
+        for node in self.space.nodes() {
             let inner = self.space.inner(&node);
             let count = inner.count();
+            if count == 0 {
+                continue;
+            }
             let load = self.load(&node.decisions);
-            let bound_s = self.node_bound_s(&node.decisions, &load);
-            Bounded { node, inner, count, load, bound_s }
-        };
-        self.space.nodes().into_iter().map(bounded).filter(|node| node.count > 0).collect()
+            let bound_s = self.node_bound_s(&node.decisions, &inner, &load);
+            bounded.push(Bounded { node, inner, count, load, bound_s });
+        }
+        bounded
     }
 
     /// The least recomputation allowed is counted; all else is what every placement must do.
@@ -240,8 +321,30 @@ impl<'a> Run<'a> {
 
     /// Some device has at least the mean of the devices' work on layers and does all its micro-batches
     /// one after another.
-    fn node_bound_s(&self, d: &Decisions, load: &Load) -> f64 {
-        self.finish_s(d.micro_batches as f64 * load.total_s() / d.pp as f64)
+    ///
+    /// To this come the reductions, gathers and updates of whichever state choice does least of them.
+    fn node_bound_s(&mut self, d: &Decisions, inner: &Inner, load: &Load) -> f64 {
+        let states_s = self.least_states_s(d, inner);
+        self.finish_s(d.micro_batches as f64 * load.total_s() / d.pp as f64 + states_s)
+    }
+
+    /// Depends on the mesh alone, not on how a micro-batch passes through it.
+    fn least_states_s(&mut self, d: &Decisions, inner: &Inner) -> f64 {
+        let key = (d.tp, d.pp, d.cp, d.ep, d.etp);
+        if let Some(&known) = self.states.get(&key) {
+            return known;
+        }
+        let mut least_s = f64::INFINITY;
+        for &rank_order in &inner.rank_order {
+            for &(zero_stage, dp_shard) in &inner.shards {
+                for &offload in &inner.offload {
+                    let d = Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
+                    least_s = least_s.min(crate::case::least_layer_state_s(self.ground, &d));
+                }
+            }
+        }
+        self.states.insert(key, least_s);
+        least_s
     }
 
     fn finish_s(&self, core_s: f64) -> f64 {
@@ -270,7 +373,11 @@ impl<'a> Run<'a> {
             self.proof.cut_by_time += count;
             return;
         }
-        for recompute in self.recompute_choices(node) {
+        let recompute = self.recompute_choices(node);
+        let kept = recompute.len() * node.inner.rank_order.len();
+        let per_order = (node.inner.shards.len() * node.inner.offload.len()) as u64;
+        self.proof.cut_by_dominance += count - kept as u64 * per_order;
+        for recompute in recompute {
             for &rank_order in &node.inner.rank_order {
                 let d = Decisions { recompute, rank_order, ..d.clone() };
                 self.settle_states(node, &d, pipeline_s);
@@ -319,6 +426,10 @@ impl<'a> Run<'a> {
 
     fn certificate(&mut self, d: &Decisions) -> Option<Certificate> {
         let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
+        // With many micro-batches the mean load is as good a bound and costs nothing.
+        if (p - 1) * 100 < m * v {
+            return None;
+        }
         let key = (d.schedule, p, m, v);
         if let Some(found) = self.certificates.get(&key) {
             return Some(*found);
@@ -328,63 +439,89 @@ impl<'a> Run<'a> {
         Some(found)
     }
 
+    /// Settles every ZeRO stage, shard group and offloading on one pipeline.
     fn settle_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
-        let share = node.inner.recompute.len() as u64;
-        let merged = self.recompute_choices(node).len() as u64;
-        let dominated_each = (share - merged) / merged.max(1);
-        for &(zero_stage, dp_shard) in &node.inner.shards {
-            for &offload in &node.inner.offload {
-                self.proof.cut_by_dominance += dominated_each;
+        let inner = &node.inner;
+        let bound_s = self.relaxed_bound_s(d, &node.load, pipeline_s);
+        if self.finish_s(bound_s) >= self.best_s {
+            self.proof.cut_by_time += (inner.shards.len() * inner.offload.len()) as u64;
+            return;
+        }
+        for &(zero_stage, dp_shard) in &inner.shards {
+            for &offload in &inner.offload {
                 let d = Decisions { zero_stage, dp_shard, offload, ..d.clone() };
-                self.settle(d, pipeline_s);
+                self.settle(d, bound_s, true);
             }
         }
     }
 
-    /// Settles one combination.
-    fn settle(&mut self, d: Decisions, pipeline_s: f64) {
-        let Ok(case) = Case::new(self.ground, d) else {
-            self.proof.cut_by_dominance += 1;
-            return;
-        };
-        let bound_s = pipeline_s.max(case.mean_bound_s()) + case.least_step_s();
-        if case.finish_s(bound_s) >= self.best_s {
-            self.proof.cut_by_time += 1;
+    /// A bound on the passes that holds for all states: the optimum of the closed form with endless
+    /// memory, or the certificate with what crossing stages costs.
+    fn relaxed_bound_s(&mut self, d: &Decisions, load: &Load, pipeline_s: f64) -> f64 {
+        let Ok(case) = Case::new(self.ground, d.clone()) else { return f64::INFINITY };
+        if d.pp == 1 {
+            return pipeline_s;
+        }
+        if case.pipeline.one_f_one_b {
+            let problem = case.relaxed_problem(case.core_s(self.best_s));
+            let bounded = dynamic::solve(&problem);
+            return bounded.map_or(f64::INFINITY, |found| pipeline_s.max(found.bound_s));
+        }
+        let hops_s = case.blocking_hops_s();
+        let forward_s = load.forward_s + load.ends_forward_s + hops_s;
+        let backward_s = load.backward_s + load.ends_backward_s + hops_s;
+        let m_mean = d.micro_batches as f64 * (forward_s + backward_s) / d.pp as f64;
+        let certified = self
+            .certificate(d)
+            .map_or(0.0, |found| found.bound_s(forward_s, backward_s, case.link_s()));
+        pipeline_s.max(m_mean).max(certified)
+    }
+
+    /// Settles one combination, or, when only probing, looks for an incumbent in it.
+    fn settle(&mut self, d: Decisions, pipeline_s: f64, counted: bool) {
+        let Ok(case) = Case::new(self.ground, d) else { return };
+        let (reduce_s, step_s) = case.least_state_s();
+        let passes_s = pipeline_s.max(case.mean_bound_s() + reduce_s);
+        let bound_s = case.finish_s(passes_s + step_s);
+        let one = u64::from(counted);
+        if bound_s >= self.best_s {
+            self.proof.cut_by_time += one;
         } else if !self.task.ignore_memory && case.least_bytes_per_device() > case.budget_bytes() {
-            self.proof.cut_by_memory += 1;
+            self.proof.cut_by_memory += one;
         } else {
-            self.place(&case);
+            self.proof.placed += one;
+            if let Some(bound_s) = self.place(&case, bound_s).filter(|_| counted) {
+                self.open.push(Open { decisions: case.decisions, bound_s });
+            }
         }
     }
 
-    /// Finds the best placement of a combination, unless it cannot beat the best so far.
-    fn place(&mut self, case: &Case<'_>) {
-        self.proof.placed += 1;
-        let cutoff_s = case.core_s(self.best_s);
-        let mut problem = case.problem(cutoff_s, self.task.ignore_memory);
+    fn problem(&self, case: &Case<'_>) -> Option<Problem> {
+        let mut problem = case.problem(case.core_s(self.best_s), self.task.ignore_memory);
         if self.task.ignore_memory {
             problem.budget_bytes.fill(f64::INFINITY);
         }
-        if problem.columns.iter().any(Vec::is_empty) {
-            return;
-        }
-        let mut incumbent = None;
-        if problem.pipeline.one_f_one_b {
-            let Some(bounded) = dynamic::solve(&problem) else { return };
-            if bounded.bound_s >= cutoff_s {
-                return;
+        problem.columns.iter().all(|columns| !columns.is_empty()).then_some(problem)
+    }
+
+    /// Looks for a good placement of a combination. Returns its bound (finished, s) if a better
+    /// placement than the best so far may still be hidden in it.
+    fn place(&mut self, case: &Case<'_>, bound_s: f64) -> Option<f64> {
+        let problem = self.problem(case)?;
+        if !problem.pipeline.one_f_one_b {
+            if let Some((choice, value_s)) = local::solve(&problem, case.core_s(self.best_s) * 1.002, &mut self.scratch) {
+                self.offer(case, &problem, &choice, value_s);
             }
-            let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
-            self.offer(case, &problem, &bounded.choice, value_s);
-            if value_s <= bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
-                return;
-            }
-            incumbent = Some((bounded.choice, value_s));
-        } else if let Some((choice, value_s)) = local::solve(&problem, &mut self.scratch) {
-            self.offer(case, &problem, &choice, value_s);
-            incumbent = Some((choice, value_s));
+            return Some(bound_s);
         }
-        self.prove(case, &problem, incumbent);
+        let bounded = dynamic::solve(&problem)?;
+        let bound_s = bound_s.max(case.finish_s(bounded.bound_s));
+        if bound_s >= self.best_s {
+            return None;
+        }
+        let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
+        self.offer(case, &problem, &bounded.choice, value_s);
+        (value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE)).then_some(bound_s)
     }
 
     fn offer(&mut self, case: &Case<'_>, problem: &Problem, choice: &Choice, core_s: f64) {
@@ -395,17 +532,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Settles the rest by the integer program.
-    fn prove(&mut self, case: &Case<'_>, problem: &Problem, incumbent: Option<(Choice, f64)>) {
-        let left_s = self.task.solver_time.as_secs_f64() - self.ilp_s;
-        let limits = ilp::Limits { time: Duration::from_secs_f64(left_s.max(0.0)), paths: true };
-        let cutoff_s = case.core_s(self.best_s).max(incumbent.as_ref().map_or(0.0, |(_, value)| *value));
-        let cutoff_s = cutoff_s.min(case.core_s(self.best_s) * (1.0 + 1e-9));
-        let report = ilp::solve(problem, incumbent, cutoff_s, limits, &mut self.scratch);
+    /// Settles a combination by the integer program.
+    fn prove(&mut self, case: &Case<'_>) {
+        let Some(problem) = self.problem(case) else { return };
+        let left_s = (self.task.solver_time.as_secs_f64() - self.ilp_s).max(0.0);
+        let limits = ilp::Limits { time: Duration::from_secs_f64(left_s), paths: true };
+        let cutoff_s = case.core_s(self.best_s);
+        let report = ilp::solve(&problem, None, cutoff_s, limits, &mut self.scratch);
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
         if let Some((choice, value_s)) = &report.best {
-            self.offer(case, problem, choice, *value_s);
+            self.offer(case, &problem, choice, *value_s);
         }
         if !report.proven {
             self.open_bound_s = self.open_bound_s.min(case.finish_s(report.bound_s));

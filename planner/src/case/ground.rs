@@ -2,12 +2,14 @@
 //! already been priced.
 
 use super::layers::Layers;
+use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
+use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, RankOrder};
+use models::decisions::{Decisions, RankOrder, Recompute};
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{ModelSpec, params};
@@ -32,6 +34,8 @@ pub struct Ground<'a> {
     pub domains: Vec<u64>,
     pipelines: RefCell<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+    slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
+    vocab_shards: RefCell<HashMap<(SheetKey, u64), VocabCost>>,
 }
 
 /// Prices of one way to split a micro-batch, by layer kind.
@@ -49,6 +53,20 @@ pub struct Sheet {
     pub hidden_bytes: f64,
     /// Largest temporary of a layer's backward pass: gradients of the widest activations.
     pub transient_bytes: f64,
+    mixes: RefCell<HashMap<(Vec<usize>, Recompute), Rc<Vec<MixCost>>>>,
+}
+
+impl Sheet {
+    /// Recompute mixes that no other beats, of a stage with so many layers of each kind.
+    pub fn mixes(&self, counts: Vec<usize>, allowed: Recompute) -> Rc<Vec<MixCost>> {
+        let key = (counts, allowed);
+        if let Some(known) = self.mixes.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let found = Rc::new(mixes::undominated(&self.layer, &key.0, allowed));
+        self.mixes.borrow_mut().insert(key, Rc::clone(&found));
+        found
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +77,19 @@ struct SheetKey {
     moe_overlap_degree: u64,
     dtype: models::decisions::Dtype,
     ep_group: GroupShape,
+}
+
+impl SheetKey {
+    fn new(shape: &Shape) -> Self {
+        Self {
+            split: shape.split,
+            cp_style: shape.cp_style,
+            moe_overlap: shape.moe_overlap,
+            moe_overlap_degree: shape.moe_overlap_degree,
+            dtype: shape.dtype,
+            ep_group: shape.ep_group.clone(),
+        }
+    }
 }
 
 impl<'a> Ground<'a> {
@@ -72,6 +103,8 @@ impl<'a> Ground<'a> {
             domains: cluster.level_sizes(gpus),
             pipelines: RefCell::default(),
             sheets: RefCell::default(),
+            vocab_shards: RefCell::default(),
+            slopes: RefCell::default(),
         }
     }
 
@@ -86,14 +119,7 @@ impl<'a> Ground<'a> {
     /// Prices of the layers under decisions.
     pub fn sheet(&self, d: &Decisions) -> Rc<Sheet> {
         let shape = self.shape(d);
-        let key = SheetKey {
-            split: shape.split,
-            cp_style: shape.cp_style,
-            moe_overlap: shape.moe_overlap,
-            moe_overlap_degree: shape.moe_overlap_degree,
-            dtype: shape.dtype,
-            ep_group: shape.ep_group.clone(),
-        };
+        let key = SheetKey::new(&shape);
         if let Some(sheet) = self.sheets.borrow().get(&key) {
             return Rc::clone(sheet);
         }
@@ -145,14 +171,44 @@ impl<'a> Ground<'a> {
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             transient_bytes: 2.0 * e * tokens * widest as f64,
+            mixes: RefCell::default(),
         }
     }
 
     /// Vocabulary layers split over tensor-parallel ranks and pipeline devices.
     pub fn vocabulary_over_pipeline(&self, d: &Decisions) -> VocabCost {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let shape = self.shape(d);
-        pricer.vocabulary(&shape, d.tp * d.pp, &shape.tp_group)
+        let key = (SheetKey::new(&shape), d.pp);
+        if let Some(known) = self.vocab_shards.borrow().get(&key) {
+            return *known;
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let cost = pricer.vocabulary(&shape, d.tp * d.pp, &shape.tp_group);
+        self.vocab_shards.borrow_mut().insert(key, cost);
+        cost
+    }
+
+    /// Least seconds a byte that a collective takes at any size up to `MOST_BYTES`.
+    ///
+    /// Between two sampled sizes the time is at least the smaller's and the bytes at most the larger's,
+    /// because collectives never get faster with size.
+    pub fn seconds_per_byte(&self, op: Collective, group: &GroupShape) -> f64 {
+        const MOST_BYTES: f64 = 1e13;
+        const STEP: f64 = 1.1;
+        if group.size() == 1 {
+            return 0.0;
+        }
+        let key = (op, group.clone());
+        if let Some(&known) = self.slopes.borrow().get(&key) {
+            return known;
+        }
+        let sizes = std::iter::successors(Some(1e3), |bytes| Some(bytes * STEP));
+        let rates = sizes
+            .take_while(|&bytes| bytes < MOST_BYTES)
+            .map(|bytes| collective::time_s(self.cluster, op, bytes, group) / (bytes * STEP));
+        let least = rates.fold(f64::INFINITY, f64::min);
+        self.slopes.borrow_mut().insert(key, least);
+        least
     }
 
     /// Embedding with learned positions, and output matrix where it is not the embedding: parameters

@@ -230,9 +230,9 @@ impl<'a> Case<'a> {
     }
 
     /// Recompute mixes open to a stage over layers `start..end`, fastest first.
-    pub fn mixes(&self, start: usize, end: usize) -> Vec<MixCost> {
+    pub fn mixes(&self, start: usize, end: usize) -> Rc<Vec<MixCost>> {
         let counts = self.ground.layers.counts(start, end);
-        mixes::undominated(&self.sheet.layer, &counts, self.decisions.recompute)
+        self.sheet.mixes(counts, self.decisions.recompute)
     }
 
     /// Seconds a mix recomputes, by cause.
@@ -397,19 +397,52 @@ impl<'a> Case<'a> {
     ) -> Vec<Column> {
         let cost = self.stage(stage, counted.0, counted.1);
         let m = self.pipeline.micro_batches as f64;
-        let fastest_s = m * (cost.forward.total_s() + cost.backward.total_s() + self.vocab_pass_s());
-        if fastest_s >= cutoff_s {
+        // The device's other chunks hold a layer each at least.
+        let others_s = (self.decisions.vpp - 1) as f64 * self.least_layer_s();
+        let device_s = |load_s: f64| m * (load_s + others_s + self.vocab_pass_s());
+        if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
             return vec![];
         }
         let range = if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
         let mixes = self.mixes(counted.0, counted.1);
-        let columns = mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
+        let columns = mixes
+            .iter()
+            .enumerate()
+            .map(|(index, mix)| self.column(range, index, &cost, mix))
+            .take_while(|column| device_s(column.load_s()) < cutoff_s);
         let fits = |column: &Column| self.fits_alone(stage, column, budget);
         if self.decisions.vpp == 1 {
             columns.filter(fits).take(1).collect()
         } else {
             columns.filter(fits).collect()
         }
+    }
+
+    fn least_layer_s(&self) -> f64 {
+        self.sheet.layer.iter().map(|layer| layer.total_s()).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The placement problem with endless memory and nothing behind the passes: what every choice of
+    /// ZeRO stage, shards and offloading has at least to do on this pipeline.
+    pub fn relaxed_problem(&self, cutoff_s: f64) -> Problem {
+        let mut problem = self.problem(cutoff_s, true);
+        for column in problem.columns.iter_mut().flatten() {
+            column.tail_s = 0.0;
+            column.step_s = 0.0;
+        }
+        problem.budget_bytes.fill(f64::INFINITY);
+        problem
+    }
+
+    /// Latency of one boundary where it blocks nobody, s; blocking hops are part of the stages.
+    pub fn link_s(&self) -> f64 {
+        if self.hop.blocks { 0.0 } else { self.hop.time_s }
+    }
+
+    /// Blocking hops of one micro-batch through all stages, one way, s.
+    pub fn blocking_hops_s(&self) -> f64 {
+        let boundaries = (self.stages() - 1) as f64;
+        if self.hop.blocks { boundaries * self.hop.time_s } else { 0.0 }
     }
 
     /// Lower bound on the passes: some device has at least the mean of the devices' work, and every
@@ -442,10 +475,18 @@ impl<'a> Case<'a> {
         cost
     }
 
-    /// The longest step behind the barrier is at least that of a stage with the mean of all
-    /// parameters, dense ones or experts: the step grows with either.
-    pub fn least_step_s(&self) -> f64 {
-        let mean = self.whole_model().params * (1.0 / self.stages() as f64);
+    /// Lower bounds on exposed reductions (with the mean load) and on the step behind the barrier, s:
+    /// their means over devices.
+    pub fn least_state_s(&self) -> (f64, f64) {
+        let mean = self.whole_model().params * (1.0 / self.decisions.pp as f64);
+        let ground = self.ground;
+        let (reduce_s, gather_s) =
+            self.state.least_exposed_s(mean, |op, group| ground.seconds_per_byte(op, group));
+        (reduce_s, gather_s + self.least_optimizer_s(mean))
+    }
+
+    /// Updating parameters takes time in proportion, but no less than a kernel's launch.
+    fn least_optimizer_s(&self, mean: LocalParams) -> f64 {
         let dense = LocalParams { expert: 0.0, ..mean };
         let expert = LocalParams { dense: 0.0, ..mean };
         self.state.optimizer_s(dense).max(self.state.optimizer_s(expert))
@@ -472,6 +513,23 @@ impl<'a> Case<'a> {
         let bytes = column.state_bytes + f64::from(most.unwrap_or(0)) * column.in_flight_bytes;
         bytes <= budget
     }
+}
+
+/// Lower bound on exposed reductions, gathers and updates of a state choice, for layers alone, s.
+pub fn least_layer_state_s(ground: &Ground<'_>, d: &Decisions) -> f64 {
+    let sheet = ground.sheet(d);
+    let counts = ground.layers.counts(0, ground.layers.len());
+    let all = counts
+        .iter()
+        .zip(&sheet.params)
+        .fold(LocalParams::default(), |sum, (&count, &params)| sum + params * count as f64);
+    let mean = all * (1.0 / d.pp as f64);
+    let state = StateCost::new(ground.cluster, d, &ground.domains);
+    let (reduce_s, gather_s) =
+        state.least_exposed_s(mean, |op, group| ground.seconds_per_byte(op, group));
+    let dense = state.optimizer_s(LocalParams { expert: 0.0, ..mean });
+    let expert = state.optimizer_s(LocalParams { dense: 0.0, ..mean });
+    reduce_s + gather_s + dense.max(expert)
 }
 
 /// As even as may be; what is left over goes to the latest stages before the last.

@@ -118,7 +118,7 @@ impl Case<'_> {
         let stage = |(stage, &index): (usize, &usize)| {
             let column = &problem.columns[stage][index];
             let end = start + column.layers();
-            let mix = self.mixes(start, end).swap_remove(column.mix).mix;
+            let mix = self.mixes(start, end)[column.mix].mix.clone();
             let placed = PlacedStage { start, end, mix };
             start = end;
             placed

@@ -224,6 +224,37 @@ impl<'a> StateCost<'a> {
         comm_s - (comm_s * self.cluster.software.dp_overlap).min(compute_s)
     }
 
+    /// Least exposed reductions, before the barrier or inside passes, and least gathers and updates behind
+    /// it, of devices that hold `params` on average; `slope` gives the least seconds a byte that a
+    /// collective takes at any size.
+    ///
+    /// Admissible for the mean over devices and so for the largest: every exposed share is at least what
+    /// the software cannot overlap, a collective of `x` bytes takes at least `slope·x`, and the optimizer's
+    /// time is proportional. Stages 2 and 3 communicate at least once a step what is counted once here.
+    pub fn least_exposed_s(
+        &self,
+        params: LocalParams,
+        slope: impl Fn(Collective, &GroupShape) -> f64,
+    ) -> (f64, f64) {
+        let bare = 1.0 - self.cluster.software.dp_overlap;
+        let (weights, gradients) = (self.bytes.weights, self.bytes.gradients);
+        let reduce_s = self.both(params, |count, r| {
+            let scatter = slope(Collective::ReduceScatter, &r.shard) * count * gradients;
+            let across = slope(Collective::AllReduce, &r.across) * count * gradients / r.ways();
+            let gather = slope(Collective::AllGather, &r.shard) * count * weights;
+            bare * match self.zero_stage {
+                0 => slope(Collective::AllReduce, &r.all) * count * gradients,
+                1 | 2 => scatter + across,
+                _ => scatter + across + 2.0 * gather,
+            }
+        });
+        let gather_s = self.both(params, |count, r| match self.zero_stage {
+            1 | 2 => bare * slope(Collective::AllGather, &r.shard) * count * weights,
+            _ => 0.0,
+        });
+        (reduce_s, gather_s)
+    }
+
     /// Optimizer update of a stage's shard; in host memory the link carries gradients down and weights
     /// up while the CPU updates.
     pub fn optimizer_s(&self, params: LocalParams) -> f64 {

@@ -40,24 +40,51 @@ struct Label {
 /// because the value of a longer chain never falls when any of the three grows.
 pub fn solve(problem: &Problem) -> Option<Bounded> {
     let stages = problem.stages();
+    let reach = reachable(problem);
     let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
     for stage in (0..stages).rev() {
         let below = table.get(stage + 1).map(Vec::as_slice);
-        table[stage] = fill_stage(problem, stage, below);
+        table[stage] = fill_stage(problem, stage, below, reach[stage]);
     }
     let (index, bound_s) = best_start(problem, &table[0][0])?;
     Some(Bounded { bound_s, choice: trace(problem, &table, index) })
 }
 
-fn fill_stage(problem: &Problem, stage: usize, below: Option<&[Vec<Label>]>) -> Vec<Vec<Label>> {
+/// First layers each stage may have: the stages before it hold at least their fewest and at most their
+/// most layers, and so do the stages from it on.
+fn reachable(problem: &Problem) -> Vec<(usize, usize)> {
+    let counts = |columns: &Vec<super::Column>| {
+        let layers = columns.iter().map(super::Column::layers);
+        (layers.clone().min().unwrap_or(0), layers.max().unwrap_or(0))
+    };
+    let ends: Vec<(usize, usize)> = problem.columns.iter().map(counts).collect();
+    let all = ends.iter().fold((0, 0), |sum, end| (sum.0 + end.0, sum.1 + end.1));
+    let mut before = (0, 0);
+    ends.iter()
+        .map(|end| {
+            let from_here = (all.0 - before.0, all.1 - before.1);
+            let least = before.0.max(problem.layers.saturating_sub(from_here.1));
+            let most = before.1.min(problem.layers.saturating_sub(from_here.0));
+            before = (before.0 + end.0, before.1 + end.1);
+            (least, most)
+        })
+        .collect()
+}
+
+fn fill_stage(
+    problem: &Problem,
+    stage: usize,
+    below: Option<&[Vec<Label>]>,
+    reach: (usize, usize),
+) -> Vec<Vec<Label>> {
     let uniform = problem.is_uniform();
     let mut by_start = vec![vec![]; problem.layers + 1];
     for (column, c) in problem.columns[stage].iter().enumerate() {
         if !fits_alone(problem, stage, column) {
             continue;
         }
-        let starts = if uniform { 0..=problem.layers - c.layers() } else { c.start..=c.start };
-        for start in starts {
+        let starts = if uniform { reach.0..=reach.1 } else { c.start..=c.start };
+        for start in starts.take_while(|start| start + c.layers() <= problem.layers) {
             extend(problem, stage, column, start + c.layers(), below, &mut by_start[start]);
         }
     }

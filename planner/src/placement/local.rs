@@ -6,9 +6,20 @@ use super::{Choice, Problem, Scratch};
 struct ByRange<'a> {
     problem: &'a Problem,
     uniform: bool,
+    /// Layers that the stages from each one on hold at least.
+    fewest_from: Vec<usize>,
 }
 
-impl ByRange<'_> {
+impl<'a> ByRange<'a> {
+    fn new(problem: &'a Problem) -> Self {
+        let mut fewest_from = vec![0; problem.stages() + 1];
+        for (stage, columns) in problem.columns.iter().enumerate().rev() {
+            let fewest = columns.iter().map(super::Column::layers).min().unwrap_or(0);
+            fewest_from[stage] = fewest_from[stage + 1] + fewest;
+        }
+        Self { problem, uniform: problem.is_uniform(), fewest_from }
+    }
+
     /// Fastest column of a stage over `start..end`.
     fn fastest(&self, stage: usize, start: usize, end: usize) -> Option<usize> {
         let wanted = if self.uniform { (0, end - start) } else { (start, end) };
@@ -17,15 +28,32 @@ impl ByRange<'_> {
         (first < columns.len() && (columns[first].start, columns[first].end) == wanted)
             .then_some(first)
     }
+
+    /// End and fastest column of the longest range from `start` whose load is at most `limit_s`.
+    fn longest(&self, stage: usize, start: usize, limit_s: f64) -> Option<(usize, usize)> {
+        let most = self.problem.layers.saturating_sub(self.fewest_from[stage + 1]);
+        let columns = &self.problem.columns[stage];
+        let first = if self.uniform { 0 } else { start };
+        let wanted = (first, most - start.min(most) + first);
+        let from = columns.partition_point(|c| c.start < first);
+        let to = columns.partition_point(|c| (c.start, c.end) <= wanted);
+        let fit = (from..to.max(from)).rev().find(|&index| columns[index].load_s() <= limit_s)?;
+        let end = start + columns[fit].layers();
+        self.fastest(stage, start, end).map(|column| (end, column))
+    }
 }
 
-/// A balanced choice, mended to fit and improved by moving single layers and recompute mixes;
+/// A balanced choice, mended to fit and, if its iteration is shorter than `improve_below_s`, improved by
+/// moving single layers;
 /// `None` where mending fails.
-pub fn solve(problem: &Problem, scratch: &mut Scratch) -> Option<(Choice, f64)> {
-    let by_range = ByRange { problem, uniform: problem.is_uniform() };
+pub fn solve(problem: &Problem, improve_below_s: f64, scratch: &mut Scratch) -> Option<(Choice, f64)> {
+    let by_range = ByRange::new(problem);
     let mut choice = balanced(&by_range)?;
     mend(problem, &mut choice)?;
     let mut best_s = problem.iteration_s(&choice, scratch);
+    if best_s >= improve_below_s {
+        return Some((choice, best_s));
+    }
     while let Some((better, value_s)) = improve(&by_range, &choice, best_s, scratch) {
         (choice, best_s) = (better, value_s);
     }
@@ -57,21 +85,11 @@ fn filled_to(by_range: &ByRange<'_>, limit_s: f64) -> Option<Choice> {
     let problem = by_range.problem;
     let (mut start, mut choice) = (0, vec![]);
     for stage in 0..problem.stages() {
-        let later: usize = (stage + 1..problem.stages()).map(|s| fewest(problem, s)).sum();
-        let most = problem.layers.saturating_sub(later);
-        let fit = (start..=most).rev().find_map(|end| {
-            let column = by_range.fastest(stage, start, end)?;
-            (problem.columns[stage][column].load_s() <= limit_s).then_some((end, column))
-        });
-        let (end, column) = fit?;
+        let (end, column) = by_range.longest(stage, start, limit_s)?;
         choice.push(column);
         start = end;
     }
     (start == problem.layers).then_some(choice)
-}
-
-fn fewest(problem: &Problem, stage: usize) -> usize {
-    problem.columns[stage].iter().map(super::Column::layers).min().unwrap_or(0)
 }
 
 /// Exchanges columns for slower ones that need less memory until every device fits.
