@@ -254,18 +254,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The usual states: ZeRO 1 over all replicas, or whatever is left of that by restrictions.
+    /// Every ZeRO stage and shard group, the first of everything else.
     fn probe_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
-        let usual = |stage: u8| node.inner.shards.iter().rfind(|shard| shard.0 == stage);
-        let shard = usual(1).or(usual(0)).or(node.inner.shards.last());
         let recompute = self.recompute_choices(node);
         let inner = &node.inner;
-        let first = (shard, inner.offload.first(), inner.rank_order.first(), recompute.first());
-        if let (Some(&(stage, _)), Some(&offload), Some(&rank_order), Some(&recompute)) = first {
-            for &(zero_stage, dp_shard) in inner.shards.iter().rev().filter(|shard| shard.0 == stage) {
-                let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
-                self.settle(d, pipeline_s, false);
-            }
+        let first = (inner.offload.first(), inner.rank_order.first(), recompute.first());
+        let (Some(&offload), Some(&rank_order), Some(&recompute)) = first else { return };
+        for &(zero_stage, dp_shard) in &inner.shards {
+            let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
+            self.settle(d, pipeline_s, false);
         }
     }
 
@@ -409,7 +406,8 @@ impl<'a> Run<'a> {
         let (m, p) = (d.micro_batches as f64, d.pp as f64);
         let mean_s = m * load.total_s() / p;
         if d.vocab.over_pipeline() {
-            return mean_s;
+            let vocab_s = self.ground.vocabulary_over_pipeline(d).total_s();
+            return with_passes_bound_s(m, p, load.total_s(), vocab_s);
         }
         let forward_s = load.forward_s + load.ends_forward_s;
         let backward_s = load.backward_s + load.ends_backward_s;
@@ -586,6 +584,13 @@ fn one_chunk_bound_s(m: f64, p: f64, forward_s: f64, backward_s: f64, total_s: f
     let way_s = total_s + (m - 1.0) * forward_s.max(backward_s) / p;
     let rows_s = if m > p { (m + p - 1.0) / p * total_s } else { m / p * total_s };
     way_s.max(rows_s)
+}
+
+/// 1F1B with vocabulary passes of `vocab_s` on every device: stage `q` does all its micro-batches and
+/// what the stages before it do to one, `T ≥ Σ_{j<q} ℓ_j + m(ℓ_q + vocab)`. The average of these rows that
+/// weighs all stages alike counts the whole model `1/(1 − (1 − 1/m)^p)` times.
+fn with_passes_bound_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
+    total_s / (1.0 - (1.0 - 1.0 / m).powf(p)) + m * vocab_s
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.

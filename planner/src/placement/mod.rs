@@ -14,7 +14,7 @@ use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::Arc;
 
 /// One way to fill a stage.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Column {
     /// First layer.
     pub start: usize,
