@@ -437,6 +437,12 @@ impl<'a> Run<'a> {
     fn relaxed_bound_s(&mut self, d: Decisions, pipeline_s: f64) -> f64 {
         let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
         let ignore_memory = self.task.ignore_memory;
+        if !ignore_memory {
+            let recomputing_s = case.recomputing_bound_s();
+            if case.finish_s(recomputing_s) >= self.best_s {
+                return recomputing_s;
+            }
+        }
         if let Some(list) = case.listed_ranges() {
             let listed_s = case.listed_bound_s(&list, ignore_memory, &mut self.scratch);
             return pipeline_s.max(listed_s);

@@ -9,15 +9,17 @@ pub mod layers;
 pub mod mixes;
 pub mod pipelines;
 pub mod priced;
+pub mod recompute_bound;
 
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{LayerCost, VocabCost};
+use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::placement::{Column, Pipeline, Problem};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
+use recompute_bound::{LayerTrade, longest_device_s};
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::formulas::vocabulary;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -467,6 +469,36 @@ impl<'a> Case<'a> {
         }
         cost.tail_s = 0.0;
         cost
+    }
+
+    /// Lower bound on the passes with the recomputation that memory makes necessary: the longest device's
+    /// layers. Uses this case's states, without buffers in motion, and counts on each device as many
+    /// micro-batches in flight as its schedule holds at some moment, chunks taken alike.
+    pub fn recomputing_bound_s(&self) -> f64 {
+        let allowed: &[usize] = match self.decisions.recompute {
+            Recompute::PerLayer => &[0, 1, 2],
+            Recompute::None => &[0],
+            Recompute::Selective => &[1],
+            Recompute::Full => &[2],
+        };
+        let trade = LayerTrade::new(&self.sheet.layer, allowed);
+        let params = self.sheet.params.iter().copied();
+        let state_bytes = params
+            .map(|params| self.state.memory(params).device_bytes())
+            .fold(f64::INFINITY, f64::min);
+        let in_flight: Vec<f64> =
+            (0..self.pipeline.devices).map(|device| self.least_in_flight(device)).collect();
+        let layers = self.ground.layers.len() as f64;
+        let budget = self.relaxed_budget_bytes();
+        let device_s = longest_device_s(&trade, layers, &in_flight, state_bytes, budget);
+        self.pipeline.micro_batches as f64 * (device_s + self.vocab_pass_s())
+    }
+
+    /// Micro-batches that every chunk of a device has in flight at one moment, the best such moment.
+    fn least_in_flight(&self, device: usize) -> f64 {
+        let least = |counts: &Vec<u32>| counts.iter().copied().min().unwrap_or(0);
+        let moments = self.pipeline.in_flight[device].iter().map(least);
+        f64::from(moments.max().unwrap_or(1).max(1))
     }
 
     /// Lower bound on the passes: some device has at least the mean of the devices' work, and every
