@@ -3,6 +3,10 @@
 pub mod case;
 pub mod cost;
 pub mod placement;
+pub mod report;
+pub mod report_text;
+pub mod request;
+pub mod request_conflicts;
 pub mod restrict;
 pub mod search;
 pub mod simulate;

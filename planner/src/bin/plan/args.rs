@@ -1,0 +1,107 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use planner::request::Flags;
+use std::path::PathBuf;
+
+/// Plans the fastest way to train a transformer on N GPUs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "plan",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits."
+)]
+pub struct Cli {
+    /// What to do instead of planning.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Planning.
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Price one configuration, also where it does not fit
+    Estimate(EstimateArgs),
+    /// List the shipped models
+    Models(ListArgs),
+    /// List the shipped clusters
+    Clusters(ListArgs),
+}
+
+/// What is to be trained, on what.
+#[derive(Args, Debug)]
+pub struct RequestArgs {
+    /// Model: a file, a shipped name, a Hugging Face config.json, or - for standard input
+    // An option, though required, because a subcommand takes its place.
+    #[arg(long, value_name = "FILE|NAME|-", required = true)]
+    pub model: Option<String>,
+    /// GPUs
+    #[arg(long, value_name = "N", required = true)]
+    pub gpus: Option<u64>,
+    /// Cluster: a file or a shipped name [default: dgx_h100]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: Option<String>,
+    /// Sequences an iteration [default: the model file's, else nearest to 4M tokens]
+    #[arg(long, value_name = "N")]
+    pub global_batch: Option<u64>,
+    /// Tokens a sequence [default: the model file's, else its positions]
+    #[arg(long, value_name = "N")]
+    pub seq_len: Option<u64>,
+    /// Tokens to train on, such as 15T: gives the days it takes
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<String>,
+    /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl RequestArgs {
+    /// The flags that make a request.
+    pub fn flags(&self) -> Flags {
+        Flags {
+            model: self.model.clone().unwrap_or_default(),
+            cluster: self.cluster.clone(),
+            gpus: self.gpus.unwrap_or_default(),
+            global_batch: self.global_batch,
+            seq_len: self.seq_len,
+            tokens: self.tokens.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+/// `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `plan estimate`.
+#[derive(Args, Debug)]
+pub struct EstimateArgs {
+    /// The request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+}
+
+/// `plan models` and `plan clusters`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
