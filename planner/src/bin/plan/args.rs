@@ -28,6 +28,12 @@ pub struct Cli {
 pub enum Command {
     /// Price one configuration, also where it does not fit
     Estimate(EstimateArgs),
+    /// Check that a plan works out; changes nothing
+    Check(CheckArgs),
+    /// Say where two plans differ
+    Diff(DiffArgs),
+    /// Run a pipeline schedule by itself and draw it
+    Schedule(ScheduleArgs),
     /// List the shipped models
     Models(ListArgs),
     /// List the shipped clusters
@@ -101,6 +107,87 @@ pub struct EstimateArgs {
 /// `plan models` and `plan clusters`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan diff`.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// A plan
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// Another
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
+#[derive(Args, Debug)]
+pub struct ScheduleArgs {
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b or looped_bfs
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Pipeline devices
+    #[arg(long, value_name = "P")]
+    pub stages: usize,
+    /// Micro-batches an iteration
+    #[arg(long, value_name = "M")]
+    pub micro_batches: usize,
+    /// Chunks a device [default: the fewest the schedule has]
+    #[arg(long, value_name = "V")]
+    pub chunks: Option<usize>,
+    /// Forward pass
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub forward: f64,
+    /// Backward pass with respect to inputs
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub backward: f64,
+    /// Backward pass with respect to weights
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub weight: f64,
+    /// Latency between devices
+    #[arg(long, value_name = "TIME", default_value_t = 0.0)]
+    pub latency: f64,
+    /// Length of an overlapped forward and backward: sum or max
+    #[arg(long, value_name = "sum|max")]
+    pub pair_time: Option<String>,
+    /// Activations that B frees
+    #[arg(long, value_name = "MB")]
+    pub act_b: Option<f64>,
+    /// Activations that W frees
+    #[arg(long, value_name = "MB")]
+    pub act_w: Option<f64>,
+    /// Memory that the schedule may take
+    #[arg(long, value_name = "MB")]
+    pub memory_limit: Option<f64>,
+    /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
+    #[arg(long, value_name = "NAME")]
+    pub vocab: Option<String>,
+    /// First vocabulary pass [default: 0.25]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_s: Option<f64>,
+    /// Last vocabulary pass [default: 0.25]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_t: Option<f64>,
+    /// Print every device's passes in order
+    #[arg(long)]
+    pub orders: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

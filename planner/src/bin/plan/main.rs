@@ -1,10 +1,12 @@
 //! The command `plan`.
 
 mod args;
+mod checking;
 mod failure;
 mod lists;
 mod output;
 mod planning;
+mod schedules;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -21,6 +23,9 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         None => planning::plan(&cli.plan),
         Some(Command::Estimate(args)) => planning::estimate(args),
+        Some(Command::Check(args)) => checking::run(args),
+        Some(Command::Diff(args)) => checking::diff(args),
+        Some(Command::Schedule(args)) => schedules::run(args),
         Some(Command::Models(args)) => lists::models(args),
         Some(Command::Clusters(args)) => lists::clusters(args),
     }
