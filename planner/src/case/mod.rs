@@ -3,6 +3,7 @@
 //! This is the cost model's single door: `estimate`, the search, the brute-force oracle and the
 //! checker of predictions all price a configuration here.
 
+pub mod family;
 pub mod ground;
 pub mod layers;
 pub mod mixes;
@@ -279,26 +280,9 @@ impl<'a> Case<'a> {
         self.state.memory(params)
     }
 
-    /// Layer ranges a decision about the vocabulary fixes: even for `first_last`, by the min–max rule
-    /// for `redistribute`; `None` where the solver places layers.
-    pub fn fixed_ranges(&self) -> Option<Vec<(usize, usize)>> {
-        let (layers, stages) = (self.ground.layers.len(), self.stages());
-        let counts: Vec<usize> = match self.decisions.vocab {
-            Vocab::FirstLast => even_counts(layers, stages),
-            Vocab::Redistribute => self.redis_counts(layers, stages),
-            _ => return None,
-        };
-        let mut start = 0;
-        let range = |count: usize| {
-            start += count;
-            (start - count, start)
-        };
-        Some(counts.into_iter().map(range).collect())
-    }
-
     /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
     /// section 3; its appendix's FLOP counts).
-    fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
+    pub(crate) fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
         let model = self.ground.model;
         let ratio = vocabulary::output_compute_ratio(
             model.vocab as f64,
@@ -316,20 +300,15 @@ impl<'a> Case<'a> {
         usize::from(!(vocab_end && self.stages() > 1))
     }
 
-    /// The placement problem, with every column whose stage alone takes less than `cutoff_s`.
+    /// The placement problem of one chunk a device, with every column whose stage alone takes less than
+    /// `cutoff_s`.
     ///
-    /// With one chunk a device only the fastest mix that fits is kept of a range: the iteration never
+    /// Only the fastest mix that fits is kept of a range: the iteration never
     /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
     pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
-        let ranges = self.fixed_ranges();
         let budget = if ignore_memory { f64::INFINITY } else { self.budget_bytes() };
-        let columns = (0..self.stages())
-            .map(|stage| match &ranges {
-                Some(ranges) => self.columns_of(stage, ranges[stage], cutoff_s, budget),
-                None => self.free_columns(stage, cutoff_s, budget),
-            })
-            .collect();
-        self.problem_of(columns)
+        let free = |stage| self.free_columns(stage, cutoff_s, budget);
+        self.problem_of((0..self.stages()).map(free).collect())
     }
 
     /// A problem over given columns.
@@ -400,29 +379,19 @@ impl<'a> Case<'a> {
     ) -> Vec<Column> {
         let cost = self.stage(stage, counted.0, counted.1);
         let m = self.pipeline.micro_batches as f64;
-        // The device's other chunks hold a layer each at least.
-        let others_s = (self.decisions.vpp - 1) as f64 * self.least_layer_s();
-        let device_s = |load_s: f64| m * (load_s + others_s + self.vocab_pass_s());
+        let device_s = |load_s: f64| m * (load_s + self.vocab_pass_s());
         if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
             return vec![];
         }
         let range = if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
         let mixes = self.mixes(counted.0, counted.1);
-        let columns = mixes
-            .iter()
-            .enumerate()
-            .map(|(index, mix)| self.column(range, index, &cost, mix))
-            .take_while(|column| device_s(column.load_s()) < cutoff_s);
-        let fits = |column: &Column| self.fits_alone(stage, column, budget);
-        if self.decisions.vpp == 1 {
-            columns.filter(fits).take(1).collect()
-        } else {
-            columns.filter(fits).collect()
-        }
-    }
-
-    fn least_layer_s(&self) -> f64 {
-        self.sheet.layer.iter().map(|layer| layer.total_s()).fold(f64::INFINITY, f64::min)
+        let columns =
+            mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
+        columns
+            .take_while(|column| device_s(column.load_s()) < cutoff_s)
+            .find(|column| self.fits_alone(stage, column, budget))
+            .into_iter()
+            .collect()
     }
 
     /// The placement problem with endless memory, nothing behind the passes, and no more recomputation
@@ -455,11 +424,7 @@ impl<'a> Case<'a> {
             }
         };
         let limit_s = cutoff_s / m - self.vocab_pass_s();
-        let ranges = match self.fixed_ranges() {
-            Some(ranges) => vec![(ranges[stage].0, ranges[stage].1..=ranges[stage].1)],
-            None => self.free_ranges(stage),
-        };
-        ranges
+        self.free_ranges(stage)
             .into_iter()
             .flat_map(|(start, ends)| {
                 ends.map(move |end| (start, end))

@@ -5,10 +5,8 @@
 //! iteration as the objective. Where the columns' seconds and bytes come from is `crate::case`'s
 //! business. [`dynamic`] gives incumbents and bounds, [`ilp`] the exact answer.
 
-pub mod certificate;
 pub mod dynamic;
 pub mod ilp;
-pub mod local;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::Arc;
