@@ -2,6 +2,8 @@
 
 pub mod case;
 pub mod cost;
+pub mod explain;
+pub mod explain_text;
 pub mod placement;
 pub mod report;
 pub mod report_text;

@@ -1,6 +1,7 @@
 //! Answers on one screen: aligned, no colour, units on every number.
 
-use crate::report::{Alternative, Answer, fullest};
+use crate::explain_text::loss;
+use crate::report::{Answer, fullest};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
 use models::model::params;
 use models::placement::StageMemory;
@@ -13,19 +14,23 @@ pub fn line(label: &str, text: &str) -> String {
 
 /// The screen of `plan` and `estimate`.
 pub fn screen(answer: &Answer) -> String {
-    let plan = &answer.plan;
-    let (stage, memory, short) = fullest(plan);
-    let mut text = heading(plan);
-    text += "\n";
-    text += &line("plan", &decisions(&plan.decisions));
-    text += &line("time", &time(&plan.predicted));
-    text += &line("memory", &memory_line(plan, stage, &memory));
+    let (stage, _, short) = fullest(&answer.plan);
+    let mut text = summary(&answer.plan);
     if !answer.feasible {
         text += &line("fits", &does_not_fit(stage, short));
     }
-    text += &line("spent", &spent(plan));
-    text += &line("proven", &proven(answer));
-    text
+    text + &line("proven", &proven(answer))
+}
+
+/// What a plan says by itself.
+pub fn summary(plan: &Plan) -> String {
+    let (stage, memory, _) = fullest(plan);
+    heading(plan)
+        + "\n"
+        + &line("plan", &decisions(&plan.decisions))
+        + &line("time", &time(&plan.predicted))
+        + &line("memory", &memory_line(plan, stage, &memory))
+        + &line("spent", &spent(plan))
 }
 
 /// What is to be trained, on what.
@@ -173,22 +178,14 @@ fn proven(answer: &Answer) -> String {
 /// The lines of alternatives.
 pub fn close(answer: &Answer) -> String {
     let mut text = String::new();
+    let own = &answer.plan.predicted.breakdown;
     for (index, other) in answer.alternatives.iter().enumerate() {
         let label = if index == 0 { "close" } else { "" };
         let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
-        let words = format!("{shape:<44} +{:.1} %   {}", 100.0 * other.slower, loss(answer, other));
+        let words = format!("{shape:<44} {:+.1} %   {}", 100.0 * other.slower, loss(own, other));
         text += &line(label, &words);
     }
     text
-}
-
-/// The part of the iteration that grew most.
-fn loss(answer: &Answer, other: &Alternative) -> String {
-    let (own, theirs) = (answer.plan.predicted.breakdown.parts(), other.breakdown.parts());
-    let grown = own.iter().zip(theirs).map(|(own, theirs)| (own.0, theirs.1 - own.1));
-    let most = grown.max_by(|a, b| a.1.total_cmp(&b.1));
-    most.filter(|(_, seconds)| *seconds > 0.0)
-        .map_or_else(String::new, |(name, more_s)| format!("loses on {name}, +{}", seconds(more_s)))
 }
 
 /// Seconds with a fitting unit, three significant digits.

@@ -28,6 +28,8 @@ pub struct Cli {
 pub enum Command {
     /// Price one configuration, also where it does not fit
     Estimate(EstimateArgs),
+    /// Say why a plan is what it is, and what lost by how much
+    Explain(ExplainArgs),
     /// Check that a plan works out; changes nothing
     Check(CheckArgs),
     /// Say where two plans differ
@@ -91,6 +93,9 @@ pub struct PlanArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// Alternatives to print: the best of other tp and pp, and of other schedules
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    pub top: usize,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -188,6 +193,20 @@ pub struct ScheduleArgs {
     /// Print every device's passes in order
     #[arg(long)]
     pub orders: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// The plan's cluster, where it is no shipped one
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

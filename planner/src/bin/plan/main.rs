@@ -2,6 +2,7 @@
 
 mod args;
 mod checking;
+mod explaining;
 mod failure;
 mod lists;
 mod output;
@@ -23,6 +24,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         None => planning::plan(&cli.plan),
         Some(Command::Estimate(args)) => planning::estimate(args),
+        Some(Command::Explain(args)) => explaining::run(args),
         Some(Command::Check(args)) => checking::run(args),
         Some(Command::Diff(args)) => checking::diff(args),
         Some(Command::Schedule(args)) => schedules::run(args),
