@@ -1,9 +1,9 @@
 //! What the tests share: seeded random numbers, small models, clusters and placement problems, and
 //! exhaustive answers to compare with.
 
-// pub mod brute;
+pub mod brute;
 pub mod random;
-// pub mod small;
+pub mod small;
 pub mod stages;
 
 /// Instances of a random test: `quick`, or `slow` with the feature `slow`.
