@@ -89,7 +89,7 @@ pub fn plain_model(layers: usize, batch: u64, experts: Option<u64>) -> ModelSpec
 pub fn cluster(random: &mut Random, model: &ModelSpec) -> ClusterSpec {
     let needed = needed_bytes(model);
     cluster_of(&Sizes {
-        hbm_bytes: needed * random.scaled(0.08, 1.5),
+        hbm_bytes: needed * random.scaled(0.2, 6.0),
         host_bytes: if random.percent(30) { needed * 0.1 } else { needed * 10.0 },
         inner_gpus: random.pick(&[2, 4]),
         inner_bytes_per_s: random.scaled(1e9, 1e11),
@@ -141,7 +141,7 @@ pub fn cluster_of(s: &Sizes) -> ClusterSpec {
 /// Decisions to narrow at random, each to one of some values.
 const NARROWED: [(&str, &[&str]); 12] = [
     ("tp", &["1", "2", "1,2", "4"]),
-    ("pp", &["1", "2", "3", "4", "2,4"]),
+    ("pp", &["1", "2", "3", "4", "2,4", "2,3,4"]),
     ("cp", &["1", "1", "2"]),
     ("micro_batch", &["1", "1", "2"]),
     ("zero_stage", &["0", "1", "2", "3", "0,1", "2,3"]),

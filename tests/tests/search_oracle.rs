@@ -14,20 +14,23 @@ struct Tally {
     compared: u64,
     feasible: u64,
     placements: u64,
+    /// Best plans with a pipeline, with recomputation, with sharded state.
+    kinds: [u64; 3],
     failures: Vec<String>,
 }
 
 #[test]
 fn the_search_equals_brute_force() {
-    let mut tally = Tally { compared: 0, feasible: 0, placements: 0, failures: vec![] };
+    let mut tally = Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 3], failures: vec![] };
     let mut seed = 0;
     while tally.compared < instances(150, 2000) {
         let instance = Instance::random(&mut Random::new(seed));
         compare(seed, &instance, &mut tally);
         seed += 1;
     }
-    let Tally { compared, feasible, placements, failures } = tally;
+    let Tally { compared, feasible, placements, kinds, failures } = tally;
     println!("{compared} of {seed} instances, {feasible} feasible, {placements} placements");
+    println!("best with pipeline, recomputation, sharded state: {kinds:?}");
     let shown: Vec<&String> = failures.iter().take(12).collect();
     assert!(failures.is_empty(), "{} of {compared} differ: {shown:#?}", failures.len());
     assert!(feasible * 4 > compared, "memory binds too much to test anything");
@@ -41,6 +44,12 @@ fn compare(seed: u64, instance: &Instance, tally: &mut Tally) {
     tally.compared += 1;
     tally.feasible += u64::from(answer.best.is_some());
     tally.placements += answer.placements;
+    if let Some((d, placed, _)) = &answer.best {
+        let recomputes = placed.iter().flat_map(|stage| &stage.mix).any(|mix| mix[1] + mix[2] > 0);
+        for (count, is) in tally.kinds.iter_mut().zip([d.pp > 1, recomputes, d.zero_stage > 0]) {
+            *count += u64::from(is);
+        }
+    }
     let found = describe(&outcome);
     if let Some(what) = difference(&answer, &outcome) {
         let known = answer.best.map(|(d, placed, priced)| (priced.iteration_s, d, placed));
