@@ -14,8 +14,7 @@
 use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::{Placed, Priced};
-use crate::placement::certificate::Certificate;
-use crate::placement::{Choice, Problem, Scratch, dynamic, ilp, local};
+use crate::placement::{Problem, Scratch, dynamic, ilp};
 use crate::restrict::Restrictions;
 use crate::space::{Inner, Node, Space};
 use models::cluster::ClusterSpec;
@@ -171,7 +170,6 @@ struct Run<'a> {
     space: Space<'a>,
     proof: Proof,
     scratch: Scratch,
-    certificates: HashMap<(ScheduleName, usize, usize, usize), Certificate>,
     /// Finished iteration of the best so far, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
@@ -191,7 +189,6 @@ impl<'a> Run<'a> {
             space: task.space(),
             proof: Proof::default(),
             scratch: Scratch::default(),
-            certificates: HashMap::new(),
             best_s: task.cutoff_s,
             best: None,
             open_bound_s: f64::INFINITY,
@@ -254,18 +251,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The usual states: ZeRO 1 over all replicas, or whatever is left of that by restrictions.
+    /// Every ZeRO stage and shard group, the first of everything else.
     fn probe_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
-        let usual = |stage: u8| node.inner.shards.iter().rfind(|shard| shard.0 == stage);
-        let shard = usual(1).or(usual(0)).or(node.inner.shards.last());
         let recompute = self.recompute_choices(node);
         let inner = &node.inner;
-        let first = (shard, inner.offload.first(), inner.rank_order.first(), recompute.first());
-        if let (Some(&(stage, _)), Some(&offload), Some(&rank_order), Some(&recompute)) = first {
-            for &(zero_stage, dp_shard) in inner.shards.iter().rev().filter(|shard| shard.0 == stage) {
-                let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
-                self.settle(d, pipeline_s, false);
-            }
+        let first = (inner.offload.first(), inner.rank_order.first(), recompute.first());
+        let (Some(&offload), Some(&rank_order), Some(&recompute)) = first else { return };
+        for &(zero_stage, dp_shard) in &inner.shards {
+            let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
+            self.settle(d, pipeline_s, false);
         }
     }
 
@@ -409,40 +403,22 @@ impl<'a> Run<'a> {
         let (m, p) = (d.micro_batches as f64, d.pp as f64);
         let mean_s = m * load.total_s() / p;
         if d.vocab.over_pipeline() {
-            return mean_s;
+            let vocab_s = self.ground.vocabulary_over_pipeline(d).total_s();
+            return with_passes_bound_s(m, p, load.total_s(), vocab_s);
         }
         let forward_s = load.forward_s + load.ends_forward_s;
         let backward_s = load.backward_s + load.ends_backward_s;
         let total_s = forward_s + backward_s;
         if d.vpp > 1 {
-            // The hop's latency or blocking time only adds to this.
-            let certificate = self.certificate(d);
-            return certificate
-                .map_or(mean_s, |found| found.bound_s(forward_s, backward_s, 0.0))
-                .max(mean_s);
+            return mean_s.max(m / p * total_s);
         }
         one_chunk_bound_s(m, p, forward_s, backward_s, total_s)
-    }
-
-    fn certificate(&mut self, d: &Decisions) -> Option<Certificate> {
-        let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
-        // With many micro-batches the mean load is as good a bound and costs nothing.
-        if (p - 1) * 100 < m * v {
-            return None;
-        }
-        let key = (d.schedule, p, m, v);
-        if let Some(found) = self.certificates.get(&key) {
-            return Some(*found);
-        }
-        let found = Certificate::find(&*self.ground.pipeline(d).ok()?);
-        self.certificates.insert(key, found);
-        Some(found)
     }
 
     /// Settles every ZeRO stage, shard group and offloading on one pipeline.
     fn settle_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
         let inner = &node.inner;
-        let bound_s = self.relaxed_bound_s(d, &node.load, pipeline_s);
+        let bound_s = self.relaxed_bound_s(d, pipeline_s);
         if self.finish_s(bound_s) >= self.best_s {
             self.proof.cut_by_time += (inner.shards.len() * inner.offload.len()) as u64;
             return;
@@ -456,25 +432,18 @@ impl<'a> Run<'a> {
     }
 
     /// A bound on the passes that holds for all states: the optimum of the closed form with endless
-    /// memory, or the certificate with what crossing stages costs.
-    fn relaxed_bound_s(&mut self, d: &Decisions, load: &Load, pipeline_s: f64) -> f64 {
+    /// memory, or the fastest of the listed placements.
+    fn relaxed_bound_s(&mut self, d: &Decisions, pipeline_s: f64) -> f64 {
         let Ok(case) = Case::new(self.ground, d.clone()) else { return f64::INFINITY };
         if d.pp == 1 {
             return pipeline_s;
         }
-        if case.pipeline.one_f_one_b {
-            let problem = case.relaxed_problem(case.core_s(self.best_s));
-            let bounded = dynamic::solve(&problem);
-            return bounded.map_or(f64::INFINITY, |found| pipeline_s.max(found.bound_s));
+        if let Some(list) = case.listed_ranges() {
+            return pipeline_s.max(case.listed_bound_s(&list, &mut self.scratch));
         }
-        let hops_s = case.blocking_hops_s();
-        let forward_s = load.forward_s + load.ends_forward_s + hops_s;
-        let backward_s = load.backward_s + load.ends_backward_s + hops_s;
-        let m_mean = d.micro_batches as f64 * (forward_s + backward_s) / d.pp as f64;
-        let certified = self
-            .certificate(d)
-            .map_or(0.0, |found| found.bound_s(forward_s, backward_s, case.link_s()));
-        pipeline_s.max(m_mean).max(certified)
+        let problem = case.relaxed_problem(case.core_s(self.best_s));
+        let bounded = dynamic::solve(&problem);
+        bounded.map_or(f64::INFINITY, |found| pipeline_s.max(found.bound_s))
     }
 
     /// Settles one combination, or, when only probing, looks for an incumbent in it.
@@ -507,28 +476,29 @@ impl<'a> Run<'a> {
     /// Looks for a good placement of a combination. Returns its bound (finished, s) if a better
     /// placement than the best so far may still be hidden in it.
     fn place(&mut self, case: &Case<'_>, bound_s: f64) -> Option<f64> {
-        let problem = self.problem(case)?;
-        if !problem.pipeline.one_f_one_b {
-            if let Some((choice, value_s)) = local::solve(&problem, case.core_s(self.best_s) * 1.002, &mut self.scratch) {
-                self.offer(case, &problem, &choice, value_s);
+        if let Some(list) = case.listed_ranges() {
+            let best = case.best_listed(&list, self.task.ignore_memory, &mut self.scratch);
+            if let Some((placed, value_s)) = best {
+                self.offer(case, || placed, value_s);
             }
-            return Some(bound_s);
+            return None;
         }
+        let problem = self.problem(case)?;
         let bounded = dynamic::solve(&problem)?;
         let bound_s = bound_s.max(case.finish_s(bounded.bound_s));
         if bound_s >= self.best_s {
             return None;
         }
         let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
-        self.offer(case, &problem, &bounded.choice, value_s);
+        self.offer(case, || case.placed(&problem, &bounded.choice), value_s);
         (value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE)).then_some(bound_s)
     }
 
-    fn offer(&mut self, case: &Case<'_>, problem: &Problem, choice: &Choice, core_s: f64) {
+    fn offer(&mut self, case: &Case<'_>, placed: impl FnOnce() -> Placed, core_s: f64) {
         let iteration_s = case.finish_s(core_s);
         if iteration_s < self.best_s {
             self.best_s = iteration_s;
-            self.best = Some((case.decisions.clone(), case.placed(problem, choice)));
+            self.best = Some((case.decisions.clone(), placed()));
         }
     }
 
@@ -542,7 +512,7 @@ impl<'a> Run<'a> {
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
         if let Some((choice, value_s)) = &report.best {
-            self.offer(case, &problem, choice, *value_s);
+            self.offer(case, || case.placed(&problem, choice), *value_s);
         }
         if !report.proven {
             self.open_bound_s = self.open_bound_s.min(case.finish_s(report.bound_s));
@@ -586,6 +556,13 @@ fn one_chunk_bound_s(m: f64, p: f64, forward_s: f64, backward_s: f64, total_s: f
     let way_s = total_s + (m - 1.0) * forward_s.max(backward_s) / p;
     let rows_s = if m > p { (m + p - 1.0) / p * total_s } else { m / p * total_s };
     way_s.max(rows_s)
+}
+
+/// 1F1B with vocabulary passes of `vocab_s` on every device: stage `q` does all its micro-batches and
+/// what the stages before it do to one, `T ≥ Σ_{j<q} ℓ_j + m(ℓ_q + vocab)`. The average of these rows that
+/// weighs all stages alike counts the whole model `1/(1 − (1 − 1/m)^p)` times.
+fn with_passes_bound_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
+    total_s / (1.0 - (1.0 - 1.0 / m).powf(p)) + m * vocab_s
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.

@@ -3,6 +3,7 @@
 //! This is the cost model's single door: `estimate`, the search, the brute-force oracle and the
 //! checker of predictions all price a configuration here.
 
+pub mod family;
 pub mod ground;
 pub mod layers;
 pub mod mixes;
@@ -10,17 +11,18 @@ pub mod pipelines;
 pub mod priced;
 
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::VocabCost;
+use crate::cost::layer::{LayerCost, VocabCost};
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::placement::{Column, Pipeline, Problem};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
-use models::decisions::{Decisions, Vocab};
+use models::decisions::{Decisions, Recompute, Vocab};
 use models::formulas::vocabulary;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{ScheduleError, ScheduleName};
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -278,26 +280,9 @@ impl<'a> Case<'a> {
         self.state.memory(params)
     }
 
-    /// Layer ranges a decision about the vocabulary fixes: even for `first_last`, by the min–max rule
-    /// for `redistribute`; `None` where the solver places layers.
-    pub fn fixed_ranges(&self) -> Option<Vec<(usize, usize)>> {
-        let (layers, stages) = (self.ground.layers.len(), self.stages());
-        let counts: Vec<usize> = match self.decisions.vocab {
-            Vocab::FirstLast => even_counts(layers, stages),
-            Vocab::Redistribute => self.redis_counts(layers, stages),
-            _ => return None,
-        };
-        let mut start = 0;
-        let range = |count: usize| {
-            start += count;
-            (start - count, start)
-        };
-        Some(counts.into_iter().map(range).collect())
-    }
-
     /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
     /// section 3; its appendix's FLOP counts).
-    fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
+    pub(crate) fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
         let model = self.ground.model;
         let ratio = vocabulary::output_compute_ratio(
             model.vocab as f64,
@@ -315,20 +300,15 @@ impl<'a> Case<'a> {
         usize::from(!(vocab_end && self.stages() > 1))
     }
 
-    /// The placement problem, with every column whose stage alone takes less than `cutoff_s`.
+    /// The placement problem of one chunk a device, with every column whose stage alone takes less than
+    /// `cutoff_s`.
     ///
-    /// With one chunk a device only the fastest mix that fits is kept of a range: the iteration never
+    /// Only the fastest mix that fits is kept of a range: the iteration never
     /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
     pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
-        let ranges = self.fixed_ranges();
         let budget = if ignore_memory { f64::INFINITY } else { self.budget_bytes() };
-        let columns = (0..self.stages())
-            .map(|stage| match &ranges {
-                Some(ranges) => self.columns_of(stage, ranges[stage], cutoff_s, budget),
-                None => self.free_columns(stage, cutoff_s, budget),
-            })
-            .collect();
-        self.problem_of(columns)
+        let free = |stage| self.free_columns(stage, cutoff_s, budget);
+        self.problem_of((0..self.stages()).map(free).collect())
     }
 
     /// A problem over given columns.
@@ -359,25 +339,27 @@ impl<'a> Case<'a> {
         self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
     }
 
-    fn free_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
+    /// Ranges open to a stage where the solver places layers, as first layers with possible ends. Where
+    /// all layers are alike only the count matters, and ranges start at 0.
+    fn free_ranges(&self, stage: usize) -> Vec<(usize, RangeInclusive<usize>)> {
         let layers = self.ground.layers.len();
-        let others: usize = (0..self.stages()).map(|s| self.fewest_layers(s)).sum::<usize>()
-            - self.fewest_layers(stage);
-        let most = layers.saturating_sub(others);
-        let before: usize = (0..stage).map(|s| self.fewest_layers(s)).sum();
-        let after: usize = others - before;
-        let uniform = self.ground.layers.is_uniform();
-        let last_start = if uniform { 0 } else { layers - after.min(layers) };
-        let first_start = if uniform { 0 } else { before };
+        let fewest = |stages: Range<usize>| -> usize { stages.map(|s| self.fewest_layers(s)).sum() };
+        let (before, after) = (fewest(0..stage), fewest(stage + 1..self.stages()));
+        let own = self.fewest_layers(stage);
+        if self.ground.layers.is_uniform() {
+            return vec![(0, own..=layers.saturating_sub(before + after))];
+        }
+        let last_end = layers.saturating_sub(after);
+        let starts = if stage == 0 { 0..=0 } else { before..=last_end };
+        starts.map(|start| (start, start + own..=last_end)).collect()
+    }
+
+    fn free_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
         let mut columns = vec![];
-        for start in first_start..=last_start {
-            for count in self.fewest_layers(stage)..=most {
-                let end = start + count;
-                if end > layers || (!uniform && end + after > layers) {
-                    break;
-                }
+        for (start, ends) in self.free_ranges(stage) {
+            for end in ends {
                 let more = self.columns_of(stage, (start, end), cutoff_s, budget);
-                if more.is_empty() && count > 0 {
+                if more.is_empty() && end > start {
                     break;
                 }
                 columns.extend(more);
@@ -397,41 +379,73 @@ impl<'a> Case<'a> {
     ) -> Vec<Column> {
         let cost = self.stage(stage, counted.0, counted.1);
         let m = self.pipeline.micro_batches as f64;
-        // The device's other chunks hold a layer each at least.
-        let others_s = (self.decisions.vpp - 1) as f64 * self.least_layer_s();
-        let device_s = |load_s: f64| m * (load_s + others_s + self.vocab_pass_s());
+        let device_s = |load_s: f64| m * (load_s + self.vocab_pass_s());
         if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
             return vec![];
         }
         let range = if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
         let mixes = self.mixes(counted.0, counted.1);
-        let columns = mixes
-            .iter()
-            .enumerate()
-            .map(|(index, mix)| self.column(range, index, &cost, mix))
-            .take_while(|column| device_s(column.load_s()) < cutoff_s);
-        let fits = |column: &Column| self.fits_alone(stage, column, budget);
-        if self.decisions.vpp == 1 {
-            columns.filter(fits).take(1).collect()
-        } else {
-            columns.filter(fits).collect()
-        }
+        let columns =
+            mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
+        columns
+            .take_while(|column| device_s(column.load_s()) < cutoff_s)
+            .find(|column| self.fits_alone(stage, column, budget))
+            .into_iter()
+            .collect()
     }
 
-    fn least_layer_s(&self) -> f64 {
-        self.sheet.layer.iter().map(|layer| layer.total_s()).fold(f64::INFINITY, f64::min)
-    }
-
-    /// The placement problem with endless memory and nothing behind the passes: what every choice of
-    /// ZeRO stage, shards and offloading has at least to do on this pipeline.
+    /// The placement problem with endless memory, nothing behind the passes, and no more recomputation
+    /// than must be: what every choice of ZeRO stage, shards and offloading has at least to do on this
+    /// pipeline.
     pub fn relaxed_problem(&self, cutoff_s: f64) -> Problem {
-        let mut problem = self.problem(cutoff_s, true);
-        for column in problem.columns.iter_mut().flatten() {
-            column.tail_s = 0.0;
-            column.step_s = 0.0;
-        }
+        let columns = (0..self.stages()).map(|stage| self.relaxed_columns(stage, cutoff_s)).collect();
+        let mut problem = self.problem_of(columns);
         problem.budget_bytes.fill(f64::INFINITY);
         problem
+    }
+
+    fn relaxed_columns(&self, stage: usize, cutoff_s: f64) -> Vec<Column> {
+        let ends = self.stage_ends(stage);
+        let (forward_s, backward_s) = (ends.forward.total_s(), ends.backward.total_s());
+        let m = self.pipeline.micro_batches as f64;
+        let layer = self.relaxed_layers();
+        let column = |start: usize, end: usize| {
+            let counts = self.ground.layers.counts(start, end);
+            let sum = |value: fn(&(f64, f64)) -> f64| -> f64 {
+                counts.iter().zip(&layer).map(|(&count, times)| count as f64 * value(times)).sum()
+            };
+            let range = if self.ground.layers.is_uniform() { (0, end - start) } else { (start, end) };
+            Column {
+                start: range.0,
+                end: range.1,
+                forward_s: forward_s + sum(|times| times.0),
+                backward_s: backward_s + sum(|times| times.1),
+                ..Column::default()
+            }
+        };
+        let limit_s = cutoff_s / m - self.vocab_pass_s();
+        self.free_ranges(stage)
+            .into_iter()
+            .flat_map(|(start, ends)| {
+                ends.map(move |end| (start, end))
+            })
+            .map(|(start, end)| column(start, end))
+            .filter(|column| column.load_s() < limit_s)
+            .collect()
+    }
+
+    /// Forward and backward of one layer of each kind with the least recomputation allowed, s.
+    fn relaxed_layers(&self) -> Vec<(f64, f64)> {
+        let least = match self.decisions.recompute {
+            Recompute::None | Recompute::PerLayer => 0,
+            Recompute::Selective => 1,
+            Recompute::Full => 2,
+        };
+        let times = |layer: &LayerCost| {
+            let backward_s = layer.backward().total_s() + layer.recompute[least].total_s();
+            (layer.forward.total_s(), backward_s)
+        };
+        self.sheet.layer.iter().map(times).collect()
     }
 
     /// Latency of one boundary where it blocks nobody, s; blocking hops are part of the stages.
@@ -475,14 +489,13 @@ impl<'a> Case<'a> {
         cost
     }
 
-    /// Lower bounds on exposed reductions (with the mean load) and on the step behind the barrier, s:
-    /// their means over devices.
+    /// Lower bounds on tails (to be added to the mean load) and on the step behind the barrier, s: their
+    /// means over devices.
     pub fn least_state_s(&self) -> (f64, f64) {
         let mean = self.whole_model().params * (1.0 / self.decisions.pp as f64);
         let ground = self.ground;
-        let (reduce_s, gather_s) =
-            self.state.least_exposed_s(mean, |op, group| ground.seconds_per_byte(op, group));
-        (reduce_s, gather_s + self.least_optimizer_s(mean))
+        let least = self.state.least_exposed(mean, |op, group| ground.seconds_per_byte(op, group));
+        (least.tail_s, least.step_s + self.least_optimizer_s(mean))
     }
 
     /// Updating parameters takes time in proportion, but no less than a kernel's launch.
@@ -525,11 +538,10 @@ pub fn least_layer_state_s(ground: &Ground<'_>, d: &Decisions) -> f64 {
         .fold(LocalParams::default(), |sum, (&count, &params)| sum + params * count as f64);
     let mean = all * (1.0 / d.pp as f64);
     let state = StateCost::new(ground.cluster, d, &ground.domains);
-    let (reduce_s, gather_s) =
-        state.least_exposed_s(mean, |op, group| ground.seconds_per_byte(op, group));
+    let least = state.least_exposed(mean, |op, group| ground.seconds_per_byte(op, group));
     let dense = state.optimizer_s(LocalParams { expert: 0.0, ..mean });
     let expert = state.optimizer_s(LocalParams { dense: 0.0, ..mean });
-    reduce_s + gather_s + dense.max(expert)
+    least.passes_s + least.tail_s + least.step_s + dense.max(expert)
 }
 
 /// As even as may be; what is left over goes to the latest stages before the last.

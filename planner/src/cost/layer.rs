@@ -89,6 +89,18 @@ pub struct VocabCost {
     pub logits_bytes: f64,
 }
 
+impl VocabCost {
+    /// Seconds of everything, forward and backward.
+    pub fn total_s(&self) -> f64 {
+        let passes = self.embed_forward
+            + self.embed_backward
+            + self.head_forward
+            + self.head_backward_input
+            + self.head_backward_weight;
+        passes.total_s()
+    }
+}
+
 /// Prices layers of one model on one cluster.
 #[derive(Clone, Copy)]
 pub struct LayerPricer<'a> {

@@ -96,6 +96,17 @@ pub struct StateCost<'a> {
     expert: Replicas,
 }
 
+/// Lower bounds on exposed communication of parameter state, s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeastExposed {
+    /// Inside the passes (ZeRO stages 2 and 3).
+    pub passes_s: f64,
+    /// Between the last pass and the barrier.
+    pub tail_s: f64,
+    /// Behind the barrier.
+    pub step_s: f64,
+}
+
 /// Bytes of state on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StateMemory {
@@ -224,35 +235,38 @@ impl<'a> StateCost<'a> {
         comm_s - (comm_s * self.cluster.software.dp_overlap).min(compute_s)
     }
 
-    /// Least exposed reductions, before the barrier or inside passes, and least gathers and updates behind
-    /// it, of devices that hold `params` on average; `slope` gives the least seconds a byte that a
-    /// collective takes at any size.
+    /// Least exposed communication of devices that hold `params` on average; `slope` gives the least
+    /// seconds a byte that a collective takes at any size.
     ///
     /// Admissible for the mean over devices and so for the largest: every exposed share is at least what
-    /// the software cannot overlap, a collective of `x` bytes takes at least `slope·x`, and the optimizer's
-    /// time is proportional. Stages 2 and 3 communicate at least once a step what is counted once here.
-    pub fn least_exposed_s(
+    /// the software cannot overlap, and a collective of `x` bytes takes at least `slope·x`. What stages 2
+    /// and 3 communicate in every micro-batch is counted once.
+    pub fn least_exposed(
         &self,
         params: LocalParams,
         slope: impl Fn(Collective, &GroupShape) -> f64,
-    ) -> (f64, f64) {
+    ) -> LeastExposed {
         let bare = 1.0 - self.cluster.software.dp_overlap;
-        let (weights, gradients) = (self.bytes.weights, self.bytes.gradients);
+        let time = |op, bytes: f64, group: &GroupShape| bare * slope(op, group) * bytes;
+        let scatter_s = self.both(params, |count, r| {
+            time(Collective::ReduceScatter, count * self.bytes.gradients, &r.shard)
+        });
+        let across_s = self.both(params, |count, r| {
+            time(Collective::AllReduce, count * self.bytes.gradients / r.ways(), &r.across)
+        });
+        let gather_s = self.both(params, |count, r| {
+            time(Collective::AllGather, count * self.bytes.weights, &r.shard)
+        });
         let reduce_s = self.both(params, |count, r| {
-            let scatter = slope(Collective::ReduceScatter, &r.shard) * count * gradients;
-            let across = slope(Collective::AllReduce, &r.across) * count * gradients / r.ways();
-            let gather = slope(Collective::AllGather, &r.shard) * count * weights;
-            bare * match self.zero_stage {
-                0 => slope(Collective::AllReduce, &r.all) * count * gradients,
-                1 | 2 => scatter + across,
-                _ => scatter + across + 2.0 * gather,
-            }
+            time(Collective::AllReduce, count * self.bytes.gradients, &r.all)
         });
-        let gather_s = self.both(params, |count, r| match self.zero_stage {
-            1 | 2 => bare * slope(Collective::AllGather, &r.shard) * count * weights,
-            _ => 0.0,
-        });
-        (reduce_s, gather_s)
+        let (passes_s, tail_s, step_s) = match self.zero_stage {
+            0 => (0.0, reduce_s, 0.0),
+            1 => (0.0, scatter_s + across_s, gather_s),
+            2 => (scatter_s, across_s, gather_s),
+            _ => (scatter_s + 2.0 * gather_s, across_s, 0.0),
+        };
+        LeastExposed { passes_s, tail_s, step_s }
     }
 
     /// Optimizer update of a stage's shard; in host memory the link carries gradients down and weights

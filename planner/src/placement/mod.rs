@@ -5,16 +5,14 @@
 //! iteration as the objective. Where the columns' seconds and bytes come from is `crate::case`'s
 //! business. [`dynamic`] gives incumbents and bounds, [`ilp`] the exact answer.
 
-pub mod certificate;
 pub mod dynamic;
 pub mod ilp;
-pub mod local;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::Arc;
 
 /// One way to fill a stage.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Column {
     /// First layer.
     pub start: usize,

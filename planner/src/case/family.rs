@@ -1,0 +1,172 @@
+//! Placements of schedules with several chunks a device: a family small enough to be tried in full.
+//!
+//! Chunks are as even as may be, except that the first and the last stage, which also hold the
+//! vocabulary layers, may each have up to [`LIGHTER`] layers fewer; and every stage recomputes to the
+//! same level of its own list of undominated mixes. Within this family the search is exact. (With one
+//! chunk a device, any contiguous placement and any mix is open, and the integer program decides.)
+
+use super::priced::{Placed, PlacedStage};
+use super::{Case, StageCost, even_counts};
+use crate::placement::{Column, Scratch};
+use models::decisions::Vocab;
+use std::collections::HashMap;
+
+/// Layers that the first or the last stage may have fewer than the others.
+pub const LIGHTER: usize = 2;
+
+/// First layer and one past the last, by stage.
+pub type Ranges = Vec<(usize, usize)>;
+
+impl Case<'_> {
+    /// The layer ranges that may be tried, where they are listed: a single one for `first_last` and
+    /// `redistribute`, the family for several chunks; `None` where the solver places layers freely.
+    pub fn listed_ranges(&self) -> Option<Vec<Ranges>> {
+        let (layers, stages) = (self.ground.layers.len(), self.stages());
+        let counts = match self.decisions.vocab {
+            Vocab::FirstLast => vec![even_counts(layers, stages)],
+            Vocab::Redistribute => vec![self.redis_counts(layers, stages)],
+            _ if self.decisions.vpp > 1 => lighter_ends(layers, stages),
+            _ => return None,
+        };
+        Some(counts.into_iter().map(to_ranges).collect())
+    }
+
+    /// The best placement of a list, with its iteration before it is finished, s; `None` where none fits.
+    pub fn best_listed(
+        &self,
+        list: &[Ranges],
+        ignore_memory: bool,
+        scratch: &mut Scratch,
+    ) -> Option<(Placed, f64)> {
+        let mut costs = HashMap::new();
+        let mut best: Option<(Placed, f64)> = None;
+        for ranges in list {
+            let stages = self.stage_costs(ranges, &mut costs);
+            let Some(level) = self.least_level(ranges, &stages, ignore_memory) else { continue };
+            let columns = self.columns_at(ranges, &stages, level);
+            let problem = self.problem_of(columns);
+            let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
+            if best.as_ref().is_none_or(|(_, best_s)| value_s < *best_s) {
+                best = Some((self.placed_at(ranges, level), value_s));
+            }
+        }
+        best
+    }
+
+    /// Passes of the list's fastest placement with nothing behind them and the least recomputation, s,
+    /// and the least that any device of any listed placement does behind its passes and the barrier.
+    pub fn listed_bound_s(&self, list: &[Ranges], scratch: &mut Scratch) -> f64 {
+        let mut costs = HashMap::new();
+        let passes_s = |ranges: &Ranges, scratch: &mut Scratch, costs: &mut StageCosts| {
+            let stages = self.stage_costs(ranges, costs);
+            let mut columns = self.columns_at(ranges, &stages, 0);
+            for column in columns.iter_mut().flatten() {
+                column.tail_s = 0.0;
+                column.step_s = 0.0;
+            }
+            self.problem_of(columns).iteration_s(&vec![0; ranges.len()], scratch)
+        };
+        list.iter()
+            .map(|ranges| passes_s(ranges, scratch, &mut costs))
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// Costs of the stages; where layers are alike, equal stages are priced once.
+    fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
+        let stages = ranges.len();
+        let uniform = self.ground.layers.is_uniform();
+        let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
+            let place = if stage == 0 || stage + 1 == stages { stage } else { 1 };
+            let key = if uniform { (place, 0, end - start) } else { (stage, start, end) };
+            known.entry(key).or_insert_with(|| self.stage(stage, start, end)).clone()
+        };
+        ranges.iter().enumerate().map(cost).collect()
+    }
+
+    fn columns_at(&self, ranges: &Ranges, stages: &[StageCost], level: usize) -> Vec<Vec<Column>> {
+        let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
+            let mixes = self.mixes(start, end);
+            let index = level.min(mixes.len() - 1);
+            vec![self.column((start, end), index, cost, &mixes[index])]
+        };
+        ranges.iter().zip(stages).map(column).collect()
+    }
+
+    /// The least level of recomputation with which every device fits. Memory falls and time grows with
+    /// the level, so it is the fastest, and bisection finds it.
+    fn least_level(&self, ranges: &Ranges, stages: &[StageCost], ignore_memory: bool) -> Option<usize> {
+        let levels = ranges.iter().map(|&(start, end)| self.mixes(start, end).len()).max()?;
+        let fits = |level: usize| {
+            let problem = self.problem_of(self.columns_at(ranges, stages, level));
+            problem.fits(&vec![0; ranges.len()])
+        };
+        if ignore_memory || fits(0) {
+            return Some(0);
+        }
+        if !fits(levels - 1) {
+            return None;
+        }
+        let (mut low, mut high) = (0, levels - 1);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if fits(middle) { high = middle } else { low = middle }
+        }
+        Some(high)
+    }
+
+    fn placed_at(&self, ranges: &Ranges, level: usize) -> Placed {
+        let stage = |&(start, end): &(usize, usize)| {
+            let mixes = self.mixes(start, end);
+            let mix = mixes[level.min(mixes.len() - 1)].mix.clone();
+            PlacedStage { start, end, mix }
+        };
+        ranges.iter().map(stage).collect()
+    }
+}
+
+type StageCosts = HashMap<(usize, usize, usize), StageCost>;
+
+/// Even counts with up to [`LIGHTER`] layers fewer on the first and the last stage.
+fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+    let mut found: Vec<Vec<usize>> = vec![];
+    for first in 0..=LIGHTER {
+        for last in 0..=LIGHTER {
+            let mut counts = even_counts(layers + first + last, stages);
+            let enough = counts[0] >= first && counts[stages - 1] >= last;
+            if enough && counts[1..stages - 1].iter().all(|&count| count > 0) {
+                counts[0] -= first;
+                counts[stages - 1] -= last;
+                found.push(counts);
+            }
+        }
+    }
+    found
+}
+
+fn to_ranges(counts: Vec<usize>) -> Ranges {
+    let mut start = 0;
+    let range = |count: usize| {
+        start += count;
+        (start - count, start)
+    };
+    counts.into_iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_hold_every_layer_once() {
+        for (layers, stages) in [(61, 16), (8, 4), (80, 40), (4, 4)] {
+            let family = lighter_ends(layers, stages);
+            assert!(family.contains(&even_counts(layers, stages)));
+            for counts in family {
+                assert_eq!(counts.iter().sum::<usize>(), layers, "{counts:?}");
+                let ranges = to_ranges(counts);
+                assert_eq!(ranges.first().map(|r| r.0), Some(0));
+                assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0));
+            }
+        }
+    }
+}
