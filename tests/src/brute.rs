@@ -80,14 +80,29 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
     found
 }
 
-/// Every placement a configuration allows.
+/// Every placement a configuration allows: any cut and any mix where the solver places layers, else
+/// the listed cuts, each with every level of recomputation.
 pub fn placements(case: &Case<'_>) -> Vec<Placed> {
-    let layers = case.ground.model.layers;
-    let ranges = match case.fixed_ranges() {
-        Some(ranges) => vec![ranges],
-        None => cuts(layers, case.stages(), !case.decisions.vocab.over_pipeline()),
+    match case.listed_ranges() {
+        Some(list) => list.iter().flat_map(|ranges| at_every_level(case, ranges)).collect(),
+        None => {
+            let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
+            let cuts = cuts(case.ground.model.layers, case.stages(), ends_hold_vocab);
+            cuts.iter().flat_map(|ranges| with_mixes(case, ranges)).collect()
+        }
+    }
+}
+
+/// Every stage recomputes to the same level of its own list of mixes.
+fn at_every_level(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
+    let mixes = |&(start, end): &(usize, usize)| case.mixes(start, end);
+    let levels = ranges.iter().map(|range| mixes(range).len()).max().unwrap_or(0);
+    let stage = |range: &(usize, usize), level: usize| {
+        let mixes = mixes(range);
+        let mix = mixes[level.min(mixes.len() - 1)].mix.clone();
+        PlacedStage { start: range.0, end: range.1, mix }
     };
-    ranges.iter().flat_map(|ranges| with_mixes(case, ranges)).collect()
+    (0..levels).map(|level| ranges.iter().map(|range| stage(range, level)).collect()).collect()
 }
 
 /// Every way to cut the layers into stages; only the first and last of several may be empty, and only

@@ -90,7 +90,7 @@ pub fn cluster(random: &mut Random, model: &ModelSpec) -> ClusterSpec {
     let needed = needed_bytes(model);
     cluster_of(&Sizes {
         hbm_bytes: needed * random.scaled(0.2, 6.0),
-        host_bytes: if random.percent(30) { needed * 0.1 } else { needed * 10.0 },
+        host_bytes: needed * 10.0,
         inner_gpus: random.pick(&[2, 4]),
         inner_bytes_per_s: random.scaled(1e9, 1e11),
         outer_bytes_per_s: random.scaled(1e8, 1e10),

@@ -1,12 +1,11 @@
-//! Placement against brute force: the integer program, the dynamic program and the certificate on
+//! Placement against brute force: the integer program and the dynamic program on
 //! random problems of up to four stages and twelve layers.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{close, instances, stages};
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use planner::placement::certificate::Certificate;
-use planner::placement::{Problem, Scratch, dynamic, ilp, local};
+use planner::placement::{Problem, Scratch, dynamic, ilp};
 use planner::simulate::{Durations, Workspace};
 
 fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
@@ -115,40 +114,6 @@ fn without_other_tails(mut problem: Problem) -> Problem {
         column.tail_s = 0.0;
     }
     problem
-}
-
-#[test]
-fn local_search_never_beats_brute_force_and_fits() {
-    for seed in 0..instances(300, 2000) {
-        let problem = stages::problem(&mut Random::new(seed));
-        let scratch = &mut Scratch::default();
-        let Some((choice, value_s)) = local::solve(&problem, f64::INFINITY, scratch) else { continue };
-        let what = describe(seed, &problem);
-        assert!(problem.fits(&choice), "{what}: does not fit");
-        assert!(close(value_s, problem.iteration_s(&choice, scratch)), "{what}: misstated");
-        let best_s = stages::best(&problem, scratch).map_or(f64::INFINITY, |(_, best_s)| best_s);
-        assert!(value_s >= best_s * (1.0 - 1e-9), "{what}: {value_s} below {best_s}");
-    }
-}
-
-#[test]
-fn no_simulated_iteration_lies_below_the_certificate() {
-    let mut workspace = Workspace::default();
-    for seed in 0..instances(200, 1000) {
-        let random = &mut Random::new(seed);
-        let (schedule, _) = stages::kind(random);
-        let pipeline = stages::pipeline(random, Vocab::Tensor, schedule);
-        let certificate = Certificate::find(&pipeline);
-        for _ in 0..20 {
-            let link_s = random.between(0.0, 0.5);
-            let durations = durations(random, pipeline.device_of.len(), link_s);
-            let sum = |times: &[f64]| times.iter().sum::<f64>();
-            let (forward_s, backward_s) = (sum(&durations.forward), sum(&durations.backward));
-            let bound_s = certificate.bound_s(forward_s, backward_s, link_s);
-            let real_s = pipeline.prepared.makespan(&durations, &mut workspace);
-            assert!(bound_s <= real_s * (1.0 + 1e-9), "seed {seed}: {bound_s} above {real_s}");
-        }
-    }
 }
 
 fn durations(random: &mut Random, stages: usize, link_s: f64) -> Durations {
