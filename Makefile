@@ -1,0 +1,84 @@
+# make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
+
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench
+
+MODEL ?= llama70b
+GPUS ?= 16384
+CLUSTER ?= dgx_h100
+
+# Where rustup puts a Rust that this shell does not know yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+# What the solver (HiGHS, built from the sources in highs-sys) needs besides Rust.
+PACKAGES := make cmake g++ libclang-dev
+RUST := 1.90
+
+heading = @printf '\n==== %s ====\n' '$(1)'
+
+setup: packages rust
+
+packages:
+	@if command -v cmake >/dev/null && command -v c++ >/dev/null && \
+	   { [ -n "$$LIBCLANG_PATH" ] || /sbin/ldconfig -p 2>/dev/null | grep -q libclang || \
+	     ls /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1 || ls /Library/Developer/CommandLineTools/usr/lib/libclang* >/dev/null 2>&1; }; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo 'error: cmake, a C++ compiler and libclang are needed; install them with this system'\''s package manager' >&2; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then as=''; elif command -v sudo >/dev/null; then as=sudo; else \
+	  echo 'error: run as root: apt-get install -y --no-install-recommends $(PACKAGES)' >&2; exit 1; fi; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	$$as apt-get update -q && $$as apt-get install -y -q --no-install-recommends $(PACKAGES)
+
+rust:
+	@new_enough() { v=$$(cargo --version 2>/dev/null | cut -d' ' -f2) && [ -n "$$v" ] && \
+	    [ "$$(printf '%s\n' $(RUST) "$$v" | sort -V | head -1)" = $(RUST) ]; }; \
+	if new_enough; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ]; then as=''; else as=sudo; fi; \
+	if ! command -v rustup >/dev/null && command -v apt-get >/dev/null && \
+	   apt-cache show rustup >/dev/null 2>&1; then \
+	  $$as apt-get install -y -q --no-install-recommends rustup; fi; \
+	if ! command -v rustup >/dev/null; then \
+	  echo 'error: Rust $(RUST) or later is needed (this system has no rustup package): https://rustup.rs, or' >&2; \
+	  echo '  curl --proto =https --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y' >&2; exit 1; fi; \
+	rustup toolchain install stable --profile minimal --component rustfmt,clippy && rustup default stable && \
+	new_enough
+
+build: setup
+	cargo build --release --locked
+
+plan: setup
+	@cargo run --release --locked --quiet --bin plan -- --model $(MODEL) --gpus $(GPUS) --cluster $(CLUSTER)
+
+test: setup
+	@$(MAKE) --no-print-directory quick
+	@$(MAKE) --no-print-directory slow
+
+quick:
+	$(call heading,quick tests)
+	cargo test --workspace --locked
+
+slow:
+	$(call heading,slow tests: thousands of random instances)
+	cargo test --locked -p meshwright-tests --features slow
+
+fmt:
+	$(call heading,format)
+	cargo fmt --all --check
+
+lint:
+	$(call heading,lints)
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+# Recipe by recipe, because what comes later needs what setup installs.
+ci:
+	$(call heading,setup)
+	@$(MAKE) --no-print-directory setup
+	@cargo --version
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy
+	@$(MAKE) --no-print-directory fmt
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory quick
+	@$(MAKE) --no-print-directory slow
+	$(call heading,all passed)
+
+bench: setup
+	cargo bench --locked -p meshwright-planner --bench search

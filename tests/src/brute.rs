@@ -1,0 +1,174 @@
+//! The best plan by looking at every combination and every placement.
+
+use models::decisions::{Decisions, Recompute};
+use models::model::ModelSpec;
+use planner::case::Case;
+use planner::case::ground::Ground;
+use planner::case::mixes::Mix;
+use planner::case::priced::{Placed, PlacedStage, Priced};
+use planner::placement::Scratch;
+use planner::search::Task;
+use planner::space::{Inner, Node};
+
+/// The best plan, and what was looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Decisions, placement and price of the fastest that fits.
+    pub best: Option<(Decisions, Placed, Priced)>,
+    /// Combinations.
+    pub combinations: u64,
+    /// Placements priced.
+    pub placements: u64,
+}
+
+/// Prices everything; `None` where that would be more than `most` placements.
+pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
+    let ground = Ground::new(task.model, task.cluster, task.gpus);
+    let mut answer = Answer::default();
+    let scratch = &mut Scratch::default();
+    for decisions in combinations(task) {
+        answer.combinations += 1;
+        let Ok(case) = Case::new(&ground, decisions) else { continue };
+        for placed in placements(&case) {
+            answer.placements += 1;
+            if answer.placements > most {
+                return None;
+            }
+            let priced = case.price(&placed, scratch);
+            let best_s =
+                answer.best.as_ref().map_or(f64::INFINITY, |(.., priced)| priced.iteration_s);
+            if priced.fits && priced.iteration_s < best_s {
+                answer.best = Some((case.decisions.clone(), placed, priced));
+            }
+        }
+    }
+    Some(answer)
+}
+
+/// Every combination of the task's space, one by one.
+pub fn combinations(task: &Task<'_>) -> Vec<Decisions> {
+    let space = task.space();
+    let nodes = space.nodes();
+    nodes.iter().flat_map(|node| inside(node, &space.inner(node))).collect()
+}
+
+fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
+    let mut found = vec![];
+    for (schedule, vpp, vocabs) in &inner.schedules {
+        for &vocab in vocabs {
+            for &recompute in &inner.recompute {
+                for &(zero_stage, dp_shard) in &inner.shards {
+                    for &offload in &inner.offload {
+                        for &rank_order in &inner.rank_order {
+                            found.push(Decisions {
+                                schedule: *schedule,
+                                vpp: *vpp,
+                                vocab,
+                                recompute,
+                                zero_stage,
+                                dp_shard,
+                                offload,
+                                rank_order,
+                                ..node.decisions.clone()
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Every placement a configuration allows: any cut and any mix where the solver places layers, else
+/// the listed cuts, each with every level of recomputation.
+pub fn placements(case: &Case<'_>) -> Vec<Placed> {
+    match case.listed_ranges() {
+        Some(list) => list.iter().flat_map(|ranges| at_every_level(case, ranges)).collect(),
+        None => {
+            let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
+            let cuts = cuts(case.ground.model.layers, case.stages(), ends_hold_vocab);
+            cuts.iter().flat_map(|ranges| with_mixes(case, ranges)).collect()
+        }
+    }
+}
+
+/// Every stage recomputes to the same level of its own list of mixes.
+fn at_every_level(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
+    let mixes = |&(start, end): &(usize, usize)| case.mixes(start, end);
+    let levels = ranges.iter().map(|range| mixes(range).len()).max().unwrap_or(0);
+    let stage = |range: &(usize, usize), level: usize| {
+        let mixes = mixes(range);
+        let mix = mixes[level.min(mixes.len() - 1)].mix.clone();
+        PlacedStage { start: range.0, end: range.1, mix }
+    };
+    (0..levels).map(|level| ranges.iter().map(|range| stage(range, level)).collect()).collect()
+}
+
+/// Every way to cut the layers into stages; only the first and last of several may be empty, and only
+/// where they hold a vocabulary layer.
+fn cuts(layers: usize, stages: usize, ends_hold_vocab: bool) -> Vec<Vec<(usize, usize)>> {
+    let mut found = vec![vec![]];
+    for stage in 0..stages {
+        let end_stage = stage == 0 || stage + 1 == stages;
+        let fewest = usize::from(!(end_stage && ends_hold_vocab && stages > 1));
+        found = found
+            .into_iter()
+            .flat_map(|cut: Vec<(usize, usize)>| {
+                let start = cut.last().map_or(0, |range| range.1);
+                (start + fewest..=layers).map(move |end| [cut.as_slice(), &[(start, end)]].concat())
+            })
+            .collect();
+    }
+    found.retain(|cut| cut.last().is_some_and(|range| range.1 == layers));
+    found
+}
+
+fn with_mixes(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
+    let mut found: Vec<Placed> = vec![vec![]];
+    for &(start, end) in ranges {
+        let mixes = mixes(case.ground.model, start, end, case.decisions.recompute);
+        found = found
+            .iter()
+            .flat_map(|placed| {
+                mixes.iter().map(move |mix| {
+                    let stage = PlacedStage { start, end, mix: mix.clone() };
+                    [placed.as_slice(), &[stage]].concat()
+                })
+            })
+            .collect();
+    }
+    found
+}
+
+/// Every mix of layers `start..end`, by kind in order of first appearance in the model.
+fn mixes(model: &ModelSpec, start: usize, end: usize, recompute: Recompute) -> Vec<Mix> {
+    let mut kinds = vec![];
+    for layer in 0..model.layers {
+        let kind = model.layer_kind(layer);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let mut found: Vec<Mix> = vec![vec![]];
+    for kind in kinds {
+        let count = (start..end).filter(|&layer| model.layer_kind(layer) == kind).count();
+        let splits = splits(count, recompute);
+        found = found
+            .iter()
+            .flat_map(|mix| splits.iter().map(move |split| [mix.as_slice(), &[*split]].concat()))
+            .collect();
+    }
+    found
+}
+
+fn splits(count: usize, recompute: Recompute) -> Vec<[usize; 3]> {
+    match recompute {
+        Recompute::None => vec![[count, 0, 0]],
+        Recompute::Selective => vec![[0, count, 0]],
+        Recompute::Full => vec![[0, 0, count]],
+        Recompute::PerLayer => (0..=count)
+            .flat_map(|full| (0..=count - full).map(move |some| [count - full - some, some, full]))
+            .collect(),
+    }
+}

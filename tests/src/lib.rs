@@ -1,0 +1,17 @@
+//! What the tests share: seeded random numbers, small models, clusters and placement problems, and
+//! exhaustive answers to compare with.
+
+pub mod brute;
+pub mod random;
+pub mod small;
+pub mod stages;
+
+/// Instances of a random test: `quick`, or `slow` with the feature `slow`.
+pub fn instances(quick: u64, slow: u64) -> u64 {
+    if cfg!(feature = "slow") { slow } else { quick }
+}
+
+/// Whether two times are equal up to rounding.
+pub fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 2e-7 * a.abs().max(b.abs())
+}

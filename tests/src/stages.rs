@@ -1,0 +1,256 @@
+//! Random placement problems, and their answer by looking at every choice.
+
+use crate::random::Random;
+use models::decisions::Vocab;
+use models::schedule::ScheduleName;
+use planner::case::pipelines::{PipelineKey, Pipelines};
+use planner::placement::{Choice, Column, Pipeline, Problem, Scratch};
+use planner::simulate::{Durations, VocabDurations};
+use std::sync::Arc;
+
+/// Most choices a random problem has.
+const MOST_CHOICES: u64 = 20_000;
+
+/// A random pipeline of up to four stages.
+pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
+    let looped = matches!(schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+    let devices = if looped { 2 } else { random.whole(1 + usize::from(vocab.over_pipeline()), 4) };
+    let rounds = random.whole(1, 8);
+    let micro_batches = match schedule {
+        ScheduleName::Naive => 1,
+        ScheduleName::Interleaved1F1B => devices * rounds.div_ceil(devices),
+        _ => rounds,
+    };
+    let chunks = if looped { 2 } else { 1 };
+    let key = PipelineKey { schedule, devices, micro_batches, chunks, vocab };
+    Pipelines::default().get(key).expect("these counts exist")
+}
+
+/// A random schedule and vocabulary placement.
+pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
+    let schedule = random.pick(&[
+        ScheduleName::OneFOneB,
+        ScheduleName::OneFOneB,
+        ScheduleName::OneFOneB,
+        ScheduleName::GPipe,
+        ScheduleName::Interleaved1F1B,
+        ScheduleName::LoopedBfs,
+    ]);
+    let over = schedule == ScheduleName::OneFOneB && random.percent(40);
+    let vocab = random.pick(&[
+        Vocab::ParallelNaive,
+        Vocab::Parallel1,
+        Vocab::Parallel2,
+        Vocab::Interlaced,
+    ]);
+    (schedule, if over { vocab } else { Vocab::Tensor })
+}
+
+/// A random problem with up to 12 layers and three mixes a range.
+pub fn problem(random: &mut Random) -> Problem {
+    loop {
+        let (schedule, vocab) = kind(random);
+        let pipeline = pipeline(random, vocab, schedule);
+        let problem = Maker::new(random, pipeline, vocab).problem();
+        if choices(&problem) <= MOST_CHOICES {
+            return problem;
+        }
+    }
+}
+
+/// What one layer costs in a random problem.
+#[derive(Clone, Copy)]
+struct Layer {
+    forward_s: f64,
+    backward_s: f64,
+    state_bytes: f64,
+    in_flight_bytes: f64,
+}
+
+struct Maker<'a> {
+    random: &'a mut Random,
+    pipeline: Arc<Pipeline>,
+    vocab: Vocab,
+    layers: Vec<Layer>,
+    uniform: bool,
+    tail_s: f64,
+    step_s: f64,
+}
+
+impl<'a> Maker<'a> {
+    fn new(random: &'a mut Random, pipeline: Arc<Pipeline>, vocab: Vocab) -> Self {
+        let uniform = random.percent(50);
+        let count = random.whole(pipeline.device_of.len(), 12);
+        let layers = layers(random, count, uniform);
+        let (tail_s, step_s) = (random.between(0.0, 3.0), random.between(0.0, 1.0));
+        Self { random, pipeline, vocab, layers, uniform, tail_s, step_s }
+    }
+
+    fn problem(mut self) -> Problem {
+        let stages = self.pipeline.device_of.len();
+        let columns: Vec<Vec<Column>> = (0..stages).map(|stage| self.columns(stage)).collect();
+        let vocab = self.vocab_durations();
+        let vocab_s = vocab.first.first().copied().unwrap_or(0.0)
+            + vocab.middle.first().copied().unwrap_or(0.0)
+            + vocab.last.first().copied().unwrap_or(0.0);
+        let link_s = if self.random.percent(50) { 0.0 } else { self.random.between(0.0, 0.5) };
+        let mut problem = Problem {
+            fixed: Durations { link_s: vec![link_s; stages - 1], vocab, ..Durations::default() },
+            vocab_s,
+            layers: self.layers.len(),
+            columns,
+            budget_bytes: vec![0.0; self.pipeline.devices],
+            pipeline: self.pipeline,
+        };
+        problem.budget_bytes = budgets(self.random, &problem);
+        problem
+    }
+
+    fn vocab_durations(&mut self) -> VocabDurations {
+        if !self.vocab.over_pipeline() {
+            return VocabDurations::default();
+        }
+        let devices = self.pipeline.devices;
+        // The same on every device, as slices of one vocabulary are.
+        let mut each = |most: f64| vec![self.random.between(0.0, most); devices];
+        let (first, middle, last) = (each(1.0), each(0.3), each(1.0));
+        let middle = if self.vocab == Vocab::ParallelNaive { middle } else { vec![0.0; devices] };
+        VocabDurations {
+            first,
+            middle,
+            last,
+            broadcast_s: self.random.between(0.0, 0.2),
+            after_first_s: self.random.between(0.0, 0.2),
+            after_middle_s: self.random.between(0.0, 0.2),
+            after_last_s: self.random.between(0.0, 0.2),
+        }
+    }
+
+    fn columns(&mut self, stage: usize) -> Vec<Column> {
+        let (count, stages) = (self.layers.len(), self.pipeline.device_of.len());
+        let end_of_model = stage == 0 || stage + 1 == stages;
+        let extra_s = if end_of_model { self.random.between(0.0, 2.0) } else { 0.0 };
+        let fewest = usize::from(!(end_of_model && stages > 1));
+        let mixes = self.random.whole(1, 3);
+        let mut columns = vec![];
+        for start in 0..=(if self.uniform { 0 } else { count }) {
+            for end in start + fewest..=count {
+                columns.extend((0..mixes).map(|mix| self.column(start, end, mix, extra_s)));
+            }
+        }
+        columns
+    }
+
+    fn column(&self, start: usize, end: usize, mix: usize, extra_s: f64) -> Column {
+        let layers = &self.layers[start..end];
+        let sum = |value: fn(&Layer) -> f64| layers.iter().map(value).sum::<f64>();
+        let forward_s = sum(|layer| layer.forward_s) + extra_s;
+        let kept = [1.0, 0.6, 0.2][mix];
+        let states = sum(|layer| layer.state_bytes);
+        Column {
+            start,
+            end,
+            mix,
+            forward_s,
+            backward_s: sum(|layer| layer.backward_s) + forward_s * [0.0, 0.15, 0.9][mix],
+            tail_s: self.tail_s * (states + extra_s),
+            step_s: self.step_s * (states + extra_s),
+            in_flight_bytes: sum(|layer| layer.in_flight_bytes) * kept,
+            state_bytes: states + extra_s,
+        }
+    }
+}
+
+fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {
+    let one = |random: &mut Random| {
+        let forward_s = random.between(0.2, 1.0);
+        Layer {
+            forward_s,
+            backward_s: forward_s * random.between(1.0, 3.0),
+            state_bytes: random.between(0.0, 1.0),
+            in_flight_bytes: random.between(0.0, 1.0),
+        }
+    };
+    let first = one(random);
+    (0..count).map(|_| if uniform { first } else { one(random) }).collect()
+}
+
+/// Budgets between too little and plenty for an even share.
+fn budgets(random: &mut Random, problem: &Problem) -> Vec<f64> {
+    let devices = problem.pipeline.devices;
+    let all: f64 = problem
+        .columns
+        .iter()
+        .filter_map(|columns| columns.last())
+        .map(|column| column.state_bytes + column.in_flight_bytes)
+        .sum();
+    let most = problem.pipeline.in_flight.iter().flatten().flatten().max().copied().unwrap_or(1);
+    let budget = all * random.scaled(0.3, 3.0 * f64::from(most)) / devices as f64;
+    vec![budget.max(1e-3); devices]
+}
+
+/// Where a stage's columns may start when the stages before end at layer `start`.
+fn follows(problem: &Problem, uniform: bool, column: &Column, start: usize) -> Option<usize> {
+    let end = start + column.layers();
+    ((uniform || column.start == start) && end <= problem.layers).then_some(end)
+}
+
+/// How many choices join end to end.
+pub fn choices(problem: &Problem) -> u64 {
+    let uniform = problem.is_uniform();
+    let mut ways = vec![0u64; problem.layers + 1];
+    ways[0] = 1;
+    for columns in &problem.columns {
+        let mut next = vec![0u64; problem.layers + 1];
+        for start in 0..=problem.layers {
+            for end in columns.iter().filter_map(|c| follows(problem, uniform, c, start)) {
+                next[end] += ways[start];
+            }
+        }
+        ways = next;
+    }
+    ways[problem.layers]
+}
+
+/// Calls `visit` with every choice that joins end to end.
+pub fn every_choice(problem: &Problem, visit: &mut dyn FnMut(&Choice)) {
+    walk(problem, problem.is_uniform(), 0, &mut vec![], visit);
+}
+
+fn walk(
+    problem: &Problem,
+    uniform: bool,
+    start: usize,
+    choice: &mut Choice,
+    visit: &mut dyn FnMut(&Choice),
+) {
+    let stage = choice.len();
+    if stage == problem.stages() {
+        if start == problem.layers {
+            visit(choice);
+        }
+        return;
+    }
+    for (index, column) in problem.columns[stage].iter().enumerate() {
+        if let Some(end) = follows(problem, uniform, column, start) {
+            choice.push(index);
+            walk(problem, uniform, end, choice, visit);
+            choice.pop();
+        }
+    }
+}
+
+/// The best choice that fits, with its iteration, s, by looking at all.
+pub fn best(problem: &Problem, scratch: &mut Scratch) -> Option<(Choice, f64)> {
+    let mut best: Option<(Choice, f64)> = None;
+    every_choice(problem, &mut |choice| {
+        if !problem.fits(choice) {
+            return;
+        }
+        let value_s = problem.iteration_s(choice, scratch);
+        if best.as_ref().is_none_or(|(_, best_s)| value_s < *best_s) {
+            best = Some((choice.clone(), value_s));
+        }
+    });
+    best
+}

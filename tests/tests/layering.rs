@@ -1,0 +1,103 @@
+//! Who may depend on whom, from cargo's own metadata.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Packages by name with the names they depend on, development dependencies left out.
+type Graph = BTreeMap<String, BTreeSet<String>>;
+
+const OURS: &str = "meshwright-";
+
+fn metadata() -> Value {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+    let arguments = ["metadata", "--format-version", "1", "--locked", "--manifest-path", manifest];
+    let output = Command::new(env!("CARGO")).args(arguments).output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo prints JSON")
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn graph() -> Graph {
+    let metadata = metadata();
+    let packages = list(&metadata["packages"]).iter();
+    let names: BTreeMap<String, String> = packages.map(|p| (text(&p["id"]), text(&p["name"]))).collect();
+    let name = |id: &Value| names[&text(id)].clone();
+    let needed = |dependency: &&Value| list(&dependency["dep_kinds"]).iter().any(|k| k["kind"] != "dev");
+    let edges = |node: &Value| -> BTreeSet<String> {
+        list(&node["deps"]).iter().filter(needed).map(|dependency| name(&dependency["pkg"])).collect()
+    };
+    let nodes = list(&metadata["resolve"]["nodes"]).iter();
+    let mut graph = Graph::new();
+    for node in nodes {
+        graph.entry(name(&node["id"])).or_default().extend(edges(node));
+    }
+    graph
+}
+
+fn ours(graph: &Graph, package: &str) -> BTreeSet<String> {
+    graph[package].iter().filter(|name| name.starts_with(OURS)).cloned().collect()
+}
+
+/// Everything a package is built from.
+fn tree(graph: &Graph, package: &str) -> BTreeSet<String> {
+    let mut open = vec![package.to_owned()];
+    let mut seen = BTreeSet::new();
+    while let Some(name) = open.pop() {
+        if seen.insert(name.clone()) {
+            open.extend(graph.get(&name).into_iter().flatten().cloned());
+        }
+    }
+    seen
+}
+
+#[test]
+fn models_depends_on_nothing_of_ours() {
+    assert_eq!(ours(&graph(), "meshwright-models"), BTreeSet::new());
+}
+
+#[test]
+fn models_is_built_without_solvers_devices_or_networks() {
+    let banned = ["highs", "good_lp", "microlp", "cuda", "cudarc", "nccl", "mpi", "tokio", "reqwest", "hyper"];
+    for name in tree(&graph(), "meshwright-models") {
+        assert!(!banned.iter().any(|part| name.contains(part)), "models is built from {name}");
+    }
+}
+
+#[test]
+fn planner_depends_on_models_and_at_most_codegen() {
+    let allowed = ["meshwright-models", "meshwright-codegen"].map(str::to_owned).into();
+    assert!(ours(&graph(), "meshwright-planner").is_subset(&allowed));
+}
+
+#[test]
+fn nobody_but_the_tests_depends_on_the_planner() {
+    let graph = graph();
+    for package in graph.keys().filter(|name| name.starts_with(OURS) && *name != "meshwright-tests") {
+        assert!(!graph[package].contains("meshwright-planner"), "{package} depends on the planner");
+    }
+}
+
+#[test]
+fn the_planner_knows_no_device() {
+    for name in tree(&graph(), "meshwright-planner") {
+        assert!(!["cuda", "nccl", "mpi"].iter().any(|part| name.contains(part)), "planner is built from {name}");
+    }
+}
+
+/// Folders of the design that have not arrived are absent, not empty.
+#[test]
+fn every_member_holds_code() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for folder in ["models", "planner", "codegen", "runtime", "kernels"] {
+        let folder = root.join(folder);
+        assert!(!folder.exists() || folder.join("src/lib.rs").exists(), "{} is a shell", folder.display());
+    }
+}

@@ -1,0 +1,138 @@
+//! Placement against brute force: the integer program and the dynamic program on
+//! random problems of up to four stages and twelve layers.
+
+use meshwright_tests::random::Random;
+use meshwright_tests::{close, instances, stages};
+use models::decisions::Vocab;
+use models::schedule::ScheduleName;
+use planner::placement::{Problem, Scratch, dynamic, ilp};
+use planner::simulate::{Durations, Workspace};
+
+fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
+    let limits = ilp::Limits { paths, ..ilp::Limits::default() };
+    ilp::solve(problem, None, cutoff_s, limits, &mut Scratch::default())
+}
+
+fn describe(seed: u64, problem: &Problem) -> String {
+    let p = &problem.pipeline;
+    format!(
+        "seed {seed}: {} devices, {} stages, m {}, {} layers, uniform {}, 1f1b {}, vocab {}",
+        p.devices,
+        problem.stages(),
+        p.micro_batches,
+        problem.layers,
+        problem.is_uniform(),
+        p.one_f_one_b,
+        problem.vocab_s
+    )
+}
+
+#[test]
+fn the_integer_program_equals_brute_force() {
+    let (mut solves, mut feasible, mut elapsed_s) = (0, 0, 0.0);
+    for seed in 0..instances(300, 2000) {
+        let problem = stages::problem(&mut Random::new(seed));
+        let what = describe(seed, &problem);
+        let oracle = stages::best(&problem, &mut Scratch::default());
+        let report = program(&problem, f64::INFINITY, true);
+        assert!(report.proven, "{what}: not proven");
+        match (&oracle, &report.best) {
+            (None, None) => {}
+            (Some((_, best_s)), Some((choice, found_s))) => {
+                assert!(close(*best_s, *found_s), "{what}: brute {best_s}, program {found_s}");
+                assert!(problem.fits(choice), "{what}: does not fit");
+                feasible += 1;
+            }
+            _ => panic!("{what}: brute {oracle:?}, program {report:?}"),
+        }
+        solves += report.solves;
+        elapsed_s += report.elapsed_s;
+    }
+    println!("{feasible} feasible, {solves} programs, {:.2} ms each", 1e3 * elapsed_s / solves as f64);
+    assert!(feasible * 3 > instances(300, 2000), "only {feasible} problems have an answer");
+}
+
+#[test]
+fn a_cut_off_hides_nothing_below_it_and_nothing_lies_below_the_best() {
+    for seed in 0..instances(60, 300) {
+        let problem = stages::problem(&mut Random::new(seed));
+        let Some((_, best_s)) = stages::best(&problem, &mut Scratch::default()) else { continue };
+        let what = describe(seed, &problem);
+        let above = program(&problem, best_s * 1.01, true);
+        let found_s = above.best.map(|(_, value_s)| value_s);
+        assert!(found_s.is_some_and(|found_s| close(found_s, best_s)), "{what}: {found_s:?}");
+        let below = program(&problem, best_s * 0.999, true);
+        assert!(below.proven && below.best.is_none(), "{what}: {:?}", below.best);
+    }
+}
+
+#[test]
+fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
+    for seed in 0..instances(1000, 5000) {
+        let problem = stages::problem(&mut Random::new(seed));
+        if !problem.pipeline.one_f_one_b {
+            continue;
+        }
+        let what = describe(seed, &problem);
+        let oracle = stages::best(&problem, &mut Scratch::default());
+        let bounded = dynamic::solve(&problem);
+        match (oracle, bounded) {
+            (None, None) => {}
+            (Some((_, best_s)), Some(found)) => {
+                assert!(problem.fits(&found.choice), "{what}: does not fit");
+                let bound_s = found.bound_s;
+                assert!(bound_s <= best_s * (1.0 + 1e-9), "{what}: {bound_s} above {best_s}");
+            }
+            (oracle, bounded) => panic!("{what}: brute {oracle:?}, dynamic {bounded:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_dynamic_program_equals_the_closed_form_as_an_integer_program() {
+    for seed in 0..instances(150, 1000) {
+        let problem = stages::problem(&mut Random::new(seed));
+        if !problem.pipeline.one_f_one_b {
+            continue;
+        }
+        let what = describe(seed, &problem);
+        let closed = without_other_tails(problem);
+        let report = program(&closed, f64::INFINITY, false);
+        let program_s = report.best.map(|(_, value_s)| value_s);
+        let dynamic_s = dynamic::solve(&closed).map(|found| found.bound_s);
+        match (program_s, dynamic_s) {
+            (Some(a), Some(b)) => assert!(close(a, b), "{what}: program {a}, dynamic {b}"),
+            (None, None) => {}
+            _ => panic!("{what}: program {program_s:?}, dynamic {dynamic_s:?}"),
+        }
+    }
+}
+
+/// The program has rows for every device's tail, the dynamic program for the first one's only.
+fn without_other_tails(mut problem: Problem) -> Problem {
+    for column in problem.columns.iter_mut().skip(1).flatten() {
+        column.tail_s = 0.0;
+    }
+    problem
+}
+
+fn durations(random: &mut Random, stages: usize, link_s: f64) -> Durations {
+    let mut times = |most: f64| (0..stages).map(|_| random.between(0.0, most)).collect();
+    let (forward, backward) = (times(1.0), times(2.0));
+    Durations { forward, backward, link_s: vec![link_s; stages - 1], ..Durations::default() }
+}
+
+/// What the search relies on when it drops `gpipe`: 1F1B ends no later where transfers take no time.
+#[test]
+fn gpipe_never_ends_before_one_f_one_b() {
+    let mut workspace = Workspace::default();
+    for seed in 0..instances(1000, 5000) {
+        let random = &mut Random::new(seed);
+        let plain = stages::pipeline(&mut random.clone(), Vocab::Tensor, ScheduleName::OneFOneB);
+        let gpipe = stages::pipeline(random, Vocab::Tensor, ScheduleName::GPipe);
+        let durations = durations(random, plain.device_of.len(), 0.0);
+        let plain_s = plain.prepared.makespan(&durations, &mut workspace);
+        let gpipe_s = gpipe.prepared.makespan(&durations, &mut workspace);
+        assert!(plain_s <= gpipe_s * (1.0 + 1e-9), "seed {seed}: {plain_s} after {gpipe_s}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The search against brute force: every combination and every placement of small models on small
+//! clusters, with memory that binds.
+
+use meshwright_tests::brute;
+use meshwright_tests::random::Random;
+use meshwright_tests::small::Instance;
+use meshwright_tests::{close, instances};
+use planner::search::{Outcome, Task, search};
+
+/// Placements that one instance may take to look through.
+const MOST_PLACEMENTS: u64 = 30_000;
+
+struct Tally {
+    compared: u64,
+    feasible: u64,
+    placements: u64,
+    /// Best plans with a pipeline, with recomputation, with sharded state.
+    kinds: [u64; 3],
+    failures: Vec<String>,
+}
+
+#[test]
+fn the_search_equals_brute_force() {
+    let tally = compare_all(instances(150, 2000), |_| ());
+    assert!(tally.feasible * 4 > tally.compared, "memory binds too much to test anything");
+}
+
+/// Offloaded state must find room in host memory.
+#[test]
+fn the_search_equals_brute_force_where_host_memory_binds() {
+    compare_all(instances(60, 300), |instance| {
+        instance.cluster.host.memory_bytes = instance.cluster.device.hbm_bytes * 0.2;
+    });
+}
+
+fn compare_all(wanted: u64, change: impl Fn(&mut Instance)) -> Tally {
+    let mut tally = Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 3], failures: vec![] };
+    let mut seed = 0;
+    while tally.compared < wanted {
+        let mut instance = Instance::random(&mut Random::new(seed));
+        change(&mut instance);
+        compare(seed, &instance, &mut tally);
+        seed += 1;
+    }
+    let Tally { compared, feasible, placements, kinds, failures } = &tally;
+    println!("{compared} of {seed} instances, {feasible} feasible, {placements} placements");
+    println!("best with pipeline, recomputation, sharded state: {kinds:?}");
+    let shown: Vec<&String> = failures.iter().take(3).collect();
+    assert!(failures.is_empty(), "{} of {compared} differ: {shown:#?}", failures.len());
+    tally
+}
+
+fn compare(seed: u64, instance: &Instance, tally: &mut Tally) {
+    let restrictions = instance.restrictions();
+    let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+    let Some(answer) = brute::best(&task, MOST_PLACEMENTS) else { return };
+    let outcome = search(&task, &mut |_, _| {});
+    tally.compared += 1;
+    tally.feasible += u64::from(answer.best.is_some());
+    tally.placements += answer.placements;
+    if let Some((d, placed, _)) = &answer.best {
+        let recomputes = placed.iter().flat_map(|stage| &stage.mix).any(|mix| mix[1] + mix[2] > 0);
+        for (count, is) in tally.kinds.iter_mut().zip([d.pp > 1, recomputes, d.zero_stage > 0]) {
+            *count += u64::from(is);
+        }
+    }
+    let found = describe(&outcome);
+    if let Some(what) = difference(&answer, &outcome) {
+        let known = answer.best.map(|(d, placed, priced)| (priced.iteration_s, d, placed));
+        tally.failures.push(format!(
+            "seed {seed}, {} GPUs, {:?}: {what}\n brute {known:?}\n search {found}",
+            instance.gpus, instance.settings
+        ));
+    }
+}
+
+fn describe(outcome: &Outcome) -> String {
+    let best = outcome.best.as_ref();
+    format!("{:?}", best.map(|found| (found.priced.iteration_s, &found.decisions, &found.placed)))
+}
+
+/// What is wrong with an outcome, if anything.
+fn difference(answer: &brute::Answer, outcome: &Outcome) -> Option<String> {
+    if outcome.proof.candidates != answer.combinations {
+        return Some(format!(
+            "{} candidates, {} combinations",
+            outcome.proof.candidates, answer.combinations
+        ));
+    }
+    if !outcome.proof.proven_optimal {
+        return Some("not proven".to_owned());
+    }
+    match (&answer.best, &outcome.best) {
+        (None, None) => None,
+        (Some((.., known)), Some(found)) if close(known.iteration_s, found.priced.iteration_s) => {
+            (!found.priced.fits).then(|| "does not fit".to_owned())
+        }
+        (Some((.., known)), Some(found)) => {
+            let ratio = found.priced.iteration_s / known.iteration_s;
+            Some(format!("{ratio} of the brute-force optimum, fits {}", found.priced.fits))
+        }
+        (Some(_), None) => Some("nothing found".to_owned()),
+        (None, Some(found)) => Some(format!("nothing fits, says {}", found.priced.fits)),
+    }
+}

@@ -1,0 +1,106 @@
+//! Every shipped model on two clusters: a simple configuration has a price, and the two ways to solve
+//! a placement agree.
+
+use meshwright_tests::close;
+use models::decisions::{Decisions, Recompute};
+use models::model::ModelSpec;
+use planner::case::Case;
+use planner::case::ground::Ground;
+use planner::case::priced::{Breakdown, Placed, PlacedStage, Priced};
+use planner::placement::{Problem, Scratch, dynamic, ilp};
+use planner::restrict::Restrictions;
+use planner::search::Task;
+
+const CLUSTERS: [&str; 2] = ["dgx_h100", "selene"];
+
+fn models() -> impl Iterator<Item = ModelSpec> {
+    let read = |name| models::model::shipped(name).and_then(Result::ok).expect("shipped models read");
+    models::model::shipped_names().map(read)
+}
+
+fn cluster(name: &str) -> models::cluster::ClusterSpec {
+    models::cluster::shipped(name).and_then(Result::ok).expect("shipped clusters read")
+}
+
+/// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four, one
+/// sequence a micro-batch.
+fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
+    let nodes = task.space().nodes();
+    let plain = |d: &Decisions| d.cp == 1 && d.ep == 1 && d.micro_batch == 1 && d.pp > 1 && d.pp <= 4;
+    let node = nodes.iter().find(|node| plain(&node.decisions) && node.decisions.micro_batches > 1);
+    let node = node.unwrap_or_else(|| panic!("{} has no simple configuration", task.model.name));
+    Decisions { recompute, ..node.decisions.clone() }
+}
+
+/// As even as may be, nothing recomputed.
+fn even(case: &Case<'_>) -> Placed {
+    let (layers, stages) = (case.ground.model.layers, case.stages());
+    let stage = |i: usize| {
+        let (start, end) = (i * layers / stages, (i + 1) * layers / stages);
+        let mix = case.ground.layers.counts(start, end).into_iter().map(|n| [n, 0, 0]).collect();
+        PlacedStage { start, end, mix }
+    };
+    (0..stages).map(stage).collect()
+}
+
+fn sum(b: &Breakdown) -> f64 {
+    b.compute_s + b.tp_s + b.cp_s + b.ep_s + b.pp_s + b.dp_s + b.bubble_s + b.recompute_s + b.optimizer_s + b.other_s
+}
+
+fn check(model: &ModelSpec, priced: &Priced) {
+    let name = &model.name;
+    assert!(priced.iteration_s.is_finite() && priced.iteration_s > 0.0, "{name}: {priced:?}");
+    assert!(close(sum(&priced.breakdown), priced.iteration_s), "{name}: {:?}", priced.breakdown);
+    assert!(priced.breakdown.compute_s > 0.0 && priced.breakdown.bubble_s >= -1e-9, "{name}");
+    for bytes in &priced.device_bytes {
+        assert!(bytes.is_finite() && *bytes > 0.0, "{name}: {bytes}");
+    }
+    for stage in &priced.stages {
+        assert!(stage.memory.total.is_finite() && stage.memory.total > 0.0, "{name}: {stage:?}");
+    }
+}
+
+#[test]
+fn every_shipped_model_has_a_price() {
+    let restrictions = Restrictions::default();
+    for cluster in CLUSTERS.map(cluster) {
+        for model in models() {
+            let task = Task::new(&model, &cluster, 16, &restrictions);
+            let ground = Ground::new(&model, &cluster, 16);
+            let case = Case::new(&ground, simple(&task, Recompute::None)).expect("1F1B exists");
+            check(&model, &case.price(&even(&case), &mut Scratch::default()));
+        }
+    }
+}
+
+/// The closed form, without tails that only the integer program knows.
+fn closed_form(case: &Case<'_>) -> Problem {
+    let mut problem = case.problem(f64::INFINITY, true);
+    problem.budget_bytes.fill(1e15);
+    for column in problem.columns.iter_mut().skip(1).flatten() {
+        column.tail_s = 0.0;
+    }
+    problem
+}
+
+#[test]
+fn integer_and_dynamic_program_agree_on_every_shipped_model() {
+    let restrictions = Restrictions::default();
+    for cluster in CLUSTERS.map(cluster) {
+        for model in models() {
+            let task = Task::new(&model, &cluster, 16, &restrictions);
+            let ground = Ground::new(&model, &cluster, 16);
+            let case = Case::new(&ground, simple(&task, Recompute::None)).expect("1F1B exists");
+            agree(&model.name, &closed_form(&case));
+        }
+    }
+}
+
+fn agree(name: &str, problem: &Problem) {
+    let limits = ilp::Limits { paths: false, ..ilp::Limits::default() };
+    let dynamic_s = dynamic::solve(problem).expect("memory is endless").bound_s;
+    // Above the optimum, so that it cuts nothing that matters but gives the program its scale.
+    let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());
+    let program_s = report.best.expect("something lies below").1;
+    assert!(close(program_s, dynamic_s), "{name}: program {program_s}, dynamic {dynamic_s}");
+}
