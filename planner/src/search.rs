@@ -14,6 +14,7 @@
 use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::{Placed, Priced};
+use crate::case::recompute_bound;
 use crate::placement::{Problem, Scratch, dynamic, ilp};
 use crate::restrict::Restrictions;
 use crate::space::{Inner, Node, Space};
@@ -443,15 +444,19 @@ impl<'a> Run<'a> {
     /// A bound on the passes that holds for all states: the optimum of the closed form, or the fastest of
     /// the listed placements, with the memory that the states which take least of it leave.
     fn relaxed_bound_s(&mut self, d: Decisions, pipeline_s: f64) -> f64 {
-        let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
         let ignore_memory = self.task.ignore_memory;
-        if !ignore_memory {
-            let recomputing_s = case.recomputing_bound_s();
-            if case.finish_s(recomputing_s) >= self.best_s {
+        if d.vpp == 1 && d.schedule == ScheduleName::OneFOneB && !ignore_memory {
+            let recomputing_s = recompute_bound::one_f_one_b_bound_s(self.ground, &d);
+            if self.finish_s(recomputing_s) >= self.best_s {
                 return recomputing_s;
             }
         }
+        let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
         if let Some(list) = case.listed_ranges() {
+            let chain_s = case.listed_chain_bound_s(&list);
+            if case.finish_s(chain_s) >= self.best_s {
+                return chain_s;
+            }
             let listed_s = case.listed_bound_s(&list, ignore_memory, &mut self.scratch);
             return pipeline_s.max(listed_s);
         }
