@@ -46,7 +46,7 @@ pub fn solve(problem: &Problem) -> Option<Bounded> {
         let below = table.get(stage + 1).map(Vec::as_slice);
         table[stage] = fill_stage(problem, stage, below, reach[stage]);
     }
-    let (index, bound_s) = best_start(problem, &table[0][0])?;
+    let (index, bound_s) = best_start(&table[0][0])?;
     Some(Bounded { bound_s, choice: trace(problem, &table, index) })
 }
 
@@ -133,9 +133,11 @@ fn join(problem: &Problem, stage: usize, column: usize, next: usize, after: Opti
     let last_s = waiting(problem, stage, c.backward_s, below_s);
     let waiting_s = if waits_apart(problem, stage) { first_s + last_s } else { first_s.max(last_s) };
     let own_s = m * (c.load_s() + problem.vocab_s) + waiting_s;
+    // Nothing hides the first stage's tail: it is the last to be done with its passes.
+    let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
     Label {
         load_s: c.load_s() + below_s,
-        span_s: own_s.max(c.load_s() + span_below_s),
+        span_s: own_s.max(c.load_s() + span_below_s) + tail_s,
         step_s: c.step_s.max(step_below_s),
         column,
         next,
@@ -171,11 +173,9 @@ fn insert(labels: &mut Vec<Label>, new: Label) {
     labels.push(new);
 }
 
-/// The best label that starts at layer 0, with the first stage's tail, which nothing hides.
-fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
-    let value = |label: &Label| {
-        label.span_s + problem.columns[0][label.column].tail_s + label.step_s
-    };
+/// The best label that starts at layer 0.
+fn best_start(labels: &[Label]) -> Option<(usize, f64)> {
+    let value = |label: &Label| label.span_s + label.step_s;
     labels
         .iter()
         .enumerate()

@@ -23,7 +23,10 @@ use super::{Choice, Problem, Scratch, dynamic};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
     Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
-    solvers::highs::{HighsProblem, highs},
+    solvers::{
+        SolutionStatus,
+        highs::{HighsProblem, highs},
+    },
     variable, variables,
 };
 use std::time::{Duration, Instant};
@@ -194,7 +197,7 @@ impl Program {
     fn solve(self) -> Outcome {
         match self.model.solve() {
             Ok(solution) => {
-                if !matches!(solution.status(), good_lp::solvers::SolutionStatus::Optimal) {
+                if matches!(solution.status(), SolutionStatus::TimeLimit) {
                     return Outcome::OutOfTime;
                 }
                 let picked = |stage: &Vec<(usize, Variable)>| {
