@@ -3,7 +3,7 @@
 use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
-use crate::search::{Found, Progress, Task, search};
+use crate::search::{Found, Outcome, Progress, Task, search};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -30,11 +30,12 @@ pub struct Explanation {
     pub plain: Tried,
 }
 
-/// Alternatives are looked for up to this many times the plan's time.
-const CLOSE: f64 = 1.5;
+/// Alternatives are looked for up to these multiples of the plan's time, the next only where the one
+/// before leaves too few: bounds cut most of what is not close.
+const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
 
-/// Bytes that `plan` and `plan explain` imagine on top.
-const MORE_BYTES: [f64; 2] = [1e9, 4e9];
+/// Bytes that `plan` imagines on top.
+const MORE_BYTES: f64 = 4e9;
 
 /// A request with its fastest way, asked again with changes.
 pub struct Asker<'a> {
@@ -62,42 +63,51 @@ impl<'a> Asker<'a> {
     }
 
     /// The `most` fastest of: the best of every other pair of tp and pp, and of every other schedule
-    /// at the plan's own pair. None is slower than half as long again.
+    /// at the plan's own pair. None is slower than a quarter as long again.
     pub fn alternatives(&mut self, own: &Decisions, most: usize) -> Vec<Alternative> {
-        let mut kept: Vec<Alternative> = vec![];
-        if most == 0 {
-            return kept;
+        let shapes = self.other_shapes(own);
+        let mut kept = vec![];
+        for multiple in CLOSE {
+            if kept.len() < most {
+                kept = self.fastest(&shapes, most, self.own_s * multiple);
+            }
         }
-        for r in self.other_shapes(own) {
-            let worst_s = kept.get(most - 1).map_or(self.own_s * CLOSE, |other| other.iteration_s);
-            kept.extend(self.ask(&self.request.cluster, &r, worst_s));
+        kept
+    }
+
+    fn fastest(&mut self, shapes: &[Restrictions], most: usize, within_s: f64) -> Vec<Alternative> {
+        let mut kept: Vec<Alternative> = vec![];
+        for r in shapes {
+            let worst_s = kept.get(most - 1).map_or(within_s, |other| other.iteration_s);
+            kept.extend(self.ask(&self.request.cluster, r, worst_s));
             kept.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
             kept.truncate(most);
         }
         kept
     }
 
+    /// Nearest to the plan's own degrees first, where good ones make the bounds cut.
     fn other_shapes(&self, own: &Decisions) -> Vec<Restrictions> {
         let r = &self.request.restrictions;
         let nodes = self.request.task().space().nodes();
         let pairs: BTreeSet<(u64, u64)> =
             nodes.iter().map(|node| (node.decisions.tp, node.decisions.pp)).collect();
-        let others = pairs.into_iter().filter(|&pair| pair != (own.tp, own.pp));
-        let shapes = others.map(|(tp, pp)| shaped(r, tp, pp));
+        let mut others: Vec<(u64, u64)> = pairs.into_iter().collect();
+        others.retain(|&pair| pair != (own.tp, own.pp));
+        others.sort_by(|&a, &b| distance(own, a).total_cmp(&distance(own, b)));
+        let shapes = others.into_iter().map(|(tp, pp)| shaped(r, tp, pp));
         let schedules = r.schedule.among(&ScheduleName::ALL).into_iter();
         let schedules = schedules.filter(|&schedule| schedule != own.schedule).map(|schedule| {
             Restrictions { schedule: Choice::of(&[schedule]), ..shaped(r, own.tp, own.pp) }
         });
-        shapes.chain(schedules).collect()
+        schedules.chain(shapes).collect()
     }
 
-    /// What more memory would allow, if anything.
+    /// What more memory would allow, if anything: how many bytes more, and the faster way.
     pub fn more_memory(&mut self) -> Option<(f64, Alternative)> {
-        MORE_BYTES.into_iter().find_map(|bytes| {
-            let cluster = with_memory(&self.request.cluster, bytes);
-            let cutoff_s = self.own_s * 0.999;
-            self.ask(&cluster, &self.request.restrictions, cutoff_s).map(|found| (bytes, found))
-        })
+        let cluster = with_memory(&self.request.cluster, MORE_BYTES);
+        let found = self.ask(&cluster, &self.request.restrictions, self.own_s * 0.999);
+        found.map(|found| (MORE_BYTES, found))
     }
 
     /// Everything.
@@ -196,6 +206,12 @@ impl<'a> Asker<'a> {
     }
 }
 
+/// Doublings and halvings between degrees.
+fn distance(own: &Decisions, (tp, pp): (u64, u64)) -> f64 {
+    let doublings = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
+    doublings(own.tp, tp) + doublings(own.pp, pp)
+}
+
 fn shaped(r: &Restrictions, tp: u64, pp: u64) -> Restrictions {
     Restrictions { tp: Numbers::only(tp), pp: Numbers::only(pp), ..r.clone() }
 }
@@ -227,44 +243,81 @@ pub struct Shortage {
 }
 
 /// Finds out by how much nothing fits, and the smallest changes that would.
+///
+/// Only the leanest corner of the space is searched: micro-batches of one sequence, everything
+/// recomputed, as far as the user allows.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
-    let leanest = leanest(request, progress);
+    let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
+    let leanest = leanest(&corner, progress);
     let mut remedies: Vec<(String, Found)> = vec![];
-    remedies.extend(without_a_setting(request, progress));
-    remedies.extend(more_gpus(request, progress));
+    remedies.extend(without_a_setting(&corner, progress));
+    remedies.extend(more_gpus(&corner, progress));
     Shortage { leanest, remedies }
 }
 
-/// Doubles device memory until something fits, then halves the interval down to 1 %.
-fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
-    let mut fits = |factor: f64| {
-        let mut cluster = request.cluster.clone();
-        cluster.device.hbm_bytes *= factor;
-        let task = Task { cluster: &cluster, ..request.task() };
-        search(&task, progress).best
-    };
-    let mut high = 2.0;
-    let mut best = fits(high);
-    while best.is_none() && high < 1e6 {
-        high *= 2.0;
-        best = fits(high);
+fn lean(r: &Restrictions) -> Restrictions {
+    let mut lean = r.clone();
+    if r.recompute.allows(Recompute::Full) {
+        lean.recompute = Choice::of(&[Recompute::Full]);
     }
-    let mut low = high / 2.0;
-    while best.is_some() && high > 1.01 * low {
+    if r.micro_batch.allows(1) {
+        lean.micro_batch = Numbers::only(1);
+    }
+    lean
+}
+
+/// Doubles device memory until something fits, then closes in.
+fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
+    let mut factor = 2.0;
+    while factor < 1e6 {
+        if let Some(outcome) = with_factor(request, factor, progress) {
+            return close_in(request, factor / 2.0, (factor, outcome), progress).best;
+        }
+        factor *= 2.0;
+    }
+    None
+}
+
+/// The fastest way in the least device memory that anything fits into, to 1 %; nothing where nothing
+/// fits into what there is.
+pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
+    let device = &request.cluster.device;
+    let outcome = with_factor(request, 1.0, progress)?;
+    let low = (device.reserved_bytes / device.hbm_bytes).max(1e-3);
+    Some(close_in(request, low, (1.0, outcome), progress))
+}
+
+/// Halves the interval between a part of device memory that is too little and one that is enough.
+fn close_in(
+    request: &Request,
+    mut low: f64,
+    enough: (f64, Outcome),
+    progress: Progress<'_>,
+) -> Outcome {
+    let (mut high, mut outcome) = enough;
+    while high > 1.01 * low {
         let middle = (low * high).sqrt();
-        match fits(middle) {
-            Some(found) => (best, high) = (Some(found), middle),
+        match with_factor(request, middle, progress) {
+            Some(leaner) => (high, outcome) = (middle, leaner),
             None => low = middle,
         }
     }
-    best
+    outcome
+}
+
+/// The search with so many times the device memory, if anything fits.
+fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
+    let mut cluster = request.cluster.clone();
+    cluster.device.hbm_bytes *= factor;
+    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
+    outcome.best.is_some().then_some(outcome)
 }
 
 fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
     (0..request.settings.len()).find_map(|index| {
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
-        let restrictions = Restrictions::parse(&settings).ok()?;
+        let restrictions = lean(&Restrictions::parse(&settings).ok()?);
         let task = Task { restrictions: &restrictions, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("without --set {dropped}"), found))

@@ -132,13 +132,13 @@ pub fn spent(plan: &Plan) -> String {
 /// Which constraint binds.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
-    let room = plan.inputs.cluster.hbm_bytes.saturating_sub(memory.total);
-    let memory_binds = bought.first().and_then(|tried| tried.best.as_ref());
-    let words = match memory_binds {
-        Some(best) if best.slower < -1e-4 => {
-            format!("memory on stage {stage}: {} left; 1 GB more saves {:.2} %", bytes(room), -100.0 * best.slower)
-        }
-        _ => format!("not memory: {} left on the fullest rank, 1 GB more changes nothing", bytes(room)),
+    let room = bytes(plan.inputs.cluster.hbm_bytes.saturating_sub(memory.total));
+    let left = format!("{room} left on the fullest rank (stage {stage})");
+    let gain = bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
+    let words = if gain > 1e-4 {
+        format!("memory: 1 GB more would save {:.2} %; {left}", 100.0 * gain)
+    } else {
+        format!("not memory: 1 GB more changes nothing; {left}")
     };
     line("binds", &words)
 }
@@ -154,16 +154,17 @@ pub fn explanation(plan: &Plan, found: &Explanation) -> String {
     for tried in &found.bought {
         text += &bought_row(tried);
     }
-    text += "\nthe plain plan\n";
-    text + &tried_row(own, &found.plain)
+    text += &format!("\nthe plain plan: {}\n", found.plain.what);
+    let plain = Tried { what: "1f1b".to_owned(), best: found.plain.best.clone() };
+    text + &tried_row(own, &plain)
 }
 
 fn tried_row(own: &Breakdown, tried: &Tried) -> String {
-    let what = format!("  {:<20}", tried.what);
+    let what = format!("  {:<16}", tried.what);
     match &tried.best {
         None => format!("{what} does not fit, or does not exist\n"),
         Some(best) => format!(
-            "{what} {:>+7.1} %  {:<44} {}\n",
+            "{what} {:>+8.2} %  {:<52} {}\n",
             100.0 * best.slower,
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
             loss(own, best)

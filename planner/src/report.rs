@@ -205,7 +205,8 @@ pub fn breakdown(priced: &Priced) -> Breakdown {
         ep_s: significant(priced.ep_s),
         pp_s: significant(priced.pp_s),
         dp_s: significant(priced.dp_s),
-        bubble_s: significant(priced.bubble_s),
+        // What is left over after subtraction may be rounding alone.
+        bubble_s: if priced.bubble_s < 1e-12 { 0.0 } else { significant(priced.bubble_s) },
         recompute_s: significant(priced.recompute_s),
         optimizer_s: significant(priced.optimizer_s),
         other_s: significant(priced.other_s),

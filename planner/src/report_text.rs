@@ -182,7 +182,7 @@ pub fn close(answer: &Answer) -> String {
     for (index, other) in answer.alternatives.iter().enumerate() {
         let label = if index == 0 { "close" } else { "" };
         let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
-        let words = format!("{shape:<44} {:+.1} %   {}", 100.0 * other.slower, loss(own, other));
+        let words = format!("{shape:<52} {:+.2} %   {}", 100.0 * other.slower, loss(own, other));
         text += &line(label, &words);
     }
     text

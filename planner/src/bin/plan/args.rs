@@ -1,6 +1,6 @@
 //! What can be typed.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use planner::request::Flags;
 use std::path::PathBuf;
 
@@ -93,12 +93,24 @@ pub struct PlanArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// What to make least: time, or (to 1 %) memory on the fullest rank
+    #[arg(long, value_enum, default_value_t = Objective::Time)]
+    pub objective: Objective,
     /// Alternatives to print: the best of other tp and pp, and of other schedules
     #[arg(long, value_name = "K", default_value_t = 2)]
     pub top: usize,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// What a plan makes least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Objective {
+    /// The iteration's time.
+    Time,
+    /// The device memory that anything fits into, to 1 %; then time.
+    Memory,
 }
 
 /// `plan estimate`.

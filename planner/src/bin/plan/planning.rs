@@ -1,33 +1,45 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, PlanArgs};
+use crate::args::{EstimateArgs, Objective, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress};
 use planner::explain::{self, Asker};
-use planner::report::Answer;
+use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
 use planner::search::{Task, search};
-use planner::{explain_text, report};
+use planner::explain_text;
 use std::path::Path;
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
-    let Some(mut answer) = answer(&request, &request.task()) else {
+    let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
-    let binds = look_around(&request, &mut answer, args.top);
+    answer.alternatives = alternatives(&request, &answer, args);
     if let Some(path) = &args.output {
         output::write(path, &answer.plan.to_yaml()?)?;
     }
     if args.request.json {
         return output::print_json(&answer.json());
     }
-    let around = report_text::close(&answer) + &binds;
+    let mut around = report_text::close(&answer);
+    if args.objective == Objective::Time {
+        around += &binds(&request, &answer);
+    }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref());
     output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))
+}
+
+fn best(request: &Request, objective: Objective) -> Option<Answer> {
+    if objective == Objective::Time {
+        return answer(request, &request.task());
+    }
+    let mut progress = Progress::new();
+    let outcome = explain::least_memory(request, &mut |settled, all| progress.show(settled, all));
+    Answer::new(request, outcome?)
 }
 
 /// Prices what is pinned, also where it does not fit.
@@ -50,19 +62,29 @@ fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
     Answer::new(request, outcome)
 }
 
-/// Alternatives, and what more memory would allow.
-fn look_around(request: &Request, answer: &mut Answer, top: usize) -> String {
+/// Other ways that are nearly as fast; there are none to speak of where memory is what counts.
+fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alternative> {
+    if args.objective == Objective::Memory {
+        return vec![];
+    }
     let mut progress = Progress::new();
     let mut show = |settled, all| progress.show(settled, all);
     let own_s = answer.plan.predicted.iteration_s;
-    let mut asker = Asker::new(request, own_s, &mut show);
-    answer.alternatives = asker.alternatives(&answer.plan.decisions, top);
-    let (stage, ..) = report::fullest(&answer.plan);
-    asker.more_memory().map_or_else(String::new, |(more, best)| {
+    Asker::new(request, own_s, &mut show).alternatives(&answer.plan.decisions, args.top)
+}
+
+/// What more memory would allow.
+fn binds(request: &Request, answer: &Answer) -> String {
+    let mut progress = Progress::new();
+    let mut show = |settled, all| progress.show(settled, all);
+    let own_s = answer.plan.predicted.iteration_s;
+    let more = Asker::new(request, own_s, &mut show).more_memory();
+    more.map_or_else(String::new, |(more, best)| {
         let gain = -100.0 * best.slower;
-        let words = format!("{} more would save {gain:.1} %", bytes(more as u64));
         let shape = report_text::shape(&best.decisions);
-        line("binds", &format!("memory on stage {stage}: {words} ({shape})"))
+        let size = bytes(more as u64);
+        let way = format!("{shape} · micro-batch {}", best.decisions.micro_batch);
+        line("binds", &format!("memory: {size} more a GPU would save {gain:.2} % ({way})"))
     })
 }
 
