@@ -19,6 +19,7 @@
 //! | `t`, `p`, `c`, `d` | tensor, pipeline, context and data parallel degrees |
 //! | `m`, `v` | micro-batches an iteration, chunks (virtual stages) a device |
 
+pub mod check;
 pub mod cluster;
 pub mod decisions;
 pub mod formulas;
@@ -26,4 +27,6 @@ pub mod input;
 pub mod layer;
 pub mod mesh;
 pub mod model;
+pub mod placement;
+pub mod plan;
 pub mod schedule;

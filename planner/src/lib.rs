@@ -2,7 +2,13 @@
 
 pub mod case;
 pub mod cost;
+pub mod explain;
+pub mod explain_text;
 pub mod placement;
+pub mod report;
+pub mod report_text;
+pub mod request;
+pub mod request_conflicts;
 pub mod restrict;
 pub mod search;
 pub mod simulate;

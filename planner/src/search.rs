@@ -418,7 +418,8 @@ impl<'a> Run<'a> {
     /// Settles every ZeRO stage, shard group and offloading on one pipeline.
     fn settle_states(&mut self, node: &Bounded, d: &Decisions, pipeline_s: f64) {
         let inner = &node.inner;
-        let bound_s = self.relaxed_bound_s(d, pipeline_s);
+        let least = least_states(inner, d);
+        let bound_s = self.relaxed_bound_s(least, pipeline_s);
         if self.finish_s(bound_s) >= self.best_s {
             self.proof.cut_by_time += (inner.shards.len() * inner.offload.len()) as u64;
             return;
@@ -431,17 +432,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A bound on the passes that holds for all states: the optimum of the closed form with endless
-    /// memory, or the fastest of the listed placements.
-    fn relaxed_bound_s(&mut self, d: &Decisions, pipeline_s: f64) -> f64 {
-        let Ok(case) = Case::new(self.ground, d.clone()) else { return f64::INFINITY };
-        if d.pp == 1 {
-            return pipeline_s;
+    /// A bound on the passes that holds for all states: the optimum of the closed form, or the fastest of
+    /// the listed placements, with the memory that the states which take least of it leave.
+    fn relaxed_bound_s(&mut self, d: Decisions, pipeline_s: f64) -> f64 {
+        let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
+        let ignore_memory = self.task.ignore_memory;
+        if !ignore_memory {
+            let recomputing_s = case.recomputing_bound_s();
+            if case.finish_s(recomputing_s) >= self.best_s {
+                return recomputing_s;
+            }
         }
         if let Some(list) = case.listed_ranges() {
-            return pipeline_s.max(case.listed_bound_s(&list, &mut self.scratch));
+            let listed_s = case.listed_bound_s(&list, ignore_memory, &mut self.scratch);
+            return pipeline_s.max(listed_s);
         }
-        let problem = case.relaxed_problem(case.core_s(self.best_s));
+        let problem = case.relaxed_problem(case.core_s(self.best_s), ignore_memory);
         let bounded = dynamic::solve(&problem);
         bounded.map_or(f64::INFINITY, |found| pipeline_s.max(found.bound_s))
     }
@@ -544,6 +550,15 @@ fn least_recompute(restrictions: &Restrictions) -> usize {
     } else {
         2
     }
+}
+
+/// The states that take least memory on every device: the highest stage over the most shards, as much
+/// on the host as may be.
+fn least_states(inner: &Inner, d: &Decisions) -> Decisions {
+    let (zero_stage, dp_shard) = inner.shards.iter().copied().max().unwrap_or((0, 1));
+    let most = inner.shards.iter().map(|shard| shard.1).max().unwrap_or(dp_shard);
+    let offload = inner.offload.iter().copied().max().unwrap_or(Offload::None);
+    Decisions { zero_stage, dp_shard: most, offload, ..d.clone() }
 }
 
 /// 1F1B, GPipe and naive, any placement, latencies aside. Two bounds, the larger counts:

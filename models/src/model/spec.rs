@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// Made by [`crate::model::read`] from our YAML or a Hugging Face `config.json`; nothing downstream
 /// re-validates it. Sizes are elements unless the name ends in a unit.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelSpec {
     /// Name as the user knows it, for example `llama70b`.
     pub name: String,
@@ -41,7 +42,8 @@ pub struct ModelSpec {
 }
 
 /// Self-attention.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Query heads, `a`.
     pub heads: u64,
@@ -64,7 +66,8 @@ pub struct Attention {
 }
 
 /// Multi-head latent attention (DeepSeek-V2, section 2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mla {
     /// Rank of the query compression; `None` projects queries directly.
     pub q_rank: Option<u64>,
@@ -77,7 +80,8 @@ pub struct Mla {
 }
 
 /// Sliding-window attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Window {
     /// Tokens a query sees, itself included.
     pub tokens: u64,
@@ -87,7 +91,8 @@ pub struct Window {
 }
 
 /// Dense feed-forward block.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mlp {
     /// Feed-forward width, `f`.
     pub ffn: u64,
@@ -121,7 +126,8 @@ impl Activation {
 }
 
 /// Mixture-of-experts block.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Moe {
     /// Routed experts, `E`.
     pub experts: u64,
@@ -154,7 +160,8 @@ pub enum Router {
 }
 
 /// Normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Norm {
     /// LayerNorm has scale and shift, RMSNorm scale only.
     pub kind: NormKind,
@@ -173,8 +180,8 @@ pub enum NormKind {
 }
 
 /// How positions enter.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Positions {
     /// Rotary, on queries and keys.
     Rope,

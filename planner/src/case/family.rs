@@ -41,8 +41,10 @@ impl Case<'_> {
         let mut costs = HashMap::new();
         let mut best: Option<(Placed, f64)> = None;
         for ranges in list {
-            let stages = self.stage_costs(ranges, &mut costs);
-            let Some(level) = self.least_level(ranges, &stages, ignore_memory) else { continue };
+            let stages = self.stage_costs(ranges, &mut costs, Self::stage);
+            let budget = self.budget_bytes();
+            let level = self.least_level(ranges, &stages, budget, ignore_memory);
+            let Some(level) = level else { continue };
             let columns = self.columns_at(ranges, &stages, level);
             let problem = self.problem_of(columns);
             let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
@@ -53,32 +55,38 @@ impl Case<'_> {
         best
     }
 
-    /// Passes of the list's fastest placement with nothing behind them and the least recomputation, s,
-    /// and the least that any device of any listed placement does behind its passes and the barrier.
-    pub fn listed_bound_s(&self, list: &[Ranges], scratch: &mut Scratch) -> f64 {
+    /// Passes of the list's fastest placement, s, with nothing behind them, no gathers in them, and the
+    /// recomputation that this case's states make necessary.
+    pub fn listed_bound_s(&self, list: &[Ranges], ignore_memory: bool, scratch: &mut Scratch) -> f64 {
         let mut costs = HashMap::new();
-        let passes_s = |ranges: &Ranges, scratch: &mut Scratch, costs: &mut StageCosts| {
-            let stages = self.stage_costs(ranges, costs);
-            let mut columns = self.columns_at(ranges, &stages, 0);
+        let budget = self.relaxed_budget_bytes();
+        let mut bound_s = |ranges: &Ranges| {
+            let stages = self.stage_costs(ranges, &mut costs, Self::relaxed_stage);
+            let Some(level) = self.least_level(ranges, &stages, budget, ignore_memory) else {
+                return f64::INFINITY;
+            };
+            let mut columns = self.columns_at(ranges, &stages, level);
             for column in columns.iter_mut().flatten() {
-                column.tail_s = 0.0;
                 column.step_s = 0.0;
             }
             self.problem_of(columns).iteration_s(&vec![0; ranges.len()], scratch)
         };
-        list.iter()
-            .map(|ranges| passes_s(ranges, scratch, &mut costs))
-            .fold(f64::INFINITY, f64::min)
+        list.iter().map(&mut bound_s).fold(f64::INFINITY, f64::min)
     }
 
     /// Costs of the stages; where layers are alike, equal stages are priced once.
-    fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
+    fn stage_costs(
+        &self,
+        ranges: &Ranges,
+        known: &mut StageCosts,
+        price: impl Fn(&Self, usize, usize, usize) -> StageCost,
+    ) -> Vec<StageCost> {
         let stages = ranges.len();
         let uniform = self.ground.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
             let place = if stage == 0 || stage + 1 == stages { stage } else { 1 };
             let key = if uniform { (place, 0, end - start) } else { (stage, start, end) };
-            known.entry(key).or_insert_with(|| self.stage(stage, start, end)).clone()
+            known.entry(key).or_insert_with(|| price(self, stage, start, end)).clone()
         };
         ranges.iter().enumerate().map(cost).collect()
     }
@@ -94,13 +102,23 @@ impl Case<'_> {
 
     /// The least level of recomputation with which every device fits. Memory falls and time grows with
     /// the level, so it is the fastest, and bisection finds it.
-    fn least_level(&self, ranges: &Ranges, stages: &[StageCost], ignore_memory: bool) -> Option<usize> {
+    fn least_level(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        budget: f64,
+        ignore_memory: bool,
+    ) -> Option<usize> {
+        if ignore_memory {
+            return Some(0);
+        }
         let levels = ranges.iter().map(|&(start, end)| self.mixes(start, end).len()).max()?;
         let fits = |level: usize| {
-            let problem = self.problem_of(self.columns_at(ranges, stages, level));
+            let mut problem = self.problem_of(self.columns_at(ranges, stages, level));
+            problem.budget_bytes.fill(budget);
             problem.fits(&vec![0; ranges.len()])
         };
-        if ignore_memory || fits(0) {
+        if fits(0) {
             return Some(0);
         }
         if !fits(levels - 1) {

@@ -9,15 +9,17 @@ pub mod layers;
 pub mod mixes;
 pub mod pipelines;
 pub mod priced;
+pub mod recompute_bound;
 
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{LayerCost, VocabCost};
+use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::placement::{Column, Pipeline, Problem};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
+use recompute_bound::{LayerTrade, longest_device_s};
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::formulas::vocabulary;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -111,14 +113,21 @@ impl<'a> Case<'a> {
         let vocab = self.passes.as_ref().map_or(0.0, |passes| {
             passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes
         });
-        let unit = self.sheet.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
-        let e = self.decisions.dtype.storage_bytes();
-        let in_motion = match self.decisions.zero_stage {
+        self.sheet.transient_bytes + received + vocab + self.in_motion_bytes()
+    }
+
+    /// Units that ZeRO gathers or reduces at a time: a layer, with the next one's weights on the way;
+    /// for breadth-first loops, which keep a chunk gathered for all its micro-batches, a chunk.
+    fn in_motion_bytes(&self) -> f64 {
+        let d = &self.decisions;
+        let layer = self.sheet.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        let chunk = self.ground.layers.len().div_ceil(self.stages()) as f64;
+        let unit = layer * if d.schedule == ScheduleName::LoopedBfs { chunk } else { 1.0 };
+        match d.zero_stage {
             0 | 1 => 0.0,
             2 => unit * 4.0,
-            _ => unit * (2.0 * e + 4.0),
-        };
-        self.sheet.transient_bytes + received + vocab + in_motion
+            _ => unit * (2.0 * d.dtype.storage_bytes() + 4.0),
+        }
     }
 
     /// Cost of a stage that holds layers `start..end`.
@@ -394,69 +403,102 @@ impl<'a> Case<'a> {
             .collect()
     }
 
-    /// The placement problem with endless memory, nothing behind the passes, and no more recomputation
-    /// than must be: what every choice of ZeRO stage, shards and offloading has at least to do on this
-    /// pipeline.
-    pub fn relaxed_problem(&self, cutoff_s: f64) -> Problem {
-        let columns = (0..self.stages()).map(|stage| self.relaxed_columns(stage, cutoff_s)).collect();
+    /// The placement problem with nothing behind the passes, no gathers in them, and memory for this
+    /// case's states but none for buffers in motion. With the states that take least memory, this is what
+    /// every choice of ZeRO stage, shards and offloading has at least to do on this pipeline.
+    pub fn relaxed_problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
+        let budget = if ignore_memory { f64::INFINITY } else { self.relaxed_budget_bytes() };
+        let columns =
+            (0..self.stages()).map(|stage| self.relaxed_columns(stage, cutoff_s, budget)).collect();
         let mut problem = self.problem_of(columns);
-        problem.budget_bytes.fill(f64::INFINITY);
+        problem.budget_bytes.fill(budget);
         problem
     }
 
-    fn relaxed_columns(&self, stage: usize, cutoff_s: f64) -> Vec<Column> {
-        let ends = self.stage_ends(stage);
-        let (forward_s, backward_s) = (ends.forward.total_s(), ends.backward.total_s());
+    /// Bytes a device has, buffers of ZeRO's gathers and reductions not counted.
+    pub(crate) fn relaxed_budget_bytes(&self) -> f64 {
+        self.budget_bytes() + self.in_motion_bytes()
+    }
+
+    fn relaxed_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
         let m = self.pipeline.micro_batches as f64;
-        let layer = self.relaxed_layers();
-        let column = |start: usize, end: usize| {
-            let counts = self.ground.layers.counts(start, end);
-            let sum = |value: fn(&(f64, f64)) -> f64| -> f64 {
-                counts.iter().zip(&layer).map(|(&count, times)| count as f64 * value(times)).sum()
-            };
-            let range = if self.ground.layers.is_uniform() { (0, end - start) } else { (start, end) };
-            Column {
-                start: range.0,
-                end: range.1,
-                forward_s: forward_s + sum(|times| times.0),
-                backward_s: backward_s + sum(|times| times.1),
-                ..Column::default()
-            }
-        };
         let limit_s = cutoff_s / m - self.vocab_pass_s();
-        self.free_ranges(stage)
-            .into_iter()
-            .flat_map(|(start, ends)| {
-                ends.map(move |end| (start, end))
-            })
-            .map(|(start, end)| column(start, end))
-            .filter(|column| column.load_s() < limit_s)
-            .collect()
+        let mut columns = vec![];
+        for (start, ends) in self.free_ranges(stage) {
+            for end in ends {
+                let fits = |column: &Column| self.fits_alone(stage, column, budget);
+                let found = self.relaxed_range(stage, start, end, limit_s, fits);
+                if found.is_none() && end > start {
+                    break;
+                }
+                columns.extend(found);
+            }
+        }
+        columns
     }
 
-    /// Forward and backward of one layer of each kind with the least recomputation allowed, s.
-    fn relaxed_layers(&self) -> Vec<(f64, f64)> {
-        let least = match self.decisions.recompute {
-            Recompute::None | Recompute::PerLayer => 0,
-            Recompute::Selective => 1,
-            Recompute::Full => 2,
+    /// The fastest column of a range that fits and takes less than `limit_s`, with nothing but layers and
+    /// vocabulary in its passes.
+    fn relaxed_range(
+        &self,
+        stage: usize,
+        start: usize,
+        end: usize,
+        limit_s: f64,
+        fits: impl Fn(&Column) -> bool,
+    ) -> Option<Column> {
+        let cost = self.relaxed_stage(stage, start, end);
+        if cost.forward.total_s() + cost.backward.total_s() >= limit_s {
+            return None;
+        }
+        let range = if self.ground.layers.is_uniform() { (0, end - start) } else { (start, end) };
+        let mixes = self.mixes(start, end);
+        let columns = mixes.iter().map(|mix| self.column(range, 0, &cost, mix));
+        columns.take_while(|column| column.load_s() < limit_s).find(fits)
+    }
+
+    /// Cost of a stage without anything that depends on how parameter state is sharded.
+    pub(crate) fn relaxed_stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
+        let mut cost = self.stage_ends(stage);
+        let counts = self.ground.layers.counts(start, end);
+        for (kind, &count) in counts.iter().enumerate() {
+            let layer = &self.sheet.layer[kind];
+            cost.forward += layer.forward * count as f64;
+            cost.backward += layer.backward() * count as f64;
+            cost.params = cost.params + self.sheet.params[kind] * count as f64;
+        }
+        cost.tail_s = 0.0;
+        cost
+    }
+
+    /// Lower bound on the passes with the recomputation that memory makes necessary: the longest device's
+    /// layers. Uses this case's states, without buffers in motion, and counts on each device as many
+    /// micro-batches in flight as its schedule holds at some moment, chunks taken alike.
+    pub fn recomputing_bound_s(&self) -> f64 {
+        let allowed: &[usize] = match self.decisions.recompute {
+            Recompute::PerLayer => &[0, 1, 2],
+            Recompute::None => &[0],
+            Recompute::Selective => &[1],
+            Recompute::Full => &[2],
         };
-        let times = |layer: &LayerCost| {
-            let backward_s = layer.backward().total_s() + layer.recompute[least].total_s();
-            (layer.forward.total_s(), backward_s)
-        };
-        self.sheet.layer.iter().map(times).collect()
+        let trade = LayerTrade::new(&self.sheet.layer, allowed);
+        let params = self.sheet.params.iter().copied();
+        let state_bytes = params
+            .map(|params| self.state.memory(params).device_bytes())
+            .fold(f64::INFINITY, f64::min);
+        let in_flight: Vec<f64> =
+            (0..self.pipeline.devices).map(|device| self.least_in_flight(device)).collect();
+        let layers = self.ground.layers.len() as f64;
+        let budget = self.relaxed_budget_bytes();
+        let device_s = longest_device_s(&trade, layers, &in_flight, state_bytes, budget);
+        self.pipeline.micro_batches as f64 * (device_s + self.vocab_pass_s())
     }
 
-    /// Latency of one boundary where it blocks nobody, s; blocking hops are part of the stages.
-    pub fn link_s(&self) -> f64 {
-        if self.hop.blocks { 0.0 } else { self.hop.time_s }
-    }
-
-    /// Blocking hops of one micro-batch through all stages, one way, s.
-    pub fn blocking_hops_s(&self) -> f64 {
-        let boundaries = (self.stages() - 1) as f64;
-        if self.hop.blocks { boundaries * self.hop.time_s } else { 0.0 }
+    /// Micro-batches that every chunk of a device has in flight at one moment, the best such moment.
+    fn least_in_flight(&self, device: usize) -> f64 {
+        let least = |counts: &Vec<u32>| counts.iter().copied().min().unwrap_or(0);
+        let moments = self.pipeline.in_flight[device].iter().map(least);
+        f64::from(moments.max().unwrap_or(1).max(1))
     }
 
     /// Lower bound on the passes: some device has at least the mean of the devices' work, and every

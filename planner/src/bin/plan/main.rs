@@ -1,1 +1,34 @@
-fn main() {}
+//! The command `plan`.
+
+mod args;
+mod checking;
+mod explaining;
+mod failure;
+mod lists;
+mod output;
+mod planning;
+mod schedules;
+
+use args::{Cli, Command};
+use clap::Parser;
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let Err(failure) = run(&Cli::parse()) else { return ExitCode::SUCCESS };
+    eprint!("{failure}");
+    ExitCode::from(failure.code())
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        None => planning::plan(&cli.plan),
+        Some(Command::Estimate(args)) => planning::estimate(args),
+        Some(Command::Explain(args)) => explaining::run(args),
+        Some(Command::Check(args)) => checking::run(args),
+        Some(Command::Diff(args)) => checking::diff(args),
+        Some(Command::Schedule(args)) => schedules::run(args),
+        Some(Command::Models(args)) => lists::models(args),
+        Some(Command::Clusters(args)) => lists::clusters(args),
+    }
+}

@@ -1,0 +1,457 @@
+//! The read-only plan checker: refuses any plan whose split, stages, schedule, memory or figures do not
+//! work out. It knows the cluster by what the plan says of it, and changes nothing.
+
+use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
+use crate::model::ModelSpec;
+use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
+use crate::plan::{Plan, Predicted, Timing, VERSION};
+use crate::schedule::{PassTimes, Schedule, ScheduleError, VocabPasses, one_f_one_b_with_vocab};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+
+/// Something a plan has that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// The field, as in plan.yaml.
+    pub field: String,
+    /// What it says.
+    pub found: String,
+    /// What would be valid.
+    pub valid: String,
+}
+
+impl Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, found, valid } = self;
+        write!(f, "{field} cannot be {found}; valid: {valid}")
+    }
+}
+
+/// Largest figure that is looked into: products of a few stay within 64 bits.
+const MOST: u64 = 1 << 30;
+
+/// Longest schedule, in passes, that is run through to see whether it ends.
+const MOST_PASSES: u64 = 50_000_000;
+
+/// Everything wrong with a plan; nothing for a good one.
+pub fn check(plan: &Plan) -> Vec<Violation> {
+    let mut found = Checks::default();
+    sizes(plan, &mut found);
+    if !found.list.is_empty() {
+        // What follows divides and multiplies by these.
+        return found.list;
+    }
+    inputs(plan, &mut found);
+    degrees(plan, &mut found);
+    batch(plan, &mut found);
+    context(plan, &mut found);
+    experts(plan, &mut found);
+    state(plan, &mut found);
+    let schedule = schedule(plan, &mut found);
+    stage_map(plan, schedule.as_ref(), &mut found);
+    memory(plan, &mut found);
+    predicted(plan, &mut found);
+    proof(plan, &mut found);
+    found.list
+}
+
+#[derive(Default)]
+struct Checks {
+    list: Vec<Violation>,
+}
+
+impl Checks {
+    /// Notes a field unless it holds.
+    fn that(&mut self, holds: bool, field: &str, found: impl Display, valid: impl Display) {
+        if !holds {
+            let (found, valid) = (found.to_string(), valid.to_string());
+            self.list.push(Violation { field: field.to_owned(), found, valid });
+        }
+    }
+
+    fn divides(&mut self, field: &str, degree: u64, what: &str, whole: u64) {
+        let valid = || format!("a divisor of {what} ({whole})");
+        self.that(whole.is_multiple_of(degree), field, degree, valid());
+    }
+
+    fn equals<T: PartialEq + Display>(&mut self, field: &str, found: T, valid: T) {
+        self.that(found == valid, field, found, &valid);
+    }
+}
+
+/// Counts are at least one and no product of them overflows.
+fn sizes(plan: &Plan, checks: &mut Checks) {
+    let (d, i) = (&plan.decisions, &plan.inputs);
+    checks.that(plan.version == VERSION, "version", plan.version, VERSION);
+    let degrees = [
+        ("tp", d.tp),
+        ("pp", d.pp),
+        ("vpp", d.vpp),
+        ("cp", d.cp),
+        ("cp_ulysses", d.cp_ulysses),
+        ("dp", d.dp),
+        ("dp_shard", d.dp_shard),
+        ("ep", d.ep),
+        ("etp", d.etp),
+        ("micro_batch", d.micro_batch),
+        ("micro_batches", d.micro_batches),
+        ("moe_overlap_degree", d.moe_overlap_degree),
+    ];
+    let counts = [
+        ("inputs.gpus", i.gpus),
+        ("inputs.global_batch", i.global_batch),
+        ("inputs.seq_len", i.seq_len),
+        ("inputs.cluster.node_gpus", i.cluster.node_gpus),
+        ("inputs.model.layers", i.model.layers as u64),
+        ("inputs.model.hidden", i.model.hidden),
+        ("inputs.model.vocab", i.model.vocab),
+        ("inputs.model.attention.heads", i.model.attention.heads),
+        ("inputs.model.attention.kv_heads", i.model.attention.kv_heads),
+        ("inputs.model.attention.head_dim", i.model.attention.head_dim),
+        ("inputs.model.mlp.ffn", i.model.mlp.ffn),
+    ];
+    let named = degrees.map(|(name, degree)| (format!("decisions.{name}"), degree));
+    let moe = i.model.moe.iter().flat_map(|moe| {
+        [("experts", moe.experts), ("top_k", moe.top_k), ("ffn", moe.ffn), ("every", moe.every as u64)]
+            .map(|(name, value)| (format!("inputs.model.moe.{name}"), value))
+    });
+    let counts = counts.map(|(name, value)| (name.to_owned(), value));
+    for (field, value) in named.into_iter().chain(counts).chain(moe) {
+        checks.that((1..=MOST).contains(&value), &field, value, format!("1 to {MOST}"));
+    }
+    let world = [d.tp, d.pp, d.cp, d.dp].iter().try_fold(1u64, |product, &n| product.checked_mul(n));
+    let fits = world.is_some_and(|world| world <= MOST) && d.pp.saturating_mul(d.vpp) <= MOST;
+    checks.that(fits, "decisions.tp · pp · cp · dp", "so many", format!("at most {MOST} ranks"));
+}
+
+/// What is said twice is said alike.
+fn inputs(plan: &Plan, checks: &mut Checks) {
+    let i = &plan.inputs;
+    checks.equals("inputs.model.seq_len", i.model.seq_len, i.seq_len);
+    checks.equals("inputs.model.global_batch", i.model.global_batch, i.global_batch);
+    let attention = &i.model.attention;
+    let (heads, kv_heads) = (attention.heads, attention.kv_heads);
+    checks.divides("inputs.model.attention.kv_heads", kv_heads, "heads", heads);
+    if let Some(moe) = &i.model.moe {
+        let range = format!("1 to experts ({})", moe.experts);
+        checks.that(moe.top_k <= moe.experts, "inputs.model.moe.top_k", moe.top_k, range);
+    }
+    let (reserved, hbm) = (i.cluster.reserved_bytes, i.cluster.hbm_bytes);
+    let room = format!("less than hbm_bytes ({hbm})");
+    checks.that(reserved < hbm, "inputs.cluster.reserved_bytes", reserved, room);
+    let peak = i.cluster.peak_flops;
+    let positive = peak.is_finite() && peak > 0.0;
+    checks.that(positive, "inputs.cluster.peak_flops", peak, "above 0");
+    levels(plan, checks);
+}
+
+/// Link domains nest: innermost first, the last holds all ranks.
+fn levels(plan: &Plan, checks: &mut Checks) {
+    let levels = &plan.inputs.cluster.level_gpus;
+    let grows = levels.windows(2).all(|pair| pair[0] <= pair[1]);
+    let whole = levels.last() == Some(&plan.inputs.gpus);
+    let positive = levels.iter().all(|&gpus| gpus > 0);
+    let valid = format!("rising domain sizes that end with gpus ({})", plan.inputs.gpus);
+    let words = format!("{levels:?}");
+    checks.that(grows && whole && positive, "inputs.cluster.level_gpus", words, valid);
+}
+
+fn degrees(plan: &Plan, checks: &mut Checks) {
+    let (d, model) = (&plan.decisions, &plan.inputs.model);
+    checks.equals("decisions.tp · pp · cp · dp", d.gpus(), plan.inputs.gpus);
+    checks.divides("decisions.tp", d.tp, "heads", model.attention.heads);
+    if has_dense_layers(model) {
+        checks.divides("decisions.tp", d.tp, "ffn", model.mlp.ffn);
+    }
+    let shared = model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
+    checks.divides("decisions.tp", d.tp, "the shared experts' ffn", shared);
+    let (stages, layers) = (d.pp * d.vpp, model.layers as u64);
+    let most = format!("pp·vpp of at most layers ({layers})");
+    checks.that(d.vpp == 1 || stages <= layers, "decisions.vpp", d.vpp, &most);
+    checks.that(d.pp <= layers, "decisions.pp", d.pp, &most);
+    let splits = (model.seq_len / d.cp).is_multiple_of(d.tp) && d.tp > 1;
+    let valid = "false, or tp above 1 that divides a rank's tokens";
+    checks.that(
+        !d.sequence_parallel || splits,
+        "decisions.sequence_parallel",
+        d.sequence_parallel,
+        valid,
+    );
+}
+
+fn has_dense_layers(model: &ModelSpec) -> bool {
+    model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1)
+}
+
+fn batch(plan: &Plan, checks: &mut Checks) {
+    let (d, batch) = (&plan.decisions, plan.inputs.global_batch);
+    checks.divides("decisions.dp", d.dp, "global_batch", batch);
+    let run = d.micro_batch.saturating_mul(d.micro_batches).saturating_mul(d.dp);
+    let valid = format!("global_batch / dp / micro_batch ({batch} / {} / {})", d.dp, d.micro_batch);
+    checks.that(run == batch, "decisions.micro_batches", d.micro_batches, valid);
+}
+
+fn context(plan: &Plan, checks: &mut Checks) {
+    let (d, model) = (&plan.decisions, &plan.inputs.model);
+    let pieces = match d.cp_style {
+        _ if d.cp == 1 => 1,
+        CpStyle::Zigzag | CpStyle::AllGather => 2 * d.cp,
+        CpStyle::Hybrid => 2 * d.cp / d.cp_ulysses * d.cp_ulysses,
+        CpStyle::Ring | CpStyle::Ulysses => d.cp,
+    };
+    let cuts = format!("one that cuts seq_len ({}) into whole pieces", model.seq_len);
+    checks.that(model.seq_len.is_multiple_of(pieces), "decisions.cp", d.cp, cuts);
+    let (ulysses, valid) = match d.cp_style {
+        _ if d.cp == 1 => (d.cp_ulysses == 1, "1 with cp 1".to_owned()),
+        CpStyle::Ulysses => (d.cp_ulysses == d.cp, format!("cp ({}) with ulysses", d.cp)),
+        CpStyle::Hybrid => (
+            d.cp_ulysses > 1 && d.cp_ulysses < d.cp && d.cp.is_multiple_of(d.cp_ulysses),
+            format!("a divisor of cp ({}) between 1 and it", d.cp),
+        ),
+        _ => (d.cp_ulysses == 1, format!("1 with {}", d.cp_style)),
+    };
+    checks.that(ulysses, "decisions.cp_ulysses", d.cp_ulysses, valid);
+    let ways = d.tp.saturating_mul(d.cp_ulysses);
+    checks.divides("decisions.tp · cp_ulysses", ways, "heads", model.attention.heads);
+}
+
+fn experts(plan: &Plan, checks: &mut Checks) {
+    let (d, model) = (&plan.decisions, &plan.inputs.model);
+    let world = d.tp * d.cp * d.dp;
+    let Some(moe) = &model.moe else {
+        let named = [("ep", d.ep), ("etp", d.etp), ("moe_overlap_degree", d.moe_overlap_degree)];
+        for (name, degree) in named {
+            let valid = "1: the model has no experts";
+            checks.that(degree == 1, &format!("decisions.{name}"), degree, valid);
+        }
+        let overlap = d.moe_overlap == MoeOverlap::None;
+        checks.that(overlap, "decisions.moe_overlap", d.moe_overlap, "none: no experts");
+        let no_factor = d.capacity_factor.is_none();
+        checks.that(no_factor, "decisions.capacity_factor", "given", "absent: no experts");
+        return;
+    };
+    checks.divides("decisions.ep", d.ep, "experts", moe.experts);
+    checks.divides("decisions.etp", d.etp, "the experts' ffn", moe.ffn);
+    checks.divides("decisions.etp", d.etp, "tp", d.tp);
+    checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
+    let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;
+    let valid = "true: with ep and tp above 1 ranks must hold different tokens";
+    checks.that(apart, "decisions.sequence_parallel", d.sequence_parallel, valid);
+    let chunks = match d.moe_overlap {
+        MoeOverlap::None => d.moe_overlap_degree == 1,
+        _ => d.moe_overlap_degree > 1 && d.ep > 1,
+    };
+    let valid = "1 without overlap; above 1 with it, and then ep above 1";
+    checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
+    let factor = d.capacity_factor.unwrap_or(1.0);
+    let valid = factor.is_finite() && factor > 0.0;
+    checks.that(valid, "decisions.capacity_factor", factor, "above 0, or absent");
+}
+
+fn state(plan: &Plan, checks: &mut Checks) {
+    let d = &plan.decisions;
+    checks.that(d.zero_stage <= 3, "decisions.zero_stage", d.zero_stage, "0, 1, 2 or 3");
+    let replicas = d.dp * d.cp;
+    let (holds, valid) = if d.zero_stage == 0 {
+        (d.dp_shard == 1, "1 with zero_stage 0".to_owned())
+    } else {
+        let valid = format!("a divisor of dp·cp ({replicas}) above 1");
+        (d.dp_shard > 1 && replicas.is_multiple_of(d.dp_shard), valid)
+    };
+    checks.that(holds, "decisions.dp_shard", d.dp_shard, valid);
+    let valid = "false: no schedule here can use it yet";
+    checks.that(!d.post_validation, "decisions.post_validation", d.post_validation, valid);
+}
+
+/// The schedule exists for these counts and runs to its end.
+fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
+    let d = &plan.decisions;
+    let hosts = d.schedule.takes_vocab() && d.pp > 1;
+    let valid = "first_last, redistribute or tensor; the others need 1f1b and pp above 1";
+    checks.that(!d.vocab.over_pipeline() || hosts, "decisions.vocab", d.vocab, valid);
+    let run = d.schedule.micro_batches_run(d.micro_batches as usize) as u64;
+    let one = run == d.micro_batches;
+    checks.that(one, "decisions.schedule", d.schedule, "another: naive runs one micro-batch");
+    if d.pp.saturating_mul(d.vpp).saturating_mul(d.micro_batches) > MOST_PASSES {
+        return None;
+    }
+    match built(d) {
+        Ok(schedule) => Some(schedule),
+        Err(error) => {
+            checks.that(false, "decisions.schedule", d.schedule, error);
+            None
+        }
+    }
+}
+
+fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
+    let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
+    d.schedule.check(p, m, v)?;
+    let passes = match d.vocab {
+        Vocab::ParallelNaive => Some(VocabPasses::Naive),
+        Vocab::Parallel1 | Vocab::Interlaced => Some(VocabPasses::One),
+        Vocab::Parallel2 => Some(VocabPasses::Two),
+        Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => None,
+    };
+    let schedule = match passes {
+        Some(passes) if d.schedule.takes_vocab() => {
+            one_f_one_b_with_vocab(p, m, passes, PassTimes::default())
+        }
+        _ => d.schedule.build(p, m, v),
+    }?;
+    schedule.validate()?;
+    Ok(schedule)
+}
+
+/// Stages follow one another through all layers, each on the device the schedule gives it.
+fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
+    let (d, model) = (&plan.decisions, &plan.inputs.model);
+    let stages = d.stages();
+    checks.that(plan.stages.len() == stages, "stages", plan.stages.len(), format!("pp·vpp ({stages})"));
+    let mut next = 0;
+    for (index, stage) in plan.stages.iter().enumerate() {
+        let field = |name: &str| format!("stages[{index}].{name}");
+        checks.equals(&field("stage"), stage.stage, index);
+        checks.equals(&field("first_layer"), stage.first_layer, next);
+        next = stage.first_layer.saturating_add(stage.layers);
+        checks.that(
+            stage.layers > 0 || may_be_empty(d.vocab, index, stages),
+            &field("layers"),
+            stage.layers,
+            "1 or more",
+        );
+        if let Some(schedule) = schedule.filter(|schedule| index < schedule.stages()) {
+            checks.equals(&field("device"), stage.device, schedule.device_of(index));
+            checks.equals(&field("chunk"), stage.chunk, schedule.chunk_of(index));
+        }
+        shares(d, stage, index, checks);
+        recompute(d.recompute, model, stage, index, checks);
+    }
+    let valid = format!("layers that end at {}", model.layers);
+    checks.that(next == model.layers, "stages", format!("layers that end at {next}"), valid);
+    even(plan, checks);
+}
+
+/// `first_last` means even layers.
+fn even(plan: &Plan, checks: &mut Checks) {
+    if plan.decisions.vocab != Vocab::FirstLast {
+        return;
+    }
+    let counts = plan.stages.iter().map(|stage| stage.layers);
+    let (least, most) = (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0));
+    let valid = "first_last only with even layers: at most one more on a stage than on another";
+    checks.that(most <= least + 1, "decisions.vocab", plan.decisions.vocab, valid);
+}
+
+fn shares(d: &Decisions, stage: &Stage, index: usize, checks: &mut Checks) {
+    let valid = VocabShare::new(d, index);
+    let pairs = [
+        ("input", stage.vocab_share.input, valid.input),
+        ("output", stage.vocab_share.output, valid.output),
+    ];
+    for (name, found, valid) in pairs {
+        let field = format!("stages[{index}].vocab_share.{name}");
+        checks.that((found - valid).abs() < 1e-9, &field, found, valid);
+    }
+}
+
+/// Recompute counts add up to the stage's layers of each kind, and are what the decision says.
+fn recompute(
+    decision: Recompute,
+    model: &ModelSpec,
+    stage: &Stage,
+    index: usize,
+    checks: &mut Checks,
+) {
+    let field = format!("stages[{index}].recompute");
+    let kinds = kinds_in(model, stage.first_layer, stage.layers);
+    let named: BTreeMap<&str, usize> =
+        stage.recompute.iter().map(|(kind, counts)| (kind.as_str(), counts.total())).collect();
+    let valid = format!("counts that add up to the stage's layers: {kinds:?}");
+    checks.that(named == kinds, &field, format!("{named:?}"), valid);
+    for (kind, counts) in &stage.recompute {
+        let RecomputeCounts { none, selective, full } = *counts;
+        let uniform = match decision {
+            Recompute::None => selective + full == 0,
+            Recompute::Selective => none + full == 0,
+            Recompute::Full => none + selective == 0,
+            Recompute::PerLayer => true,
+        };
+        let words = format!("none {none}, selective {selective}, full {full}");
+        let valid = format!("{decision} alone, as decisions.recompute says");
+        checks.that(uniform, &format!("{field}.{kind}"), words, valid);
+    }
+}
+
+/// Totals add up, and every device's stages fit it together.
+fn memory(plan: &Plan, checks: &mut Checks) {
+    for (index, stage) in plan.stages.iter().enumerate() {
+        let field = format!("stages[{index}].memory.total");
+        checks.equals(&field, stage.memory.total, stage.memory.sum());
+    }
+    let room = plan.inputs.cluster.hbm_bytes;
+    for (device, memory) in plan.device_memory().iter().enumerate() {
+        let field = format!("stages on device {device}: memory.total together");
+        checks.that(memory.total <= room, &field, memory.total, format!("at most hbm_bytes ({room})"));
+    }
+}
+
+/// What follows from the iteration's time follows from it here.
+fn predicted(plan: &Plan, checks: &mut Checks) {
+    let found = &plan.predicted;
+    let positive = found.iteration_s.is_finite() && found.iteration_s > 0.0;
+    checks.that(positive, "predicted.iteration_s", found.iteration_s, "above 0");
+    let total_s = found.breakdown.total_s();
+    checks.that(
+        close(total_s, found.iteration_s),
+        "predicted.breakdown",
+        format!("parts that add up to {total_s} s"),
+        format!("parts that add up to iteration_s ({})", found.iteration_s),
+    );
+    for (name, seconds) in found.breakdown.parts() {
+        let least = if name == "bubble" { -1e-6 * found.iteration_s } else { 0.0 };
+        let field = format!("predicted.breakdown.{name}_s");
+        checks.that(seconds >= least, &field, seconds, "0 or more");
+    }
+    let timing = Timing { iteration_s: found.iteration_s, breakdown: found.breakdown };
+    let derived = Predicted::new(&plan.inputs, &plan.decisions, &plan.stages, timing);
+    for ((name, found), (_, derived)) in rates(found).into_iter().zip(rates(&derived)) {
+        checks.that(close(found, derived), &format!("predicted.{name}"), found, derived);
+    }
+    checks.equals("predicted.peak_memory_bytes", found.peak_memory_bytes, derived.peak_memory_bytes);
+    checks.that(found.mfu <= 1.0, "predicted.mfu", found.mfu, "at most 1");
+    let band = found.error_band.relative;
+    checks.that((0.0..1.0).contains(&band), "predicted.error_band.relative", band, "0 up to 1");
+    let days = (found.training_days, derived.training_days);
+    let same = match days {
+        (Some(found), Some(derived)) => close(found, derived),
+        (found, derived) => found == derived,
+    };
+    let word = |days: Option<f64>| days.map_or("absent".to_owned(), |days| days.to_string());
+    checks.that(same, "predicted.training_days", word(days.0), word(days.1));
+}
+
+fn rates(predicted: &Predicted) -> [(&'static str, f64); 5] {
+    [
+        ("tokens_per_s_per_gpu", predicted.tokens_per_s_per_gpu),
+        ("model_tflops_per_gpu", predicted.model_tflops_per_gpu),
+        ("hardware_tflops_per_gpu", predicted.hardware_tflops_per_gpu),
+        ("mfu", predicted.mfu),
+        ("bubble_fraction", predicted.bubble_fraction),
+    ]
+}
+
+fn proof(plan: &Plan, checks: &mut Checks) {
+    let proof = &plan.proof;
+    let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
+    let cut = cut.into_iter().fold(0u64, u64::saturating_add);
+    checks.that(cut <= proof.candidates, "proof.candidates", proof.candidates, "no less than were cut");
+    let gap = if proof.proven_optimal { proof.gap == 0.0 } else { (0.0..=1.0).contains(&proof.gap) };
+    checks.that(gap, "proof.gap", proof.gap, "0 where proven_optimal, else 0 to 1");
+}
+
+/// Equal to the digits that plans keep.
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * a.abs().max(b.abs())
+}

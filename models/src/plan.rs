@@ -1,0 +1,358 @@
+//! A plan: what goes in, what was decided, and what is predicted. The file `plan.yaml`.
+//!
+//! It carries everything that whoever reads it later needs: the resolved model, the cluster's figures
+//! that matter to a check, every decision, the stage map and the proof. It has no time stamp and no
+//! wall time, so that the same question gives the same bytes.
+
+use crate::cluster::{AttentionKernel, ClusterSpec};
+use crate::decisions::Decisions;
+use crate::input::{InputError, Source, parse_yaml};
+use crate::layer::{self, LocalHeads, Split};
+use crate::model::ModelSpec;
+use crate::placement::{Stage, device_memory};
+use serde::{Deserialize, Serialize};
+
+/// The version of plans that this crate reads and writes.
+pub const VERSION: u32 = 1;
+
+/// A complete plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Version of the format, [`VERSION`].
+    pub version: u32,
+    /// The tool that wrote it, with its version.
+    pub tool: String,
+    /// What was asked.
+    pub inputs: Inputs,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// What it is expected to do.
+    pub predicted: Predicted,
+    /// How the decision was reached.
+    pub proof: Proof,
+    /// Which layers lie where.
+    pub stages: Vec<Stage>,
+}
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inputs {
+    /// GPUs.
+    pub gpus: u64,
+    /// Sequences an iteration.
+    pub global_batch: u64,
+    /// Tokens a sequence.
+    pub seq_len: u64,
+    /// Tokens to train on, if the user said.
+    pub tokens: Option<u64>,
+    /// What the user pinned or narrowed, as typed behind `--set`.
+    pub settings: Vec<String>,
+    /// The cluster's figures.
+    pub cluster: ClusterFigures,
+    /// The model, resolved.
+    pub model: ModelSpec,
+}
+
+/// The figures of a cluster that a check of a plan needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFigures {
+    /// Name, for example `dgx_h100`.
+    pub name: String,
+    /// The accelerator.
+    pub device: String,
+    /// Its peak in the plan's number format, FLOP/s.
+    pub peak_flops: f64,
+    /// Its memory, bytes.
+    pub hbm_bytes: u64,
+    /// Of which tensors cannot use so much, bytes.
+    pub reserved_bytes: u64,
+    /// Host memory a GPU, bytes.
+    pub host_bytes: u64,
+    /// GPUs in a full node.
+    pub node_gpus: u64,
+    /// GPUs in a domain of each link level, innermost first.
+    pub level_gpus: Vec<u64>,
+    /// How attention is computed.
+    pub attention: AttentionKernel,
+}
+
+impl ClusterFigures {
+    /// Figures of `cluster` for a plan with these decisions.
+    pub fn new(cluster: &ClusterSpec, d: &Decisions) -> Self {
+        Self {
+            name: cluster.name.clone(),
+            device: cluster.device.name.clone(),
+            peak_flops: cluster.device.peak_flops(d.dtype),
+            hbm_bytes: cluster.device.hbm_bytes as u64,
+            reserved_bytes: cluster.device.reserved_bytes as u64,
+            host_bytes: cluster.host.memory_bytes as u64,
+            node_gpus: cluster.node_gpus(),
+            level_gpus: cluster.level_sizes(d.gpus()),
+            attention: cluster.software.attention,
+        }
+    }
+}
+
+/// What a plan is expected to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// One iteration, s.
+    pub iteration_s: f64,
+    /// Tokens a second and GPU.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs (attention in full, no recomputation), TFLOP/s and GPU.
+    pub model_tflops_per_gpu: f64,
+    /// FLOPs as executed, recomputation included, TFLOP/s and GPU.
+    pub hardware_tflops_per_gpu: f64,
+    /// Model FLOPs over the device's peak.
+    pub mfu: f64,
+    /// Waiting for other stages, part of the iteration.
+    pub bubble_fraction: f64,
+    /// How far the truth may lie from it.
+    pub error_band: ErrorBand,
+    /// Days for the tokens the user named.
+    pub training_days: Option<f64>,
+    /// On the fullest rank, bytes.
+    pub peak_memory_bytes: u64,
+    /// Where an iteration goes.
+    pub breakdown: Breakdown,
+}
+
+/// How far the truth may lie from a prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ErrorBand {
+    /// Half width, as a part of the iteration's time.
+    pub relative: f64,
+    /// Where that comes from.
+    pub basis: Basis,
+}
+
+/// Where an error band comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// A prior: the cost model has not been compared with measured runs of this kind.
+    Uncalibrated,
+    /// Measured runs.
+    Validated,
+}
+
+impl Default for ErrorBand {
+    /// What holds before a validation: a round prior.
+    fn default() -> Self {
+        Self { relative: 0.15, basis: Basis::Uncalibrated }
+    }
+}
+
+/// Where the seconds of an iteration go on the busiest device: exposed time, adding up to the iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Breakdown {
+    /// Kernels of forward and backward passes.
+    pub compute_s: f64,
+    /// Tensor-parallel collectives.
+    pub tp_s: f64,
+    /// Context-parallel transfers.
+    pub cp_s: f64,
+    /// Expert all-to-all.
+    pub ep_s: f64,
+    /// Pipeline transfers.
+    pub pp_s: f64,
+    /// Data-parallel reductions and gathers.
+    pub dp_s: f64,
+    /// Waiting for other stages.
+    pub bubble_s: f64,
+    /// Recomputed work.
+    pub recompute_s: f64,
+    /// Optimizer update.
+    pub optimizer_s: f64,
+    /// Fixed work of a step and stragglers.
+    pub other_s: f64,
+}
+
+impl Breakdown {
+    /// The parts by name.
+    pub fn parts(&self) -> [(&'static str, f64); 10] {
+        [
+            ("compute", self.compute_s),
+            ("tp", self.tp_s),
+            ("cp", self.cp_s),
+            ("ep", self.ep_s),
+            ("pp", self.pp_s),
+            ("dp", self.dp_s),
+            ("bubble", self.bubble_s),
+            ("recompute", self.recompute_s),
+            ("optimizer", self.optimizer_s),
+            ("other", self.other_s),
+        ]
+    }
+
+    /// All of it, s.
+    pub fn total_s(&self) -> f64 {
+        self.parts().iter().map(|(_, seconds)| seconds).sum()
+    }
+}
+
+/// How the decision was reached; without wall times, which differ from run to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Proof {
+    /// Combinations that satisfy every divisibility rule.
+    pub candidates: u64,
+    /// Cut by a bound on time.
+    pub cut_by_time: u64,
+    /// Cut by a bound on memory.
+    pub cut_by_memory: u64,
+    /// Cut because another does as well in every respect.
+    pub cut_by_dominance: u64,
+    /// Placement problems looked into.
+    pub placed: u64,
+    /// Integer programs solved.
+    pub ilps: u64,
+    /// Nothing faster exists in the space, by this cost model.
+    pub proven_optimal: bool,
+    /// (time − bound) / time where not proven, else 0.
+    pub gap: f64,
+}
+
+/// Seconds of an iteration, before anything is derived from them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// One iteration, s.
+    pub iteration_s: f64,
+    /// Where it goes.
+    pub breakdown: Breakdown,
+}
+
+impl Predicted {
+    /// Everything that follows from an iteration's time: the one place where rates are computed.
+    pub fn new(inputs: &Inputs, d: &Decisions, stages: &[Stage], timing: Timing) -> Self {
+        let Timing { iteration_s, breakdown } = timing;
+        let tokens = inputs.global_batch as f64 * inputs.seq_len as f64;
+        let gpu_s = iteration_s * inputs.gpus as f64;
+        let model = 3.0 * layer::forward_flops(&inputs.model, tokens);
+        let recomputed = recomputed_flops(inputs, stages);
+        let memory = device_memory(stages, d.pp as usize);
+        Self {
+            iteration_s,
+            tokens_per_s_per_gpu: significant(tokens / gpu_s),
+            model_tflops_per_gpu: significant(model / gpu_s / 1e12),
+            hardware_tflops_per_gpu: significant((model + recomputed) / gpu_s / 1e12),
+            mfu: significant(model / gpu_s / inputs.cluster.peak_flops),
+            bubble_fraction: significant(breakdown.bubble_s / iteration_s),
+            error_band: ErrorBand::default(),
+            training_days: inputs
+                .tokens
+                .map(|all| significant(all as f64 / tokens * iteration_s / 86_400.0)),
+            peak_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
+            breakdown,
+        }
+    }
+}
+
+/// Nine significant digits: more than any prediction deserves, few enough that the last bits of an
+/// addition do not show.
+pub fn significant(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    format!("{value:.8e}").parse().unwrap_or(value)
+}
+
+/// FLOPs an iteration computes a second time: whole forward passes of `full` layers; of `selective`
+/// ones the attention core where it is not fused (Korthikanti et al. 2022, section 5).
+fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
+    let model = &inputs.model;
+    let selective = match inputs.cluster.attention {
+        AttentionKernel::Unfused => core_flops(model),
+        AttentionKernel::Flash => 0.0,
+    };
+    let of_kind = |name: &String| {
+        let index = (0..model.layers)
+            .find(|&index| crate::placement::kind_name(model.layer_kind(index)) == name);
+        index.map_or(0.0, |index| layer_flops(model, index))
+    };
+    let counts = stages.iter().flat_map(|stage| &stage.recompute);
+    let per_sequence: f64 = counts
+        .map(|(kind, counts)| {
+            counts.full as f64 * of_kind(kind) + counts.selective as f64 * selective
+        })
+        .sum();
+    per_sequence * inputs.global_batch as f64
+}
+
+/// Attention scores and their product with V, one sequence, in full: 2s²·a(d_qk + d_v).
+fn core_flops(model: &ModelSpec) -> f64 {
+    let heads = LocalHeads::new(model, 1);
+    let s = model.seq_len as f64;
+    2.0 * s * s * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
+}
+
+/// Forward pass of one layer over one sequence as executed.
+fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
+    let kind = model.layer_kind(index);
+    let split = Split {
+        tp: 1,
+        cp: 1,
+        cp_ulysses: 1,
+        ep: 1,
+        etp: 1,
+        sequence_parallel: false,
+        micro_batch: 1,
+    };
+    let experts = if kind.moe { layer::expert_gemms(model, &split) } else { vec![] };
+    let gemms = layer::attention_gemms(model, &split)
+        .into_iter()
+        .chain(layer::dense_gemms(model, kind, &split))
+        .chain(experts);
+    core_flops(model) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
+}
+
+/// What tells versions apart before anything else is read.
+#[derive(Deserialize)]
+struct Head {
+    version: Option<serde_yaml::Spanned<u32>>,
+}
+
+impl Plan {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// Anything wrong with the text, at its place; a version this crate does not know.
+    pub fn read(source: &Source) -> Result<Self, InputError> {
+        let head: Head = parse_yaml(source)?;
+        let Some(version) = head.version else {
+            let help = "a plan is what `plan --model ... --gpus N -o plan.yaml` writes";
+            return Err(InputError::new(format!(
+                "{} is no plan: it has no `version`",
+                source.name()
+            ))
+            .help(help));
+        };
+        if version.value != VERSION {
+            let message = format!("`version` cannot be {}", version.value);
+            let help = format!("this tool reads version {VERSION}; plan again to get one");
+            return Err(source.error_at(version.referenced, message).help(help));
+        }
+        parse_yaml(source)
+    }
+
+    /// The text of `plan.yaml`.
+    ///
+    /// # Errors
+    /// Our bug: a plan that YAML cannot hold.
+    pub fn to_yaml(&self) -> Result<String, serde_yaml::ser::Error> {
+        let body = serde_yaml::to_string(self)?;
+        Ok(format!("# Written by {}. To read it: plan explain plan.yaml\n{body}", self.tool))
+    }
+
+    /// Memory of each pipeline device.
+    pub fn device_memory(&self) -> Vec<crate::placement::StageMemory> {
+        device_memory(&self.stages, self.decisions.pp as usize)
+    }
+}

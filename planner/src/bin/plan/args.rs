@@ -1,0 +1,213 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use planner::request::Flags;
+use std::path::PathBuf;
+
+/// Plans the fastest way to train a transformer on N GPUs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "plan",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits."
+)]
+pub struct Cli {
+    /// What to do instead of planning.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Planning.
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Price one configuration, also where it does not fit
+    Estimate(EstimateArgs),
+    /// Say why a plan is what it is, and what lost by how much
+    Explain(ExplainArgs),
+    /// Check that a plan works out; changes nothing
+    Check(CheckArgs),
+    /// Say where two plans differ
+    Diff(DiffArgs),
+    /// Run a pipeline schedule by itself and draw it
+    Schedule(ScheduleArgs),
+    /// List the shipped models
+    Models(ListArgs),
+    /// List the shipped clusters
+    Clusters(ListArgs),
+}
+
+/// What is to be trained, on what.
+#[derive(Args, Debug)]
+pub struct RequestArgs {
+    /// Model: a file, a shipped name, a Hugging Face config.json, or - for standard input
+    // An option, though required, because a subcommand takes its place.
+    #[arg(long, value_name = "FILE|NAME|-", required = true)]
+    pub model: Option<String>,
+    /// GPUs
+    #[arg(long, value_name = "N", required = true)]
+    pub gpus: Option<u64>,
+    /// Cluster: a file or a shipped name [default: dgx_h100]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: Option<String>,
+    /// Sequences an iteration [default: the model file's, else nearest to 4M tokens]
+    #[arg(long, value_name = "N")]
+    pub global_batch: Option<u64>,
+    /// Tokens a sequence [default: the model file's, else its positions]
+    #[arg(long, value_name = "N")]
+    pub seq_len: Option<u64>,
+    /// Tokens to train on, such as 15T: gives the days it takes
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<String>,
+    /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl RequestArgs {
+    /// The flags that make a request.
+    pub fn flags(&self) -> Flags {
+        Flags {
+            model: self.model.clone().unwrap_or_default(),
+            cluster: self.cluster.clone(),
+            gpus: self.gpus.unwrap_or_default(),
+            global_batch: self.global_batch,
+            seq_len: self.seq_len,
+            tokens: self.tokens.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+/// `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Alternatives to print: the best of other tp and pp, and of other schedules
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    pub top: usize,
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `plan estimate`.
+#[derive(Args, Debug)]
+pub struct EstimateArgs {
+    /// The request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+}
+
+/// `plan models` and `plan clusters`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan diff`.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// A plan
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// Another
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
+#[derive(Args, Debug)]
+pub struct ScheduleArgs {
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b or looped_bfs
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Pipeline devices
+    #[arg(long, value_name = "P")]
+    pub stages: usize,
+    /// Micro-batches an iteration
+    #[arg(long, value_name = "M")]
+    pub micro_batches: usize,
+    /// Chunks a device [default: the fewest the schedule has]
+    #[arg(long, value_name = "V")]
+    pub chunks: Option<usize>,
+    /// Forward pass
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub forward: f64,
+    /// Backward pass with respect to inputs
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub backward: f64,
+    /// Backward pass with respect to weights
+    #[arg(long, value_name = "TIME", default_value_t = 1.0)]
+    pub weight: f64,
+    /// Latency between devices
+    #[arg(long, value_name = "TIME", default_value_t = 0.0)]
+    pub latency: f64,
+    /// Length of an overlapped forward and backward: sum or max
+    #[arg(long, value_name = "sum|max")]
+    pub pair_time: Option<String>,
+    /// Activations that B frees
+    #[arg(long, value_name = "MB")]
+    pub act_b: Option<f64>,
+    /// Activations that W frees
+    #[arg(long, value_name = "MB")]
+    pub act_w: Option<f64>,
+    /// Memory that the schedule may take
+    #[arg(long, value_name = "MB")]
+    pub memory_limit: Option<f64>,
+    /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
+    #[arg(long, value_name = "NAME")]
+    pub vocab: Option<String>,
+    /// First vocabulary pass [default: 0.25]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_s: Option<f64>,
+    /// Last vocabulary pass [default: 0.25]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_t: Option<f64>,
+    /// Print every device's passes in order
+    #[arg(long)]
+    pub orders: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// The plan's cluster, where it is no shipped one
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

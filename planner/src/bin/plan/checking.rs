@@ -1,0 +1,114 @@
+//! `plan check` and `plan diff`: commands about plans that exist.
+
+use crate::args::{CheckArgs, DiffArgs};
+use crate::failure::Failure;
+use crate::output;
+use models::check::{Violation, check};
+use models::input::{InputError, Source};
+use models::plan::Plan;
+use planner::report_text::{bytes, line, seconds};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Reads a plan.
+pub fn read(path: &Path) -> Result<Plan, InputError> {
+    Plan::read(&Source::open(path)?)
+}
+
+/// Reads a plan and refuses one that does not work out.
+pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
+    let plan = read(path)?;
+    match check(&plan).first() {
+        None => Ok(plan),
+        Some(first) => {
+            let error = InputError::new(format!("{} does not work out: {first}", path.display()));
+            Err(error.help(format!("plan check {} lists everything", path.display())).into())
+        }
+    }
+}
+
+/// Checks a plan; exit code 2 if anything is wrong.
+pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+    let violations = check(&read(&args.plan)?);
+    if args.json {
+        output::print_json(&json!({"valid": violations.is_empty(), "violations": violations}))?;
+    } else {
+        output::print(&verdict(&args.plan, &violations))?;
+    }
+    if violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+fn verdict(path: &Path, violations: &[Violation]) -> String {
+    let path = path.display();
+    if violations.is_empty() {
+        return format!("{path} works out: split, stages, schedule, memory and figures agree\n");
+    }
+    let lines: String = violations.iter().map(|violation| format!("  {violation}\n")).collect();
+    format!("{path} does not work out:\n{lines}")
+}
+
+/// Says where two plans differ.
+pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
+    let (a, b) = (read(&args.a)?, read(&args.b)?);
+    let changes = changes(&serde_json::to_value(&a)?, &serde_json::to_value(&b)?);
+    if args.json {
+        let one = |(field, a, b): &(String, Value, Value)| json!({"field": field, "a": a, "b": b});
+        return output::print_json(&changes.iter().map(one).collect::<Vec<_>>());
+    }
+    output::print(&(summary(&a, &b) + &table(&changes)))
+}
+
+fn summary(a: &Plan, b: &Plan) -> String {
+    let (s, t) = (a.predicted.iteration_s, b.predicted.iteration_s);
+    let (m, n) = (a.predicted.peak_memory_bytes, b.predicted.peak_memory_bytes);
+    let percent = 100.0 * (t / s - 1.0);
+    line("time", &format!("{} -> {} a step ({percent:+.1} %)", seconds(s), seconds(t)))
+        + &line("memory", &format!("{} -> {} on the fullest rank", bytes(m), bytes(n)))
+        + "\n"
+}
+
+fn table(changes: &[(String, Value, Value)]) -> String {
+    if changes.is_empty() {
+        return "the plans are the same\n".to_owned();
+    }
+    let width = changes.iter().map(|(field, ..)| field.len()).max().unwrap_or(0);
+    let row = |(field, a, b): &(String, Value, Value)| {
+        format!("{field:<width$}   {} -> {}\n", word(a), word(b))
+    };
+    changes.iter().map(row).collect()
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "absent".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Fields with different values, by path, in the order of the first plan.
+fn changes(a: &Value, b: &Value) -> Vec<(String, Value, Value)> {
+    let mut found = vec![];
+    compare("", a, b, &mut found);
+    found
+}
+
+fn compare(path: &str, a: &Value, b: &Value, found: &mut Vec<(String, Value, Value)>) {
+    match (a, b) {
+        _ if a == b => {}
+        (Value::Object(x), Value::Object(y)) => {
+            let more = y.keys().filter(|key| !x.contains_key(*key));
+            for key in x.keys().chain(more) {
+                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                compare(&at, &a[key], &b[key], found);
+            }
+        }
+        (Value::Array(x), Value::Array(y)) => {
+            for index in 0..x.len().max(y.len()) {
+                let at = |list: &[Value]| list.get(index).cloned().unwrap_or(Value::Null);
+                compare(&format!("{path}[{index}]"), &at(x), &at(y), found);
+            }
+        }
+        _ => found.push((path.to_owned(), a.clone(), b.clone())),
+    }
+}

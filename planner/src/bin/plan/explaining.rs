@@ -1,0 +1,63 @@
+//! `plan explain`.
+
+use crate::args::ExplainArgs;
+use crate::checking::read_checked;
+use crate::failure::Failure;
+use crate::output::{self, Progress};
+use models::input::InputError;
+use models::plan::{ClusterFigures, Plan};
+use planner::explain::{Asker, Explanation};
+use planner::explain_text;
+use planner::report_text;
+use planner::request::{Request, read_cluster};
+use planner::restrict::Restrictions;
+use serde_json::json;
+
+/// Says why a plan is what it is.
+pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+    let plan = read_checked(&args.plan)?;
+    let request = request(&plan, args.cluster.as_deref())?;
+    let found = explanation(&request, &plan);
+    if args.json {
+        let beside = serde_json::to_value(&found)?;
+        return output::print_json(&json!({"plan": plan, "explanation": beside}));
+    }
+    output::print(&text(&plan, &found))
+}
+
+fn explanation(request: &Request, plan: &Plan) -> Explanation {
+    let mut progress = Progress::new();
+    let mut show = |settled, all| progress.show(settled, all);
+    Asker::new(request, plan.predicted.iteration_s, &mut show).explain(&plan.decisions)
+}
+
+fn text(plan: &Plan, found: &Explanation) -> String {
+    [
+        report_text::summary(plan),
+        explain_text::grid(plan),
+        explain_text::stages(plan),
+        explain_text::spent(plan) + &explain_text::binds(plan, &found.bought),
+        explain_text::explanation(plan, found),
+    ]
+    .join("\n")
+}
+
+/// The request that the plan answers.
+fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
+    let inputs = &plan.inputs;
+    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?;
+    if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
+        let message = format!("the plan was made for another `{}` than this one", cluster.name);
+        return Err(InputError::new(message)
+            .help("give the plan's own with --cluster FILE, or plan again"));
+    }
+    Ok(Request {
+        model: inputs.model.clone(),
+        file: None,
+        cluster,
+        gpus: inputs.gpus,
+        tokens: inputs.tokens,
+        settings: inputs.settings.clone(),
+        restrictions: Restrictions::parse(&inputs.settings)?,
+    })
+}

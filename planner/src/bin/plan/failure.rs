@@ -1,0 +1,63 @@
+//! Why a command ended early, and with which exit code.
+
+use models::input::InputError;
+use std::fmt;
+
+/// Errors name who must act.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user: exit code 2.
+    Input(InputError),
+    /// Nothing fits: exit code 3.
+    Infeasible(String),
+    /// A check found something: exit code 2, said already.
+    Refused,
+    /// Us: exit code 1.
+    Bug(anyhow::Error),
+}
+
+impl Failure {
+    /// The process's exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Bug(_) => 1,
+            Self::Input(_) | Self::Refused => 2,
+            Self::Infeasible(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(error) => writeln!(f, "{error}"),
+            Self::Infeasible(text) => f.write_str(text),
+            Self::Refused => Ok(()),
+            Self::Bug(error) => writeln!(f, "error: {error:#}\n  this is a bug of ours"),
+        }
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(error: InputError) -> Self {
+        Self::Input(error)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Bug(error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Bug(error.into())
+    }
+}
+
+impl From<serde_yaml::ser::Error> for Failure {
+    fn from(error: serde_yaml::ser::Error) -> Self {
+        Self::Bug(anyhow::anyhow!("{error}"))
+    }
+}

@@ -1,0 +1,147 @@
+//! `plan schedule`.
+
+use crate::args::ScheduleArgs;
+use crate::failure::Failure;
+use crate::output;
+use models::input::{InputError, nearest};
+use models::schedule::{Schedule, ScheduleError, ScheduleName, VocabPasses};
+use planner::report_text::line;
+use planner::simulate::{LEGEND, Report, Request, Timeline, VocabRequest};
+
+/// Columns of a drawing.
+const WIDTH: usize = 100;
+
+/// Devices that are drawn.
+const DRAWN: usize = 64;
+
+/// Most passes: what is simulated and listed within seconds.
+const MOST_PASSES: usize = 20_000_000;
+
+/// Runs a schedule by itself.
+pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
+    let request = request(args)?;
+    let (schedule, timeline) = request.run().map_err(|error| refused(&error))?;
+    let mut report = Report::new(&timeline);
+    if args.orders {
+        report = report.with_orders(&schedule);
+    }
+    if args.json {
+        return output::print_json(&report);
+    }
+    output::print(&text(args, &schedule, &timeline))
+}
+
+fn refused(error: &ScheduleError) -> InputError {
+    InputError::new(error.to_string())
+}
+
+/// Flags become a request here; what would have no effect is refused.
+fn request(args: &ScheduleArgs) -> Result<Request, InputError> {
+    let schedule = name(&args.name)?;
+    without_effect(args, schedule)?;
+    let request = Request {
+        schedule,
+        stages: args.stages,
+        micro_batches: args.micro_batches,
+        chunks: args.chunks.unwrap_or_else(|| schedule.chunk_rule().nearest(1)),
+        forward: time("--forward", args.forward)?,
+        backward: time("--backward", args.backward)?,
+        weight: time("--weight", args.weight)?,
+        latency: time("--latency", args.latency)?,
+        vocab: vocab(args)?,
+    };
+    within(&request)?;
+    Ok(request)
+}
+
+fn name(name: &str) -> Result<ScheduleName, InputError> {
+    ScheduleName::parse(name).map_err(|error| {
+        let names = ScheduleName::ALL.map(ScheduleName::name);
+        let hint = nearest(name, &names).map(|near| format!("did you mean `{near}`?"));
+        let error = refused(&error);
+        match hint {
+            Some(hint) => error.help(hint),
+            None => error,
+        }
+    })
+}
+
+/// No schedule here overlaps pairs or chooses its order by memory.
+fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), InputError> {
+    let pairs = "only for schedules that run a forward and a backward together";
+    let order = "only for schedules that choose their order by memory";
+    let flags = [
+        ("--pair-time", args.pair_time.is_some(), pairs),
+        ("--act-b", args.act_b.is_some(), order),
+        ("--act-w", args.act_w.is_some(), order),
+        ("--memory-limit", args.memory_limit.is_some(), order),
+    ];
+    match flags.into_iter().find(|(_, given, _)| *given) {
+        None => Ok(()),
+        Some((flag, _, when)) => Err(InputError::new(format!("{flag} has no effect on {schedule}"))
+            .help(format!("it is {when}; leave it out"))),
+    }
+}
+
+fn time(flag: &str, value: f64) -> Result<f64, InputError> {
+    let refused = || InputError::new(format!("{flag} cannot be {value}"));
+    let valid = (0.0..=1e12).contains(&value);
+    valid.then_some(value).ok_or_else(|| refused().help("valid: 0 or more, in any unit of time"))
+}
+
+fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
+    let Some(name) = &args.vocab else {
+        let stray = [("--vocab-s", args.vocab_s), ("--vocab-t", args.vocab_t)];
+        let stray = stray.into_iter().find(|(_, time)| time.is_some());
+        return stray.map_or(Ok(None), |(flag, _)| {
+            Err(InputError::new(format!("{flag} has no effect without --vocab"))
+                .help("add --vocab parallel_naive, parallel_1 or parallel_2"))
+        });
+    };
+    let passes = VocabPasses::parse(name).ok_or_else(|| {
+        InputError::new(format!("--vocab cannot be `{name}`"))
+            .help("valid: parallel_naive, parallel_1, parallel_2")
+    })?;
+    Ok(Some(VocabRequest {
+        passes,
+        first: time("--vocab-s", args.vocab_s.unwrap_or(0.25))?,
+        last: time("--vocab-t", args.vocab_t.unwrap_or(0.25))?,
+    }))
+}
+
+fn within(request: &Request) -> Result<(), InputError> {
+    let counts = [request.stages, request.micro_batches, request.chunks];
+    let passes = counts.into_iter().try_fold(2usize, |product, count| product.checked_mul(count));
+    if passes.is_some_and(|passes| passes <= MOST_PASSES) {
+        return Ok(());
+    }
+    let [p, m, v] = counts;
+    Err(InputError::new(format!("--stages {p} --micro-batches {m} --chunks {v} are too many passes"))
+        .help(format!("stages x micro-batches x chunks x 2 may be {MOST_PASSES} at most")))
+}
+
+fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline) -> String {
+    let report = Report::new(timeline);
+    let mut text = line("makespan", &format!("{:.6}", report.makespan).trim_end_matches('0').trim_end_matches('.').to_owned());
+    text += &line("bubble", &format!("{:.2} %", 100.0 * report.bubble_fraction));
+    text += &line("stage time", &format!("{:.6}", report.stage_time).trim_end_matches('0').trim_end_matches('.').to_owned());
+    text += &line("in flight", &peaks(&report.peak_activations));
+    if report.peak_activations_until_w != report.peak_activations {
+        text += &line("until W", &peaks(&report.peak_activations_until_w));
+    }
+    text += "\n";
+    if args.orders {
+        return text + &schedule.orders();
+    }
+    let drawn: Vec<String> = timeline.draw(WIDTH).lines().take(DRAWN).map(|l| l.to_owned() + "\n").collect();
+    let more = schedule.devices.saturating_sub(DRAWN);
+    let rest = if more > 0 { format!("... {more} more devices\n") } else { String::new() };
+    text + &drawn.concat() + &rest + "\n" + LEGEND + "\n"
+}
+
+/// Activations by device, the first sixteen.
+fn peaks(values: &[f64]) -> String {
+    let shown: Vec<String> = values.iter().take(16).map(|value| format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned()).collect();
+    let more = if values.len() > 16 { " ..." } else { "" };
+    format!("{}{more}", shown.join(" "))
+}

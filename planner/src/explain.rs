@@ -1,0 +1,281 @@
+//! Why a plan is what it is: the same search again, with one thing changed at a time.
+
+use crate::report::{Alternative, breakdown};
+use crate::request::Request;
+use crate::restrict::{Choice, Numbers, Restrictions};
+use crate::search::{Found, Progress, Task, search};
+use models::cluster::ClusterSpec;
+use models::decisions::{Decisions, Offload, Recompute, Vocab};
+use models::schedule::ScheduleName;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// One thing that was tried instead.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    /// What was pinned or changed, such as `tp 4` or `1 GB more memory`.
+    pub what: String,
+    /// The best way to do it; `None` where none fits.
+    pub best: Option<Alternative>,
+}
+
+/// Everything `plan explain` finds out by searching.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// Other values of single decisions, the rest free.
+    pub considered: Vec<Tried>,
+    /// Slightly better hardware.
+    pub bought: Vec<Tried>,
+    /// 1F1B with the vocabulary on first and last stage and even layers.
+    pub plain: Tried,
+}
+
+/// Alternatives are looked for up to this many times the plan's time.
+const CLOSE: f64 = 1.5;
+
+/// Bytes that `plan` and `plan explain` imagine on top.
+const MORE_BYTES: [f64; 2] = [1e9, 4e9];
+
+/// A request with its fastest way, asked again with changes.
+pub struct Asker<'a> {
+    request: &'a Request,
+    own_s: f64,
+    progress: Progress<'a>,
+}
+
+impl<'a> Asker<'a> {
+    /// Asks about `request`, whose plan takes `own_s`.
+    pub fn new(request: &'a Request, own_s: f64, progress: Progress<'a>) -> Self {
+        Self { request, own_s, progress }
+    }
+
+    fn ask(&mut self, cluster: &ClusterSpec, r: &Restrictions, cutoff_s: f64) -> Option<Alternative> {
+        let Request { model, gpus, .. } = self.request;
+        let task = Task { cutoff_s, ..Task::new(model, cluster, *gpus, r) };
+        let found = search(&task, self.progress).best?;
+        Some(alternative(&found, self.own_s))
+    }
+
+    fn with(&mut self, what: String, r: &Restrictions) -> Tried {
+        let best = self.ask(&self.request.cluster, r, f64::INFINITY);
+        Tried { what, best }
+    }
+
+    /// The `most` fastest of: the best of every other pair of tp and pp, and of every other schedule
+    /// at the plan's own pair. None is slower than half as long again.
+    pub fn alternatives(&mut self, own: &Decisions, most: usize) -> Vec<Alternative> {
+        let mut kept: Vec<Alternative> = vec![];
+        if most == 0 {
+            return kept;
+        }
+        for r in self.other_shapes(own) {
+            let worst_s = kept.get(most - 1).map_or(self.own_s * CLOSE, |other| other.iteration_s);
+            kept.extend(self.ask(&self.request.cluster, &r, worst_s));
+            kept.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
+            kept.truncate(most);
+        }
+        kept
+    }
+
+    fn other_shapes(&self, own: &Decisions) -> Vec<Restrictions> {
+        let r = &self.request.restrictions;
+        let nodes = self.request.task().space().nodes();
+        let pairs: BTreeSet<(u64, u64)> =
+            nodes.iter().map(|node| (node.decisions.tp, node.decisions.pp)).collect();
+        let others = pairs.into_iter().filter(|&pair| pair != (own.tp, own.pp));
+        let shapes = others.map(|(tp, pp)| shaped(r, tp, pp));
+        let schedules = r.schedule.among(&ScheduleName::ALL).into_iter();
+        let schedules = schedules.filter(|&schedule| schedule != own.schedule).map(|schedule| {
+            Restrictions { schedule: Choice::of(&[schedule]), ..shaped(r, own.tp, own.pp) }
+        });
+        shapes.chain(schedules).collect()
+    }
+
+    /// What more memory would allow, if anything.
+    pub fn more_memory(&mut self) -> Option<(f64, Alternative)> {
+        MORE_BYTES.into_iter().find_map(|bytes| {
+            let cluster = with_memory(&self.request.cluster, bytes);
+            let cutoff_s = self.own_s * 0.999;
+            self.ask(&cluster, &self.request.restrictions, cutoff_s).map(|found| (bytes, found))
+        })
+    }
+
+    /// Everything.
+    pub fn explain(&mut self, own: &Decisions) -> Explanation {
+        let considered = self.considered(own);
+        let bought = self.bought();
+        let plain = self.plain();
+        Explanation { considered, bought, plain }
+    }
+
+    fn considered(&mut self, own: &Decisions) -> Vec<Tried> {
+        let others = self.other_values(own);
+        others.into_iter().map(|(what, r)| self.with(what, &r)).collect()
+    }
+
+    /// Single decisions at other values than the plan's, as far as the user allows.
+    fn other_values(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
+        let r = &self.request.restrictions;
+        let mut found = self.other_degrees(own);
+        for schedule in r.schedule.among(&ScheduleName::ALL) {
+            let narrowed = Restrictions { schedule: Choice::of(&[schedule]), ..r.clone() };
+            if schedule != own.schedule {
+                found.push((schedule.to_string(), narrowed));
+            }
+        }
+        for stage in (0..=3u8).filter(|&stage| stage != own.zero_stage) {
+            if r.zero_stage.allows(u64::from(stage)) {
+                let zero_stage = Numbers::only(u64::from(stage));
+                found.push((format!("zero {stage}"), Restrictions { zero_stage, ..r.clone() }));
+            }
+        }
+        for recompute in [Recompute::None, Recompute::Full] {
+            let narrowed = Restrictions { recompute: Choice::of(&[recompute]), ..r.clone() };
+            if recompute != own.recompute && r.recompute.allows(recompute) {
+                found.push((format!("recompute {recompute}"), narrowed));
+            }
+        }
+        if own.offload != Offload::None && r.offload.allows(Offload::None) {
+            let offload = Choice::of(&[Offload::None]);
+            found.push(("no offloading".to_owned(), Restrictions { offload, ..r.clone() }));
+        }
+        found
+    }
+
+    fn other_degrees(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
+        let r = &self.request.restrictions;
+        let nodes = self.request.task().space().nodes();
+        let values = |of: fn(&Decisions) -> u64| -> Vec<u64> {
+            let all: BTreeSet<u64> = nodes.iter().map(|node| of(&node.decisions)).collect();
+            all.into_iter().filter(|&value| value != of(own)).collect()
+        };
+        let mut found = vec![];
+        for tp in values(|d| d.tp) {
+            found.push((format!("tp {tp}"), Restrictions { tp: Numbers::only(tp), ..r.clone() }));
+        }
+        for pp in values(|d| d.pp) {
+            found.push((format!("pp {pp}"), Restrictions { pp: Numbers::only(pp), ..r.clone() }));
+        }
+        for cp in values(|d| d.cp) {
+            found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
+        }
+        for ep in values(|d| d.ep) {
+            found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
+        }
+        found
+    }
+
+    /// A little more memory; a little more bandwidth, level by level.
+    fn bought(&mut self) -> Vec<Tried> {
+        let cluster = &self.request.cluster;
+        let r = &self.request.restrictions;
+        let mut better: Vec<(String, ClusterSpec)> = vec![];
+        better.push(("1 GB more memory".to_owned(), with_memory(cluster, 1e9)));
+        for (index, level) in cluster.levels.iter().enumerate() {
+            let mut faster = cluster.clone();
+            faster.levels[index].bytes_per_s *= 1.1;
+            better.push((format!("10 % more {} bandwidth", level.name), faster));
+        }
+        let mut tried = vec![];
+        for (what, cluster) in better {
+            tried.push(Tried { what, best: self.ask(&cluster, r, f64::INFINITY) });
+        }
+        tried
+    }
+
+    fn plain(&mut self) -> Tried {
+        let r = &self.request.restrictions;
+        let what = "1f1b, vocabulary on first and last stage, even layers".to_owned();
+        let (schedule, vocab) = (ScheduleName::OneFOneB, Vocab::FirstLast);
+        if !r.schedule.allows(schedule) || !r.vocab.allows(vocab) {
+            return Tried { what: what + " (--set excludes it)", best: None };
+        }
+        let schedule = Choice::of(&[schedule]);
+        let vocab = Choice::of(&[vocab]);
+        self.with(what, &Restrictions { schedule, vocab, ..r.clone() })
+    }
+}
+
+fn shaped(r: &Restrictions, tp: u64, pp: u64) -> Restrictions {
+    Restrictions { tp: Numbers::only(tp), pp: Numbers::only(pp), ..r.clone() }
+}
+
+fn with_memory(cluster: &ClusterSpec, more_bytes: f64) -> ClusterSpec {
+    let mut larger = cluster.clone();
+    larger.device.hbm_bytes += more_bytes;
+    larger
+}
+
+fn alternative(found: &Found, own_s: f64) -> Alternative {
+    let priced = &found.priced;
+    Alternative {
+        decisions: found.decisions.clone(),
+        iteration_s: priced.iteration_s,
+        slower: priced.iteration_s / own_s - 1.0,
+        peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
+        breakdown: breakdown(&priced.breakdown),
+    }
+}
+
+/// Why nothing fits, and what would.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// The leanest configuration, were there memory for it; to 1 % of its bytes.
+    pub leanest: Option<Found>,
+    /// Changes that make it fit: what to type, and the way that then fits.
+    pub remedies: Vec<(String, Found)>,
+}
+
+/// Finds out by how much nothing fits, and the smallest changes that would.
+pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
+    let leanest = leanest(request, progress);
+    let mut remedies: Vec<(String, Found)> = vec![];
+    remedies.extend(without_a_setting(request, progress));
+    remedies.extend(more_gpus(request, progress));
+    Shortage { leanest, remedies }
+}
+
+/// Doubles device memory until something fits, then halves the interval down to 1 %.
+fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
+    let mut fits = |factor: f64| {
+        let mut cluster = request.cluster.clone();
+        cluster.device.hbm_bytes *= factor;
+        let task = Task { cluster: &cluster, ..request.task() };
+        search(&task, progress).best
+    };
+    let mut high = 2.0;
+    let mut best = fits(high);
+    while best.is_none() && high < 1e6 {
+        high *= 2.0;
+        best = fits(high);
+    }
+    let mut low = high / 2.0;
+    while best.is_some() && high > 1.01 * low {
+        let middle = (low * high).sqrt();
+        match fits(middle) {
+            Some(found) => (best, high) = (Some(found), middle),
+            None => low = middle,
+        }
+    }
+    best
+}
+
+fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    (0..request.settings.len()).find_map(|index| {
+        let mut settings = request.settings.clone();
+        let dropped = settings.remove(index);
+        let restrictions = Restrictions::parse(&settings).ok()?;
+        let task = Task { restrictions: &restrictions, ..request.task() };
+        let found = search(&task, progress).best?;
+        Some((format!("without --set {dropped}"), found))
+    })
+}
+
+/// Two to eight times as many, then powers of two.
+fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
+        let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
+        let found = search(&Task { gpus, ..request.task() }, progress).best?;
+        Some((format!("--gpus {gpus}"), found))
+    })
+}

@@ -1,0 +1,213 @@
+//! Answers: a search's outcome as a plan, and as JSON.
+
+use crate::case::ground::Ground;
+use crate::case::mixes::Mix;
+use crate::case::priced::{Breakdown as Priced, MemoryBytes};
+use crate::request::Request;
+use crate::search::{Found, Outcome, Proof as SearchProof};
+use models::decisions::Decisions;
+use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare, kind_name};
+use models::plan::{
+    Breakdown, ClusterFigures, Inputs, Plan, Predicted, Proof, Timing, VERSION, significant,
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Name and version, as plans carry them.
+pub const TOOL: &str = concat!("meshwright ", env!("CARGO_PKG_VERSION"));
+
+/// A plan with what is known beside it.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The plan.
+    pub plan: Plan,
+    /// Whether it fits.
+    pub feasible: bool,
+    /// How the search went, wall times included.
+    pub proof: SearchProof,
+    /// Other ways to do it, fastest first.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Another way to do it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Alternative {
+    /// Its decisions.
+    pub decisions: Decisions,
+    /// Its iteration, s.
+    pub iteration_s: f64,
+    /// How much longer than the plan's, as a part of that.
+    pub slower: f64,
+    /// On its fullest rank, bytes.
+    pub peak_memory_bytes: u64,
+    /// Where its iteration goes.
+    pub breakdown: Breakdown,
+}
+
+impl Answer {
+    /// The answer of a search that found something.
+    pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
+        let Outcome { best, proof } = outcome;
+        let best = best?;
+        let plan = plan(request, &best, &proof);
+        Some(Self { plan, feasible: best.priced.fits, proof, alternatives: vec![] })
+    }
+
+    /// Stage of the fullest device, its memory, and by how much that is more than there is (negative
+    /// where it fits), bytes.
+    pub fn fullest(&self) -> (usize, StageMemory, i64) {
+        fullest(&self.plan)
+    }
+
+    /// By the documented names.
+    pub fn json(&self) -> Value {
+        let Plan { inputs, decisions, predicted, stages, .. } = &self.plan;
+        let (stage, _, short) = self.fullest();
+        json!({
+            "model": inputs.model.name,
+            "cluster": inputs.cluster.name,
+            "gpus": inputs.gpus,
+            "global_batch": inputs.global_batch,
+            "seq_len": inputs.seq_len,
+            "tokens": inputs.tokens,
+            "assumptions": inputs.model.assumptions,
+            "decisions": decisions,
+            "feasible": self.feasible,
+            "short_of_memory": (!self.feasible).then(|| json!({"stage": stage, "bytes": short.max(0)})),
+            "stages": stages,
+            "predicted": predicted,
+            "attention_flops": "full (s squared, no causal credit)",
+            "search": search_json(&self.proof),
+            "alternatives": self.alternatives,
+            "tool": TOOL,
+        })
+    }
+}
+
+/// The fullest device of a plan; see [`Answer::fullest`].
+pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
+    let devices = plan.device_memory();
+    let fullest = devices.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
+    let (device, memory) = fullest.unwrap_or_default();
+    let on_it = plan.stages.iter().filter(|stage| stage.device == device);
+    let stage = on_it.max_by_key(|stage| stage.memory.total).map_or(0, |stage| stage.stage);
+    let room = plan.inputs.cluster.hbm_bytes as i64;
+    (stage, memory, memory.total as i64 - room)
+}
+
+fn search_json(proof: &SearchProof) -> Value {
+    let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
+    json!({
+        "candidates": proof.candidates,
+        "pruned": cut.iter().sum::<u64>(),
+        "pruned_by": {"time": cut[0], "memory": cut[1], "dominance": cut[2]},
+        "placed": proof.placed,
+        "solved": proof.ilps,
+        "ms_per_ilp": proof.ms_per_ilp,
+        "elapsed_s": proof.elapsed_s,
+        "proven_optimal": proof.proven_optimal,
+        "gap": proof.gap,
+    })
+}
+
+/// The plan of a found configuration.
+pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
+    let inputs = inputs(request, &found.decisions);
+    let stages = stages(request, found);
+    let timing = Timing {
+        iteration_s: significant(found.priced.iteration_s),
+        breakdown: breakdown(&found.priced.breakdown),
+    };
+    let predicted = Predicted::new(&inputs, &found.decisions, &stages, timing);
+    Plan {
+        version: VERSION,
+        tool: TOOL.to_owned(),
+        inputs,
+        decisions: found.decisions.clone(),
+        predicted,
+        proof: proof_of(proof),
+        stages,
+    }
+}
+
+fn inputs(request: &Request, d: &Decisions) -> Inputs {
+    Inputs {
+        gpus: request.gpus,
+        global_batch: request.model.global_batch,
+        seq_len: request.model.seq_len,
+        tokens: request.tokens,
+        settings: request.settings.clone(),
+        cluster: ClusterFigures::new(&request.cluster, d),
+        model: request.model.clone(),
+    }
+}
+
+fn proof_of(proof: &SearchProof) -> Proof {
+    Proof {
+        candidates: proof.candidates,
+        cut_by_time: proof.cut_by_time,
+        cut_by_memory: proof.cut_by_memory,
+        cut_by_dominance: proof.cut_by_dominance,
+        placed: proof.placed,
+        ilps: proof.ilps,
+        proven_optimal: proof.proven_optimal,
+        gap: significant(proof.gap),
+    }
+}
+
+fn stages(request: &Request, found: &Found) -> Vec<Stage> {
+    let ground = Ground::new(&request.model, &request.cluster, request.gpus);
+    let names: Vec<&str> = ground.layers.kinds.iter().map(|&kind| kind_name(kind)).collect();
+    let priced = found.placed.iter().zip(&found.priced.stages).enumerate();
+    priced
+        .map(|(stage, (placed, price))| Stage {
+            stage,
+            device: price.device,
+            chunk: price.chunk,
+            first_layer: placed.start,
+            layers: placed.end - placed.start,
+            vocab_share: VocabShare::new(&found.decisions, stage),
+            recompute: recompute(&names, &placed.mix),
+            memory: memory(&price.memory),
+        })
+        .collect()
+}
+
+fn recompute(names: &[&str], mix: &Mix) -> BTreeMap<String, RecomputeCounts> {
+    let named = names.iter().zip(mix).filter(|(_, split)| split.iter().sum::<usize>() > 0);
+    named
+        .map(|(name, &[none, selective, full])| {
+            ((*name).to_owned(), RecomputeCounts { none, selective, full })
+        })
+        .collect()
+}
+
+/// Whole bytes, rounded down: what fits before fits after.
+fn memory(bytes: &MemoryBytes) -> StageMemory {
+    StageMemory {
+        parameters: bytes.parameters as u64,
+        gradients: bytes.gradients as u64,
+        optimizer: bytes.optimizer as u64,
+        activations: bytes.activations as u64,
+        workspace: bytes.workspace as u64,
+        total: 0,
+    }
+    .summed()
+}
+
+/// The parts as plans have them.
+pub fn breakdown(priced: &Priced) -> Breakdown {
+    Breakdown {
+        compute_s: significant(priced.compute_s),
+        tp_s: significant(priced.tp_s),
+        cp_s: significant(priced.cp_s),
+        ep_s: significant(priced.ep_s),
+        pp_s: significant(priced.pp_s),
+        dp_s: significant(priced.dp_s),
+        bubble_s: significant(priced.bubble_s),
+        recompute_s: significant(priced.recompute_s),
+        optimizer_s: significant(priced.optimizer_s),
+        other_s: significant(priced.other_s),
+    }
+}

@@ -1,0 +1,250 @@
+//! Answers on one screen: aligned, no colour, units on every number.
+
+use crate::explain_text::loss;
+use crate::report::{Answer, fullest};
+use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
+use models::model::params;
+use models::placement::StageMemory;
+use models::plan::{Basis, ErrorBand, Plan, Predicted};
+
+/// A labelled line of the screen.
+pub fn line(label: &str, text: &str) -> String {
+    format!("{label:<11}{text}").trim_end().to_owned() + "\n"
+}
+
+/// The screen of `plan` and `estimate`.
+pub fn screen(answer: &Answer) -> String {
+    let (stage, _, short) = fullest(&answer.plan);
+    let mut text = summary(&answer.plan);
+    if !answer.feasible {
+        text += &line("fits", &does_not_fit(stage, short));
+    }
+    text + &line("proven", &proven(answer))
+}
+
+/// What a plan says by itself.
+pub fn summary(plan: &Plan) -> String {
+    let (stage, memory, _) = fullest(plan);
+    heading(plan)
+        + "\n"
+        + &line("plan", &decisions(&plan.decisions))
+        + &line("time", &time(&plan.predicted))
+        + &line("memory", &memory_line(plan, stage, &memory))
+        + &line("spent", &spent(plan))
+}
+
+/// What is to be trained, on what.
+pub fn heading(plan: &Plan) -> String {
+    let inputs = &plan.inputs;
+    let (model, cluster) = (&inputs.model, &inputs.cluster);
+    let nodes = inputs.gpus.div_ceil(cluster.node_gpus);
+    let on_node = cluster.node_gpus.min(inputs.gpus);
+    let what =
+        format!("{} parameters, {} layers", count(params::total(model) as f64), model.layers);
+    let plural = if nodes == 1 { "node" } else { "nodes" };
+    let place =
+        format!("{}   {} {plural} x {on_node} {}", cluster.name, thousands(nodes), cluster.device);
+    let tokens = inputs.global_batch * inputs.seq_len;
+    let mut text = line(&format!("{:<10} ", model.name), &format!("{what}      {place}"));
+    text += &line(
+        "batch",
+        &format!(
+            "{} sequences x {} tokens    {} tokens a step",
+            thousands(inputs.global_batch),
+            thousands(inputs.seq_len),
+            count(tokens as f64)
+        ),
+    );
+    for assumption in &model.assumptions {
+        text += &line("assumed", assumption);
+    }
+    text
+}
+
+/// Decisions in one line; what means nothing here is left out.
+pub fn decisions(d: &Decisions) -> String {
+    let mut parts = vec![shape(d), format!("micro-batch {} x {}", d.micro_batch, d.micro_batches)];
+    parts.push(d.schedule.to_string());
+    parts.push(format!("vocab {}", d.vocab));
+    parts.push(zero(d));
+    if d.recompute != Recompute::None {
+        parts.push(format!("recompute {}", d.recompute));
+    }
+    if d.offload != Offload::None {
+        parts.push(format!("offload {}", d.offload));
+    }
+    if d.moe_overlap != MoeOverlap::None {
+        parts.push(format!("{} {}", d.moe_overlap, d.moe_overlap_degree));
+    }
+    if d.rank_order != RankOrder::DpInner {
+        parts.push(format!("ranks {}", d.rank_order));
+    }
+    parts.push(d.dtype.to_string());
+    parts.join("    ")
+}
+
+/// Degrees in one line.
+pub fn shape(d: &Decisions) -> String {
+    let chunks = if d.vpp > 1 { format!(" ({} chunks)", d.vpp) } else { String::new() };
+    let sequence = if d.sequence_parallel { " +sp" } else { "" };
+    let mut parts = vec![format!("tp {}{sequence}", d.tp), format!("pp {}{chunks}", d.pp)];
+    if d.cp > 1 {
+        parts.push(format!("cp {} {}", d.cp, d.cp_style));
+    }
+    parts.push(format!("dp {}", d.dp));
+    if d.ep > 1 || d.etp > 1 {
+        parts.push(format!("ep {} etp {}", d.ep, d.etp));
+    }
+    parts.join(" · ")
+}
+
+fn zero(d: &Decisions) -> String {
+    if d.zero_stage == 0 || d.dp_shard == d.dp * d.cp {
+        format!("zero {}", d.zero_stage)
+    } else {
+        format!("zero {} over {}", d.zero_stage, d.dp_shard)
+    }
+}
+
+fn time(predicted: &Predicted) -> String {
+    let days =
+        predicted.training_days.map_or_else(String::new, |days| format!("    {days:.1} days"));
+    format!(
+        "{} a step {}    {} tokens/s/GPU    {:.1} % MFU{days}",
+        seconds(predicted.iteration_s),
+        band(&predicted.error_band),
+        thousands(predicted.tokens_per_s_per_gpu.round() as u64),
+        100.0 * predicted.mfu,
+    )
+}
+
+fn band(band: &ErrorBand) -> String {
+    let words = match band.basis {
+        Basis::Uncalibrated => " (not yet validated)",
+        Basis::Validated => "",
+    };
+    format!("±{:.0} %{words}", 100.0 * band.relative)
+}
+
+fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
+    let (part, most) = largest_part(memory);
+    format!(
+        "{} of {} on the fullest rank (stage {stage}); most of it: {part}, {}",
+        bytes(memory.total),
+        bytes(plan.inputs.cluster.hbm_bytes),
+        bytes(most)
+    )
+}
+
+fn largest_part(memory: &StageMemory) -> (&'static str, u64) {
+    memory.parts().into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(("parameters", 0))
+}
+
+fn does_not_fit(stage: usize, short: i64) -> String {
+    if short > 0 {
+        format!("no: stage {stage} needs {} more than there is", bytes(short as u64))
+    } else {
+        "no: host memory does not hold what is offloaded".to_owned()
+    }
+}
+
+/// Where the time goes, largest first; nothing below half a percent.
+fn spent(plan: &Plan) -> String {
+    let predicted = &plan.predicted;
+    let mut parts = predicted.breakdown.parts();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let percent = |seconds: f64| 100.0 * seconds / predicted.iteration_s;
+    let shown = parts.into_iter().filter(|(_, seconds)| percent(*seconds) >= 0.5);
+    let words = shown.map(|(name, seconds)| format!("{name} {:.0} %", percent(seconds)));
+    words.collect::<Vec<_>>().join(" · ")
+}
+
+fn proven(answer: &Answer) -> String {
+    let proof = &answer.proof;
+    let verdict = if proof.proven_optimal {
+        "optimal for this cost model".to_owned()
+    } else {
+        format!("within {:.2} % of the optimum for this cost model", 100.0 * proof.gap)
+    };
+    let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
+    format!(
+        "{verdict}: {} {combinations}, {} ILPs, {:.2} s",
+        thousands(proof.candidates),
+        proof.ilps,
+        proof.elapsed_s
+    )
+}
+
+/// The lines of alternatives.
+pub fn close(answer: &Answer) -> String {
+    let mut text = String::new();
+    let own = &answer.plan.predicted.breakdown;
+    for (index, other) in answer.alternatives.iter().enumerate() {
+        let label = if index == 0 { "close" } else { "" };
+        let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
+        let words = format!("{shape:<44} {:+.1} %   {}", 100.0 * other.slower, loss(own, other));
+        text += &line(label, &words);
+    }
+    text
+}
+
+/// Seconds with a fitting unit, three significant digits.
+pub fn seconds(value_s: f64) -> String {
+    let (value, unit) = match value_s.abs() {
+        x if x >= 1.0 || x == 0.0 => (value_s, "s"),
+        x if x >= 1e-3 => (value_s * 1e3, "ms"),
+        _ => (value_s * 1e6, "µs"),
+    };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// Bytes in GB (or MB).
+pub fn bytes(value: u64) -> String {
+    let gb = value as f64 / 1e9;
+    if gb >= 0.1 { format!("{gb:.1} GB") } else { format!("{:.1} MB", value as f64 / 1e6) }
+}
+
+/// A count with K, M, B or T, three significant digits.
+pub fn count(value: f64) -> String {
+    let units = [(1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")];
+    let unit = units.into_iter().find(|(size, _)| value >= *size);
+    unit.map_or_else(|| format!("{value:.0}"), |(size, name)| three_digits(value / size) + name)
+}
+
+fn three_digits(value: f64) -> String {
+    let digits = match value.abs() {
+        x if x >= 99.95 => 0,
+        x if x >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}
+
+/// A whole number with commas.
+pub fn thousands(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(thousands(81_204_112), "81,204,112");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(count(70.6e9), "70.6 B");
+        assert_eq!(count(8.03e9), "8.03 B");
+        assert_eq!(seconds(1.1849), "1.18 s");
+        assert_eq!(seconds(0.0321), "32.1 ms");
+        assert_eq!(bytes(61_300_000_000), "61.3 GB");
+    }
+}
