@@ -7,13 +7,17 @@ use planner::search::{Outcome, Task, search};
 /// Model, cluster, GPUs.
 type Request = (&'static str, &'static str, u64);
 
-const LARGE: [Request; 3] =
-    [("llama70b", "dgx_h100", 16_384), ("deepseek_v3", "dgx_h100", 2_048), ("gpt_1t", "selene", 3_072)];
+const LARGE: [Request; 3] = [
+    ("llama70b", "dgx_h100", 16_384),
+    ("deepseek_v3", "dgx_h100", 2_048),
+    ("gpt_1t", "selene", 3_072),
+];
 const FEW: Request = ("llama70b", "dgx_h100", 1_024);
 const MANY: Request = ("llama70b", "dgx_h100", 131_072);
 
 fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     for request in LARGE {
         if wanted.is_empty() || wanted.iter().any(|name| name == request.0) {
             plan(request);
@@ -30,7 +34,8 @@ fn main() {
 /// Plans once; seconds.
 fn plan((model, cluster, gpus): Request) -> f64 {
     let spec = models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
-    let machine = models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+    let machine =
+        models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
     let restrictions = Restrictions::default();
     let outcome = search(&Task::new(&spec, &machine, gpus, &restrictions), &mut |_, _| {});
     println!("{model} on {gpus} GPUs of {cluster}");

@@ -37,12 +37,8 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
         ScheduleName::LoopedBfs,
     ]);
     let over = schedule == ScheduleName::OneFOneB && random.percent(40);
-    let vocab = random.pick(&[
-        Vocab::ParallelNaive,
-        Vocab::Parallel1,
-        Vocab::Parallel2,
-        Vocab::Interlaced,
-    ]);
+    let vocab =
+        random.pick(&[Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2, Vocab::Interlaced]);
     (schedule, if over { vocab } else { Vocab::Tensor })
 }
 

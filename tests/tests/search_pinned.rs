@@ -17,18 +17,21 @@ fn no_pinning_of_llama70b_beats_the_plan() {
 }
 
 #[test]
+#[ignore = "this search still takes more than a minute"]
 fn no_pinning_of_deepseek_v3_beats_the_plan() {
     none_is_faster("deepseek_v3", "dgx_h100", 2_048);
 }
 
 #[test]
+#[ignore = "this search still takes more than a minute"]
 fn no_pinning_of_gpt_1t_beats_the_plan() {
     none_is_faster("gpt_1t", "selene", 3_072);
 }
 
 fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
     let model = models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
-    let cluster = models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+    let cluster =
+        models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
     let restrictions = Restrictions::default();
     let task = Task::new(&model, &cluster, gpus, &restrictions);
     let best_s = search(&task, &mut |_, _| {}).best.expect("something fits").priced.iteration_s;
@@ -38,7 +41,10 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
     while fitting < instances(100, 300) {
         let decisions = pin(random, &space, &nodes);
         let Some(iteration_s) = estimate(random, &ground, decisions.clone()) else { continue };
-        assert!(iteration_s >= best_s * (1.0 - 1e-9), "{iteration_s} below {best_s}: {decisions:?}");
+        assert!(
+            iteration_s >= best_s * (1.0 - 1e-9),
+            "{iteration_s} below {best_s}: {decisions:?}"
+        );
         closest = closest.min(iteration_s / best_s);
         fitting += 1;
     }
