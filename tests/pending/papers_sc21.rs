@@ -63,7 +63,13 @@ fn the_planner_finds_the_degrees_of_table_1() {
         let d = &free.decisions;
         report += &format!(
             "{name}: tp {} pp {} v {} b {} in {:.2} s; paper tp {tp} pp {pp} in {:.2} s, {:+.1} %\n",
-            d.tp, d.pp, d.vpp, d.micro_batch, free.priced.iteration_s, paper.priced.iteration_s, 100.0 * loss
+            d.tp,
+            d.pp,
+            d.vpp,
+            d.micro_batch,
+            free.priced.iteration_s,
+            paper.priced.iteration_s,
+            100.0 * loss
         );
         same += u64::from((d.tp, d.pp) == (tp, pp));
         worst = worst.max(loss);
@@ -88,7 +94,9 @@ fn tensor_and_pipeline_parallelism_beat_zero_3_by_more_on_more_gpus() {
             let ptdp = ["tp=8".to_owned(), format!("pp={pp}"), "micro_batch=1".to_owned()];
             let ptdp_s = time_s(&model, gpus, &settings(&HABITS, &ptdp));
             let ratio = zero_3_s(&model, gpus, micro_batch) / ptdp_s;
-            println!("{name} on {gpus} GPUs: PTD-P {ptdp_s:.1} s, ZeRO-3 takes {ratio:.2} times that");
+            println!(
+                "{name} on {gpus} GPUs: PTD-P {ptdp_s:.1} s, ZeRO-3 takes {ratio:.2} times that"
+            );
             ratios.push(ratio);
         }
         found.push((name, ratios));
@@ -102,7 +110,15 @@ fn tensor_and_pipeline_parallelism_beat_zero_3_by_more_on_more_gpus() {
 fn zero_3_s(model: &ModelSpec, gpus: u64, micro_batch: u64) -> f64 {
     let micro_batch = format!("micro_batch={micro_batch}");
     let shards = format!("dp_shard={gpus}");
-    let zero = ["tp=1", "pp=1", "cp=1", "zero_stage=3", "recompute=full", "offload=none", "vocab=first_last"];
+    let zero = [
+        "tp=1",
+        "pp=1",
+        "cp=1",
+        "zero_stage=3",
+        "recompute=full",
+        "offload=none",
+        "vocab=first_last",
+    ];
     let settings: Vec<String> =
         zero.iter().map(|&set| set.to_owned()).chain([micro_batch, shards]).collect();
     time_s(model, gpus, &settings)

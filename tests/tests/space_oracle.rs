@@ -26,7 +26,7 @@ fn cluster() -> ClusterSpec {
 
 /// Whether `whole` splits evenly into `parts`.
 fn splits(whole: u64, parts: u64) -> bool {
-    whole % parts == 0
+    whole.is_multiple_of(parts)
 }
 
 /// Combinations, by loops that know the rules and nothing of the planner.
