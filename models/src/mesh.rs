@@ -157,8 +157,8 @@ impl Mesh {
     /// some pairs then still cross it, so the level is the one all pairs can use.
     pub fn pipeline_level(&self, domains: &[u64]) -> usize {
         let span = self.stride(Axis::Pp) * self.pp;
-        let fits = |&gpus: &u64| gpus >= span || gpus == u64::MAX;
-        domains.iter().position(|gpus| fits(gpus)).unwrap_or(domains.len().saturating_sub(1))
+        let fits = |gpus: &u64| *gpus >= span;
+        domains.iter().position(fits).unwrap_or(domains.len().saturating_sub(1))
     }
 }
 

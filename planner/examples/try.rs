@@ -1,4 +1,7 @@
-use planner::{restrict::Restrictions, search::{search, Task}};
+use planner::{
+    restrict::Restrictions,
+    search::{Task, search},
+};
 fn main() {
     let a: Vec<String> = std::env::args().collect();
     let model = models::model::shipped(&a[1]).unwrap().unwrap();
@@ -13,7 +16,10 @@ fn main() {
     println!("{:#?}", out.proof);
     if let Some(b) = out.best {
         println!("{:?}\n{:?}\n{:?}", b.decisions, b.priced.iteration_s, b.priced.breakdown);
-        println!("{:?}", b.placed.iter().map(|s| (s.end - s.start, s.mix.clone())).collect::<Vec<_>>());
+        println!(
+            "{:?}",
+            b.placed.iter().map(|s| (s.end - s.start, s.mix.clone())).collect::<Vec<_>>()
+        );
         println!("{:?}", b.priced.device_bytes.iter().map(|b| b / 1e9).collect::<Vec<_>>());
     }
 }

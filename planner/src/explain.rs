@@ -50,7 +50,12 @@ impl<'a> Asker<'a> {
         Self { request, own_s, progress }
     }
 
-    fn ask(&mut self, cluster: &ClusterSpec, r: &Restrictions, cutoff_s: f64) -> Option<Alternative> {
+    fn ask(
+        &mut self,
+        cluster: &ClusterSpec,
+        r: &Restrictions,
+        cutoff_s: f64,
+    ) -> Option<Alternative> {
         let Request { model, gpus, .. } = self.request;
         let task = Task { cutoff_s, ..Task::new(model, cluster, *gpus, r) };
         let found = search(&task, self.progress).best?;

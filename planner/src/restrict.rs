@@ -192,9 +192,7 @@ impl Restrictions {
             "schedule" => {
                 set.choice(&mut self.schedule, &names(&ScheduleName::ALL, ScheduleName::name))
             }
-            "recompute" => {
-                set.choice(&mut self.recompute, &names(Recompute::ALL, Recompute::name))
-            }
+            "recompute" => set.choice(&mut self.recompute, &names(Recompute::ALL, Recompute::name)),
             "vocab" => set.choice(&mut self.vocab, &names(Vocab::ALL, Vocab::name)),
             "moe_overlap" => {
                 set.choice(&mut self.moe_overlap, &names(MoeOverlap::ALL, MoeOverlap::name))

@@ -62,7 +62,8 @@ impl Inner {
 
 /// Divisors of `n`, ascending.
 pub fn divisors(n: u64) -> Vec<u64> {
-    let mut small: Vec<u64> = (1..).take_while(|d| d * d <= n).filter(|d| n % d == 0).collect();
+    let mut small: Vec<u64> =
+        (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
     let large: Vec<u64> = small.iter().rev().map(|d| n / d).filter(|d| d * d > n).collect();
     small.extend(large);
     small
@@ -100,14 +101,18 @@ impl Space<'_> {
     fn degrees(&self) -> Vec<Decisions> {
         let r = self.restrictions;
         let mut found = vec![];
-        for tp in divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.tp_divides(tp)) {
+        for tp in
+            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.tp_divides(tp))
+        {
             for pp in divisors(self.gpus / tp).into_iter().filter(|&pp| self.pp_possible(pp)) {
                 for cp in divisors(self.gpus / tp / pp).into_iter().filter(|&cp| r.cp.allows(cp)) {
                     let dp = self.gpus / tp / pp / cp;
                     if r.dp.allows(dp) && self.model.global_batch.is_multiple_of(dp) {
-                        found.extend(self.dtypes().into_iter().map(|dtype| {
-                            self.template(tp, pp, cp, dp, dtype)
-                        }));
+                        found.extend(
+                            self.dtypes()
+                                .into_iter()
+                                .map(|dtype| self.template(tp, pp, cp, dp, dtype)),
+                        );
                     }
                 }
             }
@@ -117,7 +122,8 @@ impl Space<'_> {
 
     fn tp_divides(&self, tp: u64) -> bool {
         let shared = self.model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
-        let dense_layers = self.model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
+        let dense_layers =
+            self.model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
         self.model.attention.heads.is_multiple_of(tp)
             && (!dense_layers || self.model.mlp.ffn.is_multiple_of(tp))
             && shared.is_multiple_of(tp)
@@ -179,7 +185,9 @@ impl Space<'_> {
         let of_style = |style: CpStyle| -> Vec<(CpStyle, u64)> {
             let ulysses = match style {
                 CpStyle::Ulysses => vec![d.cp],
-                CpStyle::Hybrid => divisors(d.cp).into_iter().filter(|&u| u > 1 && u < d.cp).collect(),
+                CpStyle::Hybrid => {
+                    divisors(d.cp).into_iter().filter(|&u| u > 1 && u < d.cp).collect()
+                }
                 _ => vec![1],
             };
             ulysses.into_iter().map(|u| (style, u)).collect()
@@ -226,7 +234,9 @@ impl Space<'_> {
         };
         let world = d.tp * d.cp * d.dp;
         let mut found = vec![];
-        for etp in divisors(d.tp).into_iter().filter(|&e| r.etp.allows(e) && moe.ffn.is_multiple_of(e)) {
+        for etp in
+            divisors(d.tp).into_iter().filter(|&e| r.etp.allows(e) && moe.ffn.is_multiple_of(e))
+        {
             for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
                 let folds = world.is_multiple_of(etp * ep);
                 if folds && (ep == 1 || d.tp == 1 || d.sequence_parallel) {
@@ -249,7 +259,9 @@ impl Space<'_> {
                 _ => &[],
             };
             let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let wanted = |degree: u64| moe_overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            let wanted = |degree: u64| {
+                moe_overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree)
+            };
             for &moe_overlap_degree in degrees.iter().filter(|&&n| divides(n) && wanted(n)) {
                 found.push(Decisions { moe_overlap, moe_overlap_degree, ..d.clone() });
             }
@@ -262,7 +274,9 @@ impl Space<'_> {
         for micro_batch in divisors(sequences) {
             if self.restrictions.micro_batch.allows(micro_batch) {
                 let micro_batches = sequences / micro_batch;
-                nodes.push(Node { decisions: Decisions { micro_batch, micro_batches, ..d.clone() } });
+                nodes.push(Node {
+                    decisions: Decisions { micro_batch, micro_batches, ..d.clone() },
+                });
             }
         }
     }
@@ -308,7 +322,9 @@ impl Space<'_> {
             ScheduleName::Naive if d.micro_batches > 1 => vec![],
             ScheduleName::Naive | ScheduleName::GPipe | ScheduleName::OneFOneB => vec![1],
             ScheduleName::Interleaved1F1B if !d.micro_batches.is_multiple_of(d.pp) => vec![],
-            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => (2..=most).collect(),
+            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
+                (2..=most).collect()
+            }
             ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs => vec![],
         }
     }
@@ -328,7 +344,8 @@ impl Space<'_> {
             found.push((0, 1));
         }
         for stage in (1..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
-            let sizes = divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
+            let sizes =
+                divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
             found.extend(sizes.map(|size| (stage, size)));
         }
         found

@@ -57,7 +57,12 @@ impl Case<'_> {
 
     /// Passes of the list's fastest placement, s, with nothing behind them, no gathers in them, and the
     /// recomputation that this case's states make necessary.
-    pub fn listed_bound_s(&self, list: &[Ranges], ignore_memory: bool, scratch: &mut Scratch) -> f64 {
+    pub fn listed_bound_s(
+        &self,
+        list: &[Ranges],
+        ignore_memory: bool,
+        scratch: &mut Scratch,
+    ) -> f64 {
         let mut costs = HashMap::new();
         let budget = self.relaxed_budget_bytes();
         let mut bound_s = |ranges: &Ranges| {
@@ -88,7 +93,8 @@ impl Case<'_> {
     fn chain_s(&self, stages: &[StageCost]) -> f64 {
         let devices = self.decisions.pp as usize;
         let m = self.decisions.micro_batches as f64;
-        let load_s = |stage: usize| stages[stage].forward.total_s() + stages[stage].backward.total_s();
+        let load_s =
+            |stage: usize| stages[stage].forward.total_s() + stages[stage].backward.total_s();
         let (mut ramp_s, mut longest_s) = (0.0, 0.0_f64);
         for device in 0..devices {
             // Stage j·p + i is chunk j of device i.

@@ -53,8 +53,11 @@ pub struct Sheet {
     pub hidden_bytes: f64,
     /// Largest temporary of a layer's backward pass: gradients of the widest activations.
     pub transient_bytes: f64,
-    mixes: RefCell<HashMap<(Vec<usize>, Recompute), Rc<Vec<MixCost>>>>,
+    mixes: RefCell<KnownMixes>,
 }
+
+/// Undominated mixes by layers of each kind and what is allowed.
+type KnownMixes = HashMap<(Vec<usize>, Recompute), Rc<Vec<MixCost>>>;
 
 impl Sheet {
     /// Recompute mixes that no other beats, of a stage with so many layers of each kind.

@@ -86,7 +86,9 @@ fn priced(cost: &LayerCost, split: [usize; 3]) -> MixCost {
 
 fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
     mixes.sort_by(|a, b| {
-        a.recompute_s.total_cmp(&b.recompute_s).then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
+        a.recompute_s
+            .total_cmp(&b.recompute_s)
+            .then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
     });
     let mut least_bytes = f64::INFINITY;
     mixes.retain(|mix| {

@@ -129,9 +129,10 @@ impl<'a> Case<'a> {
     /// the vocabulary shard's logits and input, and the units that ZeRO gathers or reduces at a time.
     pub fn common_workspace_bytes(&self) -> f64 {
         let received = if self.decisions.pp > 1 { 2.0 * self.sheet.hidden_bytes } else { 0.0 };
-        let vocab = self.passes.as_ref().map_or(0.0, |passes| {
-            passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes
-        });
+        let vocab = self
+            .passes
+            .as_ref()
+            .map_or(0.0, |passes| passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes);
         self.sheet.transient_bytes + received + vocab + self.in_motion_bytes()
     }
 
@@ -180,13 +181,20 @@ impl<'a> Case<'a> {
     /// Adds what ZeRO stages 2 and 3 communicate for a layer in every micro-batch and the pass does
     /// not hide. Breadth-first loops run a chunk's micro-batches one after another and so gather and
     /// reduce once for all of them.
-    fn with_gather(&self, mut pass: Parts, params: LocalParams, gathers: f64, reductions: f64) -> Parts {
+    fn with_gather(
+        &self,
+        mut pass: Parts,
+        params: LocalParams,
+        gathers: f64,
+        reductions: f64,
+    ) -> Parts {
         let d = &self.decisions;
         let gather_s = if d.zero_stage >= 3 { gathers * self.state.gather_s(params) } else { 0.0 };
         let reduce_s =
             if d.zero_stage >= 2 { reductions * self.state.reduce_scatter_s(params) } else { 0.0 };
         if gather_s + reduce_s > 0.0 {
-            let shared = if d.schedule == ScheduleName::LoopedBfs { d.micro_batches as f64 } else { 1.0 };
+            let shared =
+                if d.schedule == ScheduleName::LoopedBfs { d.micro_batches as f64 } else { 1.0 };
             pass.dp_s += self.state.exposed_s((gather_s + reduce_s) / shared, pass.total_s());
         }
         pass
@@ -281,13 +289,25 @@ impl<'a> Case<'a> {
             .map(|(split, layer)| {
                 let used = |option: usize| split[option] > 0;
                 let rebuilt = |option: usize| layer.saved_bytes[0] - layer.saved_bytes[option];
-                if used(2) { rebuilt(2) } else if used(1) { rebuilt(1) } else { 0.0 }
+                if used(2) {
+                    rebuilt(2)
+                } else if used(1) {
+                    rebuilt(1)
+                } else {
+                    0.0
+                }
             })
             .fold(0.0, f64::max)
     }
 
     /// The column of a stage cost with a mix.
-    pub fn column(&self, range: (usize, usize), index: usize, cost: &StageCost, mix: &MixCost) -> Column {
+    pub fn column(
+        &self,
+        range: (usize, usize),
+        index: usize,
+        cost: &StageCost,
+        mix: &MixCost,
+    ) -> Column {
         Column {
             start: range.0,
             end: range.1,
@@ -371,7 +391,8 @@ impl<'a> Case<'a> {
     /// all layers are alike only the count matters, and ranges start at 0.
     fn free_ranges(&self, stage: usize) -> Vec<(usize, RangeInclusive<usize>)> {
         let layers = self.ground.layers.len();
-        let fewest = |stages: Range<usize>| -> usize { stages.map(|s| self.fewest_layers(s)).sum() };
+        let fewest =
+            |stages: Range<usize>| -> usize { stages.map(|s| self.fewest_layers(s)).sum() };
         let (before, after) = (fewest(0..stage), fewest(stage + 1..self.stages()));
         let own = self.fewest_layers(stage);
         if self.ground.layers.is_uniform() {
@@ -411,7 +432,8 @@ impl<'a> Case<'a> {
         if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
             return vec![];
         }
-        let range = if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
+        let range =
+            if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
         let mixes = self.mixes(counted.0, counted.1);
         let columns =
             mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
@@ -545,7 +567,9 @@ impl<'a> Case<'a> {
         let activations: f64 = counts
             .iter()
             .zip(&self.sheet.layer)
-            .map(|(&count, layer)| count as f64 * mixes::least_bytes(layer, self.decisions.recompute))
+            .map(|(&count, layer)| {
+                count as f64 * mixes::least_bytes(layer, self.decisions.recompute)
+            })
             .sum();
         (states + activations) / pp
     }
@@ -617,15 +641,30 @@ fn vocab_passes(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Option<Voc
     let weight = cost.head_backward_weight;
     let blocking = |tp_s: f64| Parts { pp_s: tp_s, ..Parts::default() };
     let (first, middle, last, barriers) = match d.vocab {
-        Vocab::ParallelNaive => (forward, Parts::default(), input + weight + embed, [broadcast_s, statistics_s, statistics_s, gradient_s]),
-        Vocab::Parallel2 => (forward + input, Parts::default(), weight + embed, [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0]),
+        Vocab::ParallelNaive => (
+            forward,
+            Parts::default(),
+            input + weight + embed,
+            [broadcast_s, statistics_s, statistics_s, gradient_s],
+        ),
+        Vocab::Parallel2 => (
+            forward + input,
+            Parts::default(),
+            weight + embed,
+            [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
+        ),
         Vocab::Interlaced => (
             forward + blocking(broadcast_s + 2.0 * statistics_s),
             Parts::default(),
             input + weight + embed + blocking(gradient_s),
             [0.0; 4],
         ),
-        _ => (forward, Parts::default(), input + weight + embed, [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s]),
+        _ => (
+            forward,
+            Parts::default(),
+            input + weight + embed,
+            [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s],
+        ),
     };
     let devices = d.pp as usize;
     let durations = VocabDurations {

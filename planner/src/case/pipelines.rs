@@ -3,8 +3,8 @@
 use crate::placement::Pipeline;
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use models::schedule::{PassTimes, one_f_one_b_with_vocab};
+use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::HashMap;
 use std::sync::Arc;
 

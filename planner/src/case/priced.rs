@@ -155,7 +155,8 @@ impl Case<'_> {
 
     /// Inverse of [`Self::finish_s`].
     pub fn core_s(&self, iteration_s: f64) -> f64 {
-        (iteration_s - self.ground.cluster.software.step_overhead_s) / straggler(self.ground.cluster, self.ground.gpus)
+        (iteration_s - self.ground.cluster.software.step_overhead_s)
+            / straggler(self.ground.cluster, self.ground.gpus)
     }
 
     /// Most host memory a rank needs, bytes.
@@ -174,7 +175,8 @@ impl Case<'_> {
             let cost = self.stage(stage, s.start, s.end);
             let state = self.state_memory(cost.params);
             let column = &problem.columns[stage][0];
-            let (device, chunk) = (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
+            let (device, chunk) =
+                (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
             let in_flight = self.peak_counts(problem, device)[chunk];
             let mut memory = MemoryBytes {
                 parameters: state.parameters,
@@ -225,8 +227,10 @@ impl Case<'_> {
         for spend in &mut devices {
             spend.passes += self.vocab_pass_parts() * m;
         }
-        let busiest =
-            devices.into_iter().max_by(|a, b| a.total_s().total_cmp(&b.total_s())).unwrap_or_default();
+        let busiest = devices
+            .into_iter()
+            .max_by(|a, b| a.total_s().total_cmp(&b.total_s()))
+            .unwrap_or_default();
         Breakdown {
             compute_s: busiest.passes.compute_s,
             tp_s: busiest.passes.tp_s,

@@ -53,7 +53,13 @@ impl LayerTrade {
 
     /// Most layers, fractions allowed, of which a device with `in_flight` micro-batches can do one
     /// micro-batch in `limit_s` when a layer's states take `state_bytes` of its `budget_bytes`.
-    fn most_layers(&self, limit_s: f64, in_flight: f64, state_bytes: f64, budget_bytes: f64) -> f64 {
+    fn most_layers(
+        &self,
+        limit_s: f64,
+        in_flight: f64,
+        state_bytes: f64,
+        budget_bytes: f64,
+    ) -> f64 {
         let load_s = |layers: f64| {
             let bytes = (budget_bytes / layers - state_bytes) / in_flight;
             layers * (self.load_s + self.recompute_s(bytes))

@@ -195,8 +195,7 @@ impl LayerPricer<'_> {
         let exposed = |attention_s: f64, hidden_s: f64, bare_s: f64| {
             bare_s + (hidden_s - attention_s * (1.0 - 1.0 / comm.ring as f64)).max(0.0)
         };
-        let with_comm =
-            |compute_s, cp_s| Parts { compute_s, cp_s, ..Parts::default() };
+        let with_comm = |compute_s, cp_s| Parts { compute_s, cp_s, ..Parts::default() };
         (
             with_comm(forward_s, exposed(forward_s, comm.ring_forward_s, comm.bare_forward_s)),
             with_comm(backward_s, exposed(backward_s, comm.ring_backward_s, comm.bare_backward_s)),
@@ -253,7 +252,8 @@ impl LayerPricer<'_> {
             let hop_s = collective::p2p_s(self.cluster, kv_bytes, level);
             comm.ring_forward_s = (ring - 1) as f64 * hop_s;
             let accumulators = 4.0 / e;
-            let backward_hop_s = collective::p2p_s(self.cluster, kv_bytes * (1.0 + accumulators), level);
+            let backward_hop_s =
+                collective::p2p_s(self.cluster, kv_bytes * (1.0 + accumulators), level);
             comm.ring_backward_s = ring as f64 * backward_hop_s;
         }
         comm
@@ -279,7 +279,8 @@ impl LayerPricer<'_> {
     fn streams(&self, kind: LayerKind, shape: &Shape) -> StreamCost {
         let streams = layer::streams(self.model, kind, &shape.split, shape.dtype);
         let time = |kernels: &[f64]| {
-            let seconds = kernels.iter().map(|&bytes| memory_bound::streaming_s(self.cluster, bytes));
+            let seconds =
+                kernels.iter().map(|&bytes| memory_bound::streaming_s(self.cluster, bytes));
             Parts::compute(seconds.sum())
         };
         StreamCost {
@@ -312,7 +313,12 @@ impl LayerPricer<'_> {
             * shape.dtype.storage_bytes();
         let pair_s = if split.sequence_parallel {
             collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.tp_group)
-                + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.tp_group)
+                + collective::time_s(
+                    self.cluster,
+                    Collective::ReduceScatter,
+                    bytes,
+                    &shape.tp_group,
+                )
         } else {
             collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
         };
@@ -353,9 +359,8 @@ impl LayerPricer<'_> {
     /// One dispatch or combine: T/t·k_eff·h elements a rank.
     fn all_to_all_s(&self, shape: &Shape) -> f64 {
         let copies = layer::routed_copies(self.model);
-        let elements = shape.split.resident_tokens(self.model) as f64
-            * copies
-            * self.model.hidden as f64;
+        let elements =
+            shape.split.resident_tokens(self.model) as f64 * copies * self.model.hidden as f64;
         let bytes = elements * shape.dtype.storage_bytes();
         collective::time_s(self.cluster, Collective::AllToAll, bytes, &shape.ep_group)
     }
@@ -374,7 +379,13 @@ impl LayerPricer<'_> {
             + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
     }
 
-    fn exposed_all_to_all_s(&self, shape: &Shape, attention_s: f64, a2a_s: f64, expert_s: f64) -> f64 {
+    fn exposed_all_to_all_s(
+        &self,
+        shape: &Shape,
+        attention_s: f64,
+        a2a_s: f64,
+        expert_s: f64,
+    ) -> f64 {
         let degree = shape.moe_overlap_degree;
         let block =
             ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s, other_s: 0.0 };
@@ -397,8 +408,8 @@ impl LayerPricer<'_> {
         let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
         let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
         let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
-        let loss_s =
-            3.0 * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
+        let loss_s = 3.0
+            * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
         let stream = |bytes: f64| Parts::compute(memory_bound::streaming_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
         let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };

@@ -170,7 +170,8 @@ impl<'a> StateCost<'a> {
     /// optimizer, 2 gradients too, 3 weights too).
     pub fn memory(&self, params: LocalParams) -> StateMemory {
         let of = |count: f64, replicas: &Replicas| {
-            let shard = |from_stage: u8| if self.zero_stage >= from_stage { replicas.ways() } else { 1.0 };
+            let shard =
+                |from_stage: u8| if self.zero_stage >= from_stage { replicas.ways() } else { 1.0 };
             let optimizer = count * self.bytes.optimizer / shard(1);
             let on_host = self.offload == Offload::Optimizer;
             StateMemory {
@@ -184,7 +185,8 @@ impl<'a> StateCost<'a> {
     }
 
     fn both(&self, params: LocalParams, time: impl Fn(f64, &Replicas) -> f64) -> f64 {
-        let of = |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };
+        let of =
+            |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
     }
 

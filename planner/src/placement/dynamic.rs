@@ -122,7 +122,13 @@ fn extend(
     }
 }
 
-fn join(problem: &Problem, stage: usize, column: usize, next: usize, after: Option<&Label>) -> Label {
+fn join(
+    problem: &Problem,
+    stage: usize,
+    column: usize,
+    next: usize,
+    after: Option<&Label>,
+) -> Label {
     let c = &problem.columns[stage][column];
     let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
     let (below_s, span_below_s, step_below_s) = after.map_or((0.0, 0.0, 0.0), |label| {
@@ -131,7 +137,8 @@ fn join(problem: &Problem, stage: usize, column: usize, next: usize, after: Opti
     let m = problem.pipeline.micro_batches as f64;
     let first_s = waiting(problem, stage, c.forward_s, below_s);
     let last_s = waiting(problem, stage, c.backward_s, below_s);
-    let waiting_s = if waits_apart(problem, stage) { first_s + last_s } else { first_s.max(last_s) };
+    let waiting_s =
+        if waits_apart(problem, stage) { first_s + last_s } else { first_s.max(last_s) };
     let own_s = m * (c.load_s() + problem.vocab_s) + waiting_s;
     // Nothing hides the first stage's tail: it is the last to be done with its passes.
     let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
@@ -163,9 +170,8 @@ pub(super) fn waits_apart(problem: &Problem, stage: usize) -> bool {
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {
-    let no_worse = |a: &Label, b: &Label| {
-        a.load_s <= b.load_s && a.span_s <= b.span_s && a.step_s <= b.step_s
-    };
+    let no_worse =
+        |a: &Label, b: &Label| a.load_s <= b.load_s && a.span_s <= b.span_s && a.step_s <= b.step_s;
     if labels.iter().any(|old| no_worse(old, &new)) {
         return;
     }

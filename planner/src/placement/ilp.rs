@@ -77,7 +77,8 @@ pub fn solve(
     scratch: &mut Scratch,
 ) -> Report {
     let begun = Instant::now();
-    let mut report = Report { best: incumbent.filter(|(_, value)| *value < cutoff_s), ..Report::default() };
+    let mut report =
+        Report { best: incumbent.filter(|(_, value)| *value < cutoff_s), ..Report::default() };
     let mut paths = first_paths(problem, &report, limits, scratch);
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
@@ -201,9 +202,9 @@ impl Program {
                     return Outcome::OutOfTime;
                 }
                 let picked = |stage: &Vec<(usize, Variable)>| {
-                    let best = stage.iter().max_by(|a, b| {
-                        solution.value(a.1).total_cmp(&solution.value(b.1))
-                    });
+                    let best = stage
+                        .iter()
+                        .max_by(|a, b| solution.value(a.1).total_cmp(&solution.value(b.1)));
                     best.map_or(0, |(column, _)| *column)
                 };
                 let choice = self.chosen.iter().map(picked).collect();
@@ -323,7 +324,9 @@ impl Writer<'_> {
         let problem = self.problem;
         let stages = problem.stages();
         let m = problem.pipeline.micro_batches as f64;
-        let link = |stage: usize| 2.0 * problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale;
+        let link = |stage: usize| {
+            2.0 * problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale
+        };
         let load = |stage: usize| self.seconds(stage, super::Column::load_s);
         let tail = self.seconds(0, |c| c.tail_s);
         for stage in 0..stages {

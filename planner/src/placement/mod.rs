@@ -150,7 +150,9 @@ impl Problem {
         for (stage, column) in self.chosen(choice) {
             let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
             states[device] += column.state_bytes;
-            for (bytes, counts) in activations[device].iter_mut().zip(&self.pipeline.in_flight[device]) {
+            for (bytes, counts) in
+                activations[device].iter_mut().zip(&self.pipeline.in_flight[device])
+            {
                 *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
             }
         }

@@ -96,8 +96,9 @@ pub struct PlanArgs {
     /// What to make least: time, or (to 1 %) memory on the fullest rank
     #[arg(long, value_enum, default_value_t = Objective::Time)]
     pub objective: Objective,
-    /// Alternatives to print: the best of other tp and pp, and of other schedules
-    #[arg(long, value_name = "K", default_value_t = 2)]
+    /// Alternatives to search for and print: the best of other tp and pp, and of other schedules, and what
+    /// more memory would buy
+    #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
