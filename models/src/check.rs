@@ -75,8 +75,8 @@ impl Checks {
         self.that(whole.is_multiple_of(degree), field, degree, valid());
     }
 
-    fn equals<T: PartialEq + Display>(&mut self, field: &str, found: T, valid: T) {
-        self.that(found == valid, field, found, &valid);
+    fn equals<T: PartialEq + Display + Copy>(&mut self, field: &str, found: T, valid: T) {
+        self.that(found == valid, field, found, valid);
     }
 }
 
@@ -113,14 +113,20 @@ fn sizes(plan: &Plan, checks: &mut Checks) {
     ];
     let named = degrees.map(|(name, degree)| (format!("decisions.{name}"), degree));
     let moe = i.model.moe.iter().flat_map(|moe| {
-        [("experts", moe.experts), ("top_k", moe.top_k), ("ffn", moe.ffn), ("every", moe.every as u64)]
-            .map(|(name, value)| (format!("inputs.model.moe.{name}"), value))
+        [
+            ("experts", moe.experts),
+            ("top_k", moe.top_k),
+            ("ffn", moe.ffn),
+            ("every", moe.every as u64),
+        ]
+        .map(|(name, value)| (format!("inputs.model.moe.{name}"), value))
     });
     let counts = counts.map(|(name, value)| (name.to_owned(), value));
     for (field, value) in named.into_iter().chain(counts).chain(moe) {
         checks.that((1..=MOST).contains(&value), &field, value, format!("1 to {MOST}"));
     }
-    let world = [d.tp, d.pp, d.cp, d.dp].iter().try_fold(1u64, |product, &n| product.checked_mul(n));
+    let world =
+        [d.tp, d.pp, d.cp, d.dp].iter().try_fold(1u64, |product, &n| product.checked_mul(n));
     let fits = world.is_some_and(|world| world <= MOST) && d.pp.saturating_mul(d.vpp) <= MOST;
     checks.that(fits, "decisions.tp · pp · cp · dp", "so many", format!("at most {MOST} ranks"));
 }
@@ -308,7 +314,12 @@ fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
 fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
     let (d, model) = (&plan.decisions, &plan.inputs.model);
     let stages = d.stages();
-    checks.that(plan.stages.len() == stages, "stages", plan.stages.len(), format!("pp·vpp ({stages})"));
+    checks.that(
+        plan.stages.len() == stages,
+        "stages",
+        plan.stages.len(),
+        format!("pp·vpp ({stages})"),
+    );
     let mut next = 0;
     for (index, stage) in plan.stages.iter().enumerate() {
         let field = |name: &str| format!("stages[{index}].{name}");
@@ -393,7 +404,12 @@ fn memory(plan: &Plan, checks: &mut Checks) {
     let room = plan.inputs.cluster.hbm_bytes;
     for (device, memory) in plan.device_memory().iter().enumerate() {
         let field = format!("stages on device {device}: memory.total together");
-        checks.that(memory.total <= room, &field, memory.total, format!("at most hbm_bytes ({room})"));
+        checks.that(
+            memory.total <= room,
+            &field,
+            memory.total,
+            format!("at most hbm_bytes ({room})"),
+        );
     }
 }
 
@@ -419,7 +435,11 @@ fn predicted(plan: &Plan, checks: &mut Checks) {
     for ((name, found), (_, derived)) in rates(found).into_iter().zip(rates(&derived)) {
         checks.that(close(found, derived), &format!("predicted.{name}"), found, derived);
     }
-    checks.equals("predicted.peak_memory_bytes", found.peak_memory_bytes, derived.peak_memory_bytes);
+    checks.equals(
+        "predicted.peak_memory_bytes",
+        found.peak_memory_bytes,
+        derived.peak_memory_bytes,
+    );
     checks.that(found.mfu <= 1.0, "predicted.mfu", found.mfu, "at most 1");
     let band = found.error_band.relative;
     checks.that((0.0..1.0).contains(&band), "predicted.error_band.relative", band, "0 up to 1");
@@ -446,8 +466,14 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     let proof = &plan.proof;
     let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
     let cut = cut.into_iter().fold(0u64, u64::saturating_add);
-    checks.that(cut <= proof.candidates, "proof.candidates", proof.candidates, "no less than were cut");
-    let gap = if proof.proven_optimal { proof.gap == 0.0 } else { (0.0..=1.0).contains(&proof.gap) };
+    checks.that(
+        cut <= proof.candidates,
+        "proof.candidates",
+        proof.candidates,
+        "no less than were cut",
+    );
+    let gap =
+        if proof.proven_optimal { proof.gap == 0.0 } else { (0.0..=1.0).contains(&proof.gap) };
     checks.that(gap, "proof.gap", proof.gap, "0 where proven_optimal, else 0 to 1");
 }
 

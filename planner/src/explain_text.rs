@@ -82,7 +82,8 @@ pub fn stages(plan: &Plan) -> String {
         if count > STAGES_LISTED && index == STAGES_LISTED / 2 {
             text += &format!("  ... {} more\n", count - STAGES_LISTED);
         }
-        if count <= STAGES_LISTED || index < STAGES_LISTED / 2 || index + STAGES_LISTED / 2 >= count {
+        if count <= STAGES_LISTED || index < STAGES_LISTED / 2 || index + STAGES_LISTED / 2 >= count
+        {
             text += &stage_row(stage);
         }
     }
@@ -96,13 +97,12 @@ fn stage_row(stage: &Stage) -> String {
         _ => format!("{}-{}", stage.first_layer, end - 1),
     };
     let share = stage.vocab_share.input.max(stage.vocab_share.output);
-    let sum = stage.recompute.values().fold(RecomputeCounts::default(), |sum, more| {
-        RecomputeCounts {
+    let sum =
+        stage.recompute.values().fold(RecomputeCounts::default(), |sum, more| RecomputeCounts {
             none: sum.none + more.none,
             selective: sum.selective + more.selective,
             full: sum.full + more.full,
-        }
-    });
+        });
     let memory = &stage.memory;
     format!(
         "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
@@ -134,7 +134,8 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
     let room = bytes(plan.inputs.cluster.hbm_bytes.saturating_sub(memory.total));
     let left = format!("{room} left on the fullest rank (stage {stage})");
-    let gain = bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
+    let gain =
+        bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
     let words = if gain > 1e-4 {
         format!("memory: 1 GB more would save {:.2} %; {left}", 100.0 * gain)
     } else {
@@ -175,7 +176,8 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
 /// The part of the iteration that grew most.
 pub fn loss(own: &Breakdown, other: &Alternative) -> String {
     let grown = own.parts().into_iter().zip(other.breakdown.parts());
-    let most = grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
+    let most =
+        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
     match most {
         Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
             format!("loses on {name}, +{}", seconds(more_s))
@@ -199,17 +201,15 @@ fn bought_row(tried: &Tried) -> String {
 pub fn shortage(request: &Request, found: &Shortage) -> String {
     let Request { model, gpus, cluster, .. } = request;
     let device = &cluster.device;
-    let mut text = format!(
-        "error: nothing fits: {} on {} x {}\n",
-        model.name,
-        thousands(*gpus),
-        device.name
-    );
+    let mut text =
+        format!("error: nothing fits: {} on {} x {}\n", model.name, thousands(*gpus), device.name);
     if let Some(leanest) = &found.leanest {
         let priced = &leanest.priced;
-        let (at, need) = priced.device_bytes.iter().enumerate().fold((0, 0.0), |most, (at, &need)| {
-            if need > most.1 { (at, need) } else { most }
-        });
+        let (at, need) = priced
+            .device_bytes
+            .iter()
+            .enumerate()
+            .fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most });
         let has = device.hbm_bytes;
         text += &line(
             "  binds",
@@ -221,6 +221,9 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         );
         text += &line("  that is", &decisions(&leanest.decisions));
         text += &line("  takes", &consumers(leanest, at));
+    }
+    if found.leanest.is_none() {
+        text += &line("  binds", "host memory, with what is offloaded to it");
     }
     for (index, (change, way)) in found.remedies.iter().enumerate() {
         let label = if index == 0 { "  fits" } else { "" };
@@ -234,7 +237,13 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
 
 fn consumers(found: &crate::search::Found, device: usize) -> String {
     let stages = found.priced.stages.iter().filter(|stage| stage.device == device);
-    let mut parts = [("parameters", 0.0), ("gradients", 0.0), ("optimizer", 0.0), ("activations", 0.0), ("workspace", 0.0)];
+    let mut parts = [
+        ("parameters", 0.0),
+        ("gradients", 0.0),
+        ("optimizer", 0.0),
+        ("activations", 0.0),
+        ("workspace", 0.0),
+    ];
     for stage in stages {
         let m = &stage.memory;
         let own = [m.parameters, m.gradients, m.optimizer, m.activations, m.workspace];

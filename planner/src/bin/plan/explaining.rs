@@ -48,8 +48,9 @@ fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
     let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?;
     if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
         let message = format!("the plan was made for another `{}` than this one", cluster.name);
-        return Err(InputError::new(message)
-            .help("give the plan's own with --cluster FILE, or plan again"));
+        return Err(
+            InputError::new(message).help("give the plan's own with --cluster FILE, or plan again")
+        );
     }
     Ok(Request {
         model: inputs.model.clone(),

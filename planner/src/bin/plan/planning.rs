@@ -4,11 +4,11 @@ use crate::args::{EstimateArgs, Objective, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress};
 use planner::explain::{self, Asker};
+use planner::explain_text;
 use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
 use planner::search::{Task, search};
-use planner::explain_text;
 use std::path::Path;
 
 /// Finds the fastest plan that fits, prints it and writes it.
@@ -47,9 +47,8 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
     let endless = Task { ignore_memory: true, ..request.task() };
     let found = answer(&request, &request.task()).or_else(|| answer(&request, &endless));
-    let answer = found.ok_or_else(|| {
-        anyhow::anyhow!("the search found nothing in a space that is not empty")
-    })?;
+    let answer = found
+        .ok_or_else(|| anyhow::anyhow!("the search found nothing in a space that is not empty"))?;
     if args.request.json {
         return output::print_json(&answer.json());
     }
