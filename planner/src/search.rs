@@ -14,6 +14,7 @@
 use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::{Placed, Priced};
+use crate::case::recompute_bound;
 use crate::placement::{Problem, Scratch, dynamic, ilp};
 use crate::restrict::Restrictions;
 use crate::space::{Inner, Node, Space};
@@ -211,9 +212,7 @@ impl<'a> Run<'a> {
         let mut nodes = self.bounded_nodes();
         self.proof.candidates = nodes.iter().map(|node| node.count).sum();
         nodes.sort_by(|a, b| a.promise_s().total_cmp(&b.promise_s()));
-        eprintln!("nodes {:?}", begun.elapsed());
         self.probe(&nodes);
-        eprintln!("probe {:?} best {}", begun.elapsed(), self.best_s);
         let mut settled = 0;
         for node in &nodes {
             if node.bound_s >= self.best_s {
@@ -224,7 +223,6 @@ impl<'a> Run<'a> {
             settled += node.count;
             progress(settled, self.proof.candidates);
         }
-        eprintln!("sweep {:?} best {} open {} below {} placed {}", begun.elapsed(), self.best_s, self.open.len(), self.open.iter().filter(|o| o.bound_s < self.best_s).count(), self.proof.placed);
         self.settle_open();
         self.proof.elapsed_s = begun.elapsed().as_secs_f64();
     }
@@ -240,17 +238,10 @@ impl<'a> Run<'a> {
                 continue;
             }
             *tried += 1;
-            for (schedule, vpp, vocabs) in &node.inner.schedules {
+            for (schedule, vpp, vocabs) in usual_pipelines(&node.inner) {
                 let free = vocabs.iter().find(|vocab| **vocab == Vocab::Tensor).or(vocabs.first());
-                let Some(&vocab) = free.filter(|_| *schedule == ScheduleName::OneFOneB) else {
-                    continue;
-                };
-                let d = Decisions {
-                    schedule: *schedule,
-                    vpp: *vpp,
-                    vocab,
-                    ..node.node.decisions.clone()
-                };
+                let Some(&vocab) = free else { continue };
+                let d = Decisions { schedule, vpp, vocab, ..node.node.decisions.clone() };
                 let pipeline_s = self.pipeline_bound_s(&d, &node.load);
                 if self.finish_s(pipeline_s) < self.best_s {
                     self.probe_states(node, &d, pipeline_s);
@@ -265,7 +256,12 @@ impl<'a> Run<'a> {
         let inner = &node.inner;
         let first = (inner.offload.first(), inner.rank_order.first(), recompute.first());
         let (Some(&offload), Some(&rank_order), Some(&recompute)) = first else { return };
-        for &(zero_stage, dp_shard) in &inner.shards {
+        // Several chunks take longer to price: of each stage only the largest shard groups are tried.
+        let last = |stage: u8| inner.shards.iter().rposition(|shard| shard.0 == stage);
+        for (position, &(zero_stage, dp_shard)) in inner.shards.iter().enumerate() {
+            if d.vpp > 1 && last(zero_stage) != Some(position) {
+                continue;
+            }
             let d = Decisions { zero_stage, dp_shard, offload, rank_order, recompute, ..d.clone() };
             self.settle(d, pipeline_s, false);
         }
@@ -443,15 +439,19 @@ impl<'a> Run<'a> {
     /// A bound on the passes that holds for all states: the optimum of the closed form, or the fastest of
     /// the listed placements, with the memory that the states which take least of it leave.
     fn relaxed_bound_s(&mut self, d: Decisions, pipeline_s: f64) -> f64 {
-        let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
         let ignore_memory = self.task.ignore_memory;
-        if !ignore_memory {
-            let recomputing_s = case.recomputing_bound_s();
-            if case.finish_s(recomputing_s) >= self.best_s {
+        if d.vpp == 1 && d.schedule == ScheduleName::OneFOneB && !ignore_memory {
+            let recomputing_s = recompute_bound::one_f_one_b_bound_s(self.ground, &d);
+            if self.finish_s(recomputing_s) >= self.best_s {
                 return recomputing_s;
             }
         }
+        let Ok(case) = Case::new(self.ground, d) else { return f64::INFINITY };
         if let Some(list) = case.listed_ranges() {
+            let chain_s = case.listed_chain_bound_s(&list);
+            if case.finish_s(chain_s) >= self.best_s {
+                return chain_s;
+            }
             let listed_s = case.listed_bound_s(&list, ignore_memory, &mut self.scratch);
             return pipeline_s.max(listed_s);
         }
@@ -558,6 +558,19 @@ fn least_recompute(restrictions: &Restrictions) -> usize {
     } else {
         2
     }
+}
+
+/// Pipelines worth a probe: one chunk, and few and many chunks of each schedule that has several.
+fn usual_pipelines(inner: &Inner) -> Vec<(ScheduleName, u64, &Vec<Vocab>)> {
+    let several = [ScheduleName::Interleaved1F1B, ScheduleName::LoopedBfs];
+    let of = |name: ScheduleName| inner.schedules.iter().filter(move |(s, ..)| *s == name);
+    let mut found: Vec<_> = of(ScheduleName::OneFOneB).collect();
+    for name in several {
+        let all: Vec<_> = of(name).collect();
+        found.extend(all.first());
+        found.extend(all.get(all.len() / 2));
+    }
+    found.into_iter().map(|(schedule, vpp, vocabs)| (*schedule, *vpp, vocabs)).collect()
 }
 
 /// The states that take least memory on every device: the highest stage over the most shards, as much

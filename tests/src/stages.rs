@@ -37,12 +37,8 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
         ScheduleName::LoopedBfs,
     ]);
     let over = schedule == ScheduleName::OneFOneB && random.percent(40);
-    let vocab = random.pick(&[
-        Vocab::ParallelNaive,
-        Vocab::Parallel1,
-        Vocab::Parallel2,
-        Vocab::Interlaced,
-    ]);
+    let vocab =
+        random.pick(&[Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2, Vocab::Interlaced]);
     (schedule, if over { vocab } else { Vocab::Tensor })
 }
 
@@ -202,9 +198,9 @@ pub fn choices(problem: &Problem) -> u64 {
     ways[0] = 1;
     for columns in &problem.columns {
         let mut next = vec![0u64; problem.layers + 1];
-        for start in 0..=problem.layers {
+        for (start, count) in ways.iter().enumerate() {
             for end in columns.iter().filter_map(|c| follows(problem, uniform, c, start)) {
-                next[end] += ways[start];
+                next[end] += count;
             }
         }
         ways = next;

@@ -28,11 +28,17 @@ fn list(value: &Value) -> &[Value] {
 fn graph() -> Graph {
     let metadata = metadata();
     let packages = list(&metadata["packages"]).iter();
-    let names: BTreeMap<String, String> = packages.map(|p| (text(&p["id"]), text(&p["name"]))).collect();
+    let names: BTreeMap<String, String> =
+        packages.map(|p| (text(&p["id"]), text(&p["name"]))).collect();
     let name = |id: &Value| names[&text(id)].clone();
-    let needed = |dependency: &&Value| list(&dependency["dep_kinds"]).iter().any(|k| k["kind"] != "dev");
+    let needed =
+        |dependency: &&Value| list(&dependency["dep_kinds"]).iter().any(|k| k["kind"] != "dev");
     let edges = |node: &Value| -> BTreeSet<String> {
-        list(&node["deps"]).iter().filter(needed).map(|dependency| name(&dependency["pkg"])).collect()
+        list(&node["deps"])
+            .iter()
+            .filter(needed)
+            .map(|dependency| name(&dependency["pkg"]))
+            .collect()
     };
     let nodes = list(&metadata["resolve"]["nodes"]).iter();
     let mut graph = Graph::new();
@@ -65,7 +71,9 @@ fn models_depends_on_nothing_of_ours() {
 
 #[test]
 fn models_is_built_without_solvers_devices_or_networks() {
-    let banned = ["highs", "good_lp", "microlp", "cuda", "cudarc", "nccl", "mpi", "tokio", "reqwest", "hyper"];
+    let banned = [
+        "highs", "good_lp", "microlp", "cuda", "cudarc", "nccl", "mpi", "tokio", "reqwest", "hyper",
+    ];
     for name in tree(&graph(), "meshwright-models") {
         assert!(!banned.iter().any(|part| name.contains(part)), "models is built from {name}");
     }
@@ -80,7 +88,8 @@ fn planner_depends_on_models_and_at_most_codegen() {
 #[test]
 fn nobody_but_the_tests_depends_on_the_planner() {
     let graph = graph();
-    for package in graph.keys().filter(|name| name.starts_with(OURS) && *name != "meshwright-tests") {
+    for package in graph.keys().filter(|name| name.starts_with(OURS) && *name != "meshwright-tests")
+    {
         assert!(!graph[package].contains("meshwright-planner"), "{package} depends on the planner");
     }
 }
@@ -88,7 +97,10 @@ fn nobody_but_the_tests_depends_on_the_planner() {
 #[test]
 fn the_planner_knows_no_device() {
     for name in tree(&graph(), "meshwright-planner") {
-        assert!(!["cuda", "nccl", "mpi"].iter().any(|part| name.contains(part)), "planner is built from {name}");
+        assert!(
+            !["cuda", "nccl", "mpi"].iter().any(|part| name.contains(part)),
+            "planner is built from {name}"
+        );
     }
 }
 
@@ -98,6 +110,10 @@ fn every_member_holds_code() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for folder in ["models", "planner", "codegen", "runtime", "kernels"] {
         let folder = root.join(folder);
-        assert!(!folder.exists() || folder.join("src/lib.rs").exists(), "{} is a shell", folder.display());
+        assert!(
+            !folder.exists() || folder.join("src/lib.rs").exists(),
+            "{} is a shell",
+            folder.display()
+        );
     }
 }

@@ -48,7 +48,10 @@ fn the_integer_program_equals_brute_force() {
         solves += report.solves;
         elapsed_s += report.elapsed_s;
     }
-    println!("{feasible} feasible, {solves} programs, {:.2} ms each", 1e3 * elapsed_s / solves as f64);
+    println!(
+        "{feasible} feasible, {solves} programs, {:.2} ms each",
+        1e3 * elapsed_s / solves as f64
+    );
     assert!(feasible * 3 > instances(300, 2000), "only {feasible} problems have an answer");
 }
 

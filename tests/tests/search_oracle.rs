@@ -34,7 +34,8 @@ fn the_search_equals_brute_force_where_host_memory_binds() {
 }
 
 fn compare_all(wanted: u64, change: impl Fn(&mut Instance)) -> Tally {
-    let mut tally = Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 3], failures: vec![] };
+    let mut tally =
+        Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 3], failures: vec![] };
     let mut seed = 0;
     while tally.compared < wanted {
         let mut instance = Instance::random(&mut Random::new(seed));

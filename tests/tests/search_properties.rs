@@ -18,7 +18,8 @@ fn never_slower(change: impl Fn(&mut ClusterSpec, f64)) {
         let instance = Instance::random(random);
         let mut better = instance.cluster.clone();
         change(&mut better, random.between(1.0, 4.0));
-        let (before_s, after_s) = (best_s(&instance, &instance.cluster), best_s(&instance, &better));
+        let (before_s, after_s) =
+            (best_s(&instance, &instance.cluster), best_s(&instance, &better));
         assert!(
             after_s <= before_s * (1.0 + 1e-9),
             "seed {seed}, {} GPUs, {:?}: {before_s} s before, {after_s} s after",

@@ -14,7 +14,8 @@ use planner::search::Task;
 const CLUSTERS: [&str; 2] = ["dgx_h100", "selene"];
 
 fn models() -> impl Iterator<Item = ModelSpec> {
-    let read = |name| models::model::shipped(name).and_then(Result::ok).expect("shipped models read");
+    let read =
+        |name| models::model::shipped(name).and_then(Result::ok).expect("shipped models read");
     models::model::shipped_names().map(read)
 }
 
@@ -26,7 +27,8 @@ fn cluster(name: &str) -> models::cluster::ClusterSpec {
 /// sequence a micro-batch.
 fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
     let nodes = task.space().nodes();
-    let plain = |d: &Decisions| d.cp == 1 && d.ep == 1 && d.micro_batch == 1 && d.pp > 1 && d.pp <= 4;
+    let plain =
+        |d: &Decisions| d.cp == 1 && d.ep == 1 && d.micro_batch == 1 && d.pp > 1 && d.pp <= 4;
     let node = nodes.iter().find(|node| plain(&node.decisions) && node.decisions.micro_batches > 1);
     let node = node.unwrap_or_else(|| panic!("{} has no simple configuration", task.model.name));
     Decisions { recompute, ..node.decisions.clone() }
@@ -44,7 +46,16 @@ fn even(case: &Case<'_>) -> Placed {
 }
 
 fn sum(b: &Breakdown) -> f64 {
-    b.compute_s + b.tp_s + b.cp_s + b.ep_s + b.pp_s + b.dp_s + b.bubble_s + b.recompute_s + b.optimizer_s + b.other_s
+    b.compute_s
+        + b.tp_s
+        + b.cp_s
+        + b.ep_s
+        + b.pp_s
+        + b.dp_s
+        + b.bubble_s
+        + b.recompute_s
+        + b.optimizer_s
+        + b.other_s
 }
 
 fn check(model: &ModelSpec, priced: &Priced) {

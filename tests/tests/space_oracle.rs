@@ -26,7 +26,7 @@ fn cluster() -> ClusterSpec {
 
 /// Whether `whole` splits evenly into `parts`.
 fn splits(whole: u64, parts: u64) -> bool {
-    whole % parts == 0
+    whole.is_multiple_of(parts)
 }
 
 /// Combinations, by loops that know the rules and nothing of the planner.
@@ -54,9 +54,7 @@ fn enumerate(model: &ModelSpec, gpus: u64) -> u64 {
 fn tp_is_possible(model: &ModelSpec, tp: u64) -> bool {
     let dense = (0..model.layers).any(|layer| !model.layer_kind(layer).moe);
     let shared = model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
-    splits(model.attention.heads, tp)
-        && (!dense || splits(model.mlp.ffn, tp))
-        && splits(shared, tp)
+    splits(model.attention.heads, tp) && (!dense || splits(model.mlp.ffn, tp)) && splits(shared, tp)
 }
 
 /// Context styles times sequence parallelism times expert splits and overlaps.

@@ -108,11 +108,17 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// The pipeline of decisions.
+    /// Whether the schedule of decisions exists for their counts.
     ///
     /// # Errors
-    /// The schedule does not exist for these counts.
-    pub fn pipeline(&self, d: &Decisions) -> Result<Arc<Pipeline>, ScheduleError> {
+    /// It does not.
+    pub fn check_pipeline(&self, d: &Decisions) -> Result<(), ScheduleError> {
+        let (devices, chunks) = (d.pp as usize, d.vpp as usize);
+        d.schedule.check(devices, d.micro_batches as usize, chunks)
+    }
+
+    /// The pipeline of decisions that [`Self::check_pipeline`] approves.
+    pub fn pipeline(&self, d: &Decisions) -> Arc<Pipeline> {
         self.pipelines.borrow_mut().get(PipelineKey::new(d))
     }
 

@@ -19,11 +19,11 @@ use crate::placement::{Column, Pipeline, Problem};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
-use recompute_bound::{LayerTrade, longest_device_s};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, Vocab};
 use models::formulas::vocabulary;
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::schedule::{ScheduleError, ScheduleName};
+use models::schedule::{ScheduleError, ScheduleName, StageLayout};
+use std::cell::OnceCell;
 use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,8 +35,7 @@ pub struct Case<'a> {
     pub ground: &'a Ground<'a>,
     /// The decisions.
     pub decisions: Decisions,
-    /// Order of passes.
-    pub pipeline: Arc<Pipeline>,
+    pipeline: OnceCell<Arc<Pipeline>>,
     sheet: Rc<Sheet>,
     state: StateCost<'a>,
     hop: Hop,
@@ -88,12 +87,32 @@ impl<'a> Case<'a> {
     /// # Errors
     /// The schedule does not exist for these counts.
     pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
-        let pipeline = ground.pipeline(&decisions)?;
+        ground.check_pipeline(&decisions)?;
         let sheet = ground.sheet(&decisions);
         let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
         let hop = hop(ground, &decisions, &sheet);
         let passes = vocab_passes(ground, &decisions, &sheet);
-        Ok(Self { ground, decisions, pipeline, sheet, state, hop, passes })
+        Ok(Self { ground, decisions, pipeline: OnceCell::new(), sheet, state, hop, passes })
+    }
+
+    /// Order of passes, made when first asked for: many cases are cut without it.
+    pub fn pipeline(&self) -> &Arc<Pipeline> {
+        self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))
+    }
+
+    /// Device of a stage: round-robin, as all schedules here have it.
+    pub fn device_of(&self, stage: usize) -> usize {
+        StageLayout::RoundRobin.device_of(self.devices(), stage)
+    }
+
+    /// Pipeline devices, p.
+    pub fn devices(&self) -> usize {
+        self.decisions.pp as usize
+    }
+
+    /// Micro-batches, m.
+    pub fn micro_batches(&self) -> f64 {
+        self.decisions.micro_batches as f64
     }
 
     /// Pipeline stages, p·v.
@@ -190,7 +209,7 @@ impl<'a> Case<'a> {
             return;
         }
         let crossing = Parts { pp_s: self.hop.time_s, ..Parts::default() };
-        let device = |stage: usize| self.pipeline.device_of[stage];
+        let device = |stage: usize| self.device_of(stage);
         if stage > 0 && device(stage - 1) != device(stage) {
             cost.forward += crossing;
         }
@@ -232,7 +251,7 @@ impl<'a> Case<'a> {
 
     /// One shard of both vocabulary layers on every device.
     fn add_vocab_shard(&self, stage: usize, cost: &mut StageCost) {
-        if stage >= self.pipeline.devices {
+        if stage >= self.devices() {
             return;
         }
         let (embedding, head) = self.ground.vocab_params(self.decisions.tp * self.decisions.pp);
@@ -325,7 +344,7 @@ impl<'a> Case<'a> {
         let link_s = if self.hop.blocks { 0.0 } else { self.hop.time_s };
         let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
         Problem {
-            pipeline: Arc::clone(&self.pipeline),
+            pipeline: Arc::clone(self.pipeline()),
             fixed: Durations {
                 link_s: vec![link_s; self.stages() - 1],
                 vocab,
@@ -334,7 +353,7 @@ impl<'a> Case<'a> {
             vocab_s: self.vocab_pass_s(),
             layers: self.ground.layers.len(),
             columns,
-            budget_bytes: vec![self.budget_bytes(); self.pipeline.devices],
+            budget_bytes: vec![self.budget_bytes(); self.devices()],
         }
     }
 
@@ -387,7 +406,7 @@ impl<'a> Case<'a> {
         budget: f64,
     ) -> Vec<Column> {
         let cost = self.stage(stage, counted.0, counted.1);
-        let m = self.pipeline.micro_batches as f64;
+        let m = self.micro_batches();
         let device_s = |load_s: f64| m * (load_s + self.vocab_pass_s());
         if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
             return vec![];
@@ -421,7 +440,7 @@ impl<'a> Case<'a> {
     }
 
     fn relaxed_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
-        let m = self.pipeline.micro_batches as f64;
+        let m = self.micro_batches();
         let limit_s = cutoff_s / m - self.vocab_pass_s();
         let mut columns = vec![];
         for (start, ends) in self.free_ranges(stage) {
@@ -471,40 +490,10 @@ impl<'a> Case<'a> {
         cost
     }
 
-    /// Lower bound on the passes with the recomputation that memory makes necessary: the longest device's
-    /// layers. Uses this case's states, without buffers in motion, and counts on each device as many
-    /// micro-batches in flight as its schedule holds at some moment, chunks taken alike.
-    pub fn recomputing_bound_s(&self) -> f64 {
-        let allowed: &[usize] = match self.decisions.recompute {
-            Recompute::PerLayer => &[0, 1, 2],
-            Recompute::None => &[0],
-            Recompute::Selective => &[1],
-            Recompute::Full => &[2],
-        };
-        let trade = LayerTrade::new(&self.sheet.layer, allowed);
-        let params = self.sheet.params.iter().copied();
-        let state_bytes = params
-            .map(|params| self.state.memory(params).device_bytes())
-            .fold(f64::INFINITY, f64::min);
-        let in_flight: Vec<f64> =
-            (0..self.pipeline.devices).map(|device| self.least_in_flight(device)).collect();
-        let layers = self.ground.layers.len() as f64;
-        let budget = self.relaxed_budget_bytes();
-        let device_s = longest_device_s(&trade, layers, &in_flight, state_bytes, budget);
-        self.pipeline.micro_batches as f64 * (device_s + self.vocab_pass_s())
-    }
-
-    /// Micro-batches that every chunk of a device has in flight at one moment, the best such moment.
-    fn least_in_flight(&self, device: usize) -> f64 {
-        let least = |counts: &Vec<u32>| counts.iter().copied().min().unwrap_or(0);
-        let moments = self.pipeline.in_flight[device].iter().map(least);
-        f64::from(moments.max().unwrap_or(1).max(1))
-    }
-
     /// Lower bound on the passes: some device has at least the mean of the devices' work, and every
     /// device does all its micro-batches one after another.
     pub fn mean_bound_s(&self) -> f64 {
-        let m = self.pipeline.micro_batches as f64;
+        let m = self.micro_batches();
         let all = self.whole_model();
         let total_s = all.forward.total_s() + all.backward.total_s();
         m * (total_s / self.decisions.pp as f64 + self.vocab_pass_s())
@@ -522,7 +511,7 @@ impl<'a> Case<'a> {
             }
             cost.params.dense += ends.params.dense;
         } else {
-            for device in 0..self.pipeline.devices {
+            for device in 0..self.devices() {
                 self.add_vocab_shard(device, &mut cost);
             }
         }
@@ -563,8 +552,8 @@ impl<'a> Case<'a> {
 
     /// Whether the column's own bytes suffice to rule it out, were the device's other chunks empty.
     fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
-        let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
-        let most = self.pipeline.in_flight[device].iter().map(|counts| counts[chunk]).max();
+        let (device, chunk) = (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
+        let most = self.pipeline().in_flight[device].iter().map(|counts| counts[chunk]).max();
         let bytes = column.state_bytes + f64::from(most.unwrap_or(0)) * column.in_flight_bytes;
         bytes <= budget
     }

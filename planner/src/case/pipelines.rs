@@ -97,16 +97,23 @@ pub struct Pipelines {
 }
 
 impl Pipelines {
-    /// The pipeline of a key, made on first use.
+    /// The pipeline of a key whose counts the schedule approves, made on first use; long ones are not
+    /// kept.
     ///
-    /// # Errors
-    /// The schedule does not exist for these counts.
-    pub fn get(&mut self, key: PipelineKey) -> Result<Arc<Pipeline>, ScheduleError> {
+    /// # Panics
+    /// The generator breaks its own rules: our bug.
+    pub fn get(&mut self, key: PipelineKey) -> Arc<Pipeline> {
         if let Some(pipeline) = self.made.get(&key) {
-            return Ok(Arc::clone(pipeline));
+            return Arc::clone(pipeline);
         }
-        let pipeline = Arc::new(key.pipeline()?);
-        self.made.insert(key, Arc::clone(&pipeline));
-        Ok(pipeline)
+        let made = key.pipeline();
+        let pipeline = Arc::new(made.unwrap_or_else(|error| panic!("{key:?}: {error}")));
+        if key.devices * key.chunks * key.micro_batches <= LONGEST_KEPT {
+            self.made.insert(key, Arc::clone(&pipeline));
+        }
+        pipeline
     }
 }
+
+/// Passes forward of the longest pipeline that is kept: a few megabytes.
+const LONGEST_KEPT: usize = 1 << 15;

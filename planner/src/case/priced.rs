@@ -160,10 +160,10 @@ impl Case<'_> {
 
     /// Most host memory a rank needs, bytes.
     fn host_bytes(&self, placed: &Placed) -> f64 {
-        let mut host = vec![0.0; self.pipeline.devices];
+        let mut host = vec![0.0; self.devices()];
         for (stage, s) in placed.iter().enumerate() {
             let params = self.stage(stage, s.start, s.end).params;
-            host[self.pipeline.device_of[stage]] += self.state_memory(params).host;
+            host[self.pipeline().device_of[stage]] += self.state_memory(params).host;
         }
         host.into_iter().fold(0.0, f64::max)
     }
@@ -174,7 +174,7 @@ impl Case<'_> {
             let cost = self.stage(stage, s.start, s.end);
             let state = self.state_memory(cost.params);
             let column = &problem.columns[stage][0];
-            let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+            let (device, chunk) = (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
             let in_flight = self.peak_counts(problem, device)[chunk];
             let mut memory = MemoryBytes {
                 parameters: state.parameters,
@@ -197,26 +197,26 @@ impl Case<'_> {
     /// Micro-batches in flight per chunk at a device's fullest moment.
     fn peak_counts(&self, problem: &Problem, device: usize) -> Vec<u32> {
         let bytes = |counts: &Vec<u32>| -> f64 {
-            let stages = (0..problem.stages()).filter(|&s| self.pipeline.device_of[s] == device);
+            let stages = (0..problem.stages()).filter(|&s| self.pipeline().device_of[s] == device);
             stages
                 .map(|s| {
-                    f64::from(counts[self.pipeline.chunk_of[s]])
+                    f64::from(counts[self.pipeline().chunk_of[s]])
                         * problem.columns[s][0].in_flight_bytes
                 })
                 .sum()
         };
-        let vectors = &self.pipeline.in_flight[device];
+        let vectors = &self.pipeline().in_flight[device];
         let fullest = vectors.iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
         fullest.cloned().unwrap_or_else(|| vec![0; self.decisions.vpp as usize])
     }
 
     /// Splits the iteration of the busiest device by cause; what is left is its waiting.
     fn breakdown(&self, placed: &Placed, iteration_s: f64, core_s: f64) -> Breakdown {
-        let m = self.pipeline.micro_batches as f64;
-        let mut devices = vec![DeviceSpend::default(); self.pipeline.devices];
+        let m = self.micro_batches();
+        let mut devices = vec![DeviceSpend::default(); self.devices()];
         for (stage, s) in placed.iter().enumerate() {
             let cost = self.stage(stage, s.start, s.end);
-            let spend = &mut devices[self.pipeline.device_of[stage]];
+            let spend = &mut devices[self.pipeline().device_of[stage]];
             spend.passes += (cost.forward + cost.backward) * m;
             spend.recompute_s += self.recompute_parts(&s.mix).total_s() * m;
             spend.dp_s += cost.tail_s + cost.gather_s;

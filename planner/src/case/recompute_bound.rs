@@ -1,6 +1,9 @@
 //! How much recomputation memory makes necessary, before any placement is looked at.
 
+use super::ground::Ground;
 use crate::cost::layer::LayerCost;
+use crate::cost::state::StateCost;
+use models::decisions::{Decisions, Recompute};
 
 /// One layer's choices as a convex trade of activation bytes for seconds, cheapest layer kind in every
 /// respect.
@@ -95,6 +98,28 @@ pub fn longest_device_s(
         if holds(middle) { high = middle } else { low = middle }
     }
     low
+}
+
+/// Lower bound on the passes of 1F1B under decisions whose states take least memory, s: the longest
+/// device's layers with the recomputation that memory makes necessary. Device `i` has `min(m, p − i)`
+/// micro-batches in flight, or more with vocabulary passes; buffers are not counted.
+pub fn one_f_one_b_bound_s(ground: &Ground<'_>, d: &Decisions) -> f64 {
+    let sheet = ground.sheet(d);
+    let state = StateCost::new(ground.cluster, d, &ground.domains);
+    let allowed: &[usize] = match d.recompute {
+        Recompute::PerLayer => &[0, 1, 2],
+        Recompute::None => &[0],
+        Recompute::Selective => &[1],
+        Recompute::Full => &[2],
+    };
+    let trade = LayerTrade::new(&sheet.layer, allowed);
+    let states = sheet.params.iter().map(|&params| state.memory(params).device_bytes());
+    let state_bytes = states.fold(f64::INFINITY, f64::min);
+    let in_flight: Vec<f64> =
+        (0..d.pp).map(|device| d.micro_batches.min(d.pp - device) as f64).collect();
+    let layers = ground.layers.len() as f64;
+    let budget = ground.cluster.usable_bytes();
+    d.micro_batches as f64 * longest_device_s(&trade, layers, &in_flight, state_bytes, budget)
 }
 
 #[cfg(test)]

@@ -1,0 +1,134 @@
+//! Megatron-LM at SC'21 (arXiv 2104.04473): with the choices that existed then, the planner finds the
+//! paper's own configurations.
+
+use models::cluster::ClusterSpec;
+use models::model::ModelSpec;
+use planner::restrict::Restrictions;
+use planner::search::{Found, Task, search};
+
+/// A row of Table 1: model, GPUs, batch, tensor and pipeline parallel sizes.
+type Row = (&'static str, u64, u64, u64, u64);
+
+const TABLE_1: [Row; 10] = [
+    ("gpt_1.7b", 32, 512, 1, 1),
+    ("gpt_3.6b", 64, 512, 2, 1),
+    ("gpt_7.5b", 128, 512, 4, 1),
+    ("gpt_18b", 256, 1024, 8, 1),
+    ("gpt_39b", 512, 1536, 8, 2),
+    ("gpt_76b", 1024, 1792, 8, 4),
+    ("gpt_145b", 1536, 2304, 8, 8),
+    ("gpt_310b", 1920, 2160, 8, 16),
+    ("gpt_530b", 2520, 2520, 8, 35),
+    ("gpt_1t", 3072, 3072, 8, 64),
+];
+
+/// What SC'21 had.
+const THEN: [&str; 4] = [
+    "schedule=1f1b,interleaved_1f1b",
+    "zero_stage=0",
+    "sequence_parallel=false",
+    "vocab=first_last",
+];
+
+/// What the paper's own runs have beside that, in Table 2.
+const HABITS: [&str; 4] = ["rank_order=tp-cp-dp-pp", "recompute=full", "cp=1", "offload=none"];
+
+fn selene() -> ClusterSpec {
+    models::cluster::shipped("selene").and_then(Result::ok).expect("shipped clusters read")
+}
+
+fn model(name: &str, batch: u64) -> ModelSpec {
+    let shipped = models::model::shipped(name).and_then(Result::ok).expect("shipped models read");
+    shipped.with_run(None, Some(batch)).expect("the batch is valid")
+}
+
+fn plan(model: &ModelSpec, gpus: u64, settings: &[String]) -> Option<Found> {
+    let restrictions = Restrictions::parse(settings).expect("the settings are valid");
+    search(&Task::new(model, &selene(), gpus, &restrictions), &mut |_, _| {}).best
+}
+
+fn settings(habits: &[&str], more: &[String]) -> Vec<String> {
+    THEN.iter().chain(habits).map(|&set| set.to_owned()).chain(more.iter().cloned()).collect()
+}
+
+#[test]
+fn the_planner_finds_the_degrees_of_table_1() {
+    let (mut same, mut worst, mut report) = (0, 0.0_f64, String::new());
+    for (name, gpus, batch, tp, pp) in TABLE_1 {
+        let model = model(name, batch);
+        let free = plan(&model, gpus, &settings(&[], &[])).expect("something fits");
+        let paper = plan(&model, gpus, &settings(&[], &[format!("tp={tp}"), format!("pp={pp}")]));
+        let paper = paper.expect("the paper's configuration fits");
+        let loss = paper.priced.iteration_s / free.priced.iteration_s - 1.0;
+        let d = &free.decisions;
+        report += &format!(
+            "{name}: tp {} pp {} v {} b {} in {:.2} s; paper tp {tp} pp {pp} in {:.2} s, {:+.1} %\n",
+            d.tp,
+            d.pp,
+            d.vpp,
+            d.micro_batch,
+            free.priced.iteration_s,
+            paper.priced.iteration_s,
+            100.0 * loss
+        );
+        same += u64::from((d.tp, d.pp) == (tp, pp));
+        worst = worst.max(loss);
+    }
+    println!("{report}");
+    assert!(worst < 0.03, "the paper's degrees lose too much\n{report}");
+    assert!(same >= 8, "only {same} rows agree\n{report}");
+}
+
+/// Table 2: PTD-P against ZeRO-3 without model parallelism, same batch.
+#[test]
+fn tensor_and_pipeline_parallelism_beat_zero_3_by_more_on_more_gpus() {
+    let rows = [
+        ("gpt3_175b", 1536, [384, 768, 1536], [4, 2, 1], 12),
+        ("gpt_530b", 2240, [560, 1120, 2240], [4, 2, 1], 35),
+    ];
+    let mut found = vec![];
+    for (name, batch, gpus, micro_batches, pp) in rows {
+        let model = model(name, batch);
+        let mut ratios = vec![];
+        for (gpus, micro_batch) in gpus.into_iter().zip(micro_batches) {
+            let ptdp = ["tp=8".to_owned(), format!("pp={pp}"), "micro_batch=1".to_owned()];
+            let ptdp_s = time_s(&model, gpus, &settings(&HABITS, &ptdp));
+            let ratio = zero_3_s(&model, gpus, micro_batch) / ptdp_s;
+            println!(
+                "{name} on {gpus} GPUs: PTD-P {ptdp_s:.1} s, ZeRO-3 takes {ratio:.2} times that"
+            );
+            ratios.push(ratio);
+        }
+        found.push((name, ratios));
+    }
+    for (name, ratios) in found {
+        assert!(ratios.iter().all(|&ratio| ratio > 1.0), "{name}: {ratios:?}");
+        assert!(ratios.is_sorted(), "{name}: {ratios:?}");
+    }
+}
+
+fn zero_3_s(model: &ModelSpec, gpus: u64, micro_batch: u64) -> f64 {
+    let micro_batch = format!("micro_batch={micro_batch}");
+    let shards = format!("dp_shard={gpus}");
+    let zero = [
+        "tp=1",
+        "pp=1",
+        "cp=1",
+        "zero_stage=3",
+        "recompute=full",
+        "offload=none",
+        "vocab=first_last",
+    ];
+    let settings: Vec<String> =
+        zero.iter().map(|&set| set.to_owned()).chain([micro_batch, shards]).collect();
+    time_s(model, gpus, &settings)
+}
+
+/// Time of the best plan, whether or not it fits: the paper's memory differs in detail.
+fn time_s(model: &ModelSpec, gpus: u64, settings: &[String]) -> f64 {
+    let restrictions = Restrictions::parse(settings).expect("the settings are valid");
+    let selene = selene();
+    let mut task = Task::new(model, &selene, gpus, &restrictions);
+    task.ignore_memory = true;
+    search(&task, &mut |_, _| {}).best.expect("some configuration exists").priced.iteration_s
+}

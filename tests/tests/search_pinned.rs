@@ -1,0 +1,107 @@
+//! Random full pinnings of three large requests: none that fits is estimated faster than the plan.
+
+use meshwright_tests::instances;
+use meshwright_tests::random::Random;
+use models::decisions::Decisions;
+use planner::case::Case;
+use planner::case::ground::Ground;
+use planner::case::priced::{Placed, PlacedStage};
+use planner::placement::{Scratch, dynamic};
+use planner::restrict::Restrictions;
+use planner::search::{Task, search};
+use planner::space::{Inner, Node, Space};
+
+#[test]
+fn no_pinning_of_llama70b_beats_the_plan() {
+    none_is_faster("llama70b", "dgx_h100", 16_384);
+}
+
+#[test]
+#[ignore = "this search still takes more than a minute"]
+fn no_pinning_of_deepseek_v3_beats_the_plan() {
+    none_is_faster("deepseek_v3", "dgx_h100", 2_048);
+}
+
+#[test]
+#[ignore = "this search still takes more than a minute"]
+fn no_pinning_of_gpt_1t_beats_the_plan() {
+    none_is_faster("gpt_1t", "selene", 3_072);
+}
+
+fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
+    let model = models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
+    let cluster =
+        models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+    let restrictions = Restrictions::default();
+    let task = Task::new(&model, &cluster, gpus, &restrictions);
+    let best_s = search(&task, &mut |_, _| {}).best.expect("something fits").priced.iteration_s;
+    let ground = Ground::new(&model, &cluster, gpus);
+    let (space, nodes) = (task.space(), task.space().nodes());
+    let (mut fitting, mut closest, random) = (0, f64::INFINITY, &mut Random::new(7));
+    while fitting < instances(100, 300) {
+        let decisions = pin(random, &space, &nodes);
+        let Some(iteration_s) = estimate(random, &ground, decisions.clone()) else { continue };
+        assert!(
+            iteration_s >= best_s * (1.0 - 1e-9),
+            "{iteration_s} below {best_s}: {decisions:?}"
+        );
+        closest = closest.min(iteration_s / best_s);
+        fitting += 1;
+    }
+    println!("{}: {best_s:.3} s, closest of {fitting} pinnings {closest:.3} times", model.name);
+}
+
+/// Any combination, every node as likely.
+fn pin(random: &mut Random, space: &Space<'_>, nodes: &[Node]) -> Decisions {
+    loop {
+        let node = &nodes[random.whole(0, nodes.len() - 1)];
+        let inner = space.inner(node);
+        if inner.count() > 0 && node.decisions.micro_batches * node.decisions.pp <= 100_000 {
+            return inside(random, node, &inner);
+        }
+    }
+}
+
+fn inside(random: &mut Random, node: &Node, inner: &Inner) -> Decisions {
+    let (schedule, vpp, vocabs) = &inner.schedules[random.whole(0, inner.schedules.len() - 1)];
+    let (zero_stage, dp_shard) = random.pick(&inner.shards);
+    Decisions {
+        schedule: *schedule,
+        vpp: *vpp,
+        vocab: random.pick(vocabs),
+        recompute: random.pick(&inner.recompute),
+        zero_stage,
+        dp_shard,
+        offload: random.pick(&inner.offload),
+        rank_order: random.pick(&inner.rank_order),
+        ..node.decisions.clone()
+    }
+}
+
+/// The time of a good placement, if it fits.
+fn estimate(random: &mut Random, ground: &Ground<'_>, decisions: Decisions) -> Option<f64> {
+    let case = Case::new(ground, decisions).ok()?;
+    let placed = match case.listed_ranges() {
+        Some(list) => {
+            let chosen = random.whole(0, list.len() - 1);
+            listed(random, &case, &list[chosen])
+        }
+        None => {
+            let problem = case.problem(f64::INFINITY, false);
+            let feasible = problem.columns.iter().all(|columns| !columns.is_empty());
+            case.placed(&problem, &dynamic::solve(&problem).filter(|_| feasible)?.choice)
+        }
+    };
+    let priced = case.price(&placed, &mut Scratch::default());
+    priced.fits.then_some(priced.iteration_s)
+}
+
+fn listed(random: &mut Random, case: &Case<'_>, ranges: &[(usize, usize)]) -> Placed {
+    let most = ranges.iter().map(|&(start, end)| case.mixes(start, end).len()).max().unwrap_or(1);
+    let level = random.whole(0, most - 1);
+    let stage = |&(start, end): &(usize, usize)| {
+        let mixes = case.mixes(start, end);
+        PlacedStage { start, end, mix: mixes[level.min(mixes.len() - 1)].mix.clone() }
+    };
+    ranges.iter().map(stage).collect()
+}
