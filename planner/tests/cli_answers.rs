@@ -187,3 +187,11 @@ fn two_plans_are_compared_field_by_field() {
     assert!(out.contains("decisions.tp") && out.contains("1 -> 2"), "{out}");
     assert!(plan(&format!("diff {a} {a}")).out.contains("the same"));
 }
+
+#[test]
+fn nothing_is_offloaded_where_there_is_no_host_memory() {
+    let run = plan("--model tiny --cluster laptop --gpus 4 --top 0 --json");
+    assert_eq!(run.code, 0, "{run:?}");
+    let json = run.json();
+    assert_eq!((&json["feasible"], &json["decisions"]["offload"]), (&true.into(), &"none".into()));
+}
