@@ -113,7 +113,7 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
 
 fn within(request: &Request) -> Result<(), InputError> {
     let counts = [request.stages, request.micro_batches, request.chunks];
-    let passes = counts.into_iter().try_fold(2usize, |product, count| product.checked_mul(count));
+    let passes = counts.into_iter().try_fold(2, usize::checked_mul);
     if passes.is_some_and(|passes| passes <= MOST_PASSES) {
         return Ok(());
     }
