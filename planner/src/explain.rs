@@ -249,8 +249,8 @@ pub struct Shortage {
 
 /// Finds out by how much nothing fits, and the smallest changes that would.
 ///
-/// Only the leanest corner of the space is searched: micro-batches of one sequence, everything
-/// recomputed, as far as the user allows.
+/// Only the leanest corner of the space is searched: 1F1B, which holds the fewest micro-batches,
+/// of one sequence each, with everything recomputed; as far as the user allows.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
     let leanest = leanest(&corner, progress);
@@ -267,6 +267,9 @@ fn lean(r: &Restrictions) -> Restrictions {
     }
     if r.micro_batch.allows(1) {
         lean.micro_batch = Numbers::only(1);
+    }
+    if r.schedule.allows(ScheduleName::OneFOneB) && r.vpp.allows(1) {
+        lean.schedule = Choice::of(&[ScheduleName::OneFOneB]);
     }
     lean
 }

@@ -222,6 +222,9 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         text += &line("  that is", &decisions(&leanest.decisions));
         text += &line("  takes", &consumers(leanest, at));
     }
+    if found.leanest.is_none() {
+        text += &line("  binds", "host memory, with what is offloaded to it");
+    }
     for (index, (change, way)) in found.remedies.iter().enumerate() {
         let label = if index == 0 { "  fits" } else { "" };
         text += &line(label, &format!("{change}: {}", decisions(&way.decisions)));

@@ -27,7 +27,8 @@ pub fn summary(plan: &Plan) -> String {
     let (stage, memory, _) = fullest(plan);
     heading(plan)
         + "\n"
-        + &line("plan", &decisions(&plan.decisions))
+        + &line("plan", &order(&plan.decisions))
+        + &line("", &kept(&plan.decisions))
         + &line("time", &time(&plan.predicted))
         + &line("memory", &memory_line(plan, stage, &memory))
         + &line("spent", &spent(plan))
@@ -63,10 +64,18 @@ pub fn heading(plan: &Plan) -> String {
 
 /// Decisions in one line; what means nothing here is left out.
 pub fn decisions(d: &Decisions) -> String {
-    let mut parts = vec![shape(d), format!("micro-batch {} x {}", d.micro_batch, d.micro_batches)];
-    parts.push(d.schedule.to_string());
-    parts.push(format!("vocab {}", d.vocab));
-    parts.push(zero(d));
+    format!("{}    {}", order(d), kept(d))
+}
+
+/// Degrees, micro-batches and schedule.
+fn order(d: &Decisions) -> String {
+    let micro_batches = format!("micro-batch {} x {}", d.micro_batch, d.micro_batches);
+    format!("{}    {micro_batches}    {}", shape(d), d.schedule)
+}
+
+/// What is held where, and how.
+fn kept(d: &Decisions) -> String {
+    let mut parts = vec![format!("vocab {}", d.vocab), zero(d)];
     if d.recompute != Recompute::None {
         parts.push(format!("recompute {}", d.recompute));
     }

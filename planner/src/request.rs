@@ -1,9 +1,10 @@
 //! What the user asks for: raw flags become a finished request here, once.
 
 use crate::request_conflicts;
-use crate::restrict::Restrictions;
+use crate::restrict::{Choice, Restrictions};
 use crate::search::Task;
 use models::cluster::{self, ClusterSpec};
+use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, ModelSpec};
 use std::io::Read;
@@ -60,14 +61,17 @@ impl Request {
     /// What cannot be read, does not exist, or does not go together; with what would.
     pub fn new(flags: &Flags) -> Result<Self, InputError> {
         let (model, file) = read_model(&flags.model)?;
+        let cluster = read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+        let restrictions = restrictions(&flags.settings, &cluster)?;
+        let model = model.with_run(flags.seq_len, flags.global_batch)?;
         let request = Self {
-            model: model.with_run(flags.seq_len, flags.global_batch)?,
+            model: with_capacity(model, restrictions.capacity_factor)?,
             file,
-            cluster: read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?,
+            cluster,
             gpus: gpu_count(flags.gpus)?,
             tokens: flags.tokens.as_deref().map(token_count).transpose()?,
             settings: flags.settings.clone(),
-            restrictions: Restrictions::parse(&flags.settings)?,
+            restrictions,
         };
         request_conflicts::check(&request)?;
         Ok(request)
@@ -77,6 +81,35 @@ impl Request {
     pub fn task(&self) -> Task<'_> {
         Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions)
     }
+}
+
+/// The user's settings, finished; nothing is offloaded where there is no host memory to take it.
+///
+/// # Errors
+/// A setting that cannot be.
+pub fn restrictions(
+    settings: &[String],
+    cluster: &ClusterSpec,
+) -> Result<Restrictions, InputError> {
+    let mut found = Restrictions::parse(settings)?;
+    if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {
+        found.offload = Choice::of(&[Offload::None]);
+    }
+    Ok(found)
+}
+
+/// A pinned capacity factor changes what the experts compute: it is the model's from here on.
+fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec, InputError> {
+    let Some(factor) = pinned else { return Ok(model) };
+    let Some(moe) = &mut model.moe else {
+        return Err(InputError::new(format!(
+            "--set capacity_factor={factor}: {} has no experts",
+            model.name
+        ))
+        .help("leave it out: only mixture-of-experts models have a capacity"));
+    };
+    moe.capacity_factor = Some(factor);
+    Ok(model)
 }
 
 fn gpu_count(gpus: u64) -> Result<u64, InputError> {

@@ -7,7 +7,8 @@
 //! program. Three families are cut by dominance, each because another member of the space does as well
 //! in every respect:
 //! - uniform recomputation is one of the mixes of `per_layer`;
-//! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
+//! - the layer ranges of `first_last`, and with one chunk a device those of `redistribute`, are among
+//!   those of `tensor`;
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
@@ -361,7 +362,7 @@ impl<'a> Run<'a> {
 
     fn settle_pipeline(&mut self, node: &Bounded, schedule: ScheduleName, vpp: u64, vocab: Vocab) {
         let count = node.inner.per_pipeline() as u64;
-        if self.is_dominated(node, schedule, vocab) {
+        if self.is_dominated(node, schedule, vpp, vocab) {
             self.proof.cut_by_dominance += count;
             return;
         }
@@ -384,13 +385,14 @@ impl<'a> Run<'a> {
     }
 
     /// See the module's documentation.
-    fn is_dominated(&self, node: &Bounded, schedule: ScheduleName, vocab: Vocab) -> bool {
+    fn is_dominated(&self, node: &Bounded, schedule: ScheduleName, vpp: u64, vocab: Vocab) -> bool {
         let vocabs = |name: ScheduleName| {
             node.inner.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
         };
         let here = vocabs(schedule);
         let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
-        if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+        let listed = vpp == 1 || vocab == Vocab::FirstLast;
+        if freer && listed && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
             return true;
         }
         let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);

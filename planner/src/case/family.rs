@@ -42,6 +42,9 @@ impl Case<'_> {
         let mut best: Option<(Placed, f64)> = None;
         for ranges in list {
             let stages = self.stage_costs(ranges, &mut costs, Self::stage);
+            if !ignore_memory && !self.fits_host(self.host_bytes(&stages)) {
+                continue;
+            }
             let budget = self.budget_bytes();
             let level = self.least_level(ranges, &stages, budget, ignore_memory);
             let Some(level) = level else { continue };
@@ -131,8 +134,18 @@ impl Case<'_> {
         ranges.iter().zip(stages).map(column).collect()
     }
 
-    /// The least level of recomputation with which every device fits. Memory falls and time grows with
-    /// the level, so it is the fastest, and bisection finds it.
+    /// Most host memory that a device's stages need, bytes.
+    pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
+        let mut host = vec![0.0; self.devices()];
+        for (stage, cost) in stages.iter().enumerate() {
+            host[self.device_of(stage)] += self.state_memory(cost.params).host;
+        }
+        host.into_iter().fold(0.0, f64::max)
+    }
+
+    /// The least level of recomputation with which every device fits: time grows with the level, so it is
+    /// the fastest. Levels are tried in turn, because the buffer that a recomputed layer needs can make a
+    /// higher level need more memory than a lower one.
     fn least_level(
         &self,
         ranges: &Ranges,
@@ -149,18 +162,7 @@ impl Case<'_> {
             problem.budget_bytes.fill(budget);
             problem.fits(&vec![0; ranges.len()])
         };
-        if fits(0) {
-            return Some(0);
-        }
-        if !fits(levels - 1) {
-            return None;
-        }
-        let (mut low, mut high) = (0, levels - 1);
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if fits(middle) { high = middle } else { low = middle }
-        }
-        Some(high)
+        (0..levels).find(|&level| fits(level))
     }
 
     fn placed_at(&self, ranges: &Ranges, level: usize) -> Placed {

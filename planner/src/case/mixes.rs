@@ -2,6 +2,7 @@
 
 use crate::cost::layer::LayerCost;
 use models::decisions::Recompute;
+use std::collections::HashSet;
 
 /// How many layers of each kind keep everything, recompute selectively, recompute fully.
 pub type Mix = Vec<[usize; 3]>;
@@ -20,6 +21,12 @@ pub struct MixCost {
 impl MixCost {
     fn empty() -> Self {
         Self { mix: vec![], recompute_s: 0.0, in_flight_bytes: 0.0 }
+    }
+
+    /// Which options its layers use, a bit each.
+    fn options(&self) -> u32 {
+        let used = self.mix.iter().flatten().enumerate().filter(|(_, count)| **count > 0);
+        used.fold(0, |bits, (position, _)| bits | 1 << position)
     }
 
     fn and(&self, other: &Self) -> Self {
@@ -91,8 +98,10 @@ fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
             .then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
     });
     let mut least_bytes = f64::INFINITY;
+    let mut seen = HashSet::new();
     mixes.retain(|mix| {
-        let better = mix.in_flight_bytes < least_bytes;
+        // Different options need different recompute buffers: a mix with another set of them stays.
+        let better = mix.in_flight_bytes < least_bytes || seen.insert(mix.options());
         least_bytes = least_bytes.min(mix.in_flight_bytes);
         better
     });
@@ -116,8 +125,9 @@ mod tests {
     fn no_mix_is_beaten_by_another() {
         let mixes = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
         for pair in mixes.windows(2) {
-            assert!(pair[0].recompute_s < pair[1].recompute_s);
-            assert!(pair[0].in_flight_bytes > pair[1].in_flight_bytes);
+            assert!(pair[0].recompute_s <= pair[1].recompute_s);
+            let leaner = pair[0].in_flight_bytes > pair[1].in_flight_bytes;
+            assert!(leaner || pair[0].options() != pair[1].options());
         }
         assert_eq!(mixes[0].in_flight_bytes, 50.0);
         assert_eq!(mixes.last().map(|mix| mix.in_flight_bytes), Some(5.0));

@@ -429,7 +429,9 @@ impl<'a> Case<'a> {
         let cost = self.stage(stage, counted.0, counted.1);
         let m = self.micro_batches();
         let device_s = |load_s: f64| m * (load_s + self.vocab_pass_s());
-        if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s {
+        if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s
+            || (budget.is_finite() && !self.fits_host(self.state.memory(cost.params).host))
+        {
             return vec![];
         }
         let range =
@@ -572,6 +574,11 @@ impl<'a> Case<'a> {
             })
             .sum();
         (states + activations) / pp
+    }
+
+    /// Whether a rank's share of host memory holds so many bytes.
+    pub(crate) fn fits_host(&self, bytes: f64) -> bool {
+        bytes <= self.ground.cluster.host.memory_bytes
     }
 
     /// Whether the column's own bytes suffice to rule it out, were the device's other chunks empty.

@@ -1,6 +1,6 @@
 //! The price of a configuration with its placement: what `estimate` prints and plans predict.
 
-use super::Case;
+use super::{Case, StageCost};
 use super::mixes::Mix;
 use crate::cost::parts::Parts;
 use crate::placement::{Choice, Column, Problem, Scratch};
@@ -136,7 +136,9 @@ impl Case<'_> {
         let device_bytes: Vec<f64> =
             problem.memory_bytes(&choice).into_iter().map(|bytes| bytes + reserved).collect();
         let stages = self.stage_prices(placed, &problem, reserved);
-        let host_fits = self.host_bytes(placed) <= self.ground.cluster.host.memory_bytes;
+        let costs: Vec<StageCost> =
+            placed.iter().enumerate().map(|(n, s)| self.stage(n, s.start, s.end)).collect();
+        let host_fits = self.fits_host(self.host_bytes(&costs));
         Priced {
             iteration_s,
             breakdown: self.breakdown(placed, iteration_s, core_s),
@@ -157,16 +159,6 @@ impl Case<'_> {
     pub fn core_s(&self, iteration_s: f64) -> f64 {
         (iteration_s - self.ground.cluster.software.step_overhead_s)
             / straggler(self.ground.cluster, self.ground.gpus)
-    }
-
-    /// Most host memory a rank needs, bytes.
-    fn host_bytes(&self, placed: &Placed) -> f64 {
-        let mut host = vec![0.0; self.devices()];
-        for (stage, s) in placed.iter().enumerate() {
-            let params = self.stage(stage, s.start, s.end).params;
-            host[self.pipeline().device_of[stage]] += self.state_memory(params).host;
-        }
-        host.into_iter().fold(0.0, f64::max)
     }
 
     fn stage_prices(&self, placed: &Placed, problem: &Problem, reserved: f64) -> Vec<StagePrice> {

@@ -9,8 +9,7 @@ use models::plan::{ClusterFigures, Plan};
 use planner::explain::{Asker, Explanation};
 use planner::explain_text;
 use planner::report_text;
-use planner::request::{Request, read_cluster};
-use planner::restrict::Restrictions;
+use planner::request::{Request, read_cluster, restrictions};
 use serde_json::json;
 
 /// Says why a plan is what it is.
@@ -52,6 +51,7 @@ fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
             InputError::new(message).help("give the plan's own with --cluster FILE, or plan again")
         );
     }
+    let restrictions = restrictions(&inputs.settings, &cluster)?;
     Ok(Request {
         model: inputs.model.clone(),
         file: None,
@@ -59,6 +59,6 @@ fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
         gpus: inputs.gpus,
         tokens: inputs.tokens,
         settings: inputs.settings.clone(),
-        restrictions: Restrictions::parse(&inputs.settings)?,
+        restrictions,
     })
 }

@@ -3,11 +3,13 @@
 use crate::args::{EstimateArgs, Objective, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress};
+use models::decisions::Offload;
 use planner::explain::{self, Asker};
 use planner::explain_text;
 use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
+use planner::restrict::{Choice, Restrictions};
 use planner::search::{Task, search};
 use std::path::Path;
 
@@ -35,11 +37,23 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
 
 fn best(request: &Request, objective: Objective) -> Option<Answer> {
     if objective == Objective::Time {
-        return answer(request, &request.task());
+        return fastest(request);
     }
     let mut progress = Progress::new();
     let outcome = explain::least_memory(request, &mut |settled, all| progress.show(settled, all));
     Answer::new(request, outcome?)
+}
+
+/// The fastest way; one that the host's memory does not hold gives way to one without offloading.
+fn fastest(request: &Request) -> Option<Answer> {
+    let found = answer(request, &request.task())?;
+    if found.feasible {
+        return Some(found);
+    }
+    let offload = Choice::of(&[Offload::None]);
+    let kept = Restrictions { offload, ..request.restrictions.clone() };
+    let may = request.restrictions.offload.allows(Offload::None);
+    answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
 }
 
 /// Prices what is pinned, also where it does not fit.

@@ -113,7 +113,7 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
 
 fn within(request: &Request) -> Result<(), InputError> {
     let counts = [request.stages, request.micro_batches, request.chunks];
-    let passes = counts.into_iter().try_fold(2usize, |product, count| product.checked_mul(count));
+    let passes = counts.into_iter().try_fold(2, usize::checked_mul);
     if passes.is_some_and(|passes| passes <= MOST_PASSES) {
         return Ok(());
     }
@@ -126,37 +126,37 @@ fn within(request: &Request) -> Result<(), InputError> {
 
 fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline) -> String {
     let report = Report::new(timeline);
-    let mut text = line(
-        "makespan",
-        &format!("{:.6}", report.makespan).trim_end_matches('0').trim_end_matches('.').to_owned(),
-    );
+    let mut text = line("makespan", &short(report.makespan));
     text += &line("bubble", &format!("{:.2} %", 100.0 * report.bubble_fraction));
-    text += &line(
-        "stage time",
-        &format!("{:.6}", report.stage_time).trim_end_matches('0').trim_end_matches('.').to_owned(),
-    );
+    text += &line("stage time", &short(report.stage_time));
     text += &line("in flight", &peaks(&report.peak_activations));
     if report.peak_activations_until_w != report.peak_activations {
         text += &line("until W", &peaks(&report.peak_activations_until_w));
     }
     text += "\n";
-    if args.orders {
-        return text + &schedule.orders();
-    }
-    let drawn: Vec<String> =
-        timeline.draw(WIDTH).lines().take(DRAWN).map(|l| l.to_owned() + "\n").collect();
+    let passes = if args.orders { schedule.orders() } else { drawing(schedule, timeline) };
+    text + &passes
+}
+
+fn drawing(schedule: &Schedule, timeline: &Timeline) -> String {
+    let lines = timeline.draw(WIDTH);
+    let mut drawn: String = lines.lines().take(DRAWN).flat_map(|line| [line, "\n"]).collect();
     let more = schedule.devices.saturating_sub(DRAWN);
-    let rest = if more > 0 { format!("... {more} more devices\n") } else { String::new() };
-    text + &drawn.concat() + &rest + "\n" + LEGEND + "\n"
+    if more > 0 {
+        drawn += &format!("... {more} more devices\n");
+    }
+    format!("{drawn}\n{LEGEND}\n")
+}
+
+/// A number without trailing zeros.
+fn short(value: f64) -> String {
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Activations by device, the first sixteen.
 fn peaks(values: &[f64]) -> String {
-    let shown: Vec<String> = values
-        .iter()
-        .take(16)
-        .map(|value| format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned())
-        .collect();
+    let shown: Vec<String> = values.iter().take(16).map(|&value| short(value)).collect();
     let more = if values.len() > 16 { " ..." } else { "" };
     format!("{}{more}", shown.join(" "))
 }

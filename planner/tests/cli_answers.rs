@@ -1,0 +1,197 @@
+//! What `plan` prints, by screen, by JSON and in plan.yaml.
+
+mod cli_common;
+
+use cli_common::{plan, plan_with, scratch};
+use models::input::Source;
+use models::plan::Plan;
+use serde_json::Value;
+
+/// Small enough to be searched at once.
+const SMALL: &str = "--model llama8b --gpus 8 --tokens 15T --set schedule=1f1b --set vocab=tensor,first_last --set micro_batch<=2";
+
+/// Wall times differ from run to run.
+fn masked(text: &str) -> String {
+    let mask = |line: &str| match line.starts_with("proven") {
+        true => line.rsplit_once(", ").map_or(line, |(head, _)| head).to_owned() + ", <time>\n",
+        false => line.trim_end().to_owned() + "\n",
+    };
+    text.lines().map(mask).collect()
+}
+
+fn snapshot(name: &str, found: &str) {
+    let path = format!("{}/tests/snapshots/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::create_dir_all(std::path::Path::new(&path).parent().unwrap()).unwrap();
+        std::fs::write(&path, found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "{name} has changed; if that is meant: \
+         UPDATE_SNAPSHOTS=1 cargo test -p meshwright-planner --test cli_answers\n\
+         --- expected\n{expected}\n--- found\n{found}"
+    );
+}
+
+#[test]
+fn the_screen_of_a_plan() {
+    let run = plan(SMALL);
+    assert_eq!(run.code, 0, "{run:?}");
+    snapshot("plan_llama8b.txt", &masked(&run.out));
+}
+
+#[test]
+fn the_screen_of_an_explanation() {
+    let path = scratch("explain.yaml");
+    let path = path.display();
+    assert_eq!(plan(&format!("{SMALL} --top 0 -o {path}")).code, 0);
+    let run = plan(&format!("explain {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    snapshot("explain_llama8b.txt", &masked(&run.out));
+}
+
+/// Every documented name is there.
+fn assert_names(value: &Value, names: &str) {
+    for name in names.split_whitespace() {
+        assert!(value.get(name).is_some(), "`{name}` is missing in {value}");
+    }
+}
+
+#[test]
+fn json_has_the_documented_names() {
+    for words in [format!("{SMALL} --json"), format!("estimate {SMALL} --json")] {
+        let json = plan(&words).json();
+        assert_names(
+            &json,
+            "model cluster gpus global_batch seq_len decisions feasible stages predicted search \
+             alternatives",
+        );
+        assert_names(
+            &json["decisions"],
+            "tp pp vpp cp cp_style cp_ulysses dp dp_shard ep etp zero_stage sequence_parallel \
+             micro_batch micro_batches schedule recompute vocab moe_overlap moe_overlap_degree \
+             capacity_factor aux_scope dtype offload rank_order post_validation",
+        );
+        assert_names(&json["stages"][0], "stage chunk layers vocab_share recompute memory");
+        assert_names(
+            &json["stages"][0]["memory"],
+            "parameters gradients optimizer activations workspace total",
+        );
+        assert_names(
+            &json["predicted"],
+            "iteration_s tokens_per_s_per_gpu model_tflops_per_gpu hardware_tflops_per_gpu mfu \
+             bubble_fraction error_band training_days peak_memory_bytes breakdown",
+        );
+        assert_names(
+            &json["predicted"]["breakdown"],
+            "compute_s tp_s cp_s ep_s pp_s dp_s bubble_s recompute_s optimizer_s",
+        );
+        assert_names(&json["search"], "candidates pruned solved elapsed_s proven_optimal gap");
+    }
+}
+
+#[test]
+fn the_parts_of_an_iteration_add_up() {
+    let json = plan(&format!("estimate {SMALL} --json")).json();
+    let predicted = &json["predicted"];
+    let parts = predicted["breakdown"].as_object().unwrap();
+    let sum: f64 = parts.values().map(|part| part.as_f64().unwrap()).sum();
+    let iteration_s = predicted["iteration_s"].as_f64().unwrap();
+    assert!((sum / iteration_s - 1.0).abs() < 1e-6, "{sum} {iteration_s}");
+}
+
+#[test]
+fn an_estimate_prices_what_does_not_fit() {
+    let words = "estimate --model llama70b --gpus 8 --set pp=1 --set tp=8 --set zero_stage=0 \
+                 --set recompute=none --set micro_batch=1 --set offload=none --json";
+    let run = plan(words);
+    assert_eq!(run.code, 0, "{run:?}");
+    let json = run.json();
+    assert_eq!(json["feasible"], false);
+    assert!(json["short_of_memory"]["bytes"].as_u64().unwrap() > 1_000_000_000);
+}
+
+#[test]
+fn the_same_question_gives_the_same_bytes_and_reads_back() {
+    let paths = [scratch("same_a.yaml"), scratch("same_b.yaml")];
+    let texts = paths.map(|path| {
+        let run = plan(&format!("{SMALL} --top 0 -o {}", path.display()));
+        assert_eq!(run.code, 0, "{run:?}");
+        std::fs::read(path).unwrap()
+    });
+    assert!(texts[0] == texts[1]);
+    let source = Source::from_bytes("plan.yaml", texts[0].clone()).unwrap();
+    let read = Plan::read(&source).unwrap();
+    assert_eq!(read.to_yaml().unwrap().into_bytes(), texts[0]);
+}
+
+#[test]
+fn plans_of_every_kind_of_model_read_back_and_check() {
+    let cases = [
+        ("gpt2_124m", "selene", "--set schedule=1f1b --set tp=1"),
+        ("gemma2_9b", "dgx_h100", "--set schedule=1f1b --set tp=8"),
+        (
+            "mixtral_8x7b",
+            "dgx_h100",
+            "--set schedule=1f1b --set tp=1 --set micro_batch=1 --set cp=1",
+        ),
+    ];
+    for (model, cluster, settings) in cases {
+        let path = scratch(&format!("{model}.yaml"));
+        let path = path.display();
+        let words =
+            format!("--model {model} --cluster {cluster} --gpus 16 {settings} --top 0 -o {path}");
+        let run = plan(&words);
+        assert_eq!(run.code, 0, "{model}: {run:?}");
+        let run = plan(&format!("check {path}"));
+        assert_eq!(run.code, 0, "{model}: {run:?}");
+    }
+}
+
+#[test]
+fn a_model_may_come_from_standard_input() {
+    let tiny = models::model::shipped_source("tiny").unwrap().unwrap();
+    let run = plan_with("--model - --gpus 1 --top 0 --json", tiny.text().as_bytes());
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(run.json()["model"], "tiny");
+}
+
+#[test]
+fn lists_name_what_is_shipped() {
+    for (words, name) in [("models", "llama70b"), ("clusters", "dgx_h100")] {
+        assert!(plan(words).out.contains(name), "{words}");
+        let json = plan(&format!("{words} --json")).json();
+        let names = json.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap());
+        assert!(names.collect::<Vec<_>>().contains(&name), "{words}");
+    }
+}
+
+#[test]
+fn a_schedule_is_reported_and_drawn() {
+    let run = plan("schedule 1f1b --stages 2 --micro-batches 4 --json --orders");
+    let json = run.json();
+    assert_eq!(json["makespan"], 15.0);
+    assert_eq!(json["orders"][1][0], "F0@1");
+    let drawn = plan("schedule 1f1b --stages 2 --micro-batches 4").out;
+    assert!(drawn.contains("d0 F0"), "{drawn}");
+}
+
+#[test]
+fn two_plans_are_compared_field_by_field() {
+    let (a, b) = (scratch("diff_a.yaml"), scratch("diff_b.yaml"));
+    let (a, b) = (a.display(), b.display());
+    assert_eq!(plan(&format!("{SMALL} --top 0 --set tp=1 -o {a}")).code, 0);
+    assert_eq!(plan(&format!("{SMALL} --top 0 --set tp=2 -o {b}")).code, 0);
+    let out = plan(&format!("diff {a} {b}")).out;
+    assert!(out.contains("decisions.tp") && out.contains("1 -> 2"), "{out}");
+    assert!(plan(&format!("diff {a} {a}")).out.contains("the same"));
+}
+
+#[test]
+fn nothing_is_offloaded_where_there_is_no_host_memory() {
+    let run = plan("--model tiny --cluster laptop --gpus 4 --top 0 --json");
+    assert_eq!(run.code, 0, "{run:?}");
+    let json = run.json();
+    assert_eq!((&json["feasible"], &json["decisions"]["offload"]), (&true.into(), &"none".into()));
+}
