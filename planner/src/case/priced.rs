@@ -1,7 +1,7 @@
 //! The price of a configuration with its placement: what `estimate` prints and plans predict.
 
-use super::{Case, StageCost};
 use super::mixes::Mix;
+use super::{Case, StageCost};
 use crate::cost::parts::Parts;
 use crate::placement::{Choice, Column, Problem, Scratch};
 use models::cluster::ClusterSpec;
