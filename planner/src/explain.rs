@@ -94,7 +94,7 @@ impl<'a> Asker<'a> {
     /// Nearest to the plan's own degrees first, where good ones make the bounds cut.
     fn other_shapes(&self, own: &Decisions) -> Vec<Restrictions> {
         let r = &self.request.restrictions;
-        let nodes = self.request.task().space().nodes();
+        let nodes = self.request.task().space().contexts();
         let pairs: BTreeSet<(u64, u64)> =
             nodes.iter().map(|node| (node.decisions.tp, node.decisions.pp)).collect();
         let mut others: Vec<(u64, u64)> = pairs.into_iter().collect();
@@ -159,7 +159,7 @@ impl<'a> Asker<'a> {
 
     fn other_degrees(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
         let r = &self.request.restrictions;
-        let nodes = self.request.task().space().nodes();
+        let nodes = self.request.task().space().contexts();
         let values = |of: fn(&Decisions) -> u64| -> Vec<u64> {
             let all: BTreeSet<u64> = nodes.iter().map(|node| of(&node.decisions)).collect();
             all.into_iter().filter(|&value| value != of(own)).collect()
@@ -174,7 +174,9 @@ impl<'a> Asker<'a> {
         for cp in values(|d| d.cp) {
             found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
         }
-        for ep in values(|d| d.ep) {
+        let expert_nodes = self.request.task().space().expert_nodes();
+        let eps: BTreeSet<u64> = expert_nodes.iter().map(|node| node.decisions.ep).collect();
+        for ep in eps.into_iter().filter(|&ep| ep != own.ep) {
             found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
         }
         found

@@ -54,7 +54,9 @@ fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> 
 }
 
 fn is_empty(space: &Space<'_>) -> bool {
-    !space.nodes().iter().any(|node| space.inner(node).count() > 0)
+    !space.contexts().iter().any(|node| {
+        space.inner(node).count() > 0 && !space.expert_splits(&node.decisions).is_empty()
+    })
 }
 
 fn split_heads(request: &Request, degrees: &Degrees) -> Option<InputError> {
@@ -201,7 +203,9 @@ fn all_together(request: &Request) -> InputError {
 fn values(space: &Space<'_>, name: &str) -> Vec<String> {
     let mut numbers = BTreeSet::new();
     let mut words = vec![];
-    for node in space.nodes() {
+    let of_experts = ["ep", "etp", "moe_overlap", "moe_overlap_degree"].contains(&name);
+    let nodes = if of_experts { space.expert_nodes() } else { space.contexts() };
+    for node in nodes {
         let inner = space.inner(&node);
         if inner.count() == 0 {
             continue;

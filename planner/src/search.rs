@@ -7,24 +7,24 @@
 //! program. Three families are cut by dominance, each because another member of the space does as well
 //! in every respect:
 //! - uniform recomputation is one of the mixes of `per_layer`;
-//! - the layer ranges of `first_last`, and with one chunk a device those of `redistribute`, are among
-//!   those of `tensor`;
+//! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
 use crate::case::Case;
-use crate::case::ground::Ground;
+use crate::case::ground::{Ground, Sheet};
 use crate::case::priced::{Placed, Priced};
 use crate::case::recompute_bound;
 use crate::placement::{Problem, Scratch, dynamic, ilp};
 use crate::restrict::Restrictions;
-use crate::space::{Inner, Node, Space};
+use crate::space::{ExpertSplit, Inner, Node, Space};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, RankOrder, Recompute, Vocab};
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// What is to be planned.
@@ -132,6 +132,20 @@ pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     run.outcome()
 }
 
+/// Degrees, context parallelism and micro-batch with all ways to split the experts.
+struct Context {
+    /// The context as a node whose bound holds for every split.
+    bounded: Bounded,
+    splits: Rc<[ExpertSplit]>,
+}
+
+impl Context {
+    /// Combinations.
+    fn count(&self) -> u64 {
+        self.bounded.count * self.splits.len() as u64
+    }
+}
+
 /// A node with its bound.
 struct Bounded {
     node: Node,
@@ -174,6 +188,9 @@ struct Open {
 /// Nodes of the same tensor, pipeline and context degrees probed for a first incumbent.
 const PROBED_NODES_A_MESH: usize = 2;
 
+/// Ways to split the experts of such a node that are probed.
+const PROBED_SPLITS: usize = 2;
+
 struct Run<'a> {
     task: &'a Task<'a>,
     ground: &'a Ground<'a>,
@@ -210,43 +227,79 @@ impl<'a> Run<'a> {
 
     fn settle_all(&mut self, progress: Progress<'_>) {
         let begun = Instant::now();
-        let mut nodes = self.bounded_nodes();
-        self.proof.candidates = nodes.iter().map(|node| node.count).sum();
-        nodes.sort_by(|a, b| a.promise_s().total_cmp(&b.promise_s()));
-        self.probe(&nodes);
+        let mut contexts = self.bounded_contexts();
+        self.proof.candidates = contexts.iter().map(Context::count).sum();
+        contexts.sort_by(|a, b| a.bounded.promise_s().total_cmp(&b.bounded.promise_s()));
+        self.probe(&contexts);
         let mut settled = 0;
-        for node in &nodes {
-            if node.bound_s >= self.best_s {
-                self.proof.cut_by_time += node.count;
+        for context in &contexts {
+            if context.bounded.bound_s >= self.best_s {
+                self.proof.cut_by_time += context.count();
             } else {
-                self.settle_node(node);
+                self.settle_context(context);
             }
-            settled += node.count;
+            settled += context.count();
             progress(settled, self.proof.candidates);
         }
         self.settle_open();
         self.proof.elapsed_s = begun.elapsed().as_secs_f64();
     }
 
+    fn settle_context(&mut self, context: &Context) {
+        for node in self.nodes_of(context) {
+            if node.bound_s >= self.best_s {
+                self.proof.cut_by_time += node.count;
+            } else {
+                self.settle_node(&node);
+            }
+        }
+    }
+
+    /// The nodes of a context, most promising first.
+    fn nodes_of(&mut self, context: &Context) -> Vec<Bounded> {
+        let base = &context.bounded;
+        let mut nodes = vec![];
+        for split in context.splits.iter() {
+            let node = Node { decisions: split.of(&base.node.decisions) };
+            let load = self.load(&self.ground.sheet(&node.decisions));
+            let bound_s = self.node_bound_s(&node.decisions, &base.inner, &load);
+            nodes.push(Bounded {
+                node,
+                inner: base.inner.clone(),
+                count: base.count,
+                load,
+                bound_s,
+            });
+        }
+        nodes.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        nodes
+    }
+
     /// Looks for a good configuration among the usual ones of the most promising nodes, so that the
     /// bounds cut from the start. Proves nothing.
-    fn probe(&mut self, nodes: &[Bounded]) {
+    fn probe(&mut self, contexts: &[Context]) {
         let mut seen = HashMap::new();
-        for node in nodes {
-            let d = &node.node.decisions;
+        for context in contexts {
+            let d = &context.bounded.node.decisions;
             let tried = seen.entry((d.tp, d.pp, d.cp)).or_insert(0);
-            if node.bound_s >= self.best_s || *tried >= PROBED_NODES_A_MESH {
+            if context.bounded.bound_s >= self.best_s || *tried >= PROBED_NODES_A_MESH {
                 continue;
             }
             *tried += 1;
-            for (schedule, vpp, vocabs) in usual_pipelines(&node.inner) {
-                let free = vocabs.iter().find(|vocab| **vocab == Vocab::Tensor).or(vocabs.first());
-                let Some(&vocab) = free else { continue };
-                let d = Decisions { schedule, vpp, vocab, ..node.node.decisions.clone() };
-                let pipeline_s = self.pipeline_bound_s(&d, &node.load);
-                if self.finish_s(pipeline_s) < self.best_s {
-                    self.probe_states(node, &d, pipeline_s);
-                }
+            for node in self.nodes_of(context).iter().take(PROBED_SPLITS) {
+                self.probe_node(node);
+            }
+        }
+    }
+
+    fn probe_node(&mut self, node: &Bounded) {
+        for (schedule, vpp, vocabs) in usual_pipelines(&node.inner) {
+            let free = vocabs.iter().find(|vocab| **vocab == Vocab::Tensor).or(vocabs.first());
+            let Some(&vocab) = free else { continue };
+            let d = Decisions { schedule, vpp, vocab, ..node.node.decisions.clone() };
+            let pipeline_s = self.pipeline_bound_s(&d, &node.load);
+            if self.finish_s(pipeline_s) < self.best_s {
+                self.probe_states(node, &d, pipeline_s);
             }
         }
     }
@@ -281,24 +334,32 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn bounded_nodes(&mut self) -> Vec<Bounded> {
-        let mut bounded = vec![];
-        for node in self.space.nodes() {
+    /// Contexts with a bound that holds for every split of their experts.
+    fn bounded_contexts(&mut self) -> Vec<Context> {
+        let mut known: HashMap<_, Rc<[ExpertSplit]>> = HashMap::new();
+        let mut contexts = vec![];
+        for node in self.space.contexts() {
+            let d = &node.decisions;
             let inner = self.space.inner(&node);
             let count = inner.count();
-            if count == 0 {
+            let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
+            let space = self.space;
+            let splits = known.entry(key).or_insert_with(|| Rc::from(space.expert_splits(d)));
+            if count == 0 || splits.is_empty() {
                 continue;
             }
-            let load = self.load(&node.decisions);
-            let bound_s = self.node_bound_s(&node.decisions, &inner, &load);
-            bounded.push(Bounded { node, inner, count, load, bound_s });
+            let splits = Rc::clone(splits);
+            let load = self.load(&self.ground.floor_sheet(d, &splits));
+            let m = d.micro_batches as f64;
+            let bound_s = self.finish_s(m * load.total_s() / d.pp as f64);
+            contexts
+                .push(Context { bounded: Bounded { node, inner, count, load, bound_s }, splits });
         }
-        bounded
+        contexts
     }
 
     /// The least recomputation allowed is counted; all else is what every placement must do.
-    fn load(&self, d: &Decisions) -> Load {
-        let sheet = self.ground.sheet(d);
+    fn load(&self, sheet: &Sheet) -> Load {
         let counts = self.ground.layers.counts(0, self.ground.layers.len());
         let least = least_recompute(self.task.restrictions);
         let sum = |value: &dyn Fn(usize) -> f64| -> f64 {
@@ -362,7 +423,7 @@ impl<'a> Run<'a> {
 
     fn settle_pipeline(&mut self, node: &Bounded, schedule: ScheduleName, vpp: u64, vocab: Vocab) {
         let count = node.inner.per_pipeline() as u64;
-        if self.is_dominated(node, schedule, vpp, vocab) {
+        if self.is_dominated(node, schedule, vocab) {
             self.proof.cut_by_dominance += count;
             return;
         }
@@ -385,14 +446,13 @@ impl<'a> Run<'a> {
     }
 
     /// See the module's documentation.
-    fn is_dominated(&self, node: &Bounded, schedule: ScheduleName, vpp: u64, vocab: Vocab) -> bool {
+    fn is_dominated(&self, node: &Bounded, schedule: ScheduleName, vocab: Vocab) -> bool {
         let vocabs = |name: ScheduleName| {
             node.inner.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
         };
         let here = vocabs(schedule);
         let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
-        let listed = vpp == 1 || vocab == Vocab::FirstLast;
-        if freer && listed && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+        if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
             return true;
         }
         let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);

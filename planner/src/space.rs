@@ -10,6 +10,7 @@ use models::decisions::{
 };
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
+use std::collections::HashSet;
 
 /// Everything that says which combinations there are.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,35 @@ pub struct Node {
     /// The decisions; schedule, chunks, vocabulary, recompute, ZeRO, offload and rank order are
     /// placeholders.
     pub decisions: Decisions,
+}
+
+/// How experts are split and their all-to-all is overlapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertSplit {
+    /// Expert parallel degree.
+    pub ep: u64,
+    /// Tensor parallel degree inside an expert.
+    pub etp: u64,
+    /// Overlap of the all-to-all.
+    pub overlap: MoeOverlap,
+    /// Its chunks.
+    pub degree: u64,
+}
+
+impl ExpertSplit {
+    /// Experts whole on every rank, nothing overlapped: the only split of a dense model.
+    pub const NONE: Self = Self { ep: 1, etp: 1, overlap: MoeOverlap::None, degree: 1 };
+
+    /// Decisions with this split.
+    pub fn of(self, d: &Decisions) -> Decisions {
+        Decisions {
+            ep: self.ep,
+            etp: self.etp,
+            moe_overlap: self.overlap,
+            moe_overlap_degree: self.degree,
+            ..d.clone()
+        }
+    }
 }
 
 /// Choices of the decisions that a node leaves open.
@@ -72,20 +102,46 @@ pub fn divisors(n: u64) -> Vec<u64> {
 impl Space<'_> {
     /// All nodes.
     pub fn nodes(&self) -> Vec<Node> {
-        let mut nodes = vec![];
+        let splits = |context: Node| {
+            let found = self.expert_splits(&context.decisions);
+            found.into_iter().map(move |split| Node { decisions: split.of(&context.decisions) })
+        };
+        self.contexts().into_iter().flat_map(splits).collect()
+    }
+
+    /// Nodes before experts are split: with them, [`Self::expert_splits`] gives the nodes.
+    pub fn contexts(&self) -> Vec<Node> {
+        let mut contexts = vec![];
         for template in self.degrees() {
             for template in self.context_styles(&template) {
-                for template in self.expert_splits(&template) {
-                    self.micro_batches(&template, &mut nodes);
-                }
+                self.micro_batches(&template, &mut contexts);
             }
         }
-        nodes
+        contexts
+    }
+
+    /// One node for every way to split experts in one context of each kind: every value of the decisions
+    /// about experts is among them, without the contexts that differ in nothing that matters to experts.
+    pub fn expert_nodes(&self) -> Vec<Node> {
+        let mut seen = HashSet::new();
+        let mut contexts = self.contexts();
+        contexts.retain(|context| {
+            let d = &context.decisions;
+            seen.insert((d.tp, d.cp, d.dp, d.sequence_parallel))
+        });
+        let splits = |context: Node| {
+            let found = self.expert_splits(&context.decisions);
+            found.into_iter().map(move |split| Node { decisions: split.of(&context.decisions) })
+        };
+        contexts.into_iter().flat_map(splits).collect()
     }
 
     /// Combinations in all.
     pub fn count(&self) -> u64 {
-        self.nodes().iter().map(|node| self.inner(node).count()).sum()
+        let of = |context: &Node| {
+            self.inner(context).count() * self.expert_splits(&context.decisions).len() as u64
+        };
+        self.contexts().iter().map(of).sum()
     }
 
     /// Number formats to try: the user's, else the cluster's usual one.
@@ -134,7 +190,8 @@ impl Space<'_> {
     }
 
     fn template(&self, tp: u64, pp: u64, cp: u64, dp: u64, dtype: Dtype) -> Decisions {
-        let capacity = self.model.moe.as_ref().and_then(|moe| moe.capacity_factor);
+        let own = self.model.moe.as_ref().and_then(|moe| moe.capacity_factor);
+        let capacity = self.restrictions.capacity_factor.or(own);
         Decisions {
             tp,
             pp,
@@ -221,16 +278,17 @@ impl Space<'_> {
         self.restrictions.sequence_parallel.among(all)
     }
 
-    /// Expert parallel degrees and overlaps. Tensor-parallel ranks that hold the same tokens would send
-    /// them to experts twice, so expert parallelism with tensor parallelism wants sequence parallelism.
-    fn expert_splits(&self, d: &Decisions) -> Vec<Decisions> {
+    /// Expert parallel degrees and overlaps open to a context; they depend on its degrees and sequence
+    /// parallelism alone. Tensor-parallel ranks that hold the same tokens would send them to experts
+    /// twice, so expert parallelism with tensor parallelism wants sequence parallelism.
+    pub fn expert_splits(&self, d: &Decisions) -> Vec<ExpertSplit> {
         let r = self.restrictions;
         let Some(moe) = &self.model.moe else {
             let dense = r.ep.allows(1)
                 && r.etp.allows(1)
                 && r.moe_overlap.allows(MoeOverlap::None)
                 && r.moe_overlap_degree.allows(1);
-            return if dense { vec![d.clone()] } else { vec![] };
+            return if dense { vec![ExpertSplit::NONE] } else { vec![] };
         };
         let world = d.tp * d.cp * d.dp;
         let mut found = vec![];
@@ -240,31 +298,33 @@ impl Space<'_> {
             for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
                 let folds = world.is_multiple_of(etp * ep);
                 if folds && (ep == 1 || d.tp == 1 || d.sequence_parallel) {
-                    let capacity_factor = r.capacity_factor.or(d.capacity_factor);
-                    let split = Decisions { ep, etp, capacity_factor, ..d.clone() };
-                    found.extend(self.overlaps(&split));
+                    let overlaps = self.overlaps(d, ep).into_iter();
+                    found.extend(overlaps.map(|(overlap, degree)| ExpertSplit {
+                        ep,
+                        etp,
+                        overlap,
+                        degree,
+                    }));
                 }
             }
         }
         found
     }
 
-    fn overlaps(&self, d: &Decisions) -> Vec<Decisions> {
+    fn overlaps(&self, d: &Decisions, ep: u64) -> Vec<(MoeOverlap, u64)> {
         let r = self.restrictions;
         let mut found = vec![];
-        for moe_overlap in r.moe_overlap.among(MoeOverlap::ALL) {
-            let degrees: &[u64] = match moe_overlap {
+        for overlap in r.moe_overlap.among(MoeOverlap::ALL) {
+            let degrees: &[u64] = match overlap {
                 MoeOverlap::None => &[1],
-                _ if d.ep > 1 => &[2, 4, 8],
+                _ if ep > 1 => &[2, 4, 8],
                 _ => &[],
             };
             let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let wanted = |degree: u64| {
-                moe_overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree)
-            };
-            for &moe_overlap_degree in degrees.iter().filter(|&&n| divides(n) && wanted(n)) {
-                found.push(Decisions { moe_overlap, moe_overlap_degree, ..d.clone() });
-            }
+            let wanted =
+                |degree: u64| overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
+            found.extend(possible.map(|&degree| (overlap, degree)));
         }
         found
     }

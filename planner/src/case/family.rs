@@ -1,7 +1,8 @@
 //! Placements of schedules with several chunks a device: a family small enough to be tried in full.
 //!
 //! Chunks are as even as may be, except that the first and the last stage, which also hold the
-//! vocabulary layers, may each have up to [`LIGHTER`] layers fewer; and every stage recomputes to the
+//! vocabulary layers, may each have up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max
+//! rule has them; and every stage recomputes to the
 //! same level of its own list of undominated mixes. Within this family the search is exact. (With one
 //! chunk a device, any contiguous placement and any mix is open, and the integer program decides.)
 
@@ -25,7 +26,12 @@ impl Case<'_> {
         let counts = match self.decisions.vocab {
             Vocab::FirstLast => vec![even_counts(layers, stages)],
             Vocab::Redistribute => vec![self.redis_counts(layers, stages)],
-            _ if self.decisions.vpp > 1 => lighter_ends(layers, stages),
+            _ if self.decisions.vpp > 1 => {
+                let mut family = lighter_ends(layers, stages);
+                family.push(self.redis_counts(layers, stages));
+                family.dedup();
+                family
+            }
             _ => return None,
         };
         Some(counts.into_iter().map(to_ranges).collect())
@@ -127,6 +133,9 @@ impl Case<'_> {
 
     fn columns_at(&self, ranges: &Ranges, stages: &[StageCost], level: usize) -> Vec<Vec<Column>> {
         let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
+            if level == 0 {
+                return vec![self.column((start, end), 0, cost, &self.first_mix(start, end))];
+            }
             let mixes = self.mixes(start, end);
             let index = level.min(mixes.len() - 1);
             vec![self.column((start, end), index, cost, &mixes[index])]
@@ -156,13 +165,16 @@ impl Case<'_> {
         if ignore_memory {
             return Some(0);
         }
-        let levels = ranges.iter().map(|&(start, end)| self.mixes(start, end).len()).max()?;
         let fits = |level: usize| {
             let mut problem = self.problem_of(self.columns_at(ranges, stages, level));
             problem.budget_bytes.fill(budget);
             problem.fits(&vec![0; ranges.len()])
         };
-        (0..levels).find(|&level| fits(level))
+        if fits(0) {
+            return Some(0);
+        }
+        let levels = ranges.iter().map(|&(start, end)| self.mixes(start, end).len()).max()?;
+        (1..levels).find(|&level| fits(level))
     }
 
     fn placed_at(&self, ranges: &Ranges, level: usize) -> Placed {

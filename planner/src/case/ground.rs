@@ -8,11 +8,12 @@ use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
+use crate::space::ExpertSplit;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, RankOrder, Recompute};
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::model::{ModelSpec, params};
+use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -137,6 +138,21 @@ impl<'a> Ground<'a> {
         sheet
     }
 
+    /// Prices that no split of the experts undercuts; for a dense model, the prices.
+    pub fn floor_sheet(&self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<Sheet> {
+        if self.model.moe.is_none() {
+            return self.sheet(d);
+        }
+        let shape = self.shape(d);
+        let split = |split: &ExpertSplit| Split { ep: split.ep, etp: split.etp, ..shape.split };
+        let mut all: Vec<Split> = splits.iter().map(split).collect();
+        all.dedup();
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, &all);
+        let layer = self.layers.kinds.iter().map(floor).collect();
+        Rc::new(Sheet { layer, ..self.price_ends(&shape) })
+    }
+
     /// How decisions split one micro-batch, with the groups it communicates in.
     pub fn shape(&self, d: &Decisions) -> Shape {
         let mesh = Mesh::new(d);
@@ -166,12 +182,22 @@ impl<'a> Ground<'a> {
 
     fn price(&self, shape: &Shape) -> Sheet {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let kinds = self.layers.kinds.iter();
+        Sheet {
+            layer: kinds.map(|&kind| pricer.layer(kind, shape)).collect(),
+            ..self.price_ends(shape)
+        }
+    }
+
+    /// Everything of a sheet but the layers' times.
+    fn price_ends(&self, shape: &Shape) -> Sheet {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let kinds = &self.layers.kinds;
         let tokens = shape.split.tokens(self.model) as f64;
         let e = shape.dtype.storage_bytes();
         let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
         Sheet {
-            layer: kinds.iter().map(|&kind| pricer.layer(kind, shape)).collect(),
+            layer: vec![],
             params: kinds
                 .iter()
                 .map(|&kind| layer_params(self.model, kind, &shape.split))

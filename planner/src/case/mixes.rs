@@ -2,7 +2,7 @@
 
 use crate::cost::layer::LayerCost;
 use models::decisions::Recompute;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// How many layers of each kind keep everything, recompute selectively, recompute fully.
 pub type Mix = Vec<[usize; 3]>;
@@ -38,8 +38,24 @@ impl MixCost {
     }
 }
 
-/// Mixes for a stage with `counts[k]` layers of kind `k`, fastest first, each needing less memory
-/// than the one before.
+/// The mix with no more recomputation than must be: the first of [`undominated`].
+pub fn least_recomputing(costs: &[LayerCost], counts: &[usize], allowed: Recompute) -> MixCost {
+    let option = match allowed {
+        Recompute::None | Recompute::PerLayer => 0,
+        Recompute::Selective => 1,
+        Recompute::Full => 2,
+    };
+    let mut mix = MixCost::empty();
+    for (cost, &count) in costs.iter().zip(counts) {
+        let mut split = [0; 3];
+        split[option] = count;
+        mix = mix.and(&priced(cost, split));
+    }
+    mix
+}
+
+/// Mixes for a stage with `counts[k]` layers of kind `k`, fastest first: of those with the same options in
+/// use, each needs less memory than the one before.
 pub fn undominated(costs: &[LayerCost], counts: &[usize], allowed: Recompute) -> Vec<MixCost> {
     let mut mixes = vec![MixCost::empty()];
     for (cost, &count) in costs.iter().zip(counts) {
@@ -72,8 +88,15 @@ fn of_kind(cost: &LayerCost, count: usize, allowed: Recompute) -> Vec<MixCost> {
         Recompute::Selective => all(1),
         Recompute::Full => all(2),
         Recompute::PerLayer => {
-            let splits = (0..=count).flat_map(|full| {
-                (0..=count - full).map(move |selective| [count - full - selective, selective, full])
+            // Two options at a time: a third would replace at most one layer's worth of either.
+            let pairs = [(0, 1), (1, 2), (0, 2)].into_iter();
+            let splits = pairs.flat_map(|(more, less)| {
+                (0..=count).map(move |leaner| {
+                    let mut split = [0; 3];
+                    split[more] = count - leaner;
+                    split[less] += leaner;
+                    split
+                })
             });
             keep_undominated(splits.map(|split| priced(cost, split)).collect())
         }
@@ -97,12 +120,13 @@ fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
             .total_cmp(&b.recompute_s)
             .then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
     });
-    let mut least_bytes = f64::INFINITY;
-    let mut seen = HashSet::new();
+    // The buffer a recomputed layer needs depends on the options in use, so mixes are held only against
+    // those with the same options.
+    let mut least_bytes: HashMap<u32, f64> = HashMap::new();
     mixes.retain(|mix| {
-        // Different options need different recompute buffers: a mix with another set of them stays.
-        let better = mix.in_flight_bytes < least_bytes || seen.insert(mix.options());
-        least_bytes = least_bytes.min(mix.in_flight_bytes);
+        let least = least_bytes.entry(mix.options()).or_insert(f64::INFINITY);
+        let better = mix.in_flight_bytes < *least;
+        *least = least.min(mix.in_flight_bytes);
         better
     });
     mixes
@@ -124,13 +148,16 @@ mod tests {
     #[test]
     fn no_mix_is_beaten_by_another() {
         let mixes = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
-        for pair in mixes.windows(2) {
-            assert!(pair[0].recompute_s <= pair[1].recompute_s);
-            let leaner = pair[0].in_flight_bytes > pair[1].in_flight_bytes;
-            assert!(leaner || pair[0].options() != pair[1].options());
+        for (position, mix) in mixes.iter().enumerate() {
+            for faster in &mixes[..position] {
+                assert!(faster.recompute_s <= mix.recompute_s);
+                let leaner = faster.in_flight_bytes > mix.in_flight_bytes;
+                assert!(leaner || faster.options() != mix.options());
+            }
         }
         assert_eq!(mixes[0].in_flight_bytes, 50.0);
-        assert_eq!(mixes.last().map(|mix| mix.in_flight_bytes), Some(5.0));
+        let leanest = mixes.iter().map(|mix| mix.in_flight_bytes).fold(f64::INFINITY, f64::min);
+        assert_eq!(leanest, 5.0);
     }
 
     #[test]

@@ -273,6 +273,12 @@ impl<'a> Case<'a> {
         self.sheet.mixes(counts, self.decisions.recompute)
     }
 
+    /// The first of [`Self::mixes`], without the others.
+    pub fn first_mix(&self, start: usize, end: usize) -> MixCost {
+        let counts = self.ground.layers.counts(start, end);
+        mixes::least_recomputing(&self.sheet.layer, &counts, self.decisions.recompute)
+    }
+
     /// Seconds a mix recomputes, by cause.
     pub fn recompute_parts(&self, mix: &Mix) -> Parts {
         let of_kind = |(kind, split): (usize, &[usize; 3])| -> Parts {
@@ -436,6 +442,10 @@ impl<'a> Case<'a> {
         }
         let range =
             if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
+        let first = self.column(range, 0, &cost, &self.first_mix(counted.0, counted.1));
+        if self.fits_alone(stage, &first, budget) {
+            return vec![first];
+        }
         let mixes = self.mixes(counted.0, counted.1);
         let columns =
             mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
@@ -495,6 +505,10 @@ impl<'a> Case<'a> {
             return None;
         }
         let range = if self.ground.layers.is_uniform() { (0, end - start) } else { (start, end) };
+        let first = self.column(range, 0, &cost, &self.first_mix(start, end));
+        if fits(&first) {
+            return Some(first);
+        }
         let mixes = self.mixes(start, end);
         let columns = mixes.iter().map(|mix| self.column(range, 0, &cost, mix));
         columns.take_while(|column| column.load_s() < limit_s).find(fits)

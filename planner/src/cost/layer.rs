@@ -113,10 +113,26 @@ pub struct LayerPricer<'a> {
 impl LayerPricer<'_> {
     /// Cost of one layer of `kind`.
     pub fn layer(&self, kind: LayerKind, shape: &Shape) -> LayerCost {
+        let experts = |attention: &ThreePasses| self.expert_block(kind, shape, attention);
+        self.layer_with(kind, shape, experts)
+    }
+
+    /// Lower bound on the cost of a layer, whichever of `splits` its experts have: their products at
+    /// their fastest, and no all-to-all.
+    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> LayerCost {
+        self.layer_with(kind, shape, |_| self.expert_floor(kind, shape, splits))
+    }
+
+    fn layer_with(
+        &self,
+        kind: LayerKind,
+        shape: &Shape,
+        experts: impl Fn(&ThreePasses) -> ThreePasses,
+    ) -> LayerCost {
         let attention = self.attention_block(kind, shape);
         let feed = self.feed_forward(kind, shape);
         let streams = self.streams(kind, shape);
-        let moe = self.expert_block(kind, shape, &attention);
+        let moe = experts(&attention);
         let tensor = self.tensor_parallel(shape);
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
@@ -348,6 +364,22 @@ impl LayerPricer<'_> {
             input: input + router.input,
             weight: experts.weight + router.weight,
         }
+    }
+
+    fn expert_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> ThreePasses {
+        if !kind.moe {
+            return ThreePasses::default();
+        }
+        let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
+        let products = splits
+            .iter()
+            .map(|split| self.products(shape.dtype, &layer::expert_gemms(self.model, split)));
+        let least = products.reduce(|a, b| ThreePasses {
+            forward: Parts::compute(a.forward.compute_s.min(b.forward.compute_s)),
+            input: Parts::compute(a.input.compute_s.min(b.input.compute_s)),
+            weight: Parts::compute(a.weight.compute_s.min(b.weight.compute_s)),
+        });
+        router + least.unwrap_or_default()
     }
 
     fn router_gemm(&self, shape: &Shape) -> Gemm {
