@@ -88,15 +88,8 @@ fn of_kind(cost: &LayerCost, count: usize, allowed: Recompute) -> Vec<MixCost> {
         Recompute::Selective => all(1),
         Recompute::Full => all(2),
         Recompute::PerLayer => {
-            // Two options at a time: a third would replace at most one layer's worth of either.
-            let pairs = [(0, 1), (1, 2), (0, 2)].into_iter();
-            let splits = pairs.flat_map(|(more, less)| {
-                (0..=count).map(move |leaner| {
-                    let mut split = [0; 3];
-                    split[more] = count - leaner;
-                    split[less] += leaner;
-                    split
-                })
+            let splits = (0..=count).flat_map(|full| {
+                (0..=count - full).map(move |selective| [count - full - selective, selective, full])
             });
             keep_undominated(splits.map(|split| priced(cost, split)).collect())
         }
