@@ -1,11 +1,11 @@
 //! The search: every combination is either priced exactly or cut by a bound.
 //!
-//! Nodes (degrees, context and expert splits, micro-batch) are taken in the order of a lower bound on
-//! their time. Within a node each pipeline (schedule, chunks, vocabulary placement) and state choice
+//! Contexts (degrees, context parallelism, micro-batch) are taken by promise, a lower bound with the bubble
+//! added, and cut by the bound; what is left is split into nodes by how experts are split. Within a node each pipeline (schedule, chunks, vocabulary placement) and state choice
 //! (ZeRO, shards, offload, rank order) has a tighter bound; what survives becomes a placement problem,
 //! settled by the dynamic program's bound, by a simulated placement that attains it, or by the integer
 //! program. Three families are cut by dominance, each because another member of the space does as well
-//! in every respect:
+//! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
 //! - uniform recomputation is one of the mixes of `per_layer`;
 //! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
@@ -19,7 +19,7 @@ use crate::placement::{Problem, Scratch, dynamic, ilp};
 use crate::restrict::Restrictions;
 use crate::space::{ExpertSplit, Inner, Node, Space};
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Offload, RankOrder, Recompute, Vocab};
+use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use serde::{Deserialize, Serialize};
@@ -679,9 +679,4 @@ fn named_by_result(mut d: Decisions, placed: &Placed, restrictions: &Restriction
         d.recompute = uniform;
     }
     d
-}
-
-/// Whether decisions leave nothing on the host and order ranks as Megatron does.
-pub fn is_plain(d: &Decisions) -> bool {
-    d.offload == Offload::None && d.rank_order == RankOrder::DpInner
 }
