@@ -13,3 +13,4 @@ pub mod restrict;
 pub mod search;
 pub mod simulate;
 pub mod space;
+pub mod validate;

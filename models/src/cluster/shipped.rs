@@ -13,7 +13,7 @@ macro_rules! clusters {
 
 /// Name and text, in the order in which they are listed.
 const SHIPPED: &[(&str, &str)] = clusters![
-    "dgx_h100" "dgx_h200" "dgx_b200" "gb200_nvl72" "dgx_b300" "gb300_nvl72" "h800" "selene" "a100_roce" "a800" "a10g_pcie"
+    "dgx_h100" "dgx_h200" "dgx_b200" "gb200_nvl72" "dgx_b300" "gb300_nvl72" "h800" "selene" "a100_roce" "a800" "a10g_pcie" "a100_40g" "h100_hbm2e"
     "laptop"
 ];
 

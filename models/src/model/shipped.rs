@@ -13,7 +13,8 @@ macro_rules! models {
 const SHIPPED: &[(&str, &str)] = models![
     "tiny" "gpt2_124m"
     "llama8b" "llama70b" "llama405b" "llama2_7b" "llama2_70b" "gemma2_9b"
-    "mixtral_8x7b" "mixtral_8x22b" "qwen3_235b_a22b" "deepseek_v3"
+    "mixtral_8x7b" "mixtral_8x22b" "qwen3_235b_a22b" "qwen3_30b_a3b" "deepseek_v2" "deepseek_v3"
+    "gpt_oss_120b" "grok1" "llama4_maverick" "nemotron4_15b" "mpt_7b"
     "gpt3_175b" "opt_175b"
     "gpt_1.7b" "gpt_3.6b" "gpt_7.5b" "gpt_18b" "gpt_39b"
     "gpt_76b" "gpt_145b" "gpt_310b" "gpt_530b" "gpt_1t"

@@ -36,6 +36,8 @@ pub enum Command {
     Diff(DiffArgs),
     /// Run a pipeline schedule by itself and draw it
     Schedule(ScheduleArgs),
+    /// Compare the cost model with published measurements
+    Validate(ValidateArgs),
     /// List the shipped models
     Models(ListArgs),
     /// List the shipped clusters
@@ -221,6 +223,17 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
     /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan validate`.
+#[derive(Args, Debug)]
+pub struct ValidateArgs {
+    /// Measurements, with the columns of tests/papers/measured.csv
+    #[arg(long, value_name = "FILE")]
+    pub measured: PathBuf,
+    /// Print JSON, every row's prediction included
     #[arg(long)]
     pub json: bool,
 }

@@ -8,6 +8,7 @@ mod lists;
 mod output;
 mod planning;
 mod schedules;
+mod validating;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -28,6 +29,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Check(args)) => checking::run(args),
         Some(Command::Diff(args)) => checking::diff(args),
         Some(Command::Schedule(args)) => schedules::run(args),
+        Some(Command::Validate(args)) => validating::run(args),
         Some(Command::Models(args)) => lists::models(args),
         Some(Command::Clusters(args)) => lists::clusters(args),
     }

@@ -1,0 +1,74 @@
+//! The model a row trained: its columns, and from the model's own card what no column says.
+
+use super::row::Row;
+use super::setup::{Reason, required};
+use models::model::{self, ModelSpec, Moe, Router};
+
+/// What a name contains (without case), and the shipped model whose card it has. The first counts.
+const CARDS: [(&str, &str); 18] = [
+    ("deepseek v3", "deepseek_v3"),
+    ("deepseekv3", "deepseek_v3"),
+    ("qwen3_235b", "qwen3_235b_a22b"),
+    ("qwen3-235b", "qwen3_235b_a22b"),
+    ("qwen3_30b", "qwen3_30b_a3b"),
+    ("gpt oss 120b", "gpt_oss_120b"),
+    ("grok1", "grok1"),
+    ("mixtral", "mixtral_8x7b"),
+    ("llama4", "llama4_maverick"),
+    ("nemotron", "nemotron4_15b"),
+    ("llama2", "llama2_70b"),
+    ("llama3", "llama70b"),
+    ("llama", "llama70b"),
+    ("internlm", "llama2_7b"),
+    ("mpt", "mpt_7b"),
+    ("deepseekv2", "deepseek_v2"),
+    ("deepseek", "deepseek_v3"),
+    ("", "gpt3_175b"),
+];
+
+/// The model.
+///
+/// # Errors
+/// A column that must be there is empty, or the model's card is not shipped.
+pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
+    let mut spec = card(row)?;
+    spec.name.clone_from(&row.model_name);
+    spec.layers = required(row.layers, "layers")? as usize;
+    spec.hidden = required(row.hidden, "hidden")?;
+    spec.seq_len = required(row.seq_len, "seq_len")?;
+    spec.global_batch = required(row.global_batch, "global_batch")?;
+    spec.vocab = row.vocab.unwrap_or(spec.vocab);
+    spec.attention.heads = required(row.heads, "heads")?;
+    spec.attention.kv_heads = row.kv_heads.unwrap_or(spec.attention.heads);
+    if spec.attention.mla.is_none() && spec.moe.is_none() {
+        spec.attention.head_dim = spec.hidden / spec.attention.heads;
+    }
+    spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
+    spec.moe = experts(row, &spec)?;
+    Ok(spec)
+}
+
+fn card(row: &Row) -> Result<ModelSpec, Reason> {
+    let name = row.model_name.to_lowercase();
+    let card = CARDS.iter().find(|(part, _)| name.contains(part)).map_or("gpt3_175b", |card| card.1);
+    let shipped = model::shipped(card).ok_or_else(|| format!("model {card} is not shipped"))?;
+    shipped.map_err(|error| error.to_string())
+}
+
+fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
+    let Some(experts) = row.n_experts.filter(|&experts| experts > 1) else { return Ok(None) };
+    let own = card.moe.clone().unwrap_or(Moe {
+        experts,
+        top_k: 1,
+        ffn: card.mlp.ffn,
+        shared_ffn: 0,
+        first_dense: 0,
+        every: 1,
+        capacity_factor: None,
+        router: Router::Softmax,
+        aux_loss: 0.0,
+    });
+    let top_k = required(row.top_k, "top_k")?;
+    let ffn = row.moe_ffn_hidden.or(row.ffn_hidden).unwrap_or(own.ffn);
+    Ok(Some(Moe { experts, top_k, ffn, ..own }))
+}

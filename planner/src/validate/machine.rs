@@ -1,0 +1,107 @@
+//! The cluster a row ran on: a shipped one of its GPU, with the row's own network and software.
+
+use super::row::Row;
+use super::setup::Reason;
+use models::cluster::{self, ClusterSpec};
+
+/// GPU as rows name it, and the shipped cluster built of it.
+const MACHINES: [(&str, &str); 14] = [
+    ("A100-80G", "selene"),
+    ("A100-40G", "a100_40g"),
+    ("A100-PCIe", "a100_pcie"),
+    ("A800-80G", "a800"),
+    ("H100-SXM", "dgx_h100"),
+    ("H100-HBM2e-500W", "h100_hbm2e"),
+    ("H200-SXM", "dgx_h200"),
+    ("H800", "h800"),
+    ("B200", "dgx_b200"),
+    ("B300", "dgx_b300"),
+    ("GB200", "gb200_nvl72"),
+    ("GB300", "gb300_nvl72"),
+    ("A10G", "a10g_pcie"),
+    ("CPU", "laptop"),
+];
+
+/// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.
+const GENERATIONS: [(&str, &str); 25] = [
+    ("megatron-2021", "megatron_2021"),
+    ("megatron-deepspeed-2022", "megatron_deepspeed_2022"),
+    ("megatron-deepspeed-2023", "megatron_deepspeed_2023"),
+    ("megatron-2022", "megatron_2022"),
+    ("megatron-2023", "megatron_2023"),
+    ("megatron-2024", "megatron_2024"),
+    ("sail-megatron-2023", "zero_bubble_2023"),
+    ("sail-megatron", "vocabulary_2024"),
+    ("megascale", "megascale_2024"),
+    ("megatron-core-moe", "megatron_2025"),
+    ("megatron-bridge", "megatron_2025"),
+    ("megatron-te", "megatron_te"),
+    ("nemo-automodel", "automodel_2025"),
+    ("nemo-24", "megatron_2024"),
+    ("ampipe", "tutel_2023"),
+    ("internevo", "internevo_2024"),
+    ("llm-foundry", "fsdp_2023"),
+    ("fms-fsdp", "fms_2024"),
+    ("torchtitan-eager", "torchtitan_eager_2024"),
+    ("torchtitan", "torchtitan_2024"),
+    ("llama3", "megatron_2024"),
+    ("deepseek", "megatron_2025"),
+    ("dgxc-v24.11.1-maxtext", "maxtext_2024"),
+    ("dgxc-v24.11.1-paxml", "maxtext_2024"),
+    ("dgxc", "megatron_2024"),
+];
+
+/// The cluster.
+///
+/// # Errors
+/// A GPU or software that nothing is known of.
+pub fn cluster(row: &Row) -> Result<ClusterSpec, Reason> {
+    let known = MACHINES.iter().find(|(gpu, _)| *gpu == row.gpu);
+    let (_, name) = known.ok_or_else(|| format!("GPU {} is not known", row.gpu))?;
+    let shipped = cluster::shipped(name).ok_or_else(|| format!("no cluster of {}", row.gpu))?;
+    let mut spec = shipped.map_err(|error| error.to_string())?;
+    let generation = GENERATIONS.iter().find(|(start, _)| row.software.starts_with(start));
+    let (_, generation) =
+        generation.ok_or_else(|| format!("software {} is not known", row.software))?;
+    let own = cluster::software(generation).map_err(|error| error.to_string())?;
+    spec.software = own.ok_or_else(|| format!("software {generation} is not shipped"))?;
+    if let Some(rate) = stated_rate(&row.interconnect, spec.node_gpus())
+        && let Some(network) = spec.levels.last_mut()
+    {
+        network.bytes_per_s = rate;
+    }
+    Ok(spec)
+}
+
+/// Network bytes/s of one GPU and direction, where the words say: `4x200Gb … per node`, `800 Gbps per
+/// node`, `400Gb … per GPU`.
+fn stated_rate(words: &str, node_gpus: u64) -> Option<f64> {
+    let at = words.find("Gb")?;
+    let before = words[..at].trim_end();
+    let (gbit, rest) = last_number(before)?;
+    let bytes = gbit * 1e9 / 8.0;
+    if words.contains("per GPU") {
+        return Some(bytes);
+    }
+    let adapters = rest.strip_suffix('x').and_then(last_number).map_or(1.0, |(count, _)| count);
+    Some(adapters * bytes / node_gpus as f64)
+}
+
+/// The number that a text ends with, and the text before it.
+fn last_number(text: &str) -> Option<(f64, &str)> {
+    let start = text.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |last| last + 1);
+    Some((text[start..].parse().ok()?, &text[..start]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stated_rate;
+
+    #[test]
+    fn rates_are_read_from_words() {
+        assert_eq!(stated_rate("NVLink; 4x200Gb HDR IB per node", 8), Some(12.5e9));
+        assert_eq!(stated_rate("800 Gbps per node", 8), Some(12.5e9));
+        assert_eq!(stated_rate("NVLink4 8-GPU node + 400Gb NDR IB per GPU", 8), Some(50e9));
+        assert_eq!(stated_rate("NVLink single node", 8), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! The cost model against published measurements: `plan validate`.
+//!
+//! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
+//! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
+//! its configuration columns alone.
+
+mod architecture;
+mod machine;
+pub mod row;
+pub mod score;
+pub mod setup;
+
+use crate::case::Case;
+use crate::case::ground::Ground;
+use crate::placement::Scratch;
+use row::Row;
+use serde::Serialize;
+use setup::{Reason, Setup, setup};
+
+/// What the cost model says of a row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Predicted {
+    /// Name of the row.
+    pub id: String,
+    /// Source.
+    pub file: String,
+    /// Group that shares one weight.
+    pub group: String,
+    /// 1 to 3.
+    pub tier: u8,
+    /// Whether the row could be expressed.
+    pub used: bool,
+    /// Why not.
+    pub reason: Option<Reason>,
+    /// Predicted seconds an iteration.
+    pub predicted_s: Option<f64>,
+    /// Predicted bytes on the fullest device, what the device reserves included.
+    pub predicted_bytes: Option<f64>,
+    /// Whether it is predicted to fit.
+    pub feasible: Option<bool>,
+    /// Where the predicted seconds go.
+    pub breakdown: Option<crate::case::priced::Breakdown>,
+}
+
+/// Predicts every row.
+pub fn predict_all(rows: &[Row]) -> Vec<Predicted> {
+    rows.iter().map(predict).collect()
+}
+
+fn predict(row: &Row) -> Predicted {
+    let mut answer = Predicted {
+        id: row.id.clone(),
+        file: row.file.clone(),
+        group: row.group.clone(),
+        tier: row.tier,
+        used: false,
+        reason: None,
+        predicted_s: None,
+        predicted_bytes: None,
+        feasible: None,
+        breakdown: None,
+    };
+    match setup(row).and_then(|setup| price(&setup)) {
+        Ok(priced) => {
+            answer.used = true;
+            answer.predicted_s = Some(priced.iteration_s);
+            answer.predicted_bytes = priced.device_bytes.iter().copied().reduce(f64::max);
+            answer.feasible = Some(priced.fits);
+            answer.breakdown = Some(priced.breakdown);
+        }
+        Err(reason) => answer.reason = Some(reason),
+    }
+    answer
+}
+
+fn price(setup: &Setup) -> Result<crate::case::priced::Priced, Reason> {
+    let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
+    let case = Case::new(&ground, setup.decisions.clone()).map_err(|error| error.to_string())?;
+    let mut setup = setup.clone();
+    if setup.counts.is_empty() {
+        let ranges = case.listed_ranges().and_then(|list| list.into_iter().next());
+        let ranges = ranges.ok_or("its layers are not listed")?;
+        setup.counts = ranges.iter().map(|(start, end)| end - start).collect();
+    }
+    Ok(case.price(&setup.placed(), &mut Scratch::default()))
+}

@@ -1,0 +1,111 @@
+//! One published measurement, as its file has it.
+
+use models::input::InputError;
+use serde::{Deserialize, Deserializer};
+
+/// A row of a file of measurements. Absent cells are what the source did not state. Only
+/// [`Measured`] may look at results; everything else here is configuration.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Row {
+    /// Name of the row.
+    pub id: String,
+    /// Model as the source calls it.
+    pub model_name: String,
+    /// Transformer layers.
+    pub layers: Option<u64>,
+    /// Hidden size.
+    pub hidden: Option<u64>,
+    /// Feed-forward width.
+    #[serde(default, deserialize_with = "whole")]
+    pub ffn_hidden: Option<u64>,
+    /// Query heads.
+    pub heads: Option<u64>,
+    /// Key/value heads.
+    pub kv_heads: Option<u64>,
+    /// Tokens a sequence.
+    pub seq_len: Option<u64>,
+    /// Vocabulary.
+    pub vocab: Option<u64>,
+    /// Routed experts.
+    pub n_experts: Option<u64>,
+    /// Experts a token is sent to.
+    pub top_k: Option<u64>,
+    /// Width of a routed expert.
+    pub moe_ffn_hidden: Option<u64>,
+    /// GPUs.
+    pub n_gpus: Option<u64>,
+    /// Kind of GPU.
+    pub gpu: String,
+    /// Links, in words.
+    pub interconnect: String,
+    /// Number format.
+    pub precision: String,
+    /// Tensor parallel degree.
+    pub tp: Option<u64>,
+    /// Pipeline parallel degree.
+    pub pp: Option<u64>,
+    /// Chunks a device.
+    pub vpp: Option<u64>,
+    /// Context parallel degree.
+    pub cp: Option<u64>,
+    /// Expert parallel degree.
+    pub ep: Option<u64>,
+    /// Tensor parallel degree inside an expert.
+    pub etp: Option<u64>,
+    /// Data parallel degree.
+    #[serde(default, deserialize_with = "whole")]
+    pub dp: Option<u64>,
+    /// ZeRO stage.
+    pub zero_stage: Option<u8>,
+    /// Sequence parallelism, `True` or `False`.
+    pub sequence_parallel: String,
+    /// Recomputation.
+    pub recompute: String,
+    /// Pipeline schedule, in the source's words.
+    pub schedule: String,
+    /// Where the vocabulary layers live, in the source's words.
+    pub vocab_strategy: String,
+    /// Sequences a micro-batch.
+    #[serde(default, deserialize_with = "whole")]
+    pub micro_batch: Option<u64>,
+    /// Sequences an iteration.
+    #[serde(default, deserialize_with = "whole")]
+    pub global_batch: Option<u64>,
+    /// Seconds an iteration.
+    pub iteration_s: Option<f64>,
+    /// Peak memory in the source's unit.
+    pub peak_mem_gb: Option<f64>,
+    /// What that unit means.
+    pub memory_unit: String,
+    /// Remarks of the collector.
+    pub notes: String,
+    /// 1: everything known; 2: something missing; 3: never scored.
+    pub tier: u8,
+    /// Rows that differ only in vocabulary, batch or repetition.
+    pub group: String,
+    /// Software generation that ran it.
+    pub software: String,
+    /// Source, shortly.
+    pub file: String,
+    /// dense, moe or hybrid.
+    pub kind: String,
+}
+
+/// Whole numbers, which some sources print with a point; others count as absent.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let value: Option<f64> = Option::deserialize(deserializer)?;
+    Ok(value.filter(|value| *value >= 0.0 && value.fract() == 0.0).map(|value| value as u64))
+}
+
+/// Reads rows from CSV.
+///
+/// # Errors
+/// A file that cannot be read, or a cell of the wrong type, with its line.
+pub fn read(path: &std::path::Path) -> Result<Vec<Row>, InputError> {
+    let refused = |error: csv::Error| {
+        InputError::new(format!("cannot read measurements from {}: {error}", path.display()))
+            .help("give a CSV file with the columns of tests/papers/measured.csv")
+    };
+    let mut reader = csv::Reader::from_path(path).map_err(refused)?;
+    reader.deserialize().map(|row| row.map_err(refused)).collect()
+}

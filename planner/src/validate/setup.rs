@@ -1,0 +1,201 @@
+//! A row as a fully pinned configuration on the cluster it ran on.
+//!
+//! Only configuration columns are looked at, never results.
+
+use super::row::Row;
+use super::{architecture, machine};
+use crate::case::even_counts;
+use crate::case::priced::{Placed, PlacedStage};
+use models::cluster::ClusterSpec;
+use models::decisions::{
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+};
+use models::model::ModelSpec;
+use models::schedule::ScheduleName;
+
+/// What a row ran.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The model, with sequence length and global batch.
+    pub model: ModelSpec,
+    /// The machines and their software.
+    pub cluster: ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// How they were used.
+    pub decisions: Decisions,
+    /// Layers of each stage.
+    pub counts: Vec<usize>,
+}
+
+/// Why a row cannot be expressed.
+pub type Reason = String;
+
+/// Makes a row's configuration.
+///
+/// # Errors
+/// What is missing, or which feature the planner does not have.
+pub fn setup(row: &Row) -> Result<Setup, Reason> {
+    let cluster = machine::cluster(row)?;
+    let model = architecture::model(row)?;
+    let gpus = required(row.n_gpus, "n_gpus")?;
+    let decisions = decisions(row, &model, &cluster, gpus)?;
+    let counts = layer_counts(row, &model, &decisions);
+    Ok(Setup { model, cluster, gpus, decisions, counts })
+}
+
+impl Setup {
+    /// The stages' layers, all with the row's recomputation.
+    pub fn placed(&self) -> Placed {
+        let option = match self.decisions.recompute {
+            Recompute::None | Recompute::PerLayer => 0,
+            Recompute::Selective => 1,
+            Recompute::Full => 2,
+        };
+        let layers = crate::case::layers::Layers::new(&self.model);
+        let mut start = 0;
+        let stage = |&count: &usize| {
+            let end = start + count;
+            let mix = layers.counts(start, end).into_iter().map(|count| {
+                let mut split = [0; 3];
+                split[option] = count;
+                split
+            });
+            let placed = PlacedStage { start, end, mix: mix.collect() };
+            start = end;
+            placed
+        };
+        self.counts.iter().map(stage).collect()
+    }
+}
+
+/// A cell that must be there.
+pub fn required<T>(cell: Option<T>, name: &str) -> Result<T, Reason> {
+    cell.ok_or_else(|| format!("{name} is not stated"))
+}
+
+fn decisions(
+    row: &Row,
+    model: &ModelSpec,
+    cluster: &ClusterSpec,
+    gpus: u64,
+) -> Result<Decisions, Reason> {
+    let (tp, pp) = (required(row.tp, "tp")?, required(row.pp, "pp")?);
+    let cp = row.cp.unwrap_or(1).max(1);
+    let dp = gpus / (tp * pp * cp);
+    if dp == 0 || dp * tp * pp * cp != gpus {
+        return Err(format!("tp {tp}, pp {pp} and cp {cp} do not divide {gpus} GPUs"));
+    }
+    let micro_batch = required(row.micro_batch, "micro_batch")?;
+    let sequences = micro_batch * dp;
+    if sequences == 0 || !model.global_batch.is_multiple_of(sequences) {
+        return Err(format!("the batch of {} is no multiple of {sequences}", model.global_batch));
+    }
+    let (ep, etp) = (row.ep.unwrap_or(1).max(1), row.etp.unwrap_or(1).max(1));
+    if !(tp * cp * dp).is_multiple_of(ep * etp) {
+        return Err(format!("ep {ep} and etp {etp} do not divide tp·cp·dp"));
+    }
+    let zero_stage = row.zero_stage.unwrap_or(0);
+    let vpp = row.vpp.unwrap_or(1).max(1);
+    Ok(Decisions {
+        tp,
+        pp,
+        vpp,
+        cp,
+        cp_style: CpStyle::Zigzag,
+        cp_ulysses: 1,
+        dp,
+        dp_shard: shard(row, zero_stage, dp * cp),
+        ep,
+        etp,
+        zero_stage,
+        sequence_parallel: sequence_parallel(row, cluster, tp),
+        micro_batch,
+        micro_batches: model.global_batch / sequences,
+        schedule: schedule(row, pp, vpp)?,
+        recompute: recompute(row)?,
+        vocab: vocab(row)?,
+        moe_overlap: MoeOverlap::None,
+        moe_overlap_degree: 1,
+        capacity_factor: None,
+        aux_scope: AuxScope::MicroBatch,
+        dtype: dtype(row)?,
+        offload: Offload::None,
+        rank_order: RankOrder::DpInner,
+        post_validation: false,
+    })
+}
+
+/// Ranks that share one sharded copy: all, unless the row says that it stays in the node.
+fn shard(row: &Row, zero_stage: u8, replicas: u64) -> u64 {
+    let stated = row.notes.split_once("zero1=").and_then(|(_, after)| {
+        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    });
+    match zero_stage {
+        0 => 1,
+        3 if row.notes.starts_with("HSDP") => replicas.min(8),
+        _ => stated.map_or(replicas, |ways: u64| ways.clamp(1, replicas)),
+    }
+}
+
+fn sequence_parallel(row: &Row, cluster: &ClusterSpec, tp: u64) -> bool {
+    match row.sequence_parallel.as_str() {
+        "True" => tp > 1,
+        "False" => false,
+        _ => tp > 1 && cluster.software.sequence_parallel,
+    }
+}
+
+fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
+    match row.schedule.as_str() {
+        "" | "none" | "1F1B" | "1F1B (DeepSpeed PP)" | "1F1B-I" | "1F1B-interleaved"
+        | "Interleaved1F1B" => Ok(if pp > 1 && vpp > 1 {
+            ScheduleName::Interleaved1F1B
+        } else {
+            ScheduleName::OneFOneB
+        }),
+        "interlaced-1F1B" | "interlaced (nnScaler) 1F1B" => Ok(ScheduleName::OneFOneB),
+        other => Err(format!("schedule {other} is not planned yet")),
+    }
+}
+
+fn recompute(row: &Row) -> Result<Recompute, Reason> {
+    match row.recompute.as_str() {
+        "" | "none" => Ok(Recompute::None),
+        "selective" => Ok(Recompute::Selective),
+        "full" => Ok(Recompute::Full),
+        other => Err(format!("recompute `{other}` is unknown")),
+    }
+}
+
+fn vocab(row: &Row) -> Result<Vocab, Reason> {
+    match row.vocab_strategy.as_str() {
+        "redis" => Ok(Vocab::Redistribute),
+        "vocab-1" => Ok(Vocab::Parallel1),
+        "vocab-2" => Ok(Vocab::Parallel2),
+        "interlaced" => Ok(Vocab::Interlaced),
+        name if name.is_empty() || name.starts_with("baseline") => Ok(Vocab::Tensor),
+        other => Err(format!("vocabulary strategy {other} is unknown")),
+    }
+}
+
+fn dtype(row: &Row) -> Result<Dtype, Reason> {
+    Dtype::parse(&row.precision).ok_or_else(|| format!("precision `{}` is unknown", row.precision))
+}
+
+/// Layers of each stage: as even as may be; where embedding and head count as layers of their own, or
+/// two layers are left out at the ends, the ends are lighter (Zero Bubble; Llama 3, section 3.3.2).
+fn layer_counts(row: &Row, model: &ModelSpec, d: &Decisions) -> Vec<usize> {
+    let (layers, stages) = (model.layers, d.stages());
+    if row.vocab_strategy == "redis" {
+        return vec![];
+    }
+    if stages > 1 && !layers.is_multiple_of(stages) && (layers + 2).is_multiple_of(stages) {
+        let mut counts = vec![(layers + 2) / stages; stages];
+        counts[0] -= 1;
+        counts[stages - 1] -= 1;
+        return counts;
+    }
+    even_counts(layers, stages)
+}
