@@ -40,6 +40,7 @@ struct RawDevice {
     hbm_bytes_per_s: Number,
     sms: Spanned<u64>,
     kernel_launch_s: Number,
+    sustained_slowdown: Option<Number>,
     reserved_bytes: Number,
 }
 
@@ -73,8 +74,13 @@ struct RawSoftware {
     p2p_overlap: Option<bool>,
     gemm_slowdown: Option<Number>,
     attention_slowdown: Option<Number>,
+    stream_slowdown: Option<Number>,
     tp_exposed: Option<Number>,
+    reduced_gradient_bytes: Option<Number>,
     dp_overlap: Option<Number>,
+    dp_slowdown: Option<Number>,
+    zero3_slowdown: Option<Number>,
+    zero3_overlap: Option<Number>,
     ep_exposed: Option<Number>,
     host_s_per_layer: Option<Number>,
     step_overhead_s: Option<Number>,
@@ -122,6 +128,9 @@ fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
         hbm_bytes_per_s: check.positive("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
         sms: check.count("sms", &raw.sms)?,
         kernel_launch_s: check.at_least_zero("kernel_launch_s", &raw.kernel_launch_s)?,
+        sustained_slowdown: raw.sustained_slowdown.as_ref().map_or(Ok(1.0), |slowdown| {
+            check.at_least_one("sustained_slowdown", slowdown)
+        })?,
         reserved_bytes: check.below("reserved_bytes", &raw.reserved_bytes, raw.hbm_bytes.value)?,
     })
 }
@@ -218,9 +227,14 @@ fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Softw
         attention: pick!(attention),
         gemm_slowdown: pick!(positive gemm_slowdown),
         attention_slowdown: pick!(positive attention_slowdown),
+        stream_slowdown: pick!(positive stream_slowdown),
         sequence_parallel: pick!(sequence_parallel),
         tp_exposed: pick!(at_least_zero tp_exposed),
+        reduced_gradient_bytes: pick!(positive reduced_gradient_bytes),
         dp_overlap: pick!(fraction dp_overlap),
+        dp_slowdown: pick!(positive dp_slowdown),
+        zero3_slowdown: pick!(positive zero3_slowdown),
+        zero3_overlap: pick!(fraction zero3_overlap),
         p2p_overlap: pick!(p2p_overlap),
         ep_exposed: pick!(at_least_zero ep_exposed),
         host_s_per_layer: pick!(at_least_zero host_s_per_layer),

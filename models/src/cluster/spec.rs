@@ -101,6 +101,9 @@ pub struct Device {
     pub sms: u64,
     /// Shortest time between two kernels, seconds: a kernel cannot cost less.
     pub kernel_launch_s: f64,
+    /// Time of a matrix product under sustained load, over its time alone in a benchmark: clocks fall when
+    /// the power limit is reached.
+    pub sustained_slowdown: f64,
     /// Memory that tensors cannot use: context, communication buffers, allocator slack; bytes.
     pub reserved_bytes: f64,
 }
@@ -182,17 +185,27 @@ pub enum AttentionKernel {
 pub struct Software {
     /// How attention is computed.
     pub attention: AttentionKernel,
-    /// Time of a GEMM between other kernels, over its time alone in a benchmark: clocks fall under
-    /// sustained load.
+    /// Time of a matrix product as this software calls it, over the library's alone under the same load.
     pub gemm_slowdown: f64,
     /// Time of the attention core, over the measured kernel's.
     pub attention_slowdown: f64,
+    /// Time of elementwise kernels, over a plain copy of the bytes that a fused one moves.
+    pub stream_slowdown: f64,
     /// Sequence parallelism can be had (Korthikanti et al. 2022, section 4.2.2).
     pub sequence_parallel: bool,
     /// Part of tensor-parallel communication that computation does not hide.
     pub tp_exposed: f64,
+    /// Bytes of a gradient while replicas add it up: 4, or 2 where 16-bit gradients are reduced as they are.
+    pub reduced_gradient_bytes: f64,
     /// Part of the data-parallel reduction that can run under the last micro-batch's backward pass.
     pub dp_overlap: f64,
+    /// Time of the data-parallel reductions and gathers around a step, over the collective's alone.
+    pub dp_slowdown: f64,
+    /// Time of the gathers and reductions that ZeRO stages 2 and 3 make in every pass, over the collective's
+    /// alone.
+    pub zero3_slowdown: f64,
+    /// Part of those that can run under a pass.
+    pub zero3_overlap: f64,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
     /// Part of an expert all-to-all that computation does not hide, without MoE overlap.

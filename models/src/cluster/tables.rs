@@ -89,6 +89,11 @@ impl<const N: usize> Scaled<N> {
         Self { grid: Grid::new(axes, value).monotone(), first, last, below, above }
     }
 
+    /// The largest point of each axis.
+    pub fn last(&self) -> [f64; N] {
+        self.last
+    }
+
     /// Seconds at `point`.
     pub fn at(&self, point: [f64; N]) -> f64 {
         let mut scale = 1.0;

@@ -195,7 +195,7 @@ impl<'a> Case<'a> {
         if gather_s + reduce_s > 0.0 {
             let shared =
                 if d.schedule == ScheduleName::LoopedBfs { d.micro_batches as f64 } else { 1.0 };
-            pass.dp_s += self.state.exposed_s((gather_s + reduce_s) / shared, pass.total_s());
+            pass.dp_s += self.state.pass_exposed_s((gather_s + reduce_s) / shared, pass.total_s());
         }
         pass
     }

@@ -19,7 +19,8 @@ pub struct AttentionShape {
     pub head_dim_qk: u64,
     /// Width of a value head.
     pub head_dim_v: u64,
-    /// Queries are the last of the keys and see none after themselves.
+    /// Queries see no key after themselves. Where they are fewer than the keys they are spread evenly
+    /// over them, as zig-zag chunks are.
     pub causal: bool,
     /// Keys a query sees, itself included.
     pub window: Option<u64>,
@@ -86,9 +87,9 @@ impl AttentionShape {
         if !self.causal {
             return queries * window;
         }
-        // The last `queries` rows of a triangle of side `keys`, cut off at `window`.
-        let corner = |side: f64| side.min(window) * (side - side.min(window) / 2.0);
-        corner(keys.max(queries)) - corner((keys - queries).max(0.0))
+        // A triangle of side `keys`, cut off at `window`: an even sample of its rows.
+        let window = window.min(keys);
+        queries / keys * window * (keys - window / 2.0)
     }
 
     /// Forward FLOPs: `2 (d_qk + d_v)` for each kept pair of each head and sequence.
@@ -102,11 +103,31 @@ impl AttentionShape {
         (self.batch * self.heads) as f64
     }
 
-    /// The causal square with as many rows, and as long ones: its sequence, and its instances.
-    fn as_causal_square(&self) -> [f64; 2] {
+    /// Rows of all instances, each a query of one head, and the causal sequence whose rows are as long
+    /// on average.
+    fn rows(&self) -> Rows {
         let queries = self.query_len as f64;
         let sequence = 2.0 * self.kept_pairs() / queries;
-        [sequence, self.instances() * queries / sequence]
+        Rows { count: self.instances() * queries, sequence }
+    }
+}
+
+/// Rows of scores that kernels work off in parallel, by tiles of rows.
+#[derive(Clone, Copy)]
+struct Rows {
+    count: f64,
+    /// Twice their mean length.
+    sequence: f64,
+}
+
+impl Rows {
+    /// Seconds by a table of causal squares. Squares that were not measured, because they are longer than
+    /// any or would be less than one, take as long as shorter ones with as many rows, in proportion to the
+    /// rows' length.
+    fn measured_s(self, table: &Scaled<3>, width: f64) -> f64 {
+        let [_, longest, _] = table.last();
+        let side = self.sequence.min(longest).min(self.count);
+        table.at([width, side, self.count / side]) * self.sequence / side
     }
 }
 
@@ -116,23 +137,19 @@ fn fused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pa
     let [of_qk, of_v] = pass.fused_products();
     // Tables are of equal widths: the mean one, times how the products really split.
     let split = 2.0 * (of_qk * qk + of_v * v) / ((of_qk + of_v) * (qk + v));
-    let square = shape.as_causal_square();
+    let rows = shape.rows();
     match cluster.tables.attention.as_ref() {
         Some(table) => {
             let pass = if pass == Pass::Forward { &table.forward } else { &table.backward };
-            split * slower(cluster, dtype) * measured_s(pass, (qk + v) / 2.0, square)
+            split * slower(cluster, dtype) * rows.measured_s(pass, (qk + v) / 2.0)
         }
         None => {
             let products = (of_qk * qk + of_v * v) / (qk + v);
             let backward = if pass == Pass::Forward { 1.0 } else { FLASH_BACKWARD_EFFICIENCY };
             let peak = cluster.device.peak_flops(dtype) * FLASH_ASYMPTOTE * backward;
-            shape.forward_flops() * products / peak * (1.0 + FLASH_HALF_TOKENS / square[0])
+            shape.forward_flops() * products / peak * (1.0 + FLASH_HALF_TOKENS / rows.sequence)
         }
     }
-}
-
-fn measured_s(table: &Scaled<3>, width: f64, [sequence, instances]: [f64; 2]) -> f64 {
-    table.at([width, sequence, instances])
 }
 
 /// How much slower a wider format computes than the 16 bits of the tables.
@@ -147,5 +164,5 @@ fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: 
     let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
     let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
     let bytes = SCORE_BYTES * scores * dtype.bytes() / Dtype::Bf16.bytes();
-    products * 2.0 * width * scores / peak + super::memory_bound::streaming_s(cluster, bytes)
+    products * 2.0 * width * scores / peak + super::memory_bound::elementwise_s(cluster, bytes)
 }

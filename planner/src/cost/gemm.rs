@@ -93,7 +93,7 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
         Some((table, faster)) => table.at(shape) / faster,
         None => roofline::gemm_s(device, runs_in, shape),
     };
-    s * cluster.software.gemm_slowdown
+    s * device.sustained_slowdown * cluster.software.gemm_slowdown
 }
 
 /// The table for a format, and how much faster the format is than the table's: an unmeasured format

@@ -171,16 +171,34 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[k,m][m,n]`.
+    /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[n,m][m,k]`, with
+    /// the casts of their inputs where those are kept wider than they are multiplied.
     fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
-        let each = |turn: fn(&Gemm) -> Gemm| {
-            Parts::compute(gemms.iter().map(|g| self.gemm_s(dtype, &turn(g))).sum())
+        let each = |seconds: &dyn Fn(&Gemm) -> f64| {
+            Parts::compute(gemms.iter().map(seconds).sum::<f64>() * self.misalignment())
+        };
+        let casts = |width: fn(&Gemm) -> u64| {
+            Parts::compute(gemms.iter().map(|g| self.cast_s(dtype, g.groups * g.m * width(g))).sum())
         };
         ThreePasses {
-            forward: each(|g| *g),
-            input: each(|g| Gemm { n: g.k, k: g.n, ..*g }),
-            weight: each(|g| Gemm { m: g.k, k: g.m, ..*g }),
+            forward: each(&|g| self.gemm_s(dtype, g)) + casts(|g| g.k),
+            input: each(&|g| self.gemm_s(dtype, &Gemm { n: g.k, k: g.n, ..*g })) + casts(|g| g.n),
+            weight: each(&|g| {
+                gemm::weight_gradient_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
+            }),
         }
+    }
+
+    /// Casting so many elements to 8 bits or fewer, with the transposed copy that the weight gradient needs.
+    fn cast_s(&self, dtype: Dtype, elements: u64) -> f64 {
+        let narrow = dtype.bytes() < dtype.storage_bytes()
+            && self.cluster.device.computed_in(dtype).is_some_and(|runs_in| runs_in.bytes() < 2.0);
+        let bytes = if narrow { self.cluster.software.fp8_cast_bytes } else { 0.0 };
+        memory_bound::streaming_s(self.cluster, bytes * elements as f64)
+    }
+
+    fn misalignment(&self) -> f64 {
+        gemm::misalignment_factor(LocalHeads::new(self.model, 1).qk_dim)
     }
 
     fn attention_block(&self, kind: LayerKind, shape: &Shape) -> ThreePasses {
@@ -296,7 +314,7 @@ impl LayerPricer<'_> {
         let streams = layer::streams(self.model, kind, &shape.split, shape.dtype);
         let time = |kernels: &[f64]| {
             let seconds =
-                kernels.iter().map(|&bytes| memory_bound::streaming_s(self.cluster, bytes));
+                kernels.iter().map(|&bytes| memory_bound::elementwise_s(self.cluster, bytes));
             Parts::compute(seconds.sum())
         };
         StreamCost {
@@ -442,7 +460,7 @@ impl LayerPricer<'_> {
         let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
         let loss_s = 3.0
             * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
-        let stream = |bytes: f64| Parts::compute(memory_bound::streaming_s(self.cluster, bytes));
+        let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
         let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
         VocabCost {

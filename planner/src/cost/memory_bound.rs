@@ -20,6 +20,12 @@ pub fn streaming_s(cluster: &ClusterSpec, bytes: f64) -> f64 {
     moved_s.max(device.kernel_launch_s)
 }
 
+/// Seconds of an elementwise kernel that a fused one would do by moving `bytes`: a plain copy's, times what
+/// the software's kernels take more.
+pub fn elementwise_s(cluster: &ClusterSpec, bytes: f64) -> f64 {
+    streaming_s(cluster, bytes) * cluster.software.stream_slowdown
+}
+
 /// Seconds for the optimizer to update the `parameters` that one rank holds.
 pub fn optimizer_s(cluster: &ClusterSpec, parameters: f64) -> f64 {
     let bytes = parameters * cluster.software.optimizer_bytes_per_parameter;

@@ -184,6 +184,12 @@ impl<'a> StateCost<'a> {
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
     }
 
+    /// Bytes of a gradient while it is reduced: what is accumulated, or less where the software reduces
+    /// 16-bit gradients.
+    fn reduced_bytes(&self) -> f64 {
+        self.bytes.gradients.min(self.cluster.software.reduced_gradient_bytes)
+    }
+
     fn both(&self, params: LocalParams, time: impl Fn(f64, &Replicas) -> f64) -> f64 {
         let of =
             |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };
@@ -197,7 +203,7 @@ impl<'a> StateCost<'a> {
     /// Reduce-scatter of gradients over the shard group.
     pub fn reduce_scatter_s(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
-            let bytes = count * self.bytes.gradients;
+            let bytes = count * self.reduced_bytes();
             self.collective_s(Collective::ReduceScatter, bytes, &replicas.shard)
         })
     }
@@ -213,7 +219,7 @@ impl<'a> StateCost<'a> {
     /// All-reduce of sharded gradients across shard groups (hybrid sharding).
     pub fn across_s(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
-            let bytes = count * self.bytes.gradients / replicas.ways();
+            let bytes = count * self.reduced_bytes() / replicas.ways();
             self.collective_s(Collective::AllReduce, bytes, &replicas.across)
         })
     }
@@ -223,18 +229,28 @@ impl<'a> StateCost<'a> {
     pub fn reduce_exposed_s(&self, params: LocalParams, backward_s: f64) -> f64 {
         let reduce_s = match self.zero_stage {
             0 => self.both(params, |count, replicas| {
-                let bytes = count * self.bytes.gradients;
+                let bytes = count * self.reduced_bytes();
                 self.collective_s(Collective::AllReduce, bytes, &replicas.all)
             }),
             1 => self.reduce_scatter_s(params) + self.across_s(params),
             _ => self.across_s(params),
         };
-        self.exposed_s(reduce_s, backward_s)
+        self.step_exposed_s(reduce_s, backward_s)
     }
 
-    /// What the software cannot hide of communication beside `compute_s` of computation.
-    pub fn exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
-        comm_s - (comm_s * self.cluster.software.dp_overlap).min(compute_s)
+    /// What the software cannot hide of reductions and gathers around a step beside `compute_s` of
+    /// computation.
+    fn step_exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
+        let software = &self.cluster.software;
+        let comm_s = comm_s * software.dp_slowdown;
+        comm_s - (comm_s * software.dp_overlap).min(compute_s)
+    }
+
+    /// What it cannot hide of those in a pass of `compute_s`.
+    pub fn pass_exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
+        let software = &self.cluster.software;
+        let comm_s = comm_s * software.zero3_slowdown;
+        comm_s - (comm_s * software.zero3_overlap).min(compute_s)
     }
 
     /// Least exposed communication of devices that hold `params` on average; `slope` gives the least
@@ -248,25 +264,27 @@ impl<'a> StateCost<'a> {
         params: LocalParams,
         slope: impl Fn(Collective, &GroupShape) -> f64,
     ) -> LeastExposed {
-        let bare = 1.0 - self.cluster.software.dp_overlap;
-        let time = |op, bytes: f64, group: &GroupShape| bare * slope(op, group) * bytes;
+        let software = &self.cluster.software;
+        let in_step = (1.0 - software.dp_overlap) * software.dp_slowdown;
+        let in_pass = (1.0 - software.zero3_overlap) * software.zero3_slowdown;
+        let time = |op, bytes: f64, group: &GroupShape| slope(op, group) * bytes;
         let scatter_s = self.both(params, |count, r| {
-            time(Collective::ReduceScatter, count * self.bytes.gradients, &r.shard)
+            time(Collective::ReduceScatter, count * self.reduced_bytes(), &r.shard)
         });
         let across_s = self.both(params, |count, r| {
-            time(Collective::AllReduce, count * self.bytes.gradients / r.ways(), &r.across)
+            time(Collective::AllReduce, count * self.reduced_bytes() / r.ways(), &r.across)
         });
         let gather_s = self.both(params, |count, r| {
             time(Collective::AllGather, count * self.bytes.weights, &r.shard)
         });
         let reduce_s = self.both(params, |count, r| {
-            time(Collective::AllReduce, count * self.bytes.gradients, &r.all)
+            time(Collective::AllReduce, count * self.reduced_bytes(), &r.all)
         });
         let (passes_s, tail_s, step_s) = match self.zero_stage {
-            0 => (0.0, reduce_s, 0.0),
-            1 => (0.0, scatter_s + across_s, gather_s),
-            2 => (scatter_s, across_s, gather_s),
-            _ => (scatter_s + 2.0 * gather_s, across_s, 0.0),
+            0 => (0.0, reduce_s * in_step, 0.0),
+            1 => (0.0, (scatter_s + across_s) * in_step, gather_s * in_step),
+            2 => (scatter_s * in_pass, across_s * in_step, gather_s * in_step),
+            _ => ((scatter_s + 2.0 * gather_s) * in_pass, across_s * in_step, 0.0),
         };
         LeastExposed { passes_s, tail_s, step_s }
     }
@@ -290,7 +308,7 @@ impl<'a> StateCost<'a> {
     /// can.
     pub fn gather_exposed_s(&self, params: LocalParams, forward_s: f64) -> f64 {
         match self.zero_stage {
-            1 | 2 => self.exposed_s(self.gather_s(params), forward_s),
+            1 | 2 => self.step_exposed_s(self.gather_s(params), forward_s),
             _ => 0.0,
         }
     }

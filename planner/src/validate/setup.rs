@@ -95,7 +95,7 @@ fn decisions(
     if !(tp * cp * dp).is_multiple_of(ep * etp) {
         return Err(format!("ep {ep} and etp {etp} do not divide tp·cp·dp"));
     }
-    let zero_stage = row.zero_stage.unwrap_or(0);
+    let zero_stage = zero_stage(row);
     let vpp = row.vpp.unwrap_or(1).max(1);
     Ok(Decisions {
         tp,
@@ -124,6 +124,12 @@ fn decisions(
         rank_order: RankOrder::DpInner,
         post_validation: false,
     })
+}
+
+/// MegaScale's stage 2 reduces once an iteration, which is stage 1 here.
+fn zero_stage(row: &Row) -> u8 {
+    let stage = row.zero_stage.unwrap_or(0);
+    if stage == 2 && row.software.starts_with("megascale") { 1 } else { stage }
 }
 
 /// Ranks that share one sharded copy: all, unless the row says that it stays in the node.
