@@ -51,11 +51,11 @@ const GENERATIONS: [(&str, &str); 25] = [
     ("dgxc", "megatron_2024"),
 ];
 
-/// The cluster.
+/// The cluster, and the name of its software generation.
 ///
 /// # Errors
 /// A GPU or software that nothing is known of.
-pub fn cluster(row: &Row) -> Result<ClusterSpec, Reason> {
+pub fn cluster(row: &Row) -> Result<(ClusterSpec, String), Reason> {
     let known = MACHINES.iter().find(|(gpu, _)| *gpu == row.gpu);
     let (_, name) = known.ok_or_else(|| format!("GPU {} is not known", row.gpu))?;
     let shipped = cluster::shipped(name).ok_or_else(|| format!("no cluster of {}", row.gpu))?;
@@ -70,7 +70,7 @@ pub fn cluster(row: &Row) -> Result<ClusterSpec, Reason> {
     {
         network.bytes_per_s = rate;
     }
-    Ok(spec)
+    Ok((spec, (*generation).to_owned()))
 }
 
 /// Network bytes/s of one GPU and direction, where the words say: `4x200Gb … per node`, `800 Gbps per

@@ -5,6 +5,7 @@
 //! its configuration columns alone.
 
 mod architecture;
+pub mod fit;
 mod machine;
 pub mod row;
 pub mod score;

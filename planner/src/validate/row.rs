@@ -3,8 +3,7 @@
 use models::input::InputError;
 use serde::{Deserialize, Deserializer};
 
-/// A row of a file of measurements. Absent cells are what the source did not state. Only
-/// [`Measured`] may look at results; everything else here is configuration.
+/// A row of a file of measurements. Absent cells are what the source did not state.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
     /// Name of the row.
@@ -89,6 +88,13 @@ pub struct Row {
     pub file: String,
     /// dense, moe or hybrid.
     pub kind: String,
+}
+
+impl Row {
+    /// Measured seconds of a row that is scored on time.
+    pub fn measured_s(&self) -> Option<f64> {
+        self.iteration_s.filter(|_| self.tier == 1)
+    }
 }
 
 /// Whole numbers, which some sources print with a point; others count as absent.

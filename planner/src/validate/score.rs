@@ -35,8 +35,21 @@ struct RowError<'a> {
 
 /// Scores of every source with tier 1 rows, and of all of them together (`vtrain_single` apart).
 pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
+    let error = |(row, predicted): (&'_ Row, &Predicted)| {
+        Some(predicted.predicted_s? / row.measured_s()? - 1.0)
+    };
+    let (rows, errors): (Vec<&Row>, Vec<f64>) = rows
+        .iter()
+        .zip(predicted)
+        .filter_map(|(row, predicted)| Some((row, error((row, predicted))?)))
+        .unzip();
+    of_errors(&rows, &errors)
+}
+
+/// The same from rows and their signed errors.
+pub fn of_errors(rows: &[&Row], errors: &[f64]) -> Vec<SourceScore> {
     let errors: Vec<RowError<'_>> =
-        rows.iter().zip(predicted).filter_map(|(row, p)| time_error(row, p)).collect();
+        rows.iter().zip(errors).map(|(&row, &error)| RowError { row, error }).collect();
     let mut sources: BTreeMap<&str, Vec<&RowError<'_>>> = BTreeMap::new();
     for error in &errors {
         sources.entry(&error.row.file).or_default().push(error);
@@ -52,11 +65,6 @@ pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
     scores.push(score("moe", &kind("moe")));
     scores.push(score("all but vtrain_single", &all));
     scores
-}
-
-fn time_error<'a>(row: &'a Row, predicted: &Predicted) -> Option<RowError<'a>> {
-    let measured = row.iteration_s.filter(|_| row.tier == 1)?;
-    Some(RowError { row, error: predicted.predicted_s? / measured - 1.0 })
 }
 
 fn score(source: &str, errors: &[&RowError<'_>]) -> SourceScore {

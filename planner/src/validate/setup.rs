@@ -24,6 +24,8 @@ pub struct Setup {
     pub gpus: u64,
     /// How they were used.
     pub decisions: Decisions,
+    /// Name of the machines' software generation.
+    pub generation: String,
     /// Layers of each stage.
     pub counts: Vec<usize>,
 }
@@ -36,12 +38,12 @@ pub type Reason = String;
 /// # Errors
 /// What is missing, or which feature the planner does not have.
 pub fn setup(row: &Row) -> Result<Setup, Reason> {
-    let cluster = machine::cluster(row)?;
+    let (cluster, generation) = machine::cluster(row)?;
     let model = architecture::model(row)?;
     let gpus = required(row.n_gpus, "n_gpus")?;
     let decisions = decisions(row, &model, &cluster, gpus)?;
     let counts = layer_counts(row, &model, &decisions);
-    Ok(Setup { model, cluster, gpus, decisions, counts })
+    Ok(Setup { model, cluster, gpus, decisions, generation, counts })
 }
 
 impl Setup {

@@ -1,0 +1,45 @@
+//! Fits the constants of software generations and devices to published runs, and reports errors fitted,
+//! cross-validated by group, and with each source left out.
+//!
+//!     cargo run --release -p meshwright-planner --example fit -- tests/papers/measured.csv models/shipped/clusters
+//!
+//! The second argument, where given, is the folder whose files are rewritten.
+
+use planner::validate::fit::{Sample, fit, folds, held_out, samples, write::write};
+use planner::validate::row;
+use planner::validate::score::{SourceScore, of_errors};
+use std::path::Path;
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let measured = arguments.next().ok_or_else(|| anyhow::anyhow!("give a file of measurements"))?;
+    let rows = row::read(Path::new(&measured))?;
+    let samples = samples(&rows);
+    eprintln!("{} rows", samples.len());
+    let fitted = fit(&samples);
+    let fold = folds(&samples);
+    let cross = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
+    let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
+    report(&samples, [&fitted.errors(&samples), &cross, &source]);
+    for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
+        println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.field.prior);
+    }
+    if let Some(folder) = arguments.next() {
+        write(&fitted, Path::new(&folder))?;
+    }
+    Ok(())
+}
+
+fn report(samples: &[Sample<'_>], errors: [&[f64]; 3]) {
+    let rows: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
+    let scores: Vec<Vec<SourceScore>> =
+        errors.iter().map(|errors| of_errors(&rows, errors)).collect();
+    println!("mean/median of |error|, %     fitted   5-fold   source left out");
+    for (index, s) in scores[0].iter().enumerate() {
+        print!("{:26} {:4}/{:3}", s.source, s.rows, s.groups);
+        for score in &scores {
+            print!(" {:5.1}/{:4.1}", 100.0 * score[index].mean, 100.0 * score[index].median);
+        }
+        println!();
+    }
+}

@@ -1,0 +1,115 @@
+//! The constants that no table measures: each belongs to a software generation or a device.
+
+use crate::validate::setup::Setup;
+use models::cluster::ClusterSpec;
+
+/// Whose constant it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// A generation of training software, by its name in software.yaml.
+    Software(String),
+    /// A device, by its name in the cluster files.
+    Device(String),
+}
+
+/// A constant as cluster and software files name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Key in the file.
+    pub key: &'static str,
+    /// What it is expected to be before any run is seen.
+    pub prior: f64,
+    /// Standard deviation of its logarithm.
+    pub spread: f64,
+    at: fn(&mut ClusterSpec) -> &mut f64,
+}
+
+impl Field {
+    /// The constant in a cluster.
+    pub fn of<'a>(&self, cluster: &'a mut ClusterSpec) -> &'a mut f64 {
+        (self.at)(cluster)
+    }
+}
+
+/// Constants of every software generation.
+pub const SOFTWARE: [Field; 9] = [
+    Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
+    Field {
+        key: "attention_slowdown",
+        prior: 1.1,
+        spread: 0.3,
+        at: |c| &mut c.software.attention_slowdown,
+    },
+    Field {
+        key: "stream_slowdown",
+        prior: 1.3,
+        spread: 0.3,
+        at: |c| &mut c.software.stream_slowdown,
+    },
+    Field { key: "tp_exposed", prior: 0.85, spread: 0.3, at: |c| &mut c.software.tp_exposed },
+    Field { key: "dp_slowdown", prior: 1.3, spread: 0.4, at: |c| &mut c.software.dp_slowdown },
+    Field { key: "zero3_slowdown", prior: 1.3, spread: 0.6, at: |c| &mut c.software.zero3_slowdown },
+    Field { key: "ep_exposed", prior: 0.6, spread: 0.4, at: |c| &mut c.software.ep_exposed },
+    Field {
+        key: "host_s_per_layer",
+        prior: 0.3e-3,
+        spread: 0.7,
+        at: |c| &mut c.software.host_s_per_layer,
+    },
+    Field {
+        key: "step_overhead_s",
+        prior: 10e-3,
+        spread: 0.7,
+        at: |c| &mut c.software.step_overhead_s,
+    },
+];
+
+/// Constants of every device.
+pub const DEVICE: [Field; 1] = [Field {
+    key: "sustained_slowdown",
+    prior: 1.08,
+    spread: 0.1,
+    at: |c| &mut c.device.sustained_slowdown,
+}];
+
+/// One constant with its owner.
+#[derive(Clone, Debug)]
+pub struct Knob {
+    /// Whose.
+    pub owner: Owner,
+    /// Which.
+    pub field: Field,
+}
+
+impl Knob {
+    /// Whether it is one of the constants a configuration ran with.
+    pub fn concerns(&self, setup: &Setup) -> bool {
+        match &self.owner {
+            Owner::Software(name) => *name == setup.generation,
+            Owner::Device(name) => *name == setup.cluster.device.name,
+        }
+    }
+}
+
+/// The constants of some configurations, each once.
+pub fn knobs(setups: &[Setup]) -> Vec<Knob> {
+    let mut owners: Vec<Owner> = setups
+        .iter()
+        .flat_map(|setup| {
+            [
+                Owner::Software(setup.generation.clone()),
+                Owner::Device(setup.cluster.device.name.clone()),
+            ]
+        })
+        .collect();
+    owners.sort();
+    owners.dedup();
+    let of = |owner: &Owner| {
+        let fields: &[Field] = match owner {
+            Owner::Software(_) => &SOFTWARE,
+            Owner::Device(_) => &DEVICE,
+        };
+        fields.iter().map(|&field| Knob { owner: owner.clone(), field }).collect::<Vec<_>>()
+    };
+    owners.iter().flat_map(of).collect()
+}

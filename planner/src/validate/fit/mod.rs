@@ -1,0 +1,147 @@
+//! Fits the constants that no table measures to published runs, and says what the fit is worth on runs it
+//! did not see.
+//!
+//! A constant belongs to a software generation or a device, never to a model or a row, and each has a prior
+//! that the runs must move (`knobs`). `tools/` has no part in this: `cargo run --example fit` does it all.
+
+pub mod knobs;
+mod solve;
+pub mod write;
+
+use super::row::Row;
+use super::setup::{Setup, setup};
+use knobs::{Knob, knobs};
+use solve::{Line, Prior, solve};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A measurement that takes part.
+#[derive(Clone, Debug)]
+pub struct Sample<'a> {
+    /// The row.
+    pub row: &'a Row,
+    /// What it ran.
+    pub setup: Setup,
+    /// Measured seconds.
+    measured_s: f64,
+}
+
+/// Constants with their fitted values.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    /// The constants.
+    pub knobs: Vec<Knob>,
+    /// Their values.
+    pub values: Vec<f64>,
+}
+
+/// Linearisations; each starts from the last one's solution.
+const ROUNDS: usize = 3;
+/// Step of a constant's logarithm that slopes are taken over.
+const STEP: f64 = 0.1;
+/// Folds of the cross-validation.
+const FOLDS: usize = 5;
+
+/// The rows that constants are fitted to: tier 1 with a time, but for `vtrain_single`, whose 720 rows are
+/// composed from about 144 figures and would outweigh all others.
+pub fn samples(rows: &[Row]) -> Vec<Sample<'_>> {
+    let sample = |row| {
+        let measured_s = Row::measured_s(row).filter(|_| row.file != "vtrain_single")?;
+        let setup = setup(row).ok().filter(|setup| super::price(setup).is_ok())?;
+        Some(Sample { row, setup, measured_s })
+    };
+    rows.iter().filter_map(sample).collect()
+}
+
+/// Fits to all samples.
+pub fn fit(samples: &[Sample<'_>]) -> Fit {
+    let setups: Vec<Setup> = samples.iter().map(|sample| sample.setup.clone()).collect();
+    let knobs = knobs(&setups);
+    let values = knobs.iter().map(|knob| knob.field.prior).collect();
+    let mut fit = Fit { knobs, values };
+    for _ in 0..ROUNDS {
+        let lines = fit.lines(samples);
+        fit = fit.stepped(&lines.iter().collect::<Vec<_>>());
+    }
+    fit
+}
+
+/// Signed errors of samples, each predicted by constants fitted without the samples of its part.
+pub fn held_out(
+    fit: &Fit,
+    samples: &[Sample<'_>],
+    part: impl Fn(&Sample<'_>) -> String,
+) -> Vec<f64> {
+    let lines = fit.lines(samples);
+    let names: Vec<String> = samples.iter().map(part).collect();
+    let parts: BTreeSet<&String> = names.iter().collect();
+    let mut errors = vec![0.0; samples.len()];
+    for part in parts {
+        let seen: Vec<&Line> =
+            lines.iter().zip(&names).filter(|(_, name)| *name != part).map(|(line, _)| line).collect();
+        let without = fit.stepped(&seen);
+        for (index, sample) in samples.iter().enumerate().filter(|(i, _)| names[*i] == *part) {
+            errors[index] = without.log_ratio(sample).exp() - 1.0;
+        }
+    }
+    errors
+}
+
+/// Names of the cross-validation's parts: groups dealt out in alphabetical order.
+pub fn folds(samples: &[Sample<'_>]) -> BTreeMap<String, usize> {
+    let groups: BTreeSet<&String> = samples.iter().map(|sample| &sample.row.group).collect();
+    groups.into_iter().enumerate().map(|(i, group)| (group.clone(), i % FOLDS)).collect()
+}
+
+impl Fit {
+    /// Signed errors of samples under these constants.
+    pub fn errors(&self, samples: &[Sample<'_>]) -> Vec<f64> {
+        samples.iter().map(|sample| self.log_ratio(sample).exp() - 1.0).collect()
+    }
+
+    /// `ln(predicted/measured)`.
+    fn log_ratio(&self, sample: &Sample<'_>) -> f64 {
+        let mut setup = sample.setup.clone();
+        for (knob, value) in self.knobs.iter().zip(&self.values) {
+            if knob.concerns(&setup) {
+                *knob.field.of(&mut setup.cluster) = *value;
+            }
+        }
+        let predicted_s = super::price(&setup).map_or(f64::NAN, |priced| priced.iteration_s);
+        (predicted_s / sample.measured_s).ln()
+    }
+
+    fn lines(&self, samples: &[Sample<'_>]) -> Vec<Line> {
+        let mut sizes: BTreeMap<&String, f64> = BTreeMap::new();
+        for sample in samples {
+            *sizes.entry(&sample.row.group).or_default() += 1.0;
+        }
+        let line = |sample: &Sample<'_>| {
+            let residual = self.log_ratio(sample);
+            let slope = |(index, knob): (usize, &Knob)| {
+                let mut moved = self.clone();
+                moved.values[index] *= STEP.exp();
+                let slope = (moved.log_ratio(sample) - residual) / STEP;
+                (knob.concerns(&sample.setup) && slope != 0.0).then_some((index, slope))
+            };
+            let concerned = self.knobs.iter().enumerate();
+            let slopes = concerned
+                .filter(|(_, knob)| knob.concerns(&sample.setup))
+                .filter_map(slope)
+                .collect();
+            Line { residual, slopes, weight: 1.0 / sizes[&sample.row.group] }
+        };
+        samples.iter().map(line).collect()
+    }
+
+    fn stepped(&self, lines: &[&Line]) -> Self {
+        let prior = |(knob, value): (&Knob, &f64)| Prior {
+            offset: (value / knob.field.prior).ln(),
+            spread: knob.field.spread,
+        };
+        let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
+        let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();
+        let steps = solve(&lines, &priors);
+        let values = self.values.iter().zip(steps).map(|(value, step)| value * step.exp()).collect();
+        Self { knobs: self.knobs.clone(), values }
+    }
+}

@@ -1,0 +1,80 @@
+//! Puts fitted constants into the files that ship them, comments and all else left alone.
+
+use super::Fit;
+use super::knobs::Owner;
+use models::input::InputError;
+use std::fs;
+use std::path::Path;
+
+/// Rewrites `software.yaml` and the cluster files of `folder` with a fit's constants.
+///
+/// # Errors
+/// A file that cannot be read or written.
+pub fn write(fit: &Fit, folder: &Path) -> Result<(), InputError> {
+    let failed = |error: std::io::Error| {
+        InputError::new(format!("cannot rewrite the files of {}: {error}", folder.display()))
+    };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_software = path.file_name().is_some_and(|name| name == "software.yaml");
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).map_err(failed)?;
+        let rewritten = if is_software { software(fit, &text) } else { cluster(fit, &text) };
+        if rewritten != text {
+            fs::write(&path, rewritten).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn software(fit: &Fit, text: &str) -> String {
+    let mut generation = String::new();
+    let line = |line: &str| {
+        if let Some((name, _)) = line.split_once(':').filter(|(name, _)| is_name(name)) {
+            name.clone_into(&mut generation);
+        }
+        replaced(fit, &Owner::Software(generation.clone()), line)
+    };
+    text.lines().map(line).collect()
+}
+
+fn cluster(fit: &Fit, text: &str) -> String {
+    let device = text.lines().filter_map(|line| line.strip_prefix("  name: ")).next();
+    let owner = Owner::Device(device.unwrap_or_default().trim().to_owned());
+    text.lines().map(|line| replaced(fit, &owner, line)).collect()
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// A line with its value replaced where it is one of the owner's constants.
+fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
+    let found = fit.knobs.iter().zip(&fit.values).find(|(knob, _)| {
+        knob.owner == *owner
+            && line.trim_start().strip_prefix(knob.field.key).is_some_and(|rest| rest.starts_with(':'))
+    });
+    let Some((knob, value)) = found else { return format!("{line}\n") };
+    let comment = line.split_once('#').map_or(String::new(), |(_, comment)| format!("  #{comment}"));
+    format!("  {}: {}{comment}\n", knob.field.key, three_digits(*value))
+}
+
+/// Three significant digits.
+fn three_digits(value: f64) -> String {
+    let decimals = (2.0 - value.abs().log10().floor()).max(0.0) as usize;
+    let text = format!("{value:.decimals$}");
+    if decimals == 0 { format!("{text}.0") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::three_digits;
+
+    #[test]
+    fn constants_have_three_digits() {
+        assert_eq!(three_digits(1.083_4), "1.08");
+        assert_eq!(three_digits(0.000_312_45), "0.000312");
+    }
+}
