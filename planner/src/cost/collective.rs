@@ -37,21 +37,26 @@ const SENDS_AT_ONCE: f64 = 8.0;
 
 /// Seconds of one collective over a group; 0 for a group of one or for nothing to send.
 ///
-/// Takes the fastest algorithm, as the libraries' tuners do: one ring through all ranks, or level by
+/// Takes the fastest algorithm, as the libraries' tuners do: one ring or tree through all ranks, or level by
 /// level with each level's fastest.
 pub fn time_s(cluster: &ClusterSpec, op: Collective, bytes: f64, group: &GroupShape) -> f64 {
     if group.size() <= 1 || bytes <= 0.0 {
         return 0.0;
     }
     let fans = fans(cluster, group);
-    let by_level = pipelined(fans.iter().map(|fan| level_s(cluster, op, bytes, fan)));
-    let start_s = STARTING_LAUNCHES * cluster.device.kernel_launch_s;
-    match op {
-        Collective::AllReduce if fans.len() > 1 => {
-            by_level.min(start_s + flat_ring_s(&fans, bytes))
-        }
-        _ => by_level,
+    let by_level = || pipelined(fans.iter().map(|fan| level_s(cluster, op, bytes, fan)));
+    if op != Collective::AllReduce || fans.len() == 1 {
+        return by_level();
     }
+    let start_s = STARTING_LAUNCHES * cluster.device.kernel_launch_s;
+    let through_all = start_s + flat_ring_s(&fans, bytes).min(flat_tree_s(&fans, bytes));
+    if sums_inside(&fans) { through_all.min(by_level()) } else { through_all }
+}
+
+/// Whether the innermost links add up by themselves: only then do the libraries reduce level by level
+/// (NVLSTree); without that their rings and trees pass through all ranks.
+fn sums_inside(fans: &[Fan<'_>]) -> bool {
+    fans.first().is_some_and(|fan| fan.level.in_network)
 }
 
 /// Seconds that each level of the links takes for its part, innermost first; only levels at which the
@@ -177,6 +182,19 @@ fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
         turn_s += (fan.ways - 1.0) * outer * fan.level.latency_s;
     }
     2.0 * (turn_s + (size - 1.0) / size * bytes * per_byte_s)
+}
+
+/// A double binary tree over domains, with chains inside them: every link carries the tensor up and down,
+/// in twice its time (NCCL's tuning model), but a turn takes a latency for each doubling of the domains only.
+fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
+    let mut per_byte_s = 0.0_f64;
+    let mut turn_s = 0.0;
+    for (position, fan) in fans.iter().enumerate() {
+        per_byte_s = per_byte_s.max(1.0 / (fan.inside * fan.level.achieved_bytes_per_s()));
+        let hops = if position == 0 { fan.ways - 1.0 } else { fan.ways.log2().ceil() };
+        turn_s += hops * fan.level.latency_s;
+    }
+    2.0 * (turn_s + bytes * per_byte_s / TREE_BANDWIDTH)
 }
 
 /// Every rank sends to each of the others; several sends are under way at once.
