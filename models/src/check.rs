@@ -344,15 +344,17 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
     even(plan, checks);
 }
 
-/// `first_last` means even layers.
+/// `first_last` means even layers, and equal chunks.
 fn even(plan: &Plan, checks: &mut Checks) {
     if plan.decisions.vocab != Vocab::FirstLast {
         return;
     }
     let counts = plan.stages.iter().map(|stage| stage.layers);
     let (least, most) = (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0));
-    let valid = "first_last only with even layers: at most one more on a stage than on another";
-    checks.that(most <= least + 1, "decisions.vocab", plan.decisions.vocab, valid);
+    let valid = "first_last only with even layers: at most one more on a stage than on another, with \
+                 several chunks a device none";
+    let uneven = if plan.decisions.vpp == 1 { 1 } else { 0 };
+    checks.that(most <= least + uneven, "decisions.vocab", plan.decisions.vocab, valid);
 }
 
 fn shares(d: &Decisions, stage: &Stage, index: usize, checks: &mut Checks) {

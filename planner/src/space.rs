@@ -366,7 +366,7 @@ impl Space<'_> {
         let mut found = vec![];
         for schedule in r.schedule.among(&ScheduleName::ALL) {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
-                let vocabs = self.vocabs(schedule, d);
+                let vocabs = self.vocabs(schedule, vpp, d);
                 if !vocabs.is_empty() {
                     found.push((schedule, vpp, vocabs));
                 }
@@ -389,9 +389,14 @@ impl Space<'_> {
         }
     }
 
-    fn vocabs(&self, schedule: ScheduleName, d: &Decisions) -> Vec<Vocab> {
+    /// Megatron's baseline, `first_last`, exists with several chunks only where all are equal.
+    fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
         let hosts_passes = schedule == ScheduleName::OneFOneB && d.pp > 1;
-        let possible = |vocab: &Vocab| !vocab.over_pipeline() || hosts_passes;
+        let equal = vpp == 1 || (self.model.layers as u64).is_multiple_of(d.pp * vpp);
+        let possible = |vocab: &Vocab| match vocab {
+            Vocab::FirstLast => equal,
+            vocab => !vocab.over_pipeline() || hosts_passes,
+        };
         self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
     }
 

@@ -8,7 +8,7 @@ use planner::restrict::Restrictions;
 use planner::space::Space;
 
 const SCHEDULES: [&str; 5] = ["naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"];
-const VOCABS_AT_ENDS: u64 = 3; // first_last, redistribute, tensor
+const VOCABS_AT_ENDS: u64 = 3; // first_last (with several chunks only where they are equal), redistribute, tensor
 const VOCABS_OVER_PIPELINE: u64 = 4; // parallel_naive, parallel_1, parallel_2, interlaced
 const RECOMPUTE: u64 = 4; // none, selective, full, per_layer
 const OFFLOAD: u64 = 2; // none, optimizer
@@ -111,7 +111,8 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4]) -> u64 {
             for chunks in 1..=model.layers as u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
                     let over = schedule == "1f1b" && pp > 1;
-                    pipelines += VOCABS_AT_ENDS + if over { VOCABS_OVER_PIPELINE } else { 0 };
+                    let unequal = chunks > 1 && !splits(model.layers as u64, pp * chunks);
+                    pipelines += VOCABS_AT_ENDS - u64::from(unequal) + if over { VOCABS_OVER_PIPELINE } else { 0 };
                 }
             }
         }
