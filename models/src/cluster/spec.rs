@@ -208,6 +208,12 @@ pub struct Software {
     pub zero3_overlap: f64,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
+    /// Time of the experts' grouped products, over the kernels' alone: routing is uneven and quantisation of
+    /// their inputs is not free.
+    pub expert_slowdown: f64,
+    /// A token goes to each node once, however many of its experts are there, and is passed on inside
+    /// (DeepEP); else it is sent once for every expert.
+    pub dispatch_once_a_node: bool,
     /// Part of an expert all-to-all that computation does not hide, without MoE overlap.
     pub ep_exposed: f64,
     /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes twice

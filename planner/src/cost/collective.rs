@@ -59,6 +59,25 @@ fn sums_inside(fans: &[Fan<'_>]) -> bool {
     fans.first().is_some_and(|fan| fan.level.in_network)
 }
 
+/// Seconds of an all-to-all in which a token's copies for several ranks of one domain leave their own domain
+/// once; inside domains all `copies` of each token travel. `bytes` counts all copies.
+pub fn dispatch_s(cluster: &ClusterSpec, bytes: f64, group: &GroupShape, copies: f64) -> f64 {
+    if group.size() <= 1 || bytes <= 0.0 {
+        return 0.0;
+    }
+    let level = |fan: &Fan<'_>| {
+        let domains = fan.size / fan.inside;
+        let once = if fan.innermost { 1.0 } else { distinct(domains, copies) / copies };
+        level_s(cluster, Collective::AllToAll, bytes * once, fan)
+    };
+    pipelined(fans(cluster, group).iter().map(level))
+}
+
+/// Expected number of different domains among `copies` drawn evenly from `domains`.
+fn distinct(domains: f64, copies: f64) -> f64 {
+    domains * (1.0 - (1.0 - 1.0 / domains).powf(copies))
+}
+
 /// Seconds that each level of the links takes for its part, innermost first; only levels at which the
 /// group splits. Their sum is the time without pipelining.
 pub fn by_level_s(

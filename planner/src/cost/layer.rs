@@ -365,7 +365,7 @@ impl LayerPricer<'_> {
         if !kind.moe {
             return ThreePasses::default();
         }
-        let experts = self.products(shape.dtype, &layer::expert_gemms(self.model, &shape.split));
+        let experts = self.expert_products(shape.dtype, &shape.split);
         let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
         let a2a_s = self.all_to_all_s(shape);
         let etp_s = self.expert_tensor_parallel_s(shape);
@@ -391,13 +391,23 @@ impl LayerPricer<'_> {
         let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
         let products = splits
             .iter()
-            .map(|split| self.products(shape.dtype, &layer::expert_gemms(self.model, split)));
+            .map(|split| self.expert_products(shape.dtype, split));
         let least = products.reduce(|a, b| ThreePasses {
             forward: Parts::compute(a.forward.compute_s.min(b.forward.compute_s)),
             input: Parts::compute(a.input.compute_s.min(b.input.compute_s)),
             weight: Parts::compute(a.weight.compute_s.min(b.weight.compute_s)),
         });
         router + least.unwrap_or_default()
+    }
+
+    fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
+        let products = self.products(dtype, &layer::expert_gemms(self.model, split));
+        let slowdown = self.cluster.software.expert_slowdown;
+        ThreePasses {
+            forward: products.forward * slowdown,
+            input: products.input * slowdown,
+            weight: products.weight * slowdown,
+        }
     }
 
     fn router_gemm(&self, shape: &Shape) -> Gemm {
@@ -412,6 +422,9 @@ impl LayerPricer<'_> {
         let elements =
             shape.split.resident_tokens(self.model) as f64 * copies * self.model.hidden as f64;
         let bytes = elements * shape.dtype.storage_bytes();
+        if self.cluster.software.dispatch_once_a_node {
+            return collective::dispatch_s(self.cluster, bytes, &shape.ep_group, copies);
+        }
         collective::time_s(self.cluster, Collective::AllToAll, bytes, &shape.ep_group)
     }
 

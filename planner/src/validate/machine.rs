@@ -23,7 +23,7 @@ const MACHINES: [(&str, &str); 14] = [
 ];
 
 /// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.
-const GENERATIONS: [(&str, &str); 25] = [
+const GENERATIONS: [(&str, &str); 28] = [
     ("megatron-2021", "megatron_2021"),
     ("megatron-deepspeed-2022", "megatron_deepspeed_2022"),
     ("megatron-deepspeed-2023", "megatron_deepspeed_2023"),
@@ -34,6 +34,8 @@ const GENERATIONS: [(&str, &str); 25] = [
     ("sail-megatron", "vocabulary_2024"),
     ("megascale", "megascale_2024"),
     ("megatron-core-moe", "megatron_2025"),
+    ("megatron-bridge-26.06", "megatron_2026"),
+    ("megatron-bridge-26.08", "megatron_2026"),
     ("megatron-bridge", "megatron_2025"),
     ("megatron-te", "megatron_te"),
     ("nemo-automodel", "automodel_2025"),
@@ -48,6 +50,7 @@ const GENERATIONS: [(&str, &str); 25] = [
     ("deepseek", "megatron_2025"),
     ("dgxc-v24.11.1-maxtext", "maxtext_2024"),
     ("dgxc-v24.11.1-paxml", "maxtext_2024"),
+    ("dgxc-v25.05", "megatron_2025"),
     ("dgxc", "megatron_2024"),
 ];
 
@@ -63,14 +66,32 @@ pub fn cluster(row: &Row) -> Result<(ClusterSpec, String), Reason> {
     let generation = GENERATIONS.iter().find(|(start, _)| row.software.starts_with(start));
     let (_, generation) =
         generation.ok_or_else(|| format!("software {} is not known", row.software))?;
-    let own = cluster::software(generation).map_err(|error| error.to_string())?;
+    let generation = on_family(generation, &row.gpu);
+    let own = cluster::software(&generation).map_err(|error| error.to_string())?;
     spec.software = own.ok_or_else(|| format!("software {generation} is not shipped"))?;
     if let Some(rate) = stated_rate(&row.interconnect, spec.node_gpus())
         && let Some(network) = spec.levels.last_mut()
     {
         network.bytes_per_s = rate;
     }
-    Ok((spec, (*generation).to_owned()))
+    Ok((spec, generation))
+}
+
+/// A generation's own entry for a family of GPUs, where there is one: kernels differ by family.
+fn on_family(generation: &str, gpu: &str) -> String {
+    let family = if gpu.starts_with('H') {
+        "hopper"
+    } else if gpu.starts_with('B') || gpu.starts_with("GB") {
+        "blackwell"
+    } else {
+        "ampere"
+    };
+    if family == "hopper" && generation == "megatron_2026" {
+        return "megatron_2025_hopper".to_owned();
+    }
+    let own = format!("{generation}_{family}");
+    let shipped = cluster::software(&own).is_ok_and(|own| own.is_some());
+    if shipped { own } else { generation.to_owned() }
 }
 
 /// Network bytes/s of one GPU and direction, where the words say: `4x200Gb … per node`, `800 Gbps per

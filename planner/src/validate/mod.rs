@@ -13,6 +13,7 @@ pub mod setup;
 
 use crate::case::Case;
 use crate::case::ground::Ground;
+use crate::case::priced::{Breakdown, Priced};
 use crate::placement::Scratch;
 use row::Row;
 use serde::Serialize;
@@ -40,7 +41,7 @@ pub struct Predicted {
     /// Whether it is predicted to fit.
     pub feasible: Option<bool>,
     /// Where the predicted seconds go.
-    pub breakdown: Option<crate::case::priced::Breakdown>,
+    pub breakdown: Option<Breakdown>,
 }
 
 /// Predicts every row.
@@ -74,7 +75,7 @@ fn predict(row: &Row) -> Predicted {
     answer
 }
 
-fn price(setup: &Setup) -> Result<crate::case::priced::Priced, Reason> {
+fn price(setup: &Setup) -> Result<Priced, Reason> {
     let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
     let case = Case::new(&ground, setup.decisions.clone()).map_err(|error| error.to_string())?;
     let mut setup = setup.clone();

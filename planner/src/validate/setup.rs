@@ -38,6 +38,9 @@ pub type Reason = String;
 /// # Errors
 /// What is missing, or which feature the planner does not have.
 pub fn setup(row: &Row) -> Result<Setup, Reason> {
+    if row.notes.contains("LoRA") || row.notes.contains("Fine-Tuning") {
+        return Err("fine-tuning is not planned".to_owned());
+    }
     let (cluster, generation) = machine::cluster(row)?;
     let model = architecture::model(row)?;
     let gpus = required(row.n_gpus, "n_gpus")?;
@@ -168,6 +171,8 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
     }
 }
 
+/// Where a source does not say what is recomputed, nothing is taken to be: with the least that fits in its
+/// place, runs of 2025 are predicted worse.
 fn recompute(row: &Row) -> Result<Recompute, Reason> {
     match row.recompute.as_str() {
         "" | "none" => Ok(Recompute::None),

@@ -32,7 +32,7 @@ impl Field {
 }
 
 /// Constants of every software generation.
-pub const SOFTWARE: [Field; 9] = [
+pub const SOFTWARE: [Field; 10] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field {
         key: "attention_slowdown",
@@ -49,6 +49,12 @@ pub const SOFTWARE: [Field; 9] = [
     Field { key: "tp_exposed", prior: 0.85, spread: 0.3, at: |c| &mut c.software.tp_exposed },
     Field { key: "dp_slowdown", prior: 1.3, spread: 0.4, at: |c| &mut c.software.dp_slowdown },
     Field { key: "zero3_slowdown", prior: 1.3, spread: 0.6, at: |c| &mut c.software.zero3_slowdown },
+    Field {
+        key: "expert_slowdown",
+        prior: 1.1,
+        spread: 0.25,
+        at: |c| &mut c.software.expert_slowdown,
+    },
     Field { key: "ep_exposed", prior: 0.6, spread: 0.4, at: |c| &mut c.software.ep_exposed },
     Field {
         key: "host_s_per_layer",
