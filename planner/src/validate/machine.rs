@@ -23,7 +23,7 @@ const MACHINES: [(&str, &str); 14] = [
 ];
 
 /// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.
-const GENERATIONS: [(&str, &str); 28] = [
+const GENERATIONS: [(&str, &str); 27] = [
     ("megatron-2021", "megatron_2021"),
     ("megatron-deepspeed-2022", "megatron_deepspeed_2022"),
     ("megatron-deepspeed-2023", "megatron_deepspeed_2023"),
@@ -50,7 +50,6 @@ const GENERATIONS: [(&str, &str); 28] = [
     ("deepseek", "megatron_2025"),
     ("dgxc-v24.11.1-maxtext", "maxtext_2024"),
     ("dgxc-v24.11.1-paxml", "maxtext_2024"),
-    ("dgxc-v25.05", "megatron_2025"),
     ("dgxc", "megatron_2024"),
 ];
 
