@@ -1,0 +1,3 @@
+//! What a generated trainer calls.
+
+pub mod comm;
