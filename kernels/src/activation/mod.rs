@@ -1,0 +1,29 @@
+//! Activations, plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same length.
+//!
+//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The backward pass computes `f`
+//! anew from its input, so the product need not be kept.
+
+pub mod reference;
+
+pub use reference::{backward, forward, gated_backward, gated_forward};
+
+/// The function `f`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (GPT-2's).
+    GeluTanh,
+    /// `x/2 (1 + erf(x / sqrt 2))`.
+    GeluErf,
+    /// `x / (1 + e^-x)`.
+    Silu,
+}
+
+impl Activation {
+    /// All of them, for tests and lists of choices.
+    pub const ALL: [Self; 5] =
+        [Self::Relu, Self::SquaredRelu, Self::GeluTanh, Self::GeluErf, Self::Silu];
+}
