@@ -35,7 +35,7 @@ impl Default for Options {
 }
 
 /// Random delays before each call of each rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
     /// Which.
     pub seed: u64,
