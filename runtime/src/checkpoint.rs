@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::scalar::Scalar;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -180,7 +181,10 @@ fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
 /// # Errors
 /// What the operating system says.
 pub fn write<T: Scalar>(path: &Path, tensors: &BTreeMap<String, Whole<T>>) -> Result<(), Error> {
-    let broken = |error: safetensors::SafeTensorError| Error::file(path, error.to_string());
+    let broken = |error| match error {
+        SafeTensorError::IoError(source) => Error::Io { path: path.to_owned(), source },
+        other => Error::file(path, other.to_string()),
+    };
     let wide = size_of::<T>() == 8;
     let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
         .iter()

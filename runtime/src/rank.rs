@@ -9,7 +9,7 @@ use crate::groups::Groups;
 use crate::layers::{Draws, MicroBatch};
 use crate::params::{Gradient, Held, Init, Inventory, Store};
 use crate::program::Program;
-use crate::reduce::{Reducer, Reduction};
+use crate::reduce::{Reducer, Reduction, Span};
 use crate::scalar::Scalar;
 use crate::stage::Stage;
 use kernels::adamw::{self, AdamW, Parameter};
@@ -43,6 +43,8 @@ pub struct Gradients {
     pub norm: f64,
     /// How this rank's passes ran.
     pub outcome: Outcome,
+    /// How its replicas' gradients were summed.
+    pub reductions: Vec<Span>,
 }
 
 /// One rank of a run.
@@ -109,10 +111,9 @@ impl<'a, T: Scalar> Rank<'a, T> {
         &self.inventory
     }
 
-    /// Bytes of weights, gradients and moments together, the latter two of which are the optimizer's.
-    pub fn state_bytes(&self) -> (u64, u64, u64) {
-        let each = (self.inventory.elements() * size_of::<T>()) as u64;
-        (each, each, 2 * each)
+    /// Bytes of weights, gradients and both moments.
+    pub fn state_bytes(&self) -> u64 {
+        4 * (self.inventory.elements() * size_of::<T>()) as u64
     }
 
     /// Draws initial weights by seed, name and global index: the same ones for every split.
@@ -167,11 +168,11 @@ impl<'a, T: Scalar> Rank<'a, T> {
         let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
         let (weights, gradients) = (&self.weights, &mut self.gradients);
         let outcome = executor.run(weights, gradients, &batches, draws, &mut reducer, watch)?;
-        reducer.finish(gradients)?;
+        let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients()?;
         self.sum_tied_gradients()?;
         let loss = self.mean_loss(&outcome, valid_tokens)?;
-        Ok(Gradients { loss, valid_tokens, norm: self.gradient_norm()?, outcome })
+        Ok(Gradients { loss, valid_tokens, norm: self.gradient_norm()?, outcome, reductions })
     }
 
     /// This replica's micro-batches, and the valid tokens of all replicas.

@@ -5,6 +5,7 @@ use crate::params::{Inventory, Store};
 use crate::scalar::Scalar;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 /// When replicas' gradients are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +28,22 @@ impl Default for Reduction {
     }
 }
 
+/// One sum: when it was started, and when it was needed and there.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Of the gradients.
+    pub bytes: usize,
+    /// When.
+    pub started: Instant,
+    /// When.
+    pub ended: Instant,
+}
+
 /// Sums under way. The element type is that of the gradients: f32 or wider.
 pub struct Reducer<'a, T> {
     dp: &'a dyn Communicator,
     how: Reduction,
-    pending: Vec<(Range<usize>, Request<T>)>,
+    pending: Vec<(Range<usize>, Request<T>, Instant)>,
     /// By the end of each stage's elements, how far they are.
     progress: BTreeMap<usize, Progress>,
 }
@@ -78,7 +90,8 @@ impl<'a, T: Scalar> Reducer<'a, T> {
     fn start(&mut self, gradients: &Store<T>, range: Range<usize>) -> Result<(), CommError> {
         if self.dp.size() > 1 && !range.is_empty() {
             let bucket = gradients.all()[range.clone()].to_vec();
-            self.pending.push((range, self.dp.start_all_reduce(bucket, Op::Sum)?));
+            let request = self.dp.start_all_reduce(bucket, Op::Sum)?;
+            self.pending.push((range, request, Instant::now()));
         }
         Ok(())
     }
@@ -87,14 +100,17 @@ impl<'a, T: Scalar> Reducer<'a, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn finish(mut self, gradients: &mut Store<T>) -> Result<(), CommError> {
+    pub fn finish(mut self, gradients: &mut Store<T>) -> Result<Vec<Span>, CommError> {
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
         }
-        for (range, request) in self.pending {
+        let mut spans = Vec::with_capacity(self.pending.len());
+        for (range, request, started) in self.pending {
+            let bytes = range.len() * size_of::<T>();
             gradients.all_mut()[range].copy_from_slice(&request.wait()?);
+            spans.push(Span { bytes, started, ended: Instant::now() });
         }
-        Ok(())
+        Ok(spans)
     }
 }
 
