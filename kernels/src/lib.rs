@@ -31,7 +31,7 @@
 //! | [`cross_entropy`] | `logits[t,v/n], targets[t] -> max[t], sum_exp[t], target_logit[t] -> loss[t]` | in place over the logits |
 //! | [`rms_norm`] | `x[r,c] w[c] -> y[r,c], inverse_rms[r]` | `dx`; `dw +=` |
 //! | [`layer_norm`] | `x[r,c] w[c] bias[c] -> y[r,c], mean[r], inverse_std[r]` | `dx`; `dw, dbias +=` |
-//! | [`rope`] | in place on `x[t,heads,d]` with a table `[t, rotary/2, 2]` | the inverse rotation, in place |
+//! | [`rope`] | in place on `x[t,heads,d]` with a table `[t, 2, rotary/2]` | the inverse rotation, in place |
 //! | [`activation`] | `y = f(x)`; gated `y = f(gate) up` | `dx`; `dgate, dup` |
 //! | [`embedding`] | `ids[t], table[rows,h] -> out[t,h]` | `dtable +=` |
 //! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums of squares | `dbias += column sums` |
@@ -41,8 +41,11 @@
 //! | [`transpose`] | `[a, b, inner] -> [b, a, inner]` | itself |
 
 mod check;
+mod columns;
 mod cpu;
+mod matrix;
 mod real;
+mod simd;
 
 pub mod activation;
 pub mod adamw;

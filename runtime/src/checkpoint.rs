@@ -6,7 +6,7 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -195,7 +195,18 @@ pub fn write<T: Scalar>(path: &Path, tensors: &BTreeMap<String, Whole<T>>) -> Re
         TensorView::new(dtype, (*shape).clone(), bytes).map(|view| (*name, view))
     });
     let views: Vec<_> = views.collect::<Result<_, _>>().map_err(broken)?;
-    safetensors::serialize_to_file(views, None, path).map_err(broken)
+    if replaceable(path) {
+        return safetensors::serialize_to_file(views, None, path).map_err(broken);
+    }
+    let bytes = safetensors::serialize(views, None).map_err(broken)?;
+    let file = File::options().write(true).open(path);
+    file.and_then(|mut file| file.write_all(&bytes)).map_err(Error::io(path))
+}
+
+/// Whether a new file may take the path's place: the library renames one over it, which must not
+/// befall a pipe or a device, nor a link to one.
+fn replaceable(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.is_file())
 }
 
 fn to_bytes<T: Scalar>(values: &[T], wide: bool) -> Vec<u8> {

@@ -124,11 +124,7 @@ impl Declaration {
                     begin += block.rows;
                     range
                 };
-                Extent {
-                    rows: blocks.iter().map(cut).collect(),
-                    columns: 0..columns,
-                    padding: 0,
-                }
+                Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
             Placement::Vocabulary => {
                 let each = rows.div_ceil(tp);

@@ -277,8 +277,8 @@ impl<'a, T: Scalar> Rank<'a, T> {
     /// Norm over all parameters of the model, each element counted once.
     fn gradient_norm(&self) -> Result<f64, CommError> {
         let counted = self.inventory.all().iter().filter(|held| held.counted);
-        let squares =
-            counted.map(|held| elementwise::sum_of_squares(&self.cpu, self.gradients.get(held.part)));
+        let squares = counted
+            .map(|held| elementwise::sum_of_squares(&self.cpu, self.gradients.get(held.part)));
         let mut sum = [squares.sum::<f64>()];
         // Replicas have the same gradients by now.
         self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
@@ -328,10 +328,7 @@ impl<'a, T: Scalar> Rank<'a, T> {
 
     /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
     /// hold, puts it together.
-    fn whole(
-        &self,
-        store: &Store<T>,
-    ) -> Result<Option<BTreeMap<String, Whole<T>>>, CommError> {
+    fn whole(&self, store: &Store<T>) -> Result<Option<BTreeMap<String, Whole<T>>>, CommError> {
         const TAG: u64 = 1 << 61;
         let world = &self.groups.world;
         if world.rank() > 0 {

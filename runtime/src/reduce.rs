@@ -73,8 +73,7 @@ impl<'a, T: Scalar> Reducer<'a, T> {
         from: usize,
         end: usize,
     ) -> Result<(), CommError> {
-        let progress =
-            self.progress.entry(end).or_insert(Progress { complete: end, started: end });
+        let progress = self.progress.entry(end).or_insert(Progress { complete: end, started: end });
         progress.complete = from;
         let ready = from..progress.started;
         let parts = match self.how {

@@ -123,7 +123,8 @@ fn pieces(held: &Held) -> impl Iterator<Item = Piece> + '_ {
     let (declaration, extent) = (&held.declaration, &held.extent);
     let last = extent.rows.len() - 1;
     extent.rows.iter().enumerate().map(move |(n, rows)| {
-        let (offset, shape) = ((rows.start, extent.columns.start), (rows.len(), extent.columns.len()));
+        let (offset, shape) =
+            ((rows.start, extent.columns.start), (rows.len(), extent.columns.len()));
         let oriented = |(row, column): (usize, usize)| match declaration.shape.len() {
             1 => vec![row],
             _ if declaration.transposed => vec![column, row],

@@ -71,10 +71,7 @@ mod tests {
         near(Shape::Linear, [0.5, 2.0, 2.0, 1.0, 0.2, 0.1, 0.02]);
         near(Shape::Wsd, [0.5, 2.0, 2.0, 2.0, 2.0, 1.0, 0.2]);
         let cosine = |done: f64| 0.2 + 0.9 * (1.0 + (std::f64::consts::PI * done).cos());
-        near(
-            Shape::Cosine,
-            [0.5, 2.0, 2.0, 1.1, cosine(0.9), cosine(0.95), cosine(0.99)],
-        );
+        near(Shape::Cosine, [0.5, 2.0, 2.0, 1.1, cosine(0.9), cosine(0.95), cosine(0.99)]);
         let root = |step: f64| 2.0 * (4.0 / (step + 1.0)).sqrt();
         near(
             Shape::InverseSqrt,

@@ -174,7 +174,11 @@ impl Flags {
         let from_zero = |x: f64| x.is_finite() && x >= 0.0;
         let checks = [
             ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
-            ("betas", in_unit(beta1) && in_unit(beta2), "valid: each from 0 up to, not including, 1"),
+            (
+                "betas",
+                in_unit(beta1) && in_unit(beta2),
+                "valid: each from 0 up to, not including, 1",
+            ),
             ("eps", self.eps.is_finite() && self.eps > 0.0, "valid: above 0, for example 1e-8"),
             ("weight-decay", from_zero(self.weight_decay), "valid: 0 or more, for example 0.1"),
             ("clip", from_zero(self.clip), "valid: above 0, or 0 for none"),
@@ -351,8 +355,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         let mut outcome = last.outcome.clone();
         outcome.peak_elements = self.peak_elements;
         let bytes = size_of::<T>() as u64;
-        let report =
-            RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
+        let report = RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
         write_lines(path, lines)

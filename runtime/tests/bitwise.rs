@@ -12,14 +12,7 @@ use std::time::Duration;
 const CASES: [&str; 2] = ["llama_gqa", "gemma2"];
 
 fn busy() -> Split {
-    Split {
-        tp: 2,
-        pp: 2,
-        dp: 2,
-        micro_batch: 1,
-        sequence_parallel: true,
-        ..Split::default()
-    }
+    Split { tp: 2, pp: 2, dp: 2, micro_batch: 1, sequence_parallel: true, ..Split::default() }
 }
 
 #[test]
@@ -58,7 +51,11 @@ fn when_gradients_are_reduced() {
 #[test]
 fn pipelines_that_take_micro_batches_in_the_same_order() {
     let run = |pp, vpp, schedule| {
-        train::<f32>("llama_gqa", &Split { pp, vpp, schedule, micro_batch: 2, ..Split::default() }, 2)
+        train::<f32>(
+            "llama_gqa",
+            &Split { pp, vpp, schedule, micro_batch: 2, ..Split::default() },
+            2,
+        )
     };
     // The clip norm is summed stage by stage, so weights agree to rounding only: losses of the
     // first step and gradients do so to the bit.

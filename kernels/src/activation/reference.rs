@@ -1,12 +1,8 @@
 //! Element by element, in f64.
 
-use super::Activation;
+use super::{Activation, CUBIC, SQRT_2_OVER_PI};
 use crate::{Cpu, Real};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
-
-/// `sqrt(2 / pi)`.
-const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
-const CUBIC: f64 = 0.044_715;
 
 /// `y = f(x)`.
 ///
@@ -62,11 +58,7 @@ pub fn gated_backward<T: Real>(
     dgate: &mut [T],
     dup: &mut [T],
 ) {
-    for (name, got) in
-        [("up", up.len()), ("dy", dy.len()), ("dgate", dgate.len()), ("dup", dup.len())]
-    {
-        crate::check::length(name, got, gate.len());
-    }
+    super::check_gated(gate.len(), [up.len(), dy.len(), dgate.len(), dup.len()]);
     for at in 0..gate.len() {
         let (gate, up, dy) = (gate[at].to_f64(), up[at].to_f64(), dy[at].to_f64());
         dgate[at] = T::from_f64(dy * up * derivative(activation, gate));

@@ -7,9 +7,10 @@
 //! w <- w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //! ```
 
+mod fast;
 pub mod reference;
 
-pub use reference::update;
+pub use fast::update;
 
 /// Numbers of one step, the same for all its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,9 +22,10 @@
 //!
 //! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing of size `q_len x kv_len` is kept.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{backward, forward, merge};
+pub use fast::{backward, forward, merge};
 
 use crate::dropout::Dropout;
 
@@ -159,6 +160,7 @@ impl Attention {
     #[track_caller]
     pub(crate) fn check(&self, q: usize, k: usize, v: usize, out: usize, lse: usize) {
         let divides = self.kv_heads > 0 && self.q_heads.is_multiple_of(self.kv_heads);
+        assert!(self.qk_dim > 0 && self.v_dim > 0, "heads of dimension 0");
         assert!(divides, "q_heads {} is no multiple of kv_heads {}", self.q_heads, self.kv_heads);
         crate::check::length("q", q, self.q_elements());
         crate::check::length("k", k, self.k_elements());

@@ -16,9 +16,10 @@
 //! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft cap, `z = cap tanh(logit / cap)`
 //! and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss and gradient 0.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{gradient_in_place, local_max, local_sum_exp, loss, rescale_sum_exp};
+pub use fast::{gradient_in_place, local_max, local_sum_exp, loss, rescale_sum_exp};
 
 /// The target of rows that do not count.
 pub const IGNORED: i64 = -1;

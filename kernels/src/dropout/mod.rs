@@ -2,11 +2,13 @@
 //!
 //! The mask is never stored: the backward pass applies the same function to `dy`.
 
+mod fast;
 pub mod reference;
 
-pub use reference::apply;
+pub use fast::apply;
 
-use crate::random::Stream;
+use crate::Real;
+use crate::random::{Stream, philox};
 
 /// How much is dropped, and by which draws.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,5 +30,35 @@ impl Dropout {
     /// What kept elements are multiplied by.
     pub(crate) fn scale(&self) -> f64 {
         1.0 / (1.0 - self.p)
+    }
+}
+
+/// A dropout in the element type, for runs of elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask<T> {
+    stream: Stream,
+    threshold: u32,
+    scale: T,
+}
+
+impl<T: Real> Mask<T> {
+    pub(crate) fn new(dropout: &Dropout) -> Self {
+        let (threshold, scale) = (dropout.threshold(), T::from_f64(dropout.scale()));
+        Self { stream: dropout.stream, threshold, scale }
+    }
+
+    /// Multiplies elements with the global indices `index..` by 0 or the scale.
+    #[inline(always)]
+    pub(crate) fn multiply(self, index: u64, y: &mut [T]) {
+        let mut words = [0; 4 * philox::MANY];
+        let (mut group, mut skip, mut rest) = (index / 4, (index % 4) as usize, y);
+        while !rest.is_empty() {
+            philox::many(self.stream, group, &mut words);
+            let (now, later) = rest.split_at_mut(rest.len().min(words.len() - skip));
+            for (y, &word) in now.iter_mut().zip(&words[skip..]) {
+                *y = if word >= self.threshold { self.scale * *y } else { T::ZERO };
+            }
+            (group, skip, rest) = (group + philox::MANY as u64, 0, later);
+        }
     }
 }

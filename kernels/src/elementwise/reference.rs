@@ -1,5 +1,6 @@
 //! Element by element, in f64.
 
+use super::check_rows;
 use crate::{Cpu, Real};
 
 /// `y = a + b`.
@@ -68,10 +69,4 @@ pub fn sum<T: Real>(_cpu: &Cpu, x: &[T]) -> f64 {
 #[must_use]
 pub fn sum_of_squares<T: Real>(_cpu: &Cpu, x: &[T]) -> f64 {
     x.iter().map(|x| x.to_f64() * x.to_f64()).sum()
-}
-
-#[track_caller]
-pub(super) fn check_rows(name: &str, got: usize, columns: usize) {
-    let whole = if columns == 0 { got == 0 } else { got.is_multiple_of(columns) };
-    assert!(whole, "{name} has {got} elements: no whole rows of {columns}");
 }

@@ -3,9 +3,10 @@
 //! The table is a range of rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids outside the range give rows of 0
 //! forward and are skipped backward, so the sum over ranges is the whole.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{backward, forward};
+pub use fast::{backward, forward};
 
 /// Dimensions and range.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,9 @@ use crate::{Cpu, Real};
 /// # Panics
 /// Where a slice is shorter than its matrix, or a row longer than its leading dimension.
 pub fn gemm<T: Real>(_cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta: T, c: &mut [T]) {
-    shape.check(a.len(), b.len(), c.len());
+    shape.check_leading();
+    let batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
+    batch.check(shape, a.len(), b.len(), c.len());
     for i in 0..shape.m {
         for j in 0..shape.n {
             let product: f64 =

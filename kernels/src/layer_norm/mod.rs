@@ -4,9 +4,10 @@
 //!
 //! With `g = dy w`: `dx = r (g - mean(g) - n mean(g n))`, `dw = sum over rows of dy n`, `dbias = sum over rows of dy`.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{backward_input, backward_weight, forward};
+pub use fast::{backward_input, backward_weight, forward};
 
 /// Dimensions and numerics.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,10 +4,11 @@
 //! seed; the counter is `[index / 4 (low, high), tensor, step]`, and word `index % 4` of the block belongs to the element.
 //! Normal numbers are made from pairs of words (Box and Muller 1958), computed in f64 and rounded, so f32 and f64 see the same draws.
 
+mod fast;
 pub mod philox;
 pub mod reference;
 
-pub use reference::{fill_normal, fill_uniform};
+pub use fast::{fill_normal, fill_uniform};
 
 /// Which random numbers: every tensor and every step has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,11 +65,6 @@ impl View {
         self.len() == 0
     }
 
-    /// Local rows: runs of `sizes[2]` elements.
-    const fn rows(&self) -> usize {
-        self.sizes[0] * self.sizes[1]
-    }
-
     /// Global index of the first element of local row `row`.
     const fn row_index(&self, row: usize) -> u64 {
         let (i, j) = (row / self.sizes[1], row % self.sizes[1]);
@@ -79,6 +75,26 @@ impl View {
     #[must_use]
     pub const fn index(&self, at: usize) -> u64 {
         self.row_index(at / self.sizes[2]) + (at % self.sizes[2]) as u64 * self.strides[2]
+    }
+}
+
+impl View {
+    /// The elements `first..first + count` as runs of consecutive global indices: place after `first`, global index, length.
+    pub(crate) fn runs(
+        &self,
+        first: usize,
+        count: usize,
+    ) -> impl Iterator<Item = (usize, u64, usize)> {
+        let (view, mut done) = (*self, 0);
+        std::iter::from_fn(move || {
+            let at = first + done;
+            let left = count.checked_sub(done).filter(|&left| left > 0)?;
+            let row_left = view.sizes[2] - at % view.sizes[2];
+            let length = if view.strides[2] == 1 { row_left.min(left) } else { 1 };
+            let run = (done, view.index(at), length);
+            done += length;
+            Some(run)
+        })
     }
 }
 

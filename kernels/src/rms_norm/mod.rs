@@ -5,9 +5,10 @@
 //!
 //! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x r`.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{backward_input, backward_weight, forward};
+pub use fast::{backward_input, backward_weight, forward};
 
 /// Dimensions and numerics.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,12 +4,13 @@
 //! pairs; pair `j` at position `p` by the angle `p inverse_frequency_j`:
 //! `(a, b) -> (a cos - b sin, a sin + b cos)`. Positions are data: one for each token.
 //!
-//! The table of cosines and sines, `[tokens, rotary_dim / 2, 2]`, is made once for a batch of positions and serves all layers.
+//! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is made once for a batch of positions and serves all layers.
 //! The backward pass is the inverse rotation, applied to the gradient in place.
 
+mod fast;
 pub mod reference;
 
-pub use reference::{backward, fill_table, forward};
+pub use fast::{backward, fill_table, forward};
 
 /// Which dimensions make a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::{Pairing, Rope};
 use crate::{Cpu, Real};
 
-/// Fills `table[tokens, frequencies, 2]` with cosine and sine of `position frequency`, computed in f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in f64.
 ///
 /// # Panics
 /// Where `table` has not `2 positions frequencies` elements.
@@ -15,10 +15,12 @@ pub fn fill_table<T: Real>(
 ) {
     let frequencies = inverse_frequencies.len();
     crate::check::length("table", table.len(), 2 * positions.len() * frequencies);
-    for (at, pair) in table.chunks_exact_mut(2).enumerate() {
-        let position = f64::from(positions[at / frequencies]);
-        let (sin, cos) = (position * inverse_frequencies[at % frequencies]).sin_cos();
-        (pair[0], pair[1]) = (T::from_f64(cos), T::from_f64(sin));
+    for (token, &position) in positions.iter().enumerate() {
+        for (j, frequency) in inverse_frequencies.iter().enumerate() {
+            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+            table[2 * token * frequencies + j] = T::from_f64(cos);
+            table[(2 * token + 1) * frequencies + j] = T::from_f64(sin);
+        }
     }
 }
 
@@ -49,7 +51,7 @@ fn rotate<T: Real>(rope: &Rope, table: &[T], x: &mut [T], sign: f64) {
                 Pairing::Half => (j, j + half),
                 Pairing::Interleaved => (2 * j, 2 * j + 1),
             };
-            let (cos, sin) = (table[2 * j].to_f64(), sign * table[2 * j + 1].to_f64());
+            let (cos, sin) = (table[j].to_f64(), sign * table[half + j].to_f64());
             let (a, b) = (x[first].to_f64(), x[second].to_f64());
             x[first] = T::from_f64(a * cos - b * sin);
             x[second] = T::from_f64(a * sin + b * cos);

@@ -245,10 +245,7 @@ impl Reader<'_> {
                 .unwrap_or_else(|| implied(50.0)),
             final_soft_cap: config.final_logit_softcapping.clone().unwrap_or_else(|| implied(30.0)),
             norm_unit_offset: implied(true),
-            query_pre_attn_scalar: config
-                .query_pre_attn_scalar
-                .clone()
-                .or_else(|| implied(256.0)),
+            query_pre_attn_scalar: config.query_pre_attn_scalar.clone().or_else(|| implied(256.0)),
             embedding_scale: implied((raw.hidden.value as f64).sqrt()),
             ..raw
         })
@@ -364,10 +361,7 @@ impl Reader<'_> {
             ("rope_scaling", config.rope_scaling.is_none()),
             ("rope_parameters", config.rope_parameters.is_none()),
             ("scale_attn_weights: false", !is(&config.scale_attn_weights, false)),
-            (
-                "scale_attn_by_inverse_layer_idx",
-                !is(&config.scale_attn_by_inverse_layer_idx, true),
-            ),
+            ("scale_attn_by_inverse_layer_idx", !is(&config.scale_attn_by_inverse_layer_idx, true)),
         ];
         known.into_iter().filter(|(_, known)| !known).map(|(key, _)| key.to_owned()).collect()
     }

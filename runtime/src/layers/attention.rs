@@ -177,11 +177,7 @@ impl<T: Scalar> Inner<T> for Attention {
         (dh, work)
     }
 
-    fn weights(
-        &self,
-        work: AttentionWork<T>,
-        h: &Shared<T>,
-    ) -> Vec<WeightWork<T>> {
+    fn weights(&self, work: AttentionWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
         let AttentionWork { out, dy, dq, dk, dv } = work;
         let of = |linear: Linear, x: &Shared<T>, dy: Shared<T>| WeightWork::Linear {
             linear,

@@ -242,9 +242,8 @@ impl<I> Half<I> {
                 init: Init::Constant(0.0),
             })
         });
-        let post = names
-            .post
-            .map(|name| Norm::declare(model, name, names.sequence_parallel, inventory));
+        let post =
+            names.post.map(|name| Norm::declare(model, name, names.sequence_parallel, inventory));
         Self { norm, inner, bias, post, width, place: names.place }
     }
 

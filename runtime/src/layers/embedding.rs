@@ -34,11 +34,7 @@ pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declarati
 
 impl EmbeddingLayer {
     /// Declares the tables. Positions lie on every rank; with sequence parallelism each sees others.
-    pub fn declare(
-        model: &ModelSpec,
-        sequence_parallel: bool,
-        inventory: &mut Inventory,
-    ) -> Self {
+    pub fn declare(model: &ModelSpec, sequence_parallel: bool, inventory: &mut Inventory) -> Self {
         let (names, hidden) = (Names::of(model), model.hidden as usize);
         let table = inventory.declare(table(model, names.embedding(), false));
         let positions = match model.positions {

@@ -56,9 +56,8 @@ impl HeadLayer {
         let names = Names::of(model);
         let norm = Norm::declare(model, names.final_norm(), sequence_parallel, inventory);
         let name = if model.tied_embeddings { names.embedding() } else { "lm_head.weight" };
-        let declare = || {
-            inventory.declare(super::embedding::table(model, name, model.tied_embeddings))
-        };
+        let declare =
+            || inventory.declare(super::embedding::table(model, name, model.tied_embeddings));
         let weight = shared.unwrap_or_else(declare);
         let inputs = model.hidden as usize;
         let output = Linear { weight, bias: None, inputs, outputs: weight.len / inputs };
@@ -95,15 +94,7 @@ impl HeadLayer {
             std::array::from_fn(|_| vec![T::ZERO; shape.rows]);
         cross_entropy::local_max(cpu, &shape, &logits, &mut max);
         self.reduce(ctx, &mut max, Op::Max)?;
-        cross_entropy::local_sum_exp(
-            cpu,
-            &shape,
-            &logits,
-            labels,
-            &max,
-            &mut sum_exp,
-            &mut target,
-        );
+        cross_entropy::local_sum_exp(cpu, &shape, &logits, labels, &max, &mut sum_exp, &mut target);
         self.reduce(ctx, &mut sum_exp, Op::Sum)?;
         self.reduce(ctx, &mut target, Op::Sum)?;
         cross_entropy::loss(cpu, labels, &max, &sum_exp, &target, &mut loss);
@@ -132,15 +123,7 @@ impl HeadLayer {
         let (cpu, shape) = (ctx.cpu, self.shape(ctx));
         let HeadKept { x, statistics, h, mut logits, max, sum_exp } = kept;
         let (labels, scale) = (&ctx.batch.labels, ctx.batch.loss_scale);
-        cross_entropy::gradient_in_place(
-            cpu,
-            &shape,
-            &mut logits,
-            labels,
-            &max,
-            &sum_exp,
-            scale,
-        );
+        cross_entropy::gradient_in_place(cpu, &shape, &mut logits, labels, &max, &sum_exp, scale);
         let dlogits = Rc::new(logits);
         let entering = ctx.start_enter(&h)?;
         let mut dh = vec![T::ZERO; shape.rows * self.output.inputs];

@@ -144,7 +144,8 @@ impl<T: Scalar> Inner<T> for Mlp {
 
     fn weights(&self, work: MlpWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
         let MlpWork { product, dy, dgate, dup } = work;
-        let of = |linear: Linear, x: &Shared<T>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
+        let of =
+            |linear: Linear, x: &Shared<T>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
         let gate = self.gate.map(|gate| of(gate, h, Rc::new(dgate)));
         let mut works = vec![of(self.down, &product, dy), of(self.up, h, Rc::new(dup))];
         works.extend(gate);

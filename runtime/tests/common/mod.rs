@@ -187,7 +187,8 @@ pub fn expected(case: &str) -> Value {
 }
 
 pub fn golden_gradients(case: &str) -> BTreeMap<String, Whole<f64>> {
-    let file = runtime::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors")).unwrap();
+    let file =
+        runtime::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors")).unwrap();
     file.names().into_iter().map(|name| (name.clone(), file.read(&name).unwrap())).collect()
 }
 
@@ -220,18 +221,23 @@ fn near(what: &str, found: f64, expected: f64, tolerance: f64) {
 /// Compares a run in f32 of all 20 steps, or fewer, with the README's tolerances.
 pub fn check(case: &str, run: &Run) {
     let expected = expected(case);
-    check_trajectory(&expected, run);
+    check_trajectory(&expected, &run.losses, &run.norms);
     check_gradients(case, run);
     if run.losses.len() == 20 {
         check_weights(case, &expected, run);
     }
 }
 
-fn check_trajectory(expected: &Value, run: &Run) {
+/// Compares losses and gradient norms with the README's tolerances.
+pub fn check_trajectory_of(case: &str, losses: &[f64], norms: &[f64]) {
+    check_trajectory(&expected(case), losses, norms);
+}
+
+fn check_trajectory(expected: &Value, losses: &[f64], norms: &[f64]) {
     let step0 = &expected["step0"];
-    near("step-0 loss", run.losses[0], number(&step0["loss_f64"]), 5e-6);
+    near("step-0 loss", losses[0], number(&step0["loss_f64"]), 5e-6);
     let trajectory = &expected["trajectory"];
-    for (step, (&loss, &norm)) in run.losses.iter().zip(&run.norms).enumerate() {
+    for (step, (&loss, &norm)) in losses.iter().zip(norms).enumerate() {
         let tolerance = if step < 5 { 3e-5 } else { 1e-4 };
         let wanted = number(&trajectory["loss_f64"][step]);
         near(&format!("loss of step {step}"), loss, wanted, tolerance);
