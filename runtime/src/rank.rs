@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Checkpoint, Whole};
 use crate::comm::{CommError, Communicator, Op};
-use crate::data::Samples;
+use crate::data::{Sample, Samples};
 use crate::error::Error;
 use crate::executor::{Executor, Outcome, Watch};
 use crate::groups::Groups;
@@ -215,8 +215,8 @@ impl<'a, T: Scalar> Rank<'a, T> {
             let index = begin + number as u64;
             let sample = samples.read(index)?;
             check_tokens(&sample, self.program.model.vocab, index)?;
-            tokens.extend_from_slice(&sample[..seq_len]);
-            labels.extend_from_slice(&sample[1..]);
+            tokens.extend_from_slice(&sample.tokens);
+            labels.extend_from_slice(&sample.labels);
         }
         Ok(MicroBatch {
             sequences,
@@ -403,16 +403,14 @@ fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u32]) -> Vec
     table
 }
 
-/// Tokens and labels must be in the vocabulary; -1 is a label that does not count.
-fn check_tokens(sample: &[i64], vocab: u64, index: u64) -> Result<(), Error> {
-    let inputs = sample.len().saturating_sub(1);
-    let valid = |(n, &token): (usize, &i64)| {
-        (0..vocab as i64).contains(&token) || (token == -1 && n == inputs)
-    };
-    let wrong = sample.iter().enumerate().find(|&at| !valid(at));
-    wrong.map_or(Ok(()), |(n, token)| {
+/// Tokens must be in the vocabulary, labels too or -1.
+fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
+    let tokens = sample.tokens.iter().map(|&token| (token, 0));
+    let labels = sample.labels.iter().map(|&label| (label, -1));
+    let mut wrong = tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
+    wrong.next().map_or(Ok(()), |(id, least)| {
         let problem =
-            format!("token {n} of sample {index} is {token}; valid: 0 to {}", vocab.max(1) - 1);
+            format!("sample {index} has the id {id}; valid: {least} to {}", vocab.max(1) - 1);
         Err(Error::Flag { flag: "data", problem })
     })
 }

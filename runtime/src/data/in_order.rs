@@ -1,6 +1,6 @@
 //! Samples from a safetensors file, in its order, once.
 
-use super::Samples;
+use super::{Sample, Samples};
 use crate::checkpoint::TensorFile;
 use crate::error::Error;
 use std::path::Path;
@@ -45,7 +45,8 @@ impl Samples for InOrder {
         false
     }
 
-    fn read(&self, index: u64) -> Result<Vec<i64>, Error> {
-        self.file.read_integers(NAME, index * self.width as u64, self.width)
+    fn read(&self, index: u64) -> Result<Sample, Error> {
+        let begin = index * self.width as u64;
+        self.file.read_integers(NAME, begin, self.width).map(Sample::of_tokens)
     }
 }

@@ -3,7 +3,7 @@
 //! The documents follow one another as one stream; sample `i` of an epoch is a window of it that
 //! overlaps the next by one token, and windows come in an order that seed and epoch alone decide.
 
-use super::Samples;
+use super::{Sample, Samples};
 use super::permutation::{Permutation, mix};
 use crate::error::Error;
 use std::fs::File;
@@ -96,7 +96,8 @@ impl Indexed {
             read_index(&idx).map_err(|problem| Error::file(&idx_path, problem))?;
         let bin = File::open(&bin_path).map_err(Error::io(&bin_path))?;
         let length = bin.metadata().map_err(Error::io(&bin_path))?.len();
-        let ends = |of: &Sequence| of.offset + of.tokens * width.bytes() as u64;
+        let bytes = |of: &Sequence| of.tokens * width.bytes() as u64;
+        let ends = |of: &Sequence| of.offset.saturating_add(bytes(of));
         let needed = sequences.iter().map(ends).max().unwrap_or(0);
         if length < needed {
             let problem = format!("truncated: {length} of {needed} bytes that the index names");
@@ -170,10 +171,10 @@ impl Samples for Indexed {
         true
     }
 
-    fn read(&self, index: u64) -> Result<Vec<i64>, Error> {
+    fn read(&self, index: u64) -> Result<Sample, Error> {
         let epoch = index / self.samples;
         let order = Permutation::new(self.samples, mix(self.seed) ^ mix(!epoch));
         let window = order.of(index % self.samples);
-        self.stream(window * self.seq_len, self.seq_len + 1)
+        self.stream(window * self.seq_len, self.seq_len + 1).map(Sample::of_tokens)
     }
 }

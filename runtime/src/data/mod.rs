@@ -1,4 +1,4 @@
-//! What is trained on: samples of `seq_len + 1` tokens, by number.
+//! What is trained on: samples, by number.
 //!
 //! Which sample is where in which step depends on its number alone, never on the split.
 
@@ -11,6 +11,24 @@ pub use indexed::Indexed;
 
 use crate::error::Error;
 use std::path::Path;
+
+/// One sequence to train on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// `[s]` token ids.
+    pub tokens: Vec<i64>,
+    /// `[s]` ids to predict, -1 where there is nothing to.
+    pub labels: Vec<i64>,
+}
+
+impl Sample {
+    /// Of `s + 1` tokens: each predicts the next.
+    pub fn of_tokens(mut tokens: Vec<i64>) -> Self {
+        let labels = tokens.get(1..).unwrap_or_default().to_vec();
+        tokens.truncate(labels.len());
+        Self { tokens, labels }
+    }
+}
 
 /// A numbered set of samples.
 pub trait Samples: Send + Sync {
@@ -25,11 +43,11 @@ pub trait Samples: Send + Sync {
     /// Whether asking for more begins again.
     fn repeats(&self) -> bool;
 
-    /// Sample `index`: `seq_len + 1` tokens.
+    /// Sample `index`.
     ///
     /// # Errors
     /// Files that cannot be read.
-    fn read(&self, index: u64) -> Result<Vec<i64>, Error>;
+    fn read(&self, index: u64) -> Result<Sample, Error>;
 }
 
 /// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin` with
