@@ -139,31 +139,29 @@ fn widen<T: Scalar>(tensors: BTreeMap<String, Whole<T>>) -> BTreeMap<String, Who
 
 /// Trains a case from its weights, as its README says.
 pub fn train<T: Scalar>(case: &str, split: &Split, steps: usize) -> Run {
-    train_model::<T>(&model(case), split, steps, Some(case), case)
+    train_program::<T>(&split.program(&model(case)), split, steps, Some(case), &*open(case))
 }
 
-/// Trains a model, from a case's weights or from its seed.
-pub fn train_model<T: Scalar>(
-    model: &ModelSpec,
+/// Trains a program, from a case's weights or from its seed.
+pub fn train_program<T: Scalar>(
+    program: &Program,
     split: &Split,
     steps: usize,
     init: Option<&str>,
-    data: &str,
+    samples: &dyn Samples,
 ) -> Run {
-    let program = split.program(model);
     let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
     let options = Options { delays: split.delays, ..Options::default() };
     let mut runs = run_ranks(split.ranks(), options, |world| {
         let cpu = Cpu::serial();
-        let mut rank = Rank::<T>::new(&program, world, cpu, split.reduction, 1234).unwrap();
+        let mut rank = Rank::<T>::new(program, world, cpu, split.reduction, 1234).unwrap();
         match init {
             Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
             None => rank.initialise(),
         }
-        let samples = open(data);
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), None);
         for step in 0..steps as u64 {
-            let result = rank.gradients(&*samples, step, None).unwrap();
+            let result = rank.gradients(samples, step, None).unwrap();
             losses.push(result.loss);
             norms.push(result.norm);
             if step == 0 {
@@ -172,7 +170,8 @@ pub fn train_model<T: Scalar>(
             rank.update(&optimizer(), lr.at(step), result.norm);
         }
         let weights = rank.whole_weights().unwrap();
-        Some(Run { losses, norms, gradients: widen(gradients?), weights: widen(weights?) })
+        let gradients = widen(gradients.unwrap_or_default());
+        Some(Run { losses, norms, gradients, weights: widen(weights?) })
     });
     runs.swap_remove(0).unwrap()
 }
