@@ -5,7 +5,8 @@ use serde_yaml::{Location, Spanned};
 use super::params;
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
 use super::spec::{
-    Activation, Attention, Mla, Mlp, ModelSpec, Moe, Norm, NormKind, Positions, Router, Window,
+    Activation, Attention, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind, Numerics, Positions,
+    Router, Window,
 };
 use crate::input::{InputError, Source};
 
@@ -101,6 +102,7 @@ pub(super) fn finish(source: &Source, mut raw: RawModel) -> Result<ModelSpec, In
     let hidden = check.count("hidden", &raw.hidden, MAX_WIDTH)?;
     let mut assumptions = std::mem::take(&mut raw.assumptions);
     let seq_len = sequence(&check, &raw, &mut assumptions)?;
+    let attention = attention(&check, &raw, hidden)?;
     let spec = ModelSpec {
         name: check.name(raw.name.as_ref())?,
         layers: layers as usize,
@@ -109,7 +111,8 @@ pub(super) fn finish(source: &Source, mut raw: RawModel) -> Result<ModelSpec, In
         seq_len,
         global_batch: batch(&check, raw.global_batch.as_ref(), seq_len, &mut assumptions)?,
         assumptions,
-        attention: attention(&check, &raw, hidden)?,
+        numerics: numerics(&check, &raw, &attention)?,
+        attention,
         mlp: mlp(&check, &raw)?,
         moe: raw.moe.as_ref().map(|moe| mixture(&check, moe, &raw.ffn, layers)).transpose()?,
         norm: norm(&check, &raw)?,
@@ -339,6 +342,45 @@ fn positions(check: &Checker<'_>, raw: &RawModel, seq_len: u64) -> Result<Positi
         )),
         _ => Ok(Positions::Learned { max }),
     }
+}
+
+/// Constants of the formulas; defaults are those of most models.
+fn numerics(
+    check: &Checker<'_>,
+    raw: &RawModel,
+    attention: &Attention,
+) -> Result<Numerics, InputError> {
+    let small = |x: f64| x > 0.0 && x <= 1.0;
+    let positive = |x: f64| x > 0.0 && x <= 1e12;
+    let head = attention.head_dim + attention.mla.map_or(0, |mla| mla.rope_dim);
+    let help = "valid: above 0, for example";
+    Ok(Numerics {
+        norm_eps: check.real("norm_eps", &raw.norm_eps, 1e-5, small, &format!("{help} 1e-5"))?,
+        norm_unit_offset: or(&raw.norm_unit_offset, false),
+        rope_theta: check.real(
+            "rope_theta",
+            &raw.rope_theta,
+            10_000.0,
+            |x| (1.0..=1e12).contains(&x),
+            "valid: 1 or more, for example 10000",
+        )?,
+        query_pre_attn_scalar: check.real(
+            "query_pre_attn_scalar",
+            &raw.query_pre_attn_scalar,
+            head as f64,
+            positive,
+            &format!("{help} {head}, the width of a head"),
+        )?,
+        embedding_scale: check.real(
+            "embedding_scale",
+            &raw.embedding_scale,
+            1.0,
+            positive,
+            &format!("{help} 1"),
+        )?,
+        gelu: or(&raw.gelu, Gelu::Tanh),
+        unknown: raw.unknown.clone(),
+    })
 }
 
 /// A value, or its default.

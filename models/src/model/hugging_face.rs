@@ -1,13 +1,14 @@
 //! Hugging Face `config.json` as a raw model.
 //!
 //! Keys and defaults are those of the configuration classes of transformers 4.57. Keys that do not
-//! change the shape of the model (token ids, initialisation, RoPE base) are ignored.
+//! change the model (token ids, initialisation) are ignored.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_yaml::{Location, Spanned};
 
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
-use super::spec::{Activation, NormKind, Router};
+use super::spec::{Activation, Gelu, NormKind, Router};
 use crate::input::{InputError, Source, nearest};
 
 /// `model_type`s that are read.
@@ -73,6 +74,14 @@ pub(super) struct HfConfig {
     qk_rope_head_dim: Maybe<u64>,
     v_head_dim: Maybe<u64>,
     num_nextn_predict_layers: Maybe<u64>,
+    #[serde(alias = "layer_norm_epsilon")]
+    rms_norm_eps: Maybe<f64>,
+    rope_theta: Maybe<f64>,
+    query_pre_attn_scalar: Maybe<f64>,
+    rope_scaling: Option<IgnoredAny>,
+    rope_parameters: Option<IgnoredAny>,
+    scale_attn_weights: Maybe<bool>,
+    scale_attn_by_inverse_layer_idx: Maybe<bool>,
 }
 
 fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
@@ -152,6 +161,10 @@ impl Reader<'_> {
             qkv_bias: config.attention_bias.clone(),
             out_bias: config.attention_bias.clone(),
             assumptions: self.grouped_query_assumption(),
+            norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-6)),
+            rope_theta: config.rope_theta.clone(),
+            gelu: implied(self.gelu()),
+            unknown: self.unknown(),
             ..RawModel::new(
                 self.need("num_hidden_layers", &config.num_hidden_layers)?,
                 self.need("hidden_size", &config.hidden_size)?,
@@ -211,6 +224,8 @@ impl Reader<'_> {
             moe: Some(moe),
             qkv_bias: None,
             out_bias: None,
+            norm_eps: self.config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
+            rope_theta: self.config.rope_theta.clone().or_else(|| implied(1e6)),
             ..self.llama_like(false)?
         })
     }
@@ -229,6 +244,9 @@ impl Reader<'_> {
                 .clone()
                 .unwrap_or_else(|| implied(50.0)),
             final_soft_cap: config.final_logit_softcapping.clone().unwrap_or_else(|| implied(30.0)),
+            norm_unit_offset: implied(true),
+            query_pre_attn_scalar: config.query_pre_attn_scalar.clone().or_else(|| implied(256.0)),
+            embedding_scale: implied((raw.hidden.value as f64).sqrt()),
             ..raw
         })
     }
@@ -270,6 +288,9 @@ impl Reader<'_> {
             tied_embeddings: config.tie_word_embeddings.clone().or_else(|| implied(true)),
             bias: implied(true),
             dropout: self.one_dropout()?,
+            norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
+            gelu: implied(self.gelu()),
+            unknown: self.unknown(),
             ..RawModel::new(
                 self.need("n_layer", &config.num_hidden_layers)?,
                 hidden,
@@ -323,6 +344,26 @@ impl Reader<'_> {
             }
         };
         Ok(Spanned::new(activation, given.referenced, given.defined))
+    }
+
+    /// `gelu` is the exact form, the other names are the tanh form.
+    fn gelu(&self) -> Gelu {
+        let given = self.config.hidden_activation.as_ref().or(self.config.hidden_act.as_ref());
+        let exact = given.is_some_and(|given| given.value == "gelu");
+        if exact { Gelu::Erf } else { Gelu::Tanh }
+    }
+
+    /// What the configuration changes about the formulas that a spec cannot say.
+    fn unknown(&self) -> Vec<String> {
+        let config = self.config;
+        let is = |flag: &Maybe<bool>, value: bool| flag.as_ref().is_some_and(|f| f.value == value);
+        let known = [
+            ("rope_scaling", config.rope_scaling.is_none()),
+            ("rope_parameters", config.rope_parameters.is_none()),
+            ("scale_attn_weights: false", !is(&config.scale_attn_weights, false)),
+            ("scale_attn_by_inverse_layer_idx", !is(&config.scale_attn_by_inverse_layer_idx, true)),
+        ];
+        known.into_iter().filter(|(_, known)| !known).map(|(key, _)| key.to_owned()).collect()
     }
 
     fn bad_activation(&self, given: &Spanned<String>, valid: &str) -> InputError {

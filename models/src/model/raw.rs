@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_yaml::Spanned;
 
-use super::spec::{Activation, NormKind, Router};
+use super::spec::{Activation, Gelu, NormKind, Router};
 
 /// A value that may be left out.
 pub(super) type Maybe<T> = Option<Spanned<T>>;
@@ -34,6 +34,12 @@ pub(super) struct RawModel {
     pub attention_soft_cap: Maybe<f64>,
     pub final_soft_cap: Maybe<f64>,
     pub dropout: Maybe<f64>,
+    pub norm_eps: Maybe<f64>,
+    pub norm_unit_offset: Maybe<bool>,
+    pub rope_theta: Maybe<f64>,
+    pub query_pre_attn_scalar: Maybe<f64>,
+    pub embedding_scale: Maybe<f64>,
+    pub gelu: Maybe<Gelu>,
     pub window: Option<RawWindow>,
     pub mla: Option<RawMla>,
     pub moe: Option<RawMoe>,
@@ -42,6 +48,9 @@ pub(super) struct RawModel {
     /// What another format's reader had to assume.
     #[serde(skip)]
     pub assumptions: Vec<String>,
+    /// What another format asks for that nobody here knows how to compute.
+    #[serde(skip)]
+    pub unknown: Vec<String>,
 }
 
 impl RawModel {
@@ -76,12 +85,19 @@ impl RawModel {
             attention_soft_cap: None,
             final_soft_cap: None,
             dropout: None,
+            norm_eps: None,
+            norm_unit_offset: None,
+            rope_theta: None,
+            query_pre_attn_scalar: None,
+            embedding_scale: None,
+            gelu: None,
             window: None,
             mla: None,
             moe: None,
             seq_len: None,
             global_batch: None,
             assumptions: Vec::new(),
+            unknown: Vec::new(),
         }
     }
 }

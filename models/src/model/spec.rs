@@ -39,6 +39,40 @@ pub struct ModelSpec {
     pub final_soft_cap: Option<f64>,
     /// Dropout probability on attention, residuals and embeddings; 0 for none.
     pub dropout: f64,
+    /// Constants of its formulas.
+    pub numerics: Numerics,
+}
+
+/// Constants that change what a model computes, but neither its shapes nor its costs: training needs
+/// them, planning does not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Numerics {
+    /// Added to the mean square or variance in norms.
+    pub norm_eps: f64,
+    /// Norm weights are stored as their distance from 1 (Gemma).
+    pub norm_unit_offset: bool,
+    /// Base of RoPE's frequencies.
+    pub rope_theta: f64,
+    /// Attention scores are divided by the root of this; most models: the width of a head.
+    pub query_pre_attn_scalar: f64,
+    /// Factor of the embedding; 1 in most models, √h in Gemma's.
+    pub embedding_scale: f64,
+    /// Which GELU, where there is one.
+    pub gelu: Gelu,
+    /// What the model's file asks for that is not known how to compute, in words; empty for models
+    /// that can be trained.
+    pub unknown: Vec<String>,
+}
+
+/// The two forms of GELU in use (Hendrycks and Gimpel 2016, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gelu {
+    /// x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))): GPT-2, Gemma.
+    Tanh,
+    /// x/2 (1 + erf(x/√2)).
+    Erf,
 }
 
 /// Self-attention.

@@ -1,0 +1,183 @@
+//! Elements in vectors, blocks on threads. `f` is chosen outside the loops.
+
+use super::{Activation, CUBIC, SQRT_2_OVER_PI};
+use crate::simd::{BLOCK, vectorized};
+use crate::{Cpu, Real};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+/// A function whose type says which, so that loops over it are compiled for it alone.
+trait Function: Send + Sync {
+    /// `f(x)` and `f'(x)`.
+    fn both<T: Real>(x: T) -> (T, T);
+}
+
+struct Relu;
+struct SquaredRelu;
+struct GeluTanh;
+struct GeluErf;
+struct Silu;
+
+impl Function for Relu {
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        if x > T::ZERO { (x, T::ONE) } else { (T::ZERO, T::ZERO) }
+    }
+}
+
+impl Function for SquaredRelu {
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        let x = if x > T::ZERO { x } else { T::ZERO };
+        (x * x, x + x)
+    }
+}
+
+impl Function for GeluTanh {
+    /// `(1 + tanh u) / 2` is the logistic function of `2 u`, without cancellation.
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        let slope = T::from_f64(2.0 * SQRT_2_OVER_PI);
+        let cubic = T::from_f64(2.0 * SQRT_2_OVER_PI * CUBIC);
+        let square = x * x;
+        let s = logistic(x * cubic.fma(square, slope));
+        let inner = (T::from_f64(3.0) * cubic).fma(square, slope);
+        (x * s, s.fma(x * (T::ONE - s) * inner, s))
+    }
+}
+
+impl Function for GeluErf {
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        let erf = T::from_f64(libm::erf(x.to_f64() * FRAC_1_SQRT_2));
+        let cumulative = T::from_f64(0.5) * (T::ONE + erf);
+        let density = T::from_f64(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2);
+        (x * cumulative, (x * density).fma((T::from_f64(-0.5) * x * x).vexp(), cumulative))
+    }
+}
+
+impl Function for Silu {
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        let s = logistic(x);
+        (x * s, s.fma(x * (T::ONE - s), s))
+    }
+}
+
+#[inline(always)]
+fn logistic<T: Real>(x: T) -> T {
+    T::ONE / (T::ONE + (-x).vexp())
+}
+
+/// Calls a function that is generic over [`Function`].
+macro_rules! of {
+    ($activation:expr, $function:ident($($argument:expr),*)) => {
+        match $activation {
+            Activation::Relu => $function::<T, Relu>($($argument),*),
+            Activation::SquaredRelu => $function::<T, SquaredRelu>($($argument),*),
+            Activation::GeluTanh => $function::<T, GeluTanh>($($argument),*),
+            Activation::GeluErf => $function::<T, GeluErf>($($argument),*),
+            Activation::Silu => $function::<T, Silu>($($argument),*),
+        }
+    };
+}
+
+/// `y = f(x)`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn forward<T: Real>(cpu: &Cpu, activation: Activation, x: &[T], y: &mut [T]) {
+    crate::check::length("y", y.len(), x.len());
+    cpu.each(x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)), |(x, y)| {
+        of!(activation, forward_block(cpu.arch(), x, y));
+    });
+}
+
+vectorized! {
+    fn forward_block<T: Real, F: Function>(x: &'a [T], y: &'a mut [T]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = F::both(x).0;
+        }
+    }
+}
+
+/// `dx = dy f'(x)`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn backward<T: Real>(cpu: &Cpu, activation: Activation, x: &[T], dy: &[T], dx: &mut [T]) {
+    crate::check::length("dy", dy.len(), x.len());
+    crate::check::length("dx", dx.len(), x.len());
+    let blocks = x.chunks(BLOCK).zip(dy.chunks(BLOCK)).zip(dx.chunks_mut(BLOCK));
+    cpu.each(blocks, |((x, dy), dx)| {
+        of!(activation, backward_block(cpu.arch(), x, dy, dx));
+    });
+}
+
+vectorized! {
+    fn backward_block<T: Real, F: Function>(x: &'a [T], dy: &'a [T], dx: &'a mut [T]) {
+        for ((dx, &dy), &x) in dx.iter_mut().zip(dy).zip(x) {
+            *dx = dy * F::both(x).1;
+        }
+    }
+}
+
+/// `y = f(gate) up`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn gated_forward<T: Real>(
+    cpu: &Cpu,
+    activation: Activation,
+    gate: &[T],
+    up: &[T],
+    y: &mut [T],
+) {
+    crate::check::length("up", up.len(), gate.len());
+    crate::check::length("y", y.len(), gate.len());
+    let blocks = gate.chunks(BLOCK).zip(up.chunks(BLOCK)).zip(y.chunks_mut(BLOCK));
+    cpu.each(blocks, |((gate, up), y)| {
+        of!(activation, gated_forward_block(cpu.arch(), gate, up, y));
+    });
+}
+
+vectorized! {
+    fn gated_forward_block<T: Real, F: Function>(gate: &'a [T], up: &'a [T], y: &'a mut [T]) {
+        for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+            *y = F::both(gate).0 * up;
+        }
+    }
+}
+
+/// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn gated_backward<T: Real>(
+    cpu: &Cpu,
+    activation: Activation,
+    gate: &[T],
+    up: &[T],
+    dy: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    super::check_gated(gate.len(), [up.len(), dy.len(), dgate.len(), dup.len()]);
+    let read = gate.chunks(BLOCK).zip(up.chunks(BLOCK)).zip(dy.chunks(BLOCK));
+    let written = dgate.chunks_mut(BLOCK).zip(dup.chunks_mut(BLOCK));
+    cpu.each(read.zip(written), |(((gate, up), dy), (dgate, dup))| {
+        of!(activation, gated_backward_block(cpu.arch(), gate, up, dy, dgate, dup));
+    });
+}
+
+vectorized! {
+    fn gated_backward_block<T: Real, F: Function>(
+        gate: &'a [T], up: &'a [T], dy: &'a [T], dgate: &'a mut [T], dup: &'a mut [T],
+    ) {
+        let read = gate.iter().zip(up).zip(dy);
+        for (((&gate, &up), &dy), (dgate, dup)) in read.zip(dgate.iter_mut().zip(dup)) {
+            let (value, slope) = F::both(gate);
+            *dgate = dy * up * slope;
+            *dup = dy * value;
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Activations, plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same length.
+//!
+//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The backward pass computes `f`
+//! anew from its input, so the product need not be kept.
+
+mod fast;
+pub mod reference;
+
+pub use fast::{backward, forward, gated_backward, gated_forward};
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+/// `sqrt(2 / pi)`.
+const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+/// Of GELU's approximation.
+const CUBIC: f64 = 0.044_715;
+
+/// The function `f`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (GPT-2's).
+    GeluTanh,
+    /// `x/2 (1 + erf(x / sqrt 2))`.
+    GeluErf,
+    /// `x / (1 + e^-x)`.
+    Silu,
+}
+
+impl Activation {
+    /// All of them, for tests and lists of choices.
+    pub const ALL: [Self; 5] =
+        [Self::Relu, Self::SquaredRelu, Self::GeluTanh, Self::GeluErf, Self::Silu];
+}
+
+#[track_caller]
+fn check_gated(gate: usize, [up, dy, dgate, dup]: [usize; 4]) {
+    for (name, got) in [("up", up), ("dy", dy), ("dgate", dgate), ("dup", dup)] {
+        crate::check::length(name, got, gate);
+    }
+}

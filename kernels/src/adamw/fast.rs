@@ -1,0 +1,59 @@
+//! Elements in vectors, blocks of all parameters on threads.
+
+use super::{AdamW, Parameter};
+use crate::simd::{BLOCK, vectorized};
+use crate::{Cpu, Real};
+
+/// One step of every parameter.
+///
+/// # Panics
+/// Where the slices of a parameter differ in length, or the step is 0.
+pub fn update<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>]) {
+    parameters.iter().for_each(Parameter::check);
+    let factors = adamw.factors();
+    let blocks = parameters.iter_mut().flat_map(|parameter| {
+        let Parameter { w, g, m, v, decay } = parameter;
+        let keep = 1.0 - adamw.lr * *decay;
+        let state = m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK));
+        w.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).zip(state).map(move |block| (keep, block))
+    });
+    cpu.each(blocks, |(keep, ((w, g), (m, v)))| {
+        let numbers = Numbers {
+            keep: T::from_f64(keep),
+            gradient_scale: T::from_f64(adamw.gradient_scale),
+            beta1: T::from_f64(adamw.beta1),
+            rest1: T::from_f64(1.0 - adamw.beta1),
+            beta2: T::from_f64(adamw.beta2),
+            rest2: T::from_f64(1.0 - adamw.beta2),
+            rate: T::from_f64(factors.rate),
+            inverse_root: T::from_f64(1.0 / factors.root),
+            eps: T::from_f64(adamw.eps),
+        };
+        update_block(cpu.arch(), numbers, w, g, m, v);
+    });
+}
+
+/// The numbers of a step in the element type.
+struct Numbers<T> {
+    keep: T,
+    gradient_scale: T,
+    beta1: T,
+    rest1: T,
+    beta2: T,
+    rest2: T,
+    rate: T,
+    inverse_root: T,
+    eps: T,
+}
+
+vectorized! {
+    fn update_block<T: Real>(n: Numbers<T>, w: &'a mut [T], g: &'a [T], m: &'a mut [T], v: &'a mut [T]) {
+        for ((w, &g), (m, v)) in w.iter_mut().zip(g).zip(m.iter_mut().zip(v)) {
+            let g = n.gradient_scale * g;
+            *m = n.beta1.fma(*m, n.rest1 * g);
+            *v = n.beta2.fma(*v, n.rest2 * g * g);
+            let change = n.rate * *m / v.sqrt().fma(n.inverse_root, n.eps);
+            *w = n.keep.fma(*w, -change);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Rows in vectors, blocks of rows on threads.
+
+use super::{IGNORED, Logits};
+use crate::simd::{self, block_rows, vectorized};
+use crate::{Cpu, Real};
+
+pub use super::reference::loss;
+
+/// Exponentials that are summed in the element type before they go to f64.
+const SUM: usize = 2048;
+
+/// The largest (capped) logit of each row: `max[rows]`; minus infinity where a shard holds padding only.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn local_max<T: Real>(cpu: &Cpu, shape: &Logits, logits: &[T], max: &mut [T]) {
+    shape.check(logits.len(), &[("max", max.len())]);
+    let rows = block_rows(shape.columns);
+    let blocks = logits.chunks((rows * shape.columns).max(1)).zip(max.chunks_mut(rows));
+    if shape.columns == 0 {
+        max.fill(T::NEG_INFINITY);
+        return;
+    }
+    cpu.each(blocks, |(logits, max)| max_rows(cpu.arch(), *shape, logits, max));
+}
+
+vectorized! {
+    fn max_rows<T: Real>(shape: Logits, logits: &'a [T], max: &'a mut [T]) {
+        for (row, max) in logits.chunks_exact(shape.columns).zip(max) {
+            let largest = simd::max(&row[..shape.real_columns]);
+            let any = largest > T::NEG_INFINITY;
+            *max = if any { Cap::new(&shape).of(largest) } else { largest };
+        }
+    }
+}
+
+/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else 0.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn local_sum_exp<T: Real>(
+    cpu: &Cpu,
+    shape: &Logits,
+    logits: &[T],
+    targets: &[i64],
+    max: &[T],
+    sum_exp: &mut [T],
+    target_logit: &mut [T],
+) {
+    let per_row = [("targets", targets.len()), ("max", max.len()), ("sum_exp", sum_exp.len())];
+    shape.check(logits.len(), &per_row);
+    shape.check(logits.len(), &[("target_logit", target_logit.len())]);
+    if shape.columns == 0 {
+        sum_exp.fill(T::ZERO);
+        target_logit.fill(T::ZERO);
+        return;
+    }
+    let rows = block_rows(shape.columns);
+    let read = logits.chunks(rows * shape.columns).zip(targets.chunks(rows)).zip(max.chunks(rows));
+    let written = sum_exp.chunks_mut(rows).zip(target_logit.chunks_mut(rows));
+    cpu.each(read.zip(written), |(((logits, targets), max), (sum_exp, target_logit))| {
+        sum_rows(cpu.arch(), *shape, logits, targets, max, sum_exp, target_logit);
+    });
+}
+
+vectorized! {
+    fn sum_rows<T: Real>(
+        shape: Logits, logits: &'a [T], targets: &'a [i64], max: &'a [T], sum_exp: &'a mut [T], target_logit: &'a mut [T],
+    ) {
+        let cap = Cap::new(&shape);
+        let read = logits.chunks_exact(shape.columns).zip(targets).zip(max);
+        for (((row, &target), &max), (sum_exp, target_logit)) in read.zip(sum_exp.iter_mut().zip(target_logit)) {
+            let row = &row[..shape.real_columns];
+            let parts = row.chunks(SUM).map(|part| match shape.soft_cap {
+                None => simd::sum(part, |z| (z - max).vexp()).to_f64(),
+                Some(_) => simd::sum(part, |z| (cap.of(z) - max).vexp()).to_f64(),
+            });
+            *sum_exp = T::from_f64(parts.sum());
+            *target_logit = shape.column(target).map_or(T::ZERO, |column| cap.of(row[column]));
+        }
+    }
+}
+
+/// `sum_exp *= exp(local_max - max)`: from sums around a shard's own maximum to sums around the common one.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn rescale_sum_exp<T: Real>(cpu: &Cpu, local_max: &[T], max: &[T], sum_exp: &mut [T]) {
+    crate::check::length("max", max.len(), local_max.len());
+    crate::check::length("sum_exp", sum_exp.len(), local_max.len());
+    rescale(cpu.arch(), local_max, max, sum_exp);
+}
+
+vectorized! {
+    fn rescale<T: Real>(local_max: &'a [T], max: &'a [T], sum_exp: &'a mut [T]) {
+        for ((sum, &local), &max) in sum_exp.iter_mut().zip(local_max).zip(max) {
+            let factor = (local - max).vexp();
+            *sum *= if local > T::NEG_INFINITY { factor } else { T::ZERO };
+        }
+    }
+}
+
+/// Replaces the logits by `scale` times the gradient of each row's loss with respect to them.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn gradient_in_place<T: Real>(
+    cpu: &Cpu,
+    shape: &Logits,
+    logits: &mut [T],
+    targets: &[i64],
+    max: &[T],
+    sum_exp: &[T],
+    scale: f64,
+) {
+    let per_row = [("targets", targets.len()), ("max", max.len()), ("sum_exp", sum_exp.len())];
+    shape.check(logits.len(), &per_row);
+    if shape.columns == 0 {
+        return;
+    }
+    let rows = block_rows(shape.columns);
+    let statistics = max.chunks(rows).zip(sum_exp.chunks(rows));
+    let blocks = logits.chunks_mut(rows * shape.columns).zip(targets.chunks(rows)).zip(statistics);
+    cpu.each(blocks, |((logits, targets), (max, sum_exp))| {
+        gradient_rows(cpu.arch(), *shape, logits, targets, max, sum_exp, T::from_f64(scale));
+    });
+}
+
+vectorized! {
+    fn gradient_rows<T: Real>(
+        shape: Logits, logits: &'a mut [T], targets: &'a [i64], max: &'a [T], sum_exp: &'a [T], scale: T,
+    ) {
+        let cap = Cap::new(&shape);
+        let rows = logits.chunks_exact_mut(shape.columns).zip(targets);
+        for ((row, &target), (&max, &sum_exp)) in rows.zip(max.iter().zip(sum_exp)) {
+            if target == IGNORED {
+                row.fill(T::ZERO);
+                continue;
+            }
+            let (real, padding) = row.split_at_mut(shape.real_columns);
+            padding.fill(T::ZERO);
+            let factor = scale / sum_exp;
+            let slope = shape.column(target).map(|column| cap.slope(real[column]));
+            match shape.soft_cap {
+                None => real.iter_mut().for_each(|z| *z = factor * (*z - max).vexp()),
+                Some(_) => real.iter_mut().for_each(|z| {
+                    *z = factor * (cap.of(*z) - max).vexp() * cap.slope(*z);
+                }),
+            }
+            if let (Some(column), Some(slope)) = (shape.column(target), slope) {
+                real[column] += -(scale * slope);
+            }
+        }
+    }
+}
+
+/// The soft cap in the element type.
+#[derive(Clone, Copy)]
+struct Cap<T> {
+    cap: Option<(T, T)>,
+}
+
+impl<T: Real> Cap<T> {
+    #[inline(always)]
+    fn new(shape: &Logits) -> Self {
+        Self { cap: shape.soft_cap.map(|cap| (T::from_f64(cap), T::from_f64(1.0 / cap))) }
+    }
+    #[inline(always)]
+    fn of(self, z: T) -> T {
+        self.cap.map_or(z, |(cap, inverse)| cap * (z * inverse).vtanh())
+    }
+    #[inline(always)]
+    fn slope(self, z: T) -> T {
+        self.cap.map_or(T::ONE, |(_, inverse)| {
+            let t = (z * inverse).vtanh();
+            T::ONE - t * t
+        })
+    }
+}

@@ -1,0 +1,13 @@
+//! Sums, scales and biases: `x` and `y` of one length; `bias[columns]` added to each row of `x[rows, columns]`.
+
+mod fast;
+pub mod reference;
+
+pub use fast::{add, add_bias, axpy, bias_gradient, scale, sum, sum_of_squares};
+
+/// Panics unless there are whole rows.
+#[track_caller]
+fn check_rows(name: &str, got: usize, columns: usize) {
+    let whole = if columns == 0 { got == 0 } else { got.is_multiple_of(columns) };
+    assert!(whole, "{name} has {got} elements: no whole rows of {columns}");
+}

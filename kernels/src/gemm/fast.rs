@@ -1,0 +1,79 @@
+//! The `gemm` crate's packed kernels, on tiles of `C` that are cut for as many threads as there are.
+//!
+//! Same bits for any number of threads: every tile sums over all of `k`, and the crate's order within `k` depends on `k` alone unless
+//! tiles are tiny, which [`tile`] avoids. The bits do depend on the processor (its vector width and caches).
+
+use super::{Batch, Op, Shape};
+use crate::matrix::{Grid, View, multiply};
+use crate::{Cpu, Real};
+
+/// Least rows or columns of a tile where a dimension is cut: below, packing costs more than threads give.
+const LEAST: usize = 128;
+
+/// See [`super`].
+///
+/// # Panics
+/// Where a slice is shorter than its matrix, or a row longer than its leading dimension.
+pub fn gemm<T: Real>(cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta: T, c: &mut [T]) {
+    let batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
+    gemm_batched(cpu, shape, &batch, alpha, a, b, beta, c);
+}
+
+/// [`gemm`] of every member of a batch.
+///
+/// # Panics
+/// As [`gemm`], and where results would overlap.
+#[allow(clippy::too_many_arguments)] // BLAS's own list
+pub fn gemm_batched<T: Real>(
+    cpu: &Cpu,
+    shape: &Shape,
+    batch: &Batch,
+    alpha: T,
+    a: &[T],
+    b: &[T],
+    beta: T,
+    c: &mut [T],
+) {
+    shape.check_leading();
+    batch.check(shape, a.len(), b.len(), c.len());
+    let grid = grid(shape, batch, cpu.threads());
+    cpu.each(grid.cut(c), |(number, mut c)| {
+        let (matrix, rows, columns) = grid.place(number);
+        let a = stored(&a[matrix * batch.stride_a..], shape.stored_a(), shape.lda, shape.op_a);
+        let b = stored(&b[matrix * batch.stride_b..], shape.stored_b(), shape.ldb, shape.op_b);
+        multiply(alpha, a.block(rows, 0..shape.k), b.block(0..shape.k, columns), beta, &mut c);
+    });
+}
+
+fn stored<T>(data: &[T], (rows, columns): (usize, usize), leading: usize, op: Op) -> View<'_, T> {
+    let view = View::new(data, rows, columns, leading);
+    match op {
+        Op::None => view,
+        Op::Transpose => view.transposed(),
+    }
+}
+
+fn grid(shape: &Shape, batch: &Batch, threads: usize) -> Grid {
+    let (tile_rows, tile_columns) = tile(shape, threads.div_ceil(batch.count.max(1)));
+    Grid {
+        matrices: batch.count,
+        stride: batch.stride_c,
+        rows: shape.m,
+        columns: shape.n,
+        leading: shape.ldc,
+        tile_rows,
+        tile_columns,
+    }
+}
+
+/// Rows and columns of a tile such that there are about `threads` of them. Columns are cut first: each
+/// tile packs its part of `B` and reads all of `A`, which is the cheaper way round.
+fn tile(shape: &Shape, threads: usize) -> (usize, usize) {
+    let (m, n) = (shape.m.max(1), shape.n.max(1));
+    if threads == 1 || m < 8 || n < 8 {
+        return (m, n);
+    }
+    let across = (n / LEAST).clamp(1, threads);
+    let down = (m / LEAST).clamp(1, threads.div_ceil(across));
+    (m.div_ceil(down), n.div_ceil(across).next_multiple_of(16))
+}

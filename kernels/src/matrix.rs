@@ -1,0 +1,229 @@
+//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of the crate is here.
+#![allow(unsafe_code)] // raw pointers of the GEMM, and tiles that share rows
+
+use crate::Real;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A matrix to read, with any strides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a, T> {
+    /// From the first element on.
+    data: &'a [T],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a, T> View<'a, T> {
+    /// `rows` rows of `columns` elements, `leading` elements apart.
+    #[track_caller]
+    pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, leading: usize) -> Self {
+        crate::check::at_least("matrix", data.len(), span(rows, columns, leading));
+        Self { data, rows, columns, row_stride: leading, column_stride: 1 }
+    }
+
+    /// Rows as columns.
+    pub(crate) fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// One row; its elements must follow each other.
+    #[track_caller]
+    pub(crate) fn row(self, row: usize) -> &'a [T] {
+        assert!(row < self.rows && self.column_stride == 1, "no such row");
+        &self.data[row * self.row_stride..row * self.row_stride + self.columns]
+    }
+
+    /// A part of the rows and columns.
+    #[track_caller]
+    pub(crate) fn block(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        assert!(rows.end <= self.rows && columns.end <= self.columns, "block outside its matrix");
+        let start = rows.start * self.row_stride + columns.start * self.column_stride;
+        let data = &self.data[start.min(self.data.len())..];
+        Self { data, rows: rows.len(), columns: columns.len(), ..self }
+    }
+}
+
+/// A matrix to write. The elements between its rows belong to others.
+#[derive(Debug)]
+pub(crate) struct ViewMut<'a, T> {
+    start: *mut T,
+    rows: usize,
+    columns: usize,
+    leading: usize,
+    borrowed: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`, `Tiles`).
+unsafe impl<T: Send> Send for ViewMut<'_, T> {}
+
+impl<'a, T> ViewMut<'a, T> {
+    /// `rows` rows of `columns` elements, `leading` elements apart.
+    #[track_caller]
+    pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, leading: usize) -> Self {
+        assert!(leading >= columns, "rows of a matrix overlap");
+        crate::check::at_least("matrix", data.len(), span(rows, columns, leading));
+        Self { start: data.as_mut_ptr(), rows, columns, leading, borrowed: PhantomData }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// One row.
+    #[track_caller]
+    pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
+        assert!(row < self.rows, "row outside its matrix");
+        // SAFETY: the row lies in the borrowed elements and is this view's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.leading), self.columns) }
+    }
+
+    /// A part of the rows and columns, borrowed from this view.
+    #[track_caller]
+    pub(crate) fn block(&mut self, rows: Range<usize>, columns: Range<usize>) -> ViewMut<'_, T> {
+        let ordered = rows.start <= rows.end && columns.start <= columns.end;
+        let inside = rows.end <= self.rows && columns.end <= self.columns;
+        assert!(ordered && inside, "block outside its matrix");
+        let empty = rows.is_empty() || columns.is_empty();
+        let offset = if empty { 0 } else { rows.start * self.leading + columns.start };
+        ViewMut {
+            // SAFETY: the first element of a block that has any is an element of this view.
+            start: unsafe { self.start.add(offset) },
+            rows: rows.len(),
+            columns: columns.len(),
+            leading: self.leading,
+            borrowed: PhantomData,
+        }
+    }
+}
+
+/// How equal matrices that lie behind each other are cut in tiles. Tiles are numbered by matrix, then
+/// column, then row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub matrices: usize,
+    /// Elements from one matrix to the next.
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub leading: usize,
+    pub tile_rows: usize,
+    pub tile_columns: usize,
+}
+
+impl Grid {
+    /// Rows and columns of tiles in each matrix.
+    fn tiles(&self) -> (usize, usize) {
+        (self.rows.div_ceil(self.tile_rows), self.columns.div_ceil(self.tile_columns))
+    }
+
+    /// Where tile `number` lies: matrix, rows, columns.
+    pub(crate) fn place(&self, number: usize) -> (usize, Range<usize>, Range<usize>) {
+        let (down, across) = self.tiles();
+        let (matrix, within) = (number / (down * across), number % (down * across));
+        let (row, column) = (within % down * self.tile_rows, within / down * self.tile_columns);
+        let (bottom, right) = (row + self.tile_rows, column + self.tile_columns);
+        (matrix, row..bottom.min(self.rows), column..right.min(self.columns))
+    }
+
+    /// The tiles of `data`, each with its number.
+    #[track_caller]
+    pub(crate) fn cut<T>(self, data: &mut [T]) -> Tiles<'_, T> {
+        assert!(self.tile_rows > 0 && self.tile_columns > 0, "tiles of no size");
+        assert!(self.leading >= self.columns, "rows of a matrix overlap");
+        let one = span(self.rows, self.columns, self.leading);
+        let (down, across) = self.tiles();
+        let number = if one == 0 { 0 } else { self.matrices * down * across };
+        if number > 0 {
+            assert!(self.matrices == 1 || self.stride >= one, "matrices overlap");
+            crate::check::at_least("matrices", data.len(), (self.matrices - 1) * self.stride + one);
+        }
+        Tiles { grid: self, next: 0, end: number, start: data.as_mut_ptr(), borrowed: PhantomData }
+    }
+}
+
+/// All tiles of a [`Grid`].
+pub(crate) struct Tiles<'a, T> {
+    grid: Grid,
+    next: usize,
+    end: usize,
+    start: *mut T,
+    borrowed: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it holds an exclusive borrow of elements that may be sent.
+unsafe impl<T: Send> Send for Tiles<'_, T> {}
+
+impl<'a, T> Iterator for Tiles<'a, T> {
+    type Item = (usize, ViewMut<'a, T>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let number = (self.next < self.end).then_some(self.next)?;
+        self.next += 1;
+        let (matrix, rows, columns) = self.grid.place(number);
+        let offset = matrix * self.grid.stride + rows.start * self.grid.leading + columns.start;
+        let view = ViewMut {
+            // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a grid are
+            // disjoint: rows and matrices do not overlap, and each number is given out once.
+            start: unsafe { self.start.add(offset) },
+            rows: rows.len(),
+            columns: columns.len(),
+            leading: self.grid.leading,
+            borrowed: PhantomData,
+        };
+        Some((number, view))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.end - self.next, Some(self.end - self.next))
+    }
+}
+
+/// Elements from the first to the last of a matrix, gaps between rows included.
+pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
+    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * leading + columns }
+}
+
+/// `c = alpha a b + beta c` on the calling thread. With `beta = 0` the old `c` is not read.
+#[track_caller]
+pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &mut ViewMut<T>) {
+    let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
+    assert!(fits, "matrices of a product do not fit each other");
+    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and elements are
+    // f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
+    unsafe {
+        gemm::gemm(
+            c.rows,
+            c.columns,
+            a.columns,
+            c.start,
+            1,
+            c.leading as isize,
+            beta != T::ZERO,
+            a.data.as_ptr(),
+            a.column_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.column_stride as isize,
+            b.row_stride as isize,
+            beta,
+            alpha,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

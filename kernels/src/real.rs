@@ -1,0 +1,183 @@
+//! The element types.
+
+use crate::cpu::Pool;
+use std::fmt::{Debug, Display};
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
+
+/// What kernels need of an element type and callers do not. Keeps the set of types closed: kernels are tested for
+/// these and no others.
+pub(crate) mod sealed {
+    use super::Pool;
+
+    pub trait Sealed: Sized {
+        /// `self a + b`, rounded once.
+        fn fma(self, a: Self, b: Self) -> Self;
+        /// `e^self` to about 1 ulp; exactly 0 far below, the largest finite power of two's order far above. Written so
+        /// that loops over it become vector code.
+        fn vexp(self) -> Self;
+        /// `tanh` to a few ulp, near 0 too; likewise.
+        fn vtanh(self) -> Self;
+        /// Scratch memory of this type.
+        fn pool(pools: &super::Pools) -> &Pool<Self>;
+    }
+}
+
+/// Scratch memory of each type.
+#[derive(Debug, Default)]
+pub struct Pools {
+    f32s: Pool<f32>,
+    f64s: Pool<f64>,
+}
+
+impl Pools {
+    pub(crate) const fn new() -> Self {
+        Self { f32s: Pool::new(), f64s: Pool::new() }
+    }
+}
+
+/// An element type: `f32` or `f64`.
+pub trait Real:
+    sealed::Sealed
+    + Copy
+    + Default
+    + PartialOrd
+    + Debug
+    + Display
+    + Send
+    + Sync
+    + 'static
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + SubAssign
+    + MulAssign
+    + Sum
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// Minus infinity: the maximum of nothing, the log of an empty sum.
+    const NEG_INFINITY: Self;
+
+    /// The nearest value.
+    fn from_f64(x: f64) -> Self;
+    /// Exact for both types.
+    fn to_f64(self) -> f64;
+    /// Square root.
+    fn sqrt(self) -> Self;
+}
+
+/// `e^x = 2^n e^r`, `n = round(x / ln 2)`, `|r| <= ln 2 / 2`: how `vexp` and `vtanh` begin.
+/// Adding `$magic` leaves `n` in the low bits of the sum, which makes `2^n` a shift away.
+macro_rules! real {
+    ($t:ident, $bits:ident, $mantissa:literal, $magic:literal, $ln2_high:literal, $ln2_low:literal,
+     $low:literal, $high:literal, $saturated:literal, $pool:ident, [$($c:expr),*]) => {
+        /// `n` as a power of two, and `expm1(r) = r + r^2 p(r)`.
+        #[inline(always)]
+        fn $pool(x: $t) -> ($t, $t) {
+            let shifted = x.mul_add(std::$t::consts::LOG2_E, $magic);
+            let n = shifted - $magic;
+            let r = n.mul_add(-$ln2_low, n.mul_add(-$ln2_high, x));
+            let one = (1.0 as $t).to_bits();
+            let power = $t::from_bits((shifted.to_bits() << $mantissa).wrapping_add(one));
+            let mut p: $t = 0.0;
+            $( p = p.mul_add(r, (1.0 / $c) as $t); )*
+            (power, (r * r).mul_add(p, r))
+        }
+
+        impl sealed::Sealed for $t {
+            #[inline(always)]
+            fn fma(self, a: Self, b: Self) -> Self {
+                self.mul_add(a, b)
+            }
+            #[inline(always)]
+            fn vexp(self) -> Self {
+                // Comparisons this way round let what is not a number through.
+                let x = if self < $low { $low } else { self };
+                let x = if x > $high { $high } else { x };
+                let (power, expm1) = $pool(x);
+                let value = power.mul_add(expm1, power);
+                if self < $low { 0.0 } else { value }
+            }
+            #[inline(always)]
+            fn vtanh(self) -> Self {
+                let x = self.abs();
+                let x = if x > $saturated { $saturated } else { x };
+                let (power, expm1) = $pool(x + x);
+                let expm1 = power.mul_add(expm1, power - 1.0);
+                (expm1 / (expm1 + 2.0)).copysign(self)
+            }
+            fn pool(pools: &Pools) -> &Pool<Self> {
+                &pools.$pool
+            }
+        }
+
+        impl Real for $t {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const NEG_INFINITY: Self = $t::NEG_INFINITY;
+
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_lossless)]
+            fn from_f64(x: f64) -> Self {
+                x as $t
+            }
+            #[inline(always)]
+            #[allow(clippy::cast_lossless)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $t::sqrt(self)
+            }
+        }
+    };
+}
+
+// The splits of ln 2 are those of Cody and Waite: `n` times the high part is exact. The divisors are factorials; the
+// first term left out is below a quarter ulp of the result.
+real!(
+    f32,
+    u32,
+    23,
+    12_582_912.0,
+    0.693_359_4,
+    -2.121_944_4e-4,
+    -87.3,
+    88.3,
+    9.2,
+    f32s,
+    [5040.0, 720.0, 120.0, 24.0, 6.0, 2.0]
+);
+real!(
+    f64,
+    u64,
+    52,
+    6_755_399_441_055_744.0,
+    6.931_471_803_691_238e-1,
+    1.908_214_929_270_587_7e-10,
+    -708.0,
+    709.0,
+    19.1,
+    f64s,
+    [
+        6_227_020_800.0,
+        479_001_600.0,
+        39_916_800.0,
+        3_628_800.0,
+        362_880.0,
+        40_320.0,
+        5040.0,
+        720.0,
+        120.0,
+        24.0,
+        6.0,
+        2.0
+    ]
+);

@@ -1,0 +1,8 @@
+//! Swaps the two leading dimensions: `x[a, b, inner] -> y[b, a, inner]`.
+//!
+//! `inner = h` turns `[b, s, h]` into `[s, b, h]`; `inner = 1` is the transpose of a matrix.
+
+mod fast;
+pub mod reference;
+
+pub use fast::swap_leading;

@@ -1,0 +1,22 @@
+//! One body of tests for every implementation: another one adds a module here.
+
+macro_rules! implementation {
+    ($name:ident: $($path:tt)*) => {
+        #[allow(unused_qualifications)] // in one of them the specification is what is tested
+        mod $name {
+            use kernels::$($path)*;
+            include!("gradients.rs");
+        }
+    };
+}
+
+implementation!(reference: {
+    activation::reference as activation, attention::reference as attention, cross_entropy::reference as cross_entropy,
+    dropout::reference as dropout, elementwise::reference as elementwise, embedding::reference as embedding,
+    gemm::reference as gemm, layer_norm::reference as layer_norm, rms_norm::reference as rms_norm, rope::reference as rope,
+    transpose::reference as transpose
+});
+
+implementation!(fast: {
+    activation, attention, cross_entropy, dropout, elementwise, embedding, gemm, layer_norm, rms_norm, rope, transpose
+});

@@ -1,0 +1,12 @@
+//! Every operation: fast against reference at random shapes, backward against finite differences, splits against wholes, and the
+//! same bits for any number of threads.
+
+mod attention;
+mod cross_entropy;
+mod gemm;
+mod implementations;
+mod memory_bound;
+mod optimizer;
+mod philox;
+mod support;
+mod threads;

@@ -1,0 +1,107 @@
+//! Tokens a second of the anchor model (hidden 512, ffn 1408, 8 layers, 8 heads, 4 key/value heads, 256
+//! tokens, batch 8, 24.1M parameters, f32) under a few splits of the same threads.
+//!
+//! `cargo bench -p meshwright-runtime --bench step -- [threads] [steps] [split..]`
+
+use models::decisions::RankOrder;
+use models::input::Source;
+use models::mesh::Mesh;
+use models::model::{ModelSpec, read};
+use models::schedule::one_f_one_b;
+use runtime::comm::{Communicator, Options, run_ranks};
+use runtime::data::{Sample, Samples};
+use runtime::kernels::Cpu;
+use runtime::program::{Program, Recompute, StageProgram};
+use runtime::{Error, Optimizer, Rank, Reduction};
+use std::time::Instant;
+
+const ANCHOR: &str = "name: anchor\nlayers: 8\nhidden: 512\nheads: 8\nkv_heads: 4\nffn: 1408\n\
+    vocab: 515\nseq_len: 256\nglobal_batch: 8\n";
+
+/// Tokens of no meaning.
+struct Noise {
+    seq_len: usize,
+}
+
+impl Samples for Noise {
+    fn len(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn repeats(&self) -> bool {
+        true
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, Error> {
+        let token = |i: usize| ((index * 7919 + i as u64 * 104_729) % 515) as i64;
+        Ok(Sample::of_tokens((0..=self.seq_len).map(token).collect()))
+    }
+}
+
+fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool) -> Program {
+    let micro_batches = if pp > 1 { 4 } else { 1 };
+    let schedule = one_f_one_b(pp as usize, micro_batches).unwrap();
+    let each = model.layers / pp as usize;
+    let stage = |stage| StageProgram {
+        first_layer: stage * each,
+        recompute: vec![Recompute::None; each],
+    };
+    Program {
+        model: model.clone(),
+        mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
+        sequence_parallel,
+        micro_batch: 8 / dp as usize / micro_batches,
+        micro_batches,
+        layout: schedule.layout,
+        stages: (0..pp as usize).map(stage).collect(),
+        passes: schedule.passes,
+        planned_memory_bytes: 0,
+    }
+}
+
+/// Best step of a run, tokens a second.
+fn measure(program: &Program, threads: usize, steps: u64) -> f64 {
+    let size = program.world_size();
+    let run = |world: Box<dyn Communicator>| {
+        let cpu = Cpu::new((threads / size).max(1)).unwrap();
+        let mut rank =
+            Rank::<f32>::new(program, world, cpu, Reduction::default(), 1).unwrap();
+        rank.initialise();
+        let optimizer =
+            Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
+        let samples = Noise { seq_len: program.seq_len() };
+        let mut best = f64::INFINITY;
+        for step in 0..steps {
+            let begin = Instant::now();
+            let result = rank.gradients(&samples, step, None).unwrap();
+            rank.update(&optimizer, 1e-3, result.norm);
+            rank.groups().world.barrier().unwrap();
+            best = best.min(begin.elapsed().as_secs_f64());
+        }
+        best
+    };
+    let seconds = run_ranks(size, Options::default(), run)[0];
+    (program.global_batch() * program.seq_len()) as f64 / seconds
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let number = |n: usize, default| words.get(n).and_then(|w| w.parse().ok()).unwrap_or(default);
+    let (threads, steps) = (number(0, 2), number(1, 5));
+    let wanted = words.get(2..).unwrap_or_default();
+    let source = Source::from_bytes("anchor.yaml", ANCHOR.as_bytes().to_vec()).unwrap();
+    let model = read(&source).unwrap();
+    for (name, tp, pp, dp, sp) in [
+        ("one", 1, 1, 1, false),
+        ("tp2", 2, 1, 1, false),
+        ("tp2sp", 2, 1, 1, true),
+        ("pp2", 1, 2, 1, false),
+        ("dp2", 1, 1, 2, false),
+    ] {
+        if wanted.is_empty() || wanted.iter().any(|word| word == name) {
+            let rate = measure(&program(&model, tp, pp, dp, sp), threads, steps as u64);
+            let flops = 3.0 * models::layer::forward_flops(&model, rate) / 1e9;
+            println!("{name:6} {threads} threads  {rate:7.0} tokens/s  {flops:6.1} model GFLOP/s");
+        }
+    }
+}

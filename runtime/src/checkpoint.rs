@@ -1,0 +1,219 @@
+//! Hugging Face safetensors: read into any split, and written whole.
+
+use crate::error::Error;
+use crate::scalar::Scalar;
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A whole tensor: shape and elements, row-major.
+pub type Whole<T> = (Vec<usize>, Vec<T>);
+
+/// One safetensors file, its header read and checked against its length.
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    /// Bytes before the first tensor.
+    begin: u64,
+    metadata: Metadata,
+}
+
+impl TensorFile {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// A file that is missing, no safetensors file, or truncated.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let mut file = File::open(path).map_err(Error::io(path))?;
+        let length = file.metadata().map_err(Error::io(path))?.len();
+        let truncated = || Error::file(path, format!("truncated: it has only {length} bytes"));
+        let mut size = [0; 8];
+        file.read_exact(&mut size).map_err(|_| truncated())?;
+        let size = u64::from_le_bytes(size);
+        if size > length.saturating_sub(8) {
+            return Err(truncated());
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact(&mut header).map_err(Error::io(path))?;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| Error::file(path, format!("no safetensors header: {error}")))?;
+        let begin = 8 + size;
+        let needed = begin + metadata.data_len() as u64;
+        if length < needed {
+            let problem = format!("truncated: {length} of {needed} bytes");
+            return Err(Error::file(path, problem));
+        }
+        Ok(Self { path: path.to_owned(), file, begin, metadata })
+    }
+
+    /// Names of its tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.tensors().into_keys().collect()
+    }
+
+    /// What the header says of a tensor.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn info(&self, name: &str) -> Result<&TensorInfo, Error> {
+        let missing = || Error::file(&self.path, format!("there is no tensor `{name}`"));
+        self.metadata.info(name).ok_or_else(missing)
+    }
+
+    fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>, Error> {
+        let (begin, end) = info.data_offsets;
+        let mut bytes = vec![0; end - begin];
+        let at = self.begin + begin as u64;
+        self.file.read_exact_at(&mut bytes, at).map_err(Error::io(&self.path))?;
+        Ok(bytes)
+    }
+
+    /// A tensor of numbers.
+    ///
+    /// # Errors
+    /// It is missing or of a type that cannot be read.
+    pub fn read<T: Scalar>(&self, name: &str) -> Result<Whole<T>, Error> {
+        let info = self.info(name)?;
+        let bytes = self.bytes(info)?;
+        let values = match info.dtype {
+            Dtype::F32 => of_chunks(&bytes, |b| f64::from(f32::from_le_bytes(b))),
+            Dtype::F64 => of_chunks(&bytes, f64::from_le_bytes),
+            Dtype::BF16 => of_chunks(&bytes, |b: [u8; 2]| {
+                f64::from(f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))
+            }),
+            other => {
+                let problem = format!("tensor `{name}` is {other:?}; valid: F32, F64, BF16");
+                return Err(Error::file(&self.path, problem));
+            }
+        };
+        Ok((info.shape.clone(), values.into_iter().map(T::from_f64).collect()))
+    }
+
+    /// Elements `begin..begin + count` of a tensor of integers.
+    ///
+    /// # Errors
+    /// It is missing, of another type, or shorter.
+    pub fn read_integers(&self, name: &str, begin: u64, count: usize) -> Result<Vec<i64>, Error> {
+        let info = self.info(name)?;
+        if info.dtype != Dtype::I64 {
+            let problem = format!("tensor `{name}` is {:?}; valid: I64", info.dtype);
+            return Err(Error::file(&self.path, problem));
+        }
+        let mut bytes = vec![0; count * 8];
+        let at = self.begin + info.data_offsets.0 as u64 + begin * 8;
+        self.file.read_exact_at(&mut bytes, at).map_err(Error::io(&self.path))?;
+        Ok(of_chunks(&bytes, i64::from_le_bytes))
+    }
+}
+
+fn of_chunks<const N: usize, R>(bytes: &[u8], read: impl Fn([u8; N]) -> R) -> Vec<R> {
+    bytes.as_chunks::<N>().0.iter().map(|chunk| read(*chunk)).collect()
+}
+
+/// A checkpoint: one file, or several with an index.
+pub struct Checkpoint {
+    path: PathBuf,
+    files: Vec<TensorFile>,
+    file_of: HashMap<String, usize>,
+}
+
+/// The part of `model.safetensors.index.json` that says where tensors are.
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens a directory (`model.safetensors`, or shards with `model.safetensors.index.json`) or one
+    /// file.
+    ///
+    /// # Errors
+    /// Files that are missing or broken.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let index = path.join("model.safetensors.index.json");
+        let paths = if path.is_file() {
+            vec![path.to_owned()]
+        } else if index.is_file() {
+            shards(path, &index)?
+        } else {
+            vec![path.join("model.safetensors")]
+        };
+        let files: Vec<TensorFile> =
+            paths.iter().map(|path| TensorFile::open(path)).collect::<Result<_, _>>()?;
+        let named = files.iter().enumerate();
+        let named = named.flat_map(|(n, file)| file.names().into_iter().map(move |name| (name, n)));
+        Ok(Self { path: path.to_owned(), file_of: named.collect(), files })
+    }
+
+    /// A tensor.
+    ///
+    /// # Errors
+    /// It is missing, or has another shape.
+    pub fn read<T: Scalar>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>, Error> {
+        let Some(&file) = self.file_of.get(name) else {
+            return Err(Error::file(&self.path, format!("there is no tensor `{name}`")));
+        };
+        let (found, values) = self.files[file].read(name)?;
+        if found == shape {
+            return Ok(values);
+        }
+        let problem = format!("tensor `{name}` is {found:?}; the model has {shape:?}");
+        Err(Error::file(&self.path, problem))
+    }
+}
+
+fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
+    let text = std::fs::read_to_string(index).map_err(Error::io(index))?;
+    let read: Index = serde_json::from_str(&text)
+        .map_err(|error| Error::file(index, format!("no index: {error}")))?;
+    let mut names: Vec<String> = read.weight_map.into_values().collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+/// Writes whole tensors.
+///
+/// # Errors
+/// What the operating system says.
+pub fn write<T: Scalar>(path: &Path, tensors: &BTreeMap<String, Whole<T>>) -> Result<(), Error> {
+    let broken = |error| match error {
+        SafeTensorError::IoError(source) => Error::Io { path: path.to_owned(), source },
+        other => Error::file(path, other.to_string()),
+    };
+    let wide = size_of::<T>() == 8;
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, (shape, values))| (name, shape, to_bytes(values, wide)))
+        .collect();
+    let dtype = if wide { Dtype::F64 } else { Dtype::F32 };
+    let views = bytes.iter().map(|(name, shape, bytes)| {
+        TensorView::new(dtype, (*shape).clone(), bytes).map(|view| (*name, view))
+    });
+    let views: Vec<_> = views.collect::<Result<_, _>>().map_err(broken)?;
+    if replaceable(path) {
+        return safetensors::serialize_to_file(views, None, path).map_err(broken);
+    }
+    let bytes = safetensors::serialize(views, None).map_err(broken)?;
+    let file = File::options().write(true).open(path);
+    file.and_then(|mut file| file.write_all(&bytes)).map_err(Error::io(path))
+}
+
+/// Whether a new file may take the path's place: the library renames one over it, which must not
+/// befall a pipe or a device, nor a link to one.
+fn replaceable(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.is_file())
+}
+
+fn to_bytes<T: Scalar>(values: &[T], wide: bool) -> Vec<u8> {
+    let numbers = values.iter().map(|value| value.to_f64());
+    match wide {
+        true => numbers.flat_map(f64::to_le_bytes).collect(),
+        // Exact: the values are f32.
+        false => numbers.flat_map(|value| (value as f32).to_le_bytes()).collect(),
+    }
+}

@@ -1,0 +1,210 @@
+//! Collectives: everybody's buffers in one place, and what each rank takes from them.
+
+use super::hub::{Group, Hub, lock};
+use crate::comm::{Call, CommError, Dtype, Element, Kind, Op, Payload, Pending};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+
+/// Elements of an all-reduce that one rank sums at a time, so that waiting ranks share the work.
+const CHUNK: usize = 1 << 14;
+
+/// One collective call of a group.
+pub(super) struct Slot {
+    arrivals: Mutex<Arrivals>,
+    changed: Condvar,
+    complete: OnceLock<Complete>,
+}
+
+struct Arrivals {
+    first: Option<(usize, Call)>,
+    given: Vec<Option<(Payload, Kind)>>,
+    missing: usize,
+}
+
+/// Everybody's buffers, in the order of ranks.
+struct Complete {
+    given: Vec<(Payload, Kind)>,
+    sums: Sums,
+}
+
+/// Pieces of an all-reduce, each summed by whichever rank gets to it first.
+enum Sums {
+    F32(Vec<OnceLock<Vec<f32>>>),
+    F64(Vec<OnceLock<Vec<f64>>>),
+    I64(Vec<OnceLock<Vec<i64>>>),
+    U8(Vec<OnceLock<Vec<u8>>>),
+}
+
+impl Slot {
+    pub fn new(size: usize) -> Self {
+        let arrivals = Arrivals { first: None, given: vec![None; size], missing: size };
+        let (arrivals, changed) = (Mutex::new(arrivals), Condvar::new());
+        Self { arrivals, changed, complete: OnceLock::new() }
+    }
+
+    /// Hands in a rank's buffer; says whether it was the last.
+    pub fn post(
+        &self,
+        hub: &Hub,
+        group: &Group,
+        rank: usize,
+        call: &Call,
+        payload: Payload,
+    ) -> Result<bool, CommError> {
+        let mut arrivals = lock(&self.arrivals);
+        let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
+        if !first.matches(call) {
+            return Err(hub.fail(CommError::Mismatch {
+                group: group.name.clone(),
+                first: format!("rank {first_rank} called {first}"),
+                second: format!("rank {rank} called {call}"),
+            }));
+        }
+        arrivals.given[rank] = Some((payload, call.kind.clone()));
+        arrivals.missing -= 1;
+        if arrivals.missing > 0 {
+            return Ok(false);
+        }
+        let given: Vec<_> = arrivals.given.drain(..).flatten().collect();
+        let sums = Sums::new(call);
+        let _first_time = self.complete.set(Complete { given, sums });
+        self.changed.notify_all();
+        Ok(true)
+    }
+}
+
+impl Sums {
+    fn new(call: &Call) -> Self {
+        fn empty<T>(count: usize) -> Vec<OnceLock<Vec<T>>> {
+            (0..count.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect()
+        }
+        match call.dtype {
+            Dtype::F32 => Self::F32(empty(call.count)),
+            Dtype::F64 => Self::F64(empty(call.count)),
+            Dtype::I64 => Self::I64(empty(call.count)),
+            Dtype::U8 => Self::U8(empty(call.count)),
+        }
+    }
+}
+
+/// One rank's part in a collective.
+pub(super) struct Collective {
+    pub slot: Arc<Slot>,
+    pub call: Call,
+    pub rank: usize,
+    pub group: Arc<Group>,
+    pub hub: Arc<Hub>,
+}
+
+impl Pending for Collective {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        if self.slot.complete.get().is_none() {
+            self.sleep()?;
+        }
+        let Some(complete) = self.slot.complete.get() else {
+            return Err(self.invalid("ended early"));
+        };
+        match &complete.sums {
+            Sums::F32(sums) => self.take(complete, sums),
+            Sums::F64(sums) => self.take(complete, sums),
+            Sums::I64(sums) => self.take(complete, sums),
+            Sums::U8(sums) => self.take(complete, sums),
+        }
+    }
+}
+
+impl Collective {
+    fn invalid(&self, reason: &str) -> CommError {
+        CommError::Invalid { call: self.call.to_string(), reason: reason.to_owned() }
+    }
+
+    fn sleep(&self) -> Result<(), CommError> {
+        let absent = |arrivals: &Arrivals| {
+            let given = arrivals.given.iter().enumerate();
+            given.filter(|(_, given)| given.is_none()).map(|(rank, _)| rank).collect()
+        };
+        self.hub.wait(
+            lock(&self.slot.arrivals),
+            &self.slot.changed,
+            |arrivals| (arrivals.missing == 0).then_some(()),
+            absent,
+            (&self.group, &self.call),
+        )
+    }
+
+    /// What this rank takes from everybody's buffers.
+    fn take<T: Element>(
+        &self,
+        complete: &Complete,
+        sums: &[OnceLock<Vec<T>>],
+    ) -> Result<Payload, CommError> {
+        let typed: Option<Vec<&[T]>> =
+            complete.given.iter().map(|(payload, _)| T::peek(payload)).collect();
+        let given = typed.ok_or_else(|| self.invalid("mixed element types"))?;
+        let (rank, size) = (self.rank, given.len());
+        let piece = |of: &[T], n: usize, count: usize| of[n * count..(n + 1) * count].to_vec();
+        let only = |root: usize, take: &dyn Fn() -> Vec<T>| match rank == root {
+            true => take(),
+            false => Vec::new(),
+        };
+        Ok(T::wrap(match self.call.kind {
+            Kind::Barrier | Kind::Send { .. } | Kind::Recv { .. } => Vec::new(),
+            Kind::Broadcast { root } => given[root].to_vec(),
+            Kind::Scatter { root } => piece(given[root], rank, self.call.count),
+            Kind::Gather { root } => only(root, &|| given.concat()),
+            Kind::Reduce { root, op } => only(root, &|| reduced(&given, 0..self.call.count, op)),
+            Kind::AllReduce { op } => self.all_reduced(&given, op, sums),
+            Kind::AllGather => given.concat(),
+            Kind::ReduceScatter { op } => {
+                let count = self.call.count / size;
+                reduced(&given, rank * count..(rank + 1) * count, op)
+            }
+            Kind::AllToAll => {
+                let count = self.call.count / size;
+                given.iter().flat_map(|of| piece(of, rank, count)).collect()
+            }
+            Kind::AllToAllV { .. } => {
+                let kinds = complete.given.iter().map(|(_, kind)| kind);
+                let from = |(of, kind): (&&[T], &Kind)| for_rank(of, kind, rank).to_vec();
+                given.iter().zip(kinds).flat_map(from).collect()
+            }
+        }))
+    }
+
+    /// Sums pieces that nobody has summed yet, beginning at this rank's share, and copies the others.
+    fn all_reduced<T: Element>(&self, given: &[&[T]], op: Op, sums: &[OnceLock<Vec<T>>]) -> Vec<T> {
+        let count = self.call.count;
+        let sum = |n: usize| {
+            let range = n * CHUNK..((n + 1) * CHUNK).min(count);
+            sums[n].get_or_init(|| reduced(given, range, op))
+        };
+        let begin = self.rank * sums.len() / given.len();
+        for n in (begin..sums.len()).chain(0..begin) {
+            sum(n);
+        }
+        let mut all = Vec::with_capacity(count);
+        (0..sums.len()).for_each(|n| all.extend_from_slice(sum(n)));
+        all
+    }
+}
+
+/// What one rank's buffer of an all-to-all-v holds for `rank`.
+fn for_rank<'a, T>(of: &'a [T], kind: &Kind, rank: usize) -> &'a [T] {
+    let Kind::AllToAllV { send_counts } = kind else { return &[] };
+    let begin = send_counts[..rank].iter().sum::<usize>();
+    &of[begin..begin + send_counts[rank]]
+}
+
+/// A range of everybody's buffers, combined in the order of ranks.
+fn reduced<T: Element>(given: &[&[T]], range: std::ops::Range<usize>, op: Op) -> Vec<T> {
+    let mut result = given[0][range.clone()].to_vec();
+    for of in &given[1..] {
+        for (so_far, &next) in result.iter_mut().zip(&of[range.clone()]) {
+            *so_far = match op {
+                Op::Sum => so_far.plus(next),
+                Op::Max if next > *so_far => next,
+                Op::Max => *so_far,
+            };
+        }
+    }
+    result
+}

@@ -1,0 +1,51 @@
+//! Messages from one rank to another.
+
+use super::hub::{Group, Hub, lock};
+use crate::comm::{Call, CommError, Payload, Pending};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Messages under way between two ranks with one tag, oldest first.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    messages: Mutex<VecDeque<(Call, Payload)>>,
+    arrived: Condvar,
+}
+
+impl Mailbox {
+    pub fn put(&self, call: Call, payload: Payload) {
+        lock(&self.messages).push_back((call, payload));
+        self.arrived.notify_one();
+    }
+}
+
+/// A receive under way.
+pub(super) struct Receipt {
+    pub mailbox: Arc<Mailbox>,
+    pub call: Call,
+    pub from: usize,
+    pub rank: usize,
+    pub group: Arc<Group>,
+    pub hub: Arc<Hub>,
+}
+
+impl Pending for Receipt {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        let guard = lock(&self.mailbox.messages);
+        let (sent, payload) = self.hub.wait(
+            guard,
+            &self.mailbox.arrived,
+            VecDeque::pop_front,
+            |_| vec![self.from],
+            (&self.group, &self.call),
+        )?;
+        if payload.dtype() == self.call.dtype && payload.len() == self.call.count {
+            return Ok(payload);
+        }
+        Err(self.hub.fail(CommError::Mismatch {
+            group: self.group.name.clone(),
+            first: format!("rank {} called {sent}", self.from),
+            second: format!("rank {} called {}", self.rank, self.call),
+        }))
+    }
+}

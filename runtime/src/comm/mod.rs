@@ -1,0 +1,79 @@
+//! How ranks talk: one [`Communicator`] trait, passed to whoever needs it.
+//!
+//! A backend implements a handful of untyped methods; the typed operations that everybody calls are
+//! written once, on `dyn Communicator`. A buffer that is under way belongs to its [`Request`] and
+//! comes back from [`Request::wait`], so that touching it early does not compile:
+//!
+//! ```compile_fail
+//! use runtime::comm::{Communicator, Op, Solo};
+//! let comm: Box<dyn Communicator> = Box::new(Solo::new());
+//! let gradients = vec![1.0_f32];
+//! let request = comm.start_all_reduce(gradients, Op::Sum).unwrap();
+//! println!("{}", gradients[0]); // moved into the request
+//! request.wait().unwrap();
+//! ```
+//!
+//! Every call remembers where it was made. Two ranks that make different calls where they should
+//! make the same one both get an error that names both places; a rank that is gone, or is not heard
+//! of within the time limit, is an error on those that wait for it.
+
+mod call;
+mod error;
+mod local;
+mod payload;
+mod solo;
+mod stats;
+mod typed;
+
+pub use call::{Call, Kind, Op, Tag};
+pub use error::CommError;
+pub use local::{Delays, LocalComm, Options, run_ranks, world};
+pub use payload::{Dtype, Element, Payload};
+pub use solo::Solo;
+pub use stats::{Counted, Stats, Traffic};
+pub use typed::Request;
+
+/// A group of ranks that can exchange data, as one of its ranks sees it.
+pub trait Communicator: Send + Sync {
+    /// This rank within the group, 0-based.
+    fn rank(&self) -> usize;
+
+    /// Ranks in the group.
+    fn size(&self) -> usize;
+
+    /// Name of the group in reports and errors, for example `tp`.
+    fn group(&self) -> &str;
+
+    /// What this rank has sent so far, over all its groups.
+    fn stats(&self) -> &Stats;
+
+    /// Starts a call. What it takes and gives back is said at the typed operation.
+    ///
+    /// # Errors
+    /// A call that cannot be, or that differs from what another rank of the group calls.
+    fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError>;
+
+    /// The group of all ranks that give the same `color`, in the order of `key` (then of rank).
+    /// All ranks of this group must call it. The group gets the name `name`.
+    ///
+    /// # Errors
+    /// As any collective call.
+    fn split(
+        &self,
+        name: &str,
+        color: usize,
+        key: usize,
+    ) -> Result<Box<dyn Communicator>, CommError>;
+
+    /// Ends everybody's calls with an error that says this rank gave up, and why.
+    fn abort(&self, reason: &str);
+}
+
+/// A call under way.
+pub trait Pending: Send {
+    /// Waits for it and takes what came back.
+    ///
+    /// # Errors
+    /// A call of another rank that does not match, a lost rank, or the time limit.
+    fn wait(self: Box<Self>) -> Result<Payload, CommError>;
+}

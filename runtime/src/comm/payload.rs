@@ -1,0 +1,139 @@
+//! What travels: vectors of a few element types.
+
+/// Element type of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// 32-bit float.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// 64-bit signed integer.
+    I64,
+    /// Byte.
+    U8,
+}
+
+impl Dtype {
+    /// Name in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F64 | Self::I64 => 8,
+            Self::U8 => 1,
+        }
+    }
+}
+
+/// A vector of one of the element types.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Payload {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit floats.
+    F64(Vec<f64>),
+    /// 64-bit signed integers.
+    I64(Vec<i64>),
+    /// Bytes.
+    U8(Vec<u8>),
+}
+
+impl Payload {
+    /// No elements of that type.
+    pub fn empty(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(Vec::new()),
+            Dtype::F64 => Self::F64(Vec::new()),
+            Dtype::I64 => Self::I64(Vec::new()),
+            Dtype::U8 => Self::U8(Vec::new()),
+        }
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::F64(_) => Dtype::F64,
+            Self::I64(_) => Dtype::I64,
+            Self::U8(_) => Dtype::U8,
+        }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(v) => v.len(),
+            Self::F64(v) => v.len(),
+            Self::I64(v) => v.len(),
+            Self::U8(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A type that can travel.
+pub trait Element: Copy + Default + PartialOrd + Send + Sync + 'static {
+    /// Its name on the wire.
+    const DTYPE: Dtype;
+
+    /// A vector of it as payload.
+    fn wrap(values: Vec<Self>) -> Payload;
+
+    /// A payload of it as vector; `None` if it is of another type.
+    fn unwrap(payload: Payload) -> Option<Vec<Self>>;
+
+    /// A payload of it as slice; `None` if it is of another type.
+    fn peek(payload: &Payload) -> Option<&[Self]>;
+
+    /// Sum of two.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+}
+
+macro_rules! element {
+    ($type:ty, $variant:ident, $plus:expr) => {
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$variant;
+
+            fn wrap(values: Vec<Self>) -> Payload {
+                Payload::$variant(values)
+            }
+
+            fn unwrap(payload: Payload) -> Option<Vec<Self>> {
+                match payload {
+                    Payload::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
+
+            fn peek(payload: &Payload) -> Option<&[Self]> {
+                match payload {
+                    Payload::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
+
+            fn plus(self, other: Self) -> Self {
+                $plus(self, other)
+            }
+        }
+    };
+}
+
+element!(f32, F32, |a, b| a + b);
+element!(f64, F64, |a, b| a + b);
+element!(i64, I64, i64::wrapping_add);
+element!(u8, U8, u8::wrapping_add);

@@ -1,0 +1,41 @@
+//! What a rank has sent, by group and call.
+
+use super::call::Call;
+use super::call::Kind;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Calls and bytes of one kind of call in one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes that this rank handed in (for `recv`: was handed).
+    pub bytes: u64,
+}
+
+/// By group and name of the call.
+pub type Traffic = BTreeMap<(String, &'static str), Counted>;
+
+/// Counts of one rank, shared by all its groups.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    traffic: Arc<Mutex<Traffic>>,
+}
+
+impl Stats {
+    /// Adds a call with `elements` handed in.
+    pub(super) fn count(&self, group: &str, call: &Call, elements: usize) {
+        let received = matches!(call.kind, Kind::Recv { .. });
+        let elements = if received { call.count } else { elements };
+        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = traffic.entry((group.to_owned(), call.kind.name())).or_default();
+        counted.calls += 1;
+        counted.bytes += (elements * call.dtype.bytes()) as u64;
+    }
+
+    /// What was counted so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

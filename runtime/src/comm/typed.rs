@@ -1,0 +1,228 @@
+//! The typed operations, written once for every backend.
+//!
+//! `start_*` forms return at once; the others are `start` and `wait`. A buffer goes in by value and
+//! comes back from the wait, or is copied where the blocking form borrows it.
+
+use super::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
+use std::marker::PhantomData;
+use std::panic::Location;
+
+/// A call under way that gives back a vector of `T`.
+#[must_use = "a call that nobody waits for may never finish"]
+pub struct Request<T> {
+    pending: Box<dyn Pending>,
+    call: Call,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element> Request<T> {
+    /// Waits for the call and takes what came back.
+    ///
+    /// # Errors
+    /// Another rank's call does not match, a rank is lost, or the time limit has passed.
+    pub fn wait(self) -> Result<Vec<T>, CommError> {
+        let payload = self.pending.wait()?;
+        T::unwrap(payload).ok_or_else(|| invalid(&self.call, "came back with another type"))
+    }
+}
+
+fn invalid(call: &Call, reason: &str) -> CommError {
+    CommError::Invalid { call: call.to_string(), reason: reason.to_owned() }
+}
+
+/// Errors of all operations are those of [`Request::wait`] and [`Communicator::start`].
+#[allow(clippy::missing_errors_doc)]
+impl dyn Communicator + '_ {
+    #[track_caller]
+    fn ask<T: Element>(
+        &self,
+        kind: Kind,
+        count: usize,
+        data: Vec<T>,
+    ) -> Result<Request<T>, CommError> {
+        let call = Call { kind, dtype: T::DTYPE, count, site: Location::caller() };
+        let pending = self.start(call.clone(), T::wrap(data))?;
+        Ok(Request { pending, call, element: PhantomData })
+    }
+
+    /// Elements of one of `size` equal pieces of `data`.
+    #[track_caller]
+    fn piece<T: Element>(&self, kind: &Kind, data: &[T]) -> Result<usize, CommError> {
+        if data.len().is_multiple_of(self.size()) {
+            return Ok(data.len() / self.size());
+        }
+        let count = data.len();
+        let call = Call { kind: kind.clone(), dtype: T::DTYPE, count, site: Location::caller() };
+        Err(invalid(&call, &format!("not divisible by the {} ranks", self.size())))
+    }
+
+    /// Starts sending `data` to rank `to`.
+    #[track_caller]
+    pub fn start_send<T: Element>(
+        &self,
+        data: Vec<T>,
+        to: usize,
+        tag: Tag,
+    ) -> Result<Request<T>, CommError> {
+        self.ask(Kind::Send { to, tag }, data.len(), data)
+    }
+
+    /// Sends `data` to rank `to`; returns when the buffer may be used again, which does not mean
+    /// that it has arrived.
+    #[track_caller]
+    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: Tag) -> Result<(), CommError> {
+        self.start_send(data.to_vec(), to, tag)?.wait().map(drop)
+    }
+
+    /// Starts receiving `count` elements from rank `from`.
+    #[track_caller]
+    pub fn start_recv<T: Element>(
+        &self,
+        count: usize,
+        from: usize,
+        tag: Tag,
+    ) -> Result<Request<T>, CommError> {
+        self.ask(Kind::Recv { from, tag }, count, Vec::new())
+    }
+
+    /// Receives `count` elements from rank `from`.
+    #[track_caller]
+    pub fn recv<T: Element>(
+        &self,
+        count: usize,
+        from: usize,
+        tag: Tag,
+    ) -> Result<Vec<T>, CommError> {
+        self.start_recv(count, from, tag)?.wait()
+    }
+
+    /// Returns once every rank has called it.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<(), CommError> {
+        self.ask::<u8>(Kind::Barrier, 0, Vec::new())?.wait().map(drop)
+    }
+
+    /// Starts overwriting everybody's `data` with rank `root`'s.
+    #[track_caller]
+    pub fn start_broadcast<T: Element>(
+        &self,
+        data: Vec<T>,
+        root: usize,
+    ) -> Result<Request<T>, CommError> {
+        self.ask(Kind::Broadcast { root }, data.len(), data)
+    }
+
+    /// Overwrites everybody's `data` with rank `root`'s.
+    #[track_caller]
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), CommError> {
+        let sent = self.start_broadcast(data.to_vec(), root)?;
+        data.copy_from_slice(&sent.wait()?);
+        Ok(())
+    }
+
+    /// Rank `root` gives `size · count` elements, everybody gets `count` of them; what others give
+    /// is ignored.
+    #[track_caller]
+    pub fn scatter<T: Element>(
+        &self,
+        data: &[T],
+        count: usize,
+        root: usize,
+    ) -> Result<Vec<T>, CommError> {
+        let kind = Kind::Scatter { root };
+        let mine = self.rank() == root;
+        let given = if mine { data.to_vec() } else { Vec::new() };
+        if mine && given.len() != count * self.size() {
+            let call = Call { kind, dtype: T::DTYPE, count, site: Location::caller() };
+            return Err(invalid(&call, &format!("the root gives {} elements", given.len())));
+        }
+        self.ask(kind, count, given)?.wait()
+    }
+
+    /// Rank `root` gets everybody's `data`, in the order of ranks; the others get nothing.
+    #[track_caller]
+    pub fn gather<T: Element>(&self, data: &[T], root: usize) -> Result<Vec<T>, CommError> {
+        self.ask(Kind::Gather { root }, data.len(), data.to_vec())?.wait()
+    }
+
+    /// Rank `root` gets everybody's `data` reduced; the others get nothing.
+    #[track_caller]
+    pub fn reduce<T: Element>(&self, data: &[T], op: Op, root: usize) -> Result<Vec<T>, CommError> {
+        self.ask(Kind::Reduce { root, op }, data.len(), data.to_vec())?.wait()
+    }
+
+    /// Starts reducing `data` over all ranks.
+    #[track_caller]
+    pub fn start_all_reduce<T: Element>(
+        &self,
+        data: Vec<T>,
+        op: Op,
+    ) -> Result<Request<T>, CommError> {
+        self.ask(Kind::AllReduce { op }, data.len(), data)
+    }
+
+    /// Reduces `data` over all ranks, in place.
+    #[track_caller]
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<(), CommError> {
+        let reduced = self.start_all_reduce(data.to_vec(), op)?;
+        data.copy_from_slice(&reduced.wait()?);
+        Ok(())
+    }
+
+    /// Starts gathering everybody's `data`, in the order of ranks.
+    #[track_caller]
+    pub fn start_all_gather<T: Element>(&self, data: Vec<T>) -> Result<Request<T>, CommError> {
+        self.ask(Kind::AllGather, data.len(), data)
+    }
+
+    /// Everybody's `data`, in the order of ranks.
+    #[track_caller]
+    pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CommError> {
+        self.start_all_gather(data.to_vec())?.wait()
+    }
+
+    /// Starts reducing `data` over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    #[track_caller]
+    pub fn start_reduce_scatter<T: Element>(
+        &self,
+        data: Vec<T>,
+        op: Op,
+    ) -> Result<Request<T>, CommError> {
+        let kind = Kind::ReduceScatter { op };
+        self.piece(&kind, &data)?;
+        self.ask(kind, data.len(), data)
+    }
+
+    /// Reduces `data` over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    #[track_caller]
+    pub fn reduce_scatter<T: Element>(&self, data: &[T], op: Op) -> Result<Vec<T>, CommError> {
+        self.start_reduce_scatter(data.to_vec(), op)?.wait()
+    }
+
+    /// Of `size` equal pieces, piece `j` goes to rank `j`; gives what came, in the order of ranks.
+    #[track_caller]
+    pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CommError> {
+        self.piece(&Kind::AllToAll, data)?;
+        self.ask(Kind::AllToAll, data.len(), data.to_vec())?.wait()
+    }
+
+    /// The next `send_counts[j]` elements of `data` go to rank `j`; gives what came, in the order of
+    /// ranks. How much came from whom is theirs to say: exchange the counts first where they are
+    /// not known.
+    #[track_caller]
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        data: &[T],
+        send_counts: &[usize],
+    ) -> Result<Vec<T>, CommError> {
+        let kind = Kind::AllToAllV { send_counts: send_counts.to_vec() };
+        let fits =
+            send_counts.len() == self.size() && send_counts.iter().sum::<usize>() == data.len();
+        if !fits {
+            let site = Location::caller();
+            let call = Call { kind, dtype: T::DTYPE, count: data.len(), site };
+            return Err(invalid(&call, &format!("counts {send_counts:?} do not add up")));
+        }
+        self.ask(kind, 0, data.to_vec())?.wait()
+    }
+}

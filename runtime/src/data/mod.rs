@@ -1,0 +1,64 @@
+//! What is trained on: samples, by number.
+//!
+//! Which sample is where in which step depends on its number alone, never on the split.
+
+mod in_order;
+mod indexed;
+mod permutation;
+
+pub use in_order::InOrder;
+pub use indexed::Indexed;
+
+use crate::error::Error;
+use std::path::Path;
+
+/// One sequence to train on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// `[s]` token ids.
+    pub tokens: Vec<i64>,
+    /// `[s]` ids to predict, -1 where there is nothing to.
+    pub labels: Vec<i64>,
+}
+
+impl Sample {
+    /// Of `s + 1` tokens: each predicts the next.
+    pub fn of_tokens(mut tokens: Vec<i64>) -> Self {
+        let labels = tokens.get(1..).unwrap_or_default().to_vec();
+        tokens.truncate(labels.len());
+        Self { tokens, labels }
+    }
+}
+
+/// A numbered set of samples.
+pub trait Samples: Send + Sync {
+    /// How many there are before they repeat or end.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether asking for more begins again.
+    fn repeats(&self) -> bool;
+
+    /// Sample `index`.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    fn read(&self, index: u64) -> Result<Sample, Error>;
+}
+
+/// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin` with
+/// its `.idx` beside it.
+///
+/// # Errors
+/// Files that are missing, broken, or of another sequence length.
+pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Box<dyn Samples>, Error> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("safetensors") => Ok(Box::new(InOrder::open(path, seq_len)?)),
+        Some("bin" | "idx") => Ok(Box::new(Indexed::open(path, seq_len, seed)?)),
+        _ => Err(Error::file(path, "valid: a .safetensors file, or .bin with .idx beside it")),
+    }
+}

@@ -1,0 +1,313 @@
+//! Runs one rank's list of passes: the same list that was planned, costed and checked.
+//!
+//! Transfers between stages are tagged by direction, stage and micro-batch. Sends never wait for their
+//! receiver, and a pass waits only for what it reads, so an order that the schedule's own check
+//! accepts cannot deadlock.
+
+use crate::comm::{CommError, Communicator, Request, Tag};
+use crate::layers::{Context, Draws, MicroBatch, WeightWork, Weights};
+use crate::params::{Inventory, Store};
+use crate::program::Program;
+use crate::reduce::Reducer;
+use crate::scalar::Scalar;
+use crate::stage::{Passed, Stage, StageKept};
+use kernels::Cpu;
+use models::schedule::{Pass, PassKind};
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// What does not change from step to step.
+pub struct Executor<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// Threads.
+    pub cpu: &'a Cpu,
+    /// Tensor-parallel ranks.
+    pub tp: &'a dyn Communicator,
+    /// Pipeline devices.
+    pub pp: &'a dyn Communicator,
+    /// This device's stages, by chunk.
+    pub stages: &'a [Stage],
+    /// This rank's parameters.
+    pub inventory: &'a Inventory,
+}
+
+/// Looks at what the output layer computes.
+pub type Watch<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
+
+/// One pass, as it ran.
+#[derive(Clone, Copy, Debug)]
+pub struct Ran {
+    /// The pass.
+    pub pass: Pass,
+    /// When it began, with what it waited for.
+    pub begin: Instant,
+    /// When its computation began.
+    pub computing: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// What came of a step's passes.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Sum of the losses of this rank's tokens; 0 where the output layer is elsewhere.
+    pub loss_sum: f64,
+    /// Most elements kept for backward passes at a time.
+    pub peak_elements: usize,
+    /// Most micro-batches in flight at a time, all chunks together.
+    pub peak_in_flight: usize,
+    /// The passes, in the order run.
+    pub ran: Vec<Ran>,
+}
+
+/// State of one step.
+struct Step<'a, T> {
+    executor: &'a Executor<'a>,
+    weights: &'a Store<T>,
+    batches: &'a [MicroBatch<T>],
+    draws: Option<Draws>,
+    /// What a chunk keeps of a micro-batch.
+    kept: HashMap<(u16, u32), StageKept<T>>,
+    /// Work on weights that waits for its pass.
+    later: HashMap<(u16, u32), Vec<WeightWork<T>>>,
+    /// What goes from one of this device's stages to another.
+    here: HashMap<Tag, Vec<T>>,
+    sends: Vec<Request<T>>,
+    outcome: Outcome,
+    computing: Instant,
+}
+
+/// What a transfer carries.
+#[derive(Clone, Copy)]
+enum Carried {
+    Stream = 0,
+    Gradient = 1,
+}
+
+fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
+    ((carried as u64) << 62) | ((to_stage as u64) << 32) | u64::from(micro_batch)
+}
+
+impl Executor<'_> {
+    /// Runs all passes; gradients add to what is there.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn run<T: Scalar>(
+        &self,
+        weights: &Store<T>,
+        gradients: &mut Store<T>,
+        batches: &[MicroBatch<T>],
+        draws: Option<Draws>,
+        reducer: &mut Reducer<'_, T>,
+        mut watch: Option<Watch<'_, T>>,
+    ) -> Result<Outcome, CommError> {
+        let passes = &self.program.passes[self.pp.rank()];
+        let mut step = Step {
+            executor: self,
+            weights,
+            batches,
+            draws,
+            kept: HashMap::new(),
+            later: HashMap::new(),
+            here: HashMap::new(),
+            sends: Vec::new(),
+            outcome: Outcome::default(),
+            computing: Instant::now(),
+        };
+        for (n, &pass) in passes.iter().enumerate() {
+            let last = last_of_chunk(passes, n);
+            step.pass(pass, last, gradients, reducer, &mut watch)?;
+        }
+        for send in step.sends {
+            send.wait()?;
+        }
+        Ok(step.outcome)
+    }
+}
+
+/// Whether no later pass of the chunk adds to its gradients.
+fn last_of_chunk(passes: &[Pass], n: usize) -> bool {
+    let weighs = |pass: &Pass| matches!(pass.kind, PassKind::BW | PassKind::W);
+    let same = |pass: &Pass| pass.chunk == passes[n].chunk && weighs(pass);
+    weighs(&passes[n]) && !passes[n + 1..].iter().any(same)
+}
+
+impl<T: Scalar> Step<'_, T> {
+    fn pass(
+        &mut self,
+        pass: Pass,
+        last: bool,
+        gradients: &mut Store<T>,
+        reducer: &mut Reducer<'_, T>,
+        watch: &mut Option<Watch<'_, T>>,
+    ) -> Result<(), CommError> {
+        let begin = Instant::now();
+        self.computing = begin;
+        match pass.kind {
+            PassKind::F => self.forward(pass, watch)?,
+            PassKind::BW => self.backward(pass, Some(gradients), last, reducer)?,
+            PassKind::B => self.backward(pass, None, last, reducer)?,
+            PassKind::W => self.weights(pass, last, gradients, reducer)?,
+            // Programs with vocabulary passes are refused when they are made.
+            PassKind::S | PassKind::S2 | PassKind::T => {}
+        }
+        let (computing, end) = (self.computing, Instant::now());
+        self.outcome.ran.push(Ran { pass, begin, computing, end });
+        Ok(())
+    }
+
+    fn stage_of(&self, pass: Pass) -> usize {
+        let device = self.executor.pp.rank();
+        let devices = self.executor.pp.size();
+        self.executor.program.layout.stage_of(devices, device, usize::from(pass.chunk))
+    }
+
+    fn context(&self, pass: Pass) -> Context<'_, T> {
+        let executor = self.executor;
+        Context {
+            cpu: executor.cpu,
+            tp: executor.tp,
+            sequence_parallel: executor.program.sequence_parallel,
+            weights: self.weights,
+            batch: &self.batches[pass.micro_batch as usize],
+            draws: self.draws,
+        }
+    }
+
+    fn forward(&mut self, pass: Pass, watch: &mut Option<Watch<'_, T>>) -> Result<(), CommError> {
+        let stage = self.stage_of(pass);
+        let x = match stage {
+            0 => Vec::new(),
+            _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
+        };
+        self.computing = Instant::now();
+        let held = &self.executor.stages[usize::from(pass.chunk)];
+        let (passed, kept) = held.forward(&self.context(pass), x)?;
+        if let (Some(watch), Passed::Losses(losses), Some(head)) = (watch, &passed, &kept.head) {
+            watch(pass.micro_batch as usize, losses, head.logits());
+        }
+        self.keep(pass, kept);
+        match passed {
+            Passed::Stream(y) => self.send(Carried::Stream, stage + 1, pass, y)?,
+            Passed::Losses(losses) => {
+                let sum = losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
+                self.outcome.loss_sum += sum;
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, pass: Pass, kept: StageKept<T>) {
+        self.kept.insert((pass.chunk, pass.micro_batch), kept);
+        let works = self.later.values().flatten().map(WeightWork::elements).sum::<usize>();
+        let held = self.kept.values().map(StageKept::elements).sum::<usize>();
+        let outcome = &mut self.outcome;
+        outcome.peak_elements = outcome.peak_elements.max(held + works);
+        outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
+    }
+
+    /// Backward to inputs; to weights too where there are gradients to add to.
+    fn backward(
+        &mut self,
+        pass: Pass,
+        gradients: Option<&mut Store<T>>,
+        last: bool,
+        reducer: &mut Reducer<'_, T>,
+    ) -> Result<(), CommError> {
+        let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
+        let dy = match stage + 1 == self.executor.program.stages.len() {
+            true => Vec::new(),
+            false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
+        };
+        self.computing = Instant::now();
+        let Some(kept) = self.kept.remove(&(pass.chunk, pass.micro_batch)) else {
+            return Err(missing(pass));
+        };
+        let held = &self.executor.stages[chunk];
+        let (end, inventory) = (held.end(), self.executor.inventory);
+        let mut later = Vec::new();
+        let mut weights = match gradients {
+            Some(gradients) => Weights::Now(gradients),
+            None => Weights::Later(&mut later),
+        };
+        let mut finished = |gradients: &Store<T>, from: usize| match last {
+            true => reducer.complete(inventory, gradients, from, end),
+            false => Ok(()),
+        };
+        let ctx = self.context(pass);
+        let dx = held.backward(&ctx, kept, dy, &mut weights, &mut finished)?;
+        if pass.kind == PassKind::B {
+            self.later.insert((pass.chunk, pass.micro_batch), later);
+        }
+        match stage {
+            0 => Ok(()),
+            _ => self.send(Carried::Gradient, stage - 1, pass, dx),
+        }
+    }
+
+    /// Backward to weights, of what an earlier pass left.
+    fn weights(
+        &mut self,
+        pass: Pass,
+        last: bool,
+        gradients: &mut Store<T>,
+        reducer: &mut Reducer<'_, T>,
+    ) -> Result<(), CommError> {
+        let Some(works) = self.later.remove(&(pass.chunk, pass.micro_batch)) else {
+            return Err(missing(pass));
+        };
+        works.into_iter().for_each(|work| work.run(self.executor.cpu, gradients));
+        let held = &self.executor.stages[usize::from(pass.chunk)];
+        if last {
+            reducer.complete(self.executor.inventory, gradients, held.begin(), held.end())?;
+        }
+        Ok(())
+    }
+
+    /// Elements of the stream that a stage hands to the next.
+    fn stream_elements(&self, pass: Pass) -> usize {
+        self.context(pass).rows() * self.executor.program.model.hidden as usize
+    }
+
+    fn device_of(&self, stage: usize) -> usize {
+        self.executor.program.layout.device_of(self.executor.pp.size(), stage)
+    }
+
+    fn receive(
+        &mut self,
+        carried: Carried,
+        from_stage: usize,
+        stage: usize,
+        pass: Pass,
+    ) -> Result<Vec<T>, CommError> {
+        let (tag, from) = (tag(carried, stage, pass.micro_batch), self.device_of(from_stage));
+        if from == self.executor.pp.rank() {
+            return self.here.remove(&tag).ok_or_else(|| missing(pass));
+        }
+        self.executor.pp.recv(self.stream_elements(pass), from, tag)
+    }
+
+    fn send(
+        &mut self,
+        carried: Carried,
+        to_stage: usize,
+        pass: Pass,
+        data: Vec<T>,
+    ) -> Result<(), CommError> {
+        let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage));
+        if to == self.executor.pp.rank() {
+            self.here.insert(tag, data);
+        } else {
+            self.sends.push(self.executor.pp.start_send(data, to, tag)?);
+        }
+        Ok(())
+    }
+}
+
+/// A pass whose input no earlier pass made: the schedule's check refuses such lists.
+fn missing(pass: Pass) -> CommError {
+    let reason = "no earlier pass made what it reads".to_owned();
+    CommError::Invalid { call: format!("{pass:?}"), reason }
+}

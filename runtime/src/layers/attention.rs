@@ -1,0 +1,287 @@
+//! Self-attention over this rank's heads, from the normed stream to partial sums of its output.
+
+use super::block::{Inner, Kept};
+use super::linear::Linear;
+use super::{Context, Names, WeightWork};
+use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
+use crate::scalar::Scalar;
+use kernels::attention::{self, Attention as Shape, Gradients, ProbabilityDropout, Saved};
+use kernels::{Output, rope};
+use models::model::{ModelSpec, Positions};
+use std::rc::Rc;
+
+/// One rank's heads of one layer's attention.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    o: Linear,
+    heads: usize,
+    kv_heads: usize,
+    total_heads: usize,
+    head_dim: usize,
+    scale: f64,
+    window: Option<usize>,
+    soft_cap: Option<f64>,
+    rotary: bool,
+    /// Where in the model its dropout is.
+    place: u32,
+}
+
+/// What the backward pass of a micro-batch needs.
+pub struct AttentionKept<T> {
+    q: Vec<T>,
+    k: Vec<T>,
+    v: Vec<T>,
+    out: Shared<T>,
+    lse: Vec<T>,
+}
+
+impl<T> Kept for AttentionKept<T> {
+    fn elements(&self) -> usize {
+        self.q.len() + self.k.len() + self.v.len() + self.out.len() + self.lse.len()
+    }
+
+    // The scores, which selective recomputation is about, are never kept.
+    fn drop_cheap(&mut self) {}
+}
+
+/// How the three input projections lie in memory.
+struct Projections {
+    q: Linear,
+    k: Linear,
+    v: Linear,
+}
+
+impl Attention {
+    /// Declares layer `index`'s projections. Query heads are split evenly; each rank holds the
+    /// key/value heads that its query heads use, copies where there are fewer than ranks, whose
+    /// gradients are then parts of the whole.
+    pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
+        let (names, spec, tp) = (Names::of(model), &model.attention, inventory.tp());
+        let (hidden, head_dim) = (model.hidden as usize, spec.head_dim as usize);
+        let (total_heads, total_kv) = (spec.heads as usize, spec.kv_heads as usize);
+        let (heads, kv_heads) = (total_heads / tp, (total_kv / tp).max(1));
+        let widths = Widths {
+            hidden,
+            q: RowBlock { rows: total_heads * head_dim, ways: tp },
+            kv: RowBlock { rows: total_kv * head_dim, ways: tp.min(total_kv) },
+        };
+        let Projections { q, k, v } = match names.is_gpt2() {
+            true => widths.fused(model, &names.attention(index, "qkv"), inventory),
+            false => widths.separate(model, |part| names.attention(index, part), inventory),
+        };
+        let o = inventory.declare(Declaration {
+            name: format!("{}.weight", names.attention(index, "o")),
+            shape: oriented(names, hidden, total_heads * head_dim),
+            transposed: names.is_gpt2(),
+            placement: Placement::Columns,
+            gradient: Gradient::Whole,
+            tied_copy: false,
+            init: Init::Normal(super::output_deviation(model)),
+        });
+        let o = Linear { weight: o, bias: None, inputs: heads * head_dim, outputs: hidden };
+        let windowed = model.layer_kind(index).windowed;
+        let window = spec.window.filter(|_| windowed).map(|window| window.tokens as usize);
+        Self {
+            q,
+            k,
+            v,
+            o,
+            heads,
+            kv_heads,
+            total_heads,
+            head_dim,
+            scale: model.numerics.query_pre_attn_scalar.powf(-0.5),
+            window,
+            soft_cap: spec.soft_cap,
+            rotary: model.positions == Positions::Rope,
+            place: super::place(index, 0),
+        }
+    }
+
+    fn shape<T: Scalar>(&self, ctx: &Context<'_, T>) -> Shape {
+        let batch = ctx.batch;
+        let (b, s) = (batch.sequences, batch.seq_len);
+        let draws = ctx.draws.map(|draws| ProbabilityDropout {
+            dropout: draws.at(self.place),
+            batch_offset: batch.first_sequence as u64,
+            head_offset: (ctx.tp.rank() * self.heads) as u64,
+            total_heads: self.total_heads as u64,
+            total_len: s as u64,
+        });
+        Shape {
+            scale: self.scale,
+            window: self.window,
+            soft_cap: self.soft_cap,
+            dropout: draws,
+            ..Shape::causal(b, s, self.heads, self.kv_heads, self.head_dim)
+        }
+    }
+
+    fn rope(&self, tokens: usize, heads: usize) -> rope::Rope {
+        rope::Rope::half(tokens, heads, self.head_dim)
+    }
+}
+
+impl<T: Scalar> Inner<T> for Attention {
+    type Kept = AttentionKept<T>;
+    type Work = AttentionWork<T>;
+
+    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> AttentionKept<T> {
+        let (cpu, n) = (ctx.cpu, ctx.tokens());
+        let mut q = self.q.forward(cpu, ctx.weights, h);
+        let mut k = self.k.forward(cpu, ctx.weights, h);
+        let v = self.v.forward(cpu, ctx.weights, h);
+        if self.rotary {
+            rope::forward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut q);
+            rope::forward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut k);
+        }
+        let shape = self.shape(ctx);
+        let mut out = vec![T::ZERO; shape.out_elements()];
+        let mut lse = vec![T::ZERO; shape.lse_elements()];
+        attention::forward(cpu, &shape, &q, &k, &v, &mut out, &mut lse);
+        AttentionKept { q, k, v, out: Rc::new(out), lse }
+    }
+
+    fn project(&self, ctx: &Context<'_, T>, kept: &AttentionKept<T>) -> Vec<T> {
+        self.o.forward(ctx.cpu, ctx.weights, &kept.out)
+    }
+
+    fn backward(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &AttentionKept<T>,
+        dy: &Shared<T>,
+    ) -> (Vec<T>, AttentionWork<T>) {
+        let (cpu, n) = (ctx.cpu, ctx.tokens());
+        let mut dout = vec![T::ZERO; kept.out.len()];
+        self.o.backward_input(cpu, ctx.weights, dy, &mut dout, Output::Overwrite);
+        let (mut dq, mut dk) = (vec![T::ZERO; kept.q.len()], vec![T::ZERO; kept.k.len()]);
+        let mut dv = vec![T::ZERO; kept.v.len()];
+        let AttentionKept { q, k, v, out, lse } = kept;
+        let saved = Saved { q, k, v, out, lse };
+        let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        let shape = self.shape(ctx);
+        attention::backward(cpu, &shape, &saved, &dout, &mut gradients, Output::Overwrite);
+        if self.rotary {
+            rope::backward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut dq);
+            rope::backward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut dk);
+        }
+        let mut dh = vec![T::ZERO; n * self.q.inputs];
+        self.q.backward_input(cpu, ctx.weights, &dq, &mut dh, Output::Overwrite);
+        self.k.backward_input(cpu, ctx.weights, &dk, &mut dh, Output::Accumulate);
+        self.v.backward_input(cpu, ctx.weights, &dv, &mut dh, Output::Accumulate);
+        let work = AttentionWork { out: out.clone(), dy: dy.clone(), dq, dk, dv };
+        (dh, work)
+    }
+
+    fn weights(&self, work: AttentionWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
+        let AttentionWork { out, dy, dq, dk, dv } = work;
+        let of = |linear: Linear, x: &Shared<T>, dy: Shared<T>| WeightWork::Linear {
+            linear,
+            x: x.clone(),
+            dy,
+        };
+        vec![
+            of(self.o, &out, dy),
+            of(self.q, h, Rc::new(dq)),
+            of(self.k, h, Rc::new(dk)),
+            of(self.v, h, Rc::new(dv)),
+        ]
+    }
+}
+
+/// What the work on weights reads, apart from the layer's input.
+pub struct AttentionWork<T> {
+    out: Shared<T>,
+    dy: Shared<T>,
+    dq: Vec<T>,
+    dk: Vec<T>,
+    dv: Vec<T>,
+}
+
+/// Shape of a matrix in its checkpoint.
+pub(super) fn oriented(names: Names, outputs: usize, inputs: usize) -> Vec<usize> {
+    if names.is_gpt2() { vec![inputs, outputs] } else { vec![outputs, inputs] }
+}
+
+/// Widths of the input projections.
+struct Widths {
+    hidden: usize,
+    q: RowBlock,
+    kv: RowBlock,
+}
+
+impl Widths {
+    fn gradient(&self, tp: usize) -> Gradient {
+        if self.kv.ways < tp { Gradient::Partial } else { Gradient::Whole }
+    }
+
+    fn linear(&self, weight: crate::params::Part, bias: Option<crate::params::Part>) -> Linear {
+        let outputs = weight.len / self.hidden;
+        Linear { weight, bias, inputs: self.hidden, outputs }
+    }
+
+    /// One tensor for each projection.
+    fn separate(
+        &self,
+        model: &ModelSpec,
+        name: impl Fn(&str) -> String,
+        inventory: &mut Inventory,
+    ) -> Projections {
+        let tp = inventory.tp();
+        let mut project = |part: &str, block: RowBlock, gradient| {
+            let mut declare = |kind: &str, shape: Vec<usize>, init| {
+                inventory.declare(Declaration {
+                    name: format!("{}.{kind}", name(part)),
+                    shape,
+                    transposed: false,
+                    placement: Placement::Rows(vec![block]),
+                    gradient,
+                    tied_copy: false,
+                    init,
+                })
+            };
+            let init = Init::Normal(super::DEVIATION);
+            let weight = declare("weight", vec![block.rows, self.hidden], init);
+            let biased = model.attention.qkv_bias;
+            let bias = biased.then(|| declare("bias", vec![block.rows], Init::Constant(0.0)));
+            self.linear(weight, bias)
+        };
+        Projections {
+            q: project("q", self.q, Gradient::Whole),
+            k: project("k", self.kv, self.gradient(tp)),
+            v: project("v", self.kv, self.gradient(tp)),
+        }
+    }
+
+    /// One tensor for all three, rows of queries, keys and values one after the other.
+    fn fused(&self, model: &ModelSpec, name: &str, inventory: &mut Inventory) -> Projections {
+        let tp = inventory.tp();
+        let blocks = vec![self.q, self.kv, self.kv];
+        let total = self.q.rows + 2 * self.kv.rows;
+        let mut declare = |kind: &str, shape: Vec<usize>, init| {
+            inventory.declare(Declaration {
+                name: format!("{name}.{kind}"),
+                transposed: shape.len() == 2,
+                shape,
+                placement: Placement::Rows(blocks.clone()),
+                gradient: self.gradient(tp),
+                tied_copy: false,
+                init,
+            })
+        };
+        let weight = declare("weight", vec![self.hidden, total], Init::Normal(super::DEVIATION));
+        let biased = model.attention.qkv_bias;
+        let bias = biased.then(|| declare("bias", vec![total], Init::Constant(0.0)));
+        let (q, kv) = (self.q.rows / self.q.ways, self.kv.rows / self.kv.ways);
+        let rows = |begin: usize, count: usize| {
+            let rows = begin..begin + count;
+            let bias = bias.map(|bias| bias.rows(rows.clone(), 1));
+            self.linear(weight.rows(rows, self.hidden), bias)
+        };
+        Projections { q: rows(0, q), k: rows(q, kv), v: rows(q + kv, kv) }
+    }
+}

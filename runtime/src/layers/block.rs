@@ -1,0 +1,378 @@
+//! A transformer layer: two halves of the same form,
+//! `y = x + dropout(post_norm(leave(inner(enter(norm(x)))) + bias))`.
+
+use super::attention::{Attention, AttentionKept};
+use super::mlp::{Mlp, MlpKept};
+use super::norm::{Norm, Statistics};
+use super::{Context, Names, WeightWork, Weights};
+use crate::comm::CommError;
+use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared};
+use crate::program::Recompute;
+use crate::scalar::Scalar;
+use kernels::{Output, elementwise};
+use models::model::ModelSpec;
+use std::rc::Rc;
+
+/// What tensor-parallel ranks share in half a layer: from the normed stream `[n, h]` to partial sums
+/// of the output, `[n, h]`.
+pub(super) trait Inner<T> {
+    /// What the backward pass of a micro-batch needs.
+    type Kept: Kept;
+    /// What the work on weights reads, apart from the input.
+    type Work;
+
+    /// Everything up to the row-parallel matrix.
+    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> Self::Kept;
+
+    /// The row-parallel matrix.
+    fn project(&self, ctx: &Context<'_, T>, kept: &Self::Kept) -> Vec<T>;
+
+    /// Gradient of the input, a partial sum, from that of the output.
+    fn backward(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &Self::Kept,
+        dy: &Shared<T>,
+    ) -> (Vec<T>, Self::Work);
+
+    /// The work on weights, given the input.
+    fn weights(&self, work: Self::Work, h: &Shared<T>) -> Vec<WeightWork<T>>;
+}
+
+/// What is kept for a backward pass.
+pub(super) trait Kept {
+    /// Elements held.
+    fn elements(&self) -> usize;
+
+    /// Forgets what selective recomputation computes again.
+    fn drop_cheap(&mut self);
+}
+
+/// One transformer layer, as one rank holds it.
+#[derive(Clone, Debug)]
+pub struct Block {
+    attention: Half<Attention>,
+    mlp: Half<Mlp>,
+    recompute: Recompute,
+}
+
+/// What a layer keeps of a micro-batch for its backward pass.
+pub struct BlockKept<T>(Keeping<T>);
+
+enum Keeping<T> {
+    /// Of each half.
+    Halves(HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>),
+    /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
+    Input(Shared<T>, [Option<Shared<T>>; 2]),
+}
+
+impl<T> BlockKept<T> {
+    /// Elements held.
+    pub fn elements(&self) -> usize {
+        match &self.0 {
+            Keeping::Halves(a, b) => a.elements() + b.elements(),
+            Keeping::Input(x, reduced) => {
+                x.len() + reduced.iter().flatten().map(|reduced| reduced.len()).sum::<usize>()
+            }
+        }
+    }
+}
+
+impl Block {
+    /// Declares layer `index`.
+    pub fn declare(
+        model: &ModelSpec,
+        index: usize,
+        recompute: Recompute,
+        sequence_parallel: bool,
+        inventory: &mut Inventory,
+    ) -> Self {
+        let names = Names::of(model);
+        let after = model.norm.per_layer == 4;
+        let [before_attention, after_attention, before_mlp, after_mlp] = names.norms(index, after);
+        let attention = Half::declare(
+            model,
+            &HalfNames {
+                norm: &before_attention,
+                post: after.then_some(&after_attention),
+                bias: model.attention.out_bias.then(|| names.attention(index, "o")),
+                place: super::place(index, 1),
+                sequence_parallel,
+            },
+            |inventory| Attention::declare(model, index, inventory),
+            inventory,
+        );
+        let mlp = Half::declare(
+            model,
+            &HalfNames {
+                norm: &before_mlp,
+                post: after.then_some(&after_mlp),
+                bias: model.mlp.bias.then(|| names.mlp(index, "down")),
+                place: super::place(index, 2),
+                sequence_parallel,
+            },
+            |inventory| Mlp::declare(model, index, inventory),
+            inventory,
+        );
+        Self { attention, mlp, recompute }
+    }
+
+    /// `x[r, h] -> y[r, h]`
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn forward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        x: Vec<T>,
+    ) -> Result<(Vec<T>, BlockKept<T>), CommError> {
+        let (x, full) = (Rc::new(x), self.recompute == Recompute::Full);
+        // Reducing again would cost more than keeping what was reduced.
+        let keep = full && ctx.tp.size() > 1;
+        let (x1, mut first) = self.attention.forward(ctx, x.clone(), None, keep)?;
+        let (y, mut second) = self.mlp.forward(ctx, Rc::new(x1), None, false)?;
+        if full {
+            let reduced = [first.reduced.filter(|_| keep), second.reduced.filter(|_| keep)];
+            return Ok((y, BlockKept(Keeping::Input(x, reduced))));
+        }
+        if self.recompute == Recompute::Selective {
+            first.drop_cheap();
+            second.drop_cheap();
+        }
+        Ok((y, BlockKept(Keeping::Halves(first, second))))
+    }
+
+    /// `dy[r, h] -> dx[r, h]`
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn backward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: BlockKept<T>,
+        dy: Vec<T>,
+        weights: &mut Weights<'_, T>,
+    ) -> Result<Vec<T>, CommError> {
+        let (first, second) = match kept.0 {
+            Keeping::Halves(first, second) => (first, second),
+            Keeping::Input(x, [attention, mlp]) => {
+                let (x1, first) = self.attention.forward(ctx, x, attention, false)?;
+                (first, self.mlp.forward_without_output(ctx, Rc::new(x1), mlp)?)
+            }
+        };
+        let dx1 = self.mlp.backward(ctx, second, dy, weights)?;
+        self.attention.backward(ctx, first, dx1, weights)
+    }
+}
+
+/// Half a layer.
+#[derive(Clone, Debug)]
+struct Half<I> {
+    norm: Norm,
+    inner: I,
+    /// Bias of the row-parallel matrix, added once, after the sum.
+    bias: Option<Part>,
+    /// Norm behind the block (Gemma 2).
+    post: Option<Norm>,
+    width: usize,
+    /// Where in the model its dropout is.
+    place: u32,
+}
+
+/// What half a layer keeps of a micro-batch.
+struct HalfKept<T, K> {
+    /// Input, `[r, h]`.
+    x: Shared<T>,
+    statistics: Rc<Statistics<T>>,
+    /// Norm output, `[r, h]`, unless it is computed again.
+    h: Option<Shared<T>>,
+    inner: K,
+    /// Output of the block after the sum over ranks, `[r, h]`, where the norm behind it or
+    /// recomputation needs it.
+    reduced: Option<Shared<T>>,
+    post: Option<Rc<Statistics<T>>>,
+}
+
+impl<T, K: Kept> HalfKept<T, K> {
+    fn elements(&self) -> usize {
+        let shared = [&self.h, &self.reduced].into_iter().flatten();
+        let statistics = self.post.as_ref().map_or(0, |post| post.elements());
+        self.x.len()
+            + self.statistics.elements()
+            + self.inner.elements()
+            + statistics
+            + shared.map(|shared| shared.len()).sum::<usize>()
+    }
+
+    fn drop_cheap(&mut self) {
+        self.h = None;
+        self.inner.drop_cheap();
+    }
+}
+
+/// What half a layer is called.
+struct HalfNames<'a> {
+    norm: &'a str,
+    post: Option<&'a String>,
+    /// The matrix whose bias is added after the sum.
+    bias: Option<String>,
+    place: u32,
+    sequence_parallel: bool,
+}
+
+impl<I> Half<I> {
+    fn declare(
+        model: &ModelSpec,
+        names: &HalfNames<'_>,
+        inner: impl FnOnce(&mut Inventory) -> I,
+        inventory: &mut Inventory,
+    ) -> Self {
+        let width = model.hidden as usize;
+        let norm = Norm::declare(model, names.norm, names.sequence_parallel, inventory);
+        let inner = inner(inventory);
+        let partial = if names.sequence_parallel { Gradient::Partial } else { Gradient::Whole };
+        let bias = names.bias.as_ref().map(|matrix| {
+            inventory.declare(Declaration {
+                name: format!("{matrix}.bias"),
+                shape: vec![width],
+                transposed: false,
+                placement: Placement::Replicated,
+                gradient: partial,
+                tied_copy: false,
+                init: Init::Constant(0.0),
+            })
+        });
+        let post =
+            names.post.map(|name| Norm::declare(model, name, names.sequence_parallel, inventory));
+        Self { norm, inner, bias, post, width, place: names.place }
+    }
+
+    /// `x[r, h] -> y[r, h]`. With what was `reduced` before, that is not computed again; `keep` asks
+    /// for it.
+    fn forward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        x: Shared<T>,
+        reduced: Option<Shared<T>>,
+        keep: bool,
+    ) -> Result<(Vec<T>, HalfKept<T, I::Kept>), CommError>
+    where
+        I: Inner<T>,
+    {
+        let mut kept = self.before_projection(ctx, x)?;
+        let reduced = match reduced {
+            Some(reduced) => reduced,
+            None => self.project(ctx, &kept.inner)?,
+        };
+        kept.reduced = (keep || self.post.is_some()).then(|| reduced.clone());
+        let mut y = match self.post {
+            None => Rc::unwrap_or_clone(reduced),
+            Some(post) => {
+                let (y, statistics) = post.forward(ctx.cpu, ctx.weights, &reduced);
+                kept.post = Some(Rc::new(statistics));
+                y
+            }
+        };
+        ctx.drop_stream(self.place, self.width, &mut y);
+        elementwise::axpy(ctx.cpu, T::ONE, &kept.x, &mut y);
+        Ok((y, kept))
+    }
+
+    /// What [`Self::forward`] keeps; the output is computed only as far as that needs it.
+    fn forward_without_output<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        x: Shared<T>,
+        reduced: Option<Shared<T>>,
+    ) -> Result<HalfKept<T, I::Kept>, CommError>
+    where
+        I: Inner<T>,
+    {
+        if self.post.is_some() {
+            return self.forward(ctx, x, reduced, false).map(|(_, kept)| kept);
+        }
+        self.before_projection(ctx, x)
+    }
+
+    fn before_projection<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        x: Shared<T>,
+    ) -> Result<HalfKept<T, I::Kept>, CommError>
+    where
+        I: Inner<T>,
+    {
+        let (h, statistics) = self.norm.forward(ctx.cpu, ctx.weights, &x);
+        let (h, statistics) = (Rc::new(h), Rc::new(statistics));
+        let inner = self.inner.forward(ctx, &ctx.enter(&h)?);
+        Ok(HalfKept { x, statistics, h: Some(h), inner, reduced: None, post: None })
+    }
+
+    fn project<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &I::Kept,
+    ) -> Result<Shared<T>, CommError>
+    where
+        I: Inner<T>,
+    {
+        let mut reduced = ctx.leave(self.inner.project(ctx, kept))?;
+        if let Some(bias) = self.bias {
+            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut reduced);
+        }
+        Ok(Rc::new(reduced))
+    }
+
+    /// `dy[r, h] -> dx[r, h]`
+    fn backward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: HalfKept<T, I::Kept>,
+        dy: Vec<T>,
+        weights: &mut Weights<'_, T>,
+    ) -> Result<Vec<T>, CommError>
+    where
+        I: Inner<T>,
+    {
+        let cpu = ctx.cpu;
+        let dreduced = self.backward_post(ctx, &kept, &dy, weights);
+        weights.take(cpu, self.bias.map(|bias| WeightWork::Bias { bias, dy: dreduced.clone() }));
+        let dprojected = ctx.enter(&dreduced)?;
+        let again = || Rc::new(self.norm.forward(cpu, ctx.weights, &kept.x).0);
+        let h = kept.h.clone().unwrap_or_else(again);
+        let entering = ctx.start_enter(&h)?;
+        let (dh, work) = self.inner.backward(ctx, &kept.inner, &dprojected);
+        // Weights' gradients are computed while the inputs' are being reduced.
+        let leaving = ctx.start_leave(dh)?;
+        weights.take(cpu, self.inner.weights(work, &entering.wait()?));
+        let dh = Rc::new(leaving.wait()?);
+        let HalfKept { x, statistics, .. } = kept;
+        let mut dx = dy;
+        let output = Output::Accumulate;
+        self.norm.backward_input(cpu, ctx.weights, &x, &statistics, &dh, &mut dx, output);
+        weights.take(cpu, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
+        Ok(dx)
+    }
+
+    /// Through dropout and the norm behind the block.
+    fn backward_post<T: Scalar, K>(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &HalfKept<T, K>,
+        dy: &[T],
+        weights: &mut Weights<'_, T>,
+    ) -> Shared<T> {
+        let mut dropped = dy.to_vec();
+        ctx.drop_stream(self.place, self.width, &mut dropped);
+        let dropped = Rc::new(dropped);
+        let (Some(norm), Some(x), Some(statistics)) = (self.post, &kept.reduced, &kept.post) else {
+            return dropped;
+        };
+        let mut dx = vec![T::ZERO; x.len()];
+        let output = Output::Overwrite;
+        norm.backward_input(ctx.cpu, ctx.weights, x, statistics, &dropped, &mut dx, output);
+        let (x, statistics) = (x.clone(), statistics.clone());
+        weights.take(ctx.cpu, [WeightWork::Norm { norm, x, statistics, dy: dropped }]);
+        Rc::new(dx)
+    }
+}

@@ -1,0 +1,124 @@
+//! Token embedding, split over the vocabulary, and learned positions.
+
+use super::{Context, Names, WeightWork, Weights};
+use crate::comm::CommError;
+use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement};
+use crate::scalar::Scalar;
+use kernels::embedding::{self, Embedding};
+use models::model::{ModelSpec, Positions};
+use std::rc::Rc;
+
+/// What the first stage begins with.
+#[derive(Clone, Debug)]
+pub struct EmbeddingLayer {
+    table: Part,
+    positions: Option<(Part, usize)>,
+    hidden: usize,
+    /// Vocabulary rows on each rank.
+    rows: usize,
+    scale: f64,
+}
+
+/// The token table's declaration; `tied_copy` on a later stage that shares it.
+pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declaration {
+    Declaration {
+        name: name.to_owned(),
+        shape: vec![model.vocab as usize, model.hidden as usize],
+        transposed: false,
+        placement: Placement::Vocabulary,
+        gradient: Gradient::Whole,
+        tied_copy,
+        init: Init::Normal(super::DEVIATION),
+    }
+}
+
+impl EmbeddingLayer {
+    /// Declares the tables. Positions lie on every rank; with sequence parallelism each sees others.
+    pub fn declare(model: &ModelSpec, sequence_parallel: bool, inventory: &mut Inventory) -> Self {
+        let (names, hidden) = (Names::of(model), model.hidden as usize);
+        let table = inventory.declare(table(model, names.embedding(), false));
+        let positions = match model.positions {
+            Positions::Rope => None,
+            Positions::Learned { max } => {
+                let part = inventory.declare(Declaration {
+                    name: names.positions().to_owned(),
+                    shape: vec![max as usize, hidden],
+                    transposed: false,
+                    placement: Placement::Replicated,
+                    gradient: if sequence_parallel { Gradient::Partial } else { Gradient::Whole },
+                    tied_copy: false,
+                    init: Init::Normal(super::DEVIATION),
+                });
+                Some((part, max as usize))
+            }
+        };
+        let (rows, scale) = (table.len / hidden, model.numerics.embedding_scale);
+        Self { table, positions, hidden, rows, scale }
+    }
+
+    /// The token table, where the output layer shares it.
+    pub fn table(&self) -> Part {
+        self.table
+    }
+
+    fn vocabulary<T: Scalar>(&self, ctx: &Context<'_, T>) -> Embedding {
+        Embedding {
+            tokens: ctx.tokens(),
+            columns: self.hidden,
+            rows: self.rows,
+            first_row: ctx.tp.rank() * self.rows,
+            scale: self.scale,
+        }
+    }
+
+    /// Learned positions of this rank's rows of the stream.
+    fn positions<T: Scalar>(&self, ctx: &Context<'_, T>, rows: usize) -> (Embedding, Vec<i64>) {
+        let (first, tokens) = (ctx.first_row(), ctx.rows());
+        let of_rows = &ctx.batch.positions[first..first + tokens];
+        let ids = of_rows.iter().map(|&position| i64::from(position)).collect();
+        (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
+    }
+
+    /// The stream's first rows, `[r, h]`.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>) -> Result<Vec<T>, CommError> {
+        let shape = self.vocabulary(ctx);
+        let mut partial = vec![T::ZERO; shape.tokens * self.hidden];
+        let table = ctx.weights.get(self.table);
+        embedding::forward(ctx.cpu, &shape, &ctx.batch.tokens, table, &mut partial);
+        let mut x = ctx.leave(partial)?;
+        if let Some((part, rows)) = self.positions {
+            let (shape, ids) = self.positions(ctx, rows);
+            let mut y = vec![T::ZERO; x.len()];
+            embedding::forward(ctx.cpu, &shape, &ids, ctx.weights.get(part), &mut y);
+            kernels::elementwise::axpy(ctx.cpu, T::ONE, &y, &mut x);
+        }
+        ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut x);
+        Ok(x)
+    }
+
+    /// The work on the tables, from the gradient of the stream's first rows.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn backward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        mut dx: Vec<T>,
+        weights: &mut Weights<'_, T>,
+    ) -> Result<(), CommError> {
+        ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);
+        let dx = Rc::new(dx);
+        if let Some((table, rows)) = self.positions {
+            let (shape, ids) = self.positions(ctx, rows);
+            let (ids, dy) = (Rc::new(ids), dx.clone());
+            weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
+        }
+        let (shape, table) = (self.vocabulary(ctx), self.table);
+        let (ids, dy) = (ctx.batch.tokens.clone(), ctx.enter(&dx)?);
+        weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
+        Ok(())
+    }
+}

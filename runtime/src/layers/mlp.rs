@@ -1,0 +1,176 @@
+//! The feed-forward block over this rank's part of its width, from the normed stream to partial sums.
+
+use super::attention::oriented;
+use super::block::{Inner, Kept};
+use super::linear::Linear;
+use super::{Context, Names, WeightWork};
+use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
+use crate::scalar::Scalar;
+use kernels::Output;
+use kernels::activation::{self, Activation};
+use models::model::{self, Gelu, ModelSpec};
+use std::rc::Rc;
+
+/// One rank's part of one layer's feed-forward block.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+}
+
+/// What the backward pass of a micro-batch needs.
+pub struct MlpKept<T> {
+    /// Input of the activation where it is gated, else empty, `[n, f/t]`.
+    gate: Vec<T>,
+    /// The other factor, or the input of the activation, `[n, f/t]`.
+    up: Vec<T>,
+    /// Input of the second matrix, unless it is computed again, `[n, f/t]`.
+    product: Option<Shared<T>>,
+}
+
+impl<T> Kept for MlpKept<T> {
+    fn elements(&self) -> usize {
+        let product = self.product.as_ref().map_or(0, |product| product.len());
+        self.gate.len() + self.up.len() + product
+    }
+
+    fn drop_cheap(&mut self) {
+        self.product = None;
+    }
+}
+
+impl Mlp {
+    /// Declares layer `index`'s matrices: the first column-parallel, the second row-parallel.
+    pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
+        let (names, tp) = (Names::of(model), inventory.tp());
+        let (hidden, ffn) = (model.hidden as usize, model.mlp.ffn as usize);
+        let mut declare = |part: &str, kind: &str, shape: Vec<usize>, placement, init| {
+            inventory.declare(Declaration {
+                name: format!("{}.{kind}", names.mlp(index, part)),
+                transposed: names.is_gpt2() && shape.len() == 2,
+                shape,
+                placement,
+                gradient: Gradient::Whole,
+                tied_copy: false,
+                init,
+            })
+        };
+        let rows = || Placement::Rows(vec![RowBlock { rows: ffn, ways: tp }]);
+        let mut column = |part: &str| {
+            let shape = oriented(names, ffn, hidden);
+            let weight = declare(part, "weight", shape, rows(), Init::Normal(super::DEVIATION));
+            let zero = Init::Constant(0.0);
+            let biased = model.mlp.bias;
+            let bias = biased.then(|| declare(part, "bias", vec![ffn], rows(), zero));
+            Linear { weight, bias, inputs: hidden, outputs: ffn / tp }
+        };
+        let gate = model.mlp.activation.is_gated().then(|| column("gate"));
+        let up = column("up");
+        let init = Init::Normal(super::output_deviation(model));
+        let shape = oriented(names, hidden, ffn);
+        let weight = declare("down", "weight", shape, Placement::Columns, init);
+        let down = Linear { weight, bias: None, inputs: ffn / tp, outputs: hidden };
+        Self { gate, up, down, activation: function(model) }
+    }
+
+    /// The activation.
+    fn product<T: Scalar>(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Shared<T> {
+        if let Some(product) = &kept.product {
+            return product.clone();
+        }
+        let mut y = vec![T::ZERO; kept.up.len()];
+        match self.gate {
+            Some(_) => {
+                activation::gated_forward(ctx.cpu, self.activation, &kept.gate, &kept.up, &mut y);
+            }
+            None => activation::forward(ctx.cpu, self.activation, &kept.up, &mut y),
+        }
+        Rc::new(y)
+    }
+}
+
+impl<T: Scalar> Inner<T> for Mlp {
+    type Kept = MlpKept<T>;
+    type Work = MlpWork<T>;
+
+    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> MlpKept<T> {
+        let gate = self.gate.map(|gate| gate.forward(ctx.cpu, ctx.weights, h)).unwrap_or_default();
+        let up = self.up.forward(ctx.cpu, ctx.weights, h);
+        let mut kept = MlpKept { gate, up, product: None };
+        kept.product = Some(self.product(ctx, &kept));
+        kept
+    }
+
+    fn project(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Vec<T> {
+        self.down.forward(ctx.cpu, ctx.weights, &self.product(ctx, kept))
+    }
+
+    fn backward(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &MlpKept<T>,
+        dy: &Shared<T>,
+    ) -> (Vec<T>, MlpWork<T>) {
+        let (cpu, weights) = (ctx.cpu, ctx.weights);
+        let mut dproduct = vec![T::ZERO; kept.up.len()];
+        self.down.backward_input(cpu, weights, dy, &mut dproduct, Output::Overwrite);
+        let mut dgate = vec![T::ZERO; kept.gate.len()];
+        let mut dup = vec![T::ZERO; kept.up.len()];
+        let mut dh = vec![T::ZERO; ctx.tokens() * self.up.inputs];
+        match self.gate {
+            Some(gate) => {
+                activation::gated_backward(
+                    cpu,
+                    self.activation,
+                    &kept.gate,
+                    &kept.up,
+                    &dproduct,
+                    &mut dgate,
+                    &mut dup,
+                );
+                gate.backward_input(cpu, weights, &dgate, &mut dh, Output::Overwrite);
+                self.up.backward_input(cpu, weights, &dup, &mut dh, Output::Accumulate);
+            }
+            None => {
+                activation::backward(cpu, self.activation, &kept.up, &dproduct, &mut dup);
+                self.up.backward_input(cpu, weights, &dup, &mut dh, Output::Overwrite);
+            }
+        }
+        let work = MlpWork { product: self.product(ctx, kept), dy: dy.clone(), dgate, dup };
+        (dh, work)
+    }
+
+    fn weights(&self, work: MlpWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
+        let MlpWork { product, dy, dgate, dup } = work;
+        let of =
+            |linear: Linear, x: &Shared<T>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
+        let gate = self.gate.map(|gate| of(gate, h, Rc::new(dgate)));
+        let mut works = vec![of(self.down, &product, dy), of(self.up, h, Rc::new(dup))];
+        works.extend(gate);
+        works
+    }
+}
+
+/// What the work on weights reads, apart from the block's input.
+pub struct MlpWork<T> {
+    product: Shared<T>,
+    dy: Shared<T>,
+    dgate: Vec<T>,
+    dup: Vec<T>,
+}
+
+/// The kernel's activation for a model.
+fn function(model: &ModelSpec) -> Activation {
+    let gelu = match model.numerics.gelu {
+        Gelu::Tanh => Activation::GeluTanh,
+        Gelu::Erf => Activation::GeluErf,
+    };
+    match model.mlp.activation {
+        model::Activation::Relu => Activation::Relu,
+        model::Activation::SquaredRelu => Activation::SquaredRelu,
+        model::Activation::Swiglu => Activation::Silu,
+        model::Activation::Gelu | model::Activation::Geglu => gelu,
+    }
+}

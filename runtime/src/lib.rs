@@ -1,0 +1,43 @@
+//! What a generated trainer calls: communicators, parallel layers, the pass executor, optimizer,
+//! data and metrics.
+//!
+//! ```text
+//! trainer::main(&program)          flags, files, steps
+//!   Rank                           one rank's parameters; a step: gradients, clip, update
+//!     Executor                     the rank's list of passes, transfers between stages
+//!       Stage > Block > Linear ..  serial layers; what tensor-parallel ranks share in `layers`
+//!     Reducer                      gradients of replicas, in buckets
+//!   Communicator                   one trait; ranks as threads, or one rank
+//! ```
+//!
+//! A [`program::Program`] holds everything that was planned. Nothing here reads a plan or decides
+//! anything that a plan should have decided.
+
+pub mod checkpoint;
+pub mod comm;
+pub mod data;
+mod error;
+mod executor;
+mod groups;
+pub mod layers;
+pub mod params;
+pub mod program;
+mod rank;
+mod reduce;
+mod report;
+mod scalar;
+mod schedule;
+mod stage;
+mod trace;
+pub mod trainer;
+
+pub use error::Error;
+pub use executor::{Outcome, Ran};
+pub use groups::Groups;
+pub use kernels;
+pub use models;
+pub use rank::{Gradients, Optimizer, Rank};
+pub use reduce::{Reduction, Span};
+pub use report::{At, Piece, RankReport, Sent};
+pub use scalar::Scalar;
+pub use schedule::{LrSchedule, Shape};

@@ -1,0 +1,189 @@
+//! What a generated trainer knows at compile time: the model, its split, and each device's passes.
+
+use models::decisions::{Decisions, Dtype, MoeOverlap, Offload};
+use models::mesh::Mesh;
+use models::model::ModelSpec;
+use models::placement::{RecomputeCounts, Stage, kind_name};
+use models::schedule::{Pass, ScheduleError, StageLayout};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use thiserror::Error;
+
+/// What one layer keeps for its backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// All activations.
+    None,
+    /// All but norm outputs and the activation function's product.
+    Selective,
+    /// Its input; with tensor parallelism also what was reduced over ranks, so that the second
+    /// forward pass reduces nothing.
+    Full,
+}
+
+/// One (virtual) pipeline stage. The first also holds the embedding, the last the output layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageProgram {
+    /// First layer, 0-based.
+    pub first_layer: usize,
+    /// What each of its layers keeps.
+    pub recompute: Vec<Recompute>,
+}
+
+impl StageProgram {
+    /// Its layers.
+    pub fn layers(&self) -> Range<usize> {
+        self.first_layer..self.first_layer + self.recompute.len()
+    }
+}
+
+/// A whole training program. Nothing here is validated again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The model.
+    pub model: ModelSpec,
+    /// Where ranks lie.
+    pub mesh: Mesh,
+    /// Norms and residuals split over tensor-parallel ranks.
+    pub sequence_parallel: bool,
+    /// Sequences a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches an iteration and replica.
+    pub micro_batches: usize,
+    /// Which device holds which stage.
+    pub layout: StageLayout,
+    /// Stages, in model order.
+    pub stages: Vec<StageProgram>,
+    /// For each pipeline device, its passes in order.
+    pub passes: Vec<Vec<Pass>>,
+    /// What the plan expects on the fullest rank, bytes.
+    pub planned_memory_bytes: u64,
+}
+
+/// Why a plan cannot be run.
+#[derive(Debug, Error)]
+pub enum ProgramError {
+    /// A decision that the runtime cannot carry out yet.
+    #[error("{decision} cannot be {value} in training yet; valid: {valid}")]
+    Unsupported {
+        /// The decision, by its name in plans.
+        decision: String,
+        /// What the plan says.
+        value: String,
+        /// What would do.
+        valid: String,
+    },
+    /// The schedule does not exist for these counts.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+impl Program {
+    /// The program of a plan that [`models::check`] has accepted.
+    ///
+    /// # Errors
+    /// Decisions and models that the runtime cannot carry out yet, by name.
+    pub fn new(model: &ModelSpec, d: &Decisions, stages: &[Stage]) -> Result<Self, ProgramError> {
+        supported_decisions(d)?;
+        supported_model(model, d)?;
+        let (devices, chunks) = (d.pp as usize, d.vpp as usize);
+        let schedule = d.schedule.build(devices, d.micro_batches as usize, chunks)?;
+        let memory = models::placement::device_memory(stages, devices);
+        Ok(Self {
+            model: model.clone(),
+            mesh: Mesh::new(d),
+            sequence_parallel: d.sequence_parallel && d.tp > 1,
+            micro_batch: d.micro_batch as usize,
+            micro_batches: d.micro_batches as usize,
+            layout: schedule.layout,
+            stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
+            passes: schedule.passes,
+            planned_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
+        })
+    }
+
+    /// Ranks.
+    pub fn world_size(&self) -> usize {
+        (self.mesh.tp * self.mesh.cp * self.mesh.dp * self.mesh.pp) as usize
+    }
+
+    /// Sequences an iteration.
+    pub fn global_batch(&self) -> usize {
+        self.micro_batch * self.micro_batches * self.mesh.dp as usize
+    }
+
+    /// Tokens a sequence.
+    pub fn seq_len(&self) -> usize {
+        self.model.seq_len as usize
+    }
+
+    /// The stages of pipeline device `device`, in the order of its chunks.
+    pub fn stages_of(&self, device: usize) -> Vec<usize> {
+        let devices = self.mesh.pp as usize;
+        let chunks = self.stages.len() / devices;
+        (0..chunks).map(|chunk| self.layout.stage_of(devices, device, chunk)).collect()
+    }
+}
+
+/// Layers of a kind: those that recompute most come first.
+fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
+    let mut left: BTreeMap<&str, RecomputeCounts> =
+        stage.recompute.iter().map(|(kind, counts)| (kind.as_str(), *counts)).collect();
+    let layers = stage.first_layer..stage.first_layer + stage.layers;
+    let mut next = |layer: usize| {
+        let Some(counts) = left.get_mut(kind_name(model.layer_kind(layer))) else {
+            return Recompute::None;
+        };
+        let take = |count: &mut usize| {
+            let any = *count > 0;
+            *count = count.saturating_sub(1);
+            any
+        };
+        if take(&mut counts.full) {
+            Recompute::Full
+        } else if take(&mut counts.selective) {
+            Recompute::Selective
+        } else {
+            Recompute::None
+        }
+    };
+    let recompute = layers.map(&mut next).collect();
+    StageProgram { first_layer: stage.first_layer, recompute }
+}
+
+fn refuse(
+    holds: bool,
+    decision: &str,
+    value: impl ToString,
+    valid: &str,
+) -> Result<(), ProgramError> {
+    if holds {
+        return Ok(());
+    }
+    let (decision, value, valid) = (decision.to_owned(), value.to_string(), valid.to_owned());
+    Err(ProgramError::Unsupported { decision, value, valid })
+}
+
+fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
+    refuse(d.cp == 1, "cp", d.cp, "1")?;
+    refuse(d.ep == 1, "ep", d.ep, "1")?;
+    refuse(d.zero_stage == 0, "zero_stage", d.zero_stage, "0")?;
+    refuse(!d.vocab.over_pipeline(), "vocab", d.vocab, "first_last, redistribute, tensor")?;
+    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none")?;
+    refuse(d.offload == Offload::None, "offload", d.offload, "none")?;
+    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", d.dtype, "f32, f64")
+}
+
+fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError> {
+    let attention = &model.attention;
+    refuse(model.moe.is_none(), "model.moe", "a mixture", "dense models")?;
+    refuse(attention.mla.is_none(), "model.mla", "latent attention", "none")?;
+    refuse(!attention.qk_norm, "model.qk_norm", "true", "false")?;
+    let unknown = &model.numerics.unknown;
+    refuse(unknown.is_empty(), "model", unknown.join(", "), "models without it")?;
+    let (heads, kv) = (attention.heads, attention.kv_heads);
+    refuse(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads")?;
+    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width")?;
+    let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
+    refuse(even, "tp", d.tp, "a divisor or multiple of the key/value heads")
+}

@@ -1,0 +1,145 @@
+//! The rank report: what each rank held, did and sent, one JSON object a line.
+
+use crate::comm::Traffic;
+use crate::executor::Outcome;
+use crate::groups::Groups;
+use crate::params::{Gradient, Held, Inventory};
+use models::schedule::Pass;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What one rank held, did and sent.
+#[derive(Clone, Debug, Serialize)]
+pub struct RankReport {
+    /// Rank of the world.
+    pub rank: usize,
+    /// Where it is in the mesh.
+    pub at: At,
+    /// Its pieces of the model's tensors.
+    pub tensors: Vec<Piece>,
+    /// Bytes of its weights, padding included.
+    pub parameter_bytes: u64,
+    /// Bytes of its gradients.
+    pub gradient_bytes: u64,
+    /// Bytes of its moments.
+    pub optimizer_bytes: u64,
+    /// Most bytes kept for backward passes at a time.
+    pub peak_activation_bytes: u64,
+    /// Most micro-batches in flight at a time, those of all chunks together.
+    pub peak_in_flight: usize,
+    /// Passes of a step in the order run: kind, micro-batch, chunk (`F0.1`).
+    pub passes: Vec<String>,
+    /// Steps run.
+    pub steps: u64,
+    /// In all steps together, by group and call.
+    pub traffic: BTreeMap<String, BTreeMap<&'static str, Sent>>,
+}
+
+/// Coordinates in the mesh.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct At {
+    /// Tensor parallel index.
+    pub tp: u64,
+    /// Pipeline device.
+    pub pp: u64,
+    /// Replica.
+    pub dp: u64,
+}
+
+/// A box of a tensor, in the checkpoint's dimensions. A fused tensor may be held in several.
+#[derive(Clone, Debug, Serialize)]
+pub struct Piece {
+    /// Hugging Face name.
+    pub name: String,
+    /// Shape of the whole.
+    pub global_shape: Vec<usize>,
+    /// Where the piece begins.
+    pub global_offset: Vec<usize>,
+    /// Its shape.
+    pub local_shape: Vec<usize>,
+    /// Rows of zeros stored behind it.
+    pub padding_rows: usize,
+    /// Stage of the model.
+    pub stage: usize,
+    /// Another rank of the replica holds the same piece and counts it.
+    pub copy: bool,
+    /// Its gradient is summed over tensor-parallel ranks.
+    pub partial_gradient: bool,
+    /// Weight decay applies.
+    pub decays: bool,
+}
+
+/// Calls and bytes handed in.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Sent {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// `F0.1`: forward of micro-batch 0 on chunk 1.
+pub fn pass_name(pass: &Pass) -> String {
+    format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk)
+}
+
+impl RankReport {
+    /// Of a rank after `steps` steps, the last of which ended in `outcome`.
+    pub fn new(
+        groups: &Groups,
+        inventory: &Inventory,
+        element_bytes: u64,
+        outcome: &Outcome,
+        steps: u64,
+        traffic: &Traffic,
+    ) -> Self {
+        let bytes = inventory.elements() as u64 * element_bytes;
+        Self {
+            rank: groups.world.rank(),
+            at: At { tp: groups.at.tp, pp: groups.at.pp, dp: groups.at.dp },
+            tensors: inventory.all().iter().flat_map(pieces).collect(),
+            parameter_bytes: bytes,
+            gradient_bytes: bytes,
+            optimizer_bytes: 2 * bytes,
+            peak_activation_bytes: outcome.peak_elements as u64 * element_bytes,
+            peak_in_flight: outcome.peak_in_flight,
+            passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
+            steps,
+            traffic: by_group(traffic),
+        }
+    }
+}
+
+fn by_group(traffic: &Traffic) -> BTreeMap<String, BTreeMap<&'static str, Sent>> {
+    let mut groups: BTreeMap<String, BTreeMap<&'static str, Sent>> = BTreeMap::new();
+    for ((group, call), counted) in traffic {
+        let sent = Sent { calls: counted.calls, bytes: counted.bytes };
+        groups.entry(group.clone()).or_default().insert(call, sent);
+    }
+    groups
+}
+
+fn pieces(held: &Held) -> impl Iterator<Item = Piece> + '_ {
+    let (declaration, extent) = (&held.declaration, &held.extent);
+    let last = extent.rows.len() - 1;
+    extent.rows.iter().enumerate().map(move |(n, rows)| {
+        let (offset, shape) =
+            ((rows.start, extent.columns.start), (rows.len(), extent.columns.len()));
+        let oriented = |(row, column): (usize, usize)| match declaration.shape.len() {
+            1 => vec![row],
+            _ if declaration.transposed => vec![column, row],
+            _ => vec![row, column],
+        };
+        Piece {
+            name: declaration.name.clone(),
+            global_shape: declaration.shape.clone(),
+            global_offset: oriented(offset),
+            local_shape: oriented(shape),
+            padding_rows: if n == last { extent.padding } else { 0 },
+            stage: held.stage,
+            copy: !held.counted,
+            partial_gradient: declaration.gradient == Gradient::Partial,
+            decays: declaration.decays(),
+        }
+    })
+}

@@ -1,0 +1,431 @@
+//! The front door: a generated trainer's `main` calls [`main`] with its program.
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::comm::{CommError, Communicator, Op, Options, Solo, Traffic, run_ranks};
+use crate::data::{self, Samples};
+use crate::error::Error;
+use crate::program::Program;
+use crate::rank::{Gradients, Optimizer, Rank};
+use crate::reduce::Reduction;
+use crate::report::RankReport;
+use crate::scalar::Scalar;
+use crate::schedule::{LrSchedule, Shape};
+use crate::trace::Trace;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use kernels::Cpu;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Trains one model, split as it was planned.
+#[derive(Clone, Debug, Parser)]
+#[command(about, long_about = None)]
+pub struct Flags {
+    /// Hugging Face checkpoint to begin with: a directory or one .safetensors file. Without it,
+    /// weights are drawn from the seed.
+    #[arg(long, value_name = "DIR")]
+    pub init_from: Option<PathBuf>,
+    /// What to train on: Megatron's .bin (with .idx beside it), or a .safetensors file with `tokens`
+    /// [steps, batch, seq_len + 1], taken in order.
+    #[arg(long, value_name = "FILE")]
+    pub data: PathBuf,
+    /// Steps to train.
+    #[arg(long)]
+    pub steps: u64,
+    /// Highest learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub lr: f64,
+    /// AdamW's decays of the moments.
+    #[arg(long, value_delimiter = ',', num_args = 2, default_values_t = [0.9, 0.95])]
+    pub betas: Vec<f64>,
+    /// AdamW's epsilon.
+    #[arg(long, default_value_t = 1e-8)]
+    pub eps: f64,
+    /// Decay of matrices; vectors do not decay.
+    #[arg(long, default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// Largest gradient norm; 0 does not clip.
+    #[arg(long, default_value_t = 1.0)]
+    pub clip: f64,
+    /// Shape of the learning rate behind its warm-up.
+    #[arg(long, value_enum, default_value_t = Shape::Constant)]
+    pub lr_schedule: Shape,
+    /// Steps over which the learning rate rises.
+    #[arg(long, default_value_t = 0)]
+    pub lr_warmup: u64,
+    /// Of initial weights, dropout and the order of data.
+    #[arg(long, default_value_t = 1234)]
+    pub seed: u64,
+    /// Where to write one JSON object a step.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Where to write the first step's gradients, whole, before clipping.
+    #[arg(long, value_name = "FILE")]
+    pub dump_gradients: Option<PathBuf>,
+    /// Where to write the final weights, whole.
+    #[arg(long, value_name = "FILE")]
+    pub dump_weights: Option<PathBuf>,
+    /// Where to write one JSON object a rank: what it held, did and sent.
+    #[arg(long, value_name = "FILE")]
+    pub rank_report: Option<PathBuf>,
+    /// Where to write a trace that opens in Perfetto.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Threads of all ranks together; the machine's cores where not said.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Seconds without news of a rank before the others give up.
+    #[arg(long, default_value_t = 600)]
+    pub time_limit_s: u64,
+}
+
+/// One line of the metrics.
+#[derive(Clone, Debug, Serialize)]
+struct Metrics {
+    step: u64,
+    loss: f64,
+    aux_loss: f64,
+    total_loss: f64,
+    grad_norm: f64,
+    lr: f64,
+    tokens_per_s: f64,
+    model_flops_per_s: f64,
+    peak_memory_bytes: u64,
+    planned_memory_bytes: u64,
+}
+
+/// Reads the command line, trains, and says with the exit code how it went: 0 done, 2 the user's
+/// input, 1 anything else.
+pub fn main<T: Scalar>(program: &Program) -> ExitCode {
+    let flags = Flags::parse();
+    match train::<T>(program, &flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let theirs = matches!(error, Error::File { .. } | Error::Flag { .. });
+            ExitCode::from(if theirs { 2 } else { 1 })
+        }
+    }
+}
+
+/// Trains with all ranks as threads of this process.
+///
+/// # Errors
+/// Of the ranks' errors the one that made the others end.
+pub fn train<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
+    flags.check()?;
+    let size = program.world_size();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = flags.threads.unwrap_or(cores);
+    let options =
+        Options { time_limit: Duration::from_secs(flags.time_limit_s), ..Options::default() };
+    let run = |world: Box<dyn Communicator>| {
+        let rank = world.rank();
+        // Ranks that come first get what is left over.
+        let share = threads / size + usize::from(rank < threads % size);
+        train_rank::<T>(program, flags, world, share.max(1))
+    };
+    let results = match size {
+        1 => vec![run(Box::new(Solo::new()))],
+        _ => run_ranks(size, options, run),
+    };
+    results.into_iter().filter_map(Result::err).min_by_key(consequence).map_or(Ok(()), Err)
+}
+
+/// How far an error is from the cause: those that only tell of another rank's come last.
+fn consequence(error: &Error) -> u8 {
+    match error {
+        Error::Comm(CommError::Lost { .. } | CommError::Aborted { .. }) => 2,
+        Error::Comm(_) => 1,
+        _ => 0,
+    }
+}
+
+/// One rank's run, whatever connects it with the others.
+///
+/// # Errors
+/// Its own, or what the others did to it; the others are told.
+pub fn train_rank<T: Scalar>(
+    program: &Program,
+    flags: &Flags,
+    world: Box<dyn Communicator>,
+    threads: usize,
+) -> Result<(), Error> {
+    let cpu = Cpu::new(threads)?;
+    let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
+    let ended = Run::new(program, flags, &mut rank).and_then(Run::to_the_end);
+    if let Err(error) = &ended {
+        rank.groups().world.abort(&error.to_string());
+    }
+    ended
+}
+
+impl Flags {
+    /// Refuses values that cannot be.
+    fn check(&self) -> Result<(), Error> {
+        let [beta1, beta2] = self.betas[..] else {
+            return refuse("betas", "valid: two numbers, for example 0.9,0.95");
+        };
+        let in_unit = |x: f64| (0.0..1.0).contains(&x);
+        let from_zero = |x: f64| x.is_finite() && x >= 0.0;
+        let checks = [
+            ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
+            (
+                "betas",
+                in_unit(beta1) && in_unit(beta2),
+                "valid: each from 0 up to, not including, 1",
+            ),
+            ("eps", self.eps.is_finite() && self.eps > 0.0, "valid: above 0, for example 1e-8"),
+            ("weight-decay", from_zero(self.weight_decay), "valid: 0 or more, for example 0.1"),
+            ("clip", from_zero(self.clip), "valid: above 0, or 0 for none"),
+            ("threads", self.threads != Some(0), "valid: 1 or more"),
+            ("time-limit-s", self.time_limit_s > 0, "valid: 1 or more"),
+        ];
+        let wrong = checks.into_iter().find(|(_, holds, _)| !holds);
+        wrong.map_or(Ok(()), |(flag, _, valid)| refuse(flag, valid))
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        Optimizer {
+            betas: (self.betas[0], self.betas[1]),
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            clip: (self.clip > 0.0).then_some(self.clip),
+        }
+    }
+}
+
+fn refuse(flag: &'static str, problem: &str) -> Result<(), Error> {
+    Err(Error::Flag { flag, problem: problem.to_owned() })
+}
+
+/// A rank on its way through the steps.
+struct Run<'a, 'p, T> {
+    program: &'a Program,
+    flags: &'a Flags,
+    rank: &'a mut Rank<'p, T>,
+    samples: Box<dyn Samples>,
+    lr: LrSchedule,
+    /// Rank 0's outputs.
+    metrics: Option<Output>,
+    bar: ProgressBar,
+    trace: Option<Trace>,
+    /// What was sent before the first step.
+    before: Traffic,
+    /// The last step's result; `None` before the first.
+    last: Option<Gradients>,
+    peak_elements: usize,
+}
+
+/// A file that is written line by line.
+struct Output {
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn create(path: &Path) -> Result<Self, Error> {
+        let file = File::create(path).map_err(Error::io(path))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    fn line(&mut self, text: &str) -> Result<(), Error> {
+        self.file.write_all(format!("{text}\n").as_bytes()).map_err(Error::io(&self.path))
+    }
+}
+
+impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
+    /// Opens what the flags name, and fills the weights.
+    fn new(
+        program: &'a Program,
+        flags: &'a Flags,
+        rank: &'a mut Rank<'p, T>,
+    ) -> Result<Self, Error> {
+        let samples = data::open(&flags.data, program.seq_len(), flags.seed)?;
+        enough_samples(&*samples, flags, program)?;
+        match &flags.init_from {
+            Some(path) => rank.load(&Checkpoint::open(path)?)?,
+            None => rank.initialise(),
+        }
+        let first = rank.groups().world.rank() == 0;
+        let metrics = flags.metrics.as_deref().filter(|_| first);
+        let metrics = metrics.map(Output::create).transpose()?;
+        let (peak, shape) = (flags.lr, flags.lr_schedule);
+        let lr = LrSchedule { peak, shape, warmup: flags.lr_warmup, steps: flags.steps };
+        rank.groups().world.barrier()?;
+        let trace = flags.trace.is_some();
+        let trace = trace.then(|| Trace::new(Instant::now(), rank.groups().world.rank()));
+        let before = rank.groups().world.stats().traffic();
+        let (bar, last) = (progress_bar(first, flags.steps), None);
+        Ok(Self {
+            program,
+            flags,
+            rank,
+            samples,
+            lr,
+            metrics,
+            bar,
+            trace,
+            before,
+            last,
+            peak_elements: 0,
+        })
+    }
+
+    fn to_the_end(mut self) -> Result<(), Error> {
+        for step in 0..self.flags.steps {
+            self.step(step)?;
+        }
+        self.bar.finish();
+        let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
+        if let Some(path) = &self.flags.dump_weights
+            && let Some(weights) = self.rank.whole_weights()?
+        {
+            checkpoint::write(path, &weights)?;
+        }
+        self.write_rank_report(&traffic)?;
+        self.write_trace()
+    }
+
+    fn step(&mut self, step: u64) -> Result<(), Error> {
+        let begin = Instant::now();
+        let result = self.rank.gradients(&*self.samples, step, None)?;
+        finite(step, "loss", result.loss)?;
+        finite(step, "gradient norm", result.norm)?;
+        if let (0, Some(path)) = (step, &self.flags.dump_gradients)
+            && let Some(gradients) = self.rank.whole_gradients()?
+        {
+            checkpoint::write(path, &gradients)?;
+        }
+        let (lr, updating) = (self.lr.at(step), Instant::now());
+        self.rank.update(&self.flags.optimizer(), lr, result.norm);
+        self.peak_elements = self.peak_elements.max(result.outcome.peak_elements);
+        if let Some(trace) = &mut self.trace {
+            trace.passes(&result.outcome.ran);
+            trace.reductions(&result.reductions);
+            trace.phase("update", updating, Instant::now());
+        }
+        self.tell(step, &result, lr, begin)?;
+        self.last = Some(result);
+        Ok(())
+    }
+
+    fn tell(
+        &mut self,
+        step: u64,
+        result: &Gradients,
+        lr: f64,
+        begin: Instant,
+    ) -> Result<(), Error> {
+        let activations = self.peak_elements * size_of::<T>();
+        let mut peak = [(self.rank.state_bytes() + activations as u64) as i64];
+        self.rank.groups().world.all_reduce(&mut peak, Op::Max)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        let tokens = (self.program.global_batch() * self.program.seq_len()) as f64;
+        let flops = 3.0 * models::layer::forward_flops(&self.program.model, tokens);
+        let metrics = Metrics {
+            step,
+            loss: result.loss,
+            aux_loss: 0.0,
+            total_loss: result.loss,
+            grad_norm: result.norm,
+            lr,
+            tokens_per_s: tokens / seconds,
+            model_flops_per_s: flops / seconds,
+            peak_memory_bytes: peak[0] as u64,
+            planned_memory_bytes: self.program.planned_memory_bytes,
+        };
+        self.bar.set_message(format!("loss {:.4}", metrics.loss));
+        self.bar.inc(1);
+        match &mut self.metrics {
+            Some(output) => output.line(&serde_json::to_string(&metrics).unwrap_or_default()),
+            None => Ok(()),
+        }
+    }
+
+    fn write_rank_report(&self, traffic: &Traffic) -> Result<(), Error> {
+        let (Some(path), Some(last)) = (&self.flags.rank_report, &self.last) else {
+            return Ok(());
+        };
+        let (groups, inventory) = (self.rank.groups(), self.rank.inventory());
+        let mut outcome = last.outcome.clone();
+        outcome.peak_elements = self.peak_elements;
+        let bytes = size_of::<T>() as u64;
+        let report = RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
+        let line = serde_json::to_string(&report).unwrap_or_default();
+        let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
+        write_lines(path, lines)
+    }
+
+    fn write_trace(&self) -> Result<(), Error> {
+        let (Some(path), Some(trace)) = (&self.flags.trace, &self.trace) else { return Ok(()) };
+        let text = trace.lines().join(",\n");
+        let Some(ranks) = gather_text(&*self.rank.groups().world, &text)? else { return Ok(()) };
+        let events: Vec<String> = ranks.into_iter().filter(|text| !text.is_empty()).collect();
+        write_lines(path, [format!("{{\"traceEvents\":[\n{}\n]}}", events.join(",\n"))])
+    }
+}
+
+/// Rank 0 gets everybody's text.
+fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String>>, CommError> {
+    const TAG: u64 = (1 << 61) + 1;
+    let lengths = world.gather(&[text.len() as i64], 0)?;
+    if world.rank() > 0 {
+        world.send(text.as_bytes(), 0, TAG)?;
+        return Ok(None);
+    }
+    let mut all = vec![text.to_owned()];
+    for (from, &length) in lengths.iter().enumerate().skip(1) {
+        let bytes: Vec<u8> = world.recv(length as usize, from, TAG)?;
+        all.push(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    Ok(Some(all))
+}
+
+fn write_lines(path: &Path, lines: impl IntoIterator<Item = String>) -> Result<(), Error> {
+    let mut output = Output::create(path)?;
+    lines.into_iter().try_for_each(|line| output.line(&line))
+}
+
+/// What was sent between two counts.
+fn since(before: &Traffic, after: &Traffic) -> Traffic {
+    let mut between = after.clone();
+    for (key, counted) in &mut between {
+        let earlier = before.get(key).copied().unwrap_or_default();
+        counted.calls -= earlier.calls;
+        counted.bytes -= earlier.bytes;
+    }
+    between.retain(|_, counted| counted.calls > 0);
+    between
+}
+
+fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Error> {
+    if value.is_finite() { Ok(()) } else { Err(Error::NotFinite { step, what, value }) }
+}
+
+fn enough_samples(samples: &dyn Samples, flags: &Flags, program: &Program) -> Result<(), Error> {
+    let batch = program.global_batch() as u64;
+    let most = samples.len() / batch;
+    if samples.repeats() || flags.steps <= most {
+        return Ok(());
+    }
+    let problem = format!(
+        "{} steps of {batch} samples; the data has {} samples: valid: up to {most}",
+        flags.steps,
+        samples.len()
+    );
+    Err(Error::Flag { flag: "steps", problem })
+}
+
+/// A bar on rank 0 of a run that somebody watches.
+fn progress_bar(first: bool, steps: u64) -> ProgressBar {
+    if !first || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps  {msg}  {eta} left");
+    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

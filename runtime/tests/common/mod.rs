@@ -1,0 +1,270 @@
+//! Runs golden cases under any split, ranks as threads, and compares with what PyTorch computed.
+
+#![allow(dead_code)]
+
+use models::decisions::RankOrder;
+use models::input::Source;
+use models::mesh::Mesh;
+use models::model::{ModelSpec, read};
+use models::schedule::ScheduleName;
+use runtime::checkpoint::{Checkpoint, Whole};
+use runtime::comm::{Options, run_ranks};
+use runtime::data::{self, Samples};
+use runtime::kernels::Cpu;
+use runtime::program::{Program, Recompute, StageProgram};
+use runtime::{LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Where a golden case lies.
+pub fn golden(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(case)
+}
+
+/// The model of a case, with its sequence length and batch.
+pub fn model(case: &str) -> ModelSpec {
+    let path = golden(case).join("config.json");
+    let source = Source::from_bytes("config.json", std::fs::read(path).unwrap()).unwrap();
+    read(&source).unwrap().with_run(Some(32), Some(8)).unwrap()
+}
+
+/// How a run is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    pub tp: usize,
+    pub pp: usize,
+    pub vpp: usize,
+    pub dp: usize,
+    pub micro_batch: usize,
+    pub sequence_parallel: bool,
+    pub recompute: Recompute,
+    pub schedule: ScheduleName,
+    pub order: RankOrder,
+    pub reduction: Reduction,
+    pub delays: Option<runtime::comm::Delays>,
+}
+
+impl Default for Split {
+    fn default() -> Self {
+        Self {
+            tp: 1,
+            pp: 1,
+            vpp: 1,
+            dp: 1,
+            micro_batch: 8,
+            sequence_parallel: false,
+            recompute: Recompute::None,
+            schedule: ScheduleName::OneFOneB,
+            order: RankOrder::DpInner,
+            reduction: Reduction::Buckets { bytes: 1 << 14 },
+            delays: None,
+        }
+    }
+}
+
+impl Split {
+    pub fn ranks(&self) -> usize {
+        self.tp * self.pp * self.dp
+    }
+
+    pub fn micro_batches(&self) -> usize {
+        8 / self.dp / self.micro_batch
+    }
+
+    /// Whether the split exists for 4 layers and 8 sequences.
+    pub fn exists(&self) -> bool {
+        let whole = 8 % (self.dp * self.micro_batch) == 0 && self.pp * self.vpp <= 4;
+        whole && self.schedule.check(self.pp, self.micro_batches(), self.vpp).is_ok()
+    }
+
+    /// Layers of each stage: as even as may be, the rest on the last ones.
+    fn stages(&self, layers: usize) -> Vec<StageProgram> {
+        let count = self.pp * self.vpp;
+        let begin = |stage: usize| stage * layers / count;
+        (0..count)
+            .map(|stage| StageProgram {
+                first_layer: begin(stage),
+                recompute: vec![self.recompute; begin(stage + 1) - begin(stage)],
+            })
+            .collect()
+    }
+
+    pub fn program(&self, model: &ModelSpec) -> Program {
+        let naive = self.schedule == ScheduleName::Naive;
+        let (micro_batch, micro_batches) = match naive {
+            true => (8 / self.dp, 1),
+            false => (self.micro_batch, self.micro_batches()),
+        };
+        let schedule = self.schedule.build(self.pp, micro_batches, self.vpp).unwrap();
+        Program {
+            model: model.clone(),
+            mesh: Mesh {
+                tp: self.tp as u64,
+                cp: 1,
+                dp: self.dp as u64,
+                pp: self.pp as u64,
+                order: self.order,
+            },
+            sequence_parallel: self.sequence_parallel && self.tp > 1,
+            micro_batch,
+            micro_batches,
+            layout: schedule.layout,
+            stages: self.stages(model.layers),
+            passes: schedule.passes,
+            planned_memory_bytes: 0,
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub losses: Vec<f64>,
+    pub norms: Vec<f64>,
+    /// Of step 0, before clipping.
+    pub gradients: BTreeMap<String, Whole<f64>>,
+    /// After the last step.
+    pub weights: BTreeMap<String, Whole<f64>>,
+}
+
+pub fn optimizer() -> Optimizer {
+    Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) }
+}
+
+fn widen<T: Scalar>(tensors: BTreeMap<String, Whole<T>>) -> BTreeMap<String, Whole<f64>> {
+    let wide = |values: Vec<T>| values.into_iter().map(|value| value.to_f64()).collect();
+    tensors.into_iter().map(|(name, (shape, values))| (name, (shape, wide(values)))).collect()
+}
+
+/// Trains a case from its weights, as its README says.
+pub fn train<T: Scalar>(case: &str, split: &Split, steps: usize) -> Run {
+    train_program::<T>(&split.program(&model(case)), split, steps, Some(case), &*open(case))
+}
+
+/// Trains a program, from a case's weights or from its seed.
+pub fn train_program<T: Scalar>(
+    program: &Program,
+    split: &Split,
+    steps: usize,
+    init: Option<&str>,
+    samples: &dyn Samples,
+) -> Run {
+    let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
+    let options = Options { delays: split.delays, ..Options::default() };
+    let mut runs = run_ranks(split.ranks(), options, |world| {
+        let cpu = Cpu::serial();
+        let mut rank = Rank::<T>::new(program, world, cpu, split.reduction, 1234).unwrap();
+        match init {
+            Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
+            None => rank.initialise(),
+        }
+        let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), None);
+        for step in 0..steps as u64 {
+            let result = rank.gradients(samples, step, None).unwrap();
+            losses.push(result.loss);
+            norms.push(result.norm);
+            if step == 0 {
+                gradients = rank.whole_gradients().unwrap();
+            }
+            rank.update(&optimizer(), lr.at(step), result.norm);
+        }
+        let weights = rank.whole_weights().unwrap();
+        let gradients = widen(gradients.unwrap_or_default());
+        Some(Run { losses, norms, gradients, weights: widen(weights?) })
+    });
+    runs.swap_remove(0).unwrap()
+}
+
+pub fn open(case: &str) -> Box<dyn Samples> {
+    data::open(&golden(case).join("tokens.safetensors"), 32, 0).unwrap()
+}
+
+pub fn expected(case: &str) -> Value {
+    let text = std::fs::read_to_string(golden(case).join("expected.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+pub fn golden_gradients(case: &str) -> BTreeMap<String, Whole<f64>> {
+    let file =
+        runtime::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors")).unwrap();
+    file.names().into_iter().map(|name| (name.clone(), file.read(&name).unwrap())).collect()
+}
+
+/// ||a - b|| / ||b||
+pub fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    square(&mut a.iter().zip(b).map(|(a, b)| a - b)) / square(&mut b.iter().copied())
+}
+
+/// The README's checksums of a tensor: sum, l2 and dot.
+pub fn checksums(values: &[f64]) -> [f64; 3] {
+    let dot = |(i, x): (usize, &f64)| x * ((i % 997 + 1) as f64 / 997.0);
+    [
+        values.iter().sum(),
+        values.iter().map(|x| x * x).sum::<f64>().sqrt(),
+        values.iter().enumerate().map(dot).sum(),
+    ]
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+fn near(what: &str, found: f64, expected: f64, tolerance: f64) {
+    let off = (found - expected).abs();
+    assert!(off <= tolerance, "{what}: {found} is not {expected}: off by {off:e} > {tolerance:e}");
+}
+
+/// Compares a run in f32 of all 20 steps, or fewer, with the README's tolerances.
+pub fn check(case: &str, run: &Run) {
+    let expected = expected(case);
+    check_trajectory(&expected, &run.losses, &run.norms);
+    check_gradients(case, run);
+    if run.losses.len() == 20 {
+        check_weights(case, &expected, run);
+    }
+}
+
+/// Compares losses and gradient norms with the README's tolerances.
+pub fn check_trajectory_of(case: &str, losses: &[f64], norms: &[f64]) {
+    check_trajectory(&expected(case), losses, norms);
+}
+
+fn check_trajectory(expected: &Value, losses: &[f64], norms: &[f64]) {
+    let step0 = &expected["step0"];
+    near("step-0 loss", losses[0], number(&step0["loss_f64"]), 5e-6);
+    let trajectory = &expected["trajectory"];
+    for (step, (&loss, &norm)) in losses.iter().zip(norms).enumerate() {
+        let tolerance = if step < 5 { 3e-5 } else { 1e-4 };
+        let wanted = number(&trajectory["loss_f64"][step]);
+        near(&format!("loss of step {step}"), loss, wanted, tolerance);
+        let wanted = number(&trajectory["grad_norm_f64"][step]);
+        near(&format!("gradient norm of step {step}"), norm, wanted, tolerance * wanted);
+    }
+}
+
+fn check_gradients(case: &str, run: &Run) {
+    let golden = golden_gradients(case);
+    assert!(run.gradients.keys().eq(golden.keys()), "{:?}", run.gradients.keys());
+    for (name, (shape, values)) in &run.gradients {
+        let (golden_shape, golden) = &golden[name];
+        assert_eq!(shape, golden_shape, "{name}");
+        let off = distance(values, golden);
+        assert!(off <= 3e-5, "gradient of {name} is off by {off:e}");
+    }
+}
+
+fn check_weights(case: &str, expected: &Value, run: &Run) {
+    for (name, (_, values)) in &run.weights {
+        let noisy = case == "gpt2" && name.ends_with("c_attn.bias");
+        let tolerance = if noisy { 1e-3 } else { 1e-4 };
+        let wanted = &expected["params"][name]["final_f64"];
+        let [sum, l2, dot] = checksums(values);
+        let wide = tolerance * number(&wanted["l2"]) * (values.len() as f64).sqrt();
+        near(&format!("l2 of {name}"), l2, number(&wanted["l2"]), tolerance * l2);
+        near(&format!("sum of {name}"), sum, number(&wanted["sum"]), wide);
+        near(&format!("dot of {name}"), dot, number(&wanted["dot"]), wide);
+    }
+}

@@ -1,0 +1,194 @@
+//! What no split may change, apart from the golden cases: initial weights, dropout, masked labels,
+//! and a backward pass that is cut in two.
+
+mod common;
+
+use common::{Run, Split, distance, golden, model, open, train_program};
+use models::model::ModelSpec;
+use models::schedule::{Pass, PassKind};
+use runtime::Error;
+use runtime::data::{Sample, Samples};
+use runtime::program::Recompute;
+
+const CASES: [&str; 3] = ["llama_gqa", "gpt2", "gemma2"];
+
+fn splits() -> [Split; 4] {
+    [
+        Split { tp: 2, dp: 2, micro_batch: 2, ..Split::default() },
+        Split { tp: 2, pp: 2, micro_batch: 1, sequence_parallel: true, ..Split::default() },
+        Split { tp: 4, recompute: Recompute::Full, micro_batch: 4, ..Split::default() },
+        Split { pp: 4, dp: 2, micro_batch: 1, recompute: Recompute::Selective, ..Split::default() },
+    ]
+}
+
+fn same(run: &Run, reference: &Run, what: &str) {
+    for (found, expected) in run.losses.iter().zip(&reference.losses) {
+        assert!((found - expected).abs() <= 1e-12, "{what}: loss {found} is not {expected}");
+    }
+    for (name, (_, values)) in &run.gradients {
+        let off = distance(values, &reference.gradients[name].1);
+        assert!(off <= 1e-11, "{what}: gradient of {name} is off by {off:e}");
+    }
+}
+
+fn run(model: &ModelSpec, split: &Split, init: Option<&str>, samples: &dyn Samples) -> Run {
+    train_program::<f64>(&split.program(model), split, 2, init, samples)
+}
+
+#[test]
+fn weights_drawn_from_the_seed() {
+    for case in CASES {
+        let (model, samples) = (model(case), open(case));
+        let reference = run(&model, &Split::default(), None, &*samples);
+        for split in splits() {
+            let split_run = run(&model, &split, None, &*samples);
+            same(&split_run, &reference, &format!("{case} {split:?}"));
+        }
+    }
+}
+
+#[test]
+fn initial_weights_are_as_wide_as_said() {
+    let split = Split::default();
+    // No steps: the weights are those that were drawn.
+    let samples = open("llama_gqa");
+    let mut model = model("llama_gqa");
+    model.layers = 1;
+    let run = train_program::<f64>(&split.program(&model), &split, 0, None, &*samples);
+    assert_eq!(run.losses.len(), 0);
+    let deviation = |name: &str| {
+        let (_, values) = &run.weights[name];
+        (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt()
+    };
+    assert!((deviation("model.embed_tokens.weight") / 0.02 - 1.0).abs() < 0.03);
+    let output = 0.02 / 2f64.sqrt();
+    let name = "model.layers.0.mlp.down_proj.weight";
+    assert!((deviation(name) / output - 1.0).abs() < 0.03);
+    assert_eq!(run.weights["model.norm.weight"].1, vec![1.0; 64]);
+}
+
+#[test]
+fn dropout_masks() {
+    for case in CASES {
+        let samples = open(case);
+        let mut model = model(case);
+        let dry = run(&model, &Split::default(), Some(case), &*samples);
+        model.dropout = 0.2;
+        let reference = run(&model, &Split::default(), Some(case), &*samples);
+        let moved = (reference.losses[0] - dry.losses[0]).abs();
+        assert!(moved > 1e-3, "{case}: dropout does nothing");
+        for split in splits() {
+            let split_run = run(&model, &split, Some(case), &*samples);
+            same(&split_run, &reference, &format!("{case} {split:?}"));
+        }
+    }
+}
+
+/// Samples whose labels are masked, unevenly over sequences: the first not at all, the last wholly.
+struct Masked(Box<dyn Samples>);
+
+impl Samples for Masked {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn repeats(&self) -> bool {
+        false
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, Error> {
+        let mut sample = self.0.read(index)?;
+        let masked = (index % 8) as usize * sample.labels.len() / 7;
+        sample.labels[..masked].fill(-1);
+        Ok(sample)
+    }
+}
+
+#[test]
+fn masked_labels_that_replicas_have_unequally_many_of() {
+    for case in CASES {
+        let (model, samples) = (model(case), Masked(open(case)));
+        let reference = run(&model, &Split::default(), Some(case), &samples);
+        let whole = run(&model, &Split::default(), Some(case), &*open(case));
+        assert!((reference.losses[0] - whole.losses[0]).abs() > 1e-4, "{case}");
+        for split in splits() {
+            let split_run = run(&model, &split, Some(case), &samples);
+            same(&split_run, &reference, &format!("{case} {split:?}"));
+        }
+    }
+}
+
+/// Cuts every backward pass in two, the second half as late as its device's next backward.
+fn cut(passes: &[Pass]) -> Vec<Pass> {
+    let (mut cut, mut waiting) = (Vec::new(), None);
+    for &pass in passes {
+        if pass.kind == PassKind::BW {
+            cut.push(Pass { kind: PassKind::B, ..pass });
+            cut.extend(waiting.replace(Pass { kind: PassKind::W, ..pass }));
+        } else {
+            cut.push(pass);
+        }
+    }
+    cut.extend(waiting);
+    cut
+}
+
+#[test]
+fn a_backward_pass_cut_in_two() {
+    for case in CASES {
+        let (model, samples) = (model(case), open(case));
+        for split in splits() {
+            let whole = split.program(&model);
+            let mut halved = whole.clone();
+            halved.passes = whole.passes.iter().map(|passes| cut(passes)).collect();
+            assert_ne!(whole.passes, halved.passes);
+            let train = |program| train_program::<f32>(program, &split, 2, Some(case), &*samples);
+            assert!(train(&whole) == train(&halved), "{case} {split:?}");
+        }
+    }
+}
+
+#[test]
+fn stages_of_any_length() {
+    let (model, samples) = (model("llama_tied"), open("llama_tied"));
+    let reference = run(&model, &Split::default(), Some("llama_tied"), &*samples);
+    let split = Split { pp: 4, micro_batch: 2, ..Split::default() };
+    let mut program = split.program(&model);
+    // The ends hold no layer, as where vocabulary layers are a stage of their own.
+    for (stage, (first, layers)) in program.stages.iter_mut().zip([(0, 0), (0, 3), (3, 1), (4, 0)])
+    {
+        stage.first_layer = first;
+        stage.recompute = vec![Recompute::None; layers];
+    }
+    let uneven = train_program::<f64>(&program, &split, 2, Some("llama_tied"), &*samples);
+    same(&uneven, &reference, "uneven stages");
+}
+
+#[test]
+fn a_checkpoint_in_shards() {
+    use runtime::checkpoint::{Checkpoint, TensorFile, write};
+    let folder = std::env::temp_dir().join(format!("meshwright-shards-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = TensorFile::open(&golden("llama_gqa").join("model.safetensors")).unwrap();
+    let mut shards = [std::collections::BTreeMap::new(), std::collections::BTreeMap::new()];
+    let mut map = serde_json::Map::new();
+    for (n, name) in file.names().into_iter().enumerate() {
+        let shard = format!("model-0000{}-of-00002.safetensors", n % 2 + 1);
+        map.insert(name.clone(), shard.into());
+        shards[n % 2].insert(name.clone(), file.read::<f32>(&name).unwrap());
+    }
+    for (n, shard) in shards.iter().enumerate() {
+        write(&folder.join(format!("model-0000{}-of-00002.safetensors", n + 1)), shard).unwrap();
+    }
+    let index = serde_json::json!({ "weight_map": map });
+    let index_path = folder.join("model.safetensors.index.json");
+    std::fs::write(&index_path, index.to_string()).unwrap();
+    let whole = Checkpoint::open(&golden("llama_gqa")).unwrap();
+    let sharded = Checkpoint::open(&folder).unwrap();
+    for name in file.names() {
+        let shape = &file.info(&name).unwrap().shape;
+        let (a, b) = (whole.read::<f32>(&name, shape), sharded.read::<f32>(&name, shape));
+        assert_eq!(a.unwrap(), b.unwrap(), "{name}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,262 @@
+//! The front door: flags in, files out, and what wrong input is told.
+
+mod common;
+
+use clap::Parser;
+use common::{Split, check_trajectory_of, golden, model};
+use runtime::program::Program;
+use runtime::trainer::{Flags, train};
+use runtime::{Error, checkpoint};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A directory of its own, gone afterwards.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("meshwright-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn flags(case: &str, more: &[(&str, &Path)]) -> Flags {
+    let (init, data) = (golden(case), golden(case).join("tokens.safetensors"));
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut words: Vec<String> = ["trainer", "--steps", "3"].map(str::to_owned).to_vec();
+    words.extend(["--init-from".to_owned(), text(&init), "--data".to_owned(), text(&data)]);
+    for (flag, value) in more {
+        words.extend([format!("--{flag}"), text(value)]);
+    }
+    Flags::parse_from(words)
+}
+
+fn split() -> Split {
+    Split { tp: 2, pp: 2, dp: 2, micro_batch: 1, ..Split::default() }
+}
+
+fn program() -> Program {
+    split().program(&model("llama_gqa"))
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn defaults_replay_a_golden_case() {
+    let folder = Folder::new("replay");
+    let (metrics, gradients) = (folder.file("run.jsonl"), folder.file("gradients.safetensors"));
+    let weights = folder.file("weights.safetensors");
+    let named: [(&str, &Path); 3] =
+        [("metrics", &metrics), ("dump-gradients", &gradients), ("dump-weights", &weights)];
+    train::<f32>(&program(), &flags("llama_gqa", &named)).unwrap();
+    let lines = lines(&metrics);
+    assert_eq!(lines.len(), 3);
+    let of = |key: &str| lines.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<_>>();
+    check_trajectory_of("llama_gqa", &of("loss"), &of("grad_norm"));
+    assert_eq!(of("loss"), of("total_loss"));
+    assert_eq!(of("step"), [0.0, 1.0, 2.0]);
+    assert_eq!(of("lr"), [1e-3; 3]);
+    assert!(of("tokens_per_s").into_iter().all(|rate| rate > 0.0));
+
+    let dumped = checkpoint::TensorFile::open(&gradients).unwrap();
+    let golden = common::golden_gradients("llama_gqa");
+    assert_eq!(dumped.names().len(), golden.len());
+    for (name, (shape, values)) in golden {
+        let (found_shape, found) = dumped.read::<f64>(&name).unwrap();
+        assert_eq!(found_shape, shape, "{name}");
+        assert!(common::distance(&found, &values) < 3e-5, "{name}");
+    }
+    // What was written can be begun with, in another split.
+    let mut again = flags("llama_gqa", &[]);
+    again.init_from = Some(weights);
+    again.steps = 1;
+    train::<f32>(&Split { tp: 4, ..Split::default() }.program(&model("llama_gqa")), &again)
+        .unwrap();
+}
+
+#[test]
+fn the_rank_report_covers_every_tensor_once() {
+    let folder = Folder::new("report");
+    let path = folder.file("ranks.jsonl");
+    for (case, tp, sequence_parallel) in [("gpt2", 2, true), ("qwen2", 4, false)] {
+        let split = Split { tp, pp: 2, dp: 2, sequence_parallel, ..split() };
+        let flags = flags(case, &[("rank-report", &path)]);
+        let program = split.program(&model(case));
+        train::<f32>(&program, &flags).unwrap();
+        let ranks = lines(&path);
+        assert_eq!(ranks.len(), split.ranks());
+        let mut covered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        for rank in ranks.iter().filter(|rank| rank["at"]["dp"] == 0) {
+            for piece in rank["tensors"].as_array().unwrap() {
+                if piece["copy"] == false {
+                    cover(&mut covered, piece);
+                }
+            }
+        }
+        let golden = common::golden_gradients(case);
+        assert!(covered.keys().eq(golden.keys()));
+        for (name, counts) in covered {
+            assert!(counts.iter().all(|&count| count == 1), "{case}: {name}");
+        }
+        for rank in &ranks {
+            check_passes(&program, rank);
+        }
+    }
+}
+
+/// Adds one to every element of a piece.
+fn cover(covered: &mut BTreeMap<String, Vec<u8>>, piece: &Value) {
+    let list = |key: &str| -> Vec<usize> {
+        let values = piece[key].as_array().unwrap().iter();
+        values.map(|value| value.as_u64().unwrap() as usize).collect()
+    };
+    let (whole, offset) = (list("global_shape"), list("global_offset"));
+    let local = list("local_shape");
+    let name = piece["name"].as_str().unwrap().to_owned();
+    let counts = covered.entry(name).or_insert_with(|| vec![0; whole.iter().product()]);
+    let width = whole.get(1).copied().unwrap_or(1);
+    let (first, columns) = match whole.len() {
+        1 => (0, 1),
+        _ => (offset[1], local[1]),
+    };
+    for row in offset[0]..offset[0] + local[0] {
+        for column in first..first + columns {
+            counts[row * width + column] += 1;
+        }
+    }
+}
+
+/// Passes in the schedule's order, as many in flight as it says.
+fn check_passes(program: &Program, rank: &Value) {
+    let device = rank["at"]["pp"].as_u64().unwrap() as usize;
+    let ran: Vec<&str> =
+        rank["passes"].as_array().unwrap().iter().map(|pass| pass.as_str().unwrap()).collect();
+    let planned: Vec<String> = program.passes[device]
+        .iter()
+        .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
+        .collect();
+    assert_eq!(ran, planned);
+    let in_flight = rank["peak_in_flight"].as_u64().unwrap() as usize;
+    let devices = program.mesh.pp as usize;
+    assert_eq!(in_flight, (devices - device).min(program.micro_batches));
+}
+
+#[test]
+fn the_rank_report_counts_what_was_sent() {
+    let folder = Folder::new("sent");
+    let path = folder.file("ranks.jsonl");
+    let program = program();
+    train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)])).unwrap();
+    for rank in lines(&path) {
+        let device = rank["at"]["pp"].as_u64().unwrap();
+        let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
+        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device.
+        let stream = 3 * 4 * 32 * 64 * 4;
+        assert_eq!(sent("pp", "send", "bytes"), Some(stream));
+        assert_eq!(sent("pp", "recv", "bytes"), Some(stream));
+        // A layer reduces twice forward and twice backward; the embedding once forward, the output
+        // layer once backward, and the loss three vectors of 32 tokens; the norm one f64 a step.
+        let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
+        let ends = if device == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
+        assert_eq!(sent("tp", "all_reduce", "bytes"), Some(blocks + ends + 3 * 8));
+        // Every gradient once a step, and the count of valid tokens.
+        let gradients = rank["gradient_bytes"].as_u64().unwrap();
+        assert_eq!(sent("dp", "all_reduce", "bytes"), Some(3 * (gradients + 8)));
+    }
+}
+
+#[test]
+fn the_trace_has_every_pass_of_every_rank() {
+    let folder = Folder::new("trace");
+    let path = folder.file("trace.json");
+    train::<f32>(&program(), &flags("llama_gqa", &[("trace", &path)])).unwrap();
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let passes = events.iter().filter(|event| event["cat"] == "pass").count();
+    // 3 steps x 8 ranks x 4 micro-batches x 2 passes
+    assert_eq!(passes, 3 * 8 * 4 * 2);
+    let reductions = events.iter().filter(|event| event["cat"] == "dp").count();
+    assert_eq!(reductions, 3 * 8);
+}
+
+fn error(change: impl FnOnce(&mut Flags)) -> Error {
+    let mut flags = flags("llama_gqa", &[]);
+    change(&mut flags);
+    train::<f32>(&program(), &flags).unwrap_err()
+}
+
+/// The error's text has all of these.
+fn says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
+}
+
+#[test]
+fn wrong_input_is_refused_with_what_would_be_valid() {
+    let folder = Folder::new("wrong");
+    let bytes = std::fs::read(golden("llama_gqa").join("model.safetensors")).unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        std::fs::write(folder.file(name), bytes).unwrap();
+        folder.file(name)
+    };
+    let cut = write("cut.safetensors", &bytes[..bytes.len() / 2]);
+    let short = write("short.safetensors", &bytes[..100]);
+    let noise = write("noise.safetensors", &[9; 40]);
+
+    let init = |path: PathBuf| error(|flags| flags.init_from = Some(path));
+    says(&init(folder.file("nowhere")), &["nowhere/model.safetensors", "No such file"]);
+    says(&init(cut), &["cut.safetensors", "truncated", &bytes.len().to_string()]);
+    says(&init(short), &["short.safetensors", "truncated"]);
+    says(&init(noise), &["noise.safetensors", "truncated"]);
+    says(&init(golden("qwen2")), &["model.layers.0.self_attn.k_proj", "[16, 64]", "[32, 64]"]);
+    says(&init(golden("gpt2")), &["there is no tensor `model.embed_tokens.weight`"]);
+
+    says(&error(|flags| flags.data = folder.file("gone.bin")), &["gone.idx", "No such file"]);
+    says(&error(|flags| flags.data = folder.file("x.txt")), &["x.txt", "valid: a .safetensors"]);
+    says(&error(|flags| flags.steps = 21), &["--steps", "160 samples", "up to 20"]);
+    says(&error(|flags| flags.betas = vec![0.9, 1.0]), &["--betas", "valid"]);
+    says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
+    // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
+    let mut small = program();
+    small.model.vocab = 300;
+    let mut from_seed = flags("llama_gqa", &[]);
+    from_seed.init_from = None;
+    let refused = train::<f32>(&small, &from_seed).unwrap_err();
+    says(&refused, &["--data", "sample", "valid: 0 to 299"]);
+}
+
+#[test]
+fn a_full_disk_ends_the_run() {
+    // A link of our own: a writer that replaced what it is given would replace the link, not the
+    // machine's device.
+    let folder = Folder::new("full");
+    let full = folder.file("full");
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    let ended = error(|flags| flags.metrics = Some(full.clone()));
+    assert!(matches!(ended, Error::Io { .. }), "{ended}");
+    says(&ended, &["full", "No space left"]);
+    let ended = error(|flags| flags.dump_weights = Some(full.clone()));
+    assert!(matches!(ended, Error::Io { .. }), "{ended}");
+    assert!(full.is_symlink(), "the link was replaced");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run() {
+    let wild = error(|flags| flags.lr = 1e30);
+    says(&wild, &["step 1", "stops before it spoils the weights"]);
+}
