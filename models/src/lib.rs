@@ -29,4 +29,5 @@ pub mod mesh;
 pub mod model;
 pub mod placement;
 pub mod plan;
+pub mod program;
 pub mod schedule;

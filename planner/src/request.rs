@@ -6,6 +6,7 @@ use crate::search::Task;
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
+use models::program::RUNNABLE;
 use models::model::{self, ModelSpec};
 use std::io::Read;
 use std::path::Path;
@@ -83,7 +84,8 @@ impl Request {
     }
 }
 
-/// The user's settings, finished; nothing is offloaded where there is no host memory to take it.
+/// The user's settings, finished; nothing is offloaded where there is no host memory to take it, and where our
+/// own runtime trains, what it cannot carry out yet is left out unless the user asks for it.
 ///
 /// # Errors
 /// A setting that cannot be.
@@ -91,7 +93,11 @@ pub fn restrictions(
     settings: &[String],
     cluster: &ClusterSpec,
 ) -> Result<Restrictions, InputError> {
-    let mut found = Restrictions::parse(settings)?;
+    let asked = |key: &str| settings.iter().any(|setting| setting.split(['=', '<', '>']).next() == Some(key));
+    let runnable = RUNNABLE.iter().filter(|_| cluster.any_gpu_count);
+    let added = runnable.filter(|setting| !asked(setting.split('=').next().unwrap_or_default()));
+    let all: Vec<&str> = settings.iter().map(String::as_str).chain(added.copied()).collect();
+    let mut found = Restrictions::parse(&all)?;
     if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {
         found.offload = Choice::of(&[Offload::None]);
     }

@@ -38,6 +38,10 @@ pub enum Command {
     Schedule(ScheduleArgs),
     /// Compare the cost model with published measurements
     Validate(ValidateArgs),
+    /// Write the trainer that a plan describes
+    Generate(GenerateArgs),
+    /// Build a trainer and run it
+    Launch(LaunchArgs),
     /// List the shipped models
     Models(ListArgs),
     /// List the shipped clusters
@@ -236,4 +240,32 @@ pub struct ValidateArgs {
     /// Print JSON, every row's prediction included
     #[arg(long)]
     pub json: bool,
+}
+
+/// `plan generate`.
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// Folder for the trainer; files of its own that are there are replaced
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// The runtime it links with: a folder or a git URL [default: the one this program was built beside]
+    #[arg(long, value_name = "PATH|GIT")]
+    pub runtime: Option<String>,
+}
+
+/// `plan launch`.
+#[derive(Args, Debug)]
+pub struct LaunchArgs {
+    /// The trainer's folder
+    #[arg(value_name = "DIR")]
+    pub trainer: PathBuf,
+    /// All ranks as threads of one process, the default
+    #[arg(long)]
+    pub local: bool,
+    /// The trainer's own flags
+    #[arg(last = true, value_name = "TRAINER FLAGS")]
+    pub flags: Vec<String>,
 }

@@ -12,6 +12,8 @@ pub enum Failure {
     Infeasible(String),
     /// A check found something: exit code 2, said already.
     Refused,
+    /// A trainer that said what went wrong: its own exit code.
+    Trainer(u8),
     /// Us: exit code 1.
     Bug(anyhow::Error),
 }
@@ -23,6 +25,7 @@ impl Failure {
             Self::Bug(_) => 1,
             Self::Input(_) | Self::Refused => 2,
             Self::Infeasible(_) => 3,
+            Self::Trainer(code) => *code,
         }
     }
 }
@@ -32,7 +35,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Input(error) => writeln!(f, "{error}"),
             Self::Infeasible(text) => f.write_str(text),
-            Self::Refused => Ok(()),
+            Self::Refused | Self::Trainer(_) => Ok(()),
             Self::Bug(error) => writeln!(f, "error: {error:#}\n  this is a bug of ours"),
         }
     }

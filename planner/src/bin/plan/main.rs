@@ -4,6 +4,8 @@ mod args;
 mod checking;
 mod explaining;
 mod failure;
+mod generating;
+mod launching;
 mod lists;
 mod output;
 mod planning;
@@ -30,6 +32,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Diff(args)) => checking::diff(args),
         Some(Command::Schedule(args)) => schedules::run(args),
         Some(Command::Validate(args)) => validating::run(args),
+        Some(Command::Generate(args)) => generating::run(args),
+        Some(Command::Launch(args)) => launching::run(args),
         Some(Command::Models(args)) => lists::models(args),
         Some(Command::Clusters(args)) => lists::clusters(args),
     }

@@ -1,10 +1,12 @@
 //! What a generated trainer knows at compile time: the model, its split, and each device's passes.
+//!
+//! Made from a checked plan; `codegen` writes it out as source, `runtime` runs it.
 
-use models::decisions::{Decisions, Dtype, MoeOverlap, Offload};
-use models::mesh::Mesh;
-use models::model::ModelSpec;
-use models::placement::{RecomputeCounts, Stage, kind_name};
-use models::schedule::{Pass, ScheduleError, StageLayout};
+use crate::decisions::{Decisions, Dtype, MoeOverlap, Offload};
+use crate::mesh::Mesh;
+use crate::model::ModelSpec;
+use crate::placement::{RecomputeCounts, Stage, kind_name};
+use crate::schedule::{Pass, ScheduleError, StageLayout};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use thiserror::Error;
@@ -79,7 +81,7 @@ pub enum ProgramError {
 }
 
 impl Program {
-    /// The program of a plan that [`models::check`] has accepted.
+    /// The program of a plan that [`crate::check`] has accepted.
     ///
     /// # Errors
     /// Decisions and models that the runtime cannot carry out yet, by name.
@@ -88,7 +90,7 @@ impl Program {
         supported_model(model, d)?;
         let (devices, chunks) = (d.pp as usize, d.vpp as usize);
         let schedule = d.schedule.build(devices, d.micro_batches as usize, chunks)?;
-        let memory = models::placement::device_memory(stages, devices);
+        let memory = crate::placement::device_memory(stages, devices);
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),
@@ -163,6 +165,17 @@ fn refuse(
     let (decision, value, valid) = (decision.to_owned(), value.to_string(), valid.to_owned());
     Err(ProgramError::Unsupported { decision, value, valid })
 }
+
+/// What training can carry out so far, as settings that narrow a search; the number format aside, which a
+/// cluster gives.
+pub const RUNNABLE: [&str; 6] = [
+    "cp=1",
+    "ep=1",
+    "zero_stage=0",
+    "vocab=first_last,redistribute,tensor",
+    "moe_overlap=none",
+    "offload=none",
+];
 
 fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
     refuse(d.cp == 1, "cp", d.cp, "1")?;

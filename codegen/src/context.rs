@@ -1,0 +1,221 @@
+//! What the templates see: a plan's program as plain values.
+
+use crate::RuntimeSource;
+use crate::shapes::{self, Held};
+use models::decisions::{Dtype, RankOrder};
+use models::mesh::{Axis, Mesh};
+use models::model::{Activation, Gelu, ModelSpec, NormKind, Positions};
+use models::plan::Plan;
+use models::program::{Program, Recompute};
+use models::schedule::{Pass, PassKind, StageLayout};
+use serde_json::{Value, json};
+
+/// Passes on one line of a table.
+const PASSES_A_LINE: usize = 10;
+/// Ranks of a group that the README lists.
+const GROUPS_SHOWN: usize = 8;
+
+/// Everything, by the templates' names.
+pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSource) -> Value {
+    let d = &plan.decisions;
+    json!({
+        "tool": plan.tool,
+        "hash": hash,
+        "name": package_name(&program.model.name),
+        "runtime": runtime_dependency(runtime),
+        "model": model(&program.model),
+        "decisions": d,
+        "element": if d.dtype == Dtype::F64 { "f64" } else { "f32" },
+        "world_size": program.world_size(),
+        "tokens": program.global_batch() * program.seq_len(),
+        "global_batch": program.global_batch(),
+        "mesh": mesh(&program.mesh),
+        "groups": groups(&program.mesh),
+        "sequence_parallel": program.sequence_parallel,
+        "micro_batch": program.micro_batch,
+        "micro_batches": program.micro_batches,
+        "layout": match program.layout {
+            StageLayout::RoundRobin => "RoundRobin",
+            StageLayout::V => "V",
+        },
+        "layer": described(&shapes::layer(&program.model, program.mesh.tp)),
+        "stages": stages(program),
+        "rank_elements": rank_elements(program),
+        "passes": program.passes.iter().map(|device| pass_lines(device)).collect::<Vec<_>>(),
+        "split_backward": program.passes.iter().flatten().any(|pass| pass.kind == PassKind::W),
+        "planned_memory_bytes": program.planned_memory_bytes,
+    })
+}
+
+/// `trainer-` and the model's name with what cargo allows.
+fn package_name(model: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    format!("trainer-{}", model.chars().map(plain).collect::<String>().trim_matches('-'))
+}
+
+fn runtime_dependency(runtime: &RuntimeSource) -> String {
+    let (key, value) = match runtime {
+        RuntimeSource::Path(path) => ("path", path),
+        RuntimeSource::Git(url) => ("git", url),
+    };
+    format!("{{ package = \"meshwright-runtime\", {key} = {value:?} }}")
+}
+
+/// A float as Rust writes it.
+fn float(value: f64) -> String {
+    format!("{value:?}")
+}
+
+fn option(value: Option<String>) -> String {
+    value.map_or_else(|| "None".to_owned(), |value| format!("Some({value})"))
+}
+
+fn model(model: &ModelSpec) -> Value {
+    let attention = &model.attention;
+    json!({
+        "name": format!("{:?}", model.name),
+        "title": model.name,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "seq_len": model.seq_len,
+        "global_batch": model.global_batch,
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "qkv_bias": attention.qkv_bias,
+        "out_bias": attention.out_bias,
+        "qk_norm": attention.qk_norm,
+        "soft_cap": option(attention.soft_cap.map(float)),
+        "window": option(attention.window.map(|window| format!(
+            "Window {{ tokens: {}, full_every: {} }}",
+            window.tokens,
+            option(window.full_every.map(|every| every.to_string()))
+        ))),
+        "ffn": model.mlp.ffn,
+        "activation": match model.mlp.activation {
+            Activation::Relu => "Relu",
+            Activation::SquaredRelu => "SquaredRelu",
+            Activation::Gelu => "Gelu",
+            Activation::Swiglu => "Swiglu",
+            Activation::Geglu => "Geglu",
+        },
+        "mlp_bias": model.mlp.bias,
+        "norm": match model.norm.kind {
+            NormKind::LayerNorm => "LayerNorm",
+            NormKind::RmsNorm => "RmsNorm",
+        },
+        "norms_per_layer": model.norm.per_layer,
+        "positions": match model.positions {
+            Positions::Rope => "Positions::Rope".to_owned(),
+            Positions::Learned { max } => format!("Positions::Learned {{ max: {max} }}"),
+        },
+        "tied_embeddings": model.tied_embeddings,
+        "final_soft_cap": option(model.final_soft_cap.map(float)),
+        "dropout": float(model.dropout),
+        "norm_eps": float(model.numerics.norm_eps),
+        "norm_unit_offset": model.numerics.norm_unit_offset,
+        "rope_theta": float(model.numerics.rope_theta),
+        "query_pre_attn_scalar": float(model.numerics.query_pre_attn_scalar),
+        "embedding_scale": float(model.numerics.embedding_scale),
+        "gelu": match model.numerics.gelu {
+            Gelu::Tanh => "Tanh",
+            Gelu::Erf => "Erf",
+        },
+    })
+}
+
+fn mesh(mesh: &Mesh) -> Value {
+    let order = match mesh.order {
+        RankOrder::DpInner => "DpInner",
+        RankOrder::PpInner => "PpInner",
+    };
+    json!({ "tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp, "pp": mesh.pp, "order": order })
+}
+
+/// Ranks of the first groups along each axis that has any.
+fn groups(mesh: &Mesh) -> Vec<Value> {
+    let axes = [("tensor", Axis::Tp, mesh.tp), ("data", Axis::Dp, mesh.dp), ("pipeline", Axis::Pp, mesh.pp)];
+    let world = mesh.tp * mesh.cp * mesh.dp * mesh.pp;
+    let of = |(name, axis, size): (&str, Axis, u64)| {
+        let stride = mesh.stride(axis);
+        let firsts = (0..world).filter(|rank| rank / stride % size == 0);
+        let group = |first: u64| {
+            (0..size).map(|i| (first + i * stride).to_string()).collect::<Vec<_>>().join(" ")
+        };
+        let shown: Vec<String> = firsts.take(GROUPS_SHOWN).map(group).collect();
+        json!({ "axis": name, "size": size, "ranks": shown, "more": world / size > GROUPS_SHOWN as u64 })
+    };
+    axes.into_iter().filter(|(_, _, size)| *size > 1).map(of).collect()
+}
+
+fn stages(program: &Program) -> Vec<Value> {
+    let last = program.stages.len() - 1;
+    let devices = program.mesh.pp as usize;
+    let stage = |(index, stage): (usize, &models::program::StageProgram)| {
+        let tp = program.mesh.tp;
+        let before = if index == 0 { shapes::embedding(&program.model, tp) } else { vec![] };
+        let behind =
+            if index == last { shapes::head(&program.model, tp, devices == 1) } else { vec![] };
+        json!({
+            "index": index,
+            "device": program.layout.device_of(devices, index),
+            "first_layer": stage.first_layer,
+            "last_layer": stage.layers().end.saturating_sub(1),
+            "empty": stage.recompute.is_empty(),
+            "before": described(&before),
+            "behind": described(&behind),
+            "recompute": recompute(&stage.recompute),
+        })
+    };
+    program.stages.iter().enumerate().map(stage).collect()
+}
+
+/// Runs of layers with the same recomputation, as the arguments of a `run`.
+fn recompute(layers: &[Recompute]) -> Vec<Value> {
+    layers
+        .chunk_by(|a, b| a == b)
+        .map(|run| json!({ "what": format!("{:?}", run[0]), "layers": run.len() }))
+        .collect()
+}
+
+/// Elements that a rank of each pipeline device holds.
+fn rank_elements(program: &Program) -> Vec<u64> {
+    let (model, tp) = (&program.model, program.mesh.tp);
+    let devices = program.mesh.pp as usize;
+    let last = program.stages.len() - 1;
+    let stage = |index: usize| {
+        let layers = program.stages[index].recompute.len() as u64;
+        let mut elements = layers * shapes::elements(&shapes::layer(model, tp));
+        if index == 0 {
+            elements += shapes::elements(&shapes::embedding(model, tp));
+        }
+        if index == last {
+            elements += shapes::elements(&shapes::head(model, tp, devices == 1));
+        }
+        elements
+    };
+    (0..devices).map(|device| program.stages_of(device).into_iter().map(stage).sum()).collect()
+}
+
+fn described(tensors: &[Held]) -> String {
+    let one = |tensor: &Held| format!("{} {:?}", tensor.name, tensor.shape);
+    tensors.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn pass_lines(passes: &[Pass]) -> Vec<String> {
+    let name = |kind: PassKind| match kind {
+        PassKind::F => "f",
+        PassKind::B => "b",
+        PassKind::W => "w",
+        PassKind::BW => "bw",
+        PassKind::S => "s",
+        PassKind::S2 => "s2",
+        PassKind::T => "t",
+    };
+    let one = |pass: &Pass| format!("{}({}, {})", name(pass.kind), pass.micro_batch, pass.chunk);
+    passes
+        .chunks(PASSES_A_LINE)
+        .map(|line| line.iter().map(one).collect::<Vec<_>>().join(", "))
+        .collect()
+}

@@ -1,0 +1,81 @@
+//! A plan as the source of a trainer: texts by path, from templates.
+//!
+//! Everything that was decided is written out as constants; nothing is decided here. [`models::program`]
+//! turns a plan into what runs, [`shapes`] says what each rank then holds, [`context`] gives both to the templates.
+
+mod context;
+pub mod shapes;
+
+use models::check::{Violation, check};
+use models::plan::Plan;
+use models::program::{Program, ProgramError};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use tera::{Context, Tera};
+use thiserror::Error;
+
+/// A template, and the path of what it makes.
+const TEMPLATES: [(&str, &str); 7] = [
+    ("Cargo.toml", include_str!("../templates/Cargo.toml.tera")),
+    ("README.md", include_str!("../templates/README.md.tera")),
+    ("src/main.rs", include_str!("../templates/main.rs.tera")),
+    ("src/model.rs", include_str!("../templates/model.rs.tera")),
+    ("src/passes.rs", include_str!("../templates/passes.rs.tera")),
+    ("src/stages.rs", include_str!("../templates/stages.rs.tera")),
+    ("launch/local.sh", include_str!("../templates/local.sh.tera")),
+];
+
+/// Versions that the trainer's libraries were built and tested with, so that it builds offline.
+const LOCK_FILE: &str = include_str!("../../Cargo.lock");
+
+/// Where a trainer finds the runtime it links with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuntimeSource {
+    /// Folder of the crate.
+    Path(String),
+    /// Git repository that has it.
+    Git(String),
+}
+
+/// Why no trainer can be made of a plan.
+#[derive(Debug, Error)]
+pub enum GenerateError {
+    /// The plan does not work out.
+    #[error("the plan does not work out: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Violations(Vec<Violation>),
+    /// It works out, but training cannot carry it out yet.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A template is broken, which tests exclude.
+    #[error("a template cannot be filled: {0}")]
+    Template(#[from] tera::Error),
+}
+
+/// The files of a trainer, by path inside its folder. `text` is the plan as it was read.
+///
+/// # Errors
+/// A plan that the checker refuses, or decisions that training cannot carry out yet.
+pub fn generate(
+    plan: &Plan,
+    text: &str,
+    runtime: &RuntimeSource,
+) -> Result<BTreeMap<&'static str, String>, GenerateError> {
+    let violations = check(plan);
+    if !violations.is_empty() {
+        return Err(GenerateError::Violations(violations));
+    }
+    let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages)?;
+    let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
+    let context = Context::from_serialize(&context::context(plan, &program, &hash, runtime))?;
+    let mut files = BTreeMap::from([
+        ("plan.yaml", text.to_owned()),
+        ("Cargo.lock", LOCK_FILE.to_owned()),
+        (".gitignore", "/target\n".to_owned()),
+    ]);
+    let mut tera = Tera::default();
+    tera.add_raw_templates(TEMPLATES)?;
+    for (path, _) in TEMPLATES {
+        files.insert(path, tera.render(path, &context)?);
+    }
+    Ok(files)
+}

@@ -1,0 +1,84 @@
+//! What one rank holds of each tensor, `[rows, columns]` with weights as `[out, in]`.
+//!
+//! Symbols as in the crate `models`: column-parallel weights have `out/t` rows, row-parallel ones `in/t` columns
+//! (SC'21, section 2.3); key/value heads are copied where tensor-parallel ranks outnumber them; the vocabulary is padded
+//! until all ranks hold as many rows.
+
+use models::layer::LocalHeads;
+use models::model::{ModelSpec, NormKind, Positions};
+
+/// A tensor's part on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What it is.
+    pub name: &'static str,
+    /// Its shape here.
+    pub shape: Vec<u64>,
+}
+
+fn held(name: &'static str, shape: &[u64]) -> Held {
+    Held { name, shape: shape.to_vec() }
+}
+
+/// Tensors of one layer on one of `tp` ranks.
+pub fn layer(model: &ModelSpec, tp: u64) -> Vec<Held> {
+    let (h, f) = (model.hidden, model.mlp.ffn / tp);
+    let heads = LocalHeads::new(model, tp);
+    let (q, k, v) =
+        (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
+    let mut tensors = vec![held("q", &[q, h]), held("k", &[k, h]), held("v", &[v, h])];
+    if model.attention.qkv_bias {
+        tensors.extend([held("q bias", &[q]), held("k bias", &[k]), held("v bias", &[v])]);
+    }
+    tensors.push(held("out", &[h, heads.out_width()]));
+    if model.attention.out_bias {
+        tensors.push(held("out bias", &[h]));
+    }
+    if model.mlp.activation.is_gated() {
+        tensors.push(held("gate", &[f, h]));
+    }
+    tensors.extend([held("up", &[f, h]), held("down", &[h, f])]);
+    if model.mlp.bias {
+        tensors.extend([held("up bias", &[f]), held("down bias", &[h])]);
+    }
+    for _ in 0..model.norm.per_layer {
+        tensors.extend(norm(model));
+    }
+    tensors
+}
+
+fn norm(model: &ModelSpec) -> Vec<Held> {
+    let mut tensors = vec![held("norm", &[model.hidden])];
+    if model.norm.kind == NormKind::LayerNorm {
+        tensors.push(held("norm bias", &[model.hidden]));
+    }
+    tensors
+}
+
+/// Rows of the vocabulary on one of `tp` ranks, padding included.
+fn vocabulary_rows(model: &ModelSpec, tp: u64) -> u64 {
+    model.vocab.div_ceil(tp)
+}
+
+/// Tensors in front of the first layer.
+pub fn embedding(model: &ModelSpec, tp: u64) -> Vec<Held> {
+    let mut tensors = vec![held("embedding", &[vocabulary_rows(model, tp), model.hidden])];
+    if let Positions::Learned { max } = model.positions {
+        tensors.push(held("positions", &[max, model.hidden]));
+    }
+    tensors
+}
+
+/// Tensors behind the last layer. A tied output matrix is the embedding where both lie on one device.
+pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
+    let mut tensors = norm(model);
+    if !(model.tied_embeddings && has_embedding) {
+        tensors.push(held("output", &[vocabulary_rows(model, tp), model.hidden]));
+    }
+    tensors
+}
+
+/// Elements of some tensors.
+pub fn elements(tensors: &[Held]) -> u64 {
+    tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
+}
