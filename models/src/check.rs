@@ -432,7 +432,11 @@ fn predicted(plan: &Plan, checks: &mut Checks) {
         let field = format!("predicted.breakdown.{name}_s");
         checks.that(seconds >= least, &field, seconds, "0 or more");
     }
-    let timing = Timing { iteration_s: found.iteration_s, breakdown: found.breakdown };
+    let timing = Timing {
+        iteration_s: found.iteration_s,
+        breakdown: found.breakdown,
+        error_band: found.error_band.clone(),
+    };
     let derived = Predicted::new(&plan.inputs, &plan.decisions, &plan.stages, timing);
     for ((name, found), (_, derived)) in rates(found).into_iter().zip(rates(&derived)) {
         checks.that(close(found, derived), &format!("predicted.{name}"), found, derived);

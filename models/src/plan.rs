@@ -4,7 +4,7 @@
 //! that matter to a check, every decision, the stage map and the proof. It has no time stamp and no
 //! wall time, so that the same question gives the same bytes.
 
-use crate::cluster::{AttentionKernel, ClusterSpec};
+use crate::cluster::{AttentionKernel, ClusterSpec, Software};
 use crate::decisions::Decisions;
 use crate::input::{InputError, Source, parse_yaml};
 use crate::layer::{self, LocalHeads, Split};
@@ -142,10 +142,14 @@ pub enum Basis {
     Validated,
 }
 
-impl Default for ErrorBand {
-    /// What holds before a validation: a round prior.
-    fn default() -> Self {
-        Self { relative: 0.15, basis: Basis::Uncalibrated }
+impl ErrorBand {
+    /// The band of a generation of software: what four in five published runs that its constants had not seen
+    /// lay within; a round prior where there are none.
+    pub fn new(software: &Software) -> Self {
+        match software.error_band {
+            Some(relative) => Self { relative, basis: Basis::Validated },
+            None => Self { relative: 0.15, basis: Basis::Uncalibrated },
+        }
     }
 }
 
@@ -221,18 +225,20 @@ pub struct Proof {
 }
 
 /// Seconds of an iteration, before anything is derived from them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
     /// One iteration, s.
     pub iteration_s: f64,
     /// Where it goes.
     pub breakdown: Breakdown,
+    /// How far the truth may lie from it.
+    pub error_band: ErrorBand,
 }
 
 impl Predicted {
     /// Everything that follows from an iteration's time: the one place where rates are computed.
     pub fn new(inputs: &Inputs, d: &Decisions, stages: &[Stage], timing: Timing) -> Self {
-        let Timing { iteration_s, breakdown } = timing;
+        let Timing { iteration_s, breakdown, error_band } = timing;
         let tokens = inputs.global_batch as f64 * inputs.seq_len as f64;
         let gpu_s = iteration_s * inputs.gpus as f64;
         let model = 3.0 * layer::forward_flops(&inputs.model, tokens);
@@ -245,7 +251,7 @@ impl Predicted {
             hardware_tflops_per_gpu: significant((model + recomputed) / gpu_s / 1e12),
             mfu: significant(model / gpu_s / inputs.cluster.peak_flops),
             bubble_fraction: significant(breakdown.bubble_s / iteration_s),
-            error_band: ErrorBand::default(),
+            error_band,
             training_days: inputs
                 .tokens
                 .map(|all| significant(all as f64 / tokens * iteration_s / 86_400.0)),

@@ -5,7 +5,7 @@
 //!
 //! The second argument, where given, is the folder whose files are rewritten.
 
-use planner::validate::fit::{Sample, fit, folds, held_out, samples, write::write};
+use planner::validate::fit::{Sample, bands, fit, folds, held_out, samples, write::write};
 use planner::validate::row;
 use planner::validate::score::{SourceScore, of_errors};
 use std::path::Path;
@@ -16,10 +16,11 @@ fn main() -> anyhow::Result<()> {
     let rows = row::read(Path::new(&measured))?;
     let samples = samples(&rows);
     eprintln!("{} rows", samples.len());
-    let fitted = fit(&samples);
+    let mut fitted = fit(&samples);
     let fold = folds(&samples);
     let cross = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
     let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
+    fitted.bands = bands(&samples, &cross);
     report(&samples, [&fitted.errors(&samples), &cross, &source]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.field.prior);

@@ -7,9 +7,7 @@ use crate::request::Request;
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use models::decisions::Decisions;
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare, kind_name};
-use models::plan::{
-    Breakdown, ClusterFigures, Inputs, Plan, Predicted, Proof, Timing, VERSION, significant,
-};
+use models::plan::{Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION, significant};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -118,6 +116,7 @@ pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
     let timing = Timing {
         iteration_s: significant(found.priced.iteration_s),
         breakdown: breakdown(&found.priced.breakdown),
+        error_band: ErrorBand::new(&request.cluster.software),
     };
     let predicted = Predicted::new(&inputs, &found.decisions, &stages, timing);
     Plan {

@@ -89,6 +89,7 @@ struct RawSoftware {
     slowdown_per_doubling: Option<Number>,
     fp8_cast_bytes: Option<Number>,
     optimizer_bytes_per_parameter: Option<Number>,
+    error_band: Option<Number>,
 }
 
 /// Checks every value.
@@ -246,6 +247,10 @@ fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Softw
         slowdown_per_doubling: pick!(at_least_zero slowdown_per_doubling),
         fp8_cast_bytes: pick!(at_least_zero fp8_cast_bytes),
         optimizer_bytes_per_parameter: pick!(positive optimizer_bytes_per_parameter),
+        error_band: match &given.error_band {
+            Some(band) => Some(check.fraction("error_band", band)?),
+            None => base.and_then(|base| base.error_band),
+        },
     })
 }
 

@@ -227,6 +227,8 @@ pub struct Software {
     pub fp8_cast_bytes: f64,
     /// Bytes the optimizer moves for each parameter it updates.
     pub optimizer_bytes_per_parameter: f64,
+    /// Half width of a prediction's error band, a fraction; absent where no published run was compared.
+    pub error_band: Option<f64>,
 }
 
 impl ClusterSpec {

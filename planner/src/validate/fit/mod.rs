@@ -32,6 +32,8 @@ pub struct Fit {
     pub knobs: Vec<Knob>,
     /// Their values.
     pub values: Vec<f64>,
+    /// Half width of predictions' error band by software generation; empty before they are known.
+    pub bands: BTreeMap<String, f64>,
 }
 
 /// Linearisations; each starts from the last one's solution.
@@ -57,7 +59,7 @@ pub fn fit(samples: &[Sample<'_>]) -> Fit {
     let setups: Vec<Setup> = samples.iter().map(|sample| sample.setup.clone()).collect();
     let knobs = knobs(&setups);
     let values = knobs.iter().map(|knob| knob.field.prior).collect();
-    let mut fit = Fit { knobs, values };
+    let mut fit = Fit { knobs, values, bands: BTreeMap::new() };
     for _ in 0..ROUNDS {
         let lines = fit.lines(samples);
         fit = fit.stepped(&lines.iter().collect::<Vec<_>>());
@@ -84,6 +86,37 @@ pub fn held_out(
         }
     }
     errors
+}
+
+/// Groups that a generation needs for a band of its own.
+const OWN_BAND: usize = 3;
+/// Part of the groups that lie within a band.
+const WITHIN: f64 = 0.8;
+
+/// Error bands by software generation: what four in five groups of runs lie within, predicted by
+/// constants that had not seen them. Generations with few groups have the band of all.
+pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> {
+    let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for (sample, error) in samples.iter().zip(held_out) {
+        let key = (sample.setup.generation.as_str(), sample.row.group.as_str());
+        groups.entry(key).or_default().push(error.abs());
+    }
+    let mean = |errors: &Vec<f64>| errors.iter().sum::<f64>() / errors.len() as f64;
+    let of = |generation: Option<&str>| {
+        let own = |key: &&(&str, &str)| generation.is_none_or(|generation| key.0 == generation);
+        let mut errors: Vec<f64> =
+            groups.iter().filter(|(key, _)| own(key)).map(|(_, errors)| mean(errors)).collect();
+        errors.sort_by(f64::total_cmp);
+        errors
+    };
+    let quantile = |errors: &[f64]| errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1];
+    let all = quantile(&of(None));
+    let generations: BTreeSet<&str> = groups.keys().map(|(generation, _)| *generation).collect();
+    let band = |generation: &str| {
+        let own = of(Some(generation));
+        if own.len() >= OWN_BAND { quantile(&own) } else { all.max(own[own.len() - 1]) }
+    };
+    generations.into_iter().map(|generation| (generation.to_owned(), band(generation))).collect()
 }
 
 /// Names of the cross-validation's parts: groups dealt out in alphabetical order.
@@ -142,6 +175,6 @@ impl Fit {
         let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();
         let steps = solve(&lines, &priors);
         let values = self.values.iter().zip(steps).map(|(value, step)| value * step.exp()).collect();
-        Self { knobs: self.knobs.clone(), values }
+        Self { knobs: self.knobs.clone(), values, bands: BTreeMap::new() }
     }
 }

@@ -56,6 +56,13 @@ fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
         knob.owner == *owner
             && line.trim_start().strip_prefix(knob.field.key).is_some_and(|rest| rest.starts_with(':'))
     });
+    let band = match owner {
+        Owner::Software(name) if line.starts_with("  error_band:") => fit.bands.get(name),
+        _ => None,
+    };
+    if let Some(band) = band {
+        return format!("  error_band: {band:.2}\n");
+    }
     let Some((knob, value)) = found else { return format!("{line}\n") };
     let comment = line.split_once('#').map_or(String::new(), |(_, comment)| format!("  #{comment}"));
     format!("  {}: {}{comment}\n", knob.field.key, three_digits(*value))
