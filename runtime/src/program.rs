@@ -6,6 +6,7 @@ use models::model::ModelSpec;
 use models::placement::{RecomputeCounts, Stage, kind_name};
 use models::schedule::{Pass, ScheduleError, StageLayout};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -154,7 +155,7 @@ fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
 fn refuse(
     holds: bool,
     decision: &str,
-    value: impl ToString,
+    value: &dyn Display,
     valid: &str,
 ) -> Result<(), ProgramError> {
     if holds {
@@ -165,25 +166,25 @@ fn refuse(
 }
 
 fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
-    refuse(d.cp == 1, "cp", d.cp, "1")?;
-    refuse(d.ep == 1, "ep", d.ep, "1")?;
-    refuse(d.zero_stage == 0, "zero_stage", d.zero_stage, "0")?;
-    refuse(!d.vocab.over_pipeline(), "vocab", d.vocab, "first_last, redistribute, tensor")?;
-    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none")?;
-    refuse(d.offload == Offload::None, "offload", d.offload, "none")?;
-    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", d.dtype, "f32, f64")
+    refuse(d.cp == 1, "cp", &d.cp, "1")?;
+    refuse(d.ep == 1, "ep", &d.ep, "1")?;
+    refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
+    refuse(!d.vocab.over_pipeline(), "vocab", &d.vocab, "first_last, redistribute, tensor")?;
+    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
+    refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
+    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", &d.dtype, "f32, f64")
 }
 
 fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError> {
     let attention = &model.attention;
-    refuse(model.moe.is_none(), "model.moe", "a mixture", "dense models")?;
-    refuse(attention.mla.is_none(), "model.mla", "latent attention", "none")?;
-    refuse(!attention.qk_norm, "model.qk_norm", "true", "false")?;
+    refuse(model.moe.is_none(), "model.moe", &"a mixture", "dense models")?;
+    refuse(attention.mla.is_none(), "model.mla", &"latent attention", "none")?;
+    refuse(!attention.qk_norm, "model.qk_norm", &"true", "false")?;
     let unknown = &model.numerics.unknown;
-    refuse(unknown.is_empty(), "model", unknown.join(", "), "models without it")?;
+    refuse(unknown.is_empty(), "model", &unknown.join(", "), "models without it")?;
     let (heads, kv) = (attention.heads, attention.kv_heads);
-    refuse(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads")?;
-    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width")?;
+    refuse(heads.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the query heads")?;
+    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the ffn width")?;
     let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
-    refuse(even, "tp", d.tp, "a divisor or multiple of the key/value heads")
+    refuse(even, "tp", &d.tp, "a divisor or multiple of the key/value heads")
 }

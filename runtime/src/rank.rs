@@ -407,7 +407,8 @@ fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u32]) -> Vec
 fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
     let tokens = sample.tokens.iter().map(|&token| (token, 0));
     let labels = sample.labels.iter().map(|&label| (label, -1));
-    let mut wrong = tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
+    let mut wrong =
+        tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
     wrong.next().map_or(Ok(()), |(id, least)| {
         let problem =
             format!("sample {index} has the id {id}; valid: {least} to {}", vocab.max(1) - 1);

@@ -157,7 +157,7 @@ pub fn train_rank<T: Scalar>(
 ) -> Result<(), Error> {
     let cpu = Cpu::new(threads)?;
     let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
-    let ended = Run::new(program, flags, &mut rank).and_then(Run::to_the_end);
+    let ended = Run::new(program, flags, &mut rank).and_then(Run::train);
     if let Err(error) = &ended {
         rank.groups().world.abort(&error.to_string());
     }
@@ -276,7 +276,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         })
     }
 
-    fn to_the_end(mut self) -> Result<(), Error> {
+    fn train(mut self) -> Result<(), Error> {
         for step in 0..self.flags.steps {
             self.step(step)?;
         }

@@ -59,9 +59,11 @@ pub struct Block {
 /// What a layer keeps of a micro-batch for its backward pass.
 pub struct BlockKept<T>(Keeping<T>);
 
+type Halves<T> = (HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>);
+
 enum Keeping<T> {
     /// Of each half.
-    Halves(HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>),
+    Halves(Box<Halves<T>>),
     /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
     Input(Shared<T>, [Option<Shared<T>>; 2]),
 }
@@ -70,7 +72,7 @@ impl<T> BlockKept<T> {
     /// Elements held.
     pub fn elements(&self) -> usize {
         match &self.0 {
-            Keeping::Halves(a, b) => a.elements() + b.elements(),
+            Keeping::Halves(halves) => halves.0.elements() + halves.1.elements(),
             Keeping::Input(x, reduced) => {
                 x.len() + reduced.iter().flatten().map(|reduced| reduced.len()).sum::<usize>()
             }
@@ -139,7 +141,7 @@ impl Block {
             first.drop_cheap();
             second.drop_cheap();
         }
-        Ok((y, BlockKept(Keeping::Halves(first, second))))
+        Ok((y, BlockKept(Keeping::Halves(Box::new((first, second))))))
     }
 
     /// `dy[r, h] -> dx[r, h]`
@@ -154,7 +156,7 @@ impl Block {
         weights: &mut Weights<'_, T>,
     ) -> Result<Vec<T>, CommError> {
         let (first, second) = match kept.0 {
-            Keeping::Halves(first, second) => (first, second),
+            Keeping::Halves(halves) => *halves,
             Keeping::Input(x, [attention, mlp]) => {
                 let (x1, first) = self.attention.forward(ctx, x, attention, false)?;
                 (first, self.mlp.forward_without_output(ctx, Rc::new(x1), mlp)?)
@@ -210,6 +212,9 @@ impl<T, K: Kept> HalfKept<T, K> {
     }
 }
 
+/// A half's output, `[r, h]`, and what it keeps.
+type Forward<T, I> = (Vec<T>, HalfKept<T, <I as Inner<T>>::Kept>);
+
 /// What half a layer is called.
 struct HalfNames<'a> {
     norm: &'a str,
@@ -255,7 +260,7 @@ impl<I> Half<I> {
         x: Shared<T>,
         reduced: Option<Shared<T>>,
         keep: bool,
-    ) -> Result<(Vec<T>, HalfKept<T, I::Kept>), CommError>
+    ) -> Result<Forward<T, I>, CommError>
     where
         I: Inner<T>,
     {

@@ -16,6 +16,7 @@ use hub::{Group, Hub, Presence};
 use mail::Receipt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 /// How ranks of one process wait.
@@ -90,7 +91,7 @@ pub fn run_ranks<R: Send>(
     std::thread::scope(|scope| {
         let run = |comm: LocalComm| scope.spawn(move || program(Box::new(comm)));
         let threads: Vec<_> = world(size, options).into_iter().map(run).collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let ended: Vec<_> = threads.into_iter().map(ScopedJoinHandle::join).collect();
         let unwind = |panicked| std::panic::resume_unwind(panicked);
         ended.into_iter().map(|ended| ended.unwrap_or_else(unwind)).collect()
     })
