@@ -109,7 +109,9 @@ fn covering() -> Vec<Indices> {
             Some(best) => best,
             None => *all.iter().max_by_key(|of| new(of)).unwrap(),
         };
-        pairs(&best).for_each(|pair| drop(open.remove(&pair)));
+        pairs(&best).for_each(|pair| {
+            open.remove(&pair);
+        });
         all.retain(|of| *of != best);
         chosen.push(best);
     }
