@@ -20,7 +20,8 @@ struct Silu;
 impl Function for Relu {
     #[inline(always)]
     fn both<T: Real>(x: T) -> (T, T) {
-        if x > T::ZERO { (x, T::ONE) } else { (T::ZERO, T::ZERO) }
+        let slope = if x > T::ZERO { T::ONE } else { T::ZERO };
+        (if x > T::ZERO { x } else { T::ZERO }, slope)
     }
 }
 
