@@ -104,6 +104,24 @@ fn the_planner_knows_no_device() {
     }
 }
 
+#[test]
+fn kernels_depend_on_nothing_of_ours() {
+    assert_eq!(ours(&graph(), "meshwright-kernels"), BTreeSet::new());
+}
+
+#[test]
+fn the_runtime_depends_on_models_and_kernels_alone() {
+    let allowed = ["meshwright-models", "meshwright-kernels"].map(str::to_owned).into();
+    assert_eq!(ours(&graph(), "meshwright-runtime"), allowed);
+}
+
+#[test]
+fn the_runtime_is_built_without_a_solver() {
+    for name in tree(&graph(), "meshwright-runtime") {
+        assert!(!["highs", "good_lp", "microlp"].contains(&name.as_str()), "built from {name}");
+    }
+}
+
 /// Folders of the design that have not arrived are absent, not empty.
 #[test]
 fn every_member_holds_code() {
