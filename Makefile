@@ -82,3 +82,4 @@ ci:
 
 bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
+	cargo bench --locked -p meshwright-kernels --bench layer
