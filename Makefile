@@ -82,6 +82,8 @@ ci:
 
 bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
+	cargo bench --locked -p meshwright-kernels --bench layer
+	cargo bench --locked -p meshwright-runtime --bench step
 
 # Every split of the golden cases against one rank; the count goes to docs/equivalence.md.
 equivalence: setup

@@ -66,11 +66,8 @@ fn products() -> Vec<(&'static str, Shape, usize, bool)> {
 /// The rate of every product.
 fn bench_products(cpu: &Cpu) {
     for (name, shape, _, add) in products() {
-        let a = normal(cpu, 1, shape.m * shape.k);
-        let b = normal(cpu, 2, shape.k * shape.n);
-        let mut c = vec![0.0; shape.m * shape.n];
-        let beta = if add { 1.0 } else { 0.0 };
-        let s = best_s(|| gemm(cpu, &shape, 1.0, &a, &b, beta, &mut c));
+        let mut product = Product::new(cpu, shape, add);
+        let s = best_s(|| product.run(cpu));
         let rate = shape.flops() as f64 / s / 1e9;
         println!(
             "gemm {name:<10} {:>5} x {:>5} x {:>5} {rate:>8.1} GFLOP/s",
@@ -94,7 +91,7 @@ fn bench_memory_bound(cpu: &Cpu) {
         rms_norm::backward_input(cpu, &norm, &x, &w, &r, &x, &mut y, Output::Accumulate);
     });
     report("rms_norm backward_weight", 8 * n, || {
-        rms_norm::backward_weight(cpu, &norm, &x, &r, &x, &mut dw)
+        rms_norm::backward_weight(cpu, &norm, &x, &r, &x, &mut dw);
     });
     let shape = Rope::half(TOKENS, HEADS, HEAD_DIM);
     let mut table = vec![0.0; shape.table_elements()];
@@ -109,7 +106,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     let (mut a, mut b) = (gate.clone(), up.clone());
     for f in Activation::ALL {
         report(&format!("{f:?} gated_forward"), 12 * n, || {
-            activation::gated_forward(cpu, f, &gate, &up, &mut a)
+            activation::gated_forward(cpu, f, &gate, &up, &mut a);
         });
         report(&format!("{f:?} gated_backward"), 20 * n, || {
             activation::gated_backward(cpu, f, &gate, &up, &dy, &mut a, &mut b);
@@ -121,7 +118,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     let (mut max, mut sum, mut hit) = (vec![0.0; 512], vec![0.0; 512], vec![0.0; 512]);
     let bytes = 4 * logits.len();
     report("cross_entropy local_max", bytes, || {
-        cross_entropy::local_max(cpu, &shape, &logits, &mut max)
+        cross_entropy::local_max(cpu, &shape, &logits, &mut max);
     });
     report("cross_entropy sum_exp", bytes, || {
         cross_entropy::local_sum_exp(cpu, &shape, &logits, &targets, &max, &mut sum, &mut hit);
@@ -340,24 +337,38 @@ impl Layer {
 
 /// All products of a layer in turn: what the layer would take if nothing else did.
 struct Products {
-    operands: Vec<(Shape, f32, Vec<f32>, Vec<f32>, Vec<f32>)>,
+    operands: Vec<Product>,
+}
+
+struct Product {
+    shape: Shape,
+    beta: f32,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+}
+
+impl Product {
+    fn new(cpu: &Cpu, shape: Shape, add: bool) -> Self {
+        let (a, b) = (normal(cpu, 1, shape.m * shape.k), normal(cpu, 2, shape.k * shape.n));
+        Self { shape, beta: if add { 1.0 } else { 0.0 }, a, b, c: vec![0.0; shape.m * shape.n] }
+    }
+
+    fn run(&mut self, cpu: &Cpu) {
+        gemm(cpu, &self.shape, 1.0, &self.a, &self.b, self.beta, &mut self.c);
+    }
 }
 
 impl Products {
     fn new(cpu: &Cpu) -> Self {
         let of = |(_, shape, times, add): (&str, Shape, usize, bool)| {
-            let beta = if add { 1.0 } else { 0.0 };
-            let (a, b) = (normal(cpu, 1, shape.m * shape.k), normal(cpu, 2, shape.k * shape.n));
-            let c = vec![0.0; shape.m * shape.n];
-            std::iter::repeat_n((shape, beta, a, b, c), times)
+            (0..times).map(move |_| Product::new(cpu, shape, add))
         };
         Self { operands: products().into_iter().flat_map(of).collect() }
     }
 
     fn run(&mut self, cpu: &Cpu) {
-        for (shape, beta, a, b, c) in &mut self.operands {
-            gemm(cpu, shape, 1.0, a, b, *beta, c);
-        }
+        self.operands.iter_mut().for_each(|product| product.run(cpu));
     }
 }
 
@@ -380,7 +391,7 @@ fn bench_layer(cpu: &Cpu) {
         time(3, &mut || layer.forward(cpu));
         time(4, &mut || layer.backward(cpu));
     }
-    let flops = products.operands.iter().map(|(shape, ..)| shape.flops()).sum::<usize>() as f64;
+    let flops = products.operands.iter().map(|product| product.shape.flops()).sum::<usize>() as f64;
     // Half of the scores are visible; two products forward and five backward.
     let score_flops = (BATCH * HEADS * SEQUENCE * SEQUENCE * HEAD_DIM) as f64;
     // As rates of models count it: attention in full, backward twice forward.
