@@ -88,14 +88,17 @@ impl Program {
         supported_decisions(d)?;
         supported_model(model, d)?;
         let (devices, chunks) = (d.pp as usize, d.vpp as usize);
-        let schedule = d.schedule.build(devices, d.micro_batches as usize, chunks)?;
+        // `naive` runs a replica's whole share of the batch as one.
+        let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
+        let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
+        let schedule = d.schedule.build(devices, micro_batches, chunks)?;
         let memory = models::placement::device_memory(stages, devices);
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),
             sequence_parallel: d.sequence_parallel && d.tp > 1,
-            micro_batch: d.micro_batch as usize,
-            micro_batches: d.micro_batches as usize,
+            micro_batch,
+            micro_batches,
             layout: schedule.layout,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
@@ -185,6 +188,14 @@ fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError>
     let (heads, kv) = (attention.heads, attention.kv_heads);
     refuse(heads.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the query heads")?;
     refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the ffn width")?;
+    let tokens = d.micro_batch * model.seq_len;
+    let rows = !d.sequence_parallel || tokens.is_multiple_of(d.tp);
+    refuse(
+        rows,
+        "sequence_parallel",
+        &"true",
+        "false, or a tp that divides micro_batch · seq_len",
+    )?;
     let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
     refuse(even, "tp", &d.tp, "a divisor or multiple of the key/value heads")
 }
