@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench equivalence mutations mpi
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -66,7 +66,7 @@ fmt:
 
 lint:
 	$(call heading,lints)
-	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features meshwright-tests/slow --locked -- -D warnings
 
 # Recipe by recipe, because what comes later needs what setup installs.
 ci:
@@ -82,3 +82,18 @@ ci:
 
 bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
+	cargo bench --locked -p meshwright-kernels --bench layer
+	cargo bench --locked -p meshwright-runtime --bench step
+
+# Every split of the golden cases against one rank; the count goes to docs/equivalence.md.
+equivalence: setup
+	cargo test --release --locked -p meshwright-runtime --test equivalence -- --ignored --nocapture
+
+# Deliberate bugs, each of which a test must catch.
+mutations: setup
+	tools/mutations.py
+
+# Ranks as processes must give the bits of ranks as threads; needs Open MPI and libclang.
+mpi: setup
+	cargo build --locked -p meshwright-runtime --features mpi --example golden
+	tools/mpi_equals_threads.sh

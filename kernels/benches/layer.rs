@@ -1,7 +1,7 @@
-//! `cargo bench -p meshwright-kernels [-- THREADS]`: every kernel at the sizes of one Llama-like layer (hidden 512, feed-forward 1408,
+//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the sizes of one Llama-like layer (hidden 512, feed-forward 1408,
 //! 8 heads, 4 key-value heads, 8 sequences of 256 tokens, f32), then the layer forward and backward.
 //!
-//! Times are the best of many: other programs disturb the mean. `peak` is the rate of the largest product of the list.
+//! Times are the best of many: other programs disturb the mean.
 
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW, Parameter};
@@ -63,24 +63,17 @@ fn products() -> Vec<(&'static str, Shape, usize, bool)> {
     linear.into_iter().flat_map(of).collect()
 }
 
-/// Prints the rate of every product; gives the best rate, and the seconds of all products of a layer.
-fn bench_products(cpu: &Cpu) -> (f64, f64) {
-    let (mut peak, mut sum_s) = (0.0f64, 0.0);
-    for (name, shape, times, add) in products() {
-        let a = normal(cpu, 1, shape.m * shape.k);
-        let b = normal(cpu, 2, shape.k * shape.n);
-        let mut c = vec![0.0; shape.m * shape.n];
-        let beta = if add { 1.0 } else { 0.0 };
-        let s = best_s(|| gemm(cpu, &shape, 1.0, &a, &b, beta, &mut c));
+/// The rate of every product.
+fn bench_products(cpu: &Cpu) {
+    for (name, shape, _, add) in products() {
+        let mut product = Product::new(cpu, shape, add);
+        let s = best_s(|| product.run(cpu));
         let rate = shape.flops() as f64 / s / 1e9;
         println!(
             "gemm {name:<10} {:>5} x {:>5} x {:>5} {rate:>8.1} GFLOP/s",
             shape.m, shape.n, shape.k
         );
-        peak = peak.max(rate);
-        sum_s += s * times as f64;
     }
-    (peak, sum_s)
 }
 
 fn report(name: &str, bytes: usize, work: impl FnMut()) {
@@ -98,7 +91,7 @@ fn bench_memory_bound(cpu: &Cpu) {
         rms_norm::backward_input(cpu, &norm, &x, &w, &r, &x, &mut y, Output::Accumulate);
     });
     report("rms_norm backward_weight", 8 * n, || {
-        rms_norm::backward_weight(cpu, &norm, &x, &r, &x, &mut dw)
+        rms_norm::backward_weight(cpu, &norm, &x, &r, &x, &mut dw);
     });
     let shape = Rope::half(TOKENS, HEADS, HEAD_DIM);
     let mut table = vec![0.0; shape.table_elements()];
@@ -113,7 +106,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     let (mut a, mut b) = (gate.clone(), up.clone());
     for f in Activation::ALL {
         report(&format!("{f:?} gated_forward"), 12 * n, || {
-            activation::gated_forward(cpu, f, &gate, &up, &mut a)
+            activation::gated_forward(cpu, f, &gate, &up, &mut a);
         });
         report(&format!("{f:?} gated_backward"), 20 * n, || {
             activation::gated_backward(cpu, f, &gate, &up, &dy, &mut a, &mut b);
@@ -125,7 +118,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     let (mut max, mut sum, mut hit) = (vec![0.0; 512], vec![0.0; 512], vec![0.0; 512]);
     let bytes = 4 * logits.len();
     report("cross_entropy local_max", bytes, || {
-        cross_entropy::local_max(cpu, &shape, &logits, &mut max)
+        cross_entropy::local_max(cpu, &shape, &logits, &mut max);
     });
     report("cross_entropy sum_exp", bytes, || {
         cross_entropy::local_sum_exp(cpu, &shape, &logits, &targets, &max, &mut sum, &mut hit);
@@ -255,6 +248,25 @@ impl Layer {
         gemm(cpu, &Shape::nt(TOKENS, HIDDEN, FFN), 1.0, &self.act, wd, 1.0, &mut self.y);
     }
 
+    fn attention_forward(&mut self, cpu: &Cpu) {
+        let (out, lse) = (&mut self.o, &mut self.lse);
+        attention::forward(cpu, &self.attention, &self.q, &self.k, &self.v, out, lse);
+    }
+
+    /// With the residual stream as gradient of the output.
+    fn attention_backward(&mut self, cpu: &Cpu) {
+        let saved = Saved { q: &self.q, k: &self.k, v: &self.v, out: &self.o, lse: &self.lse };
+        let mut gradients = Gradients { dq: &mut self.dq, dk: &mut self.dk, dv: &mut self.dv };
+        attention::backward(
+            cpu,
+            &self.attention,
+            &saved,
+            &self.h,
+            &mut gradients,
+            Output::Overwrite,
+        );
+    }
+
     /// With the output as its own gradient.
     fn backward(&mut self, cpu: &Cpu) {
         let [w1, wq, wk, wv, wo, w2, wg, wu, wd] = &self.weights;
@@ -323,60 +335,101 @@ impl Layer {
     }
 }
 
-fn bench_layer(cpu: &Cpu, peak: f64, products_s: f64) {
+/// All products of a layer in turn: what the layer would take if nothing else did.
+struct Products {
+    operands: Vec<Product>,
+}
+
+struct Product {
+    shape: Shape,
+    beta: f32,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+}
+
+impl Product {
+    fn new(cpu: &Cpu, shape: Shape, add: bool) -> Self {
+        let (a, b) = (normal(cpu, 1, shape.m * shape.k), normal(cpu, 2, shape.k * shape.n));
+        Self { shape, beta: if add { 1.0 } else { 0.0 }, a, b, c: vec![0.0; shape.m * shape.n] }
+    }
+
+    fn run(&mut self, cpu: &Cpu) {
+        gemm(cpu, &self.shape, 1.0, &self.a, &self.b, self.beta, &mut self.c);
+    }
+}
+
+impl Products {
+    fn new(cpu: &Cpu) -> Self {
+        let of = |(_, shape, times, add): (&str, Shape, usize, bool)| {
+            (0..times).map(move |_| Product::new(cpu, shape, add))
+        };
+        Self { operands: products().into_iter().flat_map(of).collect() }
+    }
+
+    fn run(&mut self, cpu: &Cpu) {
+        self.operands.iter_mut().for_each(|product| product.run(cpu));
+    }
+}
+
+/// Parts of a layer in turn, so that what disturbs the machine disturbs all of them; the best of each.
+fn bench_layer(cpu: &Cpu) {
     let mut layer = Layer::new(cpu);
+    let mut products = Products::new(cpu);
     layer.forward(cpu);
-    let flops =
-        products().iter().map(|(_, shape, times, _)| times * shape.flops()).sum::<usize>() as f64;
-    // Two products forward and five backward; half of the scores are visible.
+    let mut best = [f64::MAX; 5];
+    let begin = Instant::now();
+    while begin.elapsed().as_secs_f64() < 10.0 {
+        let mut time = |part: usize, work: &mut dyn FnMut()| {
+            let start = Instant::now();
+            work();
+            best[part] = best[part].min(start.elapsed().as_secs_f64());
+        };
+        time(0, &mut || products.run(cpu));
+        time(1, &mut || layer.attention_forward(cpu));
+        time(2, &mut || layer.attention_backward(cpu));
+        time(3, &mut || layer.forward(cpu));
+        time(4, &mut || layer.backward(cpu));
+    }
+    let flops = products.operands.iter().map(|product| product.shape.flops()).sum::<usize>() as f64;
+    // Half of the scores are visible; two products forward and five backward.
     let score_flops = (BATCH * HEADS * SEQUENCE * SEQUENCE * HEAD_DIM) as f64;
-    let a = layer.attention;
-    let s = best_s(|| {
-        attention::forward(cpu, &a, &layer.q, &layer.k, &layer.v, &mut layer.o, &mut layer.lse)
-    });
+    // As rates of models count it: attention in full, backward twice forward.
+    let model_flops = flops + 12.0 * score_flops;
+    let both_s = best[3] + best[4];
+    let peak = flops / best[0];
+    let line = |name: &str, s: f64, flops: f64| {
+        println!("{name:<28} {:>8.3} ms {:>8.1} GFLOP/s", s * 1e3, flops / s / 1e9);
+    };
+    line("products of a layer", best[0], flops);
+    line("attention forward", best[1], 2.0 * score_flops);
+    line("attention backward", best[2], 5.0 * score_flops);
+    line("layer forward", best[3], model_flops / 3.0);
+    line("layer backward", best[4], model_flops / 1.5);
+    line("layer", both_s, model_flops);
     println!(
-        "attention forward            {:>8.3} ms {:>8.1} GFLOP/s on visible scores",
-        s * 1e3,
-        2.0 * score_flops / s / 1e9
-    );
-    let dout = layer.x.clone();
-    let s = best_s(|| {
-        let saved = Saved { q: &layer.q, k: &layer.k, v: &layer.v, out: &layer.o, lse: &layer.lse };
-        let mut gradients = Gradients { dq: &mut layer.dq, dk: &mut layer.dk, dv: &mut layer.dv };
-        attention::backward(cpu, &a, &saved, &dout, &mut gradients, Output::Overwrite);
-    });
-    println!(
-        "attention backward           {:>8.3} ms {:>8.1} GFLOP/s on visible scores",
-        s * 1e3,
-        5.0 * score_flops / s / 1e9
-    );
-    let forward_s = best_s(|| layer.forward(cpu));
-    let both_s = best_s(|| {
-        layer.forward(cpu);
-        layer.backward(cpu);
-    });
-    // Model FLOP as they are counted for rates: attention in full, backward twice forward.
-    let model = flops + 3.0 * 2.0 * 2.0 * score_flops;
-    println!("layer forward                {:>8.3} ms", forward_s * 1e3);
-    println!(
-        "layer forward and backward   {:>8.3} ms, of which products alone {:.3} ms",
-        both_s * 1e3,
-        products_s * 1e3
-    );
-    println!(
-        "layer                        {:>8.1} model GFLOP/s, {:.0} % of the GEMM peak {peak:.1}",
-        model / both_s / 1e9,
-        100.0 * model / both_s / 1e9 / peak
+        "the layer runs at {:.0} % of the rate of its products",
+        100.0 * model_flops / both_s / peak
     );
 }
 
 fn main() {
-    let threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    // Cargo adds an argument of its own.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let threads = arguments.iter().find_map(|argument| argument.parse().ok());
     let threads =
         threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let parts: Vec<&String> = arguments.iter().filter(|a| a.parse::<usize>().is_err()).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|&wanted| wanted == part);
     let cpu = Cpu::new(threads).expect("threads start");
     println!("{threads} threads");
-    let (peak, products_s) = bench_products(&cpu);
-    bench_memory_bound(&cpu);
-    bench_layer(&cpu, peak, products_s);
+    if wanted("products") {
+        bench_products(&cpu);
+    }
+    if wanted("memory") {
+        bench_memory_bound(&cpu);
+    }
+    if wanted("layer") {
+        bench_layer(&cpu);
+    }
 }

@@ -24,6 +24,14 @@ impl<'a, T> View<'a, T> {
         Self { data, rows, columns, row_stride: leading, column_stride: 1 }
     }
 
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Rows as columns.
     pub(crate) fn transposed(self) -> Self {
         Self {

@@ -18,6 +18,8 @@ pub(crate) mod sealed {
         fn vexp(self) -> Self;
         /// `tanh` to a few ulp, near 0 too; likewise.
         fn vtanh(self) -> Self;
+        /// `erf` to about 1 ulp; vector code in f32 only.
+        fn verf(self) -> Self;
         /// Scratch memory of this type.
         fn pool(pools: &super::Pools) -> &Pool<Self>;
     }
@@ -76,7 +78,7 @@ pub trait Real:
 /// Adding `$magic` leaves `n` in the low bits of the sum, which makes `2^n` a shift away.
 macro_rules! real {
     ($t:ident, $bits:ident, $mantissa:literal, $magic:literal, $ln2_high:literal, $ln2_low:literal,
-     $low:literal, $high:literal, $saturated:literal, $pool:ident, [$($c:expr),*]) => {
+     $low:literal, $high:literal, $saturated:literal, $pool:ident, $erf:path, [$($c:expr),*]) => {
         /// `n` as a power of two, and `expm1(r) = r + r^2 p(r)`.
         #[inline(always)]
         fn $pool(x: $t) -> ($t, $t) {
@@ -111,6 +113,10 @@ macro_rules! real {
                 let (power, expm1) = $pool(x + x);
                 let expm1 = power.mul_add(expm1, power - 1.0);
                 (expm1 / (expm1 + 2.0)).copysign(self)
+            }
+            #[inline(always)]
+            fn verf(self) -> Self {
+                $erf(self)
             }
             fn pool(pools: &Pools) -> &Pool<Self> {
                 &pools.$pool
@@ -153,6 +159,7 @@ real!(
     88.3,
     9.2,
     f32s,
+    erf_f32,
     [5040.0, 720.0, 120.0, 24.0, 6.0, 2.0]
 );
 real!(
@@ -166,6 +173,7 @@ real!(
     709.0,
     19.1,
     f64s,
+    libm::erf,
     [
         6_227_020_800.0,
         479_001_600.0,
@@ -181,3 +189,73 @@ real!(
         2.0
     ]
 );
+
+/// `erf x = x + x p(x^2)` below 1, `1 - e^-q(x)` above. `p` and `q` interpolate `erf(sqrt u) / sqrt u - 1` on [0, 1] and
+/// `-ln erfc x` on [1, 4] at Chebyshev nodes (computed with 40 digits); the result is within 6e-8 of the truth.
+#[inline(always)]
+fn erf_f32(x: f32) -> f32 {
+    const P: [f32; 7] = [
+        7.875_875_6e-5,
+        -8.016_864e-4,
+        5.189_087_4e-3,
+        -2.685_421_3e-2,
+        0.112_835_95,
+        -0.376_126_26,
+        0.128_379_17,
+    ];
+    const Q: [f32; 9] = [
+        -1.637_151_4e-6,
+        4.605_804e-5,
+        -5.968_056_3e-4,
+        4.759_596e-3,
+        -2.642_113_6e-2,
+        0.110_080_08,
+        0.631_826_04,
+        1.130_233_4,
+        -3.201_380_5e-4,
+    ];
+    let a = x.abs();
+    let square = a * a;
+    let p = P.iter().fold(0.0f32, |p, &c| p.mul_add(square, c));
+    let b = if a > 4.0 { 4.0 } else { a };
+    let q = Q.iter().fold(0.0f32, |q, &c| q.mul_add(b, c));
+    let above = 1.0 - sealed::Sealed::vexp(-q);
+    (if a < 1.0 { a.mul_add(p, a) } else { above }).copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sealed::Sealed;
+
+    /// Every function against libm's in f64, over its range in steps that hit no pattern.
+    #[test]
+    fn functions_are_within_few_ulp() {
+        for i in -400_000..400_000 {
+            let x = f64::from(i) * 2.371e-4;
+            let single = f64::from(x as f32);
+            let relative = |got: f64, want: f64| ((got - want) / want.abs().max(1e-30)).abs();
+            if x.abs() < 87.0 {
+                assert!(relative(f64::from((x as f32).vexp()), libm::exp(single)) < 1.5e-7, "{x}");
+            }
+            assert!(relative(x.vexp(), libm::exp(x)) < 4e-16, "{x}");
+            if i != 0 {
+                assert!(relative(f64::from((x as f32).vtanh()), libm::tanh(single)) < 3e-7, "{x}");
+                assert!(relative(x.vtanh(), libm::tanh(x)) < 1e-15, "{x}");
+                assert!(relative(f64::from((x as f32).verf()), libm::erf(single)) < 2e-7, "{x}");
+            }
+        }
+    }
+
+    #[test]
+    fn functions_keep_to_their_limits() {
+        assert_eq!((-1e9f32).vexp(), 0.0);
+        assert_eq!(f32::NEG_INFINITY.vexp(), 0.0);
+        assert_eq!(f64::NEG_INFINITY.vexp(), 0.0);
+        assert_eq!((-89.0f32).vexp(), 0.0);
+        assert!(1e9f32.vexp().is_finite() && 1e9f64.vexp().is_finite());
+        assert!(f32::NAN.vexp().is_nan() && f64::NAN.vtanh().is_nan() && f32::NAN.verf().is_nan());
+        assert_eq!((f32::MAX.vtanh(), f64::MIN.vtanh(), 50f32.verf()), (1.0, -1.0, 1.0));
+        assert_eq!((0f32.vtanh(), 0f64.vtanh(), 0f32.verf()), (0.0, 0.0, 0.0));
+        assert_eq!((0f32.vexp(), 0f64.vexp()), (1.0, 1.0));
+    }
+}

@@ -7,9 +7,9 @@
 
 use crate::Real;
 
-/// Partial sums and maxima that reductions keep: enough to hide latencies, and the same on every processor, so
-/// that results do not depend on it.
-pub(crate) const LANES: usize = 32;
+/// Partial sums and maxima that reductions keep: the same on every processor, so that results do not depend on it. So many
+/// that the compiler leaves loops over them to its vectoriser: fewer are taken apart into scalars first.
+pub(crate) const LANES: usize = 128;
 
 /// Elements of a block of elementwise work: some microseconds, in cache.
 pub(crate) const BLOCK: usize = 16 * 1024;

@@ -8,6 +8,7 @@ use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::schedule::{Pass, ScheduleError, StageLayout};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -89,14 +90,17 @@ impl Program {
         supported_decisions(d)?;
         supported_model(model, d)?;
         let (devices, chunks) = (d.pp as usize, d.vpp as usize);
-        let schedule = d.schedule.build(devices, d.micro_batches as usize, chunks)?;
+        // `naive` runs a replica's whole share of the batch as one.
+        let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
+        let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
+        let schedule = d.schedule.build(devices, micro_batches, chunks)?;
         let memory = crate::placement::device_memory(stages, devices);
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),
             sequence_parallel: d.sequence_parallel && d.tp > 1,
-            micro_batch: d.micro_batch as usize,
-            micro_batches: d.micro_batches as usize,
+            micro_batch,
+            micro_batches,
             layout: schedule.layout,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
@@ -156,7 +160,7 @@ fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
 fn refuse(
     holds: bool,
     decision: &str,
-    value: impl ToString,
+    value: &dyn Display,
     valid: &str,
 ) -> Result<(), ProgramError> {
     if holds {
@@ -178,25 +182,33 @@ pub const RUNNABLE: [&str; 6] = [
 ];
 
 fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
-    refuse(d.cp == 1, "cp", d.cp, "1")?;
-    refuse(d.ep == 1, "ep", d.ep, "1")?;
-    refuse(d.zero_stage == 0, "zero_stage", d.zero_stage, "0")?;
-    refuse(!d.vocab.over_pipeline(), "vocab", d.vocab, "first_last, redistribute, tensor")?;
-    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none")?;
-    refuse(d.offload == Offload::None, "offload", d.offload, "none")?;
-    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", d.dtype, "f32, f64")
+    refuse(d.cp == 1, "cp", &d.cp, "1")?;
+    refuse(d.ep == 1, "ep", &d.ep, "1")?;
+    refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
+    refuse(!d.vocab.over_pipeline(), "vocab", &d.vocab, "first_last, redistribute, tensor")?;
+    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
+    refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
+    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", &d.dtype, "f32, f64")
 }
 
 fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError> {
     let attention = &model.attention;
-    refuse(model.moe.is_none(), "model.moe", "a mixture", "dense models")?;
-    refuse(attention.mla.is_none(), "model.mla", "latent attention", "none")?;
-    refuse(!attention.qk_norm, "model.qk_norm", "true", "false")?;
+    refuse(model.moe.is_none(), "model.moe", &"a mixture", "dense models")?;
+    refuse(attention.mla.is_none(), "model.mla", &"latent attention", "none")?;
+    refuse(!attention.qk_norm, "model.qk_norm", &"true", "false")?;
     let unknown = &model.numerics.unknown;
-    refuse(unknown.is_empty(), "model", unknown.join(", "), "models without it")?;
+    refuse(unknown.is_empty(), "model", &unknown.join(", "), "models without it")?;
     let (heads, kv) = (attention.heads, attention.kv_heads);
-    refuse(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads")?;
-    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width")?;
+    refuse(heads.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the query heads")?;
+    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the ffn width")?;
+    let tokens = d.micro_batch * model.seq_len;
+    let rows = !d.sequence_parallel || tokens.is_multiple_of(d.tp);
+    refuse(
+        rows,
+        "sequence_parallel",
+        &"true",
+        "false, or a tp that divides micro_batch · seq_len",
+    )?;
     let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
-    refuse(even, "tp", d.tp, "a divisor or multiple of the key/value heads")
+    refuse(even, "tp", &d.tp, "a divisor or multiple of the key/value heads")
 }

@@ -1,7 +1,9 @@
 //! Parameter counts against published ones, and against the tensors of small checkpoints.
 
 use models::input::Source;
-use models::model::{LayerKind, ModelSpec, Router, params, read, shipped, shipped_names};
+use models::model::{
+    Gelu, LayerKind, ModelSpec, Numerics, Router, params, read, shipped, shipped_names,
+};
 
 const DENSE: LayerKind = LayerKind { moe: false, windowed: false };
 const MIXTURE: LayerKind = LayerKind { moe: true, windowed: false };
@@ -171,4 +173,47 @@ fn shipped_sizes_match_their_names() {
     let mixture = params::layer(&ampipe, MIXTURE);
     assert_eq!(mixture.expert_matrices, 8 * (2 * 768 * 3072 + 3072 + 768));
     assert_eq!((mixture.router, mixture.mlp_matrices), (8 * 768, 0));
+}
+
+/// Constants of the formulas, as the configurations of small checkpoints have them, or by default
+/// of their classes.
+#[test]
+fn hugging_face_numerics() {
+    let llama = hugging_face("llama_gqa").numerics;
+    assert_eq!((llama.norm_eps, llama.rope_theta), (1e-5, 500_000.0));
+    assert_eq!((llama.query_pre_attn_scalar, llama.embedding_scale), (8.0, 1.0));
+    assert!(!llama.norm_unit_offset && llama.unknown.is_empty());
+    let gemma = hugging_face("gemma2").numerics;
+    assert_eq!((gemma.norm_eps, gemma.rope_theta), (1e-6, 10_000.0));
+    assert_eq!((gemma.query_pre_attn_scalar, gemma.embedding_scale), (20.0, 8.0));
+    assert!(gemma.norm_unit_offset);
+    assert_eq!(gemma.gelu, Gelu::Tanh);
+    assert_eq!(hugging_face("qwen2").numerics.rope_theta, 1e6);
+    assert_eq!(hugging_face("gpt2").numerics.norm_eps, 1e-5);
+    // Where the key is missing, the class decides.
+    assert_eq!(configured("llama", "").norm_eps, 1e-6);
+    assert_eq!(configured("llama", "\"hidden_act\": \"gelu\",").gelu, Gelu::Erf);
+    assert_eq!(configured("llama", "\"hidden_act\": \"gelu_new\",").gelu, Gelu::Tanh);
+    let scaled = configured("llama", "\"rope_scaling\": {\"factor\": 8.0},");
+    assert_eq!(scaled.unknown, ["rope_scaling"]);
+    assert!(configured("llama", "\"rope_scaling\": null,").unknown.is_empty());
+}
+
+fn configured(model_type: &str, more: &str) -> Numerics {
+    let text = format!(
+        "{{\"model_type\": \"{model_type}\", {more} \"num_hidden_layers\": 2, \"hidden_size\": 64, \
+         \"num_attention_heads\": 8, \"intermediate_size\": 128, \"vocab_size\": 100, \
+         \"max_position_embeddings\": 32}}"
+    );
+    read(&Source::from_bytes("config.json", text.into_bytes()).unwrap()).unwrap().numerics
+}
+
+/// What the shipped files say where it is not the default.
+#[test]
+fn shipped_numerics() {
+    let theta = |name| model(name).numerics.rope_theta;
+    assert_eq!([theta("llama70b"), theta("llama2_70b"), theta("mixtral_8x7b")], [5e5, 1e4, 1e6]);
+    let gemma = model("gemma2_9b");
+    assert!((gemma.numerics.embedding_scale - (gemma.hidden as f64).sqrt()).abs() < 1e-12);
+    assert_eq!(gemma.numerics.query_pre_attn_scalar, 256.0);
 }

@@ -42,10 +42,8 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
     let micro_batches = if pp > 1 { 4 } else { 1 };
     let schedule = one_f_one_b(pp as usize, micro_batches).unwrap();
     let each = model.layers / pp as usize;
-    let stage = |stage| StageProgram {
-        first_layer: stage * each,
-        recompute: vec![Recompute::None; each],
-    };
+    let stage =
+        |stage| StageProgram { first_layer: stage * each, recompute: vec![Recompute::None; each] };
     Program {
         model: model.clone(),
         mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
@@ -64,8 +62,7 @@ fn measure(program: &Program, threads: usize, steps: u64) -> f64 {
     let size = program.world_size();
     let run = |world: Box<dyn Communicator>| {
         let cpu = Cpu::new((threads / size).max(1)).unwrap();
-        let mut rank =
-            Rank::<f32>::new(program, world, cpu, Reduction::default(), 1).unwrap();
+        let mut rank = Rank::<f32>::new(program, world, cpu, Reduction::default(), 1).unwrap();
         rank.initialise();
         let optimizer =
             Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };

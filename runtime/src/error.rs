@@ -38,6 +38,12 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// Whoever launched the processes.
+    #[error("{problem}")]
+    World {
+        /// What is wrong, and what would be valid.
+        problem: String,
+    },
     /// No threads.
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),

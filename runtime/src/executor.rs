@@ -4,6 +4,7 @@
 //! receiver, and a pass waits only for what it reads, so an order that the schedule's own check
 //! accepts cannot deadlock.
 
+use crate::buffer::{Buffer, Pool};
 use crate::comm::{CommError, Communicator, Request, Tag};
 use crate::layers::{Context, Draws, MicroBatch, WeightWork, Weights};
 use crate::params::{Inventory, Store};
@@ -67,12 +68,13 @@ struct Step<'a, T> {
     weights: &'a Store<T>,
     batches: &'a [MicroBatch<T>],
     draws: Option<Draws>,
+    pool: &'a Pool<T>,
     /// What a chunk keeps of a micro-batch.
     kept: HashMap<(u16, u32), StageKept<T>>,
     /// Work on weights that waits for its pass.
     later: HashMap<(u16, u32), Vec<WeightWork<T>>>,
     /// What goes from one of this device's stages to another.
-    here: HashMap<Tag, Vec<T>>,
+    here: HashMap<Tag, Buffer<T>>,
     sends: Vec<Request<T>>,
     outcome: Outcome,
     computing: Instant,
@@ -94,12 +96,14 @@ impl Executor<'_> {
     ///
     /// # Errors
     /// As any collective call.
+    #[allow(clippy::too_many_arguments)]
     pub fn run<T: Scalar>(
         &self,
         weights: &Store<T>,
         gradients: &mut Store<T>,
         batches: &[MicroBatch<T>],
         draws: Option<Draws>,
+        pool: &Pool<T>,
         reducer: &mut Reducer<'_, T>,
         mut watch: Option<Watch<'_, T>>,
     ) -> Result<Outcome, CommError> {
@@ -109,6 +113,7 @@ impl Executor<'_> {
             weights,
             batches,
             draws,
+            pool,
             kept: HashMap::new(),
             later: HashMap::new(),
             here: HashMap::new(),
@@ -173,13 +178,14 @@ impl<T: Scalar> Step<'_, T> {
             weights: self.weights,
             batch: &self.batches[pass.micro_batch as usize],
             draws: self.draws,
+            pool: self.pool,
         }
     }
 
     fn forward(&mut self, pass: Pass, watch: &mut Option<Watch<'_, T>>) -> Result<(), CommError> {
         let stage = self.stage_of(pass);
         let x = match stage {
-            0 => Vec::new(),
+            0 => Buffer::empty(),
             _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
         };
         self.computing = Instant::now();
@@ -218,7 +224,7 @@ impl<T: Scalar> Step<'_, T> {
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
         let dy = match stage + 1 == self.executor.program.stages.len() {
-            true => Vec::new(),
+            true => Buffer::empty(),
             false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
         };
         self.computing = Instant::now();
@@ -281,12 +287,13 @@ impl<T: Scalar> Step<'_, T> {
         from_stage: usize,
         stage: usize,
         pass: Pass,
-    ) -> Result<Vec<T>, CommError> {
+    ) -> Result<Buffer<T>, CommError> {
         let (tag, from) = (tag(carried, stage, pass.micro_batch), self.device_of(from_stage));
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
-        self.executor.pp.recv(self.stream_elements(pass), from, tag)
+        let received = self.executor.pp.recv(self.stream_elements(pass), from, tag)?;
+        Ok(self.pool.adopt(received))
     }
 
     fn send(
@@ -294,13 +301,13 @@ impl<T: Scalar> Step<'_, T> {
         carried: Carried,
         to_stage: usize,
         pass: Pass,
-        data: Vec<T>,
+        data: Buffer<T>,
     ) -> Result<(), CommError> {
         let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage));
         if to == self.executor.pp.rank() {
             self.here.insert(tag, data);
         } else {
-            self.sends.push(self.executor.pp.start_send(data, to, tag)?);
+            self.sends.push(self.executor.pp.start_send(data.into_vec(), to, tag)?);
         }
         Ok(())
     }

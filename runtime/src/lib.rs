@@ -13,6 +13,7 @@
 //! A [`program::Program`] holds everything that was planned. Nothing here reads a plan or decides
 //! anything that a plan should have decided.
 
+mod buffer;
 pub mod checkpoint;
 pub mod comm;
 pub mod data;
@@ -30,6 +31,7 @@ mod stage;
 mod trace;
 pub mod trainer;
 
+pub use buffer::{Buffer, Pool};
 pub use error::Error;
 pub use executor::{Outcome, Ran};
 pub use groups::Groups;

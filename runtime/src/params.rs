@@ -5,6 +5,7 @@
 //! report all follow from the declaration. Over data-parallel ranks a parameter is always
 //! replicated and its gradient a partial sum; over the pipeline it lies on its stage.
 
+use crate::buffer::Buffer;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -314,4 +315,4 @@ impl<T: Copy + Default> Store<T> {
 }
 
 /// A tensor that several pieces of deferred work read.
-pub type Shared<T> = Rc<Vec<T>>;
+pub type Shared<T> = Rc<Buffer<T>>;

@@ -1,5 +1,6 @@
 //! One rank's part of a training run: its parameters, and what a step does with them.
 
+use crate::buffer::Pool;
 use crate::checkpoint::{Checkpoint, Whole};
 use crate::comm::{CommError, Communicator, Op};
 use crate::data::{Sample, Samples};
@@ -64,6 +65,7 @@ pub struct Rank<'a, T> {
     /// Positions and their table, the same for every micro-batch of whole sequences.
     positions: Vec<u32>,
     rope: Rc<Vec<T>>,
+    pool: Pool<T>,
 }
 
 impl<'a, T: Scalar> Rank<'a, T> {
@@ -98,6 +100,7 @@ impl<'a, T: Scalar> Rank<'a, T> {
             seed,
             positions,
             rope,
+            pool: Pool::default(),
         })
     }
 
@@ -167,7 +170,9 @@ impl<'a, T: Scalar> Rank<'a, T> {
         };
         let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
         let (weights, gradients) = (&self.weights, &mut self.gradients);
-        let outcome = executor.run(weights, gradients, &batches, draws, &mut reducer, watch)?;
+        let pool = &self.pool;
+        let outcome =
+            executor.run(weights, gradients, &batches, draws, pool, &mut reducer, watch)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients()?;
         self.sum_tied_gradients()?;
@@ -407,7 +412,8 @@ fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u32]) -> Vec
 fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
     let tokens = sample.tokens.iter().map(|&token| (token, 0));
     let labels = sample.labels.iter().map(|&label| (label, -1));
-    let mut wrong = tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
+    let mut wrong =
+        tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
     wrong.next().map_or(Ok(()), |(id, least)| {
         let problem =
             format!("sample {index} has the id {id}; valid: {least} to {}", vocab.max(1) - 1);

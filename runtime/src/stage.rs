@@ -1,6 +1,7 @@
 //! A pipeline stage: a run of layers, with the embedding before the first and the output layer behind
 //! the last.
 
+use crate::buffer::Buffer;
 use crate::comm::CommError;
 use crate::layers::{Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Weights};
 use crate::params::{Inventory, Part, Store};
@@ -20,9 +21,9 @@ pub struct Stage {
 /// What comes out of a stage.
 pub enum Passed<T> {
     /// The residual stream, `[r, h]`, for the next stage.
-    Stream(Vec<T>),
+    Stream(Buffer<T>),
     /// The losses of the tokens, `[n]`.
-    Losses(Vec<T>),
+    Losses(Buffer<T>),
 }
 
 /// What a stage keeps of a micro-batch.
@@ -93,7 +94,7 @@ impl Stage {
     pub fn forward<T: Scalar>(
         &self,
         ctx: &Context<'_, T>,
-        x: Vec<T>,
+        x: Buffer<T>,
     ) -> Result<(Passed<T>, StageKept<T>), CommError> {
         let mut x = match &self.embedding {
             Some(embedding) => embedding.forward(ctx)?,
@@ -121,10 +122,10 @@ impl Stage {
         &self,
         ctx: &Context<'_, T>,
         kept: StageKept<T>,
-        dy: Vec<T>,
+        dy: Buffer<T>,
         weights: &mut Weights<'_, T>,
         finished: Finished<'_, T>,
-    ) -> Result<Vec<T>, CommError> {
+    ) -> Result<Buffer<T>, CommError> {
         let mut bounds = self.bounds.iter().rev().skip(1);
         let mut tell = |weights: &mut Weights<'_, T>| match (bounds.next(), weights) {
             (Some(&from), Weights::Now(gradients)) => finished(gradients, from),
@@ -141,7 +142,7 @@ impl Stage {
         }
         if let Some(embedding) = &self.embedding {
             embedding.backward(ctx, dx, weights)?;
-            dx = Vec::new();
+            dx = Buffer::empty();
         }
         tell(weights)?;
         Ok(dx)

@@ -99,10 +99,15 @@ struct Metrics {
 }
 
 /// Reads the command line, trains, and says with the exit code how it went: 0 done, 2 the user's
-/// input, 1 anything else.
+/// input, 1 anything else. Ranks are threads of this process, or, where an MPI launcher started it,
+/// the launcher's processes.
 pub fn main<T: Scalar>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
-    match train::<T>(program, &flags) {
+    let ended = match launched_processes() {
+        0 | 1 => train::<T>(program, &flags),
+        size => train_processes::<T>(program, &flags, size),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -112,6 +117,44 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
     }
 }
 
+/// Processes that an MPI launcher started (Open MPI; MPICH and its kin), 0 for none.
+fn launched_processes() -> usize {
+    let count = |name| std::env::var(name).ok().and_then(|count| count.parse().ok());
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count).unwrap_or(0)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn train_processes<T: Scalar>(_: &Program, _: &Flags, size: usize) -> Result<(), Error> {
+    Err(Error::World {
+        problem: format!("{size} processes were launched: build with the feature `mpi` for that"),
+    })
+}
+
+/// Trains as one of several processes.
+#[cfg(feature = "mpi")]
+fn train_processes<T: Scalar>(program: &Program, flags: &Flags, size: usize) -> Result<(), Error> {
+    flags.check()?;
+    let wrong = |problem: String| Error::World { problem };
+    let mpi = crate::comm::mpi::Mpi::start()
+        .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
+    if mpi.size() != program.world_size() {
+        let (found, planned) = (mpi.size(), program.world_size());
+        return Err(wrong(format!("{found} processes; the plan is for {planned}")));
+    }
+    let here = std::env::var("OMPI_COMM_WORLD_LOCAL_SIZE").ok().and_then(|n| n.parse().ok());
+    let threads = threads(flags) / here.unwrap_or(size);
+    mpi.run(options(flags), |world| train_rank::<T>(program, flags, world, threads.max(1)))
+}
+
+fn threads(flags: &Flags) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    flags.threads.unwrap_or_else(cores)
+}
+
+fn options(flags: &Flags) -> Options {
+    Options { time_limit: Duration::from_secs(flags.time_limit_s), ..Options::default() }
+}
+
 /// Trains with all ranks as threads of this process.
 ///
 /// # Errors
@@ -119,10 +162,7 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
 pub fn train<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
     flags.check()?;
     let size = program.world_size();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = flags.threads.unwrap_or(cores);
-    let options =
-        Options { time_limit: Duration::from_secs(flags.time_limit_s), ..Options::default() };
+    let threads = threads(flags);
     let run = |world: Box<dyn Communicator>| {
         let rank = world.rank();
         // Ranks that come first get what is left over.
@@ -131,7 +171,7 @@ pub fn train<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
     };
     let results = match size {
         1 => vec![run(Box::new(Solo::new()))],
-        _ => run_ranks(size, options, run),
+        _ => run_ranks(size, options(flags), run),
     };
     results.into_iter().filter_map(Result::err).min_by_key(consequence).map_or(Ok(()), Err)
 }
@@ -157,7 +197,7 @@ pub fn train_rank<T: Scalar>(
 ) -> Result<(), Error> {
     let cpu = Cpu::new(threads)?;
     let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
-    let ended = Run::new(program, flags, &mut rank).and_then(Run::to_the_end);
+    let ended = Run::new(program, flags, &mut rank).and_then(Run::train);
     if let Err(error) = &ended {
         rank.groups().world.abort(&error.to_string());
     }
@@ -276,7 +316,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         })
     }
 
-    fn to_the_end(mut self) -> Result<(), Error> {
+    fn train(mut self) -> Result<(), Error> {
         for step in 0..self.flags.steps {
             self.step(step)?;
         }

@@ -2,10 +2,62 @@
 //! disagree, vanish or are late.
 
 use proptest::prelude::*;
+use runtime::comm::wire::{Wire, WireComm};
 use runtime::comm::{CommError, Communicator, Delays, Op, Options, Solo, run_ranks};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 type Comm = Box<dyn Communicator>;
+
+/// A wire of channels: the backend for processes, within one.
+struct Channels {
+    rank: usize,
+    to: Vec<Sender<Vec<u8>>>,
+    from: Mutex<Receiver<Vec<u8>>>,
+}
+
+impl Wire for Channels {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.to.len()
+    }
+
+    fn send(&self, to: usize, message: &[u8]) -> Result<(), String> {
+        // A process that has ended does not mind.
+        let _ended = self.to[to].send(message.to_vec());
+        Ok(())
+    }
+
+    fn receive(&self, patience: Duration) -> Result<Option<Vec<u8>>, String> {
+        match self.from.lock().unwrap().recv_timeout(patience) {
+            Ok(message) => Ok(Some(message)),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
+        }
+    }
+}
+
+fn run_wired<R: Send>(size: usize, options: Options, program: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+    let (to, from): (Vec<_>, Vec<_>) = (0..size).map(|_| channel()).unzip();
+    let program = &program;
+    std::thread::scope(|scope| {
+        let run = |(rank, from)| {
+            let wire = Channels { rank, to: to.clone(), from: Mutex::new(from) };
+            scope.spawn(move || program(Box::new(WireComm::new(wire, options))))
+        };
+        let threads: Vec<_> = from.into_iter().enumerate().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Runs on both backends, one after the other.
+fn run_both<R: Send>(size: usize, options: Options, program: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+    let threads = run_ranks(size, options, &program);
+    threads.into_iter().chain(run_wired(size, options, &program)).collect()
+}
 
 fn quick() -> Options {
     Options { time_limit: Duration::from_millis(300), delays: None }
@@ -122,7 +174,7 @@ proptest! {
             every_collective(&*comm, count, root)?;
             ring(&*comm, count)
         };
-        for result in run_ranks(size, delayed(seed), run) {
+        for result in run_both(size, delayed(seed), run) {
             result.unwrap();
         }
     }
@@ -147,7 +199,7 @@ proptest! {
             assert_eq!(told, members.iter().map(|&r| r as i64).collect::<Vec<_>>());
             every_collective(&*comm, count, 0)
         };
-        for result in run_ranks(size, Options::default(), run) {
+        for result in run_both(size, Options::default(), run) {
             result.unwrap();
         }
     }
@@ -156,7 +208,7 @@ proptest! {
 #[test]
 fn long_buffers_are_summed_in_pieces() {
     let count = 100_003;
-    for data in run_ranks(3, Options::default(), |comm| {
+    for data in run_both(3, Options::default(), |comm| {
         let mut data = buffer(comm.rank(), count);
         comm.all_reduce(&mut data, Op::Sum).unwrap();
         data
@@ -186,7 +238,7 @@ fn requests_may_be_waited_for_in_any_order() {
             Ok([a, b.wait()?].concat())
         }
     };
-    for result in run_ranks(4, Options::default(), run) {
+    for result in run_both(4, Options::default(), run) {
         assert_eq!(result.unwrap(), [sums(4, 4), maxima(4, 4)].concat());
     }
 }
@@ -214,12 +266,15 @@ fn calls_that_differ_are_refused_and_both_places_named() {
     ];
     for (usual, odd, named) in wrongs {
         let run = |comm: Comm| if comm.rank() == 2 { odd(&*comm) } else { usual(&*comm) };
-        for result in run_ranks(3, Options::default(), run) {
-            let Err(CommError::Mismatch { group, first, second }) = result else {
-                panic!("{result:?} is no mismatch");
+        for result in run_both(3, Options::default(), run) {
+            // Between processes, some learn of it from others.
+            let both = match result {
+                Err(CommError::Mismatch { group, first, second }) if group == "world" => {
+                    format!("{first} {second}")
+                }
+                Err(CommError::Aborted { reason, .. }) => reason,
+                _ => panic!("{result:?} is no mismatch"),
             };
-            assert_eq!(group, "world");
-            let both = format!("{first} {second}");
             assert!(both.contains(named), "{both}");
             assert_eq!(both.matches("tests/comm.rs:").count(), 2, "{both}");
             assert!(both.contains("rank 2 called"), "{both}");
@@ -233,10 +288,11 @@ fn a_message_of_another_length_is_refused_at_both_places() {
         0 => comm.send(&[1.0f32; 3], 1, 0),
         _ => comm.recv::<f32>(4, 0, 0).map(drop),
     };
-    let results = run_ranks(2, Options::default(), run);
-    let text = results[1].as_ref().unwrap_err().to_string();
-    assert!(text.contains("send of 3 x f32") && text.contains("recv of 4 x f32"), "{text}");
-    assert_eq!(text.matches("tests/comm.rs:").count(), 2, "{text}");
+    let results = run_both(2, Options::default(), run);
+    for text in [1, 3].map(|rank| results[rank].as_ref().unwrap_err().to_string()) {
+        assert!(text.contains("send of 3 x f32") && text.contains("recv of 4 x f32"), "{text}");
+        assert_eq!(text.matches("tests/comm.rs:").count(), 2, "{text}");
+    }
 }
 
 #[test]
@@ -246,8 +302,8 @@ fn a_lost_rank_is_an_error_on_the_others_at_once() {
         1 => Ok(()),
         _ => comm.barrier(),
     };
-    for (rank, result) in run_ranks(4, Options::default(), run).into_iter().enumerate() {
-        match rank {
+    for (rank, result) in run_both(4, Options::default(), run).into_iter().enumerate() {
+        match rank % 4 {
             1 => result.unwrap(),
             _ => assert!(matches!(result, Err(CommError::Lost { rank: 1, .. })), "{result:?}"),
         }
@@ -264,7 +320,8 @@ fn what_a_rank_sent_before_it_ended_arrives() {
             Ok(comm.recv::<i64>(1, 0, 0)?[0])
         }
     };
-    assert_eq!(run_ranks(2, Options::default(), run)[1], Ok(5));
+    let results = run_both(2, Options::default(), run);
+    assert_eq!((&results[1], &results[3]), (&Ok(5), &Ok(5)));
 }
 
 #[test]
@@ -276,9 +333,10 @@ fn a_late_rank_is_an_error_after_the_time_limit() {
         }
         _ => comm.barrier(),
     };
-    for result in run_ranks(3, quick(), run) {
-        let Err(CommError::TimedOut { ranks, group, .. }) = result else { panic!("{result:?}") };
-        assert_eq!((ranks, group.as_str()), (vec![2], "world"));
+    for result in run_both(3, quick(), run) {
+        // Between processes, the late one learns of it from the others.
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("nothing from rank [2] of group `world` within"), "{text}");
     }
 }
 
@@ -290,7 +348,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
         }
         comm.split("all", 0, 0)?.barrier()
     };
-    for result in run_ranks(3, Options::default(), run) {
+    for result in run_both(3, Options::default(), run) {
         let text = result.unwrap_err().to_string();
         assert_eq!(text, "rank 0 gave up: no space left");
     }
@@ -299,7 +357,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
 #[test]
 fn lengths_that_do_not_divide_are_refused() {
     let run = |comm: Comm| comm.reduce_scatter(&[1.0f32; 5], Op::Sum).map(drop);
-    for result in run_ranks(2, Options::default(), run) {
+    for result in run_both(2, Options::default(), run) {
         assert!(matches!(result, Err(CommError::Invalid { .. })), "{result:?}");
     }
 }
@@ -313,7 +371,7 @@ fn calls_and_bytes_are_counted_by_group() {
         comm.all_gather(&[1.0f64; 3])?;
         Ok(comm.stats().traffic())
     };
-    for result in run_ranks(4, Options::default(), run) {
+    for result in run_both(4, Options::default(), run) {
         let traffic = result.unwrap();
         let pair = traffic[&("pair".to_owned(), "all_reduce")];
         assert_eq!((pair.calls, pair.bytes), (2, 120));

@@ -11,6 +11,7 @@ use models::schedule::ScheduleName;
 use runtime::Reduction;
 use runtime::program::Recompute;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 const CASES: [&str; 5] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"];
 
@@ -109,7 +110,9 @@ fn covering() -> Vec<Indices> {
             Some(best) => best,
             None => *all.iter().max_by_key(|of| new(of)).unwrap(),
         };
-        pairs(&best).for_each(|pair| drop(open.remove(&pair)));
+        pairs(&best).for_each(|pair| {
+            open.remove(&pair);
+        });
         all.retain(|of| *of != best);
         chosen.push(best);
     }
@@ -164,5 +167,14 @@ fn a_covering_set_of_splits() {
 fn every_combination() {
     let all = all();
     run(&all);
-    println!("{} combinations", all.len());
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    std::fs::create_dir_all(&docs).unwrap();
+    let text = format!(
+        "# Equivalence\n\nWritten by `make equivalence`: {} combinations of case, tensor, pipeline and data \
+         parallelism, chunks,\nmicro-batch, sequence parallelism, recomputation, schedule, rank order and \
+         reduction on up to 16 ranks gave\none rank's numbers in f64: losses within 1e-12, gradients within \
+         1e-11.\n",
+        all.len()
+    );
+    std::fs::write(docs.join("equivalence.md"), text).unwrap();
 }

@@ -20,7 +20,8 @@ struct Silu;
 impl Function for Relu {
     #[inline(always)]
     fn both<T: Real>(x: T) -> (T, T) {
-        if x > T::ZERO { (x, T::ONE) } else { (T::ZERO, T::ZERO) }
+        let slope = if x > T::ZERO { T::ONE } else { T::ZERO };
+        (if x > T::ZERO { x } else { T::ZERO }, slope)
     }
 }
 
@@ -48,7 +49,7 @@ impl Function for GeluTanh {
 impl Function for GeluErf {
     #[inline(always)]
     fn both<T: Real>(x: T) -> (T, T) {
-        let erf = T::from_f64(libm::erf(x.to_f64() * FRAC_1_SQRT_2));
+        let erf = (x * T::from_f64(FRAC_1_SQRT_2)).verf();
         let cumulative = T::from_f64(0.5) * (T::ONE + erf);
         let density = T::from_f64(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2);
         (x * cumulative, (x * density).fma((T::from_f64(-0.5) * x * x).vexp(), cumulative))

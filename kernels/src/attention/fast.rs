@@ -1,6 +1,10 @@
 //! Blocks of queries against blocks of keys with online softmax (FlashAttention-2, algorithms 1 and 2): two products
 //! forward and five backward on blocks that stay in cache.
 //!
+//! A block of scores is kept as `[keys, queries]`: what belongs to a query (maximum, sum, log-sum-exp) lies along
+//! vectors, so softmax has no sums across lanes. Blocks of queries (and of `dout`) are transposed once for all blocks of keys: then
+//! all products read their operands as they lie.
+//!
 //! Forward, a task is a block of queries of one head; backward, a key-value head with all the query heads that share it. Either does
 //! its blocks in ascending order, so the bits do not depend on threads.
 
@@ -11,10 +15,18 @@ use crate::simd::{self, vectorized};
 use crate::{Cpu, Output, Real};
 use std::ops::Range;
 
-/// Queries of a block.
+/// Queries of a block: columns of the scores. Loops run over all of them, also where a last block has fewer.
 const Q_BLOCK: usize = 64;
-/// Keys of a block.
-const KV_BLOCK: usize = 64;
+/// Keys of a block: rows of the scores.
+const KV_BLOCK: usize = 128;
+/// Scores of a block.
+const SCORES: usize = KV_BLOCK * Q_BLOCK;
+
+/// Queries and columns that are transposed at once.
+const SQUARE: usize = 16;
+
+/// One number for each query of a block.
+type PerQuery<T> = [T; Q_BLOCK];
 
 /// `out` and `lse` of `q`, `k`, `v`. Shapes: [`super`].
 ///
@@ -32,15 +44,27 @@ pub fn forward<T: Real>(
     attention.check(q.len(), k.len(), v.len(), out.len(), lse.len());
     let mask = mask(attention);
     let (out, lse) = (out_grid(attention).cut(out), lse_grid(attention).cut(lse));
-    cpu.each(out.zip(lse), |((number, out), (_, lse))| {
+    cpu.each(out.zip(lse), |((number, out), (_, mut lse))| {
         let block = Block::new(attention, number);
         let head = block.head(attention, q, k, v);
-        cpu.scratch(Q_BLOCK * (KV_BLOCK + attention.v_dim + 1), |scratch| {
-            forward_block(cpu, attention, &block, &head, mask, out, lse, scratch);
+        cpu.scratch(SCORES + Q_BLOCK * (attention.qk_dim + attention.v_dim), |scratch| {
+            let (scores, scratch) = scratch.split_at_mut(SCORES);
+            let (q, sums) = scratch.split_at_mut(Q_BLOCK * attention.qk_dim);
+            let rows = head.q.block(block.queries.clone(), 0..attention.qk_dim);
+            transpose(cpu.arch(), rows, T::from_f64(attention.scale), q);
+            let softmax = forward_block(cpu, attention, &block, &head, mask, q, scores, sums);
+            finish_block(cpu.arch(), &softmax, sums, out, lse.row(0));
         });
     });
 }
 
+/// Maximum of the scores seen so far, and sum of their exponentials around it.
+struct Softmax<T> {
+    max: PerQuery<T>,
+    sum: PerQuery<T>,
+}
+
+/// Leaves `sum over keys of exp(s - max) v` in `sums[queries, v_dim]`. `q` is scaled and transposed.
 #[allow(clippy::too_many_arguments)]
 fn forward_block<T: Real>(
     cpu: &Cpu,
@@ -48,64 +72,105 @@ fn forward_block<T: Real>(
     block: &Block,
     head: &Head<T>,
     mask: Option<Mask<T>>,
-    out: ViewMut<T>,
-    mut lse: ViewMut<T>,
-    scratch: &mut [T],
-) {
-    let (scores, scratch) = scratch.split_at_mut(Q_BLOCK * KV_BLOCK);
-    let (sums, max) = scratch.split_at_mut(Q_BLOCK * attention.v_dim);
+    q: &[T],
+    scores: &mut [T],
+    sums: &mut [T],
+) -> Softmax<T> {
+    let mut softmax = Softmax { max: [T::NEG_INFINITY; Q_BLOCK], sum: [T::ZERO; Q_BLOCK] };
     let queries = block.queries.clone();
-    let sum = lse.row(0);
+    if queries.len() < Q_BLOCK {
+        scores.fill(T::ZERO);
+    }
     sums.fill(T::ZERO);
-    sum.fill(T::ZERO);
-    max.fill(T::NEG_INFINITY);
     for keys in key_blocks(attention, &queries) {
         let tile = Tile { attention, block, queries: queries.clone(), keys: keys.clone(), mask };
-        tile.raw_scores(head, scores);
-        softmax_tile(cpu.arch(), &tile, scores, max, sum, sums);
-        let p = View::new(scores, queries.len(), keys.len(), KV_BLOCK);
+        let k = head.k.block(keys.clone(), 0..attention.qk_dim);
+        tile.products(k, q, scores);
+        softmax_tile(cpu.arch(), &tile, scores, &mut softmax, sums);
         let v = head.v.block(keys, 0..attention.v_dim);
-        multiply(T::ONE, p, v, T::ONE, &mut whole(sums, queries.len(), attention.v_dim));
+        let mut sums = ViewMut::new(sums, queries.len(), attention.v_dim, attention.v_dim);
+        multiply(T::ONE, tile.view(scores).transposed(), v, T::ONE, &mut sums);
     }
-    finish_block(cpu.arch(), sums, max, out, sum);
+    softmax
 }
 
 vectorized! {
-    /// Turns raw scores into `exp(s - max)` (times the dropout mask) around the new row maxima, and moves what was summed so far there.
-    fn softmax_tile<T: Real>(
-        tile: &'a Tile<'a, T>, scores: &'a mut [T], max: &'a mut [T], sum: &'a mut [T], sums: &'a mut [T],
-    ) {
-        let width = tile.attention.v_dim;
-        let rows = scores.chunks_exact_mut(KV_BLOCK).zip(sums.chunks_exact_mut(width));
-        for (((i, (row, sums)), max), sum) in rows.enumerate().zip(max).zip(sum) {
-            let row = &mut row[..tile.keys.len()];
-            let Some(visible) = tile.show(i, row) else { continue };
-            let row = &mut row[visible.clone()];
-            tile.cap(row);
-            let new = simd::larger(*max, simd::max(row));
-            let kept = if *max > T::NEG_INFINITY { (*max - new).vexp() } else { T::ZERO };
-            row.iter_mut().for_each(|s| *s = (*s - new).vexp());
-            *sum = kept.fma(*sum, simd::sum(row, |p| p));
-            *max = new;
-            sums.iter_mut().for_each(|sum| *sum *= kept);
-            tile.drop_out(i, visible.start, row);
+    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and the first cache.
+    fn transpose<T: Real>(from: View<'a, T>, scale: T, to: &'a mut [T]) {
+        for queries in blocks(0..from.rows(), SQUARE) {
+            for columns in blocks(0..from.columns(), SQUARE) {
+                let mut square = [[T::ZERO; SQUARE]; SQUARE];
+                for (square, i) in square.iter_mut().zip(queries.clone()) {
+                    let row = &from.row(i)[columns.clone()];
+                    match row.first_chunk() {
+                        Some(row) => *square = *row,
+                        None => square[..row.len()].copy_from_slice(row),
+                    }
+                }
+                for (column, at) in columns.enumerate() {
+                    let to = &mut to[at * Q_BLOCK + queries.start..][..SQUARE];
+                    for (to, row) in to.iter_mut().zip(&square) {
+                        *to = scale * row[column];
+                    }
+                }
+            }
         }
     }
 }
 
 vectorized! {
-    /// `out = sums / sum`, and the log-sum-exp in place of the sum.
-    fn finish_block<T: Real>(sums: &'a [T], max: &'a [T], out: ViewMut<'a, T>, sum: &'a mut [T]) {
+    /// Turns raw scores into `exp(s - max)` (times the dropout mask) around the new maxima, and moves what was summed so far there.
+    fn softmax_tile<T: Real>(
+        tile: &'a Tile<'a, T>, scores: &'a mut [T], softmax: &'a mut Softmax<T>, sums: &'a mut [T],
+    ) {
+        let (rows, _) = scores.as_chunks_mut::<Q_BLOCK>();
+        let rows = &mut rows[..tile.keys.len()];
+        let mut max = softmax.max;
+        for (key, row) in tile.keys.clone().zip(rows.iter_mut()) {
+            tile.cap(row);
+            tile.hide(key, row, T::NEG_INFINITY);
+            for (max, &s) in max.iter_mut().zip(&*row) {
+                *max = simd::larger(*max, s);
+            }
+        }
+        // Where nothing was seen yet, exp(-inf - 0) = 0.
+        let base = max.map(|max| if max > T::NEG_INFINITY { max } else { T::ZERO });
+        let mut kept = softmax.max;
+        for (kept, &base) in kept.iter_mut().zip(&base) {
+            *kept = (*kept - base).vexp();
+        }
+        let mut sum = [T::ZERO; Q_BLOCK];
+        for row in rows.iter_mut() {
+            for ((s, &base), sum) in row.iter_mut().zip(&base).zip(&mut sum) {
+                *s = (*s - base).vexp();
+                *sum += *s;
+            }
+        }
+        for ((old, &sum), &kept) in softmax.sum.iter_mut().zip(&sum).zip(&kept) {
+            *old = kept.fma(*old, sum);
+        }
+        softmax.max = max;
+        for (sums, &kept) in sums.chunks_exact_mut(tile.attention.v_dim).zip(&kept) {
+            sums.iter_mut().for_each(|sum| *sum *= kept);
+        }
+        tile.drop_out(rows);
+    }
+}
+
+vectorized! {
+    /// `out = sums / sum`, `lse = max + ln sum`.
+    fn finish_block<T: Real>(softmax: &'a Softmax<T>, sums: &'a [T], out: ViewMut<'a, T>, lse: &'a mut [T]) {
         let mut out = out;
         let width = out.columns();
-        for ((i, sums), (sum, &max)) in sums.chunks_exact(width).enumerate().zip(sum.iter_mut().zip(max)) {
-            let seen = *sum > T::ZERO;
-            let inverse = if seen { T::ONE / *sum } else { T::ZERO };
+        let statistics = softmax.max.iter().zip(&softmax.sum);
+        for (((i, lse), sums), (&max, &sum)) in lse.iter_mut().enumerate().zip(sums.chunks_exact(width)).zip(statistics) {
+            let seen = sum > T::ZERO;
+            let inverse = if seen { T::ONE / sum } else { T::ZERO };
             for (out, &value) in out.row(i).iter_mut().zip(sums) {
                 *out = inverse * value;
             }
             let log_sum = T::from_f64(max.to_f64() + sum.to_f64().ln());
-            *sum = if seen { log_sum } else { T::NEG_INFINITY };
+            *lse = if seen { log_sum } else { T::NEG_INFINITY };
         }
     }
 }
@@ -146,7 +211,11 @@ pub fn backward<T: Real>(
         if output == Output::Overwrite {
             parts.clear();
         }
-        cpu.scratch(2 * Q_BLOCK * KV_BLOCK + len, |scratch| {
+        let transposed = len.next_multiple_of(Q_BLOCK) * (attention.qk_dim + attention.v_dim);
+        cpu.scratch(2 * SCORES + len + transposed, |scratch| {
+            if !len.is_multiple_of(Q_BLOCK) {
+                scratch.fill(T::ZERO);
+            }
             for member in 0..group {
                 let block = Block { batch, head: kv_head * group + member, queries: 0..len };
                 let head = block.head(attention, q, k, v);
@@ -172,38 +241,45 @@ fn backward_head<T: Real>(
     parts: &mut Parts<T>,
     scratch: &mut [T],
 ) {
-    let (p, scratch) = scratch.split_at_mut(Q_BLOCK * KV_BLOCK);
-    let (ds, delta) = scratch.split_at_mut(Q_BLOCK * KV_BLOCK);
-    deltas(cpu.arch(), saved, delta);
+    let (p, scratch) = scratch.split_at_mut(SCORES);
+    let (ds, scratch) = scratch.split_at_mut(SCORES);
+    let (delta, scratch) = scratch.split_at_mut(attention.q_len);
     let (d, e) = (attention.qk_dim, attention.v_dim);
+    let (qs, douts) = scratch.split_at_mut(attention.q_len.next_multiple_of(Q_BLOCK) * d);
+    deltas(cpu.arch(), saved, delta);
+    transpose_all(cpu, head.q, T::from_f64(attention.scale), qs);
+    transpose_all(cpu, saved.dout, T::ONE, douts);
     for keys in blocks(0..attention.kv_len, KV_BLOCK) {
         for queries in blocks(0..attention.q_len, Q_BLOCK) {
             let seen = visible_keys(attention, &queries);
-            if seen.end <= keys.start || keys.end <= seen.start {
+            let keys = keys.start.max(seen.start)..keys.end.min(seen.end);
+            if keys.is_empty() {
                 continue;
             }
             let tile =
                 Tile { attention, block, queries: queries.clone(), keys: keys.clone(), mask };
-            let dout = saved.dout.block(queries.clone(), 0..e);
-            let v = head.v.block(keys.clone(), 0..e).transposed();
-            tile.raw_scores(head, p);
-            multiply(T::ONE, dout, v, T::ZERO, &mut tile.within(ds));
-            gradient_tile(
-                cpu.arch(),
-                &tile,
-                &saved.lse[queries.clone()],
-                &delta[queries.clone()],
-                p,
-                ds,
-            );
-            let p = View::new(p, queries.len(), keys.len(), KV_BLOCK).transposed();
-            let ds = View::new(ds, queries.len(), keys.len(), KV_BLOCK);
             let (q, k) = (head.q.block(queries.clone(), 0..d), head.k.block(keys.clone(), 0..d));
+            let dout = saved.dout.block(queries.clone(), 0..e);
+            let v = head.v.block(keys.clone(), 0..e);
+            tile.products(k, &qs[queries.start * d..][..Q_BLOCK * d], p);
+            tile.products(v, &douts[queries.start * e..][..Q_BLOCK * e], ds);
+            let statistics = [&saved.lse[queries.clone()], &delta[queries.clone()]];
+            gradient_tile(cpu.arch(), &tile, statistics, p, ds);
+            let (p, ds) = (tile.view(p), tile.view(ds));
             multiply(T::ONE, p, dout, T::ONE, &mut parts.dv.block(keys.clone(), 0..e));
-            multiply(T::ONE, ds.transposed(), q, T::ONE, &mut parts.dk.block(keys.clone(), 0..d));
+            multiply(T::ONE, ds, q, T::ONE, &mut parts.dk.block(keys.clone(), 0..d));
             let columns = member * d..(member + 1) * d;
-            multiply(T::ONE, ds, k, T::ONE, &mut parts.dq.block(queries, columns));
+            multiply(T::ONE, ds.transposed(), k, T::ONE, &mut parts.dq.block(queries, columns));
         }
+    }
+}
+
+/// All blocks of queries, one transposed block behind the other.
+fn transpose_all<T: Real>(cpu: &Cpu, from: View<T>, scale: T, to: &mut [T]) {
+    let width = from.columns();
+    let to = to.chunks_exact_mut(Q_BLOCK * width);
+    for (queries, to) in blocks(0..from.rows(), Q_BLOCK).zip(to) {
+        transpose(cpu.arch(), from.block(queries, 0..width), scale, to);
     }
 }
 
@@ -217,29 +293,25 @@ vectorized! {
 }
 
 vectorized! {
-    /// Raw scores become masked probabilities, `dp` becomes the gradient of the products `q . k`.
+    /// Raw scores become probabilities (times the dropout mask), `dp` becomes the gradient of the products `q . k`.
     fn gradient_tile<T: Real>(
-        tile: &'a Tile<'a, T>, lse: &'a [T], delta: &'a [T], p: &'a mut [T], ds: &'a mut [T],
+        tile: &'a Tile<'a, T>, statistics: [&'a [T]; 2], p: &'a mut [T], ds: &'a mut [T],
     ) {
-        let rows = p.chunks_exact_mut(KV_BLOCK).zip(ds.chunks_exact_mut(KV_BLOCK));
-        for ((i, (p, ds)), (&lse, &delta)) in rows.enumerate().zip(lse.iter().zip(delta)) {
-            let (p, ds) = (&mut p[..tile.keys.len()], &mut ds[..tile.keys.len()]);
-            let visible = match tile.show(i, p) {
-                Some(visible) if lse > T::NEG_INFINITY => visible,
-                _ => {
-                    p.fill(T::ZERO);
-                    ds.fill(T::ZERO);
-                    continue;
-                }
-            };
-            ds[..visible.start].fill(T::ZERO);
-            ds[visible.end..].fill(T::ZERO);
-            let (p, ds) = (&mut p[visible.clone()], &mut ds[visible.clone()]);
+        let (mut lse, mut delta) = ([T::ZERO; Q_BLOCK], [T::ZERO; Q_BLOCK]);
+        lse[..tile.queries.len()].copy_from_slice(statistics[0]);
+        delta[..tile.queries.len()].copy_from_slice(statistics[1]);
+        // A query that sees nothing has no scores that are not hidden below.
+        let lse = lse.map(|lse| if lse > T::NEG_INFINITY { lse } else { T::ZERO });
+        let p = &mut p.as_chunks_mut::<Q_BLOCK>().0[..tile.keys.len()];
+        let ds = &mut ds.as_chunks_mut::<Q_BLOCK>().0[..tile.keys.len()];
+        tile.drop_out(ds);
+        for (key, (p, ds)) in tile.keys.clone().zip(p.iter_mut().zip(ds)) {
             tile.cap(p);
-            tile.drop_out(i, visible.start, ds);
-            tile.score_gradients(p, ds, lse, delta);
-            tile.drop_out(i, visible.start, p);
+            tile.score_gradients(p, ds, &lse, &delta);
+            tile.hide(key, p, T::ZERO);
+            tile.hide(key, ds, T::ZERO);
         }
+        tile.drop_out(p);
     }
 }
 
@@ -333,11 +405,6 @@ fn visible_keys(attention: &Attention, queries: &Range<usize>) -> Range<usize> {
 fn key_blocks(attention: &Attention, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let seen = visible_keys(attention, queries);
     blocks(seen.start / KV_BLOCK * KV_BLOCK..seen.end, KV_BLOCK)
-}
-
-/// The first `rows columns` elements as a matrix.
-fn whole<T>(data: &mut [T], rows: usize, columns: usize) -> ViewMut<'_, T> {
-    ViewMut::new(data, rows, columns, columns)
 }
 
 /// Queries of one head of one sequence.
@@ -440,68 +507,77 @@ struct Tile<'a, T> {
 }
 
 impl<T: Real> Tile<'_, T> {
-    /// The tile's part of a buffer with rows of [`KV_BLOCK`].
-    fn within<'a>(&self, buffer: &'a mut [T]) -> ViewMut<'a, T> {
-        ViewMut::new(buffer, self.queries.len(), self.keys.len(), KV_BLOCK)
+    /// The tile's part of a buffer of scores: `[keys, queries]`.
+    fn within<'a>(&self, scores: &'a mut [T]) -> ViewMut<'a, T> {
+        ViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
-    /// `scale q . k`, masked or not.
-    fn raw_scores(&self, head: &Head<T>, scores: &mut [T]) {
-        let width = 0..self.attention.qk_dim;
-        let q = head.q.block(self.queries.clone(), width.clone());
-        let k = head.k.block(self.keys.clone(), width).transposed();
-        multiply(T::from_f64(self.attention.scale), q, k, T::ZERO, &mut self.within(scores));
+    /// The same to read.
+    fn view<'a>(&self, scores: &'a [T]) -> View<'a, T> {
+        View::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
-    /// The part of row `i` that is visible, none where nothing is; the rest is set to 0.
-    #[inline(always)]
-    fn show(&self, i: usize, row: &mut [T]) -> Option<Range<usize>> {
-        let visible = self.attention.visible(self.queries.start + i);
-        let local = |key: usize| key.clamp(self.keys.start, self.keys.end) - self.keys.start;
-        let visible = local(visible.start)..local(visible.end);
-        row[..visible.start].fill(T::ZERO);
-        row[visible.end..].fill(T::ZERO);
-        (!visible.is_empty()).then_some(visible)
+    /// Rows of keys or values times the transposed block `columns[width, Q_BLOCK]`.
+    fn products(&self, rows: View<T>, columns: &[T], scores: &mut [T]) {
+        let width = columns.len() / Q_BLOCK;
+        let columns = View::new(columns, width, self.queries.len(), Q_BLOCK);
+        multiply(T::ONE, rows, columns, T::ZERO, &mut self.within(scores));
     }
 
     #[inline(always)]
-    fn cap(&self, row: &mut [T]) {
+    fn cap(&self, row: &mut PerQuery<T>) {
         if let Some(cap) = self.attention.soft_cap {
             let (cap, inverse) = (T::from_f64(cap), T::from_f64(1.0 / cap));
             row.iter_mut().for_each(|s| *s = cap * (*s * inverse).vtanh());
         }
     }
 
-    /// Multiplies the elements of row `i` from column `start` on by the dropout mask.
+    /// Puts `value` where a query does not see the key.
     #[inline(always)]
-    fn drop_out(&self, i: usize, start: usize, row: &mut [T]) {
-        if let (Some(mask), Some(dropout)) = (self.mask, &self.attention.dropout) {
-            let position = self.attention.q_offset + self.queries.start + i;
-            let key = self.attention.kv_offset + self.keys.start + start;
-            let index = dropout.row_index(self.block.batch, self.block.head, position) + key as u64;
-            mask.multiply(index, row);
+    fn hide(&self, key: usize, row: &mut PerQuery<T>, value: T) {
+        let viewers = self.attention.viewers(key);
+        let local =
+            |query: usize| query.clamp(self.queries.start, self.queries.end) - self.queries.start;
+        let (start, end) = (local(viewers.start), local(viewers.end));
+        if start > 0 || end < self.queries.len() {
+            for (i, s) in row.iter_mut().enumerate() {
+                *s = if i < start || i >= end { value } else { *s };
+            }
+        }
+    }
+
+    /// Multiplies by the dropout mask, whose runs go along keys.
+    #[inline(always)]
+    fn drop_out(&self, rows: &mut [PerQuery<T>]) {
+        let (Some(mask), Some(dropout)) = (self.mask, &self.attention.dropout) else { return };
+        let key = self.attention.kv_offset + self.keys.start;
+        for query in self.queries.clone() {
+            let position = self.attention.q_offset + query;
+            let row = dropout.row_index(self.block.batch, self.block.head, position);
+            let mut factors = [T::ONE; KV_BLOCK];
+            let factors = &mut factors[..rows.len()];
+            mask.multiply(row + key as u64, factors);
+            for (row, &factor) in rows.iter_mut().zip(&*factors) {
+                row[query - self.queries.start] *= factor;
+            }
         }
     }
 
     /// Capped scores become probabilities `p`, and `dp` (masked) the gradient `p (dp - delta) slope scale`.
     #[inline(always)]
-    fn score_gradients(&self, scores: &mut [T], dp: &mut [T], lse: T, delta: T) {
+    fn score_gradients(
+        &self,
+        scores: &mut PerQuery<T>,
+        dp: &mut PerQuery<T>,
+        lse: &PerQuery<T>,
+        delta: &PerQuery<T>,
+    ) {
         let scale = T::from_f64(self.attention.scale);
-        match self.attention.soft_cap {
-            None => {
-                for (s, dp) in scores.iter_mut().zip(dp) {
-                    *s = (*s - lse).vexp();
-                    *dp = scale * *s * (*dp - delta);
-                }
-            }
-            Some(cap) => {
-                let inverse = T::from_f64(1.0 / cap);
-                for (s, dp) in scores.iter_mut().zip(dp) {
-                    let t = *s * inverse;
-                    *s = (*s - lse).vexp();
-                    *dp = scale * *s * (*dp - delta) * (T::ONE - t * t);
-                }
-            }
+        let inverse = T::from_f64(self.attention.soft_cap.map_or(0.0, |cap| 1.0 / cap));
+        for i in 0..Q_BLOCK {
+            let t = scores[i] * inverse;
+            let p = (scores[i] - lse[i]).vexp();
+            (scores[i], dp[i]) = (p, scale * p * (dp[i] - delta[i]) * (T::ONE - t * t));
         }
     }
 }

@@ -156,6 +156,16 @@ impl Attention {
         local(start)..local(end).max(local(start))
     }
 
+    /// The queries that see key `j`, as a range of local indices; maybe empty.
+    #[must_use]
+    pub fn viewers(&self, j: usize) -> std::ops::Range<usize> {
+        let position = self.kv_offset + j;
+        let start = if self.causal || self.window.is_some() { position } else { 0 };
+        let end = self.window.map_or(usize::MAX, |window| position.saturating_add(window));
+        let local = |at: usize| at.saturating_sub(self.q_offset).min(self.q_len);
+        local(start)..local(end).max(local(start))
+    }
+
     /// Panics where heads do not divide or an argument has the wrong length.
     #[track_caller]
     pub(crate) fn check(&self, q: usize, k: usize, v: usize, out: usize, lse: usize) {

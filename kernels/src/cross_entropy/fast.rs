@@ -71,11 +71,20 @@ vectorized! {
         let read = logits.chunks_exact(shape.columns).zip(targets).zip(max);
         for (((row, &target), &max), (sum_exp, target_logit)) in read.zip(sum_exp.iter_mut().zip(target_logit)) {
             let row = &row[..shape.real_columns];
-            let parts = row.chunks(SUM).map(|part| match shape.soft_cap {
-                None => simd::sum(part, |z| (z - max).vexp()).to_f64(),
-                Some(_) => simd::sum(part, |z| (cap.of(z) - max).vexp()).to_f64(),
-            });
-            *sum_exp = T::from_f64(parts.sum());
+            let mut total = 0.0;
+            match shape.soft_cap {
+                None => {
+                    for part in row.chunks(SUM) {
+                        total += simd::sum(part, |z| (z - max).vexp()).to_f64();
+                    }
+                }
+                Some(_) => {
+                    for part in row.chunks(SUM) {
+                        total += simd::sum(part, |z| (cap.of(z) - max).vexp()).to_f64();
+                    }
+                }
+            }
+            *sum_exp = T::from_f64(total);
             *target_logit = shape.column(target).map_or(T::ZERO, |column| cap.of(row[column]));
         }
     }

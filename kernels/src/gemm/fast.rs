@@ -10,6 +10,9 @@ use crate::{Cpu, Real};
 /// Least rows or columns of a tile where a dimension is cut: below, packing costs more than threads give.
 const LEAST: usize = 128;
 
+/// Products below this many operations are not cut: some ten microseconds, about what it takes to wake a helper.
+const LEAST_FLOPS: usize = 2_000_000;
+
 /// See [`super`].
 ///
 /// # Panics
@@ -70,7 +73,7 @@ fn grid(shape: &Shape, batch: &Batch, threads: usize) -> Grid {
 /// tile packs its part of `B` and reads all of `A`, which is the cheaper way round.
 fn tile(shape: &Shape, threads: usize) -> (usize, usize) {
     let (m, n) = (shape.m.max(1), shape.n.max(1));
-    if threads == 1 || m < 8 || n < 8 {
+    if threads == 1 || m < 8 || n < 8 || shape.flops() < LEAST_FLOPS {
         return (m, n);
     }
     let across = (n / LEAST).clamp(1, threads);

@@ -48,8 +48,8 @@ pub const fn word(stream: Stream, index: u64) -> u32 {
     words(stream, index / 4)[(index % 4) as usize]
 }
 
-/// Groups that [`many`] makes at once.
-pub(crate) const MANY: usize = 16;
+/// Groups that [`many`] makes at once: enough that the compiler leaves loops over them to its vectoriser.
+pub(crate) const MANY: usize = 32;
 
 /// The words of the groups `group .. group + MANY`, in element order. The rounds of all go side by side, as vectors.
 #[inline(always)]

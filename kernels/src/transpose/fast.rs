@@ -39,7 +39,10 @@ fn swap_tile<T: Real>(
     for j in j..slabs.min(j + TILE) {
         for i in i..a.min(i + TILE) {
             let (from, to) = ((i * b + first + j) * inner, (j * a + i) * inner);
-            y[to..to + inner].copy_from_slice(&x[from..from + inner]);
+            match inner {
+                1 => y[to] = x[from], // a call to copy costs more than the element
+                _ => y[to..to + inner].copy_from_slice(&x[from..from + inner]),
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a rank asks for, and from where in the program.
 
+use super::error::CommError;
 use super::payload::Dtype;
 use std::fmt;
 use std::panic::Location;
@@ -155,15 +156,39 @@ impl Call {
     }
 }
 
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} x {}", self.kind.name(), self.count, self.dtype.name())?;
+impl Call {
+    /// Ranks that the call names are in the group.
+    pub(super) fn check_ranks(&self, size: usize) -> Result<(), CommError> {
+        let named = match self.kind {
+            Kind::Send { to, .. } => to,
+            Kind::Recv { from, .. } => from,
+            _ => self.kind.root().unwrap_or(0),
+        };
+        if named < size {
+            return Ok(());
+        }
+        Err(CommError::Invalid {
+            call: self.to_string(),
+            reason: format!("there are {size} ranks"),
+        })
+    }
+
+    /// What ranks must agree on, in words.
+    pub(super) fn signature(&self) -> String {
+        let mut text = format!("{} of {} x {}", self.kind.name(), self.count, self.dtype.name());
         if let Some(op) = self.kind.op() {
-            write!(f, ", {}", op.name())?;
+            text += &format!(", {}", op.name());
         }
         if let Some(root) = self.kind.root() {
-            write!(f, ", root {root}")?;
+            text += &format!(", root {root}");
         }
+        text
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.signature())?;
         match self.kind {
             Kind::Send { to, tag } => write!(f, " to rank {to}, tag {tag:#x}")?,
             Kind::Recv { from, tag } => write!(f, " from rank {from}, tag {tag:#x}")?,

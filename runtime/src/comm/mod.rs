@@ -18,16 +18,23 @@
 //! of within the time limit, is an error on those that wait for it.
 
 mod call;
+mod combine;
 mod error;
+mod hub;
 mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+mod options;
 mod payload;
 mod solo;
 mod stats;
 mod typed;
+pub mod wire;
 
 pub use call::{Call, Kind, Op, Tag};
 pub use error::CommError;
-pub use local::{Delays, LocalComm, Options, run_ranks, world};
+pub use local::{LocalComm, run_ranks, world};
+pub use options::{Delays, Options};
 pub use payload::{Dtype, Element, Payload};
 pub use solo::Solo;
 pub use stats::{Counted, Stats, Traffic};

@@ -14,6 +14,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    pub(super) const ALL: [Self; 4] = [Self::F32, Self::F64, Self::I64, Self::U8];
+
     /// Name in errors.
     pub fn name(self) -> &'static str {
         match self {
@@ -65,6 +67,29 @@ impl Payload {
             Self::F64(_) => Dtype::F64,
             Self::I64(_) => Dtype::I64,
             Self::U8(_) => Dtype::U8,
+        }
+    }
+
+    /// Its elements, little-endian.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::I64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::U8(v) => v.clone(),
+        }
+    }
+
+    /// Elements of that type from little-endian bytes.
+    pub(super) fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
+        fn each<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+            bytes.as_chunks::<N>().0.iter().map(|chunk| read(*chunk)).collect()
+        }
+        match dtype {
+            Dtype::F32 => Self::F32(each(bytes, f32::from_le_bytes)),
+            Dtype::F64 => Self::F64(each(bytes, f64::from_le_bytes)),
+            Dtype::I64 => Self::I64(each(bytes, i64::from_le_bytes)),
+            Dtype::U8 => Self::U8(bytes.to_vec()),
         }
     }
 

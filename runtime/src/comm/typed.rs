@@ -56,6 +56,23 @@ impl dyn Communicator + '_ {
         Err(invalid(&call, &format!("not divisible by the {} ranks", self.size())))
     }
 
+    /// For [`Communicator::split`]: the ranks of a colour, in the order of their keys.
+    #[track_caller]
+    pub(super) fn members_of_color(
+        &self,
+        color: usize,
+        key: usize,
+    ) -> Result<Vec<usize>, CommError> {
+        let told = self.all_gather(&[color as i64, key as i64])?;
+        let said = told.chunks_exact(2).enumerate();
+        let mut members: Vec<(i64, usize)> = said
+            .filter(|(_, said)| said[0] == color as i64)
+            .map(|(rank, said)| (said[1], rank))
+            .collect();
+        members.sort_unstable();
+        Ok(members.into_iter().map(|(_, rank)| rank).collect())
+    }
+
     /// Starts sending `data` to rank `to`.
     #[track_caller]
     pub fn start_send<T: Element>(

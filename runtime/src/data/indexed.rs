@@ -3,8 +3,8 @@
 //! The documents follow one another as one stream; sample `i` of an epoch is a window of it that
 //! overlaps the next by one token, and windows come in an order that seed and epoch alone decide.
 
-use super::{Sample, Samples};
 use super::permutation::{Permutation, mix};
+use super::{Sample, Samples};
 use crate::error::Error;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

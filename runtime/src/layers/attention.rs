@@ -3,6 +3,7 @@
 use super::block::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
+use crate::buffer::Buffer;
 use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
 use crate::scalar::Scalar;
 use kernels::attention::{self, Attention as Shape, Gradients, ProbabilityDropout, Saved};
@@ -31,11 +32,11 @@ pub struct Attention {
 
 /// What the backward pass of a micro-batch needs.
 pub struct AttentionKept<T> {
-    q: Vec<T>,
-    k: Vec<T>,
-    v: Vec<T>,
+    q: Buffer<T>,
+    k: Buffer<T>,
+    v: Buffer<T>,
     out: Shared<T>,
-    lse: Vec<T>,
+    lse: Buffer<T>,
 }
 
 impl<T> Kept for AttentionKept<T> {
@@ -131,22 +132,22 @@ impl<T: Scalar> Inner<T> for Attention {
 
     fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> AttentionKept<T> {
         let (cpu, n) = (ctx.cpu, ctx.tokens());
-        let mut q = self.q.forward(cpu, ctx.weights, h);
-        let mut k = self.k.forward(cpu, ctx.weights, h);
-        let v = self.v.forward(cpu, ctx.weights, h);
+        let mut q = self.q.forward(ctx, h);
+        let mut k = self.k.forward(ctx, h);
+        let v = self.v.forward(ctx, h);
         if self.rotary {
             rope::forward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut q);
             rope::forward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut k);
         }
         let shape = self.shape(ctx);
-        let mut out = vec![T::ZERO; shape.out_elements()];
-        let mut lse = vec![T::ZERO; shape.lse_elements()];
+        let mut out = ctx.buffer(shape.out_elements());
+        let mut lse = ctx.buffer(shape.lse_elements());
         attention::forward(cpu, &shape, &q, &k, &v, &mut out, &mut lse);
         AttentionKept { q, k, v, out: Rc::new(out), lse }
     }
 
-    fn project(&self, ctx: &Context<'_, T>, kept: &AttentionKept<T>) -> Vec<T> {
-        self.o.forward(ctx.cpu, ctx.weights, &kept.out)
+    fn project(&self, ctx: &Context<'_, T>, kept: &AttentionKept<T>) -> Buffer<T> {
+        self.o.forward(ctx, &kept.out)
     }
 
     fn backward(
@@ -154,12 +155,12 @@ impl<T: Scalar> Inner<T> for Attention {
         ctx: &Context<'_, T>,
         kept: &AttentionKept<T>,
         dy: &Shared<T>,
-    ) -> (Vec<T>, AttentionWork<T>) {
+    ) -> (Buffer<T>, AttentionWork<T>) {
         let (cpu, n) = (ctx.cpu, ctx.tokens());
-        let mut dout = vec![T::ZERO; kept.out.len()];
-        self.o.backward_input(cpu, ctx.weights, dy, &mut dout, Output::Overwrite);
-        let (mut dq, mut dk) = (vec![T::ZERO; kept.q.len()], vec![T::ZERO; kept.k.len()]);
-        let mut dv = vec![T::ZERO; kept.v.len()];
+        let mut dout = ctx.buffer(kept.out.len());
+        self.o.backward_input(ctx, dy, &mut dout, Output::Overwrite);
+        let (mut dq, mut dk) = (ctx.buffer(kept.q.len()), ctx.buffer(kept.k.len()));
+        let mut dv = ctx.buffer(kept.v.len());
         let AttentionKept { q, k, v, out, lse } = kept;
         let saved = Saved { q, k, v, out, lse };
         let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
@@ -169,10 +170,10 @@ impl<T: Scalar> Inner<T> for Attention {
             rope::backward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut dq);
             rope::backward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut dk);
         }
-        let mut dh = vec![T::ZERO; n * self.q.inputs];
-        self.q.backward_input(cpu, ctx.weights, &dq, &mut dh, Output::Overwrite);
-        self.k.backward_input(cpu, ctx.weights, &dk, &mut dh, Output::Accumulate);
-        self.v.backward_input(cpu, ctx.weights, &dv, &mut dh, Output::Accumulate);
+        let mut dh = ctx.buffer(n * self.q.inputs);
+        self.q.backward_input(ctx, &dq, &mut dh, Output::Overwrite);
+        self.k.backward_input(ctx, &dk, &mut dh, Output::Accumulate);
+        self.v.backward_input(ctx, &dv, &mut dh, Output::Accumulate);
         let work = AttentionWork { out: out.clone(), dy: dy.clone(), dq, dk, dv };
         (dh, work)
     }
@@ -197,9 +198,9 @@ impl<T: Scalar> Inner<T> for Attention {
 pub struct AttentionWork<T> {
     out: Shared<T>,
     dy: Shared<T>,
-    dq: Vec<T>,
-    dk: Vec<T>,
-    dv: Vec<T>,
+    dq: Buffer<T>,
+    dk: Buffer<T>,
+    dv: Buffer<T>,
 }
 
 /// Shape of a matrix in its checkpoint.

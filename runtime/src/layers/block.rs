@@ -5,6 +5,7 @@ use super::attention::{Attention, AttentionKept};
 use super::mlp::{Mlp, MlpKept};
 use super::norm::{Norm, Statistics};
 use super::{Context, Names, WeightWork, Weights};
+use crate::buffer::Buffer;
 use crate::comm::CommError;
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared};
 use crate::program::Recompute;
@@ -25,7 +26,7 @@ pub(super) trait Inner<T> {
     fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> Self::Kept;
 
     /// The row-parallel matrix.
-    fn project(&self, ctx: &Context<'_, T>, kept: &Self::Kept) -> Vec<T>;
+    fn project(&self, ctx: &Context<'_, T>, kept: &Self::Kept) -> Buffer<T>;
 
     /// Gradient of the input, a partial sum, from that of the output.
     fn backward(
@@ -33,7 +34,7 @@ pub(super) trait Inner<T> {
         ctx: &Context<'_, T>,
         kept: &Self::Kept,
         dy: &Shared<T>,
-    ) -> (Vec<T>, Self::Work);
+    ) -> (Buffer<T>, Self::Work);
 
     /// The work on weights, given the input.
     fn weights(&self, work: Self::Work, h: &Shared<T>) -> Vec<WeightWork<T>>;
@@ -59,9 +60,11 @@ pub struct Block {
 /// What a layer keeps of a micro-batch for its backward pass.
 pub struct BlockKept<T>(Keeping<T>);
 
+type Halves<T> = (HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>);
+
 enum Keeping<T> {
     /// Of each half.
-    Halves(HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>),
+    Halves(Box<Halves<T>>),
     /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
     Input(Shared<T>, [Option<Shared<T>>; 2]),
 }
@@ -70,7 +73,7 @@ impl<T> BlockKept<T> {
     /// Elements held.
     pub fn elements(&self) -> usize {
         match &self.0 {
-            Keeping::Halves(a, b) => a.elements() + b.elements(),
+            Keeping::Halves(halves) => halves.0.elements() + halves.1.elements(),
             Keeping::Input(x, reduced) => {
                 x.len() + reduced.iter().flatten().map(|reduced| reduced.len()).sum::<usize>()
             }
@@ -124,8 +127,8 @@ impl Block {
     pub fn forward<T: Scalar>(
         &self,
         ctx: &Context<'_, T>,
-        x: Vec<T>,
-    ) -> Result<(Vec<T>, BlockKept<T>), CommError> {
+        x: Buffer<T>,
+    ) -> Result<(Buffer<T>, BlockKept<T>), CommError> {
         let (x, full) = (Rc::new(x), self.recompute == Recompute::Full);
         // Reducing again would cost more than keeping what was reduced.
         let keep = full && ctx.tp.size() > 1;
@@ -139,7 +142,7 @@ impl Block {
             first.drop_cheap();
             second.drop_cheap();
         }
-        Ok((y, BlockKept(Keeping::Halves(first, second))))
+        Ok((y, BlockKept(Keeping::Halves(Box::new((first, second))))))
     }
 
     /// `dy[r, h] -> dx[r, h]`
@@ -150,11 +153,11 @@ impl Block {
         &self,
         ctx: &Context<'_, T>,
         kept: BlockKept<T>,
-        dy: Vec<T>,
+        dy: Buffer<T>,
         weights: &mut Weights<'_, T>,
-    ) -> Result<Vec<T>, CommError> {
+    ) -> Result<Buffer<T>, CommError> {
         let (first, second) = match kept.0 {
-            Keeping::Halves(first, second) => (first, second),
+            Keeping::Halves(halves) => *halves,
             Keeping::Input(x, [attention, mlp]) => {
                 let (x1, first) = self.attention.forward(ctx, x, attention, false)?;
                 (first, self.mlp.forward_without_output(ctx, Rc::new(x1), mlp)?)
@@ -210,6 +213,9 @@ impl<T, K: Kept> HalfKept<T, K> {
     }
 }
 
+/// A half's output, `[r, h]`, and what it keeps.
+type Forward<T, I> = (Buffer<T>, HalfKept<T, <I as Inner<T>>::Kept>);
+
 /// What half a layer is called.
 struct HalfNames<'a> {
     norm: &'a str,
@@ -255,7 +261,7 @@ impl<I> Half<I> {
         x: Shared<T>,
         reduced: Option<Shared<T>>,
         keep: bool,
-    ) -> Result<(Vec<T>, HalfKept<T, I::Kept>), CommError>
+    ) -> Result<Forward<T, I>, CommError>
     where
         I: Inner<T>,
     {
@@ -268,7 +274,7 @@ impl<I> Half<I> {
         let mut y = match self.post {
             None => Rc::unwrap_or_clone(reduced),
             Some(post) => {
-                let (y, statistics) = post.forward(ctx.cpu, ctx.weights, &reduced);
+                let (y, statistics) = post.forward(ctx, &reduced);
                 kept.post = Some(Rc::new(statistics));
                 y
             }
@@ -302,7 +308,7 @@ impl<I> Half<I> {
     where
         I: Inner<T>,
     {
-        let (h, statistics) = self.norm.forward(ctx.cpu, ctx.weights, &x);
+        let (h, statistics) = self.norm.forward(ctx, &x);
         let (h, statistics) = (Rc::new(h), Rc::new(statistics));
         let inner = self.inner.forward(ctx, &ctx.enter(&h)?);
         Ok(HalfKept { x, statistics, h: Some(h), inner, reduced: None, post: None })
@@ -328,9 +334,9 @@ impl<I> Half<I> {
         &self,
         ctx: &Context<'_, T>,
         kept: HalfKept<T, I::Kept>,
-        dy: Vec<T>,
+        dy: Buffer<T>,
         weights: &mut Weights<'_, T>,
-    ) -> Result<Vec<T>, CommError>
+    ) -> Result<Buffer<T>, CommError>
     where
         I: Inner<T>,
     {
@@ -338,7 +344,7 @@ impl<I> Half<I> {
         let dreduced = self.backward_post(ctx, &kept, &dy, weights);
         weights.take(cpu, self.bias.map(|bias| WeightWork::Bias { bias, dy: dreduced.clone() }));
         let dprojected = ctx.enter(&dreduced)?;
-        let again = || Rc::new(self.norm.forward(cpu, ctx.weights, &kept.x).0);
+        let again = || Rc::new(self.norm.forward(ctx, &kept.x).0);
         let h = kept.h.clone().unwrap_or_else(again);
         let entering = ctx.start_enter(&h)?;
         let (dh, work) = self.inner.backward(ctx, &kept.inner, &dprojected);
@@ -349,7 +355,7 @@ impl<I> Half<I> {
         let HalfKept { x, statistics, .. } = kept;
         let mut dx = dy;
         let output = Output::Accumulate;
-        self.norm.backward_input(cpu, ctx.weights, &x, &statistics, &dh, &mut dx, output);
+        self.norm.backward_input(ctx, &x, &statistics, &dh, &mut dx, output);
         weights.take(cpu, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
         Ok(dx)
     }
@@ -359,18 +365,18 @@ impl<I> Half<I> {
         &self,
         ctx: &Context<'_, T>,
         kept: &HalfKept<T, K>,
-        dy: &[T],
+        dy: &Buffer<T>,
         weights: &mut Weights<'_, T>,
     ) -> Shared<T> {
-        let mut dropped = dy.to_vec();
+        let mut dropped = dy.clone();
         ctx.drop_stream(self.place, self.width, &mut dropped);
         let dropped = Rc::new(dropped);
         let (Some(norm), Some(x), Some(statistics)) = (self.post, &kept.reduced, &kept.post) else {
             return dropped;
         };
-        let mut dx = vec![T::ZERO; x.len()];
+        let mut dx = ctx.buffer(x.len());
         let output = Output::Overwrite;
-        norm.backward_input(ctx.cpu, ctx.weights, x, statistics, &dropped, &mut dx, output);
+        norm.backward_input(ctx, x, statistics, &dropped, &mut dx, output);
         let (x, statistics) = (x.clone(), statistics.clone());
         weights.take(ctx.cpu, [WeightWork::Norm { norm, x, statistics, dy: dropped }]);
         Rc::new(dx)

@@ -1,6 +1,7 @@
 //! Token embedding, split over the vocabulary, and learned positions.
 
 use super::{Context, Names, WeightWork, Weights};
+use crate::buffer::Buffer;
 use crate::comm::CommError;
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement};
 use crate::scalar::Scalar;
@@ -83,15 +84,15 @@ impl EmbeddingLayer {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>) -> Result<Vec<T>, CommError> {
+    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>) -> Result<Buffer<T>, CommError> {
         let shape = self.vocabulary(ctx);
-        let mut partial = vec![T::ZERO; shape.tokens * self.hidden];
+        let mut partial = ctx.buffer(shape.tokens * self.hidden);
         let table = ctx.weights.get(self.table);
         embedding::forward(ctx.cpu, &shape, &ctx.batch.tokens, table, &mut partial);
         let mut x = ctx.leave(partial)?;
         if let Some((part, rows)) = self.positions {
             let (shape, ids) = self.positions(ctx, rows);
-            let mut y = vec![T::ZERO; x.len()];
+            let mut y = ctx.buffer(x.len());
             embedding::forward(ctx.cpu, &shape, &ids, ctx.weights.get(part), &mut y);
             kernels::elementwise::axpy(ctx.cpu, T::ONE, &y, &mut x);
         }
@@ -106,7 +107,7 @@ impl EmbeddingLayer {
     pub fn backward<T: Scalar>(
         &self,
         ctx: &Context<'_, T>,
-        mut dx: Vec<T>,
+        mut dx: Buffer<T>,
         weights: &mut Weights<'_, T>,
     ) -> Result<(), CommError> {
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);

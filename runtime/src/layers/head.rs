@@ -4,6 +4,7 @@
 use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use super::{Context, Names, WeightWork, Weights};
+use crate::buffer::Buffer;
 use crate::comm::{CommError, Op};
 use crate::params::{Inventory, Part, Shared};
 use crate::scalar::Scalar;
@@ -26,9 +27,9 @@ pub struct HeadKept<T> {
     x: Shared<T>,
     statistics: Rc<Statistics<T>>,
     h: Shared<T>,
-    logits: Vec<T>,
-    max: Vec<T>,
-    sum_exp: Vec<T>,
+    logits: Buffer<T>,
+    max: Buffer<T>,
+    sum_exp: Buffer<T>,
 }
 
 impl<T> HeadKept<T> {
@@ -83,15 +84,15 @@ impl HeadLayer {
     pub fn forward<T: Scalar>(
         &self,
         ctx: &Context<'_, T>,
-        x: Vec<T>,
-    ) -> Result<(Vec<T>, HeadKept<T>), CommError> {
+        x: Buffer<T>,
+    ) -> Result<(Buffer<T>, HeadKept<T>), CommError> {
         let (cpu, x) = (ctx.cpu, Rc::new(x));
-        let (h, statistics) = self.norm.forward(cpu, ctx.weights, &x);
+        let (h, statistics) = self.norm.forward(ctx, &x);
         let h = Rc::new(h);
-        let logits = self.output.forward(cpu, ctx.weights, &ctx.enter(&h)?);
+        let logits = self.output.forward(ctx, &ctx.enter(&h)?);
         let (shape, labels) = (self.shape(ctx), &ctx.batch.labels);
         let [mut max, mut sum_exp, mut target, mut loss] =
-            std::array::from_fn(|_| vec![T::ZERO; shape.rows]);
+            std::array::from_fn(|_| ctx.buffer(shape.rows));
         cross_entropy::local_max(cpu, &shape, &logits, &mut max);
         self.reduce(ctx, &mut max, Op::Max)?;
         cross_entropy::local_sum_exp(cpu, &shape, &logits, labels, &max, &mut sum_exp, &mut target);
@@ -119,22 +120,22 @@ impl HeadLayer {
         ctx: &Context<'_, T>,
         kept: HeadKept<T>,
         weights: &mut Weights<'_, T>,
-    ) -> Result<Vec<T>, CommError> {
+    ) -> Result<Buffer<T>, CommError> {
         let (cpu, shape) = (ctx.cpu, self.shape(ctx));
         let HeadKept { x, statistics, h, mut logits, max, sum_exp } = kept;
         let (labels, scale) = (&ctx.batch.labels, ctx.batch.loss_scale);
         cross_entropy::gradient_in_place(cpu, &shape, &mut logits, labels, &max, &sum_exp, scale);
         let dlogits = Rc::new(logits);
         let entering = ctx.start_enter(&h)?;
-        let mut dh = vec![T::ZERO; shape.rows * self.output.inputs];
-        self.output.backward_input(cpu, ctx.weights, &dlogits, &mut dh, Output::Overwrite);
+        let mut dh = ctx.buffer(shape.rows * self.output.inputs);
+        self.output.backward_input(ctx, &dlogits, &mut dh, Output::Overwrite);
         let leaving = ctx.start_leave(dh)?;
         let (linear, entered) = (self.output, entering.wait()?);
         weights.take(cpu, [WeightWork::Linear { linear, x: entered, dy: dlogits }]);
         let dh = Rc::new(leaving.wait()?);
-        let mut dx = vec![T::ZERO; x.len()];
+        let mut dx = ctx.buffer(x.len());
         let output = Output::Overwrite;
-        self.norm.backward_input(cpu, ctx.weights, &x, &statistics, &dh, &mut dx, output);
+        self.norm.backward_input(ctx, &x, &statistics, &dh, &mut dx, output);
         weights.take(cpu, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
         Ok(dx)
     }

@@ -1,5 +1,7 @@
 //! `y = x W^T + bias` on what one rank holds of `W`.
 
+use super::Context;
+use crate::buffer::Buffer;
 use crate::params::{Part, Store};
 use crate::scalar::Scalar;
 use kernels::gemm::{Shape, gemm};
@@ -21,13 +23,13 @@ pub struct Linear {
 
 impl Linear {
     /// `x[n, in] -> y[n, out]`
-    pub fn forward<T: Scalar>(&self, cpu: &Cpu, weights: &Store<T>, x: &[T]) -> Vec<T> {
+    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>, x: &[T]) -> Buffer<T> {
         let rows = x.len() / self.inputs;
-        let mut y = vec![T::ZERO; rows * self.outputs];
+        let mut y = ctx.buffer(rows * self.outputs);
         let shape = Shape::nt(rows, self.outputs, self.inputs);
-        gemm(cpu, &shape, T::ONE, x, weights.get(self.weight), T::ZERO, &mut y);
+        gemm(ctx.cpu, &shape, T::ONE, x, ctx.weights.get(self.weight), T::ZERO, &mut y);
         if let Some(bias) = self.bias {
-            elementwise::add_bias(cpu, weights.get(bias), &mut y);
+            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut y);
         }
         y
     }
@@ -35,8 +37,7 @@ impl Linear {
     /// `dy[n, out] -> dx[n, in]`, stored or added.
     pub fn backward_input<T: Scalar>(
         &self,
-        cpu: &Cpu,
-        weights: &Store<T>,
+        ctx: &Context<'_, T>,
         dy: &[T],
         dx: &mut [T],
         output: Output,
@@ -44,7 +45,7 @@ impl Linear {
         let rows = dy.len() / self.outputs;
         let shape = Shape::nn(rows, self.inputs, self.outputs);
         let beta = if output == Output::Accumulate { T::ONE } else { T::ZERO };
-        gemm(cpu, &shape, T::ONE, dy, weights.get(self.weight), beta, dx);
+        gemm(ctx.cpu, &shape, T::ONE, dy, ctx.weights.get(self.weight), beta, dx);
     }
 
     /// `dW += dy^T x`, `dbias += sum of rows of dy`.

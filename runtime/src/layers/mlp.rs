@@ -4,6 +4,7 @@ use super::attention::oriented;
 use super::block::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
+use crate::buffer::Buffer;
 use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
 use crate::scalar::Scalar;
 use kernels::Output;
@@ -23,9 +24,9 @@ pub struct Mlp {
 /// What the backward pass of a micro-batch needs.
 pub struct MlpKept<T> {
     /// Input of the activation where it is gated, else empty, `[n, f/t]`.
-    gate: Vec<T>,
+    gate: Buffer<T>,
     /// The other factor, or the input of the activation, `[n, f/t]`.
-    up: Vec<T>,
+    up: Buffer<T>,
     /// Input of the second matrix, unless it is computed again, `[n, f/t]`.
     product: Option<Shared<T>>,
 }
@@ -80,7 +81,7 @@ impl Mlp {
         if let Some(product) = &kept.product {
             return product.clone();
         }
-        let mut y = vec![T::ZERO; kept.up.len()];
+        let mut y = ctx.buffer(kept.up.len());
         match self.gate {
             Some(_) => {
                 activation::gated_forward(ctx.cpu, self.activation, &kept.gate, &kept.up, &mut y);
@@ -96,15 +97,15 @@ impl<T: Scalar> Inner<T> for Mlp {
     type Work = MlpWork<T>;
 
     fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> MlpKept<T> {
-        let gate = self.gate.map(|gate| gate.forward(ctx.cpu, ctx.weights, h)).unwrap_or_default();
-        let up = self.up.forward(ctx.cpu, ctx.weights, h);
+        let gate = self.gate.map_or_else(Buffer::empty, |gate| gate.forward(ctx, h));
+        let up = self.up.forward(ctx, h);
         let mut kept = MlpKept { gate, up, product: None };
         kept.product = Some(self.product(ctx, &kept));
         kept
     }
 
-    fn project(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Vec<T> {
-        self.down.forward(ctx.cpu, ctx.weights, &self.product(ctx, kept))
+    fn project(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Buffer<T> {
+        self.down.forward(ctx, &self.product(ctx, kept))
     }
 
     fn backward(
@@ -112,13 +113,13 @@ impl<T: Scalar> Inner<T> for Mlp {
         ctx: &Context<'_, T>,
         kept: &MlpKept<T>,
         dy: &Shared<T>,
-    ) -> (Vec<T>, MlpWork<T>) {
-        let (cpu, weights) = (ctx.cpu, ctx.weights);
-        let mut dproduct = vec![T::ZERO; kept.up.len()];
-        self.down.backward_input(cpu, weights, dy, &mut dproduct, Output::Overwrite);
-        let mut dgate = vec![T::ZERO; kept.gate.len()];
-        let mut dup = vec![T::ZERO; kept.up.len()];
-        let mut dh = vec![T::ZERO; ctx.tokens() * self.up.inputs];
+    ) -> (Buffer<T>, MlpWork<T>) {
+        let cpu = ctx.cpu;
+        let mut dproduct = ctx.buffer(kept.up.len());
+        self.down.backward_input(ctx, dy, &mut dproduct, Output::Overwrite);
+        let mut dgate = ctx.buffer(kept.gate.len());
+        let mut dup = ctx.buffer(kept.up.len());
+        let mut dh = ctx.buffer(ctx.tokens() * self.up.inputs);
         match self.gate {
             Some(gate) => {
                 activation::gated_backward(
@@ -130,12 +131,12 @@ impl<T: Scalar> Inner<T> for Mlp {
                     &mut dgate,
                     &mut dup,
                 );
-                gate.backward_input(cpu, weights, &dgate, &mut dh, Output::Overwrite);
-                self.up.backward_input(cpu, weights, &dup, &mut dh, Output::Accumulate);
+                gate.backward_input(ctx, &dgate, &mut dh, Output::Overwrite);
+                self.up.backward_input(ctx, &dup, &mut dh, Output::Accumulate);
             }
             None => {
                 activation::backward(cpu, self.activation, &kept.up, &dproduct, &mut dup);
-                self.up.backward_input(cpu, weights, &dup, &mut dh, Output::Overwrite);
+                self.up.backward_input(ctx, &dup, &mut dh, Output::Overwrite);
             }
         }
         let work = MlpWork { product: self.product(ctx, kept), dy: dy.clone(), dgate, dup };
@@ -157,8 +158,8 @@ impl<T: Scalar> Inner<T> for Mlp {
 pub struct MlpWork<T> {
     product: Shared<T>,
     dy: Shared<T>,
-    dgate: Vec<T>,
-    dup: Vec<T>,
+    dgate: Buffer<T>,
+    dup: Buffer<T>,
 }
 
 /// The kernel's activation for a model.

@@ -28,6 +28,7 @@ pub use embedding::EmbeddingLayer;
 pub use head::{HeadKept, HeadLayer};
 pub use names::Names;
 
+use crate::buffer::{Buffer, Pool};
 use crate::comm::{CommError, Communicator, Op, Request};
 use crate::params::{Part, Shared, Store};
 use crate::scalar::Scalar;
@@ -84,6 +85,8 @@ pub struct Context<'a, T> {
     pub batch: &'a MicroBatch<T>,
     /// Dropout, where there is any.
     pub draws: Option<Draws>,
+    /// Memory.
+    pub pool: &'a Pool<T>,
 }
 
 impl<T: Scalar> Context<'_, T> {
@@ -100,6 +103,11 @@ impl<T: Scalar> Context<'_, T> {
     /// First token of these rows.
     pub fn first_row(&self) -> usize {
         if self.splits() { self.tp.rank() * self.rows() } else { 0 }
+    }
+
+    /// Memory for `len` elements, to be written before it is read.
+    fn buffer(&self, len: usize) -> Buffer<T> {
+        self.pool.take(len)
     }
 
     fn splits(&self) -> bool {
@@ -120,7 +128,8 @@ impl<T: Scalar> Context<'_, T> {
     /// As any collective call.
     pub fn start_enter(&self, x: &Shared<T>) -> Result<Entering<T>, CommError> {
         if self.splits() {
-            return self.tp.start_all_gather(x.to_vec()).map(Entering::Gathered);
+            let request = self.tp.start_all_gather(x.to_vec())?;
+            return Ok(Entering::Gathered(request, self.pool.clone()));
         }
         Ok(Entering::Same(x.clone()))
     }
@@ -129,7 +138,7 @@ impl<T: Scalar> Context<'_, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn leave(&self, partial: Vec<T>) -> Result<Vec<T>, CommError> {
+    pub fn leave(&self, partial: Buffer<T>) -> Result<Buffer<T>, CommError> {
         self.start_leave(partial)?.wait()
     }
 
@@ -137,23 +146,24 @@ impl<T: Scalar> Context<'_, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn start_leave(&self, partial: Vec<T>) -> Result<Leaving<T>, CommError> {
+    pub fn start_leave(&self, partial: Buffer<T>) -> Result<Leaving<T>, CommError> {
         if self.tp.size() == 1 {
             return Ok(Leaving::Same(partial));
         }
+        let partial = partial.into_vec();
         let request = match self.splits() {
             true => self.tp.start_reduce_scatter(partial, Op::Sum),
             false => self.tp.start_all_reduce(partial, Op::Sum),
         };
-        request.map(Leaving::Reduced)
+        request.map(|request| Leaving::Reduced(request, self.pool.clone()))
     }
 
     /// Dropout of stream rows `[r, w]`, the same mask however they are split; its own backward pass.
-    fn drop_stream(&self, place: u32, width: usize, x: &mut Vec<T>) {
+    fn drop_stream(&self, place: u32, width: usize, x: &mut Buffer<T>) {
         let Some(draws) = self.draws else { return };
         let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();
         let view = View::contiguous((first * width) as u64, x.len());
-        let mut y = vec![T::ZERO; x.len()];
+        let mut y = self.buffer(x.len());
         dropout::apply(self.cpu, &draws.at(place), &view, x, &mut y);
         *x = y;
     }
@@ -170,7 +180,7 @@ pub enum Entering<T> {
     /// Nothing to do.
     Same(Shared<T>),
     /// Gathered from other ranks.
-    Gathered(Request<T>),
+    Gathered(Request<T>, Pool<T>),
 }
 
 impl<T: Scalar> Entering<T> {
@@ -181,7 +191,7 @@ impl<T: Scalar> Entering<T> {
     pub fn wait(self) -> Result<Shared<T>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
-            Self::Gathered(request) => request.wait().map(Rc::new),
+            Self::Gathered(request, pool) => request.wait().map(|x| Rc::new(pool.adopt(x))),
         }
     }
 }
@@ -189,9 +199,9 @@ impl<T: Scalar> Entering<T> {
 /// Stream rows, under way.
 pub enum Leaving<T> {
     /// Nothing to do.
-    Same(Vec<T>),
+    Same(Buffer<T>),
     /// Summed over other ranks.
-    Reduced(Request<T>),
+    Reduced(Request<T>, Pool<T>),
 }
 
 impl<T: Scalar> Leaving<T> {
@@ -199,10 +209,10 @@ impl<T: Scalar> Leaving<T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn wait(self) -> Result<Vec<T>, CommError> {
+    pub fn wait(self) -> Result<Buffer<T>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
-            Self::Reduced(request) => request.wait(),
+            Self::Reduced(request, pool) => request.wait().map(|x| pool.adopt(x)),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
+use super::Context;
+use crate::buffer::Buffer;
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Store};
 use crate::scalar::Scalar;
 use kernels::layer_norm::{self, LayerNorm};
@@ -19,12 +21,12 @@ pub struct Norm {
 }
 
 /// What the backward pass needs to know of each row.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct Statistics<T> {
     /// LayerNorm's mean; empty for RMSNorm.
-    mean: Vec<T>,
+    mean: Buffer<T>,
     /// One over the root mean square, or over the standard deviation.
-    inverse: Vec<T>,
+    inverse: Buffer<T>,
 }
 
 impl<T> Statistics<T> {
@@ -72,32 +74,25 @@ impl Norm {
     }
 
     /// `x[r, h] -> y[r, h]`
-    pub fn forward<T: Scalar>(
-        &self,
-        cpu: &Cpu,
-        weights: &Store<T>,
-        x: &[T],
-    ) -> (Vec<T>, Statistics<T>) {
+    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>, x: &[T]) -> (Buffer<T>, Statistics<T>) {
         let rows = x.len() / self.columns;
-        let mut y = vec![T::ZERO; x.len()];
-        let mut inverse = vec![T::ZERO; rows];
-        let w = weights.get(self.weight);
+        let mut y = ctx.buffer(x.len());
+        let mut inverse = ctx.buffer(rows);
+        let (cpu, w) = (ctx.cpu, ctx.weights.get(self.weight));
         let Some(bias) = self.bias else {
             rms_norm::forward(cpu, &self.rms(rows), x, w, &mut y, &mut inverse);
-            return (y, Statistics { mean: Vec::new(), inverse });
+            return (y, Statistics { mean: Buffer::empty(), inverse });
         };
-        let mut mean = vec![T::ZERO; rows];
-        let (norm, bias) = (self.layer(rows), weights.get(bias));
+        let mut mean = ctx.buffer(rows);
+        let (norm, bias) = (self.layer(rows), ctx.weights.get(bias));
         layer_norm::forward(cpu, &norm, x, w, bias, &mut y, &mut mean, &mut inverse);
         (y, Statistics { mean, inverse })
     }
 
     /// `dy[r, h] -> dx[r, h]`, stored or added.
-    #[allow(clippy::too_many_arguments)]
     pub fn backward_input<T: Scalar>(
         &self,
-        cpu: &Cpu,
-        weights: &Store<T>,
+        ctx: &Context<'_, T>,
         x: &[T],
         statistics: &Statistics<T>,
         dy: &[T],
@@ -105,7 +100,7 @@ impl Norm {
         output: Output,
     ) {
         let rows = x.len() / self.columns;
-        let w = weights.get(self.weight);
+        let (cpu, w) = (ctx.cpu, ctx.weights.get(self.weight));
         let Statistics { mean, inverse } = statistics;
         match self.bias {
             None => {

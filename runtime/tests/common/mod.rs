@@ -133,7 +133,7 @@ pub fn optimizer() -> Optimizer {
 }
 
 fn widen<T: Scalar>(tensors: BTreeMap<String, Whole<T>>) -> BTreeMap<String, Whole<f64>> {
-    let wide = |values: Vec<T>| values.into_iter().map(|value| value.to_f64()).collect();
+    let wide = |values: Vec<T>| values.into_iter().map(kernels::Real::to_f64).collect();
     tensors.into_iter().map(|(name, (shape, values))| (name, (shape, wide(values)))).collect()
 }
 

@@ -1,6 +1,8 @@
 //! Collectives: everybody's buffers in one place, and what each rank takes from them.
 
-use super::hub::{Group, Hub, lock};
+use super::group::Group;
+use crate::comm::combine::{for_rank, reduced};
+use crate::comm::hub::{Hub, lock};
 use crate::comm::{Call, CommError, Dtype, Element, Kind, Op, Payload, Pending};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
@@ -54,7 +56,7 @@ impl Slot {
         let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
         if !first.matches(call) {
             return Err(hub.fail(CommError::Mismatch {
-                group: group.name.clone(),
+                group: group.members.name.clone(),
                 first: format!("rank {first_rank} called {first}"),
                 second: format!("rank {rank} called {call}"),
             }));
@@ -127,7 +129,7 @@ impl Collective {
             &self.slot.changed,
             |arrivals| (arrivals.missing == 0).then_some(()),
             absent,
-            (&self.group, &self.call),
+            (&self.group.members, &self.call),
         )
     }
 
@@ -185,26 +187,4 @@ impl Collective {
         (0..sums.len()).for_each(|n| all.extend_from_slice(sum(n)));
         all
     }
-}
-
-/// What one rank's buffer of an all-to-all-v holds for `rank`.
-fn for_rank<'a, T>(of: &'a [T], kind: &Kind, rank: usize) -> &'a [T] {
-    let Kind::AllToAllV { send_counts } = kind else { return &[] };
-    let begin = send_counts[..rank].iter().sum::<usize>();
-    &of[begin..begin + send_counts[rank]]
-}
-
-/// A range of everybody's buffers, combined in the order of ranks.
-fn reduced<T: Element>(given: &[&[T]], range: std::ops::Range<usize>, op: Op) -> Vec<T> {
-    let mut result = given[0][range.clone()].to_vec();
-    for of in &given[1..] {
-        for (so_far, &next) in result.iter_mut().zip(&of[range.clone()]) {
-            *so_far = match op {
-                Op::Sum => so_far.plus(next),
-                Op::Max if next > *so_far => next,
-                Op::Max => *so_far,
-            };
-        }
-    }
-    result
 }

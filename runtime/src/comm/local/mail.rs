@@ -1,6 +1,7 @@
 //! Messages from one rank to another.
 
-use super::hub::{Group, Hub, lock};
+use super::group::Group;
+use crate::comm::hub::{Hub, lock};
 use crate::comm::{Call, CommError, Payload, Pending};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -37,13 +38,13 @@ impl Pending for Receipt {
             &self.mailbox.arrived,
             VecDeque::pop_front,
             |_| vec![self.from],
-            (&self.group, &self.call),
+            (&self.group.members, &self.call),
         )?;
         if payload.dtype() == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
         Err(self.hub.fail(CommError::Mismatch {
-            group: self.group.name.clone(),
+            group: self.group.members.name.clone(),
             first: format!("rank {} called {sent}", self.from),
             second: format!("rank {} called {}", self.rank, self.call),
         }))

@@ -7,51 +7,17 @@
 //! whoever comes first.
 
 mod collect;
-mod hub;
+mod group;
 mod mail;
 
-use super::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Stats};
+use super::{Call, CommError, Communicator, Dtype, Kind, Options, Payload, Pending, Stats};
+use crate::comm::hub::Hub;
 use collect::Collective;
-use hub::{Group, Hub, Presence};
+use group::{Group, Presence};
 use mail::Receipt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
-/// How ranks of one process wait.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// How long to wait for another rank before that is an error.
-    pub time_limit: Duration,
-    /// Random delays before each call, for tests.
-    pub delays: Option<Delays>,
-}
-
-impl Default for Options {
-    /// Ten minutes, no delays.
-    fn default() -> Self {
-        Self { time_limit: Duration::from_secs(600), delays: None }
-    }
-}
-
-/// Random delays before each call of each rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delays {
-    /// Which.
-    pub seed: u64,
-    /// The longest.
-    pub longest: Duration,
-}
-
-impl Delays {
-    /// The delay before call `n` of `rank`: a hash of all three (splitmix64).
-    fn before(&self, rank: usize, n: u64) -> Duration {
-        let mut z = self.seed ^ ((rank as u64) << 40) ^ n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        self.longest.mul_f64((z ^ (z >> 31)) as f64 / u64::MAX as f64)
-    }
-}
+use std::thread::ScopedJoinHandle;
 
 /// One rank's end of a group of threads.
 pub struct LocalComm {
@@ -90,34 +56,13 @@ pub fn run_ranks<R: Send>(
     std::thread::scope(|scope| {
         let run = |comm: LocalComm| scope.spawn(move || program(Box::new(comm)));
         let threads: Vec<_> = world(size, options).into_iter().map(run).collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let ended: Vec<_> = threads.into_iter().map(ScopedJoinHandle::join).collect();
         let unwind = |panicked| std::panic::resume_unwind(panicked);
         ended.into_iter().map(|ended| ended.unwrap_or_else(unwind)).collect()
     })
 }
 
 impl LocalComm {
-    fn invalid(call: &Call, reason: String) -> CommError {
-        CommError::Invalid { call: call.to_string(), reason }
-    }
-
-    /// Ranks named in a call exist.
-    fn check(&self, call: &Call) -> Result<(), CommError> {
-        let named = match call.kind {
-            Kind::Send { to, .. } => to,
-            Kind::Recv { from, .. } => from,
-            Kind::Broadcast { root }
-            | Kind::Scatter { root }
-            | Kind::Gather { root }
-            | Kind::Reduce { root, .. } => root,
-            _ => 0,
-        };
-        if named < self.size() {
-            return Ok(());
-        }
-        Err(Self::invalid(call, format!("there are {} ranks", self.size())))
-    }
-
     fn start_collective(
         &self,
         call: Call,
@@ -145,11 +90,11 @@ impl Communicator for LocalComm {
     }
 
     fn size(&self) -> usize {
-        self.group.members.len()
+        self.group.members.ranks.len()
     }
 
     fn group(&self) -> &str {
-        &self.group.name
+        &self.group.members.name
     }
 
     fn stats(&self) -> &Stats {
@@ -157,10 +102,10 @@ impl Communicator for LocalComm {
     }
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
-        self.check(&call)?;
+        call.check_ranks(self.size())?;
         self.hub.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));
         self.hub.fail_if_failed()?;
-        self.stats.count(&self.group.name, &call, payload.len());
+        self.stats.count(&self.group.members.name, &call, payload.len());
         match call.kind {
             Kind::Send { to, tag } => {
                 let dtype = call.dtype;
@@ -185,17 +130,9 @@ impl Communicator for LocalComm {
     ) -> Result<Box<dyn Communicator>, CommError> {
         let number = self.sequence.load(Ordering::Relaxed);
         let me: &dyn Communicator = self;
-        let told = me.all_gather(&[color as i64, key as i64])?;
-        let mut members: Vec<(i64, usize)> = told
-            .chunks_exact(2)
-            .enumerate()
-            .filter(|(_, said)| said[0] == color as i64)
-            .map(|(rank, said)| (said[1], rank))
-            .collect();
-        members.sort_unstable();
-        let order: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        let order = me.members_of_color(color, key)?;
         let rank = order.iter().position(|&rank| rank == self.rank).unwrap_or_default();
-        let world = order.iter().map(|&rank| self.group.members[rank]).collect();
+        let world = order.iter().map(|&rank| self.group.members.ranks[rank]).collect();
         let group = self.group.subgroup(number, color, || Group::new(name, world));
         Ok(Box::new(Self {
             rank,

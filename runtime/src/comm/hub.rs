@@ -1,12 +1,8 @@
-//! What all ranks of a process share: groups, failures, who is still there.
+//! What waiting ranks look at: failures, who is still there, and the clock.
 
-use super::Options;
-use super::collect::Slot;
-use super::mail::Mailbox;
-use crate::comm::{CommError, Tag};
-use std::collections::HashMap;
+use super::{CommError, Options};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a sleeping rank looks for failures elsewhere.
@@ -17,7 +13,14 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One process's ranks.
+/// A group's name and its ranks of the world, in the group's order.
+#[derive(Clone, Debug)]
+pub(super) struct Members {
+    pub name: String,
+    pub ranks: Vec<usize>,
+}
+
+/// The ranks of a world, as a process sees them.
 pub(super) struct Hub {
     options: Options,
     gone: Vec<AtomicBool>,
@@ -42,6 +45,17 @@ impl Hub {
         self.failure.get_or_init(|| error).clone()
     }
 
+    /// Notes that a rank of the world has ended.
+    pub fn set_gone(&self, rank: usize) {
+        self.gone[rank].store(true, Ordering::Release);
+    }
+
+    /// Whether all ranks but `me` have ended.
+    pub fn alone(&self, me: usize) -> bool {
+        let mut gone = self.gone.iter().enumerate();
+        gone.all(|(rank, gone)| rank == me || gone.load(Ordering::Acquire))
+    }
+
     pub fn fail_if_failed(&self) -> Result<(), CommError> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
@@ -54,7 +68,7 @@ impl Hub {
         changed: &Condvar,
         mut ready: impl FnMut(&mut T) -> Option<R>,
         missing: impl Fn(&T) -> Vec<usize>,
-        who: (&Group, &dyn std::fmt::Display),
+        who: (&Members, &dyn std::fmt::Display),
     ) -> Result<R, CommError> {
         let (group, call) = who;
         let begun = Instant::now();
@@ -64,7 +78,7 @@ impl Hub {
             }
             self.fail_if_failed()?;
             let waited_for = missing(&guard);
-            let gone = |&&rank: &&usize| self.gone[group.members[rank]].load(Ordering::Acquire);
+            let gone = |&&rank: &&usize| self.gone[group.ranks[rank]].load(Ordering::Acquire);
             let (name, call) = (&group.name, || call.to_string());
             if let Some(&rank) = waited_for.iter().find(gone) {
                 // What it did before it went has arrived: look once more.
@@ -85,71 +99,5 @@ impl Hub {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-    }
-}
-
-/// That a rank is there; dropped when its thread ends, however it ends.
-pub(super) struct Presence {
-    hub: Arc<Hub>,
-    rank: usize,
-}
-
-impl Presence {
-    pub fn new(hub: Arc<Hub>, rank: usize) -> Self {
-        Self { hub, rank }
-    }
-
-    /// Rank of the world.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-}
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        self.hub.gone[self.rank].store(true, Ordering::Release);
-    }
-}
-
-/// A group of ranks.
-pub(super) struct Group {
-    pub name: String,
-    /// Ranks of the world, in the group's order.
-    pub members: Vec<usize>,
-    slots: Mutex<HashMap<u64, Arc<Slot>>>,
-    mail: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
-    /// By number of the splitting call and colour.
-    subgroups: Mutex<HashMap<(u64, usize), Arc<Group>>>,
-}
-
-impl Group {
-    pub fn new(name: &str, members: Vec<usize>) -> Self {
-        Self {
-            name: name.to_owned(),
-            members,
-            slots: Mutex::default(),
-            mail: Mutex::default(),
-            subgroups: Mutex::default(),
-        }
-    }
-
-    /// The slot of collective `number`.
-    pub fn slot(&self, number: u64) -> Arc<Slot> {
-        let mut slots = lock(&self.slots);
-        slots.entry(number).or_insert_with(|| Arc::new(Slot::new(self.members.len()))).clone()
-    }
-
-    /// Forgets a collective that everybody has joined.
-    pub fn retire(&self, number: u64) {
-        lock(&self.slots).remove(&number);
-    }
-
-    pub fn mailbox(&self, from: usize, to: usize, tag: Tag) -> Arc<Mailbox> {
-        lock(&self.mail).entry((from, to, tag)).or_default().clone()
-    }
-
-    /// The subgroup of one colour, made by whoever comes first.
-    pub fn subgroup(&self, number: u64, color: usize, make: impl FnOnce() -> Self) -> Arc<Self> {
-        lock(&self.subgroups).entry((number, color)).or_insert_with(|| Arc::new(make())).clone()
     }
 }

@@ -1,0 +1,71 @@
+//! Groups of threads, and who of them is there.
+
+use super::collect::Slot;
+use super::mail::Mailbox;
+use crate::comm::Tag;
+use crate::comm::hub::{Hub, Members, lock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// That a rank is there; dropped when its thread ends, however it ends.
+pub(super) struct Presence {
+    hub: Arc<Hub>,
+    rank: usize,
+}
+
+impl Presence {
+    pub fn new(hub: Arc<Hub>, rank: usize) -> Self {
+        Self { hub, rank }
+    }
+
+    /// Rank of the world.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.hub.set_gone(self.rank);
+    }
+}
+
+/// A group of ranks.
+pub(super) struct Group {
+    pub members: Members,
+    slots: Mutex<HashMap<u64, Arc<Slot>>>,
+    mail: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
+    /// By number of the splitting call and colour.
+    subgroups: Mutex<HashMap<(u64, usize), Arc<Group>>>,
+}
+
+impl Group {
+    pub fn new(name: &str, ranks: Vec<usize>) -> Self {
+        Self {
+            members: Members { name: name.to_owned(), ranks },
+            slots: Mutex::default(),
+            mail: Mutex::default(),
+            subgroups: Mutex::default(),
+        }
+    }
+
+    /// The slot of collective `number`.
+    pub fn slot(&self, number: u64) -> Arc<Slot> {
+        let mut slots = lock(&self.slots);
+        slots.entry(number).or_insert_with(|| Arc::new(Slot::new(self.members.ranks.len()))).clone()
+    }
+
+    /// Forgets a collective that everybody has joined.
+    pub fn retire(&self, number: u64) {
+        lock(&self.slots).remove(&number);
+    }
+
+    pub fn mailbox(&self, from: usize, to: usize, tag: Tag) -> Arc<Mailbox> {
+        lock(&self.mail).entry((from, to, tag)).or_default().clone()
+    }
+
+    /// The subgroup of one colour, made by whoever comes first.
+    pub fn subgroup(&self, number: u64, color: usize, make: impl FnOnce() -> Self) -> Arc<Self> {
+        lock(&self.subgroups).entry((number, color)).or_insert_with(|| Arc::new(make())).clone()
+    }
+}

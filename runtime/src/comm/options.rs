@@ -1,0 +1,38 @@
+//! How ranks wait for one another.
+
+use std::time::Duration;
+
+/// How ranks wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long to wait for another rank before that is an error.
+    pub time_limit: Duration,
+    /// Random delays before each call, for tests.
+    pub delays: Option<Delays>,
+}
+
+impl Default for Options {
+    /// Ten minutes, no delays.
+    fn default() -> Self {
+        Self { time_limit: Duration::from_secs(600), delays: None }
+    }
+}
+
+/// Random delays before each call of each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delays {
+    /// Which.
+    pub seed: u64,
+    /// The longest.
+    pub longest: Duration,
+}
+
+impl Delays {
+    /// The delay before call `n` of `rank`: a hash of all three (splitmix64).
+    pub(super) fn before(&self, rank: usize, n: u64) -> Duration {
+        let mut z = self.seed ^ ((rank as u64) << 40) ^ n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        self.longest.mul_f64((z ^ (z >> 31)) as f64 / u64::MAX as f64)
+    }
+}

@@ -1,0 +1,239 @@
+//! Ranks as processes: collectives over anything that carries messages.
+//!
+//! A [`Wire`] moves bytes between processes. One thread feeds it and one empties it into mailboxes, so
+//! that no rank's progress depends on another's waiting. For a collective every rank sends every other
+//! the part that one needs, with what it thinks the call is: sums are taken in the order of ranks,
+//! as between threads and to the same bits, and calls that differ are found. Between few processes
+//! this is quick enough; a world of hundreds wants a backend that lets its library reduce.
+
+mod letter;
+mod station;
+
+use super::combine::{joined, part_for};
+use super::hub::Members;
+use super::{
+    Call, CommError, Communicator, Dtype, Element, Kind, Options, Payload, Pending, Stats,
+};
+use letter::{Address, Letter};
+use station::Station;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Carries messages between the processes of a world; those from one process to another arrive in
+/// the order sent.
+pub trait Wire: Send + Sync + 'static {
+    /// This process.
+    fn rank(&self) -> usize;
+
+    /// Processes.
+    fn size(&self) -> usize;
+
+    /// Sends a message; called from one thread.
+    ///
+    /// # Errors
+    /// In words, what the wire says.
+    fn send(&self, to: usize, message: &[u8]) -> Result<(), String>;
+
+    /// The next message, from anybody; nothing if none comes for a while. Called from one thread.
+    ///
+    /// # Errors
+    /// In words, what the wire says.
+    fn receive(&self, patience: Duration) -> Result<Option<Vec<u8>>, String>;
+}
+
+/// One process's end of a group.
+pub struct WireComm {
+    rank: usize,
+    members: Arc<Members>,
+    /// Tells groups apart on the wire, the same on all their ranks.
+    id: u64,
+    station: Arc<Station>,
+    stats: Stats,
+    sequence: AtomicU64,
+}
+
+impl WireComm {
+    /// The world that a wire connects.
+    pub fn new(wire: impl Wire, options: Options) -> Self {
+        let (rank, size) = (wire.rank(), wire.size());
+        let members = Members { name: "world".to_owned(), ranks: (0..size).collect() };
+        Self {
+            rank,
+            members: Arc::new(members),
+            id: 0,
+            station: Arc::new(Station::new(Arc::new(wire), options)),
+            stats: Stats::default(),
+            sequence: AtomicU64::new(0),
+        }
+    }
+
+    fn send(&self, to: usize, stream: u64, call: &Call, payload: &Payload) {
+        let address = Address { group: self.id, from: self.rank, stream };
+        let letter = Letter {
+            address,
+            signature: call.signature(),
+            call: call.to_string(),
+            dtype: payload.dtype(),
+            bytes: payload.to_bytes(),
+        };
+        self.station.send(self.members.ranks[to], &letter);
+    }
+
+    /// Posts everybody their part, and keeps this rank's own.
+    fn start_collective<T: Element>(&self, call: Call, data: &[T]) -> Box<dyn Pending> {
+        let (rank, size) = (self.rank, self.size());
+        let number = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let stream = COLLECTIVE | number;
+        let part = |to: usize| part_for(&call.kind, data, [rank, to, size]);
+        for to in (0..size).filter(|&to| to != rank) {
+            self.send(to, stream, &call, &T::wrap(part(to)));
+        }
+        let own = part(rank);
+        let (members, station, id) = (self.members.clone(), self.station.clone(), self.id);
+        Box::new(Collective { own, call, rank, members, station, group: id, stream })
+    }
+}
+
+/// Marks streams of collectives; tags of messages are below it.
+const COLLECTIVE: u64 = 1 << 63;
+
+/// A collective under way.
+struct Collective<T> {
+    own: Vec<T>,
+    call: Call,
+    rank: usize,
+    members: Arc<Members>,
+    station: Arc<Station>,
+    group: u64,
+    stream: u64,
+}
+
+impl<T: Element> Pending for Collective<T> {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        let mut parts = Vec::with_capacity(self.members.ranks.len());
+        for from in 0..self.members.ranks.len() {
+            parts.push(if from == self.rank { self.own.clone() } else { self.part(from)? });
+        }
+        let parts: Vec<&[T]> = parts.iter().map(Vec::as_slice).collect();
+        Ok(T::wrap(joined(&self.call.kind, &parts, self.rank)))
+    }
+}
+
+impl<T: Element> Collective<T> {
+    fn part(&self, from: usize) -> Result<Vec<T>, CommError> {
+        let address = Address { group: self.group, from, stream: self.stream };
+        let letter = self.station.take(address, &self.members, &self.call, true)?;
+        if letter.signature != self.call.signature() {
+            return Err(self.station.mismatch(
+                &self.members,
+                (from, &letter),
+                (self.rank, &self.call),
+            ));
+        }
+        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
+        Ok(T::unwrap(payload).unwrap_or_default())
+    }
+}
+
+/// A receive under way.
+struct Receipt {
+    address: Address,
+    call: Call,
+    rank: usize,
+    members: Arc<Members>,
+    station: Arc<Station>,
+}
+
+impl Pending for Receipt {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        let letter = self.station.take(self.address, &self.members, &self.call, false)?;
+        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
+        if letter.dtype == self.call.dtype && payload.len() == self.call.count {
+            return Ok(payload);
+        }
+        let sent = (self.address.from, &letter);
+        Err(self.station.mismatch(&self.members, sent, (self.rank, &self.call)))
+    }
+}
+
+/// A send: the station has a copy.
+struct Sent(Dtype);
+
+impl Pending for Sent {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        Ok(Payload::empty(self.0))
+    }
+}
+
+impl Communicator for WireComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.ranks.len()
+    }
+
+    fn group(&self) -> &str {
+        &self.members.name
+    }
+
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
+        call.check_ranks(self.size())?;
+        self.station.ready()?;
+        self.stats.count(&self.members.name, &call, payload.len());
+        match (&call.kind, &payload) {
+            (&Kind::Send { to, tag }, _) => {
+                self.send(to, tag, &call, &payload);
+                Ok(Box::new(Sent(call.dtype)))
+            }
+            (&Kind::Recv { from, tag }, _) => {
+                let address = Address { group: self.id, from, stream: tag };
+                let (members, station) = (self.members.clone(), self.station.clone());
+                Ok(Box::new(Receipt { address, call, rank: self.rank, members, station }))
+            }
+            (_, Payload::F32(data)) => Ok(self.start_collective(call, data)),
+            (_, Payload::F64(data)) => Ok(self.start_collective(call, data)),
+            (_, Payload::I64(data)) => Ok(self.start_collective(call, data)),
+            (_, Payload::U8(data)) => Ok(self.start_collective(call, data)),
+        }
+    }
+
+    #[track_caller]
+    fn split(
+        &self,
+        name: &str,
+        color: usize,
+        key: usize,
+    ) -> Result<Box<dyn Communicator>, CommError> {
+        let number = self.sequence.load(Ordering::Relaxed);
+        let me: &dyn Communicator = self;
+        let order = me.members_of_color(color, key)?;
+        let rank = order.iter().position(|&rank| rank == self.rank).unwrap_or_default();
+        let ranks = order.iter().map(|&rank| self.members.ranks[rank]).collect();
+        Ok(Box::new(Self {
+            rank,
+            members: Arc::new(Members { name: name.to_owned(), ranks }),
+            id: subgroup_id(self.id, number, color as u64),
+            station: self.station.clone(),
+            stats: self.stats.clone(),
+            sequence: AtomicU64::new(0),
+        }))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.station.abort(reason);
+    }
+}
+
+/// The same on all ranks of a subgroup, and different from other groups: FNV-1a over what made it.
+fn subgroup_id(parent: u64, number: u64, color: u64) -> u64 {
+    let bytes = [parent, number, color].map(u64::to_le_bytes);
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.as_flattened().iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}

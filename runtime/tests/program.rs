@@ -1,0 +1,113 @@
+//! From decisions to a program: what it holds, and what is refused by name.
+
+mod common;
+
+use common::model;
+use models::decisions::{
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute as Planned,
+    Vocab,
+};
+use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
+use models::schedule::ScheduleName;
+use runtime::program::{Program, Recompute};
+use std::collections::BTreeMap;
+
+fn decisions() -> Decisions {
+    Decisions {
+        tp: 2,
+        pp: 2,
+        vpp: 1,
+        cp: 1,
+        cp_style: CpStyle::Ring,
+        cp_ulysses: 1,
+        dp: 1,
+        dp_shard: 1,
+        ep: 1,
+        etp: 1,
+        zero_stage: 0,
+        sequence_parallel: true,
+        micro_batch: 2,
+        micro_batches: 4,
+        schedule: ScheduleName::OneFOneB,
+        recompute: Planned::PerLayer,
+        vocab: Vocab::Tensor,
+        moe_overlap: MoeOverlap::None,
+        moe_overlap_degree: 1,
+        capacity_factor: None,
+        aux_scope: AuxScope::MicroBatch,
+        dtype: Dtype::F32,
+        offload: Offload::None,
+        rank_order: RankOrder::DpInner,
+        post_validation: false,
+    }
+}
+
+fn stage(stage: usize, first_layer: usize, layers: usize, counts: [usize; 3]) -> Stage {
+    let [none, selective, full] = counts;
+    let recompute = [("dense".to_owned(), RecomputeCounts { none, selective, full })];
+    Stage {
+        stage,
+        device: stage,
+        chunk: 0,
+        first_layer,
+        layers,
+        vocab_share: VocabShare { input: 0.0, output: 0.0 },
+        recompute: BTreeMap::from(recompute),
+        memory: StageMemory { parameters: 10 + stage as u64, ..StageMemory::default() }.summed(),
+    }
+}
+
+fn stages() -> [Stage; 2] {
+    [stage(0, 0, 3, [1, 1, 1]), stage(1, 3, 1, [1, 0, 0])]
+}
+
+#[test]
+fn a_program_holds_what_was_planned() {
+    let program = Program::new(&model("llama_gqa"), &decisions(), &stages()).unwrap();
+    assert_eq!((program.world_size(), program.global_batch(), program.seq_len()), (4, 8, 32));
+    assert_eq!(program.stages[0].layers(), 0..3);
+    let kept = [Recompute::Full, Recompute::Selective, Recompute::None];
+    assert_eq!(program.stages[0].recompute, kept);
+    assert_eq!(program.stages[1].layers(), 3..4);
+    assert_eq!(program.planned_memory_bytes, 11);
+    let schedule = ScheduleName::OneFOneB.build(2, 4, 1).unwrap();
+    assert_eq!(program.passes, schedule.passes);
+}
+
+#[test]
+fn naive_runs_the_batch_as_one() {
+    let naive = Decisions { schedule: ScheduleName::Naive, ..decisions() };
+    let program = Program::new(&model("llama_gqa"), &naive, &stages()).unwrap();
+    assert_eq!((program.micro_batch, program.micro_batches, program.global_batch()), (8, 1, 8));
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_by_name() {
+    let refused = |d: Decisions, parts: [&str; 3]| {
+        let text = Program::new(&model("llama_gqa"), &d, &stages()).unwrap_err().to_string();
+        parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
+    };
+    refused(Decisions { cp: 2, ..decisions() }, ["cp cannot be 2", "yet", "valid: 1"]);
+    refused(Decisions { ep: 2, ..decisions() }, ["ep cannot be 2", "yet", "valid: 1"]);
+    refused(
+        Decisions { zero_stage: 1, ..decisions() },
+        ["zero_stage cannot be 1", "yet", "valid: 0"],
+    );
+    let vocab = Decisions { vocab: Vocab::Parallel1, ..decisions() };
+    refused(vocab, ["vocab cannot be parallel_1", "yet", "first_last, redistribute, tensor"]);
+    let dtype = Decisions { dtype: Dtype::Bf16, ..decisions() };
+    refused(dtype, ["dtype cannot be bf16", "yet", "f32, f64"]);
+    let offload = Decisions { offload: Offload::Optimizer, ..decisions() };
+    refused(offload, ["offload cannot be optimizer", "yet", "none"]);
+    refused(Decisions { tp: 3, ..decisions() }, ["tp cannot be 3", "yet", "divisor"]);
+    // 33 tokens a sequence in one micro-batch of one cannot be halved.
+    let mut odd = model("llama_gqa");
+    odd.seq_len = 33;
+    let one = Decisions { micro_batch: 1, ..decisions() };
+    let text = Program::new(&odd, &one, &stages()).unwrap_err().to_string();
+    assert!(text.contains("sequence_parallel cannot be true"), "{text}");
+    let mut scaled = model("llama_gqa");
+    scaled.numerics.unknown = vec!["rope_scaling".to_owned()];
+    let text = Program::new(&scaled, &decisions(), &stages()).unwrap_err().to_string();
+    assert!(text.contains("rope_scaling"), "{text}");
+}

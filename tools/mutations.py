@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Mutation check of training: plants one deliberate bug at a time and expects a test to fail.
+
+    tools/mutations.py [-k WORD] [--list]
+
+Works on a copy of the repository (in $MUTATIONS_DIR, else a temporary folder) and never touches this one.
+Prints a line for each bug and ends with 1 if one was not caught.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# name, file, text to replace (must be there exactly once), replacement, tests that should catch it
+MUTATIONS = [
+    ("everything decays", "params.rs", "self.shape.len() == 2\n", "true\n", "golden"),
+    ("nothing decays", "params.rs", "self.shape.len() == 2\n", "false\n", "golden"),
+    ("copies counted in the norm", "params.rs",
+     "!self.tied_copy && (0..rank).all(|other| self.extent(other, tp) != mine)", "!self.tied_copy", "equivalence"),
+    ("tied matrix counted twice", "params.rs", "!self.tied_copy && (0..rank)", "(0..rank)", "equivalence"),
+    ("gradients of key/value copies not summed", "layers/attention.rs",
+     "if self.kv.ways < tp { Gradient::Partial }", "if tp == 0 { Gradient::Partial }", "equivalence"),
+    ("partial gradients not summed", "rank.rs", "        self.sum_partial_gradients()?;\n", "", "equivalence"),
+    ("tied gradients not summed", "rank.rs", "        self.sum_tied_gradients()?;\n", "", "equivalence"),
+    ("bias added before the sum", "layers/block.rs",
+     "let mut reduced = ctx.leave(self.inner.project(ctx, kept))?;\n        if let Some(bias) = self.bias {\n"
+     "            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut reduced);\n        }\n        Ok(Rc::new(reduced))",
+     "let mut partial = self.inner.project(ctx, kept);\n        if let Some(bias) = self.bias {\n"
+     "            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut partial);\n        }\n        Ok(Rc::new(ctx.leave(partial)?))",
+     "equivalence"),
+    ("loss divided per replica", "rank.rs", "if self.groups.dp.size() > 1 {\n            self.groups.dp.all_reduce(&mut total",
+     "if self.groups.dp.size() > 99 {\n            self.groups.dp.all_reduce(&mut total", "plan_independence"),
+    ("last bucket not reduced", "reduce.rs", "            self.start(gradients, complete..started)?;\n",
+     "            let _ = (complete, started);\n", "equivalence"),
+    ("first bucket not copied back", "reduce.rs", "in self.pending {", "in self.pending.into_iter().skip(1) {", "equivalence"),
+    ("padded vocabulary in the maximum", "layers/head.rs",
+     "real_columns: columns.min(self.vocab - first_column),", "real_columns: columns,", "equivalence"),
+    ("vocabulary pieces overlap", "layers/embedding.rs", "first_row: ctx.tp.rank() * self.rows,",
+     "first_row: ctx.tp.rank() * (self.rows - 1),", "equivalence"),
+    ("other dropout in recomputation", "layers/block.rs",
+     "self.attention.forward(ctx, x, attention, false)?",
+     "self.attention.forward(&Context { draws: None, ..*ctx }, x, attention, false)?", "plan_independence"),
+    ("dropout by local row", "layers/mod.rs",
+     "let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();", "let first = 0;", "plan_independence"),
+    ("attention dropout by local head", "layers/attention.rs",
+     "head_offset: (ctx.tp.rank() * self.heads) as u64,", "head_offset: 0,", "plan_independence"),
+    ("no dropout in the backward pass", "layers/block.rs",
+     "        let mut dropped = dy.clone();\n        ctx.drop_stream(self.place, self.width, &mut dropped);\n",
+     "        let dropped = dy.clone();\n", "finite_differences"),
+    ("attention's dropout redrawn in the backward pass", "layers/attention.rs",
+     "        let shape = self.shape(ctx);\n        attention::backward(",
+     "        let shape = self.shape(&Context { draws: None, ..*ctx });\n        attention::backward(", "finite_differences"),
+    ("swapped order of messages", "executor.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n", "equivalence"),
+    ("loss divided per micro-batch", "rank.rs", "1.0 / (valid_tokens.max(1) as f64);",
+     "count as f64 / (valid_tokens.max(1) as f64);", "equivalence"),
+    ("clip without regard to pipeline devices", "rank.rs",
+     "        self.groups.pp.all_reduce(&mut sum, Op::Sum)?;\n", "", "equivalence"),
+    ("clip without regard to tensor-parallel ranks", "rank.rs",
+     "        self.groups.tp.all_reduce(&mut sum, Op::Sum)?;\n        self", "        self", "equivalence"),
+    ("never clips", "rank.rs", "(most / (norm + 1e-6)).min(1.0)", "(most / (norm + 1e-6)).max(1.0)", "golden"),
+    ("no bias correction", "rank.rs", "step: self.updates,\n", "step: self.updates + 1000,\n", "golden"),
+    ("gradients not cleared", "rank.rs", "        self.gradients.all_mut().fill(T::ZERO);\n", "", "golden"),
+    ("reduce-scatter forgotten with sequence parallelism", "layers/mod.rs",
+     "true => self.tp.start_reduce_scatter(partial, Op::Sum),",
+     "true => self.tp.start_reduce_scatter(partial, Op::Max),", "equivalence"),
+    ("norm gradients whole with sequence parallelism", "layers/norm.rs",
+     "if sequence_parallel { Gradient::Partial }", "if sequence_parallel { Gradient::Whole }", "equivalence"),
+    ("window everywhere", "layers/attention.rs", ".filter(|_| windowed)", ".filter(|_| windowed || index > 0)", "golden"),
+    ("scores divided by the hidden size", "layers/attention.rs",
+     "model.numerics.query_pre_attn_scalar.powf(-0.5)", "(model.hidden as f64).powf(-0.5)", "golden"),
+    ("no backward rotation of keys", "layers/attention.rs",
+     "            rope::backward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut dk);\n", "", "golden"),
+    ("gate and up exchanged", "layers/mlp.rs",
+     "kept.gate, &kept.up, &mut y", "kept.up, &kept.gate, &mut y", "golden"),
+    ("embedding not scaled", "layers/embedding.rs", "model.numerics.embedding_scale);", "1.0_f64);", "golden"),
+    ("norm behind the block skipped backward", "layers/block.rs",
+     "        Rc::new(dx)\n    }\n}", "        dropped_(dx, dy)\n    }\n}\n\n"
+     "fn dropped_<T: Scalar>(_: Vec<T>, dy: &[T]) -> Shared<T> {\n    Rc::new(dy.to_vec())\n}", "golden"),
+    ("replicas train on the same samples", "rank.rs",
+     "let first = self.groups.dp.rank() * each * count;", "let first = 0;", "equivalence"),
+    ("sums in the order of arrival", "comm/local/collect.rs",
+     "arrivals.given[rank] = Some((payload, call.kind.clone()));",
+     "let free = arrivals.given.iter().position(Option::is_none).unwrap_or(rank);\n"
+     "        arrivals.given[free] = Some((payload, call.kind.clone()));", "comm"),
+    ("first call of a group is not compared", "comm/call.rs",
+     "&& self.dtype == other.dtype && self.count == other.count", "&& self.dtype == other.dtype", "comm"),
+    ("recomputed layer reduces what it has", "layers/block.rs",
+     "            Some(reduced) => reduced,\n", "            Some(_) => self.project(ctx, &kept.inner)?,\n", "recompute_traffic"),
+    ("transposed tensors read as they are", "params.rs",
+     "if self.transposed { column * rows + row }", "if false { column * rows + row }", "golden"),
+    ("second epoch like the first", "data/indexed.rs", "mix(self.seed) ^ mix(!epoch)", "mix(self.seed) ^ (epoch & 0)", "indexed_data"),
+]
+
+
+def copy_to(folder: pathlib.Path) -> None:
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
+                           capture_output=True, text=True).stdout.split("\n")
+    for name in filter(None, files):
+        source, target = ROOT / name, folder / name
+        if source.is_file() and (not target.exists() or target.read_bytes() != source.read_bytes()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+def test(folder: pathlib.Path, tests: str):
+    """Whether the tests pass, and the first thing they said against it."""
+    command = ["cargo", "test", "--quiet", "--offline", "-p", "meshwright-runtime", "--test", tests]
+    try:
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    except subprocess.TimeoutExpired:
+        return False, "ran too long"
+    said = ran.stdout + ran.stderr
+    if re.search(r"^error(\[E\d+\])?: ", said, re.M) and "test result: FAILED" not in said:
+        return None, re.search(r"^error.*", said, re.M).group(0)
+    failed = re.findall(r"^test (\S+) \.\.\. FAILED|^    (\S+)$", said, re.M)
+    return ran.returncode == 0, next((a or b for a, b in failed), "failed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-k", default="", help="only bugs with this word in their name")
+    parser.add_argument("--list", action="store_true")
+    chosen = parser.parse_args()
+    mutations = [m for m in MUTATIONS if chosen.k in m[0]]
+    if chosen.list:
+        print(*(m[0] for m in mutations), sep="\n")
+        return 0
+    folder = pathlib.Path(os.environ.get("MUTATIONS_DIR") or tempfile.mkdtemp(prefix="mutations-"))
+    copy_to(folder)
+    missed = 0
+    for name, file, old, new, tests in mutations:
+        path = folder / "runtime/src" / file
+        text = path.read_text()
+        if text.count(old) != 1:
+            print(f"BROKEN  {name}: {file} has the text {text.count(old)} times", flush=True)
+            missed += 1
+            continue
+        path.write_text(text.replace(old, new))
+        passed, said = test(folder, tests)
+        path.write_text(text)
+        verdict = {False: "caught", True: "MISSED", None: "BROKEN"}[passed]
+        missed += passed is not False
+        print(f"{verdict}  {name}: {tests}{'' if passed else ', ' + said}", flush=True)
+    print(f"{len(mutations) - missed} of {len(mutations)} caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
