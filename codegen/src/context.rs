@@ -88,9 +88,10 @@ fn model(model: &ModelSpec) -> Value {
         "qk_norm": attention.qk_norm,
         "soft_cap": option(attention.soft_cap.map(float)),
         "window": option(attention.window.map(|window| format!(
-            "Window {{ tokens: {}, full_every: {} }}",
+            "Window {{\n{indent}    tokens: {},\n{indent}    full_every: {},\n{indent}}}",
             window.tokens,
-            option(window.full_every.map(|every| every.to_string()))
+            option(window.full_every.map(|every| every.to_string())),
+            indent = " ".repeat(12)
         ))),
         "ffn": model.mlp.ffn,
         "activation": match model.mlp.activation {
@@ -135,11 +136,15 @@ fn mesh(mesh: &Mesh) -> Value {
 
 /// Ranks of the first groups along each axis that has any.
 fn groups(mesh: &Mesh) -> Vec<Value> {
-    let axes = [("tensor", Axis::Tp, mesh.tp), ("data", Axis::Dp, mesh.dp), ("pipeline", Axis::Pp, mesh.pp)];
+    let axes = [
+        ("tensor", Axis::Tp, mesh.tp),
+        ("data", Axis::Dp, mesh.dp),
+        ("pipeline", Axis::Pp, mesh.pp),
+    ];
     let world = mesh.tp * mesh.cp * mesh.dp * mesh.pp;
     let of = |(name, axis, size): (&str, Axis, u64)| {
         let stride = mesh.stride(axis);
-        let firsts = (0..world).filter(|rank| rank / stride % size == 0);
+        let firsts = (0..world).filter(|rank| (rank / stride).is_multiple_of(size));
         let group = |first: u64| {
             (0..size).map(|i| (first + i * stride).to_string()).collect::<Vec<_>>().join(" ")
         };

@@ -24,8 +24,7 @@ fn held(name: &'static str, shape: &[u64]) -> Held {
 pub fn layer(model: &ModelSpec, tp: u64) -> Vec<Held> {
     let (h, f) = (model.hidden, model.mlp.ffn / tp);
     let heads = LocalHeads::new(model, tp);
-    let (q, k, v) =
-        (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
+    let (q, k, v) = (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
     let mut tensors = vec![held("q", &[q, h]), held("k", &[k, h]), held("v", &[v, h])];
     if model.attention.qkv_bias {
         tensors.extend([held("q bias", &[q]), held("k bias", &[k]), held("v bias", &[v])]);

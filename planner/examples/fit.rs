@@ -12,7 +12,8 @@ use std::path::Path;
 
 fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let measured = arguments.next().ok_or_else(|| anyhow::anyhow!("give a file of measurements"))?;
+    let measured =
+        arguments.next().ok_or_else(|| anyhow::anyhow!("give a file of measurements"))?;
     let rows = row::read(Path::new(&measured))?;
     let samples = samples(&rows);
     eprintln!("{} rows", samples.len());

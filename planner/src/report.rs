@@ -7,7 +7,10 @@ use crate::request::Request;
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use models::decisions::Decisions;
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare, kind_name};
-use models::plan::{Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION, significant};
+use models::plan::{
+    Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION,
+    significant,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

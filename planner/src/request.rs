@@ -6,8 +6,8 @@ use crate::search::Task;
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
-use models::program::RUNNABLE;
 use models::model::{self, ModelSpec};
+use models::program::RUNNABLE;
 use std::io::Read;
 use std::path::Path;
 
@@ -93,7 +93,9 @@ pub fn restrictions(
     settings: &[String],
     cluster: &ClusterSpec,
 ) -> Result<Restrictions, InputError> {
-    let asked = |key: &str| settings.iter().any(|setting| setting.split(['=', '<', '>']).next() == Some(key));
+    let asked = |key: &str| {
+        settings.iter().any(|setting| setting.split(['=', '<', '>']).next() == Some(key))
+    };
     let runnable = RUNNABLE.iter().filter(|_| cluster.any_gpu_count);
     let added = runnable.filter(|setting| !asked(setting.split('=').next().unwrap_or_default()));
     let all: Vec<&str> = settings.iter().map(String::as_str).chain(added.copied()).collect();

@@ -112,7 +112,8 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4]) -> u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
                     let over = schedule == "1f1b" && pp > 1;
                     let unequal = chunks > 1 && !splits(model.layers as u64, pp * chunks);
-                    pipelines += VOCABS_AT_ENDS - u64::from(unequal) + if over { VOCABS_OVER_PIPELINE } else { 0 };
+                    pipelines += VOCABS_AT_ENDS - u64::from(unequal)
+                        + if over { VOCABS_OVER_PIPELINE } else { 0 };
                 }
             }
         }

@@ -2,12 +2,20 @@
 
 use planner::validate::score::{SourceScore, by_source};
 use planner::validate::{Predicted, predict_all, row};
+use std::sync::LazyLock;
 
 const MEASURED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/papers/measured.csv");
 
 fn rows() -> Vec<row::Row> {
     row::read(std::path::Path::new(MEASURED)).expect("the file is here")
 }
+
+/// All rows with their predictions, which take a while.
+static PREDICTED: LazyLock<(Vec<row::Row>, Vec<Predicted>)> = LazyLock::new(|| {
+    let rows = rows();
+    let predicted = predict_all(&rows);
+    (rows, predicted)
+});
 
 /// Source, and the most that the mean and the median over groups may be, with the shipped constants.
 const RATCHET: [(&str, f64, f64); 12] = [
@@ -27,9 +35,8 @@ const RATCHET: [(&str, f64, f64); 12] = [
 
 #[test]
 fn published_runs_are_predicted_as_well_as_they_were() {
-    let rows = rows();
-    let predicted = predict_all(&rows);
-    let scores = by_source(&rows, &predicted);
+    let (rows, predicted) = &*PREDICTED;
+    let scores = by_source(rows, predicted);
     let mut worse = vec![];
     for (source, mean, median) in RATCHET {
         let found = scores.iter().find(|score| score.source == source).expect("the source is here");
@@ -46,12 +53,12 @@ fn published_runs_are_predicted_as_well_as_they_were() {
 /// Whether a row is used, and what is predicted for it, must not depend on what was measured.
 #[test]
 fn predictions_do_not_look_at_results() {
-    let rows = rows();
+    let (rows, seen) = &*PREDICTED;
     let blind: Vec<row::Row> = rows
         .iter()
         .map(|row| row::Row { iteration_s: None, peak_mem_gb: None, ..row.clone() })
         .collect();
-    let (seen, unseen) = (predict_all(&rows), predict_all(&blind));
+    let unseen = predict_all(&blind);
     let key = |p: &Predicted| (p.used, p.reason.clone(), p.predicted_s, p.predicted_bytes);
     for (a, b) in seen.iter().zip(&unseen) {
         assert_eq!(key(a), key(b), "{}", a.id);
@@ -60,25 +67,26 @@ fn predictions_do_not_look_at_results() {
 
 #[test]
 fn rows_that_cannot_be_expressed_say_why() {
-    for predicted in predict_all(&rows()) {
+    for predicted in &PREDICTED.1 {
         assert!(predicted.used != predicted.reason.is_some(), "{}", predicted.id);
     }
 }
 
 #[test]
 fn a_perfect_prediction_scores_zero_and_groups_weigh_the_same() {
-    let rows: Vec<row::Row> = rows().into_iter().filter(|row| row.measured_s().is_some()).collect();
-    let exact: Vec<Predicted> = predict_all(&rows)
-        .into_iter()
-        .zip(&rows)
-        .map(|(p, row)| Predicted { predicted_s: row.measured_s(), ..p })
-        .collect();
+    let (rows, predicted) = &*PREDICTED;
+    let exact = |(p, row): (&Predicted, &row::Row)| Predicted {
+        predicted_s: row.measured_s(),
+        ..p.clone()
+    };
+    let exact: Vec<Predicted> = predicted.iter().zip(rows).map(exact).collect();
     let score = |found: &[Predicted]| -> SourceScore {
-        by_source(&rows, found).into_iter().last().expect("all sources come last")
+        by_source(rows, found).into_iter().last().expect("all sources come last")
     };
     assert_eq!(score(&exact).mean, 0.0);
     // One group off by 10 % counts by the number of groups, not of its rows.
-    let group = &rows[0].group;
+    let scored = rows.iter().find(|row| row.measured_s().is_some()).expect("some are scored");
+    let group = &scored.group;
     let off: Vec<Predicted> = exact
         .into_iter()
         .map(|p| match p.predicted_s {

@@ -131,9 +131,10 @@ fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
         hbm_bytes_per_s: check.positive("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
         sms: check.count("sms", &raw.sms)?,
         kernel_launch_s: check.at_least_zero("kernel_launch_s", &raw.kernel_launch_s)?,
-        sustained_slowdown: raw.sustained_slowdown.as_ref().map_or(Ok(1.0), |slowdown| {
-            check.positive("sustained_slowdown", slowdown)
-        })?,
+        sustained_slowdown: raw
+            .sustained_slowdown
+            .as_ref()
+            .map_or(Ok(1.0), |slowdown| check.positive("sustained_slowdown", slowdown))?,
         reserved_bytes: check.below("reserved_bytes", &raw.reserved_bytes, raw.hbm_bytes.value)?,
     })
 }

@@ -178,7 +178,9 @@ impl LayerPricer<'_> {
             Parts::compute(gemms.iter().map(seconds).sum::<f64>() * self.misalignment())
         };
         let casts = |width: fn(&Gemm) -> u64| {
-            Parts::compute(gemms.iter().map(|g| self.cast_s(dtype, g.groups * g.m * width(g))).sum())
+            Parts::compute(
+                gemms.iter().map(|g| self.cast_s(dtype, g.groups * g.m * width(g))).sum(),
+            )
         };
         ThreePasses {
             forward: each(&|g| self.gemm_s(dtype, g)) + casts(|g| g.k),
@@ -389,9 +391,7 @@ impl LayerPricer<'_> {
             return ThreePasses::default();
         }
         let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
-        let products = splits
-            .iter()
-            .map(|split| self.expert_products(shape.dtype, split));
+        let products = splits.iter().map(|split| self.expert_products(shape.dtype, split));
         let least = products.reduce(|a, b| ThreePasses {
             forward: Parts::compute(a.forward.compute_s.min(b.forward.compute_s)),
             input: Parts::compute(a.input.compute_s.min(b.input.compute_s)),

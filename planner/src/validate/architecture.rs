@@ -50,7 +50,8 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
 
 fn card(row: &Row) -> Result<ModelSpec, Reason> {
     let name = row.model_name.to_lowercase();
-    let card = CARDS.iter().find(|(part, _)| name.contains(part)).map_or("gpt3_175b", |card| card.1);
+    let card =
+        CARDS.iter().find(|(part, _)| name.contains(part)).map_or("gpt3_175b", |card| card.1);
     let shipped = model::shipped(card).ok_or_else(|| format!("model {card} is not shipped"))?;
     shipped.map_err(|error| error.to_string())
 }

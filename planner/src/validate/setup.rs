@@ -160,7 +160,12 @@ fn sequence_parallel(row: &Row, cluster: &ClusterSpec, tp: u64) -> bool {
 
 fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
     match row.schedule.as_str() {
-        "" | "none" | "1F1B" | "1F1B (DeepSpeed PP)" | "1F1B-I" | "1F1B-interleaved"
+        ""
+        | "none"
+        | "1F1B"
+        | "1F1B (DeepSpeed PP)"
+        | "1F1B-I"
+        | "1F1B-interleaved"
         | "Interleaved1F1B" => Ok(if pp > 1 && vpp > 1 {
             ScheduleName::Interleaved1F1B
         } else {

@@ -18,7 +18,8 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         command
     };
     // The lock file names what this program was tested with; only what is not on this machine yet is fetched.
-    if !started(cargo("build", &["--offline"]))?.success() && !started(cargo("build", &[]))?.success()
+    if !started(cargo("build", &["--offline"]))?.success()
+        && !started(cargo("build", &[]))?.success()
     {
         return Err(Failure::Bug(anyhow::anyhow!("the trainer does not build; see above")));
     }

@@ -48,7 +48,12 @@ pub const SOFTWARE: [Field; 10] = [
     },
     Field { key: "tp_exposed", prior: 0.85, spread: 0.3, at: |c| &mut c.software.tp_exposed },
     Field { key: "dp_slowdown", prior: 1.3, spread: 0.4, at: |c| &mut c.software.dp_slowdown },
-    Field { key: "zero3_slowdown", prior: 1.3, spread: 0.6, at: |c| &mut c.software.zero3_slowdown },
+    Field {
+        key: "zero3_slowdown",
+        prior: 1.3,
+        spread: 0.6,
+        at: |c| &mut c.software.zero3_slowdown,
+    },
     Field {
         key: "expert_slowdown",
         prior: 1.1,

@@ -78,8 +78,12 @@ pub fn held_out(
     let parts: BTreeSet<&String> = names.iter().collect();
     let mut errors = vec![0.0; samples.len()];
     for part in parts {
-        let seen: Vec<&Line> =
-            lines.iter().zip(&names).filter(|(_, name)| *name != part).map(|(line, _)| line).collect();
+        let seen: Vec<&Line> = lines
+            .iter()
+            .zip(&names)
+            .filter(|(_, name)| *name != part)
+            .map(|(line, _)| line)
+            .collect();
         let without = fit.stepped(&seen);
         for (index, sample) in samples.iter().enumerate().filter(|(i, _)| names[*i] == *part) {
             errors[index] = without.log_ratio(sample).exp() - 1.0;
@@ -109,7 +113,8 @@ pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> 
         errors.sort_by(f64::total_cmp);
         errors
     };
-    let quantile = |errors: &[f64]| errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1];
+    let quantile =
+        |errors: &[f64]| errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1];
     let all = quantile(&of(None));
     let generations: BTreeSet<&str> = groups.keys().map(|(generation, _)| *generation).collect();
     let band = |generation: &str| {
@@ -174,7 +179,8 @@ impl Fit {
         let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
         let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();
         let steps = solve(&lines, &priors);
-        let values = self.values.iter().zip(steps).map(|(value, step)| value * step.exp()).collect();
+        let values =
+            self.values.iter().zip(steps).map(|(value, step)| value * step.exp()).collect();
         Self { knobs: self.knobs.clone(), values, bands: BTreeMap::new() }
     }
 }

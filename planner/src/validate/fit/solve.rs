@@ -75,8 +75,7 @@ mod tests {
 
     #[test]
     fn a_constant_that_the_data_know_is_found_and_another_stays_at_its_prior() {
-        let line =
-            |residual| Line { residual, slopes: vec![(0, 1.0)], weight: 1.0 };
+        let line = |residual| Line { residual, slopes: vec![(0, 1.0)], weight: 1.0 };
         let lines: Vec<Line> = [0.101, 0.1, 0.099].map(line).to_vec();
         let prior = Prior { offset: 0.0, spread: 10.0 };
         let steps = solve(&lines, &[prior, Prior { offset: 0.3, spread: 0.1 }]);

@@ -54,7 +54,10 @@ fn is_name(text: &str) -> bool {
 fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
     let found = fit.knobs.iter().zip(&fit.values).find(|(knob, _)| {
         knob.owner == *owner
-            && line.trim_start().strip_prefix(knob.field.key).is_some_and(|rest| rest.starts_with(':'))
+            && line
+                .trim_start()
+                .strip_prefix(knob.field.key)
+                .is_some_and(|rest| rest.starts_with(':'))
     });
     let band = match owner {
         Owner::Software(name) if line.starts_with("  error_band:") => fit.bands.get(name),
@@ -64,7 +67,8 @@ fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
         return format!("  error_band: {band:.2}\n");
     }
     let Some((knob, value)) = found else { return format!("{line}\n") };
-    let comment = line.split_once('#').map_or(String::new(), |(_, comment)| format!("  #{comment}"));
+    let comment =
+        line.split_once('#').map_or(String::new(), |(_, comment)| format!("  #{comment}"));
     format!("  {}: {}{comment}\n", knob.field.key, three_digits(*value))
 }
 

@@ -1,0 +1,158 @@
+//! Plans as programs: what is generated is compared whole with what was reviewed, is formatted, and (feature
+//! `slow`) is built and trains to PyTorch's losses.
+
+use codegen::{GenerateError, RuntimeSource, generate};
+use models::plan::Plan;
+use planner::report::plan as make_plan;
+use planner::request::{Flags, Request};
+use planner::search::search;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Name, golden case, GPUs, and what is pinned.
+const PROGRAMS: [(&str, &str, u64, &[&str]); 3] = [
+    ("llama_gqa_tp2_pp2_dp2", "llama_gqa", 8, &["tp=2", "pp=2", "schedule=1f1b", "micro_batch=1"]),
+    (
+        "gpt2_pp2_two_chunks",
+        "gpt2",
+        2,
+        &["tp=1", "pp=2", "vpp=2", "schedule=interleaved_1f1b", "micro_batch=2", "recompute=full"],
+    ),
+    ("gemma2_tp2", "gemma2", 2, &["tp=2", "pp=1", "micro_batch=4", "sequence_parallel=true"]),
+];
+
+fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
+    let request = Request::new(&Flags {
+        model: format!("{HERE}/golden/{case}/config.json"),
+        cluster: Some("laptop".to_owned()),
+        gpus,
+        global_batch: Some(8),
+        seq_len: Some(32),
+        tokens: None,
+        settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
+    })
+    .expect("the request is valid");
+    let outcome = search(&request.task(), &mut |_, _| {});
+    make_plan(&request, &outcome.best.expect("something fits"), &outcome.proof)
+}
+
+fn files(plan: &Plan, runtime: &str) -> BTreeMap<&'static str, String> {
+    let text = plan.to_yaml().expect("plans can be written");
+    generate(plan, &text, &RuntimeSource::Path(runtime.to_owned())).expect("it can be trained")
+}
+
+/// Everything a reader of a change would review, in one text; the plan's own text and hash aside.
+fn reviewed(files: &BTreeMap<&'static str, String>) -> String {
+    let mut text = String::new();
+    for (path, content) in files {
+        if !matches!(*path, "Cargo.lock" | "plan.yaml") {
+            write!(text, "==== {path}\n{content}").expect("strings can be written to");
+        }
+    }
+    let hash = text.split("from plan ").nth(1).and_then(|rest| rest.get(..64)).unwrap_or_default();
+    text.replace(hash, "HASH")
+}
+
+#[test]
+fn programs_are_those_that_were_reviewed() {
+    for (name, case, gpus, settings) in PROGRAMS {
+        let text = reviewed(&files(&planned(case, gpus, settings), "../../runtime"));
+        let path = PathBuf::from(HERE).join(format!("programs/{name}.txt"));
+        if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+            std::fs::write(&path, &text).expect("snapshots can be written");
+        }
+        let known = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            text == known,
+            "{name} changed; look at the difference and accept it with\n  \
+             UPDATE_SNAPSHOTS=1 cargo test -p meshwright-tests --test programs"
+        );
+    }
+}
+
+#[test]
+fn programs_are_formatted() {
+    for (name, case, gpus, settings) in PROGRAMS {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("format-{name}"));
+        write_all(&folder, &files(&planned(case, gpus, settings), "../../runtime"));
+        // Not the style of the workspace that the folder happens to lie in.
+        std::fs::write(folder.join("rustfmt.toml"), "").expect("files can be written");
+        let checked = Command::new("rustfmt")
+            .args(["--check", "--edition", "2024"])
+            .arg(folder.join("src/main.rs"))
+            .output()
+            .expect("rustfmt is installed with the toolchain");
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    }
+}
+
+fn write_all(folder: &std::path::Path, files: &BTreeMap<&'static str, String>) {
+    for (path, text) in files {
+        let path = folder.join(path);
+        let parent = path.parent().expect("every file lies in a folder");
+        std::fs::create_dir_all(parent).expect("folders can be made");
+        std::fs::write(path, text).expect("files can be written");
+    }
+}
+
+#[test]
+fn two_splits_of_a_model_differ_where_the_split_is() {
+    let text = |settings: &[&str]| files(&planned("llama_gqa", 2, settings), "../../runtime");
+    let (a, b) = (text(&["tp=2", "pp=1"]), text(&["tp=1", "pp=2", "schedule=1f1b"]));
+    let same: Vec<&str> = a.keys().copied().filter(|path| a[path] == b[path]).collect();
+    assert!(same.contains(&"src/model.rs") && !same.contains(&"src/stages.rs"), "{same:?}");
+}
+
+#[test]
+fn what_training_cannot_do_yet_is_refused_by_name() {
+    let mut plan = planned("llama_gqa", 2, &["tp=1", "pp=1", "zero_stage=1"]);
+    let text = plan.to_yaml().expect("plans can be written");
+    let runtime = RuntimeSource::Path("../../runtime".to_owned());
+    let error = generate(&plan, &text, &runtime).expect_err("ZeRO is not there yet").to_string();
+    assert!(error.contains("zero_stage") && error.contains("valid: 0"), "{error}");
+    plan.decisions.tp = 3;
+    let error = generate(&plan, &text, &runtime).expect_err("the plan was edited");
+    assert!(matches!(error, GenerateError::Violations(_)), "{error}");
+}
+
+/// Builds every program outside the workspace and trains it: losses as in PyTorch's run.
+#[cfg(feature = "slow")]
+#[test]
+fn programs_train_to_pytorchs_losses() {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("trainers");
+    for (name, case, gpus, settings) in PROGRAMS {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"));
+        write_all(&folder, &files(&planned(case, gpus, settings), &format!("{HERE}/../runtime")));
+        // Everything is compiled in: the copy of the plan is not needed.
+        std::fs::remove_file(folder.join("plan.yaml")).expect("it was written");
+        let (golden, metrics) = (format!("{HERE}/golden/{case}"), folder.join("run.jsonl"));
+        let status = Command::new(env!("CARGO"))
+            .args(["run", "--release", "--quiet", "--manifest-path"])
+            .arg(folder.join("Cargo.toml"))
+            .args(["--", "--init-from", &golden])
+            .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "20"])
+            .arg("--metrics")
+            .arg(&metrics)
+            .env("CARGO_TARGET_DIR", &target)
+            .status()
+            .expect("cargo runs");
+        assert!(status.success(), "{name}: {status}");
+        let expected =
+            std::fs::read_to_string(format!("{golden}/expected.json")).expect("it is here");
+        let expected: serde_json::Value = serde_json::from_str(&expected).expect("it is JSON");
+        let reference = expected["trajectory"]["loss_f64"].as_array().expect("20 losses");
+        let seen = std::fs::read_to_string(&metrics).expect("the trainer wrote it");
+        let seen: Vec<serde_json::Value> =
+            seen.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+        assert_eq!(seen.len(), reference.len(), "{name}");
+        for (step, (line, loss)) in seen.iter().zip(reference).enumerate() {
+            let (found, loss) = (line["loss"].as_f64(), loss.as_f64());
+            let (found, loss) = (found.expect("a number"), loss.expect("a number"));
+            assert!((found - loss).abs() < 1e-4, "{name}, step {step}: {found} against {loss}");
+        }
+    }
+}
