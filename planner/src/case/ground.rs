@@ -1,16 +1,20 @@
 //! What all cases of one request share: the model's layers, the cluster's domains, and what has
 //! already been priced.
 
+use super::even_counts;
+use super::family::{List, Ranges, lighter_ends, to_ranges};
 use super::layers::Layers;
 use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
+use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
-use crate::space::ExpertSplit;
+use crate::space::divisors;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, RankOrder, Recompute};
+use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
@@ -35,6 +39,7 @@ pub struct Ground<'a> {
     pub domains: Vec<u64>,
     pipelines: RefCell<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+    floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
     vocab_shards: RefCell<HashMap<(SheetKey, u64), VocabCost>>,
 }
@@ -107,6 +112,7 @@ impl<'a> Ground<'a> {
             domains: cluster.level_sizes(gpus),
             pipelines: RefCell::default(),
             sheets: RefCell::default(),
+            floors: RefCell::default(),
             vocab_shards: RefCell::default(),
             slopes: RefCell::default(),
         }
@@ -138,19 +144,85 @@ impl<'a> Ground<'a> {
         sheet
     }
 
-    /// Prices that no split of the experts undercuts; for a dense model, the prices.
-    pub fn floor_sheet(&self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<Sheet> {
-        if self.model.moe.is_none() {
-            return self.sheet(d);
+    /// Prices that no split of the experts undercuts. Whether a split folds into the context's ranks is not
+    /// asked, so that contexts that differ in pipeline and replicas share them.
+    pub fn floor_sheet(&self, d: &Decisions) -> Rc<Sheet> {
+        let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
+        let key = SheetKey::new(&shape);
+        if let Some(sheet) = self.floors.borrow().get(&key) {
+            return Rc::clone(sheet);
         }
-        let shape = self.shape(d);
-        let split = |split: &ExpertSplit| Split { ep: split.ep, etp: split.etp, ..shape.split };
-        let mut all: Vec<Split> = splits.iter().map(split).collect();
-        all.dedup();
+        let ways = |most: u64, whole: u64| divisors(most).into_iter().filter(move |n| whole.is_multiple_of(*n));
+        let (experts, ffn) = self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
+        let splits: Vec<Split> = ways(d.tp, ffn)
+            .flat_map(|etp| divisors(experts).into_iter().map(move |ep| Split { ep, etp, ..shape.split }))
+            .collect();
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, &all);
+        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, &splits);
         let layer = self.layers.kinds.iter().map(floor).collect();
-        Rc::new(Sheet { layer, ..self.price_ends(&shape) })
+        let sheet = Rc::new(Sheet { layer, ..self.price_ends(&shape) });
+        self.floors.borrow_mut().insert(key, Rc::clone(&sheet));
+        sheet
+    }
+
+    /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
+    pub fn work(&self, d: &Decisions, sheet: &Sheet) -> Work {
+        let work = Work::new(self, d, sheet);
+        match super::vocab_passes(self, d, sheet) {
+            None => work,
+            Some(passes) => {
+                let (embedding, head) = self.vocab_params(d.tp * d.pp);
+                let head = if self.model.tied_embeddings { 0.0 } else { head };
+                let cost = passes.cost;
+                let workspace_bytes = cost.logits_bytes + 2.0 * cost.head_saved_bytes;
+                work.with_vocab_passes(embedding + head, workspace_bytes)
+            }
+        }
+    }
+
+    /// The pipeline of decisions as bounds see it.
+    pub fn line(&self, d: &Decisions, sheet: &Sheet) -> Line {
+        let hop = super::hop(self, d, sheet);
+        Line {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            hop_s: hop.time_s,
+            hop_blocks: hop.blocks,
+            vocab: d.vocab,
+            vocab_s: super::vocab_passes(self, d, sheet).map(|passes| passes.parts.total_s()),
+            recompute: d.recompute,
+        }
+    }
+
+    /// The layer ranges of a list.
+    pub fn listed_ranges(&self, list: List, stages: usize) -> Vec<Ranges> {
+        let layers = self.layers.len();
+        let counts = match list {
+            List::Even => vec![even_counts(layers, stages)],
+            List::Redis => vec![self.redis_counts(stages)],
+            List::Family => {
+                let mut family = lighter_ends(layers, stages);
+                family.push(self.redis_counts(stages));
+                family.sort_unstable();
+                family.dedup();
+                family
+            }
+        };
+        counts.into_iter().map(to_ranges).collect()
+    }
+
+    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
+    /// section 3; its appendix's FLOP counts).
+    fn redis_counts(&self, stages: usize) -> Vec<usize> {
+        let (vocab, hidden) = (self.model.vocab as f64, self.model.hidden as f64);
+        let seq_len = self.model.seq_len as f64;
+        let ratio = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
+        let input = vocabulary::input_compute_ratio(hidden, seq_len);
+        let layers = self.layers.len() as u64;
+        let (_, counts) = vocabulary::redis(layers, stages as u64, input, ratio);
+        counts.into_iter().map(|count| count as usize).collect()
     }
 
     /// How decisions split one micro-batch, with the groups it communicates in.

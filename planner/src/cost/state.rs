@@ -184,6 +184,16 @@ impl<'a> StateCost<'a> {
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
     }
 
+    /// Bytes a parameter takes while ZeRO gathers or reduces the unit it belongs to: gradients for stage 2,
+    /// for stage 3 also its weights and the next unit's on the way.
+    pub fn motion_bytes_a_parameter(&self, dtype: Dtype) -> f64 {
+        match self.zero_stage {
+            0 | 1 => 0.0,
+            2 => 4.0,
+            _ => 2.0 * dtype.storage_bytes() + 4.0,
+        }
+    }
+
     fn both(&self, params: LocalParams, time: impl Fn(f64, &Replicas) -> f64) -> f64 {
         let of =
             |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };

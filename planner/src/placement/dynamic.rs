@@ -7,7 +7,8 @@
 //! last forward's way down and back as long as its own warm-up work does not fill it, and what the
 //! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
 //! passes that must follow one another, so the value never exceeds the simulation; where the two waits
-//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes the two waiting terms are left out (the order of passes there differs).
+//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes, and for
+//! GPipe and naive, the two waiting terms are left out (the order of passes there differs).
 
 use super::{Choice, Problem};
 
@@ -153,7 +154,7 @@ fn join(
 
 /// Time a stage waits for the way down and back beyond what its warm-up passes fill.
 fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
-    if problem.vocab_s > 0.0 {
+    if problem.vocab_s > 0.0 || !problem.pipeline.one_f_one_b {
         return 0.0;
     }
     (below_s - warm_up(problem, stage) as f64 * pass_s).max(0.0)

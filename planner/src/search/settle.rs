@@ -1,0 +1,500 @@
+//! What a worker does with one item of the queue: bounds its parts, or settles it.
+
+use super::Task;
+use crate::bounds::closed;
+use crate::bounds::cuts::Cutter;
+use crate::bounds::listed::{Lister, Member};
+use crate::bounds::states::{StateView, States};
+use crate::bounds::work::{Line, Work};
+use crate::case::Case;
+use crate::case::family::List;
+use crate::case::ground::{Ground, Sheet};
+use crate::case::priced::Placed;
+use crate::placement::{Scratch, dynamic, ilp};
+use crate::space::{ExpertSplit, Inner, Space};
+use models::decisions::{Decisions, Dtype, Recompute, Vocab};
+use models::schedule::ScheduleName;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Something that waits, with what is decided in it.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    /// No configuration in it is faster, finished, s.
+    pub bound_s: f64,
+    /// The decisions; what the stage leaves open is a placeholder.
+    pub decisions: Decisions,
+    /// Combinations.
+    pub count: u64,
+    /// How far it is decided.
+    pub stage: Stage,
+}
+
+/// How far an item is decided.
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// All but the split of experts.
+    Context(Arc<[ExpertSplit]>),
+    /// A node, with the bound of its context.
+    Node,
+    /// A node with the least bound of its pipelines.
+    Bounded,
+    /// A pipeline by its degrees alone.
+    Pipeline,
+    /// A pipeline with the recomputation that memory makes necessary.
+    Checked,
+}
+
+/// A combination that bounds and incumbents did not settle.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub decisions: Decisions,
+    pub bound_s: f64,
+}
+
+/// A configuration found.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub decisions: Decisions,
+    pub placed: Placed,
+    pub iteration_s: f64,
+}
+
+/// What became of an item.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settled {
+    pub parts: Vec<Item>,
+    pub best: Option<Candidate>,
+    pub open: Vec<Open>,
+    pub cut_by_time: u64,
+    pub cut_by_memory: u64,
+    pub cut_by_dominance: u64,
+    pub placed: u64,
+}
+
+impl Settled {
+    fn cut(count: u64) -> Self {
+        Self { cut_by_time: count, ..Self::default() }
+    }
+
+    fn bar_s(&self, best_s: f64) -> f64 {
+        self.best.as_ref().map_or(best_s, |found| found.iteration_s.min(best_s))
+    }
+}
+
+/// Prices and bounds; one for each thread, with memory of its own.
+pub(super) struct Worker<'a> {
+    task: &'a Task<'a>,
+    space: Space<'a>,
+    pub ground: Ground<'a>,
+    pub scratch: Scratch,
+    states: HashMap<(u64, u64, u64, u64, u64, Dtype), Rc<States>>,
+    members: HashMap<(List, usize, usize), Rc<Vec<Member>>>,
+}
+
+/// A node with what its pipelines' bounds are computed from.
+struct NodeView {
+    inner: Inner,
+    sheet: Rc<Sheet>,
+    work: Work,
+    states: Rc<States>,
+    /// Least transfer between neighbours, whatever the rank order, s.
+    hop_s: f64,
+    /// Work with the vocabulary passes of each placement, and their seconds.
+    passes: HashMap<Vocab, (Work, f64)>,
+}
+
+/// A pipeline of a node.
+#[derive(Clone, Copy)]
+struct Kind {
+    schedule: ScheduleName,
+    vpp: u64,
+    vocab: Vocab,
+    recompute: Recompute,
+}
+
+impl Kind {
+    fn of(self, d: &Decisions) -> Decisions {
+        let Self { schedule, vpp, vocab, recompute } = self;
+        Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
+    }
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(task: &'a Task<'a>) -> Self {
+        Self {
+            task,
+            space: task.space(),
+            ground: Ground::new(task.model, task.cluster, task.gpus),
+            scratch: Scratch::default(),
+            states: HashMap::new(),
+            members: HashMap::new(),
+        }
+    }
+
+    /// Splits or settles an item with respect to the best time so far.
+    pub fn settle(&mut self, item: &Item, best_s: f64) -> Settled {
+        match &item.stage {
+            Stage::Context(splits) => self.split(item, splits, best_s),
+            Stage::Node => self.bound_node(item, best_s),
+            Stage::Bounded => self.pipelines(item, best_s),
+            Stage::Pipeline => self.check_pipeline(item, best_s),
+            Stage::Checked => self.settle_states(item, best_s),
+        }
+    }
+
+    fn finish_s(&self, core_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        core_s * crate::case::priced::straggler(self.task.cluster, self.task.gpus)
+            + software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::finish_s`].
+    fn core_s(&self, iteration_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        (iteration_s - software.step_overhead_s)
+            / crate::case::priced::straggler(self.task.cluster, self.task.gpus)
+    }
+
+    /// Some device has at least the mean of the devices' work on layers and does all its micro-batches
+    /// one after another; the least recomputation allowed is counted.
+    fn mean_s(&self, d: &Decisions, work: &Work) -> f64 {
+        let least = least_recompute(self.task);
+        let layer_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[least]);
+        self.finish_s(d.micro_batches as f64 * layer_s / d.pp as f64)
+    }
+
+    /// A context with a bound that holds for every split of its experts; the node where there is one.
+    pub fn context(&self, d: Decisions, splits: Arc<[ExpertSplit]>, count: u64) -> Item {
+        let dense = self.task.model.moe.is_none();
+        let sheet = if dense { self.ground.sheet(&d) } else { self.ground.floor_sheet(&d) };
+        let work = Work::new(&self.ground, &d, &sheet);
+        let bound_s = self.mean_s(&d, &work);
+        let count = count * splits.len() as u64;
+        let stage = if dense { Stage::Node } else { Stage::Context(splits) };
+        Item { bound_s, decisions: d, count, stage }
+    }
+
+    fn split(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let count = item.count / splits.len() as u64;
+        for split in splits {
+            let d = split.of(&item.decisions);
+            let work = Work::new(&self.ground, &d, &self.ground.sheet(&d));
+            let bound_s = self.mean_s(&d, &work);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                settled.parts.push(Item { bound_s, decisions: d, count, stage: Stage::Node });
+            }
+        }
+        settled
+    }
+
+    fn view(&mut self, d: &Decisions) -> NodeView {
+        let inner = self.space.inner(&crate::space::Node { decisions: d.clone() });
+        let sheet = self.ground.sheet(d);
+        let work = Work::new(&self.ground, d, &sheet);
+        let states = self.states(d, &inner, &sheet);
+        let hops = inner.rank_order.iter().map(|&rank_order| {
+            let d = Decisions { rank_order, ..d.clone() };
+            crate::case::hop(&self.ground, &d, &sheet).time_s
+        });
+        let hop_s = hops.fold(f64::INFINITY, f64::min);
+        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new() }
+    }
+
+    fn states(&mut self, d: &Decisions, inner: &Inner, sheet: &Sheet) -> Rc<States> {
+        let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
+        if let Some(known) = self.states.get(&key) {
+            return Rc::clone(known);
+        }
+        let states = Rc::new(States::new(&self.ground, d, inner, &sheet.params));
+        self.states.insert(key, Rc::clone(&states));
+        states
+    }
+
+    /// The pipeline and its work as they are at least, whatever the rank order.
+    fn line(&self, node: &mut NodeView, d: &Decisions) -> (Line, Work) {
+        let looped =
+            matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+        let mut line = Line {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            hop_s: node.hop_s,
+            hop_blocks: !(looped && self.task.cluster.software.p2p_overlap) || d.pp == 1,
+            vocab: d.vocab,
+            vocab_s: None,
+            recompute: d.recompute,
+        };
+        if !d.vocab.over_pipeline() {
+            return (line, node.work.clone());
+        }
+        let (ground, sheet, inner) = (&self.ground, &node.sheet, &node.inner);
+        let (work, vocab_s) = node.passes.entry(d.vocab).or_insert_with(|| {
+            let lines = inner.rank_order.iter().map(|&rank_order| {
+                ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes_s()
+            });
+            (ground.work(d, sheet), lines.fold(f64::INFINITY, f64::min))
+        });
+        line.vocab_s = Some(*vocab_s);
+        (line, work.clone())
+    }
+
+    fn kinds(&self, inner: &Inner) -> Vec<Kind> {
+        let mut kinds = vec![];
+        for (schedule, vpp, vocabs) in &inner.schedules {
+            for &vocab in vocabs.iter().filter(|&&vocab| !is_dominated(inner, *schedule, vocab)) {
+                let of = |recompute| Kind { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                kinds.extend(recompute_choices(inner).into_iter().map(of));
+            }
+        }
+        kinds
+    }
+
+    /// A pipeline by its degrees alone, with the least that states add, finished, s.
+    fn quick_s(&self, node: &mut NodeView, d: &Decisions) -> f64 {
+        let (line, work) = self.line(node, d);
+        let first = line.options()[0];
+        let spent_s = work.layers_s(|kind| kind.recompute_s[first]);
+        let passes_s = closed::passes_s(&line, &work, spent_s);
+        let mean_s = line.m() * ((work.load_s() + spent_s) / line.devices as f64 + line.passes_s());
+        let states_s = node.states.least_s(&work, &line);
+        self.finish_s(passes_s.max(mean_s + states_s))
+    }
+
+    /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
+    /// s; infinite where it is not below the limit.
+    fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, best_s: f64) -> f64 {
+        let (line, work) = self.line(node, d);
+        let states = Rc::clone(&node.states);
+        let core_s = self.placed_s(&line, &work, &states.least, best_s);
+        self.finish_s(core_s)
+    }
+
+    /// Lower bound on the passes of any placement under states, s; infinite where none is faster than
+    /// `best_s`. `work` has the states' part in its passes.
+    fn placed_s(&mut self, line: &Line, work: &Work, state: &StateView, best_s: f64) -> f64 {
+        let limit_s = self.core_s(best_s);
+        let layers = self.ground.layers.len();
+        let budget_bytes = if self.task.ignore_memory {
+            f64::INFINITY
+        } else {
+            self.task.cluster.usable_bytes()
+                - work.workspace_bytes
+                - state.motion_bytes(line, layers)
+        };
+        match List::of(line.vocab, line.chunks as u64) {
+            Some(list) => {
+                let members = self.members(list, line);
+                Lister { line, work, state, budget_bytes }.bound_s(&members, limit_s)
+            }
+            None => {
+                let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
+                cutter.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
+            }
+        }
+    }
+
+    fn members(&mut self, list: List, line: &Line) -> Rc<Vec<Member>> {
+        let key = (list, line.devices, line.chunks);
+        let ground = &self.ground;
+        let members = self.members.entry(key).or_insert_with(|| {
+            let ranges = ground.listed_ranges(list, line.devices * line.chunks);
+            let member = |ranges| Member::new(&ground.layers, line.devices, ranges);
+            Rc::new(ranges.into_iter().map(member).collect())
+        });
+        Rc::clone(members)
+    }
+
+    /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes.
+    fn bound_node(&mut self, item: &Item, best_s: f64) -> Settled {
+        let d = &item.decisions;
+        let node = &mut self.view(d);
+        let mut kinds: Vec<(f64, Decisions)> = vec![];
+        for kind in self.kinds(&node.inner) {
+            let d = kind.of(d);
+            kinds.push((self.quick_s(node, &d), d));
+        }
+        kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut least_s = best_s;
+        for (quick_s, d) in kinds {
+            if quick_s >= least_s {
+                break;
+            }
+            least_s = least_s.min(self.checked_s(node, &d, least_s).max(quick_s));
+        }
+        if least_s >= best_s {
+            return Settled::cut(item.count);
+        }
+        let bound_s = least_s.max(item.bound_s);
+        let part = Item { bound_s, stage: Stage::Bounded, ..item.clone() };
+        Settled { parts: vec![part], ..Settled::default() }
+    }
+
+    fn pipelines(&mut self, item: &Item, best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let node = &mut self.view(&item.decisions);
+        let states = (node.inner.per_pipeline() / node.inner.recompute.len()) as u64;
+        let kinds = self.kinds(&node.inner);
+        settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
+        for kind in kinds {
+            let decisions = kind.of(&item.decisions);
+            let bound_s = self.quick_s(node, &decisions).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += states;
+            } else {
+                let stage = Stage::Pipeline;
+                settled.parts.push(Item { bound_s, decisions, count: states, stage });
+            }
+        }
+        settled
+    }
+
+    fn check_pipeline(&mut self, item: &Item, best_s: f64) -> Settled {
+        let node = &mut self.view(&item.decisions);
+        let bound_s = self.checked_s(node, &item.decisions, best_s).max(item.bound_s);
+        if bound_s >= best_s {
+            return Settled::cut(item.count);
+        }
+        let part = Item { bound_s, stage: Stage::Checked, ..item.clone() };
+        Settled { parts: vec![part], ..Settled::default() }
+    }
+
+    /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
+    fn settle_states(&mut self, item: &Item, best_s: f64) -> Settled {
+        let node = &mut self.view(&item.decisions);
+        let (line, work) = self.line(node, &item.decisions);
+        let states = Rc::clone(&node.states);
+        let mut settled = Settled::default();
+        let mut views: Vec<(f64, &StateView)> = vec![];
+        for view in &states.views {
+            let bound_s = self.state_s(&line, &work, view).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += 1;
+            } else {
+                views.push((bound_s, view));
+            }
+        }
+        views.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (bound_s, view) in views {
+            if bound_s >= settled.bar_s(best_s) {
+                settled.cut_by_time += 1;
+            } else {
+                let d = view.of(&item.decisions);
+                self.settle_state(d, view, node, (bound_s, best_s), &mut settled);
+            }
+        }
+        settled
+    }
+
+    /// A pipeline under states, memory aside, finished, s.
+    fn state_s(&self, line: &Line, work: &Work, view: &StateView) -> f64 {
+        let p = line.devices as f64;
+        let mean = work.params() * (1.0 / p);
+        let first = line.options()[0];
+        let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
+        let passes_s = view.in_all_passes_s(work, line) + line.m() * layers_s;
+        let mean_s = passes_s / p + line.m() * line.passes_s() + view.tail_of_s(mean);
+        self.finish_s(mean_s + view.step_of_s(mean))
+    }
+
+    fn settle_state(
+        &mut self,
+        d: Decisions,
+        view: &StateView,
+        node: &NodeView,
+        (bound_s, best_s): (f64, f64),
+        settled: &mut Settled,
+    ) {
+        let bar_s = settled.bar_s(best_s);
+        let line = self.ground.line(&d, &node.sheet);
+        let work = self.ground.work(&d, &node.sheet);
+        let budget = self.task.cluster.usable_bytes() - work.workspace_bytes;
+        let least = closed::least_bytes(&work, d.pp as f64, view.bytes, line.options());
+        if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
+            settled.cut_by_memory += 1;
+            return;
+        }
+        let work = view.added_to(&work, &line);
+        let mean = work.params() * (1.0 / line.devices as f64);
+        let core_s = self.placed_s(&line, &work, view, bar_s) + view.step_of_s(mean);
+        let bound_s = bound_s.max(self.finish_s(core_s));
+        if bound_s >= bar_s {
+            settled.cut_by_time += 1;
+            return;
+        }
+        settled.placed += 1;
+        self.place(d, bound_s, bar_s, settled);
+    }
+
+    /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
+    /// far may still be hidden in it.
+    fn place(&mut self, d: Decisions, bound_s: f64, bar_s: f64, settled: &mut Settled) {
+        let Ok(case) = Case::new(&self.ground, d) else { return };
+        let cutoff_s = case.core_s(bar_s);
+        let ignore_memory = self.task.ignore_memory;
+        if let Some(list) = case.listed_ranges() {
+            let best = case.best_listed(&list, cutoff_s, ignore_memory, &mut self.scratch);
+            if let Some((placed, value_s)) = best {
+                offer(&case, placed, value_s, bar_s, settled);
+            }
+            return;
+        }
+        let Some(problem) = case.problem(cutoff_s, ignore_memory) else { return };
+        let Some(bounded) = dynamic::solve(&problem) else { return };
+        let bound_s = bound_s.max(case.finish_s(bounded.bound_s));
+        if bound_s >= bar_s {
+            return;
+        }
+        let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
+        if let Some(placed) = case.placed(&problem, &bounded.choice) {
+            offer(&case, placed, value_s, bar_s, settled);
+        }
+        if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+            settled.open.push(Open { decisions: case.decisions, bound_s });
+        }
+    }
+}
+
+fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut Settled) {
+    let iteration_s = case.finish_s(core_s);
+    if iteration_s < bar_s {
+        settled.best = Some(Candidate { decisions: case.decisions.clone(), placed, iteration_s });
+    }
+}
+
+/// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.
+fn least_recompute(task: &Task<'_>) -> usize {
+    let allows = |option| task.restrictions.recompute.allows(option);
+    if allows(Recompute::None) || allows(Recompute::PerLayer) {
+        0
+    } else if allows(Recompute::Selective) {
+        1
+    } else {
+        2
+    }
+}
+
+/// Uniform recomputation is a mix of `per_layer`.
+fn recompute_choices(inner: &Inner) -> Vec<Recompute> {
+    let all = &inner.recompute;
+    if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
+}
+
+/// See the documentation of [`super`].
+fn is_dominated(inner: &Inner, schedule: ScheduleName, vocab: Vocab) -> bool {
+    let vocabs = |name: ScheduleName| {
+        inner.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
+    };
+    let here = vocabs(schedule);
+    let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
+    if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+        return true;
+    }
+    let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);
+    plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
+}
