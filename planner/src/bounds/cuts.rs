@@ -172,6 +172,33 @@ impl<'a> Cutter<'a> {
         if m >= warm_up + 2 { first_s + last_s } else { first_s.max(last_s) }
     }
 
+    /// The bound of [`Self::solve`]; infinite where there is none. Far limits leave many cuts open, so nearer
+    /// ones are tried first.
+    pub fn least_s(&self, limit_s: f64) -> f64 {
+        let all = &self.before[self.len()];
+        let ends_s = if self.line.vocab_s.is_none() {
+            self.work.embedding.load_s() + self.work.head.load_s()
+        } else {
+            0.0
+        };
+        let layers_s = all.forward_s + all.backward_s + ends_s + self.way_s(0, self.line.devices);
+        let mean_s = layers_s / self.line.devices as f64 + self.line.passes_s();
+        let mut near_s = self.line.m() * mean_s * 1.05;
+        while near_s < limit_s {
+            if let Some(cuts) = self.solve(near_s) {
+                return cuts.bound_s;
+            }
+            if !near_s.is_finite() || near_s == 0.0 {
+                break;
+            }
+            near_s *= 1.2;
+            if near_s > 1e4 * self.line.m() * mean_s {
+                break;
+            }
+        }
+        self.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
+    }
+
     /// The least of the largest rows; `None` where every cut has one of `limit_s` or more.
     pub fn solve(&self, limit_s: f64) -> Option<Cuts> {
         let p = self.line.devices;

@@ -7,43 +7,110 @@
 
 use super::states::StateView;
 use super::trade::Trade;
-use super::work::{End, Line, Work};
+use super::work::{KindWork, Line, Work};
 use crate::case::layers::{Counts, Layers};
 use crate::case::levels::{Chain, Levels};
 use crate::cost::state::LocalParams;
+use models::schedule::ScheduleName;
 
 /// First layer and one past the last, by stage.
 pub type Ranges = Vec<(usize, usize)>;
 
+/// Listed placements on one pipeline, with what devices hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Members {
+    members: Vec<Member>,
+    /// By device, micro-batches in flight of the first and of the last chunk.
+    held: Vec<(f64, f64)>,
+}
+
 /// One listed placement.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Member {
-    /// Its ranges.
-    pub ranges: Ranges,
-    /// Layers by stage.
-    stages: Vec<Counts>,
+struct Member {
+    /// Layers of each device's first chunk.
+    first_chunk: Vec<Counts>,
     /// Layers by device.
-    devices: Vec<Counts>,
+    devices: Vec<Device>,
+}
+
+/// What a device holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Device {
+    /// Layers of all chunks.
+    layers: Counts,
+    /// Chunks by their layers.
+    alike: Vec<Alike>,
+    /// Layers of the longest chunk of one kind.
+    longest: usize,
+}
+
+/// Chunks of a device with the same layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Alike {
+    layers: Counts,
+    /// How many there are.
+    chunks: f64,
+    /// Their micro-batches in flight at one moment.
+    held: f64,
+}
+
+impl Members {
+    /// What matters of a line to [`Self::new`]: the order of passes, devices, chunks, and the micro-batches as
+    /// far as they limit what is in flight.
+    pub fn key(line: &Line) -> (ScheduleName, usize, usize, usize) {
+        let unlimited = 2 * line.devices + 3;
+        let m = if holds_all(line) { 1 } else { line.micro_batches.min(unlimited) };
+        (line.schedule, line.devices, line.chunks, m)
+    }
+
+    /// The placements `list` on the pipeline that a key describes; stages go round the devices.
+    pub fn new(layers: &Layers, line: &Line, list: &[Ranges]) -> Self {
+        let line = Line { micro_batches: Self::key(line).3, ..*line };
+        let in_flight: Vec<Vec<usize>> = (0..line.devices)
+            .map(|device| {
+                let mut counts = vec![];
+                line.in_flight(device, &mut counts);
+                counts
+            })
+            .collect();
+        let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
+        Self {
+            members: list.iter().map(|ranges| Member::new(layers, &in_flight, ranges)).collect(),
+            held: in_flight.iter().map(end).collect(),
+        }
+    }
+}
+
+/// Every micro-batch is in flight at once, so that one stands for all.
+fn holds_all(line: &Line) -> bool {
+    matches!(line.schedule, ScheduleName::GPipe | ScheduleName::LoopedBfs)
 }
 
 impl Member {
-    /// Stages go round the devices.
-    pub fn new(layers: &Layers, devices: usize, ranges: Ranges) -> Self {
-        let stages: Vec<Counts> =
-            ranges.iter().map(|&(start, end)| layers.between(start, end)).collect();
-        let mut by_device = vec![Counts::default(); devices];
-        for (stage, counts) in stages.iter().enumerate() {
-            for (sum, count) in by_device[stage % devices].iter_mut().zip(counts) {
-                *sum += count;
-            }
+    fn new(layers: &Layers, in_flight: &[Vec<usize>], ranges: &Ranges) -> Self {
+        let p = in_flight.len();
+        let mut devices = vec![Device::default(); p];
+        let counts = |&(start, end): &(usize, usize)| layers.between(start, end);
+        for (stage, counts) in ranges.iter().map(counts).enumerate() {
+            devices[stage % p].add(counts, in_flight[stage % p][stage / p] as f64);
         }
-        Self { ranges, stages, devices: by_device }
+        Self { first_chunk: ranges.iter().take(p).map(counts).collect(), devices }
     }
+}
 
-    /// Layers of the longest chunk of one kind on a device.
-    pub fn longest(&self, device: usize) -> usize {
-        let chunks = self.stages.iter().skip(device).step_by(self.devices.len());
-        chunks.flatten().copied().max().unwrap_or(0)
+impl Device {
+    fn add(&mut self, layers: Counts, held: f64) {
+        for (sum, count) in self.layers.iter_mut().zip(layers) {
+            *sum += count;
+            self.longest = self.longest.max(count);
+        }
+        match self.alike.iter_mut().find(|alike| alike.layers == layers) {
+            Some(alike) => {
+                alike.chunks += 1.0;
+                alike.held += held;
+            }
+            None => self.alike.push(Alike { layers, chunks: 1.0, held }),
+        }
     }
 }
 
@@ -59,78 +126,151 @@ pub struct Lister<'a> {
     pub budget_bytes: f64,
 }
 
+/// Where device `i`'s chain stands, without its layers.
+struct Fixed {
+    /// Vocabulary and transfers of all chunks, s.
+    own_s: f64,
+    /// Vocabulary and transfers of the first chunk, and the way to the next device and back, s.
+    ramp_s: f64,
+}
+
 impl Lister<'_> {
     /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
     /// fits or lies below `limit_s`.
-    pub fn bound_s(&self, members: &[Member], limit_s: f64) -> f64 {
+    pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
         let trade = Trade::new(&self.work.kinds, self.line.options());
-        let bounds = members.iter().map(|member| {
-            let free_s = self.rows_s(member, |device| trade.at_first(&member.devices[device]).0);
-            if free_s >= limit_s || self.budget_bytes == f64::INFINITY {
-                return free_s;
+        let fixed: Vec<Fixed> = (0..self.line.devices).map(|device| self.fixed(device)).collect();
+        let mut least_s = f64::INFINITY;
+        for member in &members.members {
+            let limit_s = limit_s.min(least_s);
+            let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
+            let free_s = self.rows_s(member, &fixed, pinned_s);
+            if free_s >= limit_s {
+                continue;
             }
-            self.fitting_s(member, &trade)
-        });
-        let tail_s = |bound_s: f64| if bound_s < limit_s { bound_s } else { f64::INFINITY };
-        bounds.map(tail_s).fold(f64::INFINITY, f64::min)
+            let bound_s = if self.budget_bytes == f64::INFINITY {
+                free_s
+            } else {
+                self.fitting_s(members, member, &fixed, &trade, limit_s)
+            };
+            if bound_s < limit_s {
+                least_s = bound_s;
+            }
+        }
+        least_s
     }
 
-    fn fitting_s(&self, member: &Member, trade: &Trade) -> f64 {
+    fn fixed(&self, device: usize) -> Fixed {
+        let (line, work) = (self.line, self.work);
+        let last = line.devices * line.chunks - 1;
+        let of = |stage: usize| {
+            let (down_s, up_s) = line.crossings_s(stage);
+            let embedding_s = if stage == 0 { work.embedding.load_s() } else { 0.0 };
+            let head_s = if stage == last { work.head.load_s() } else { 0.0 };
+            down_s + up_s + if line.vocab_s.is_some() { 0.0 } else { embedding_s + head_s }
+        };
+        let own_s = (0..line.chunks).map(|chunk| of(device + chunk * line.devices)).sum();
+        Fixed { own_s, ramp_s: of(device) + line.round_trip_s() }
+    }
+
+    /// With the recomputation that memory makes necessary.
+    fn fitting_s(
+        &self,
+        members: &Members,
+        member: &Member,
+        fixed: &[Fixed],
+        trade: &Trade,
+        limit_s: f64,
+    ) -> f64 {
+        let p = self.line.devices;
+        let free = |device: usize| self.free_bytes(member, device, members.held[device]);
         if self.line.chunks == 1 {
-            let mut held = vec![];
             let needs_s = |device: usize| {
-                self.line.in_flight(device, &mut held);
-                let n = held[0] as f64;
-                let free = self.free_bytes(member, device, &held);
-                trade.least_s(&member.devices[device], n, free)
+                let of = &member.devices[device];
+                trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
             };
-            return self.rows_s(member, needs_s);
+            return self.rows_s(member, fixed, needs_s);
         }
-        let chains = Levels::chains(self.line.recompute).iter();
-        let of = |&chain: &Chain| self.rows_s(member, |device| self.level_s(member, device, chain));
-        chains.map(of).fold(f64::INFINITY, f64::min)
+        // Most pipelines that do not fit show it on their first device.
+        if !self.leanest_fits(&member.devices[0], free(0)) {
+            return f64::INFINITY;
+        }
+        let fits_first = |device: usize| {
+            let levels = Levels::new(Chain::SelectiveFirst, self.line.recompute, member.devices[device].longest);
+            self.device_bytes(&member.devices[device], levels, 0) <= free(device)
+        };
+        let chains = Levels::chains(self.line.recompute);
+        let chains = if (0..p).all(fits_first) { &chains[..1] } else { chains };
+        let mut least_s = f64::INFINITY;
+        for &chain in chains {
+            let mut recompute_s = vec![];
+            for device in 0..p {
+                recompute_s.push(self.level_s(&member.devices[device], chain, free(device)));
+            }
+            let bound_s = self.rows_s(member, fixed, |device| recompute_s[device]);
+            least_s = least_s.min(bound_s);
+        }
+        if least_s < limit_s { least_s } else { f64::INFINITY }
+    }
+
+    /// Micro-batches that one of [`Members`] stands for.
+    fn scale(&self) -> f64 {
+        if holds_all(self.line) { self.line.m() } else { 1.0 }
     }
 
     /// Bytes left on a device for activations of layers.
-    fn free_bytes(&self, member: &Member, device: usize, held: &[usize]) -> f64 {
-        let mut params = params_of(self.work, &member.devices[device]);
+    fn free_bytes(&self, member: &Member, device: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &member.devices[device].layers);
         let (mut fixed, p) = (0.0, self.line.devices);
+        let (embedding, head) = (&self.work.embedding, &self.work.head);
         if self.line.vocab_s.is_some() {
-            params.dense += self.work.embedding.params + self.work.head.params;
+            params.dense += embedding.params + head.params;
         } else {
-            let mut add = |end: &End, held: usize| {
-                params.dense += end.params;
-                fixed += end.workspace_bytes + held as f64 * end.in_flight_bytes;
-            };
             if device == 0 {
-                add(&self.work.embedding, held[0]);
+                params.dense += embedding.params;
+                fixed += embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
             }
             if device + 1 == p {
-                add(&self.work.head, held[self.line.chunks - 1]);
+                params.dense += head.params;
+                fixed += head.workspace_bytes + held.1 * self.scale() * head.in_flight_bytes;
             }
         }
         // What just fits must not be declared too large by another order of summation.
         self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
     }
 
-    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches.
-    fn level_s(&self, member: &Member, device: usize, chain: Chain) -> f64 {
-        let mut held = vec![];
-        self.line.in_flight(device, &mut held);
-        let free = self.free_bytes(member, device, &held);
-        let levels = Levels::new(chain, self.line.recompute, member.longest(device));
-        let chunks = || member.stages.iter().skip(device).step_by(self.line.devices);
-        let fits = |level: usize| {
-            let bytes = |(counts, &held): (&Counts, &usize)| self.stage_bytes(levels, level, counts, held);
-            chunks().zip(&held).map(bytes).sum::<f64>() <= free
+    fn leanest_fits(&self, device: &Device, free: f64) -> bool {
+        let options = self.line.options();
+        let leanest = |kind: &KindWork| {
+            options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
         };
-        let Some(level) = levels.least(fits) else { return f64::INFINITY };
-        chunks().map(|counts| self.stage_s(levels, level, counts)).sum()
+        let of = |alike: &Alike| {
+            let layers = self.work.kinds.iter().zip(&alike.layers);
+            alike.held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
+        };
+        device.alike.iter().map(of).sum::<f64>() * self.scale() <= free
     }
 
-    fn stage_bytes(&self, levels: Levels, level: usize, counts: &Counts, held: usize) -> f64 {
+    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.
+    fn level_s(&self, device: &Device, chain: Chain, free: f64) -> f64 {
+        let levels = Levels::new(chain, self.line.recompute, device.longest);
+        let level = levels.least(|level| self.device_bytes(device, levels, level) <= free);
+        let Some(level) = level else { return f64::INFINITY };
+        device.alike.iter().map(|alike| alike.chunks * self.stage_s(levels, level, &alike.layers)).sum()
+    }
+
+    fn device_bytes(&self, device: &Device, levels: Levels, level: usize) -> f64 {
+        let of = |alike: &Alike| {
+            let (each, buffer) = self.stage_bytes(levels, level, &alike.layers);
+            alike.held * self.scale() * each + alike.chunks * buffer
+        };
+        device.alike.iter().map(of).sum()
+    }
+
+    /// Activations of a micro-batch in a stage, and its buffer.
+    fn stage_bytes(&self, levels: Levels, level: usize, layers: &Counts) -> (f64, f64) {
         let (mut each, mut buffer) = (0.0, 0.0_f64);
-        for (kind, &count) in self.work.kinds.iter().zip(counts) {
+        for (kind, &count) in self.work.kinds.iter().zip(layers) {
             let split = levels.split(level, count);
             for option in 0..3 {
                 each += split[option] as f64 * kind.saved_bytes[option];
@@ -138,46 +278,36 @@ impl Lister<'_> {
             let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
             buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
         }
-        held as f64 * each + buffer
+        (each, buffer)
     }
 
-    fn stage_s(&self, levels: Levels, level: usize, counts: &Counts) -> f64 {
-        let of = |(kind, &count): (&super::work::KindWork, &usize)| -> f64 {
+    fn stage_s(&self, levels: Levels, level: usize, layers: &Counts) -> f64 {
+        let of = |(kind, &count): (&KindWork, &usize)| -> f64 {
             let split = levels.split(level, count);
             (0..3).map(|option| split[option] as f64 * kind.recompute_s[option]).sum()
         };
-        self.work.kinds.iter().zip(counts).map(of).sum()
+        self.work.kinds.iter().zip(layers).map(of).sum()
     }
 
     /// The longest chain, with `recompute_s` of each device's recomputation of one micro-batch.
-    fn rows_s(&self, member: &Member, mut recompute_s: impl FnMut(usize) -> f64) -> f64 {
+    fn rows_s(
+        &self,
+        member: &Member,
+        fixed: &[Fixed],
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
         let (line, work) = (self.line, self.work);
-        let (mut ramp_s, mut longest_s) = (0.0, 0.0_f64);
-        let (mut all_s, last) = (0.0, line.devices * line.chunks - 1);
-        for device in 0..line.devices {
-            let ends_s = |stage: usize| match line.vocab_s {
-                Some(_) => 0.0,
-                None => {
-                    (if stage == 0 { work.embedding.load_s() } else { 0.0 })
-                        + if stage == last { work.head.load_s() } else { 0.0 }
-                }
-            };
-            let crossings_s = |stage: usize| line.crossings_s(stage).0 + line.crossings_s(stage).1;
-            let last_chunk = device + line.devices * (line.chunks - 1);
-            let inner = line.chunks.saturating_sub(2) as f64;
-            let mut own_s = load_s(work, &member.devices[device]) + recompute_s(device);
-            own_s += ends_s(device) + crossings_s(device);
-            if line.chunks > 1 {
-                own_s += ends_s(last_chunk) + crossings_s(last_chunk);
-                own_s += inner * crossings_s(device + line.devices);
-            }
+        let (mut ramp_s, mut longest_s, mut all_s) = (0.0, 0.0_f64, 0.0);
+        for (device, fixed) in fixed.iter().enumerate() {
+            let layers_s = load_s(work, &member.devices[device].layers);
+            let own_s = layers_s + recompute_s(device) + fixed.own_s;
             longest_s = longest_s.max(ramp_s + line.m() * (own_s + line.passes_s()));
             all_s += own_s;
-            ramp_s += load_s(work, &member.stages[device]) + ends_s(device) + crossings_s(device);
-            ramp_s += line.round_trip_s();
+            ramp_s += load_s(work, &member.first_chunk[device]) + fixed.ramp_s;
         }
         let way_s = super::closed::looped_way_s(line, all_s);
-        longest_s.max(way_s) + self.state.tail_of_s(params_of(work, &member.devices[0]))
+        let tail_s = self.state.tail_of_s(params_of(work, &member.devices[0].layers));
+        longest_s.max(way_s) + tail_s
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Task;
 use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::{Lister, Member};
+use crate::bounds::listed::{Lister, Members};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::work::{Line, Work};
 use crate::case::Case;
@@ -83,6 +83,8 @@ impl Settled {
     }
 }
 
+type MembersKey = (ScheduleName, usize, usize, usize);
+
 /// Prices and bounds; one for each thread, with memory of its own.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -90,19 +92,21 @@ pub(super) struct Worker<'a> {
     pub ground: Ground<'a>,
     pub scratch: Scratch,
     states: HashMap<(u64, u64, u64, u64, u64, Dtype), Rc<States>>,
-    members: HashMap<(List, usize, usize), Rc<Vec<Member>>>,
+    members: HashMap<(List, MembersKey), Rc<Members>>,
 }
 
 /// A node with what its pipelines' bounds are computed from.
 struct NodeView {
     inner: Inner,
     sheet: Rc<Sheet>,
-    work: Work,
+    work: Rc<Work>,
     states: Rc<States>,
     /// Least transfer between neighbours, whatever the rank order, s.
     hop_s: f64,
     /// Work with the vocabulary passes of each placement, and their seconds.
-    passes: HashMap<Vocab, (Work, f64)>,
+    passes: HashMap<Vocab, (Rc<Work>, f64)>,
+    /// Least that states add, where each micro-batch communicates for itself and where all share, s.
+    states_s: [Option<f64>; 2],
 }
 
 /// A pipeline of a node.
@@ -195,14 +199,14 @@ impl<'a> Worker<'a> {
     fn view(&mut self, d: &Decisions) -> NodeView {
         let inner = self.space.inner(&crate::space::Node { decisions: d.clone() });
         let sheet = self.ground.sheet(d);
-        let work = Work::new(&self.ground, d, &sheet);
+        let work = Rc::new(Work::new(&self.ground, d, &sheet));
         let states = self.states(d, &inner, &sheet);
         let hops = inner.rank_order.iter().map(|&rank_order| {
             let d = Decisions { rank_order, ..d.clone() };
             crate::case::hop(&self.ground, &d, &sheet).time_s
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);
-        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new() }
+        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new(), states_s: [None; 2] }
     }
 
     fn states(&mut self, d: &Decisions, inner: &Inner, sheet: &Sheet) -> Rc<States> {
@@ -216,7 +220,7 @@ impl<'a> Worker<'a> {
     }
 
     /// The pipeline and its work as they are at least, whatever the rank order.
-    fn line(&self, node: &mut NodeView, d: &Decisions) -> (Line, Work) {
+    fn line(&self, node: &mut NodeView, d: &Decisions) -> (Line, Rc<Work>) {
         let looped =
             matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
         let mut line = Line {
@@ -231,17 +235,17 @@ impl<'a> Worker<'a> {
             recompute: d.recompute,
         };
         if !d.vocab.over_pipeline() {
-            return (line, node.work.clone());
+            return (line, Rc::clone(&node.work));
         }
         let (ground, sheet, inner) = (&self.ground, &node.sheet, &node.inner);
         let (work, vocab_s) = node.passes.entry(d.vocab).or_insert_with(|| {
             let lines = inner.rank_order.iter().map(|&rank_order| {
                 ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes_s()
             });
-            (ground.work(d, sheet), lines.fold(f64::INFINITY, f64::min))
+            (Rc::new(ground.work(d, sheet)), lines.fold(f64::INFINITY, f64::min))
         });
         line.vocab_s = Some(*vocab_s);
-        (line, work.clone())
+        (line, Rc::clone(work))
     }
 
     fn kinds(&self, inner: &Inner) -> Vec<Kind> {
@@ -262,7 +266,9 @@ impl<'a> Worker<'a> {
         let spent_s = work.layers_s(|kind| kind.recompute_s[first]);
         let passes_s = closed::passes_s(&line, &work, spent_s);
         let mean_s = line.m() * ((work.load_s() + spent_s) / line.devices as f64 + line.passes_s());
-        let states_s = node.states.least_s(&work, &line);
+        let shared = usize::from(line.schedule == ScheduleName::LoopedBfs);
+        let of = || node.states.least_s(&work, &line);
+        let states_s = *node.states_s[shared].get_or_insert_with(of);
         self.finish_s(passes_s.max(mean_s + states_s))
     }
 
@@ -294,18 +300,16 @@ impl<'a> Worker<'a> {
             }
             None => {
                 let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
-                cutter.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
+                cutter.least_s(limit_s)
             }
         }
     }
 
-    fn members(&mut self, list: List, line: &Line) -> Rc<Vec<Member>> {
-        let key = (list, line.devices, line.chunks);
+    fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
         let ground = &self.ground;
-        let members = self.members.entry(key).or_insert_with(|| {
+        let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
             let ranges = ground.listed_ranges(list, line.devices * line.chunks);
-            let member = |ranges| Member::new(&ground.layers, line.devices, ranges);
-            Rc::new(ranges.into_iter().map(member).collect())
+            Rc::new(Members::new(&ground.layers, line, &ranges))
         });
         Rc::clone(members)
     }
