@@ -27,10 +27,12 @@ pub struct Members {
 /// One listed placement.
 #[derive(Clone, Debug, PartialEq)]
 struct Member {
-    /// Layers of each device's first chunk.
-    first_chunk: Vec<Counts>,
+    /// Layers of the first chunks of the devices before each.
+    before: Vec<Counts>,
     /// Layers by device.
     devices: Vec<Device>,
+    /// Devices that one behind them with the same layers does not stand for: it starts later.
+    corners: Vec<usize>,
 }
 
 /// What a device holds.
@@ -94,7 +96,16 @@ impl Member {
         for (stage, counts) in ranges.iter().map(counts).enumerate() {
             devices[stage % p].add(counts, in_flight[stage % p][stage / p] as f64);
         }
-        Self { first_chunk: ranges.iter().take(p).map(counts).collect(), devices }
+        let mut sum = Counts::default();
+        let mut before = vec![];
+        for counts in ranges.iter().take(p).map(counts) {
+            before.push(sum);
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        // Vocabulary and transfers make the ends different.
+        let stands_for = |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
+        let corners = (0..p).filter(|&device| !stands_for(device)).collect();
+        Self { before, devices, corners }
     }
 }
 
@@ -126,51 +137,26 @@ pub struct Lister<'a> {
     pub budget_bytes: f64,
 }
 
-/// Where device `i`'s chain stands, without its layers.
-struct Fixed {
-    /// Vocabulary and transfers of all chunks, s.
-    own_s: f64,
-    /// Vocabulary and transfers of the first chunk, and the way to the next device and back, s.
-    ramp_s: f64,
-}
-
 impl Lister<'_> {
     /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
     /// fits or lies below `limit_s`.
     pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
         let trade = Trade::new(&self.work.kinds, self.line.options());
-        let fixed: Vec<Fixed> = (0..self.line.devices).map(|device| self.fixed(device)).collect();
         let mut least_s = f64::INFINITY;
         for member in &members.members {
             let limit_s = limit_s.min(least_s);
             let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
-            let free_s = self.rows_s(member, &fixed, pinned_s);
+            let free_s = self.rows_s(member, &member.corners, pinned_s);
             if free_s >= limit_s {
                 continue;
             }
-            let bound_s = if self.budget_bytes == f64::INFINITY {
+            least_s = least_s.min(if self.budget_bytes == f64::INFINITY {
                 free_s
             } else {
-                self.fitting_s(members, member, &fixed, &trade, limit_s)
-            };
-            if bound_s < limit_s {
-                least_s = bound_s;
-            }
+                self.fitting_s(members, member, &trade, limit_s)
+            });
         }
-        least_s
-    }
-
-    fn fixed(&self, device: usize) -> Fixed {
-        let (line, work) = (self.line, self.work);
-        let last = line.devices * line.chunks - 1;
-        let of = |stage: usize| {
-            let (down_s, up_s) = line.crossings_s(stage);
-            let embedding_s = if stage == 0 { work.embedding.load_s() } else { 0.0 };
-            let head_s = if stage == last { work.head.load_s() } else { 0.0 };
-            down_s + up_s + if line.vocab_s.is_some() { 0.0 } else { embedding_s + head_s }
-        };
-        let own_s = (0..line.chunks).map(|chunk| of(device + chunk * line.devices)).sum();
-        Fixed { own_s, ramp_s: of(device) + line.round_trip_s() }
+        if least_s < limit_s { least_s } else { f64::INFINITY }
     }
 
     /// With the recomputation that memory makes necessary.
@@ -178,39 +164,44 @@ impl Lister<'_> {
         &self,
         members: &Members,
         member: &Member,
-        fixed: &[Fixed],
         trade: &Trade,
         limit_s: f64,
     ) -> f64 {
         let p = self.line.devices;
+        let all: Vec<usize> = (0..p).collect();
         let free = |device: usize| self.free_bytes(member, device, members.held[device]);
         if self.line.chunks == 1 {
             let needs_s = |device: usize| {
                 let of = &member.devices[device];
                 trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
             };
-            return self.rows_s(member, fixed, needs_s);
+            return self.rows_s(member, &all, needs_s);
         }
         // Most pipelines that do not fit show it on their first device.
         if !self.leanest_fits(&member.devices[0], free(0)) {
             return f64::INFINITY;
         }
-        let fits_first = |device: usize| {
-            let levels = Levels::new(Chain::SelectiveFirst, self.line.recompute, member.devices[device].longest);
-            self.device_bytes(&member.devices[device], levels, 0) <= free(device)
-        };
         let chains = Levels::chains(self.line.recompute);
-        let chains = if (0..p).all(fits_first) { &chains[..1] } else { chains };
         let mut least_s = f64::INFINITY;
         for &chain in chains {
-            let mut recompute_s = vec![];
+            let (mut recompute_s, mut any) = (vec![0.0; p], false);
             for device in 0..p {
-                recompute_s.push(self.level_s(&member.devices[device], chain, free(device)));
+                recompute_s[device] = self.level_s(&member.devices[device], chain, free(device));
+                any |= recompute_s[device] > 0.0;
+                // The first devices hold most; where they take too long already, that is enough.
+                let own_s = self.row_s(member, device, recompute_s[device]);
+                if own_s >= limit_s {
+                    recompute_s[device] = f64::INFINITY;
+                    break;
+                }
             }
-            let bound_s = self.rows_s(member, fixed, |device| recompute_s[device]);
-            least_s = least_s.min(bound_s);
+            let corners = if any { &all } else { &member.corners };
+            least_s = least_s.min(self.rows_s(member, corners, |device| recompute_s[device]));
+            if !any {
+                break;
+            }
         }
-        if least_s < limit_s { least_s } else { f64::INFINITY }
+        least_s
     }
 
     /// Micro-batches that one of [`Members`] stands for.
@@ -289,25 +280,59 @@ impl Lister<'_> {
         self.work.kinds.iter().zip(layers).map(of).sum()
     }
 
-    /// The longest chain, with `recompute_s` of each device's recomputation of one micro-batch.
+    /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
+    /// micro-batch.
     fn rows_s(
         &self,
         member: &Member,
-        fixed: &[Fixed],
+        devices: &[usize],
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
-        let (line, work) = (self.line, self.work);
-        let (mut ramp_s, mut longest_s, mut all_s) = (0.0, 0.0_f64, 0.0);
-        for (device, fixed) in fixed.iter().enumerate() {
-            let layers_s = load_s(work, &member.devices[device].layers);
-            let own_s = layers_s + recompute_s(device) + fixed.own_s;
-            longest_s = longest_s.max(ramp_s + line.m() * (own_s + line.passes_s()));
-            all_s += own_s;
-            ramp_s += load_s(work, &member.first_chunk[device]) + fixed.ramp_s;
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for &device in devices {
+            let own_s = recompute_s(device);
+            longest_s = longest_s.max(self.row_s(member, device, own_s));
+            recomputing_s += own_s;
         }
-        let way_s = super::closed::looped_way_s(line, all_s);
-        let tail_s = self.state.tail_of_s(params_of(work, &member.devices[0].layers));
+        let way_s = super::closed::looped_way_s(self.line, self.whole_s() + recomputing_s);
+        let tail_s = self.state.tail_of_s(params_of(self.work, &member.devices[0].layers));
         longest_s.max(way_s) + tail_s
+    }
+
+    /// A device's chain, s.
+    fn row_s(&self, member: &Member, device: usize, recompute_s: f64) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let layers_s = load_s(work, &member.devices[device].layers);
+        let ends = usize::from(device == 0) + usize::from(device + 1 == line.devices);
+        let crossings_s = self.crossing_s() * (2 * line.chunks - ends) as f64;
+        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
+        if line.vocab_s.is_none() {
+            own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
+            own_s += if device + 1 == line.devices { work.head.load_s() } else { 0.0 };
+            ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
+        }
+        if device > 0 {
+            ramp_s += load_s(work, &member.before[device]);
+            ramp_s += self.crossing_s() * (2 * device - 1) as f64;
+            ramp_s += line.round_trip_s() * device as f64;
+        }
+        ramp_s + line.m() * own_s
+    }
+
+    /// A transfer where it blocks, s.
+    fn crossing_s(&self) -> f64 {
+        if self.line.devices > 1 && self.line.hop_blocks { self.line.hop_s } else { 0.0 }
+    }
+
+    /// One micro-batch's passes over the whole model, s.
+    fn whole_s(&self) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let ends_s = match line.vocab_s {
+            Some(_) => 0.0,
+            None => work.embedding.load_s() + work.head.load_s(),
+        };
+        let stages = line.devices * line.chunks;
+        work.load_s() + ends_s + 2.0 * (stages - 1) as f64 * self.crossing_s()
     }
 }
 

@@ -8,12 +8,12 @@ use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
 use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
+use crate::cost::layer::{LayerCost, LayerPricer, Shape, ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
 use crate::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, RankOrder, Recompute};
+use models::decisions::{Decisions, Dtype, RankOrder, Recompute};
 use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -40,6 +40,8 @@ pub struct Ground<'a> {
     pipelines: RefCell<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+    /// By resident tokens, tensor-parallel degree and number format.
+    expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
     slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
     vocab_shards: RefCell<HashMap<(SheetKey, u64), VocabCost>>,
 }
@@ -113,6 +115,7 @@ impl<'a> Ground<'a> {
             pipelines: RefCell::default(),
             sheets: RefCell::default(),
             floors: RefCell::default(),
+            expert_floors: RefCell::default(),
             vocab_shards: RefCell::default(),
             slopes: RefCell::default(),
         }
@@ -152,17 +155,28 @@ impl<'a> Ground<'a> {
         if let Some(sheet) = self.floors.borrow().get(&key) {
             return Rc::clone(sheet);
         }
-        let ways = |most: u64, whole: u64| divisors(most).into_iter().filter(move |n| whole.is_multiple_of(*n));
-        let (experts, ffn) = self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
-        let splits: Vec<Split> = ways(d.tp, ffn)
-            .flat_map(|etp| divisors(experts).into_iter().map(move |ep| Split { ep, etp, ..shape.split }))
-            .collect();
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, &splits);
+        let experts = self.expert_floor(&shape);
+        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, experts);
         let layer = self.layers.kinds.iter().map(floor).collect();
         let sheet = Rc::new(Sheet { layer, ..self.price_ends(&shape) });
         self.floors.borrow_mut().insert(key, Rc::clone(&sheet));
         sheet
+    }
+
+    fn expert_floor(&self, shape: &Shape) -> ThreePasses {
+        let resident = shape.split.resident_tokens(self.model);
+        let key = (resident, shape.split.tp, shape.dtype);
+        let price = || {
+            let (experts, ffn) = self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
+            let ways = divisors(shape.split.tp).into_iter().filter(|etp| ffn.is_multiple_of(*etp));
+            let of = |etp| divisors(experts).into_iter().map(move |ep| (ep, etp));
+            let splits: Vec<Split> =
+                ways.flat_map(of).map(|(ep, etp)| Split { ep, etp, ..shape.split }).collect();
+            let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+            pricer.expert_floor(shape, &splits)
+        };
+        *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
     }
 
     /// One micro-batch's work under decisions with these prices, vocabulary as they have it.

@@ -117,10 +117,9 @@ impl LayerPricer<'_> {
         self.layer_with(kind, shape, experts)
     }
 
-    /// Lower bound on the cost of a layer, whichever of `splits` its experts have: their products at
-    /// their fastest, and no all-to-all.
-    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> LayerCost {
-        self.layer_with(kind, shape, |_| self.expert_floor(kind, shape, splits))
+    /// Lower bound on the cost of a layer whose experts' passes take at least `experts`.
+    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, experts: ThreePasses) -> LayerCost {
+        self.layer_with(kind, shape, |_| if kind.moe { experts } else { ThreePasses::default() })
     }
 
     fn layer_with(
@@ -366,10 +365,9 @@ impl LayerPricer<'_> {
         }
     }
 
-    fn expert_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> ThreePasses {
-        if !kind.moe {
-            return ThreePasses::default();
-        }
+    /// Lower bound on router and experts, whichever of `splits` they have: their products at their
+    /// fastest, and no all-to-all. It depends on the tokens a rank holds, not on how they are computed.
+    pub fn expert_floor(&self, shape: &Shape, splits: &[Split]) -> ThreePasses {
         let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
         let products = splits
             .iter()
@@ -460,7 +458,7 @@ impl LayerPricer<'_> {
 
 /// Times of the three passes over some products.
 #[derive(Clone, Copy, Debug, Default)]
-struct ThreePasses {
+pub struct ThreePasses {
     forward: Parts,
     input: Parts,
     weight: Parts,
