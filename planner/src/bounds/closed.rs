@@ -12,8 +12,8 @@ pub fn passes_s(line: &Line, work: &Work, spent_s: f64) -> f64 {
     let stages = (line.devices * line.chunks) as f64;
     let crossings_s = 2.0 * (stages - 1.0) * line.hop_s;
     let blocking_s = if line.hop_blocks { crossings_s } else { 0.0 };
-    if let Some(vocab_s) = line.vocab_s {
-        return with_passes_s(m, p, work.load_s() + spent_s + blocking_s, vocab_s);
+    if let Some(way) = line.passes {
+        return with_passes_s(m, p, work.load_s() + spent_s + blocking_s, way.passes_s);
     }
     let half_s = blocking_s / 2.0;
     let ends_s = |value: fn(&End) -> f64| value(&work.embedding) + value(&work.head);

@@ -11,6 +11,8 @@ use super::trade::Trade;
 use super::work::{End, Line, Work};
 use crate::case::layers::Layers;
 use crate::cost::state::LocalParams;
+use crate::placement::dynamic::Warm;
+use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 
 /// Where the stages may be cut, and the bound.
@@ -79,7 +81,7 @@ impl<'a> Cutter<'a> {
     /// Fewest layers of a stage: none where it holds a vocabulary layer instead.
     fn fewest(&self, stage: usize) -> usize {
         let p = self.line.devices;
-        let end = self.line.vocab_s.is_none() && (stage == 0 || stage + 1 == p);
+        let end = self.line.passes.is_none() && (stage == 0 || stage + 1 == p);
         usize::from(!(end && p > 1))
     }
 
@@ -95,7 +97,7 @@ impl<'a> Cutter<'a> {
         let (down_s, up_s) = self.line.crossings_s(stage);
         let mut forward_s = to.forward_s - from.forward_s + down_s;
         let mut backward_s = to.backward_s - from.backward_s + up_s;
-        if self.line.vocab_s.is_none() {
+        if self.line.passes.is_none() {
             for holds in self.ends(stage) {
                 forward_s += holds.forward_s;
                 backward_s += holds.backward_s;
@@ -111,7 +113,7 @@ impl<'a> Cutter<'a> {
     fn way_to_s(&self, stage: usize, start: usize) -> f64 {
         let sums = &self.before[start];
         let embedding_s =
-            if stage > 0 && self.line.vocab_s.is_none() { self.work.embedding.load_s() } else { 0.0 };
+            if stage > 0 && self.line.passes.is_none() { self.work.embedding.load_s() } else { 0.0 };
         sums.forward_s + sums.backward_s + embedding_s + self.way_s(0, stage)
     }
 
@@ -120,7 +122,7 @@ impl<'a> Cutter<'a> {
         let p = self.line.devices;
         let (from, to) = (&self.before[end], &self.before[self.len()]);
         let head_s =
-            if stage + 1 < p && self.line.vocab_s.is_none() { self.work.head.load_s() } else { 0.0 };
+            if stage + 1 < p && self.line.passes.is_none() { self.work.head.load_s() } else { 0.0 };
         let layers_s = to.forward_s - from.forward_s + to.backward_s - from.backward_s;
         layers_s + head_s + self.way_s(stage + 1, p)
     }
@@ -144,7 +146,7 @@ impl<'a> Cutter<'a> {
         }
         let mut params = self.before[end].params + self.before[start].params * -1.0;
         let (mut fixed, mut each) = (0.0, 0.0);
-        if self.line.vocab_s.is_some() {
+        if self.line.passes.is_some() {
             params.dense += self.work.embedding.params + self.work.head.params;
         } else {
             for holds in self.ends(stage) {
@@ -159,42 +161,36 @@ impl<'a> Cutter<'a> {
         self.trade.least_s(counts, n, free)
     }
 
-    /// A stage's waits where the closed form has them (1F1B without vocabulary passes).
+    /// A stage's waits where the closed form has them.
     fn waits_s(&self, stage: usize, end: usize, row: &Row) -> f64 {
-        if self.line.schedule != ScheduleName::OneFOneB || self.line.vocab_s.is_some() {
+        if self.line.schedule != ScheduleName::OneFOneB {
             return 0.0;
         }
         let (p, m) = (self.line.devices, self.line.micro_batches);
-        let warm_up = (p - 1 - stage).min(m - 1);
+        let warm = Warm::of(p, m, stage, self.line.passes.unwrap_or_default());
         let below_s = self.way_from_s(stage, end);
-        let wait_s = |pass_s: f64| (below_s - warm_up as f64 * pass_s).max(0.0);
-        let (first_s, last_s) = (wait_s(row.forward_s), wait_s(row.backward_s));
-        if m >= warm_up + 2 { first_s + last_s } else { first_s.max(last_s) }
+        let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
+        warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }
 
-    /// The bound of [`Self::solve`]; infinite where there is none. Far limits leave many cuts open, so nearer
-    /// ones are tried first.
+    /// As [`Self::solve`]. Far limits leave many cuts open, so nearer ones are tried first: the ranges then
+    /// are those that may lie below a nearer limit.
     pub fn least_s(&self, limit_s: f64) -> f64 {
         let all = &self.before[self.len()];
-        let ends_s = if self.line.vocab_s.is_none() {
+        let ends_s = if self.line.passes.is_none() {
             self.work.embedding.load_s() + self.work.head.load_s()
         } else {
             0.0
         };
         let layers_s = all.forward_s + all.backward_s + ends_s + self.way_s(0, self.line.devices);
         let mean_s = layers_s / self.line.devices as f64 + self.line.passes_s();
-        let mut near_s = self.line.m() * mean_s * 1.05;
-        while near_s < limit_s {
+        let least_s = self.line.m() * mean_s;
+        let mut near_s = 1.03 * super::closed::passes_s(self.line, self.work, 0.0).max(least_s);
+        while near_s < limit_s.min(FAR * least_s) {
             if let Some(cuts) = self.solve(near_s) {
                 return cuts.bound_s;
             }
-            if !near_s.is_finite() || near_s == 0.0 {
-                break;
-            }
-            near_s *= 1.2;
-            if near_s > 1e4 * self.line.m() * mean_s {
-                break;
-            }
+            near_s *= NEARER;
         }
         self.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
     }
@@ -227,6 +223,26 @@ impl<'a> Cutter<'a> {
             behind = here;
         }
         (behind[0] < limit_s).then_some(Cuts { bound_s: behind[0], ranges })
+    }
+
+    /// Length of a chain of passes under the cut that makes it shortest, s, with `fixed_s` of transfers and
+    /// vocabulary passes in it. The order of passes is a pipeline's own, so a chain found in one
+    /// configuration bounds every other with the same pipeline.
+    pub fn path_s(&self, cuts: &Cuts, path: &CriticalPath, fixed_s: f64) -> f64 {
+        let mut behind = vec![f64::INFINITY; self.len() + 1];
+        behind[self.len()] = 0.0;
+        for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
+            let mut here = vec![f64::INFINITY; self.len() + 1];
+            let (forwards, backwards) =
+                (f64::from(path.forward_count[stage]), f64::from(path.backward_count[stage]));
+            for &(start, end) in ranges {
+                let row = self.row(stage, start, end);
+                let own_s = forwards * row.forward_s + backwards * row.backward_s;
+                here[start] = here[start].min(own_s + behind[end]);
+            }
+            behind = here;
+        }
+        behind[0] + fixed_s
     }
 
     /// The first device's reductions: nothing hides them, and every row ends with its last pass.
@@ -270,6 +286,10 @@ impl<'a> Cutter<'a> {
         most
     }
 }
+
+/// Growth of limits that are tried in turn, and how far beyond the mean load they are.
+const NEARER: f64 = 1.1;
+const FAR: f64 = 100.0;
 
 struct Row {
     forward_s: f64,

@@ -214,7 +214,7 @@ impl Lister<'_> {
         let mut params = params_of(self.work, &member.devices[device].layers);
         let (mut fixed, p) = (0.0, self.line.devices);
         let (embedding, head) = (&self.work.embedding, &self.work.head);
-        if self.line.vocab_s.is_some() {
+        if self.line.passes.is_some() {
             params.dense += embedding.params + head.params;
         } else {
             if device == 0 {
@@ -306,7 +306,7 @@ impl Lister<'_> {
         let ends = usize::from(device == 0) + usize::from(device + 1 == line.devices);
         let crossings_s = self.crossing_s() * (2 * line.chunks - ends) as f64;
         let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
-        if line.vocab_s.is_none() {
+        if line.passes.is_none() {
             own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
             own_s += if device + 1 == line.devices { work.head.load_s() } else { 0.0 };
             ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
@@ -327,7 +327,7 @@ impl Lister<'_> {
     /// One micro-batch's passes over the whole model, s.
     fn whole_s(&self) -> f64 {
         let (line, work) = (self.line, self.work);
-        let ends_s = match line.vocab_s {
+        let ends_s = match line.passes {
             Some(_) => 0.0,
             None => work.embedding.load_s() + work.head.load_s(),
         };

@@ -2,6 +2,7 @@
 
 use crate::case::ground::{Ground, Sheet};
 use crate::cost::state::LocalParams;
+use crate::placement::VocabWay;
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::schedule::ScheduleName;
 
@@ -144,8 +145,8 @@ pub struct Line {
     pub hop_blocks: bool,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
-    /// Vocabulary passes of one micro-batch on each device, s; the ends hold no vocabulary then.
-    pub vocab_s: Option<f64>,
+    /// Vocabulary passes on each device; the ends hold no vocabulary then.
+    pub passes: Option<VocabWay>,
     /// What may be recomputed.
     pub recompute: Recompute,
 }
@@ -158,7 +159,7 @@ impl Line {
 
     /// Seconds of vocabulary passes.
     pub fn passes_s(&self) -> f64 {
-        self.vocab_s.unwrap_or(0.0)
+        self.passes.map_or(0.0, |way| way.passes_s)
     }
 
     /// Transfers that a stage's forward and its backward wait for, s.

@@ -11,6 +11,7 @@ use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{LayerCost, LayerPricer, Shape, ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
+use crate::simulate::Durations;
 use crate::space::divisors;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Dtype, RankOrder, Recompute};
@@ -86,7 +87,7 @@ struct SheetKey {
     cp_style: models::decisions::CpStyle,
     moe_overlap: models::decisions::MoeOverlap,
     moe_overlap_degree: u64,
-    dtype: models::decisions::Dtype,
+    dtype: Dtype,
     ep_group: GroupShape,
 }
 
@@ -205,8 +206,22 @@ impl<'a> Ground<'a> {
             hop_s: hop.time_s,
             hop_blocks: hop.blocks,
             vocab: d.vocab,
-            vocab_s: super::vocab_passes(self, d, sheet).map(|passes| passes.parts.total_s()),
+            passes: super::vocab_passes(self, d, sheet).map(|passes| passes.way(d.vocab)),
             recompute: d.recompute,
+        }
+    }
+
+    /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
+    pub fn fixed_durations(&self, d: &Decisions, sheet: &Sheet) -> Durations {
+        let hop = super::hop(self, d, sheet);
+        let link_s = if hop.blocks { 0.0 } else { hop.time_s };
+        let passes = super::vocab_passes(self, d, sheet);
+        Durations {
+            forward: vec![0.0; d.stages()],
+            backward: vec![0.0; d.stages()],
+            weight: vec![0.0; d.stages()],
+            link_s: vec![link_s; d.stages()],
+            vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
         }
     }
 

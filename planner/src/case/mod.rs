@@ -17,7 +17,7 @@ use crate::cost::collective::{self, Collective};
 use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
-use crate::placement::{Column, Pipeline, Problem};
+use crate::placement::{Column, Pipeline, Problem, VocabWay};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
@@ -76,9 +76,26 @@ pub(crate) struct Hop {
 #[derive(Clone, Debug)]
 pub(crate) struct VocabPassCost {
     pub(crate) cost: VocabCost,
-    durations: VocabDurations,
+    pub(crate) durations: VocabDurations,
     /// Computation and exposed collectives of all passes of one micro-batch.
     pub(crate) parts: Parts,
+}
+
+impl VocabPassCost {
+    /// A micro-batch's way through these passes; see `models::schedule::one_f_one_b_with_vocab` for what a
+    /// backward waits for.
+    pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
+        let d = &self.durations;
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
+        let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
+        let (way_s, barriers) = match vocab {
+            Vocab::ParallelNaive => (first_s + rest_s, 3),
+            Vocab::Parallel2 => (first_s, 1),
+            _ => (first_s + rest_s, 2),
+        };
+        VocabWay { passes_s: self.parts.total_s(), way_s, barriers }
+    }
 }
 
 impl<'a> Case<'a> {
@@ -355,7 +372,7 @@ impl<'a> Case<'a> {
                 vocab,
                 ..Durations::default()
             },
-            vocab_s: self.vocab_pass_s(),
+            vocab: self.passes.as_ref().map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
             layers: self.ground.layers.len(),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.devices()],

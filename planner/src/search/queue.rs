@@ -1,11 +1,13 @@
 //! The queue of what waits, least bound first, and the threads that work on it.
 
-use super::settle::{Candidate, Item, Open, Settled, Stage, Worker};
+use super::settle::{Candidate, Item, Open, Paths, Settled, Stage, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
+use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
 use crate::placement::ilp;
 use crate::restrict::Restrictions;
+use crate::simulate::CriticalPath;
 use crate::space::ExpertSplit;
 use models::decisions::{Decisions, Recompute};
 use std::cmp::Ordering;
@@ -48,7 +50,7 @@ type Raw = (Decisions, Arc<[ExpertSplit]>, u64);
 /// Work for all threads: they take one piece after another.
 enum Batch {
     Contexts(Vec<Raw>),
-    Items(Vec<Item>, f64),
+    Items(Vec<Item>, f64, Arc<Paths>),
 }
 
 enum Answer {
@@ -82,7 +84,7 @@ impl Team {
     fn work(&self, batch: Batch) -> Vec<Answer> {
         let pieces = match &batch {
             Batch::Contexts(raw) => raw.len(),
-            Batch::Items(items, _) => items.len(),
+            Batch::Items(items, ..) => items.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
@@ -110,9 +112,9 @@ fn serve(
                     let item = worker.context(d.clone(), Arc::clone(splits), *count);
                     Answer::Context(Box::new(item))
                 }),
-                Batch::Items(items, best_s) => items
+                Batch::Items(items, best_s, paths) => items
                     .get(piece)
-                    .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s)))),
+                    .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
             };
             let Some(done) = done else { break };
             if answer.send((piece, done)).is_err() {
@@ -156,6 +158,7 @@ struct Run<'a> {
     best_s: f64,
     best: Option<(Decisions, Placed)>,
     open: Vec<Open>,
+    paths: Arc<Paths>,
     /// Least bound of a configuration that an integer program gave up on.
     open_bound_s: f64,
     ilp_s: f64,
@@ -171,6 +174,7 @@ impl<'a> Run<'a> {
             best_s: task.cutoff_s,
             best: None,
             open: vec![],
+            paths: Arc::default(),
             open_bound_s: f64::INFINITY,
             ilp_s: 0.0,
         }
@@ -201,7 +205,7 @@ impl<'a> Run<'a> {
             if items.is_empty() {
                 break;
             }
-            for answer in team.work(Batch::Items(items, self.best_s)) {
+            for answer in team.work(Batch::Items(items, self.best_s, Arc::clone(&self.paths))) {
                 if let Answer::Settled(settled) = answer {
                     self.take(*settled);
                 }
@@ -234,6 +238,12 @@ impl<'a> Run<'a> {
         self.proof.cut_by_dominance += settled.cut_by_dominance;
         self.proof.placed += settled.placed;
         self.open.extend(settled.open);
+        if !settled.paths.is_empty() {
+            let known = Arc::make_mut(&mut self.paths);
+            for (key, path) in settled.paths {
+                remember(known.entry(key).or_default(), path);
+            }
+        }
         settled.parts.into_iter().for_each(|part| self.push(part));
         if let Some(Candidate { decisions, placed, iteration_s }) = settled.best
             && iteration_s < self.best_s
@@ -249,7 +259,8 @@ impl<'a> Run<'a> {
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         for item in open {
-            if item.bound_s < self.best_s {
+            let known = self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
+            if item.bound_s < self.best_s && !worker.is_cut_by(&item.decisions, self.best_s, known) {
                 self.prove(&mut worker, item.decisions);
             }
         }
@@ -262,7 +273,11 @@ impl<'a> Run<'a> {
         let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
         let left_s = (self.task.solver_time.as_secs_f64() - self.ilp_s).max(0.0);
         let limits = ilp::Limits { time: Duration::from_secs_f64(left_s), paths: true };
-        let report = ilp::solve(&problem, None, cutoff_s, limits, &mut worker.scratch);
+        let key = PipelineKey::new(&case.decisions);
+        let known = self.paths.get(&key).cloned().unwrap_or_default();
+        let (report, more) = ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
+        let kept = Arc::make_mut(&mut self.paths).entry(key).or_default();
+        more.into_iter().for_each(|path| remember(kept, path));
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
         if let Some((choice, value_s)) = &report.best {
@@ -290,6 +305,15 @@ impl<'a> Run<'a> {
             Some(Found { decisions: case.decisions, placed, priced })
         });
         Outcome { best, proof: self.proof }
+    }
+}
+
+/// Chains of a pipeline that are kept.
+const MOST_PATHS: usize = 8;
+
+fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
+    if known.len() < MOST_PATHS && !known.contains(&path) {
+        known.push(path);
     }
 }
 

@@ -9,8 +9,11 @@ use crate::bounds::work::{Line, Work};
 use crate::case::Case;
 use crate::case::family::List;
 use crate::case::ground::{Ground, Sheet};
+use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
-use crate::placement::{Scratch, dynamic, ilp};
+use crate::cost::state::LocalParams;
+use crate::placement::{Scratch, VocabWay, dynamic, ilp};
+use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, Space};
 use models::decisions::{Decisions, Dtype, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -71,7 +74,12 @@ pub(super) struct Settled {
     pub cut_by_memory: u64,
     pub cut_by_dominance: u64,
     pub placed: u64,
+    /// Chains of passes that made placements longer than their closed form.
+    pub paths: Vec<(PipelineKey, CriticalPath)>,
 }
+
+/// Chains of passes by pipeline: each bounds every configuration on its pipeline.
+pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
 
 impl Settled {
     fn cut(count: u64) -> Self {
@@ -103,8 +111,8 @@ struct NodeView {
     states: Rc<States>,
     /// Least transfer between neighbours, whatever the rank order, s.
     hop_s: f64,
-    /// Work with the vocabulary passes of each placement, and their seconds.
-    passes: HashMap<Vocab, (Rc<Work>, f64)>,
+    /// Work with the vocabulary passes of each placement, and what they take at least.
+    passes: HashMap<Vocab, (Rc<Work>, VocabWay)>,
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     states_s: [Option<f64>; 2],
 }
@@ -138,13 +146,13 @@ impl<'a> Worker<'a> {
     }
 
     /// Splits or settles an item with respect to the best time so far.
-    pub fn settle(&mut self, item: &Item, best_s: f64) -> Settled {
+    pub fn settle(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         match &item.stage {
             Stage::Context(splits) => self.split(item, splits, best_s),
             Stage::Node => self.bound_node(item, best_s),
             Stage::Bounded => self.pipelines(item, best_s),
-            Stage::Pipeline => self.check_pipeline(item, best_s),
-            Stage::Checked => self.settle_states(item, best_s),
+            Stage::Pipeline => self.check_pipeline(item, best_s, paths),
+            Stage::Checked => self.settle_states(item, best_s, paths),
         }
     }
 
@@ -231,20 +239,25 @@ impl<'a> Worker<'a> {
             hop_s: node.hop_s,
             hop_blocks: !(looped && self.task.cluster.software.p2p_overlap) || d.pp == 1,
             vocab: d.vocab,
-            vocab_s: None,
+            passes: None,
             recompute: d.recompute,
         };
         if !d.vocab.over_pipeline() {
             return (line, Rc::clone(&node.work));
         }
         let (ground, sheet, inner) = (&self.ground, &node.sheet, &node.inner);
-        let (work, vocab_s) = node.passes.entry(d.vocab).or_insert_with(|| {
-            let lines = inner.rank_order.iter().map(|&rank_order| {
-                ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes_s()
+        let (work, way) = node.passes.entry(d.vocab).or_insert_with(|| {
+            let ways = inner.rank_order.iter().filter_map(|&rank_order| {
+                ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes
             });
-            (Rc::new(ground.work(d, sheet)), lines.fold(f64::INFINITY, f64::min))
+            let least = ways.reduce(|a, b| VocabWay {
+                passes_s: a.passes_s.min(b.passes_s),
+                way_s: a.way_s.min(b.way_s),
+                barriers: a.barriers,
+            });
+            (Rc::new(ground.work(d, sheet)), least.unwrap_or_default())
         });
-        line.vocab_s = Some(*vocab_s);
+        line.passes = Some(*way);
         (line, Rc::clone(work))
     }
 
@@ -285,14 +298,7 @@ impl<'a> Worker<'a> {
     /// `best_s`. `work` has the states' part in its passes.
     fn placed_s(&mut self, line: &Line, work: &Work, state: &StateView, best_s: f64) -> f64 {
         let limit_s = self.core_s(best_s);
-        let layers = self.ground.layers.len();
-        let budget_bytes = if self.task.ignore_memory {
-            f64::INFINITY
-        } else {
-            self.task.cluster.usable_bytes()
-                - work.workspace_bytes
-                - state.motion_bytes(line, layers)
-        };
+        let budget_bytes = self.budget_bytes(line, work, state);
         match List::of(line.vocab, line.chunks as u64) {
             Some(list) => {
                 let members = self.members(list, line);
@@ -358,9 +364,12 @@ impl<'a> Worker<'a> {
         settled
     }
 
-    fn check_pipeline(&mut self, item: &Item, best_s: f64) -> Settled {
+    fn check_pipeline(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         let node = &mut self.view(&item.decisions);
-        let bound_s = self.checked_s(node, &item.decisions, best_s).max(item.bound_s);
+        let mut bound_s = self.checked_s(node, &item.decisions, best_s).max(item.bound_s);
+        if bound_s < best_s {
+            bound_s = bound_s.max(self.paths_s(node, &item.decisions, best_s, paths));
+        }
         if bound_s >= best_s {
             return Settled::cut(item.count);
         }
@@ -368,8 +377,41 @@ impl<'a> Worker<'a> {
         Settled { parts: vec![part], ..Settled::default() }
     }
 
+    /// The longest known chain of a pipeline under states that take least, whatever the rank order,
+    /// finished, s.
+    fn paths_s(&self, node: &mut NodeView, d: &Decisions, best_s: f64, paths: &Paths) -> f64 {
+        let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else { return 0.0 };
+        let (line, work) = self.line(node, d);
+        let fixed: Vec<_> = node
+            .inner
+            .rank_order
+            .iter()
+            .map(|&rank_order| {
+                let d = Decisions { rank_order, ..d.clone() };
+                self.ground.fixed_durations(&d, &node.sheet)
+            })
+            .collect();
+        let budget = self.budget_bytes(&line, &work, &node.states.least);
+        let cutter = Cutter::new(&line, &work, &node.states.least, &self.ground.layers, budget);
+        let Some(cuts) = cutter.solve(self.core_s(best_s)) else { return f64::INFINITY };
+        let of = |path: &CriticalPath| {
+            let lengths = fixed.iter().map(|durations| path.length_s(durations));
+            cutter.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
+        };
+        self.finish_s(known.iter().map(of).fold(0.0, f64::max))
+    }
+
+    /// What a device has for states and activations.
+    fn budget_bytes(&self, line: &Line, work: &Work, state: &StateView) -> f64 {
+        if self.task.ignore_memory {
+            return f64::INFINITY;
+        }
+        let moving = state.motion_bytes(line, self.ground.layers.len());
+        self.task.cluster.usable_bytes() - work.workspace_bytes - moving
+    }
+
     /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
-    fn settle_states(&mut self, item: &Item, best_s: f64) -> Settled {
+    fn settle_states(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         let node = &mut self.view(&item.decisions);
         let (line, work) = self.line(node, &item.decisions);
         let states = Rc::clone(&node.states);
@@ -389,7 +431,7 @@ impl<'a> Worker<'a> {
                 settled.cut_by_time += 1;
             } else {
                 let d = view.of(&item.decisions);
-                self.settle_state(d, view, node, (bound_s, best_s), &mut settled);
+                self.settle_state(d, view, node, (bound_s, best_s), paths, &mut settled);
             }
         }
         settled
@@ -412,6 +454,7 @@ impl<'a> Worker<'a> {
         view: &StateView,
         node: &NodeView,
         (bound_s, best_s): (f64, f64),
+        paths: &Paths,
         settled: &mut Settled,
     ) {
         let bar_s = settled.bar_s(best_s);
@@ -425,7 +468,13 @@ impl<'a> Worker<'a> {
         }
         let work = view.added_to(&work, &line);
         let mean = work.params() * (1.0 / line.devices as f64);
-        let core_s = self.placed_s(&line, &work, view, bar_s) + view.step_of_s(mean);
+        let mut core_s = self.placed_s(&line, &work, view, bar_s) + view.step_of_s(mean);
+        if line.chunks == 1 && self.finish_s(core_s) < bar_s {
+            let key = PipelineKey::new(&d);
+            let own = settled.paths.iter().filter(|(of, _)| *of == key).map(|(_, path)| path);
+            let known = paths.get(&key).into_iter().flatten().chain(own);
+            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, known) + view.step_of_s(mean));
+        }
         let bound_s = bound_s.max(self.finish_s(core_s));
         if bound_s >= bar_s {
             settled.cut_by_time += 1;
@@ -433,6 +482,38 @@ impl<'a> Worker<'a> {
         }
         settled.placed += 1;
         self.place(d, bound_s, bar_s, settled);
+    }
+
+    /// The longest of known chains of a combination, s; infinite where no cut lies below `bar_s`.
+    fn chains_s<'p>(
+        &self,
+        d: &Decisions,
+        sheet: &Sheet,
+        view: &StateView,
+        bar_s: f64,
+        known: impl Iterator<Item = &'p CriticalPath>,
+    ) -> f64 {
+        let mut known = known.peekable();
+        if known.peek().is_none() || List::of(d.vocab, d.vpp).is_some() {
+            return 0.0;
+        }
+        let line = self.ground.line(d, sheet);
+        let plain = self.ground.work(d, sheet);
+        let budget = self.budget_bytes(&line, &plain, view);
+        let work = view.added_to(&plain, &line);
+        let fixed = self.ground.fixed_durations(d, sheet);
+        let cutter = Cutter::new(&line, &work, view, &self.ground.layers, budget);
+        let Some(cuts) = cutter.solve(self.core_s(bar_s)) else { return f64::INFINITY };
+        known.map(|path| cutter.path_s(&cuts, path, path.length_s(&fixed))).fold(0.0, f64::max)
+    }
+
+    /// Whether known chains leave nothing of an open combination below the best time.
+    pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
+        let sheet = self.ground.sheet(d);
+        let view = StateView::new(&self.ground, d, &sheet.params);
+        let mean = sheet_params(&self.ground, &sheet) * (1.0 / d.pp as f64);
+        let core_s = self.chains_s(d, &sheet, &view, best_s, known.iter());
+        self.finish_s(core_s + view.step_of_s(mean)) >= best_s
     }
 
     /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
@@ -459,6 +540,8 @@ impl<'a> Worker<'a> {
             offer(&case, placed, value_s, bar_s, settled);
         }
         if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+            let path = problem.critical_path(&bounded.choice, &mut self.scratch);
+            settled.paths.push((PipelineKey::new(&case.decisions), path));
             settled.open.push(Open { decisions: case.decisions, bound_s });
         }
     }
@@ -469,6 +552,13 @@ fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut
     if iteration_s < bar_s {
         settled.best = Some(Candidate { decisions: case.decisions.clone(), placed, iteration_s });
     }
+}
+
+/// Parameters of all layers.
+fn sheet_params(ground: &Ground<'_>, sheet: &Sheet) -> LocalParams {
+    let counts = ground.layers.between(0, ground.layers.len());
+    let all = sheet.params.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (&params, count)| sum + params * count as f64)
 }
 
 /// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.
