@@ -30,11 +30,10 @@ pub struct Cutter<'a> {
     work: &'a Work,
     state: &'a StateView,
     trade: Trade,
-    budget_bytes: f64,
+    layers: &'a Layers,
     /// By layer, sums over the layers before it.
     before: Vec<Sums>,
-    layers: &'a Layers,
-    in_flight: Vec<f64>,
+    stages: Vec<StageView>,
 }
 
 /// Sums over layers.
@@ -43,6 +42,27 @@ struct Sums {
     forward_s: f64,
     backward_s: f64,
     params: LocalParams,
+    state_bytes: f64,
+    /// With the first option allowed.
+    recompute_s: f64,
+    in_flight_bytes: f64,
+}
+
+/// A stage without its layers.
+struct StageView {
+    /// Vocabulary layers and transfers in its forward and backward, s.
+    forward_s: f64,
+    backward_s: f64,
+    /// Vocabulary layers, transfers and links on the way to it and back, s.
+    to_s: f64,
+    /// The same from it to the last stage and back, s.
+    from_s: f64,
+    /// Micro-batches in flight.
+    held: f64,
+    /// Bytes for states and activations of layers.
+    free_bytes: f64,
+    /// Fewest layers: none where it holds a vocabulary layer instead.
+    fewest: usize,
 }
 
 impl<'a> Cutter<'a> {
@@ -55,110 +75,62 @@ impl<'a> Cutter<'a> {
         layers: &'a Layers,
         budget_bytes: f64,
     ) -> Self {
-        let mut before = vec![Sums::default()];
+        let trade = Trade::new(&work.kinds, line.options());
         let mut sums = Sums::default();
+        let mut before = Vec::with_capacity(layers.len() + 1);
+        before.push(sums);
         for layer in 0..layers.len() {
-            let kind = &work.kinds[layers.kind_of(layer)];
+            let index = layers.kind_of(layer);
+            let (kind, first) = (&work.kinds[index], trade.first_of(index));
             sums.forward_s += kind.forward_s;
             sums.backward_s += kind.backward_s;
             sums.params = sums.params + kind.params;
+            sums.state_bytes += state.bytes_of(kind.params);
+            sums.recompute_s += first.0;
+            sums.in_flight_bytes += first.1;
             before.push(sums);
         }
-        let mut counts = vec![];
-        let mut held = |device| {
-            line.in_flight(device, &mut counts);
-            counts[0] as f64
-        };
-        let in_flight = (0..line.devices).map(&mut held).collect();
-        let trade = Trade::new(&work.kinds, line.options());
-        Self { line, work, state, trade, budget_bytes, before, layers, in_flight }
+        let view = |stage| StageView::new(line, work, state, stage, budget_bytes);
+        Self { line, work, state, trade, layers, before, stages: (0..line.devices).map(view).collect() }
     }
 
     fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Fewest layers of a stage: none where it holds a vocabulary layer instead.
     fn fewest(&self, stage: usize) -> usize {
-        let p = self.line.devices;
-        let end = self.line.passes.is_none() && (stage == 0 || stage + 1 == p);
-        usize::from(!(end && p > 1))
+        self.stages[stage].fewest
     }
 
-    fn ends(&self, stage: usize) -> impl Iterator<Item = &End> {
-        let first = (stage == 0).then_some(&self.work.embedding);
-        let last = (stage + 1 == self.line.devices).then_some(&self.work.head);
-        first.into_iter().chain(last)
-    }
-
-    /// Stage `q`'s row without waits, with its forward and its backward; infinite where it does not fit.
+    /// A stage's row without waits, with its forward and its backward; infinite where it does not fit.
     fn row(&self, stage: usize, start: usize, end: usize) -> Row {
-        let (from, to) = (&self.before[start], &self.before[end]);
-        let (down_s, up_s) = self.line.crossings_s(stage);
-        let mut forward_s = to.forward_s - from.forward_s + down_s;
-        let mut backward_s = to.backward_s - from.backward_s + up_s;
-        if self.line.passes.is_none() {
-            for holds in self.ends(stage) {
-                forward_s += holds.forward_s;
-                backward_s += holds.backward_s;
-            }
-        }
-        backward_s += self.recompute_s(stage, start, end);
-        let ramp_s = self.way_to_s(stage, start);
+        let (from, to, own) = (&self.before[start], &self.before[end], &self.stages[stage]);
+        let forward_s = to.forward_s - from.forward_s + own.forward_s;
+        let passes_s = to.backward_s - from.backward_s + own.backward_s;
+        let backward_s = passes_s + self.recompute_s(own, start, end);
+        let ramp_s = from.forward_s + from.backward_s + own.to_s;
         let own_s = self.line.m() * (forward_s + backward_s + self.line.passes_s());
         Row { forward_s, backward_s, total_s: ramp_s + own_s }
     }
 
-    /// One micro-batch down to a stage that starts at a layer and back up from it.
-    fn way_to_s(&self, stage: usize, start: usize) -> f64 {
-        let sums = &self.before[start];
-        let embedding_s =
-            if stage > 0 && self.line.passes.is_none() { self.work.embedding.load_s() } else { 0.0 };
-        sums.forward_s + sums.backward_s + embedding_s + self.way_s(0, stage)
-    }
-
     /// One micro-batch down from a stage that ends at a layer and back to it.
     fn way_from_s(&self, stage: usize, end: usize) -> f64 {
-        let p = self.line.devices;
         let (from, to) = (&self.before[end], &self.before[self.len()]);
-        let head_s =
-            if stage + 1 < p && self.line.passes.is_none() { self.work.head.load_s() } else { 0.0 };
         let layers_s = to.forward_s - from.forward_s + to.backward_s - from.backward_s;
-        layers_s + head_s + self.way_s(stage + 1, p)
-    }
-
-    /// Transfers of one micro-batch that stages `from..to` wait for or run themselves, and links between
-    /// them, s.
-    fn way_s(&self, from: usize, to: usize) -> f64 {
-        if from >= to {
-            return 0.0;
-        }
-        let ends = usize::from(from == 0) + usize::from(to == self.line.devices);
-        let blocking_s = if self.line.hop_blocks { (2 * (to - from) - ends) as f64 * self.line.hop_s } else { 0.0 };
-        blocking_s + (to - from) as f64 * self.line.round_trip_s()
+        layers_s + self.stages[stage].from_s
     }
 
     /// Least recomputation that memory makes necessary, s.
-    fn recompute_s(&self, stage: usize, start: usize, end: usize) -> f64 {
-        let counts = &self.layers.between(start, end);
-        if self.budget_bytes == f64::INFINITY {
-            return self.trade.at_first(counts).0;
+    fn recompute_s(&self, own: &StageView, start: usize, end: usize) -> f64 {
+        let (from, to) = (&self.before[start], &self.before[end]);
+        let first_s = to.recompute_s - from.recompute_s;
+        let first_bytes = to.in_flight_bytes - from.in_flight_bytes;
+        let bytes = own.free_bytes - (to.state_bytes - from.state_bytes);
+        if own.held * first_bytes <= bytes {
+            return first_s;
         }
-        let mut params = self.before[end].params + self.before[start].params * -1.0;
-        let (mut fixed, mut each) = (0.0, 0.0);
-        if self.line.passes.is_some() {
-            params.dense += self.work.embedding.params + self.work.head.params;
-        } else {
-            for holds in self.ends(stage) {
-                params.dense += holds.params;
-                fixed += holds.workspace_bytes;
-                each += holds.in_flight_bytes;
-            }
-        }
-        let n = self.in_flight[stage];
-        // What just fits must not be declared too large by another order of summation.
-        let free = self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed - n * each;
-        self.trade.least_s(counts, n, free)
+        let counts = self.layers.between(start, end);
+        self.trade.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
     }
 
     /// A stage's waits where the closed form has them.
@@ -176,14 +148,7 @@ impl<'a> Cutter<'a> {
     /// As [`Self::solve`]. Far limits leave many cuts open, so nearer ones are tried first: the ranges then
     /// are those that may lie below a nearer limit.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let all = &self.before[self.len()];
-        let ends_s = if self.line.passes.is_none() {
-            self.work.embedding.load_s() + self.work.head.load_s()
-        } else {
-            0.0
-        };
-        let layers_s = all.forward_s + all.backward_s + ends_s + self.way_s(0, self.line.devices);
-        let mean_s = layers_s / self.line.devices as f64 + self.line.passes_s();
+        let mean_s = self.work.load_s() / self.line.devices as f64 + self.line.passes_s();
         let least_s = self.line.m() * mean_s;
         let mut near_s = 1.03 * super::closed::passes_s(self.line, self.work, 0.0).max(least_s);
         while near_s < limit_s.min(FAR * least_s) {
@@ -290,6 +255,53 @@ impl<'a> Cutter<'a> {
 /// Growth of limits that are tried in turn, and how far beyond the mean load they are.
 const NEARER: f64 = 1.1;
 const FAR: f64 = 100.0;
+
+impl StageView {
+    fn new(line: &Line, work: &Work, state: &StateView, stage: usize, budget_bytes: f64) -> Self {
+        let p = line.devices;
+        let (mut counts, holds_vocab) = (vec![], line.passes.is_none());
+        line.in_flight(stage, &mut counts);
+        let held = counts[0] as f64;
+        let (mut forward_s, mut backward_s) = line.crossings_s(stage);
+        // What just fits must not be declared too large by another order of summation.
+        let mut free_bytes = budget_bytes * (1.0 + 1e-9);
+        let mut hold = |end: &End, works: bool| {
+            let params = LocalParams { dense: end.params, expert: 0.0 };
+            free_bytes -= state.bytes_of(params);
+            if works {
+                forward_s += end.forward_s;
+                backward_s += end.backward_s;
+                free_bytes -= end.workspace_bytes + held * end.in_flight_bytes;
+            }
+        };
+        if stage == 0 || !holds_vocab {
+            hold(&work.embedding, holds_vocab);
+        }
+        if stage + 1 == p || !holds_vocab {
+            hold(&work.head, holds_vocab);
+        }
+        let end_s = |there: bool, end: &End| if there && holds_vocab { end.load_s() } else { 0.0 };
+        Self {
+            forward_s,
+            backward_s,
+            to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
+            from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
+            held,
+            free_bytes,
+            fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
+        }
+    }
+}
+
+/// Transfers of one micro-batch that stages `from..to` wait for or run themselves, and as many links, s.
+fn way_s(line: &Line, from: usize, to: usize) -> f64 {
+    if from >= to {
+        return 0.0;
+    }
+    let ends = usize::from(from == 0) + usize::from(to == line.devices);
+    let blocking_s = if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
+    blocking_s + (to - from) as f64 * line.round_trip_s()
+}
 
 struct Row {
     forward_s: f64,

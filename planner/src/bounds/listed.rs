@@ -22,6 +22,10 @@ pub struct Members {
     members: Vec<Member>,
     /// By device, micro-batches in flight of the first and of the last chunk.
     held: Vec<(f64, f64)>,
+    /// By kind, fewest layers times micro-batches in flight that a member has on all devices.
+    least_held: [f64; 4],
+    /// Most micro-batches in flight that a layer of a level which recomputes has on average on some device.
+    most_held: f64,
 }
 
 /// One listed placement.
@@ -76,10 +80,34 @@ impl Members {
             })
             .collect();
         let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
+        let members: Vec<Member> =
+            list.iter().map(|ranges| Member::new(layers, &in_flight, ranges)).collect();
+        let of_kind = |kind: usize| {
+            members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
+        };
         Self {
-            members: list.iter().map(|ranges| Member::new(layers, &in_flight, ranges)).collect(),
             held: in_flight.iter().map(end).collect(),
+            least_held: [0, 1, 2, 3].map(of_kind),
+            most_held: members.iter().map(Member::most_held).fold(1.0, f64::max),
+            members,
         }
+    }
+
+    /// Least recomputation of one micro-batch in the whole model that memory makes necessary on several
+    /// chunks a device, s, where states take so many bytes a parameter and devices have `budget` bytes.
+    ///
+    /// What all devices lack together must be saved, and a second of recomputation in all chunks of a device
+    /// to the same level saves as many times a layer's bytes as its layers are in flight on average.
+    pub fn recompute_s(&self, line: &Line, work: &Work, trade: &Trade, state_bytes: [f64; 2], budget: f64) -> f64 {
+        let first_s = trade.at_first(&work.counts).0;
+        let scale = if holds_all(line) { line.m() } else { 1.0 };
+        let bytes = |(kind, held): (usize, &f64)| held * scale * trade.first_of(kind).1;
+        let held: f64 = self.least_held.iter().take(work.kinds.len()).enumerate().map(bytes).sum();
+        let params = work.params();
+        let states = params.dense * state_bytes[0] + params.expert * state_bytes[1];
+        let free = line.devices as f64 * budget * (1.0 + 1e-9) - states;
+        let excess = (held - free) / (self.most_held * scale);
+        if excess <= 0.0 { first_s } else { trade.saving_s(&work.counts, first_s, excess) }
     }
 }
 
@@ -106,6 +134,34 @@ impl Member {
         let stands_for = |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
         let corners = (0..p).filter(|&device| !stands_for(device)).collect();
         Self { before, devices, corners }
+    }
+}
+
+impl Member {
+    /// Layers of a kind times their micro-batches in flight.
+    fn held(&self, kind: usize) -> f64 {
+        let alike = self.devices.iter().flat_map(|device| &device.alike);
+        alike.map(|alike| alike.held * alike.layers[kind] as f64).sum()
+    }
+
+    /// Of a device that recomputes so many layers of each chunk, the mean in flight of a layer.
+    fn most_held(&self) -> f64 {
+        let mut most = 1.0_f64;
+        for device in &self.devices {
+            for kind in 0..Counts::default().len() {
+                for level in 1..=device.longest {
+                    let layers = |alike: &Alike| alike.layers[kind].min(level) as f64;
+                    let all: f64 = device.alike.iter().map(|a| a.chunks * layers(a)).sum();
+                    let held: f64 = device.alike.iter().map(|a| a.held * layers(a)).sum();
+                    most = if all > 0.0 { most.max(held / all) } else { most };
+                }
+                // The next layer of the longest chunks alone.
+                for alike in &device.alike {
+                    most = most.max(alike.held / alike.chunks);
+                }
+            }
+        }
+        most
     }
 }
 

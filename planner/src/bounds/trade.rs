@@ -48,6 +48,11 @@ impl Trade {
         }
     }
 
+    /// Seconds and bytes of one layer of a kind with the first option allowed.
+    pub fn first_of(&self, kind: usize) -> (f64, f64) {
+        self.first[kind]
+    }
+
     /// Seconds and bytes of layers with the first option allowed.
     pub fn at_first(&self, counts: &[usize]) -> (f64, f64) {
         let all = self.first.iter().zip(counts);
@@ -63,20 +68,33 @@ impl Trade {
         if in_flight * first_bytes <= bytes {
             return first_s;
         }
-        let used = self.buffer.iter().zip(counts).filter(|(_, count)| **count > 0);
-        let buffer = used.map(|(buffer, _)| *buffer).fold(f64::INFINITY, f64::min);
-        let mut excess = first_bytes - (bytes - buffer) / in_flight;
-        let mut total_s = first_s;
+        self.beyond_s(counts, (first_s, first_bytes), in_flight, bytes)
+    }
+
+    /// As [`Self::least_s`] where the first options, which take `first` seconds and bytes, do not fit.
+    pub fn beyond_s(&self, counts: &[usize], first: (f64, f64), in_flight: f64, bytes: f64) -> f64 {
+        let mut buffer = f64::INFINITY;
+        for (least, &count) in self.buffer.iter().zip(counts) {
+            if count > 0 && *least < buffer {
+                buffer = *least;
+            }
+        }
+        self.saving_s(counts, first.0, first.1 - (bytes - buffer) / in_flight)
+    }
+
+    /// Least seconds, beside `total_s`, that save `excess` bytes of a micro-batch.
+    pub fn saving_s(&self, counts: &[usize], mut total_s: f64, mut excess: f64) -> f64 {
+        let whole = excess;
         for step in &self.steps {
-            let most = counts[step.kind] as f64 * step.bytes;
-            if excess <= most {
+            let count = counts[step.kind] as f64;
+            if excess <= count * step.bytes {
                 return total_s + excess / step.bytes * step.seconds;
             }
-            excess -= most;
-            total_s += counts[step.kind] as f64 * step.seconds;
+            excess -= count * step.bytes;
+            total_s += count * step.seconds;
         }
         // Rounding must not declare impossible what just fits.
-        if excess <= 1e-9 * first_bytes { total_s } else { f64::INFINITY }
+        if excess <= 1e-9 * whole { total_s } else { f64::INFINITY }
     }
 }
 

@@ -192,12 +192,7 @@ impl Line {
 
     /// Options of `RECOMPUTE_OPTIONS` that layers may have.
     pub fn options(&self) -> &'static [usize] {
-        match self.recompute {
-            Recompute::PerLayer => &[0, 1, 2],
-            Recompute::None => &[0],
-            Recompute::Selective => &[1],
-            Recompute::Full => &[2],
-        }
+        options(self.recompute)
     }
 
     /// Micro-batches in flight of each chunk of a device at one moment that it certainly reaches: the end
@@ -216,5 +211,15 @@ impl Line {
                 counts.extend((0..v).map(of));
             }
         }
+    }
+}
+
+/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
+pub fn options(recompute: Recompute) -> &'static [usize] {
+    match recompute {
+        Recompute::PerLayer => &[0, 1, 2],
+        Recompute::None => &[0],
+        Recompute::Selective => &[1],
+        Recompute::Full => &[2],
     }
 }

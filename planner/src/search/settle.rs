@@ -5,7 +5,8 @@ use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members};
 use crate::bounds::states::{StateView, States};
-use crate::bounds::work::{Line, Work};
+use crate::bounds::trade::Trade;
+use crate::bounds::work::{Line, Work, options};
 use crate::case::Case;
 use crate::case::family::List;
 use crate::case::ground::{Ground, Sheet};
@@ -115,6 +116,16 @@ struct NodeView {
     passes: HashMap<Vocab, (Rc<Work>, VocabWay)>,
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     states_s: [Option<f64>; 2],
+    trades: HashMap<Recompute, Rc<Trade>>,
+}
+
+impl NodeView {
+    /// The trade of what may be recomputed.
+    fn trade(&mut self, recompute: Recompute) -> Rc<Trade> {
+        let kinds = &self.work.kinds;
+        let trade = self.trades.entry(recompute);
+        Rc::clone(trade.or_insert_with(|| Rc::new(Trade::new(kinds, options(recompute)))))
+    }
 }
 
 /// A pipeline of a node.
@@ -214,7 +225,7 @@ impl<'a> Worker<'a> {
             crate::case::hop(&self.ground, &d, &sheet).time_s
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);
-        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new(), states_s: [None; 2] }
+        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new(), states_s: [None; 2], trades: HashMap::new() }
     }
 
     fn states(&mut self, d: &Decisions, inner: &Inner, sheet: &Sheet) -> Rc<States> {
@@ -273,10 +284,17 @@ impl<'a> Worker<'a> {
     }
 
     /// A pipeline by its degrees alone, with the least that states add, finished, s.
-    fn quick_s(&self, node: &mut NodeView, d: &Decisions) -> f64 {
+    fn quick_s(&mut self, node: &mut NodeView, d: &Decisions) -> f64 {
         let (line, work) = self.line(node, d);
-        let first = line.options()[0];
-        let spent_s = work.layers_s(|kind| kind.recompute_s[first]);
+        let budget = self.budget_bytes(&line, &work, &node.states.least);
+        let least = node.states.least.bytes;
+        let trade = node.trade(d.recompute);
+        let spent_s = match List::of(d.vocab, d.vpp) {
+            Some(list) if d.vpp > 1 => {
+                self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
+            }
+            _ => trade.at_first(&work.counts).0,
+        };
         let passes_s = closed::passes_s(&line, &work, spent_s);
         let mean_s = line.m() * ((work.load_s() + spent_s) / line.devices as f64 + line.passes_s());
         let shared = usize::from(line.schedule == ScheduleName::LoopedBfs);
@@ -320,7 +338,8 @@ impl<'a> Worker<'a> {
         Rc::clone(members)
     }
 
-    /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes.
+    /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes and no
+    /// further than a little beyond the bound it has.
     fn bound_node(&mut self, item: &Item, best_s: f64) -> Settled {
         let d = &item.decisions;
         let node = &mut self.view(d);
@@ -330,19 +349,15 @@ impl<'a> Worker<'a> {
             kinds.push((self.quick_s(node, &d), d));
         }
         kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut least_s = best_s;
+        let limit_s = best_s.min(NEAR * item.bound_s);
+        let mut least_s = limit_s;
         for (quick_s, d) in kinds {
             if quick_s >= least_s {
                 break;
             }
             least_s = least_s.min(self.checked_s(node, &d, least_s).max(quick_s));
         }
-        if least_s >= best_s {
-            return Settled::cut(item.count);
-        }
-        let bound_s = least_s.max(item.bound_s);
-        let part = Item { bound_s, stage: Stage::Bounded, ..item.clone() };
-        Settled { parts: vec![part], ..Settled::default() }
+        nearer(item, least_s, limit_s, best_s, Stage::Bounded)
     }
 
     fn pipelines(&mut self, item: &Item, best_s: f64) -> Settled {
@@ -366,15 +381,12 @@ impl<'a> Worker<'a> {
 
     fn check_pipeline(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         let node = &mut self.view(&item.decisions);
-        let mut bound_s = self.checked_s(node, &item.decisions, best_s).max(item.bound_s);
-        if bound_s < best_s {
-            bound_s = bound_s.max(self.paths_s(node, &item.decisions, best_s, paths));
+        let limit_s = best_s.min(NEAR * item.bound_s);
+        let mut bound_s = self.checked_s(node, &item.decisions, limit_s).max(item.bound_s);
+        if bound_s < limit_s {
+            bound_s = bound_s.max(self.paths_s(node, &item.decisions, limit_s, paths));
         }
-        if bound_s >= best_s {
-            return Settled::cut(item.count);
-        }
-        let part = Item { bound_s, stage: Stage::Checked, ..item.clone() };
-        Settled { parts: vec![part], ..Settled::default() }
+        nearer(item, bound_s, limit_s, best_s, Stage::Checked)
     }
 
     /// The longest known chain of a pipeline under states that take least, whatever the rank order,
@@ -545,6 +557,22 @@ impl<'a> Worker<'a> {
             settled.open.push(Open { decisions: case.decisions, bound_s });
         }
     }
+}
+
+/// How far beyond its bound an item is looked into at a time. Tight limits make bounds cheap.
+const NEAR: f64 = 1.1;
+
+/// An item that a bound moved on to `stage`, or that waits again where the bound reached its limit.
+fn nearer(item: &Item, bound_s: f64, limit_s: f64, best_s: f64, stage: Stage) -> Settled {
+    if bound_s.min(limit_s) >= best_s {
+        return Settled::cut(item.count);
+    }
+    let part = if bound_s >= limit_s {
+        Item { bound_s: limit_s, ..item.clone() }
+    } else {
+        Item { bound_s: bound_s.max(item.bound_s), stage, ..item.clone() }
+    };
+    Settled { parts: vec![part], ..Settled::default() }
 }
 
 fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut Settled) {
