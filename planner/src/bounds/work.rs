@@ -111,6 +111,18 @@ impl Work {
         }
     }
 
+    /// Work that neither undercuts, where nothing but the layers' seconds differs.
+    pub fn least(mut self, other: &Self) -> Self {
+        for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            kind.forward_s = kind.forward_s.min(other.forward_s);
+            kind.backward_s = kind.backward_s.min(other.backward_s);
+            for (own_s, other_s) in kind.recompute_s.iter_mut().zip(other.recompute_s) {
+                *own_s = own_s.min(other_s);
+            }
+        }
+        self
+    }
+
     /// Seconds of all layers, by a value of their kind.
     pub fn layers_s(&self, value: impl Fn(&KindWork) -> f64) -> f64 {
         self.kinds.iter().zip(&self.counts).map(|(kind, &count)| count as f64 * value(kind)).sum()

@@ -8,13 +8,14 @@ use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
 use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{LayerCost, LayerPricer, Shape, ThreePasses, VocabCost};
+use crate::cost::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
+use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
 use crate::simulate::Durations;
 use crate::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Dtype, RankOrder, Recompute};
+use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute};
 use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -41,6 +42,10 @@ pub struct Ground<'a> {
     pipelines: RefCell<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+    /// By everything but the split of experts.
+    shared: RefCell<HashMap<SheetKey, Rc<Shared>>>,
+    /// By resident tokens, expert-parallel degrees, number format and group.
+    experts: RefCell<HashMap<(u64, u64, u64, Dtype, GroupShape), ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
     slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
@@ -65,6 +70,18 @@ pub struct Sheet {
     mixes: RefCell<KnownMixes>,
 }
 
+/// Sheets that are kept, a kilobyte or two each.
+const MOST_SHEETS: usize = 1 << 14;
+
+/// What all splits of the experts have in common.
+#[derive(Debug)]
+struct Shared {
+    /// By kind.
+    pieces: Vec<Pieces>,
+    /// Everything but the layers.
+    ends: Sheet,
+}
+
 /// Undominated mixes by layers of each kind and what is allowed.
 type KnownMixes = HashMap<(Vec<usize>, Recompute), Rc<Vec<MixCost>>>;
 
@@ -85,7 +102,7 @@ impl Sheet {
 struct SheetKey {
     split: Split,
     cp_style: models::decisions::CpStyle,
-    moe_overlap: models::decisions::MoeOverlap,
+    moe_overlap: MoeOverlap,
     moe_overlap_degree: u64,
     dtype: Dtype,
     ep_group: GroupShape,
@@ -116,6 +133,8 @@ impl<'a> Ground<'a> {
             pipelines: RefCell::default(),
             sheets: RefCell::default(),
             floors: RefCell::default(),
+            shared: RefCell::default(),
+            experts: RefCell::default(),
             expert_floors: RefCell::default(),
             vocab_shards: RefCell::default(),
             slopes: RefCell::default(),
@@ -144,7 +163,11 @@ impl<'a> Ground<'a> {
             return Rc::clone(sheet);
         }
         let sheet = Rc::new(self.price(&shape));
-        self.sheets.borrow_mut().insert(key, Rc::clone(&sheet));
+        let mut sheets = self.sheets.borrow_mut();
+        if sheets.len() >= MOST_SHEETS {
+            sheets.clear();
+        }
+        sheets.insert(key, Rc::clone(&sheet));
         sheet
     }
 
@@ -182,9 +205,13 @@ impl<'a> Ground<'a> {
 
     /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
     pub fn work(&self, d: &Decisions, sheet: &Sheet) -> Work {
-        let work = Work::new(self, d, sheet);
+        self.with_passes(d, sheet, &Work::new(self, d, sheet))
+    }
+
+    /// The same from work without vocabulary passes.
+    pub fn with_passes(&self, d: &Decisions, sheet: &Sheet, work: &Work) -> Work {
         match super::vocab_passes(self, d, sheet) {
-            None => work,
+            None => work.clone(),
             Some(passes) => {
                 let (embedding, head) = self.vocab_params(d.tp * d.pp);
                 let head = if self.model.tied_embeddings { 0.0 } else { head };
@@ -281,13 +308,57 @@ impl<'a> Ground<'a> {
         }
     }
 
+    /// Prices of the layers under decisions, not remembered: for those who look at many splits of experts.
+    pub fn price_of(&self, d: &Decisions) -> Sheet {
+        self.price(&self.shape(d))
+    }
+
     fn price(&self, shape: &Shape) -> Sheet {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let kinds = self.layers.kinds.iter();
-        Sheet {
-            layer: kinds.map(|&kind| pricer.layer(kind, shape)).collect(),
-            ..self.price_ends(shape)
+        let kinds = || self.layers.kinds.iter();
+        if self.model.moe.is_none() {
+            let layer = kinds().map(|&kind| pricer.layer(kind, shape)).collect();
+            return Sheet { layer, ..self.price_ends(shape) };
         }
+        let shared = self.shared(shape);
+        let experts = self.experts(shape);
+        let layer = |(&kind, pieces): (&LayerKind, &Pieces)| {
+            pricer.layer_of(kind, shape, pieces, &experts)
+        };
+        Sheet {
+            layer: kinds().zip(&shared.pieces).map(layer).collect(),
+            params: kinds().map(|&kind| layer_params(self.model, kind, &shape.split)).collect(),
+            vocab: shared.ends.vocab,
+            tokens: shared.ends.tokens,
+            hidden_bytes: shared.ends.hidden_bytes,
+            transient_bytes: shared.ends.transient_bytes,
+            mixes: RefCell::default(),
+        }
+    }
+
+    /// What all splits of the experts have in common.
+    fn shared(&self, shape: &Shape) -> Rc<Shared> {
+        let split = Split { ep: 1, etp: 1, ..shape.split };
+        let ep_group = GroupShape { within: vec![] };
+        let overlap = (MoeOverlap::None, 1);
+        let (moe_overlap, moe_overlap_degree) = overlap;
+        let key = SheetKey { split, moe_overlap, moe_overlap_degree, ep_group, ..SheetKey::new(shape) };
+        if let Some(known) = self.shared.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pieces = self.layers.kinds.iter().map(|&kind| pricer.pieces(kind, shape)).collect();
+        let shared = Rc::new(Shared { pieces, ends: self.price_ends(shape) });
+        self.shared.borrow_mut().insert(key, Rc::clone(&shared));
+        shared
+    }
+
+    fn experts(&self, shape: &Shape) -> ExpertPieces {
+        let split = &shape.split;
+        let resident = split.resident_tokens(self.model);
+        let key = (resident, split.ep, split.etp, shape.dtype, shape.ep_group.clone());
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
     }
 
     /// Everything of a sheet but the layers' times.

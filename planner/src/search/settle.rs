@@ -40,10 +40,11 @@ pub(super) struct Item {
 pub(super) enum Stage {
     /// All but the split of experts.
     Context(Arc<[ExpertSplit]>),
-    /// A node, with the bound of its context.
-    Node,
-    /// A node with the least bound of its pipelines.
-    Bounded,
+    /// A node, with the bound of its context; with several splits, those that differ in nothing but how the
+    /// all-to-all is overlapped.
+    Node(Arc<[ExpertSplit]>),
+    /// The same with the least bound of its pipelines.
+    Bounded(Arc<[ExpertSplit]>),
     /// A pipeline by its degrees alone.
     Pipeline,
     /// A pipeline with the recomputation that memory makes necessary.
@@ -160,8 +161,9 @@ impl<'a> Worker<'a> {
     pub fn settle(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         match &item.stage {
             Stage::Context(splits) => self.split(item, splits, best_s),
-            Stage::Node => self.bound_node(item, best_s),
-            Stage::Bounded => self.pipelines(item, best_s),
+            Stage::Node(splits) => self.bound_node(item, splits, best_s),
+            Stage::Bounded(splits) if splits.len() > 1 => self.single_nodes(item, splits, best_s),
+            Stage::Bounded(_) => self.pipelines(item, best_s),
             Stage::Pipeline => self.check_pipeline(item, best_s, paths),
             Stage::Checked => self.settle_states(item, best_s, paths),
         }
@@ -195,21 +197,55 @@ impl<'a> Worker<'a> {
         let work = Work::new(&self.ground, &d, &sheet);
         let bound_s = self.mean_s(&d, &work);
         let count = count * splits.len() as u64;
-        let stage = if dense { Stage::Node } else { Stage::Context(splits) };
+        let stage = if dense { Stage::Node(splits) } else { Stage::Context(splits) };
         Item { bound_s, decisions: d, count, stage }
     }
 
+    /// Splits a context by how many ranks share its experts; how the all-to-all is overlapped comes later.
     fn split(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
         let mut settled = Settled::default();
         let count = item.count / splits.len() as u64;
-        for split in splits {
-            let d = split.of(&item.decisions);
-            let work = Work::new(&self.ground, &d, &self.ground.sheet(&d));
-            let bound_s = self.mean_s(&d, &work);
+        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
+            let count = count * alike.len() as u64;
+            let work = self.least_work(&item.decisions, alike);
+            let bound_s = self.mean_s(&item.decisions, &work).max(item.bound_s);
             if bound_s >= best_s {
                 settled.cut_by_time += count;
             } else {
-                settled.parts.push(Item { bound_s, decisions: d, count, stage: Stage::Node });
+                let decisions = alike[0].of(&item.decisions);
+                let stage = Stage::Node(Arc::from(alike));
+                settled.parts.push(Item { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Work that no split of several undercuts.
+    fn least_work(&self, d: &Decisions, splits: &[ExpertSplit]) -> Work {
+        let of = |split: &ExpertSplit| {
+            let d = split.of(d);
+            if splits.len() == 1 {
+                return Work::new(&self.ground, &d, &self.ground.sheet(&d));
+            }
+            Work::new(&self.ground, &d, &self.ground.price_of(&d))
+        };
+        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+        least.unwrap_or_else(|| Work::new(&self.ground, d, &self.ground.sheet(d)))
+    }
+
+    /// Nodes of a group.
+    fn single_nodes(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let count = item.count / splits.len() as u64;
+        for split in splits {
+            let decisions = split.of(&item.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s = self.mean_s(&decisions, &work).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let stage = Stage::Node(Arc::from([*split]));
+                settled.parts.push(Item { bound_s, decisions, count, stage });
             }
         }
         settled
@@ -266,7 +302,7 @@ impl<'a> Worker<'a> {
                 way_s: a.way_s.min(b.way_s),
                 barriers: a.barriers,
             });
-            (Rc::new(ground.work(d, sheet)), least.unwrap_or_default())
+            (Rc::new(ground.with_passes(d, sheet, &node.work)), least.unwrap_or_default())
         });
         line.passes = Some(*way);
         (line, Rc::clone(work))
@@ -340,9 +376,12 @@ impl<'a> Worker<'a> {
 
     /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes and no
     /// further than a little beyond the bound it has.
-    fn bound_node(&mut self, item: &Item, best_s: f64) -> Settled {
+    fn bound_node(&mut self, item: &Item, splits: &Arc<[ExpertSplit]>, best_s: f64) -> Settled {
         let d = &item.decisions;
         let node = &mut self.view(d);
+        if splits.len() > 1 {
+            node.work = Rc::new(self.least_work(d, splits));
+        }
         let mut kinds: Vec<(f64, Decisions)> = vec![];
         for kind in self.kinds(&node.inner) {
             let d = kind.of(d);
@@ -357,7 +396,7 @@ impl<'a> Worker<'a> {
             }
             least_s = least_s.min(self.checked_s(node, &d, least_s).max(quick_s));
         }
-        nearer(item, least_s, limit_s, best_s, Stage::Bounded)
+        nearer(item, least_s, limit_s, best_s, Stage::Bounded(Arc::clone(splits)))
     }
 
     fn pipelines(&mut self, item: &Item, best_s: f64) -> Settled {
