@@ -198,21 +198,32 @@ impl Lister<'_> {
     /// fits or lies below `limit_s`.
     pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
         let trade = Trade::new(&self.work.kinds, self.line.options());
-        let mut least_s = f64::INFINITY;
+        let mut least_s = limit_s;
         for member in &members.members {
-            let limit_s = limit_s.min(least_s);
-            let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
-            let free_s = self.rows_s(member, &member.corners, pinned_s);
-            if free_s >= limit_s {
-                continue;
-            }
-            least_s = least_s.min(if self.budget_bytes == f64::INFINITY {
-                free_s
-            } else {
-                self.fitting_s(members, member, &trade, limit_s)
-            });
+            least_s = least_s.min(self.member_s(members, member, &trade, least_s));
         }
         if least_s < limit_s { least_s } else { f64::INFINITY }
+    }
+
+    /// The members below `limit_s` by position, with their bounds.
+    pub fn below(&self, members: &Members, limit_s: f64) -> Vec<(usize, f64)> {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let of = |member| self.member_s(members, member, &trade, limit_s);
+        let bounds = members.members.iter().map(of).enumerate();
+        bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// A member's bound; infinite where it is not below the limit.
+    fn member_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
+        let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
+        let free_s = self.rows_s(member, &member.corners, pinned_s);
+        if free_s >= limit_s {
+            return f64::INFINITY;
+        }
+        if self.budget_bytes == f64::INFINITY {
+            return free_s;
+        }
+        self.fitting_s(members, member, trade, limit_s)
     }
 
     /// With the recomputation that memory makes necessary.

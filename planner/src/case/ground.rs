@@ -401,7 +401,7 @@ impl<'a> Ground<'a> {
     /// because collectives never get faster with size.
     pub fn seconds_per_byte(&self, op: Collective, group: &GroupShape) -> f64 {
         const MOST_BYTES: f64 = 1e13;
-        const STEP: f64 = 1.1;
+        const STEP: f64 = 1.03;
         if group.size() == 1 {
             return 0.0;
         }

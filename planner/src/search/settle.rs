@@ -510,21 +510,35 @@ impl<'a> Worker<'a> {
     ) {
         let bar_s = settled.bar_s(best_s);
         let line = self.ground.line(&d, &node.sheet);
-        let work = self.ground.work(&d, &node.sheet);
-        let budget = self.task.cluster.usable_bytes() - work.workspace_bytes;
-        let least = closed::least_bytes(&work, d.pp as f64, view.bytes, line.options());
+        let plain = self.ground.work(&d, &node.sheet);
+        let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
+        let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
             settled.cut_by_memory += 1;
             return;
         }
-        let work = view.added_to(&work, &line);
+        let work = view.added_to(&plain, &line);
         let mean = work.params() * (1.0 / line.devices as f64);
-        let mut core_s = self.placed_s(&line, &work, view, bar_s) + view.step_of_s(mean);
+        let step_s = view.step_of_s(mean);
+        if let Some(list) = List::of(d.vocab, d.vpp) {
+            let budget_bytes = self.budget_bytes(&line, &plain, view);
+            let lister = Lister { line: &line, work: &work, state: view, budget_bytes };
+            let members = self.members(list, &line);
+            let below = lister.below(&members, self.core_s(bar_s) - step_s);
+            if below.is_empty() {
+                settled.cut_by_time += 1;
+            } else {
+                settled.placed += 1;
+                self.place_listed(d, list, below, bar_s, settled);
+            }
+            return;
+        }
+        let mut core_s = self.placed_s(&line, &work, view, bar_s) + step_s;
         if line.chunks == 1 && self.finish_s(core_s) < bar_s {
             let key = PipelineKey::new(&d);
             let own = settled.paths.iter().filter(|(of, _)| *of == key).map(|(_, path)| path);
             let known = paths.get(&key).into_iter().flatten().chain(own);
-            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, known) + view.step_of_s(mean));
+            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, known) + step_s);
         }
         let bound_s = bound_s.max(self.finish_s(core_s));
         if bound_s >= bar_s {
@@ -567,19 +581,32 @@ impl<'a> Worker<'a> {
         self.finish_s(core_s + view.step_of_s(mean)) >= best_s
     }
 
+    /// Tries the listed placements whose bounds lie below the best time, most promising first.
+    fn place_listed(
+        &mut self,
+        d: Decisions,
+        list: List,
+        mut below: Vec<(usize, f64)>,
+        bar_s: f64,
+        settled: &mut Settled,
+    ) {
+        let Ok(case) = Case::new(&self.ground, d) else { return };
+        below.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let all = self.ground.listed_ranges(list, case.stages());
+        let tried: Vec<_> = below.into_iter().map(|(position, _)| all[position].clone()).collect();
+        let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
+        let best = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
+        if let Some((placed, value_s)) = best {
+            offer(&case, placed, value_s, bar_s, settled);
+        }
+    }
+
     /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
     /// far may still be hidden in it.
     fn place(&mut self, d: Decisions, bound_s: f64, bar_s: f64, settled: &mut Settled) {
         let Ok(case) = Case::new(&self.ground, d) else { return };
         let cutoff_s = case.core_s(bar_s);
         let ignore_memory = self.task.ignore_memory;
-        if let Some(list) = case.listed_ranges() {
-            let best = case.best_listed(&list, cutoff_s, ignore_memory, &mut self.scratch);
-            if let Some((placed, value_s)) = best {
-                offer(&case, placed, value_s, bar_s, settled);
-            }
-            return;
-        }
         let Some(problem) = case.problem(cutoff_s, ignore_memory) else { return };
         let Some(bounded) = dynamic::solve(&problem) else { return };
         let bound_s = bound_s.max(case.finish_s(bounded.bound_s));
