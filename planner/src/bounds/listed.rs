@@ -19,6 +19,8 @@ pub type Ranges = Vec<(usize, usize)>;
 /// Listed placements on one pipeline, with what devices hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Members {
+    /// The placements.
+    pub list: Vec<Ranges>,
     members: Vec<Member>,
     /// By device, micro-batches in flight of the first and of the last chunk.
     held: Vec<(f64, f64)>,
@@ -70,7 +72,7 @@ impl Members {
     }
 
     /// The placements `list` on the pipeline that a key describes; stages go round the devices.
-    pub fn new(layers: &Layers, line: &Line, list: &[Ranges]) -> Self {
+    pub fn new(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
         let line = Line { micro_batches: Self::key(line).3, ..*line };
         let in_flight: Vec<Vec<usize>> = (0..line.devices)
             .map(|device| {
@@ -90,6 +92,7 @@ impl Members {
             least_held: [0, 1, 2, 3].map(of_kind),
             most_held: members.iter().map(Member::most_held).fold(1.0, f64::max),
             members,
+            list,
         }
     }
 

@@ -191,7 +191,7 @@ impl Warm {
         Self { forwards: forwards as f64, vocab }
     }
 
-    fn new(problem: &Problem, stage: usize) -> Self {
+    pub(super) fn new(problem: &Problem, stage: usize) -> Self {
         let pipeline = &problem.pipeline;
         Self::of(pipeline.devices, pipeline.micro_batches, stage, problem.vocab)
     }
@@ -199,26 +199,31 @@ impl Warm {
     /// What the way of `below_s` beyond the stage takes longer than its own passes in the meantime, of
     /// which a forward (a backward, at the end) takes `pass_s`.
     pub(crate) fn wait_s(&self, pass_s: f64, below_s: f64) -> f64 {
+        (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
+    }
+
+    /// Forwards between the first micro-batch's own and its backward.
+    pub(super) fn passes(&self) -> f64 {
+        self.forwards - 1.0
+    }
+
+    /// The way through the vocabulary layers, less the vocabulary passes run in the meantime at most, s.
+    pub(super) fn vocab_s(&self) -> f64 {
         let vocab = &self.vocab;
-        let passes_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
-        (below_s + vocab.way_s - (self.forwards - 1.0) * pass_s - passes_s).max(0.0)
+        let run_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
+        vocab.way_s - run_s
+    }
+
+    /// Whether the waits at both ends are different times: with few micro-batches they may be the same.
+    pub(super) fn apart(&self, micro_batches: usize) -> bool {
+        micro_batches as f64 >= self.forwards + 1.0
     }
 
     /// Both waits where they are different times: with few micro-batches they may be the same.
     pub(crate) fn both_s(&self, micro_batches: usize, first_s: f64, last_s: f64) -> f64 {
-        let apart = micro_batches as f64 >= self.forwards + 1.0;
+        let apart = self.apart(micro_batches);
         if apart { first_s + last_s } else { first_s.max(last_s) }
     }
-}
-
-/// Forwards a stage runs before its first backward's own forward.
-pub(super) fn warm_up(problem: &Problem, stage: usize) -> usize {
-    (problem.pipeline.devices - 1 - stage).min(problem.pipeline.micro_batches - 1)
-}
-
-/// Whether the waits at both ends are different times: with few micro-batches they may be the same.
-pub(super) fn waits_apart(problem: &Problem, stage: usize) -> bool {
-    problem.pipeline.micro_batches >= warm_up(problem, stage) + 2
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {

@@ -19,7 +19,8 @@
 //!   finitely many, every one bounds every placement from below, so the loop ends at the optimum.
 //! - *cut-off*: `barrier_s + step_s ≤` the best value known.
 
-use super::{Choice, Problem, Scratch, dynamic};
+use super::dynamic::Warm;
+use super::{Choice, Problem, Scratch};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
     Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
@@ -357,21 +358,19 @@ impl Writer<'_> {
             let own = self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
             let (first, last) = self.waits[stage];
             let row = ramp + own + tail.clone();
-            if dynamic::waits_apart(problem, stage) {
+            let warm = Warm::new(problem, stage);
+            if warm.apart(problem.pipeline.micro_batches) {
                 model.add_constraint(constraint!(self.barrier >= row + first + last));
             } else {
                 model.add_constraint(constraint!(self.barrier >= row.clone() + first));
                 model.add_constraint(constraint!(self.barrier >= row + last));
             }
-            if problem.vocab.passes_s > 0.0 {
-                continue;
-            }
-            let warm_up = dynamic::warm_up(problem, stage) as f64;
             let below: Expression = (stage + 1..stages).map(|j| load(j) + link(j - 1)).sum();
-            let forward = self.seconds(stage, |c| warm_up * c.forward_s);
-            let backward = self.seconds(stage, |c| warm_up * c.backward_s);
-            model.add_constraint(constraint!(first >= below.clone() - forward));
-            model.add_constraint(constraint!(last >= below - backward));
+            let beyond = below + warm.vocab_s() * self.scale;
+            let forward = self.seconds(stage, |c| warm.passes() * c.forward_s);
+            let backward = self.seconds(stage, |c| warm.passes() * c.backward_s);
+            model.add_constraint(constraint!(first >= beyond.clone() - forward));
+            model.add_constraint(constraint!(last >= beyond - backward));
         }
     }
 

@@ -369,7 +369,7 @@ impl<'a> Worker<'a> {
         let ground = &self.ground;
         let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
             let ranges = ground.listed_ranges(list, line.devices * line.chunks);
-            Rc::new(Members::new(&ground.layers, line, &ranges))
+            Rc::new(Members::new(&ground.layers, line, ranges))
         });
         Rc::clone(members)
     }
@@ -529,7 +529,7 @@ impl<'a> Worker<'a> {
                 settled.cut_by_time += 1;
             } else {
                 settled.placed += 1;
-                self.place_listed(d, list, below, bar_s, settled);
+                self.place_listed(d, &members, below, bar_s, settled);
             }
             return;
         }
@@ -585,15 +585,15 @@ impl<'a> Worker<'a> {
     fn place_listed(
         &mut self,
         d: Decisions,
-        list: List,
+        members: &Members,
         mut below: Vec<(usize, f64)>,
         bar_s: f64,
         settled: &mut Settled,
     ) {
         let Ok(case) = Case::new(&self.ground, d) else { return };
         below.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let all = self.ground.listed_ranges(list, case.stages());
-        let tried: Vec<_> = below.into_iter().map(|(position, _)| all[position].clone()).collect();
+        let ranges = below.into_iter().map(|(position, _)| members.list[position].clone());
+        let tried: Vec<_> = ranges.collect();
         let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
         let best = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
         if let Some((placed, value_s)) = best {
