@@ -10,6 +10,9 @@ fn main() {
     t.cutoff_s = a[4].parse().unwrap();
     let o = search(&t, &mut |_, _| {});
     println!("{:?}", o.proof);
-    if let Some(f) = &o.best { println!("{} {:?}", f.priced.iteration_s, f.decisions); }
-    let hwm = std::fs::read_to_string("/proc/self/status").unwrap(); println!("{}", hwm.lines().find(|l| l.starts_with("VmHWM")).unwrap());
+    if let Some(f) = &o.best {
+        println!("{} {:?}", f.priced.iteration_s, f.decisions);
+    }
+    let hwm = std::fs::read_to_string("/proc/self/status").unwrap();
+    println!("{}", hwm.lines().find(|l| l.starts_with("VmHWM")).unwrap());
 }

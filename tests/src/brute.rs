@@ -3,8 +3,8 @@
 use models::decisions::{Decisions, Recompute};
 use models::model::ModelSpec;
 use planner::case::Case;
-use planner::case::ground::Ground;
 use planner::case::family::Ranges;
+use planner::case::ground::Ground;
 use planner::case::levels::{Chain, Levels};
 use planner::case::mixes::Mix;
 use planner::case::priced::{Placed, PlacedStage, Priced};
@@ -99,6 +99,19 @@ pub fn placements(case: &Case<'_>) -> Vec<Placed> {
     }
 }
 
+/// Every cut with every mix, whatever is listed; `None` where there are more than `most`.
+pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
+    let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
+    let mut found = vec![];
+    for ranges in cuts(case.ground.model.layers, case.stages(), ends_hold_vocab) {
+        found.extend(with_mixes(case, &ranges));
+        if found.len() > most {
+            return None;
+        }
+    }
+    Some(found)
+}
+
 /// All devices on the same chain, each at any of its levels.
 fn at_every_level(case: &Case<'_>, ranges: &Ranges) -> Vec<Placed> {
     let chains = Levels::chains(case.decisions.recompute).iter();
@@ -122,7 +135,8 @@ fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
         let counts = case.ground.layers.counts(start, end);
         PlacedStage { start, end, mix: levels[device].mix(chosen[device], &counts) }
     };
-    let placed = |chosen: &Vec<usize>| ranges.iter().enumerate().map(|s| stage(s, chosen)).collect();
+    let placed =
+        |chosen: &Vec<usize>| ranges.iter().enumerate().map(|s| stage(s, chosen)).collect();
     chosen.iter().map(placed).collect()
 }
 

@@ -157,7 +157,8 @@ impl<'a> Maker<'a> {
 
 /// A micro-batch's way through vocabulary passes that are alike on all devices.
 fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
-    let (Some(first), Some(middle), Some(last)) = (d.first.first(), d.middle.first(), d.last.first())
+    let (Some(first), Some(middle), Some(last)) =
+        (d.first.first(), d.middle.first(), d.last.first())
     else {
         return VocabWay::default();
     };

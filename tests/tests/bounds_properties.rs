@@ -118,7 +118,8 @@ impl<'a> Subject<'a> {
         let mut counts = vec![];
         for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
             self.line.in_flight(device, &mut counts);
-            let within = |vector: &Vec<u32>| counts.iter().zip(vector).all(|(a, b)| *a <= *b as usize);
+            let within =
+                |vector: &Vec<u32>| counts.iter().zip(vector).all(|(a, b)| *a <= *b as usize);
             assert!(
                 vectors.iter().any(within),
                 "{}: {counts:?} in flight on device {device}, none of {vectors:?}",
@@ -171,12 +172,15 @@ fn no_bound_exceeds_any_placement() {
             }
             compared += 1;
             let d = &case.decisions;
-            for (count, is) in kinds.iter_mut().zip([d.vpp > 1, d.pp > 1, d.vocab.over_pipeline()]) {
+            for (count, is) in kinds.iter_mut().zip([d.vpp > 1, d.pp > 1, d.vocab.over_pipeline()])
+            {
                 *count += u64::from(is);
             }
         }
     }
-    println!("{compared} configurations, several chunks, pipeline, vocabulary passes: {kinds:?}, closest {closest}");
+    println!(
+        "{compared} configurations, several chunks, pipeline, vocabulary passes: {kinds:?}, closest {closest}"
+    );
     assert!(kinds.iter().all(|&count| count > 20), "{kinds:?}");
     assert!(closest > 0.95, "a bound this far below tests nothing: {closest}");
 }

@@ -91,7 +91,15 @@ impl<'a> Cutter<'a> {
             before.push(sums);
         }
         let view = |stage| StageView::new(line, work, state, stage, budget_bytes);
-        Self { line, work, state, trade, layers, before, stages: (0..line.devices).map(view).collect() }
+        Self {
+            line,
+            work,
+            state,
+            trade,
+            layers,
+            before,
+            stages: (0..line.devices).map(view).collect(),
+        }
     }
 
     fn len(&self) -> usize {
@@ -299,7 +307,8 @@ fn way_s(line: &Line, from: usize, to: usize) -> f64 {
         return 0.0;
     }
     let ends = usize::from(from == 0) + usize::from(to == line.devices);
-    let blocking_s = if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
+    let blocking_s =
+        if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
     blocking_s + (to - from) as f64 * line.round_trip_s()
 }
 

@@ -101,7 +101,14 @@ impl Members {
     ///
     /// What all devices lack together must be saved, and a second of recomputation in all chunks of a device
     /// to the same level saves as many times a layer's bytes as its layers are in flight on average.
-    pub fn recompute_s(&self, line: &Line, work: &Work, trade: &Trade, state_bytes: [f64; 2], budget: f64) -> f64 {
+    pub fn recompute_s(
+        &self,
+        line: &Line,
+        work: &Work,
+        trade: &Trade,
+        state_bytes: [f64; 2],
+        budget: f64,
+    ) -> f64 {
         let first_s = trade.at_first(&work.counts).0;
         let scale = if holds_all(line) { line.m() } else { 1.0 };
         let bytes = |(kind, held): (usize, &f64)| held * scale * trade.first_of(kind).1;
@@ -134,7 +141,8 @@ impl Member {
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         }
         // Vocabulary and transfers make the ends different.
-        let stands_for = |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
+        let stands_for =
+            |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
         let corners = (0..p).filter(|&device| !stands_for(device)).collect();
         Self { before, devices, corners }
     }
@@ -230,13 +238,7 @@ impl Lister<'_> {
     }
 
     /// With the recomputation that memory makes necessary.
-    fn fitting_s(
-        &self,
-        members: &Members,
-        member: &Member,
-        trade: &Trade,
-        limit_s: f64,
-    ) -> f64 {
+    fn fitting_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
         let p = self.line.devices;
         let all: Vec<usize> = (0..p).collect();
         let free = |device: usize| self.free_bytes(member, device, members.held[device]);
@@ -289,7 +291,8 @@ impl Lister<'_> {
         } else {
             if device == 0 {
                 params.dense += embedding.params;
-                fixed += embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
+                fixed +=
+                    embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
             }
             if device + 1 == p {
                 params.dense += head.params;
@@ -317,7 +320,11 @@ impl Lister<'_> {
         let levels = Levels::new(chain, self.line.recompute, device.longest);
         let level = levels.least(|level| self.device_bytes(device, levels, level) <= free);
         let Some(level) = level else { return f64::INFINITY };
-        device.alike.iter().map(|alike| alike.chunks * self.stage_s(levels, level, &alike.layers)).sum()
+        device
+            .alike
+            .iter()
+            .map(|alike| alike.chunks * self.stage_s(levels, level, &alike.layers))
+            .sum()
     }
 
     fn device_bytes(&self, device: &Device, levels: Levels, level: usize) -> f64 {

@@ -44,9 +44,8 @@ impl StateView {
     pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
         let state = StateCost::new(ground.cluster, d, &ground.domains);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
-        let least = |params| {
-            state.least_exposed(params, |op, group| ground.seconds_per_byte(op, group))
-        };
+        let least =
+            |params| state.least_exposed(params, |op, group| ground.seconds_per_byte(op, group));
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()

@@ -35,7 +35,8 @@ impl Trade {
             hull(index, kind, options, &mut steps);
         }
         steps.sort_by(|a, b| (a.seconds * b.bytes).total_cmp(&(b.seconds * a.bytes)));
-        let rebuilt = |kind: &KindWork, option: usize| kind.saved_bytes[0] - kind.saved_bytes[option];
+        let rebuilt =
+            |kind: &KindWork, option: usize| kind.saved_bytes[0] - kind.saved_bytes[option];
         let buffer = |kind: &KindWork| {
             let all = options.iter().filter(|&&option| option > 0);
             all.map(|&option| rebuilt(kind, option)).fold(f64::INFINITY, f64::min).max(0.0)

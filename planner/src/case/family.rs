@@ -64,7 +64,10 @@ impl Case<'_> {
             let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
             let stages = self.stage_costs(ranges, &mut costs);
             let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
-            if !hosts || self.chain_s(&self.columns_at(ranges, &stages, &self.first_mixes(ranges))) >= limit_s {
+            if !hosts
+                || self.chain_s(&self.columns_at(ranges, &stages, &self.first_mixes(ranges)))
+                    >= limit_s
+            {
                 continue;
             }
             for mixes in self.fitting_mixes(ranges, &stages, ignore_memory) {
@@ -158,7 +161,13 @@ impl Case<'_> {
                 let (start, end) = ranges[stage];
                 self.fastest_mix(stage, (start, end), cost, budget)
             };
-            return stages.iter().enumerate().map(stage).collect::<Option<Vec<_>>>().into_iter().collect();
+            return stages
+                .iter()
+                .enumerate()
+                .map(stage)
+                .collect::<Option<Vec<_>>>()
+                .into_iter()
+                .collect();
         }
         let chains = Levels::chains(self.decisions.recompute).iter();
         chains.filter_map(|&chain| self.levelled_mixes(ranges, stages, chain)).collect()
@@ -179,7 +188,8 @@ impl Case<'_> {
         let mut mixes = self.first_mixes(ranges);
         for device in 0..self.devices() {
             let levels = self.levels_of(device, ranges, chain);
-            let level = levels.least(|level| self.device_fits(device, ranges, stages, levels, level))?;
+            let level =
+                levels.least(|level| self.device_fits(device, ranges, stages, levels, level))?;
             for stage in (device..ranges.len()).step_by(self.devices()) {
                 mixes[stage] = self.mix_at(ranges[stage], levels, level);
             }
@@ -208,11 +218,22 @@ impl Case<'_> {
     ) -> bool {
         let own = (device..ranges.len()).step_by(self.devices());
         let columns: Vec<Column> = own
-            .map(|stage| self.column(ranges[stage], 0, &stages[stage], &self.mix_at(ranges[stage], levels, level)))
+            .map(|stage| {
+                self.column(
+                    ranges[stage],
+                    0,
+                    &stages[stage],
+                    &self.mix_at(ranges[stage], levels, level),
+                )
+            })
             .collect();
         let states: f64 = columns.iter().map(|column| column.state_bytes).sum();
         let held = |counts: &Vec<u32>| -> f64 {
-            counts.iter().zip(&columns).map(|(&n, column)| f64::from(n) * column.in_flight_bytes).sum()
+            counts
+                .iter()
+                .zip(&columns)
+                .map(|(&n, column)| f64::from(n) * column.in_flight_bytes)
+                .sum()
         };
         let most = self.pipeline().in_flight[device].iter().map(held).fold(0.0, f64::max);
         states + most <= self.budget_bytes()
@@ -220,9 +241,8 @@ impl Case<'_> {
 }
 
 fn placed(ranges: &Ranges, mixes: Vec<MixCost>) -> Placed {
-    let stage = |(&(start, end), mix): (&(usize, usize), MixCost)| {
-        PlacedStage { start, end, mix: mix.mix }
-    };
+    let stage =
+        |(&(start, end), mix): (&(usize, usize), MixCost)| PlacedStage { start, end, mix: mix.mix };
     ranges.iter().zip(mixes).map(stage).collect()
 }
 

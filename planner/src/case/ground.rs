@@ -192,7 +192,8 @@ impl<'a> Ground<'a> {
         let resident = shape.split.resident_tokens(self.model);
         let key = (resident, shape.split.tp, shape.dtype);
         let price = || {
-            let (experts, ffn) = self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
+            let (experts, ffn) =
+                self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
             let ways = divisors(shape.split.tp).into_iter().filter(|etp| ffn.is_multiple_of(*etp));
             let of = |etp| divisors(experts).into_iter().map(move |ep| (ep, etp));
             let splits: Vec<Split> =
@@ -322,9 +323,8 @@ impl<'a> Ground<'a> {
         }
         let shared = self.shared(shape);
         let experts = self.experts(shape);
-        let layer = |(&kind, pieces): (&LayerKind, &Pieces)| {
-            pricer.layer_of(kind, shape, pieces, &experts)
-        };
+        let layer =
+            |(&kind, pieces): (&LayerKind, &Pieces)| pricer.layer_of(kind, shape, pieces, &experts);
         Sheet {
             layer: kinds().zip(&shared.pieces).map(layer).collect(),
             params: kinds().map(|&kind| layer_params(self.model, kind, &shape.split)).collect(),
@@ -342,7 +342,8 @@ impl<'a> Ground<'a> {
         let ep_group = GroupShape { within: vec![] };
         let overlap = (MoeOverlap::None, 1);
         let (moe_overlap, moe_overlap_degree) = overlap;
-        let key = SheetKey { split, moe_overlap, moe_overlap_degree, ep_group, ..SheetKey::new(shape) };
+        let key =
+            SheetKey { split, moe_overlap, moe_overlap_degree, ep_group, ..SheetKey::new(shape) };
         if let Some(known) = self.shared.borrow().get(&key) {
             return Rc::clone(known);
         }

@@ -62,7 +62,9 @@ impl Layers {
     /// As [`Self::counts`], without allocation.
     pub fn between(&self, start: usize, end: usize) -> Counts {
         let mut counts = Counts::default();
-        for (count, (to, from)) in counts.iter_mut().zip(self.before[end].iter().zip(&self.before[start])) {
+        for (count, (to, from)) in
+            counts.iter_mut().zip(self.before[end].iter().zip(&self.before[start]))
+        {
             *count = to - from;
         }
         counts

@@ -138,9 +138,8 @@ impl Taken {
     ) -> Option<usize> {
         let [none_bytes, some_bytes, full_bytes] = cost.saved_bytes;
         let kept = (count - full) as f64 * none_bytes + full as f64 * full_bytes;
-        let needed = |buffer: f64| {
-            in_flight * (self.bytes + kept) + self.buffer.max(buffer) - bytes
-        };
+        let needed =
+            |buffer: f64| in_flight * (self.bytes + kept) + self.buffer.max(buffer) - bytes;
         if needed(buffer_bytes(cost, &[count - full, 0, full])) <= 0.0 {
             return Some(0);
         }

@@ -372,7 +372,10 @@ impl<'a> Case<'a> {
                 vocab,
                 ..Durations::default()
             },
-            vocab: self.passes.as_ref().map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
+            vocab: self
+                .passes
+                .as_ref()
+                .map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
             layers: self.ground.layers.len(),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.devices()],
@@ -423,7 +426,8 @@ impl<'a> Case<'a> {
         cost: &StageCost,
         budget: f64,
     ) -> Option<MixCost> {
-        let fits = |mix: &MixCost| self.fits_alone(stage, &self.column(range, 0, cost, mix), budget);
+        let fits =
+            |mix: &MixCost| self.fits_alone(stage, &self.column(range, 0, cost, mix), budget);
         let first = self.first_mix(range.0, range.1);
         if fits(&first) {
             return Some(first);
@@ -487,7 +491,11 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
 /// section 4): all-reduces serve as reduces too, as in the paper's implementation.
-pub(crate) fn vocab_passes(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Option<VocabPassCost> {
+pub(crate) fn vocab_passes(
+    ground: &Ground<'_>,
+    d: &Decisions,
+    sheet: &Sheet,
+) -> Option<VocabPassCost> {
     if !d.vocab.over_pipeline() {
         return None;
     }

@@ -384,7 +384,8 @@ impl LayerPricer<'_> {
         attention: &ThreePasses,
         pieces: &ExpertPieces,
     ) -> ThreePasses {
-        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: etp_s } = *pieces;
+        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: etp_s } =
+            *pieces;
         let block = |expert: Parts, attention_s: f64| {
             let ep_s = self.exposed_all_to_all_s(shape, attention_s, a2a_s, expert.compute_s);
             expert + Parts { ep_s, tp_s: etp_s, ..Parts::default() }

@@ -355,7 +355,8 @@ impl Writer<'_> {
         let tail = self.seconds(0, |c| c.tail_s);
         for stage in 0..stages {
             let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
-            let own = self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
+            let own =
+                self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
             let (first, last) = self.waits[stage];
             let row = ramp + own + tail.clone();
             let warm = Warm::new(problem, stage);

@@ -214,7 +214,8 @@ impl<'a> Run<'a> {
             let done = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
             progress(done + proof.placed, proof.candidates);
         }
-        self.proof.cut_by_time += self.waiting.drain().map(|waiting| waiting.item.count).sum::<u64>();
+        self.proof.cut_by_time +=
+            self.waiting.drain().map(|waiting| waiting.item.count).sum::<u64>();
     }
 
     /// The most promising items, all below the best time.
@@ -259,8 +260,10 @@ impl<'a> Run<'a> {
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         for item in open {
-            let known = self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
-            if item.bound_s < self.best_s && !worker.is_cut_by(&item.decisions, self.best_s, known) {
+            let known =
+                self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
+            if item.bound_s < self.best_s && !worker.is_cut_by(&item.decisions, self.best_s, known)
+            {
                 self.prove(&mut worker, item.decisions);
             }
         }
@@ -275,14 +278,17 @@ impl<'a> Run<'a> {
         let limits = ilp::Limits { time: Duration::from_secs_f64(left_s), paths: true };
         let key = PipelineKey::new(&case.decisions);
         let known = self.paths.get(&key).cloned().unwrap_or_default();
-        let (report, more) = ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
+        let (report, more) =
+            ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
         let kept = Arc::make_mut(&mut self.paths).entry(key).or_default();
         more.into_iter().for_each(|path| remember(kept, path));
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
         if let Some((choice, value_s)) = &report.best {
             let iteration_s = case.finish_s(*value_s);
-            if let Some(placed) = case.placed(&problem, choice).filter(|_| iteration_s < self.best_s) {
+            if let Some(placed) =
+                case.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
+            {
                 self.best_s = iteration_s;
                 self.best = Some((case.decisions.clone(), placed));
             }

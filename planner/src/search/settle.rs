@@ -261,7 +261,16 @@ impl<'a> Worker<'a> {
             crate::case::hop(&self.ground, &d, &sheet).time_s
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);
-        NodeView { inner, sheet, work, states, hop_s, passes: HashMap::new(), states_s: [None; 2], trades: HashMap::new() }
+        NodeView {
+            inner,
+            sheet,
+            work,
+            states,
+            hop_s,
+            passes: HashMap::new(),
+            states_s: [None; 2],
+            trades: HashMap::new(),
+        }
     }
 
     fn states(&mut self, d: &Decisions, inner: &Inner, sheet: &Sheet) -> Rc<States> {
@@ -276,8 +285,7 @@ impl<'a> Worker<'a> {
 
     /// The pipeline and its work as they are at least, whatever the rank order.
     fn line(&self, node: &mut NodeView, d: &Decisions) -> (Line, Rc<Work>) {
-        let looped =
-            matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+        let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
         let mut line = Line {
             schedule: d.schedule,
             devices: d.pp as usize,
@@ -431,7 +439,9 @@ impl<'a> Worker<'a> {
     /// The longest known chain of a pipeline under states that take least, whatever the rank order,
     /// finished, s.
     fn paths_s(&self, node: &mut NodeView, d: &Decisions, best_s: f64, paths: &Paths) -> f64 {
-        let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else { return 0.0 };
+        let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else {
+            return 0.0;
+        };
         let (line, work) = self.line(node, d);
         let fixed: Vec<_> = node
             .inner
