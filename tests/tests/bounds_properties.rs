@@ -56,14 +56,14 @@ impl<'a> Subject<'a> {
     fn bounds(&self) -> Vec<(&'static str, f64)> {
         let (p, line) = (self.line.devices as f64, &self.line);
         let mean = self.plain.params() * (1.0 / p);
-        let step_s = self.state.step_of_s(mean);
+        let step_s = self.state.step_of_s(mean, line.chunks);
         let trade = Trade::new(&self.plain.kinds, line.options());
         let first_s = trade.at_first(&self.plain.counts).0;
         let load_s = line.m() * ((self.plain.load_s() + first_s) / p + line.passes_s());
         let exposed_s = self.state.in_all_passes_s(&self.plain, line) / p;
         let mut bounds = vec![
             ("closed", closed::passes_s(line, &self.plain, first_s)),
-            ("states", load_s + exposed_s + self.state.tail_of_s(mean) + step_s),
+            ("states", load_s + exposed_s + self.state.tail_of_s(mean, line.chunks) + step_s),
             ("any states", load_s + self.states.least_s(&self.plain, line)),
         ];
         match self.case.listed_ranges() {

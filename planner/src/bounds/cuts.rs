@@ -220,7 +220,7 @@ impl<'a> Cutter<'a> {
 
     /// The first device's reductions: nothing hides them, and every row ends with its last pass.
     fn tail_s(&self, end: usize) -> f64 {
-        self.state.tail_of_s(self.before[end].params)
+        self.state.tail_of_s(self.before[end].params, 1)
     }
 
     /// The first layers that each stage can have at least: the stages from it on then hold all the rest. The

@@ -372,7 +372,8 @@ impl Lister<'_> {
             recomputing_s += own_s;
         }
         let way_s = super::closed::looped_way_s(self.line, self.whole_s() + recomputing_s);
-        let tail_s = self.state.tail_of_s(params_of(self.work, &member.devices[0].layers));
+        let params = params_of(self.work, &member.devices[0].layers);
+        let tail_s = self.state.tail_of_s(params, self.line.chunks);
         longest_s.max(way_s) + tail_s
     }
 

@@ -30,6 +30,8 @@ pub struct StateView {
     tail_s: [f64; 2],
     /// Exposed gathers and updates behind the barrier, s.
     step_s: [f64; 2],
+    /// What reductions and gathers of each stage take however little it holds, s.
+    starts_s: (f64, f64),
     /// Gathers of a layer's weights before each pass, by kind, s.
     gather_s: Vec<f64>,
     /// Reductions of a layer's gradients in a backward pass, by kind, s.
@@ -44,8 +46,11 @@ impl StateView {
     pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
         let state = StateCost::new(ground.cluster, d, &ground.domains);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
-        let least =
-            |params| state.least_exposed(params, |op, group| ground.seconds_per_byte(op, group));
+        let least = |params| {
+            let time = |op, bytes, group: &_| bytes * ground.collective_line(op, group).1;
+            state.least_exposed(params, time)
+        };
+        let starts = state.least_exposed(DENSE, |op, _, group| ground.collective_line(op, group).0);
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
@@ -59,6 +64,7 @@ impl StateView {
             bytes: rates(&|one| state.memory(one).device_bytes()),
             tail_s: rates(&|one| least(one).tail_s),
             step_s: rates(&|one| least(one).step_s + update_s(one)),
+            starts_s: (starts.tail_s, starts.step_s),
             gather_s: by_kind(3, &|params| state.gather_s(params)),
             scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
@@ -82,14 +88,16 @@ impl StateView {
         params.dense * self.bytes[0] + params.expert * self.bytes[1]
     }
 
-    /// Least exposed reductions behind the passes of a device with these parameters, s.
-    pub fn tail_of_s(&self, params: LocalParams) -> f64 {
-        params.dense * self.tail_s[0] + params.expert * self.tail_s[1]
+    /// Least exposed reductions behind the passes of a device with these parameters in so many stages, s.
+    pub fn tail_of_s(&self, params: LocalParams, stages: usize) -> f64 {
+        let each_s = self.starts_s.0 * stages as f64;
+        params.dense * self.tail_s[0] + params.expert * self.tail_s[1] + each_s
     }
 
-    /// Least work behind the barrier of a device with these parameters, s.
-    pub fn step_of_s(&self, params: LocalParams) -> f64 {
-        params.dense * self.step_s[0] + params.expert * self.step_s[1]
+    /// Least work behind the barrier of a device with these parameters in so many stages, s.
+    pub fn step_of_s(&self, params: LocalParams, stages: usize) -> f64 {
+        let each_s = self.starts_s.1 * stages as f64;
+        params.dense * self.step_s[0] + params.expert * self.step_s[1] + each_s
     }
 
     /// Buffers of gathers and reductions, bytes. Breadth-first loops keep a chunk of layers.
@@ -165,6 +173,7 @@ impl States {
             bytes: rates(&|view| view.bytes),
             tail_s: [0.0; 2],
             step_s: [0.0; 2],
+            starts_s: (0.0, 0.0),
             gather_s: vec![0.0; kinds.len()],
             scatter_s: vec![0.0; kinds.len()],
             motion_bytes: 0.0,
@@ -174,12 +183,12 @@ impl States {
     }
 
     /// Least seconds that any choice adds to the mean load of devices with `params` on average: in
-    /// passes (the work of one micro-batch given), behind them and behind the barrier.
+    /// passes (the work of one micro-batch given), behind them and behind the barrier, with one stage each.
     pub fn least_s(&self, work: &Work, line: &Line) -> f64 {
         let mean = work.params() * (1.0 / line.devices as f64);
         let of = |view: &StateView| {
             let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
-            passes_s + view.tail_of_s(mean) + view.step_of_s(mean)
+            passes_s + view.tail_of_s(mean, 1) + view.step_of_s(mean, 1)
         };
         self.views.iter().map(of).fold(f64::INFINITY, f64::min)
     }

@@ -48,7 +48,7 @@ pub struct Ground<'a> {
     experts: RefCell<HashMap<(u64, u64, u64, Dtype, GroupShape), ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
-    slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
+    lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
     vocab_shards: RefCell<HashMap<(SheetKey, u64), VocabCost>>,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Ground<'a> {
             experts: RefCell::default(),
             expert_floors: RefCell::default(),
             vocab_shards: RefCell::default(),
-            slopes: RefCell::default(),
+            lines: RefCell::default(),
         }
     }
 
@@ -396,27 +396,34 @@ impl<'a> Ground<'a> {
         cost
     }
 
-    /// Least seconds a byte that a collective takes at any size up to `MOST_BYTES`.
+    /// A line below the time of a collective at any size up to `MOST_BYTES`: seconds, and seconds a byte.
     ///
     /// Between two sampled sizes the time is at least the smaller's and the bytes at most the larger's,
-    /// because collectives never get faster with size.
-    pub fn seconds_per_byte(&self, op: Collective, group: &GroupShape) -> f64 {
+    /// because collectives never get faster with size. The slope is a little less than the least time a
+    /// byte, so that what small sizes take longer is left for the line's start.
+    pub fn collective_line(&self, op: Collective, group: &GroupShape) -> (f64, f64) {
         const MOST_BYTES: f64 = 1e13;
         const STEP: f64 = 1.03;
+        const SLOPE: f64 = 0.98;
         if group.size() == 1 {
-            return 0.0;
+            return (0.0, 0.0);
         }
         let key = (op, group.clone());
-        if let Some(&known) = self.slopes.borrow().get(&key) {
+        if let Some(&known) = self.lines.borrow().get(&key) {
             return known;
         }
-        let sizes = std::iter::successors(Some(1e3), |bytes| Some(bytes * STEP));
-        let rates = sizes
+        let sizes = std::iter::successors(Some(1.0), |bytes| Some(bytes * STEP));
+        let times: Vec<(f64, f64)> = sizes
             .take_while(|&bytes| bytes < MOST_BYTES)
-            .map(|bytes| collective::time_s(self.cluster, op, bytes, group) / (bytes * STEP));
-        let least = rates.fold(f64::INFINITY, f64::min);
-        self.slopes.borrow_mut().insert(key, least);
-        least
+            .map(|bytes| (bytes * STEP, collective::time_s(self.cluster, op, bytes, group)))
+            .collect();
+        let least = |value: &dyn Fn(f64, f64) -> f64| {
+            times.iter().map(|&(bytes, s)| value(bytes, s)).fold(f64::INFINITY, f64::min)
+        };
+        let slope = SLOPE * least(&|bytes, s| s / bytes);
+        let line = (least(&|bytes, s| s - slope * bytes).max(0.0), slope);
+        self.lines.borrow_mut().insert(key, line);
+        line
     }
 
     /// Embedding with learned positions, and output matrix where it is not the embedding: parameters

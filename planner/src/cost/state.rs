@@ -247,19 +247,20 @@ impl<'a> StateCost<'a> {
         comm_s - (comm_s * self.cluster.software.dp_overlap).min(compute_s)
     }
 
-    /// Least exposed communication of devices that hold `params` on average; `slope` gives the least
-    /// seconds a byte that a collective takes at any size.
+    /// Least exposed communication of devices that hold `params` on average; `least_s` gives seconds that a
+    /// collective of so many bytes takes at least.
     ///
-    /// Admissible for the mean over devices and so for the largest: every exposed share is at least what
-    /// the software cannot overlap, and a collective of `x` bytes takes at least `slope·x`. What stages 2
+    /// Where `least_s` is linear this is admissible for the mean over devices and so for the largest; where
+    /// it is constant, for each stage that holds any such parameters: every exposed share is at least what
+    /// the software cannot overlap. What stages 2
     /// and 3 communicate in every micro-batch is counted once.
     pub fn least_exposed(
         &self,
         params: LocalParams,
-        slope: impl Fn(Collective, &GroupShape) -> f64,
+        least_s: impl Fn(Collective, f64, &GroupShape) -> f64,
     ) -> LeastExposed {
         let bare = 1.0 - self.cluster.software.dp_overlap;
-        let time = |op, bytes: f64, group: &GroupShape| bare * slope(op, group) * bytes;
+        let time = |op, bytes: f64, group: &GroupShape| bare * least_s(op, bytes, group);
         let scatter_s = self.both(params, |count, r| {
             time(Collective::ReduceScatter, count * self.bytes.gradients, &r.shard)
         });

@@ -505,8 +505,8 @@ impl<'a> Worker<'a> {
         let first = line.options()[0];
         let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
         let passes_s = view.in_all_passes_s(work, line) + line.m() * layers_s;
-        let mean_s = passes_s / p + line.m() * line.passes_s() + view.tail_of_s(mean);
-        self.finish_s(mean_s + view.step_of_s(mean))
+        let mean_s = passes_s / p + line.m() * line.passes_s() + view.tail_of_s(mean, line.chunks);
+        self.finish_s(mean_s + view.step_of_s(mean, line.chunks))
     }
 
     fn settle_state(
@@ -529,7 +529,7 @@ impl<'a> Worker<'a> {
         }
         let work = view.added_to(&plain, &line);
         let mean = work.params() * (1.0 / line.devices as f64);
-        let step_s = view.step_of_s(mean);
+        let step_s = view.step_of_s(mean, line.chunks);
         if let Some(list) = List::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&line, &plain, view);
             let lister = Lister { line: &line, work: &work, state: view, budget_bytes };
@@ -588,7 +588,7 @@ impl<'a> Worker<'a> {
         let view = StateView::new(&self.ground, d, &sheet.params);
         let mean = sheet_params(&self.ground, &sheet) * (1.0 / d.pp as f64);
         let core_s = self.chains_s(d, &sheet, &view, best_s, known.iter());
-        self.finish_s(core_s + view.step_of_s(mean)) >= best_s
+        self.finish_s(core_s + view.step_of_s(mean, 1)) >= best_s
     }
 
     /// Tries the listed placements whose bounds lie below the best time, most promising first.
