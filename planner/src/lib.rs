@@ -1,5 +1,6 @@
 //! Costs, the schedule simulator, the search and its ILPs, and explanations.
 
+pub mod bounds;
 pub mod case;
 pub mod cost;
 pub mod explain;

@@ -10,7 +10,7 @@ use models::decisions::{
 };
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Everything that says which combinations there are.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +90,24 @@ impl Inner {
     }
 }
 
+/// Counts what contexts leave open without listing it; contexts of the same shape are counted once.
+#[derive(Debug)]
+pub struct Counter<'a> {
+    space: Space<'a>,
+    known: HashMap<(u64, u64, bool, bool, bool), u64>,
+}
+
+impl Counter<'_> {
+    /// Combinations of a context for each way to split its experts. The choices depend on the pipeline, the
+    /// replicas, and on whether there is one micro-batch and whether the pipeline divides them.
+    pub fn count(&mut self, d: &Decisions) -> u64 {
+        let (m, space) = (d.micro_batches, self.space);
+        let key = (d.pp, d.cp * d.dp, d.dp == 1, m == 1, m.is_multiple_of(d.pp));
+        let count = || space.inner(&Node { decisions: d.clone() }).count();
+        *self.known.entry(key).or_insert_with(count)
+    }
+}
+
 /// Divisors of `n`, ascending.
 pub fn divisors(n: u64) -> Vec<u64> {
     let mut small: Vec<u64> =
@@ -99,7 +117,12 @@ pub fn divisors(n: u64) -> Vec<u64> {
     small
 }
 
-impl Space<'_> {
+impl<'a> Space<'a> {
+    /// A counter of what contexts leave open.
+    pub fn counter(&self) -> Counter<'a> {
+        Counter { space: *self, known: HashMap::new() }
+    }
+
     /// All nodes.
     pub fn nodes(&self) -> Vec<Node> {
         let splits = |context: Node| {

@@ -3,7 +3,9 @@
 use models::decisions::{Decisions, Recompute};
 use models::model::ModelSpec;
 use planner::case::Case;
+use planner::case::family::Ranges;
 use planner::case::ground::Ground;
+use planner::case::levels::{Chain, Levels};
 use planner::case::mixes::Mix;
 use planner::case::priced::{Placed, PlacedStage, Priced};
 use planner::placement::Scratch;
@@ -81,10 +83,14 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
 }
 
 /// Every placement a configuration allows: any cut and any mix where the solver places layers, else
-/// the listed cuts, each with every level of recomputation.
+/// the listed cuts; with one chunk a device any mix, with several every level of every device, whatever
+/// those of the others.
 pub fn placements(case: &Case<'_>) -> Vec<Placed> {
     match case.listed_ranges() {
-        Some(list) => list.iter().flat_map(|ranges| at_every_level(case, ranges)).collect(),
+        Some(list) if case.decisions.vpp > 1 => {
+            list.iter().flat_map(|ranges| at_every_level(case, ranges)).collect()
+        }
+        Some(list) => list.iter().flat_map(|ranges| with_mixes(case, ranges)).collect(),
         None => {
             let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
             let cuts = cuts(case.ground.model.layers, case.stages(), ends_hold_vocab);
@@ -93,16 +99,45 @@ pub fn placements(case: &Case<'_>) -> Vec<Placed> {
     }
 }
 
-/// Every stage recomputes to the same level of its own list of mixes.
-fn at_every_level(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
-    let mixes = |&(start, end): &(usize, usize)| case.mixes(start, end);
-    let levels = ranges.iter().map(|range| mixes(range).len()).max().unwrap_or(0);
-    let stage = |range: &(usize, usize), level: usize| {
-        let mixes = mixes(range);
-        let mix = mixes[level.min(mixes.len() - 1)].mix.clone();
-        PlacedStage { start: range.0, end: range.1, mix }
+/// Every cut with every mix, whatever is listed; `None` where there are more than `most`.
+pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
+    let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
+    let mut found = vec![];
+    for ranges in cuts(case.ground.model.layers, case.stages(), ends_hold_vocab) {
+        found.extend(with_mixes(case, &ranges));
+        if found.len() > most {
+            return None;
+        }
+    }
+    Some(found)
+}
+
+/// All devices on the same chain, each at any of its levels.
+fn at_every_level(case: &Case<'_>, ranges: &Ranges) -> Vec<Placed> {
+    let chains = Levels::chains(case.decisions.recompute).iter();
+    chains.flat_map(|&chain| on_chain(case, ranges, chain)).collect()
+}
+
+fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
+    let devices = case.devices();
+    let levels: Vec<Levels> =
+        (0..devices).map(|device| case.levels_of(device, ranges, chain)).collect();
+    let mut chosen: Vec<Vec<usize>> = vec![vec![]];
+    for own in &levels {
+        let more = |before: &Vec<usize>| {
+            let before = before.clone();
+            (0..own.count()).map(move |level| [before.as_slice(), &[level]].concat())
+        };
+        chosen = chosen.iter().flat_map(more).collect();
+    }
+    let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
+        let device = stage % devices;
+        let counts = case.ground.layers.counts(start, end);
+        PlacedStage { start, end, mix: levels[device].mix(chosen[device], &counts) }
     };
-    (0..levels).map(|level| ranges.iter().map(|range| stage(range, level)).collect()).collect()
+    let placed =
+        |chosen: &Vec<usize>| ranges.iter().enumerate().map(|s| stage(s, chosen)).collect();
+    chosen.iter().map(placed).collect()
 }
 
 /// Every way to cut the layers into stages; only the first and last of several may be empty, and only

@@ -4,7 +4,7 @@ use crate::random::Random;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
 use planner::case::pipelines::{PipelineKey, Pipelines};
-use planner::placement::{Choice, Column, Pipeline, Problem, Scratch};
+use planner::placement::{Choice, Column, Pipeline, Problem, Scratch, VocabWay};
 use planner::simulate::{Durations, VocabDurations};
 use std::sync::Arc;
 
@@ -86,13 +86,11 @@ impl<'a> Maker<'a> {
         let stages = self.pipeline.device_of.len();
         let columns: Vec<Vec<Column>> = (0..stages).map(|stage| self.columns(stage)).collect();
         let vocab = self.vocab_durations();
-        let vocab_s = vocab.first.first().copied().unwrap_or(0.0)
-            + vocab.middle.first().copied().unwrap_or(0.0)
-            + vocab.last.first().copied().unwrap_or(0.0);
+        let way = way(self.vocab, &vocab);
         let link_s = if self.random.percent(50) { 0.0 } else { self.random.between(0.0, 0.5) };
         let mut problem = Problem {
             fixed: Durations { link_s: vec![link_s; stages - 1], vocab, ..Durations::default() },
-            vocab_s,
+            vocab: way,
             layers: self.layers.len(),
             columns,
             budget_bytes: vec![0.0; self.pipeline.devices],
@@ -155,6 +153,24 @@ impl<'a> Maker<'a> {
             state_bytes: states + extra_s,
         }
     }
+}
+
+/// A micro-batch's way through vocabulary passes that are alike on all devices.
+fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
+    let (Some(first), Some(middle), Some(last)) =
+        (d.first.first(), d.middle.first(), d.last.first())
+    else {
+        return VocabWay::default();
+    };
+    let first_s = d.broadcast_s + first + d.after_first_s;
+    let rest_s = middle + d.after_middle_s + last + d.after_last_s;
+    let (way_s, barriers) = match vocab {
+        Vocab::ParallelNaive => (first_s + rest_s, 3),
+        Vocab::Parallel2 => (first_s, 1),
+        // One pass and barrier fewer.
+        _ => (first_s + rest_s - middle - d.after_middle_s, 2),
+    };
+    VocabWay { passes_s: first + middle + last, way_s, barriers }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

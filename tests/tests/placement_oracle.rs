@@ -23,7 +23,7 @@ fn describe(seed: u64, problem: &Problem) -> String {
         problem.layers,
         problem.is_uniform(),
         p.one_f_one_b,
-        problem.vocab_s
+        problem.vocab.passes_s
     )
 }
 

@@ -73,6 +73,9 @@ struct Greedy {
     barriers: Vec<(usize, f64)>,
     /// By device: what it can start first, and when.
     upcoming: Vec<(f64, Next)>,
+    /// A tree over the devices, the root at 1 and the leaves in its second half: the device that can start
+    /// first, of several the first.
+    first: Vec<usize>,
 }
 
 /// A device in the middle of a run.
@@ -97,6 +100,7 @@ impl Greedy {
     fn new(counts: Counts, vocab: VocabPasses, times: PassTimes) -> Self {
         let Counts { devices, micro_batches, .. } = counts;
         let in_flight = |i: usize| devices - i + vocab.barriers();
+        let leaves = devices.next_power_of_two();
         Self {
             counts,
             vocab,
@@ -106,6 +110,7 @@ impl Greedy {
             backward_end: vec![NEVER; devices * micro_batches],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
             upcoming: vec![(NEVER, Next::Step); devices],
+            first: (0..2 * leaves).map(|n| n.saturating_sub(leaves).min(devices - 1)).collect(),
         }
     }
 
@@ -125,9 +130,20 @@ impl Greedy {
 
     /// What can start first of all; `None` when all is done.
     fn earliest(&self) -> Option<(usize, (f64, Next))> {
-        let candidates = self.upcoming.iter().copied().enumerate();
-        let is_known = |(_, (start, _)): &(usize, (f64, Next))| *start < NEVER;
-        candidates.filter(is_known).reduce(|best, c| if c.1.0 < best.1.0 { c } else { best })
+        let device = self.first[1];
+        let (start, next) = self.upcoming[device];
+        (start < NEVER).then_some((device, (start, next)))
+    }
+
+    /// Corrects the tree after a device's next start changed.
+    fn rank(&mut self, device: usize) {
+        let mut node = (self.first.len() / 2 + device) / 2;
+        while node > 0 {
+            let (left, right) = (self.first[2 * node], self.first[2 * node + 1]);
+            let later = self.upcoming[right].0 < self.upcoming[left].0;
+            self.first[node] = if later { right } else { left };
+            node /= 2;
+        }
     }
 
     /// Finds again what these devices can start first, vocabulary steps before others.
@@ -135,6 +151,7 @@ impl Greedy {
         for device in devices {
             let (step, pass) = (self.next_step(device), self.next_pass(device));
             self.upcoming[device] = if step.0 <= pass.0 { step } else { pass };
+            self.rank(device);
         }
     }
 

@@ -2,145 +2,135 @@
 //!
 //! Chunks are as even as may be, except that the first and the last stage, which also hold the
 //! vocabulary layers, may each have up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max
-//! rule has them; and every stage recomputes to the
-//! same level of its own list of undominated mixes. Within this family the search is exact. (With one
-//! chunk a device, any contiguous placement and any mix is open, and the integer program decides.)
+//! rule has them; and every device recomputes to the least level of a chain ([`super::levels`]) that fits.
+//! Within this family the search is exact. (With one chunk a device, any contiguous placement and any
+//! mix is open, and the integer program decides.)
 
+use super::levels::{Chain, Levels};
+use super::mixes::MixCost;
 use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch};
 use models::decisions::Vocab;
 use std::collections::HashMap;
 
+pub use crate::bounds::listed::Ranges;
+
 /// Layers that the first or the last stage may have fewer than the others.
 pub const LIGHTER: usize = 2;
 
-/// First layer and one past the last, by stage.
-pub type Ranges = Vec<(usize, usize)>;
+/// What decides which placements are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum List {
+    /// As even as may be.
+    Even,
+    /// As layer redistribution has them.
+    Redis,
+    /// The family.
+    Family,
+}
+
+impl List {
+    /// The list of decisions; `None` where the solver places layers freely.
+    pub fn of(vocab: Vocab, chunks: u64) -> Option<Self> {
+        match vocab {
+            Vocab::FirstLast => Some(Self::Even),
+            Vocab::Redistribute => Some(Self::Redis),
+            _ if chunks > 1 => Some(Self::Family),
+            _ => None,
+        }
+    }
+}
 
 impl Case<'_> {
     /// The layer ranges that may be tried, where they are listed: a single one for `first_last` and
     /// `redistribute`, the family for several chunks; `None` where the solver places layers freely.
     pub fn listed_ranges(&self) -> Option<Vec<Ranges>> {
-        let (layers, stages) = (self.ground.layers.len(), self.stages());
-        let counts = match self.decisions.vocab {
-            Vocab::FirstLast => vec![even_counts(layers, stages)],
-            Vocab::Redistribute => vec![self.redis_counts(layers, stages)],
-            _ if self.decisions.vpp > 1 => {
-                let mut family = lighter_ends(layers, stages);
-                family.push(self.redis_counts(layers, stages));
-                family.dedup();
-                family
-            }
-            _ => return None,
-        };
-        Some(counts.into_iter().map(to_ranges).collect())
+        let list = List::of(self.decisions.vocab, self.decisions.vpp)?;
+        Some(self.ground.listed_ranges(list, self.stages()))
     }
 
-    /// The best placement of a list, with its iteration before it is finished, s; `None` where none fits.
+    /// The best placement of a list below `cutoff_s`, with its iteration before it is finished, s.
     pub fn best_listed(
         &self,
         list: &[Ranges],
+        cutoff_s: f64,
         ignore_memory: bool,
         scratch: &mut Scratch,
     ) -> Option<(Placed, f64)> {
         let mut costs = HashMap::new();
         let mut best: Option<(Placed, f64)> = None;
         for ranges in list {
-            let stages = self.stage_costs(ranges, &mut costs, Self::stage);
-            if !ignore_memory && !self.fits_host(self.host_bytes(&stages)) {
+            let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
+            let stages = self.stage_costs(ranges, &mut costs);
+            let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
+            if !hosts
+                || self.chain_s(&self.columns_at(ranges, &stages, &self.first_mixes(ranges)))
+                    >= limit_s
+            {
                 continue;
             }
-            let budget = self.budget_bytes();
-            let level = self.least_level(ranges, &stages, budget, ignore_memory);
-            let Some(level) = level else { continue };
-            let columns = self.columns_at(ranges, &stages, level);
-            let problem = self.problem_of(columns);
-            let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
-            if best.as_ref().is_none_or(|(_, best_s)| value_s < *best_s) {
-                best = Some((self.placed_at(ranges, level), value_s));
+            for mixes in self.fitting_mixes(ranges, &stages, ignore_memory) {
+                let columns = self.columns_at(ranges, &stages, &mixes);
+                let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
+                if self.chain_s(&columns) >= limit_s {
+                    continue;
+                }
+                let problem = self.problem_of(columns.into_iter().map(|c| vec![c]).collect());
+                let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
+                if value_s < limit_s {
+                    best = Some((placed(ranges, mixes), value_s));
+                }
             }
         }
         best
     }
 
-    /// Passes of the list's fastest placement, s, with nothing behind them, no gathers in them, and the
-    /// recomputation that this case's states make necessary.
-    pub fn listed_bound_s(
-        &self,
-        list: &[Ranges],
-        ignore_memory: bool,
-        scratch: &mut Scratch,
-    ) -> f64 {
-        let mut costs = HashMap::new();
-        let budget = self.relaxed_budget_bytes();
-        let mut bound_s = |ranges: &Ranges| {
-            let stages = self.stage_costs(ranges, &mut costs, Self::relaxed_stage);
-            let Some(level) = self.least_level(ranges, &stages, budget, ignore_memory) else {
-                return f64::INFINITY;
-            };
-            let mut columns = self.columns_at(ranges, &stages, level);
-            for column in columns.iter_mut().flatten() {
-                column.step_s = 0.0;
-            }
-            self.problem_of(columns).iteration_s(&vec![0; ranges.len()], scratch)
-        };
-        list.iter().map(&mut bound_s).fold(f64::INFINITY, f64::min)
-    }
-
-    /// A cheaper bound on the same: device `i` starts when the first micro-batch has come through the
-    /// first chunks before it, does all its micro-batches, and the last one still has to go back.
-    pub fn listed_chain_bound_s(&self, list: &[Ranges]) -> f64 {
-        let mut costs = HashMap::new();
-        let bounds = list.iter().map(|ranges| {
-            let stages = self.stage_costs(ranges, &mut costs, Self::relaxed_stage);
-            self.chain_s(&stages)
-        });
-        bounds.fold(f64::INFINITY, f64::min)
-    }
-
-    fn chain_s(&self, stages: &[StageCost]) -> f64 {
-        let devices = self.decisions.pp as usize;
-        let m = self.decisions.micro_batches as f64;
-        let load_s =
-            |stage: usize| stages[stage].forward.total_s() + stages[stage].backward.total_s();
-        let (mut ramp_s, mut longest_s) = (0.0, 0.0_f64);
+    /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
+    /// come instead of the way back.
+    fn chain_s(&self, columns: &[Column]) -> f64 {
+        let devices = self.devices();
+        let (m, link_s) = (self.micro_batches(), self.link_s());
+        let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
+        let first_tail_s: f64 = columns.iter().step_by(devices).map(|column| column.tail_s).sum();
         for device in 0..devices {
             // Stage j·p + i is chunk j of device i.
-            let own_s: f64 = (device..stages.len()).step_by(devices).map(load_s).sum();
-            longest_s = longest_s.max(ramp_s + m * own_s);
-            ramp_s += load_s(device);
+            let own = || columns.iter().skip(device).step_by(devices);
+            let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
+            let tail_s = own().map(|column| column.tail_s).sum::<f64>();
+            longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
+            step_s = step_s.max(own().map(|column| column.step_s).sum());
+            down_s += columns[device].forward_s + link_s;
+            back_s += columns[device].backward_s + link_s;
         }
-        longest_s
+        longest_s + step_s
     }
 
     /// Costs of the stages; where layers are alike, equal stages are priced once.
-    fn stage_costs(
-        &self,
-        ranges: &Ranges,
-        known: &mut StageCosts,
-        price: impl Fn(&Self, usize, usize, usize) -> StageCost,
-    ) -> Vec<StageCost> {
+    fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
         let stages = ranges.len();
         let uniform = self.ground.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
-            let place = if stage == 0 || stage + 1 == stages { stage } else { 1 };
-            let key = if uniform { (place, 0, end - start) } else { (stage, start, end) };
-            known.entry(key).or_insert_with(|| price(self, stage, start, end)).clone()
+            // Stages that do not lie on the first device and at no end of the model are alike, but for
+            // vocabulary shards, which only first chunks hold.
+            let inner = stage > 0 && stage + 1 < stages && self.vocab_pass_s() == 0.0;
+            let key = match (inner, uniform) {
+                (true, true) => (1, 0, end - start),
+                (false, true) => (stage, 0, end - start),
+                (_, false) => (stage, start, end),
+            };
+            known.entry(key).or_insert_with(|| self.stage(stage, start, end)).clone()
         };
         ranges.iter().enumerate().map(cost).collect()
     }
 
-    fn columns_at(&self, ranges: &Ranges, stages: &[StageCost], level: usize) -> Vec<Vec<Column>> {
-        let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
-            if level == 0 {
-                return vec![self.column((start, end), 0, cost, &self.first_mix(start, end))];
-            }
-            let mixes = self.mixes(start, end);
-            let index = level.min(mixes.len() - 1);
-            vec![self.column((start, end), index, cost, &mixes[index])]
-        };
-        ranges.iter().zip(stages).map(column).collect()
+    fn columns_at(&self, ranges: &Ranges, stages: &[StageCost], mixes: &[MixCost]) -> Vec<Column> {
+        let all = ranges.iter().zip(stages).zip(mixes);
+        all.map(|((&range, cost), mix)| self.column(range, 0, cost, mix)).collect()
+    }
+
+    fn first_mixes(&self, ranges: &Ranges) -> Vec<MixCost> {
+        ranges.iter().map(|&(start, end)| self.first_mix(start, end)).collect()
     }
 
     /// Most host memory that a device's stages need, bytes.
@@ -152,45 +142,114 @@ impl Case<'_> {
         host.into_iter().fold(0.0, f64::max)
     }
 
-    /// The least level of recomputation with which every device fits: time grows with the level, so it is
-    /// the fastest. Levels are tried in turn, because the buffer that a recomputed layer needs can make a
-    /// higher level need more memory than a lower one.
-    fn least_level(
+    /// The fastest mixes with which every device fits: one chunk a device, any; several, one for each
+    /// chain of levels.
+    fn fitting_mixes(
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
-        budget: f64,
         ignore_memory: bool,
-    ) -> Option<usize> {
-        if ignore_memory {
-            return Some(0);
+    ) -> Vec<Vec<MixCost>> {
+        let first = self.first_mixes(ranges);
+        let fits = |mixes: &[MixCost]| self.fits(ranges, stages, mixes);
+        if ignore_memory || fits(&first) {
+            return vec![first];
         }
-        let fits = |level: usize| {
-            let mut problem = self.problem_of(self.columns_at(ranges, stages, level));
-            problem.budget_bytes.fill(budget);
-            problem.fits(&vec![0; ranges.len()])
-        };
-        if fits(0) {
-            return Some(0);
+        if self.decisions.vpp == 1 {
+            let budget = self.budget_bytes();
+            let stage = |(stage, cost): (usize, &StageCost)| {
+                let (start, end) = ranges[stage];
+                self.fastest_mix(stage, (start, end), cost, budget)
+            };
+            return stages
+                .iter()
+                .enumerate()
+                .map(stage)
+                .collect::<Option<Vec<_>>>()
+                .into_iter()
+                .collect();
         }
-        let levels = ranges.iter().map(|&(start, end)| self.mixes(start, end).len()).max()?;
-        (1..levels).find(|&level| fits(level))
+        let chains = Levels::chains(self.decisions.recompute).iter();
+        chains.filter_map(|&chain| self.levelled_mixes(ranges, stages, chain)).collect()
     }
 
-    fn placed_at(&self, ranges: &Ranges, level: usize) -> Placed {
-        let stage = |&(start, end): &(usize, usize)| {
-            let mixes = self.mixes(start, end);
-            let mix = mixes[level.min(mixes.len() - 1)].mix.clone();
-            PlacedStage { start, end, mix }
-        };
-        ranges.iter().map(stage).collect()
+    fn fits(&self, ranges: &Ranges, stages: &[StageCost], mixes: &[MixCost]) -> bool {
+        let columns = self.columns_at(ranges, stages, mixes);
+        self.problem_of(columns.into_iter().map(|c| vec![c]).collect()).fits(&vec![0; ranges.len()])
     }
+
+    /// Mixes of every device's least level that fits.
+    fn levelled_mixes(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        chain: Chain,
+    ) -> Option<Vec<MixCost>> {
+        let mut mixes = self.first_mixes(ranges);
+        for device in 0..self.devices() {
+            let levels = self.levels_of(device, ranges, chain);
+            let level =
+                levels.least(|level| self.device_fits(device, ranges, stages, levels, level))?;
+            for stage in (device..ranges.len()).step_by(self.devices()) {
+                mixes[stage] = self.mix_at(ranges[stage], levels, level);
+            }
+        }
+        Some(mixes)
+    }
+
+    /// The levels of a device's chunks.
+    pub fn levels_of(&self, device: usize, ranges: &Ranges, chain: Chain) -> Levels {
+        let chunks = ranges.iter().skip(device).step_by(self.devices());
+        let longest = chunks.flat_map(|&(start, end)| self.ground.layers.between(start, end)).max();
+        Levels::new(chain, self.decisions.recompute, longest.unwrap_or(0))
+    }
+
+    fn mix_at(&self, range: (usize, usize), levels: Levels, level: usize) -> MixCost {
+        self.mix_cost(&levels.mix(level, &self.ground.layers.counts(range.0, range.1)))
+    }
+
+    fn device_fits(
+        &self,
+        device: usize,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        levels: Levels,
+        level: usize,
+    ) -> bool {
+        let own = (device..ranges.len()).step_by(self.devices());
+        let columns: Vec<Column> = own
+            .map(|stage| {
+                self.column(
+                    ranges[stage],
+                    0,
+                    &stages[stage],
+                    &self.mix_at(ranges[stage], levels, level),
+                )
+            })
+            .collect();
+        let states: f64 = columns.iter().map(|column| column.state_bytes).sum();
+        let held = |counts: &Vec<u32>| -> f64 {
+            counts
+                .iter()
+                .zip(&columns)
+                .map(|(&n, column)| f64::from(n) * column.in_flight_bytes)
+                .sum()
+        };
+        let most = self.pipeline().in_flight[device].iter().map(held).fold(0.0, f64::max);
+        states + most <= self.budget_bytes()
+    }
+}
+
+fn placed(ranges: &Ranges, mixes: Vec<MixCost>) -> Placed {
+    let stage =
+        |(&(start, end), mix): (&(usize, usize), MixCost)| PlacedStage { start, end, mix: mix.mix };
+    ranges.iter().zip(mixes).map(stage).collect()
 }
 
 type StageCosts = HashMap<(usize, usize, usize), StageCost>;
 
 /// Even counts with up to [`LIGHTER`] layers fewer on the first and the last stage.
-fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+pub(super) fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
     let mut found: Vec<Vec<usize>> = vec![];
     for first in 0..=LIGHTER {
         for last in 0..=LIGHTER {
@@ -206,7 +265,7 @@ fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
     found
 }
 
-fn to_ranges(counts: Vec<usize>) -> Ranges {
+pub(super) fn to_ranges(counts: Vec<usize>) -> Ranges {
     let mut start = 0;
     let range = |count: usize| {
         start += count;

@@ -1,16 +1,22 @@
 //! What all cases of one request share: the model's layers, the cluster's domains, and what has
 //! already been priced.
 
+use super::even_counts;
+use super::family::{List, Ranges, lighter_ends, to_ranges};
 use super::layers::Layers;
 use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
+use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{LayerCost, LayerPricer, Shape, VocabCost};
+use crate::cost::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
+use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
-use crate::space::ExpertSplit;
+use crate::simulate::Durations;
+use crate::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, RankOrder, Recompute};
+use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute};
+use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
@@ -35,7 +41,14 @@ pub struct Ground<'a> {
     pub domains: Vec<u64>,
     pipelines: RefCell<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
-    slopes: RefCell<HashMap<(Collective, GroupShape), f64>>,
+    floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
+    /// By everything but the split of experts.
+    shared: RefCell<HashMap<SheetKey, Rc<Shared>>>,
+    /// By resident tokens, expert-parallel degrees, number format and group.
+    experts: RefCell<HashMap<(u64, u64, u64, Dtype, GroupShape), ExpertPieces>>,
+    /// By resident tokens, tensor-parallel degree and number format.
+    expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
+    lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
     vocab_shards: RefCell<HashMap<(SheetKey, u64), VocabCost>>,
 }
 
@@ -55,6 +68,18 @@ pub struct Sheet {
     /// Largest temporary of a layer's backward pass: gradients of the widest activations.
     pub transient_bytes: f64,
     mixes: RefCell<KnownMixes>,
+}
+
+/// Sheets that are kept, a kilobyte or two each.
+const MOST_SHEETS: usize = 1 << 14;
+
+/// What all splits of the experts have in common.
+#[derive(Debug)]
+struct Shared {
+    /// By kind.
+    pieces: Vec<Pieces>,
+    /// Everything but the layers.
+    ends: Sheet,
 }
 
 /// Undominated mixes by layers of each kind and what is allowed.
@@ -77,9 +102,9 @@ impl Sheet {
 struct SheetKey {
     split: Split,
     cp_style: models::decisions::CpStyle,
-    moe_overlap: models::decisions::MoeOverlap,
+    moe_overlap: MoeOverlap,
     moe_overlap_degree: u64,
-    dtype: models::decisions::Dtype,
+    dtype: Dtype,
     ep_group: GroupShape,
 }
 
@@ -107,8 +132,12 @@ impl<'a> Ground<'a> {
             domains: cluster.level_sizes(gpus),
             pipelines: RefCell::default(),
             sheets: RefCell::default(),
+            floors: RefCell::default(),
+            shared: RefCell::default(),
+            experts: RefCell::default(),
+            expert_floors: RefCell::default(),
             vocab_shards: RefCell::default(),
-            slopes: RefCell::default(),
+            lines: RefCell::default(),
         }
     }
 
@@ -134,23 +163,123 @@ impl<'a> Ground<'a> {
             return Rc::clone(sheet);
         }
         let sheet = Rc::new(self.price(&shape));
-        self.sheets.borrow_mut().insert(key, Rc::clone(&sheet));
+        let mut sheets = self.sheets.borrow_mut();
+        if sheets.len() >= MOST_SHEETS {
+            sheets.clear();
+        }
+        sheets.insert(key, Rc::clone(&sheet));
         sheet
     }
 
-    /// Prices that no split of the experts undercuts; for a dense model, the prices.
-    pub fn floor_sheet(&self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<Sheet> {
-        if self.model.moe.is_none() {
-            return self.sheet(d);
+    /// Prices that no split of the experts undercuts. Whether a split folds into the context's ranks is not
+    /// asked, so that contexts that differ in pipeline and replicas share them.
+    pub fn floor_sheet(&self, d: &Decisions) -> Rc<Sheet> {
+        let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
+        let key = SheetKey::new(&shape);
+        if let Some(sheet) = self.floors.borrow().get(&key) {
+            return Rc::clone(sheet);
         }
-        let shape = self.shape(d);
-        let split = |split: &ExpertSplit| Split { ep: split.ep, etp: split.etp, ..shape.split };
-        let mut all: Vec<Split> = splits.iter().map(split).collect();
-        all.dedup();
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, &all);
+        let experts = self.expert_floor(&shape);
+        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, experts);
         let layer = self.layers.kinds.iter().map(floor).collect();
-        Rc::new(Sheet { layer, ..self.price_ends(&shape) })
+        let sheet = Rc::new(Sheet { layer, ..self.price_ends(&shape) });
+        self.floors.borrow_mut().insert(key, Rc::clone(&sheet));
+        sheet
+    }
+
+    fn expert_floor(&self, shape: &Shape) -> ThreePasses {
+        let resident = shape.split.resident_tokens(self.model);
+        let key = (resident, shape.split.tp, shape.dtype);
+        let price = || {
+            let (experts, ffn) =
+                self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
+            let ways = divisors(shape.split.tp).into_iter().filter(|etp| ffn.is_multiple_of(*etp));
+            let of = |etp| divisors(experts).into_iter().map(move |ep| (ep, etp));
+            let splits: Vec<Split> =
+                ways.flat_map(of).map(|(ep, etp)| Split { ep, etp, ..shape.split }).collect();
+            let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+            pricer.expert_floor(shape, &splits)
+        };
+        *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
+    }
+
+    /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
+    pub fn work(&self, d: &Decisions, sheet: &Sheet) -> Work {
+        self.with_passes(d, sheet, &Work::new(self, d, sheet))
+    }
+
+    /// The same from work without vocabulary passes.
+    pub fn with_passes(&self, d: &Decisions, sheet: &Sheet, work: &Work) -> Work {
+        match super::vocab_passes(self, d, sheet) {
+            None => work.clone(),
+            Some(passes) => {
+                let (embedding, head) = self.vocab_params(d.tp * d.pp);
+                let head = if self.model.tied_embeddings { 0.0 } else { head };
+                let cost = passes.cost;
+                let workspace_bytes = cost.logits_bytes + 2.0 * cost.head_saved_bytes;
+                work.with_vocab_passes(embedding + head, workspace_bytes)
+            }
+        }
+    }
+
+    /// The pipeline of decisions as bounds see it.
+    pub fn line(&self, d: &Decisions, sheet: &Sheet) -> Line {
+        let hop = super::hop(self, d, sheet);
+        Line {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            hop_s: hop.time_s,
+            hop_blocks: hop.blocks,
+            vocab: d.vocab,
+            passes: super::vocab_passes(self, d, sheet).map(|passes| passes.way(d.vocab)),
+            recompute: d.recompute,
+        }
+    }
+
+    /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
+    pub fn fixed_durations(&self, d: &Decisions, sheet: &Sheet) -> Durations {
+        let hop = super::hop(self, d, sheet);
+        let link_s = if hop.blocks { 0.0 } else { hop.time_s };
+        let passes = super::vocab_passes(self, d, sheet);
+        Durations {
+            forward: vec![0.0; d.stages()],
+            backward: vec![0.0; d.stages()],
+            weight: vec![0.0; d.stages()],
+            link_s: vec![link_s; d.stages()],
+            vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
+        }
+    }
+
+    /// The layer ranges of a list.
+    pub fn listed_ranges(&self, list: List, stages: usize) -> Vec<Ranges> {
+        let layers = self.layers.len();
+        let counts = match list {
+            List::Even => vec![even_counts(layers, stages)],
+            List::Redis => vec![self.redis_counts(stages)],
+            List::Family => {
+                let mut family = lighter_ends(layers, stages);
+                family.push(self.redis_counts(stages));
+                family.sort_unstable();
+                family.dedup();
+                family
+            }
+        };
+        counts.into_iter().map(to_ranges).collect()
+    }
+
+    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
+    /// section 3; its appendix's FLOP counts).
+    fn redis_counts(&self, stages: usize) -> Vec<usize> {
+        let (vocab, hidden) = (self.model.vocab as f64, self.model.hidden as f64);
+        let seq_len = self.model.seq_len as f64;
+        let ratio = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
+        let input = vocabulary::input_compute_ratio(hidden, seq_len);
+        let layers = self.layers.len() as u64;
+        let (_, counts) = vocabulary::redis(layers, stages as u64, input, ratio);
+        counts.into_iter().map(|count| count as usize).collect()
     }
 
     /// How decisions split one micro-batch, with the groups it communicates in.
@@ -180,13 +309,57 @@ impl<'a> Ground<'a> {
         }
     }
 
+    /// Prices of the layers under decisions, not remembered: for those who look at many splits of experts.
+    pub fn price_of(&self, d: &Decisions) -> Sheet {
+        self.price(&self.shape(d))
+    }
+
     fn price(&self, shape: &Shape) -> Sheet {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let kinds = self.layers.kinds.iter();
-        Sheet {
-            layer: kinds.map(|&kind| pricer.layer(kind, shape)).collect(),
-            ..self.price_ends(shape)
+        let kinds = || self.layers.kinds.iter();
+        if self.model.moe.is_none() {
+            let layer = kinds().map(|&kind| pricer.layer(kind, shape)).collect();
+            return Sheet { layer, ..self.price_ends(shape) };
         }
+        let shared = self.shared(shape);
+        let experts = self.experts(shape);
+        let layer =
+            |(&kind, pieces): (&LayerKind, &Pieces)| pricer.layer_of(kind, shape, pieces, &experts);
+        Sheet {
+            layer: kinds().zip(&shared.pieces).map(layer).collect(),
+            params: kinds().map(|&kind| layer_params(self.model, kind, &shape.split)).collect(),
+            vocab: shared.ends.vocab,
+            tokens: shared.ends.tokens,
+            hidden_bytes: shared.ends.hidden_bytes,
+            transient_bytes: shared.ends.transient_bytes,
+            mixes: RefCell::default(),
+        }
+    }
+
+    /// What all splits of the experts have in common.
+    fn shared(&self, shape: &Shape) -> Rc<Shared> {
+        let split = Split { ep: 1, etp: 1, ..shape.split };
+        let ep_group = GroupShape { within: vec![] };
+        let overlap = (MoeOverlap::None, 1);
+        let (moe_overlap, moe_overlap_degree) = overlap;
+        let key =
+            SheetKey { split, moe_overlap, moe_overlap_degree, ep_group, ..SheetKey::new(shape) };
+        if let Some(known) = self.shared.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pieces = self.layers.kinds.iter().map(|&kind| pricer.pieces(kind, shape)).collect();
+        let shared = Rc::new(Shared { pieces, ends: self.price_ends(shape) });
+        self.shared.borrow_mut().insert(key, Rc::clone(&shared));
+        shared
+    }
+
+    fn experts(&self, shape: &Shape) -> ExpertPieces {
+        let split = &shape.split;
+        let resident = split.resident_tokens(self.model);
+        let key = (resident, split.ep, split.etp, shape.dtype, shape.ep_group.clone());
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
     }
 
     /// Everything of a sheet but the layers' times.
@@ -223,27 +396,34 @@ impl<'a> Ground<'a> {
         cost
     }
 
-    /// Least seconds a byte that a collective takes at any size up to `MOST_BYTES`.
+    /// A line below the time of a collective at any size up to `MOST_BYTES`: seconds, and seconds a byte.
     ///
     /// Between two sampled sizes the time is at least the smaller's and the bytes at most the larger's,
-    /// because collectives never get faster with size.
-    pub fn seconds_per_byte(&self, op: Collective, group: &GroupShape) -> f64 {
+    /// because collectives never get faster with size. The slope is a little less than the least time a
+    /// byte, so that what small sizes take longer is left for the line's start.
+    pub fn collective_line(&self, op: Collective, group: &GroupShape) -> (f64, f64) {
         const MOST_BYTES: f64 = 1e13;
-        const STEP: f64 = 1.1;
+        const STEP: f64 = 1.03;
+        const SLOPE: f64 = 0.98;
         if group.size() == 1 {
-            return 0.0;
+            return (0.0, 0.0);
         }
         let key = (op, group.clone());
-        if let Some(&known) = self.slopes.borrow().get(&key) {
+        if let Some(&known) = self.lines.borrow().get(&key) {
             return known;
         }
-        let sizes = std::iter::successors(Some(1e3), |bytes| Some(bytes * STEP));
-        let rates = sizes
+        let sizes = std::iter::successors(Some(1.0), |bytes| Some(bytes * STEP));
+        let times: Vec<(f64, f64)> = sizes
             .take_while(|&bytes| bytes < MOST_BYTES)
-            .map(|bytes| collective::time_s(self.cluster, op, bytes, group) / (bytes * STEP));
-        let least = rates.fold(f64::INFINITY, f64::min);
-        self.slopes.borrow_mut().insert(key, least);
-        least
+            .map(|bytes| (bytes * STEP, collective::time_s(self.cluster, op, bytes, group)))
+            .collect();
+        let least = |value: &dyn Fn(f64, f64) -> f64| {
+            times.iter().map(|&(bytes, s)| value(bytes, s)).fold(f64::INFINITY, f64::min)
+        };
+        let slope = SLOPE * least(&|bytes, s| s / bytes);
+        let line = (least(&|bytes, s| s - slope * bytes).max(0.0), slope);
+        self.lines.borrow_mut().insert(key, line);
+        line
     }
 
     /// Embedding with learned positions, and output matrix where it is not the embedding: parameters

@@ -9,13 +9,18 @@ pub struct Layers {
     pub kinds: Vec<LayerKind>,
     /// `before[i][k]`: layers of kind `k` among the first `i`.
     before: Vec<Vec<usize>>,
+    /// Kind of each layer.
+    kind_of: Vec<usize>,
 }
+
+/// Layers of each kind; there are at most four kinds, windowed or not and experts or not.
+pub type Counts = [usize; 4];
 
 impl Layers {
     /// Groups a model's layers.
     pub fn new(model: &ModelSpec) -> Self {
         let mut kinds: Vec<LayerKind> = vec![];
-        let mut before = vec![vec![]];
+        let (mut before, mut kind_of) = (vec![vec![]], vec![]);
         for index in 0..model.layers {
             let kind = model.layer_kind(index);
             let position = kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
@@ -25,12 +30,13 @@ impl Layers {
             let mut counts = before[index].clone();
             counts.resize(kinds.len(), 0);
             counts[position] += 1;
+            kind_of.push(position);
             before.push(counts);
         }
         for counts in &mut before {
             counts.resize(kinds.len(), 0);
         }
-        Self { kinds, before }
+        Self { kinds, before, kind_of }
     }
 
     /// Layers in all.
@@ -46,6 +52,22 @@ impl Layers {
     /// All layers are alike.
     pub fn is_uniform(&self) -> bool {
         self.kinds.len() <= 1
+    }
+
+    /// Kind of a layer.
+    pub fn kind_of(&self, layer: usize) -> usize {
+        self.kind_of[layer]
+    }
+
+    /// As [`Self::counts`], without allocation.
+    pub fn between(&self, start: usize, end: usize) -> Counts {
+        let mut counts = Counts::default();
+        for (count, (to, from)) in
+            counts.iter_mut().zip(self.before[end].iter().zip(&self.before[start]))
+        {
+            *count = to - from;
+        }
+        counts
     }
 
     /// Layers of each kind in `start..end`.

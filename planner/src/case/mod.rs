@@ -6,25 +6,25 @@
 pub mod family;
 pub mod ground;
 pub mod layers;
+pub mod levels;
 pub mod mixes;
 pub mod pipelines;
 pub mod priced;
-pub mod recompute_bound;
 
+use crate::bounds::cuts::{Cuts, Cutter};
+use crate::bounds::states::StateView;
 use crate::cost::collective::{self, Collective};
 use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
-use crate::placement::{Column, Pipeline, Problem};
+use crate::placement::{Column, Pipeline, Problem, VocabWay};
 use crate::simulate::{Durations, VocabDurations};
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
-use models::decisions::{Decisions, Vocab};
-use models::formulas::vocabulary;
+use models::decisions::{Decisions, Recompute, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{ScheduleError, ScheduleName, StageLayout};
 use std::cell::OnceCell;
-use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -66,19 +66,36 @@ pub struct StageCost {
 
 /// Sending a micro-batch's hidden states to the next stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Hop {
-    time_s: f64,
+pub(crate) struct Hop {
+    pub(crate) time_s: f64,
     /// The receiver waits with nothing else to do; else the time is a latency.
-    blocks: bool,
+    pub(crate) blocks: bool,
 }
 
 /// The vocabulary passes of one device.
 #[derive(Clone, Debug)]
-struct VocabPassCost {
-    cost: VocabCost,
-    durations: VocabDurations,
+pub(crate) struct VocabPassCost {
+    pub(crate) cost: VocabCost,
+    pub(crate) durations: VocabDurations,
     /// Computation and exposed collectives of all passes of one micro-batch.
-    parts: Parts,
+    pub(crate) parts: Parts,
+}
+
+impl VocabPassCost {
+    /// A micro-batch's way through these passes; see `models::schedule::one_f_one_b_with_vocab` for what a
+    /// backward waits for.
+    pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
+        let d = &self.durations;
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
+        let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
+        let (way_s, barriers) = match vocab {
+            Vocab::ParallelNaive => (first_s + rest_s, 3),
+            Vocab::Parallel2 => (first_s, 1),
+            _ => (first_s + rest_s, 2),
+        };
+        VocabWay { passes_s: self.parts.total_s(), way_s, barriers }
+    }
 }
 
 impl<'a> Case<'a> {
@@ -143,11 +160,7 @@ impl<'a> Case<'a> {
         let layer = self.sheet.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
         let chunk = self.ground.layers.len().div_ceil(self.stages()) as f64;
         let unit = layer * if d.schedule == ScheduleName::LoopedBfs { chunk } else { 1.0 };
-        match d.zero_stage {
-            0 | 1 => 0.0,
-            2 => unit * 4.0,
-            _ => unit * (2.0 * d.dtype.storage_bytes() + 4.0),
-        }
+        unit * self.state.motion_bytes_a_parameter(d.dtype)
     }
 
     /// Cost of a stage that holds layers `start..end`.
@@ -291,19 +304,7 @@ impl<'a> Case<'a> {
     /// While a layer is recomputed its full activations live beside what is kept.
     pub fn recompute_workspace_bytes(&self, mix: &Mix) -> f64 {
         let layers = mix.iter().zip(&self.sheet.layer);
-        layers
-            .map(|(split, layer)| {
-                let used = |option: usize| split[option] > 0;
-                let rebuilt = |option: usize| layer.saved_bytes[0] - layer.saved_bytes[option];
-                if used(2) {
-                    rebuilt(2)
-                } else if used(1) {
-                    rebuilt(1)
-                } else {
-                    0.0
-                }
-            })
-            .fold(0.0, f64::max)
+        layers.map(|(split, layer)| mixes::buffer_bytes(layer, split)).fold(0.0, f64::max)
     }
 
     /// The column of a stage cost with a mix.
@@ -334,40 +335,35 @@ impl<'a> Case<'a> {
         self.state.memory(params)
     }
 
-    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
-    /// section 3; its appendix's FLOP counts).
-    pub(crate) fn redis_counts(&self, layers: usize, stages: usize) -> Vec<usize> {
-        let model = self.ground.model;
-        let ratio = vocabulary::output_compute_ratio(
-            model.vocab as f64,
-            model.hidden as f64,
-            model.seq_len as f64,
-        );
-        let input = vocabulary::input_compute_ratio(model.hidden as f64, model.seq_len as f64);
-        let (_, counts) = vocabulary::redis(layers as u64, stages as u64, input, ratio);
-        counts.into_iter().map(|count| count as usize).collect()
-    }
-
-    /// Fewest layers a stage may hold: none where it holds a vocabulary layer instead.
-    fn fewest_layers(&self, stage: usize) -> usize {
-        let vocab_end = self.passes.is_none() && (stage == 0 || stage + 1 == self.stages());
-        usize::from(!(vocab_end && self.stages() > 1))
-    }
-
-    /// The placement problem of one chunk a device, with every column whose stage alone takes less than
-    /// `cutoff_s`.
+    /// The placement problem of one chunk a device, with every column of which a bound does not say that
+    /// it takes `cutoff_s` or more; `None` where no placement is left.
     ///
     /// Only the fastest mix that fits is kept of a range: the iteration never
     /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
-    pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
+    pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Option<Problem> {
         let budget = if ignore_memory { f64::INFINITY } else { self.budget_bytes() };
-        let free = |stage| self.free_columns(stage, cutoff_s, budget);
-        self.problem_of((0..self.stages()).map(free).collect())
+        let cuts = self.cuts(cutoff_s, budget)?;
+        let stages = cuts.ranges.iter().enumerate();
+        let columns = stages.map(|(stage, ranges)| self.free_columns(stage, ranges, budget));
+        let mut problem = self.problem_of(columns.collect());
+        problem.budget_bytes.fill(budget);
+        problem.columns.iter().all(|columns| !columns.is_empty()).then_some(problem)
+    }
+
+    /// Where one chunk a device may be cut with passes below `cutoff_s`.
+    fn cuts(&self, cutoff_s: f64, budget_bytes: f64) -> Option<Cuts> {
+        let d = &self.decisions;
+        let line = self.ground.line(d, &self.sheet);
+        let state = StateView::new(self.ground, d, &self.sheet.params);
+        let work = state.added_to(&self.ground.work(d, &self.sheet), &line);
+        // Another order of summation must not hide what lies just below.
+        Cutter::new(&line, &work, &state, &self.ground.layers, budget_bytes)
+            .solve(cutoff_s * (1.0 + 1e-9))
     }
 
     /// A problem over given columns.
     pub fn problem_of(&self, columns: Vec<Vec<Column>>) -> Problem {
-        let link_s = if self.hop.blocks { 0.0 } else { self.hop.time_s };
+        let link_s = self.link_s();
         let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
         Problem {
             pipeline: Arc::clone(self.pipeline()),
@@ -376,7 +372,10 @@ impl<'a> Case<'a> {
                 vocab,
                 ..Durations::default()
             },
-            vocab_s: self.vocab_pass_s(),
+            vocab: self
+                .passes
+                .as_ref()
+                .map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
             layers: self.ground.layers.len(),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.devices()],
@@ -393,201 +392,59 @@ impl<'a> Case<'a> {
         self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
     }
 
-    /// Ranges open to a stage where the solver places layers, as first layers with possible ends. Where
-    /// all layers are alike only the count matters, and ranges start at 0.
-    fn free_ranges(&self, stage: usize) -> Vec<(usize, RangeInclusive<usize>)> {
-        let layers = self.ground.layers.len();
-        let fewest =
-            |stages: Range<usize>| -> usize { stages.map(|s| self.fewest_layers(s)).sum() };
-        let (before, after) = (fewest(0..stage), fewest(stage + 1..self.stages()));
-        let own = self.fewest_layers(stage);
+    /// Latency of a transfer between stages where it is no part of their passes, s.
+    pub(crate) fn link_s(&self) -> f64 {
+        if self.hop.blocks { 0.0 } else { self.hop.time_s }
+    }
+
+    /// A column for each range that some mix fits; where layers are alike only their count matters, and
+    /// ranges start at 0.
+    fn free_columns(&self, stage: usize, ranges: &[(usize, usize)], budget: f64) -> Vec<Column> {
+        let mut ranges = ranges.to_vec();
         if self.ground.layers.is_uniform() {
-            return vec![(0, own..=layers.saturating_sub(before + after))];
+            ranges.iter_mut().for_each(|range| *range = (0, range.1 - range.0));
         }
-        let last_end = layers.saturating_sub(after);
-        let starts = if stage == 0 { 0..=0 } else { before..=last_end };
-        starts.map(|start| (start, start + own..=last_end)).collect()
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges.into_iter().filter_map(|range| self.free_column(stage, range, budget)).collect()
     }
 
-    fn free_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
-        let mut columns = vec![];
-        for (start, ends) in self.free_ranges(stage) {
-            for end in ends {
-                let more = self.columns_of(stage, (start, end), cutoff_s, budget);
-                if more.is_empty() && end > start {
-                    break;
-                }
-                columns.extend(more);
-            }
-        }
-        columns
-    }
-
-    /// Columns of one range. Cost and memory grow with layers, so once a range has none, longer ones
-    /// have none either.
-    fn columns_of(
-        &self,
-        stage: usize,
-        counted: (usize, usize),
-        cutoff_s: f64,
-        budget: f64,
-    ) -> Vec<Column> {
-        let cost = self.stage(stage, counted.0, counted.1);
-        let m = self.micro_batches();
-        let device_s = |load_s: f64| m * (load_s + self.vocab_pass_s());
-        if device_s(cost.forward.total_s() + cost.backward.total_s()) >= cutoff_s
-            || (budget.is_finite() && !self.fits_host(self.state.memory(cost.params).host))
-        {
-            return vec![];
-        }
-        let range =
-            if self.ground.layers.is_uniform() { (0, counted.1 - counted.0) } else { counted };
-        let first = self.column(range, 0, &cost, &self.first_mix(counted.0, counted.1));
-        if self.fits_alone(stage, &first, budget) {
-            return vec![first];
-        }
-        let mixes = self.mixes(counted.0, counted.1);
-        let columns =
-            mixes.iter().enumerate().map(|(index, mix)| self.column(range, index, &cost, mix));
-        columns
-            .take_while(|column| device_s(column.load_s()) < cutoff_s)
-            .find(|column| self.fits_alone(stage, column, budget))
-            .into_iter()
-            .collect()
-    }
-
-    /// The placement problem with nothing behind the passes, no gathers in them, and memory for this
-    /// case's states but none for buffers in motion. With the states that take least memory, this is what
-    /// every choice of ZeRO stage, shards and offloading has at least to do on this pipeline.
-    pub fn relaxed_problem(&self, cutoff_s: f64, ignore_memory: bool) -> Problem {
-        let budget = if ignore_memory { f64::INFINITY } else { self.relaxed_budget_bytes() };
-        let columns =
-            (0..self.stages()).map(|stage| self.relaxed_columns(stage, cutoff_s, budget)).collect();
-        let mut problem = self.problem_of(columns);
-        problem.budget_bytes.fill(budget);
-        problem
-    }
-
-    /// Bytes a device has, buffers of ZeRO's gathers and reductions not counted.
-    pub(crate) fn relaxed_budget_bytes(&self) -> f64 {
-        self.budget_bytes() + self.in_motion_bytes()
-    }
-
-    fn relaxed_columns(&self, stage: usize, cutoff_s: f64, budget: f64) -> Vec<Column> {
-        let m = self.micro_batches();
-        let limit_s = cutoff_s / m - self.vocab_pass_s();
-        let mut columns = vec![];
-        for (start, ends) in self.free_ranges(stage) {
-            for end in ends {
-                let fits = |column: &Column| self.fits_alone(stage, column, budget);
-                let found = self.relaxed_range(stage, start, end, limit_s, fits);
-                if found.is_none() && end > start {
-                    break;
-                }
-                columns.extend(found);
-            }
-        }
-        columns
-    }
-
-    /// The fastest column of a range that fits and takes less than `limit_s`, with nothing but layers and
-    /// vocabulary in its passes.
-    fn relaxed_range(
-        &self,
-        stage: usize,
-        start: usize,
-        end: usize,
-        limit_s: f64,
-        fits: impl Fn(&Column) -> bool,
-    ) -> Option<Column> {
-        let cost = self.relaxed_stage(stage, start, end);
-        if cost.forward.total_s() + cost.backward.total_s() >= limit_s {
+    fn free_column(&self, stage: usize, range: (usize, usize), budget: f64) -> Option<Column> {
+        let cost = self.stage(stage, range.0, range.1);
+        if budget.is_finite() && !self.fits_host(self.state.memory(cost.params).host) {
             return None;
         }
-        let range = if self.ground.layers.is_uniform() { (0, end - start) } else { (start, end) };
-        let first = self.column(range, 0, &cost, &self.first_mix(start, end));
+        let mix = self.fastest_mix(stage, range, &cost, budget)?;
+        Some(self.column(range, 0, &cost, &mix))
+    }
+
+    /// The fastest mix with which a stage fits, were the device's other chunks empty.
+    pub(crate) fn fastest_mix(
+        &self,
+        stage: usize,
+        range: (usize, usize),
+        cost: &StageCost,
+        budget: f64,
+    ) -> Option<MixCost> {
+        let fits =
+            |mix: &MixCost| self.fits_alone(stage, &self.column(range, 0, cost, mix), budget);
+        let first = self.first_mix(range.0, range.1);
         if fits(&first) {
             return Some(first);
         }
-        let mixes = self.mixes(start, end);
-        let columns = mixes.iter().map(|mix| self.column(range, 0, &cost, mix));
-        columns.take_while(|column| column.load_s() < limit_s).find(fits)
-    }
-
-    /// Cost of a stage without anything that depends on how parameter state is sharded.
-    pub(crate) fn relaxed_stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
-        let mut cost = self.stage_ends(stage);
-        let counts = self.ground.layers.counts(start, end);
-        for (kind, &count) in counts.iter().enumerate() {
-            let layer = &self.sheet.layer[kind];
-            cost.forward += layer.forward * count as f64;
-            cost.backward += layer.backward() * count as f64;
-            cost.params = cost.params + self.sheet.params[kind] * count as f64;
+        let counts = self.ground.layers.counts(range.0, range.1);
+        if counts.len() > 2 || self.decisions.recompute != Recompute::PerLayer {
+            return self.mixes(range.0, range.1).iter().find(|mix| fits(mix)).cloned();
         }
-        cost.tail_s = 0.0;
-        cost
-    }
-
-    /// Lower bound on the passes: some device has at least the mean of the devices' work, and every
-    /// device does all its micro-batches one after another.
-    pub fn mean_bound_s(&self) -> f64 {
-        let m = self.micro_batches();
-        let all = self.whole_model();
-        let total_s = all.forward.total_s() + all.backward.total_s();
-        m * (total_s / self.decisions.pp as f64 + self.vocab_pass_s())
-    }
-
-    /// Layers and vocabulary of the whole model as one stage's worth of passes, hops left out.
-    fn whole_model(&self) -> StageCost {
-        let layers = self.ground.layers.len();
-        let mut cost = self.stage_of_layers(0, layers);
-        let mut ends = StageCost::default();
-        if self.passes.is_none() {
-            self.add_vocab_ends(0, &mut ends);
-            if self.stages() > 1 {
-                self.add_vocab_ends(self.stages() - 1, &mut ends);
-            }
-            cost.params.dense += ends.params.dense;
-        } else {
-            for device in 0..self.devices() {
-                self.add_vocab_shard(device, &mut cost);
-            }
-        }
-        cost.forward += ends.forward;
-        cost.backward += ends.backward;
-        cost
-    }
-
-    /// Lower bounds on tails (to be added to the mean load) and on the step behind the barrier, s: their
-    /// means over devices.
-    pub fn least_state_s(&self) -> (f64, f64) {
-        let mean = self.whole_model().params * (1.0 / self.decisions.pp as f64);
-        let ground = self.ground;
-        let least = self.state.least_exposed(mean, |op, group| ground.seconds_per_byte(op, group));
-        (least.tail_s, least.step_s + self.least_optimizer_s(mean))
-    }
-
-    /// Updating parameters takes time in proportion, but no less than a kernel's launch.
-    fn least_optimizer_s(&self, mean: LocalParams) -> f64 {
-        let dense = LocalParams { expert: 0.0, ..mean };
-        let expert = LocalParams { dense: 0.0, ..mean };
-        self.state.optimizer_s(dense).max(self.state.optimizer_s(expert))
-    }
-
-    /// Some device needs at least the mean of the devices' states, and the activations of one
-    /// micro-batch in flight with everything recomputed that may be.
-    pub fn least_bytes_per_device(&self) -> f64 {
-        let pp = self.decisions.pp as f64;
-        let states = self.state.memory(self.whole_model().params).device_bytes();
-        let counts = self.ground.layers.counts(0, self.ground.layers.len());
-        let activations: f64 = counts
-            .iter()
-            .zip(&self.sheet.layer)
-            .map(|(&count, layer)| {
-                count as f64 * mixes::least_bytes(layer, self.decisions.recompute)
-            })
-            .sum();
-        (states + activations) / pp
+        let n = self.most_in_flight(stage);
+        let states = self.state.memory(cost.params).device_bytes() + cost.workspace_bytes;
+        let bytes = budget - states - n * cost.extra_in_flight_bytes;
+        // Rounding may make the first answer too large by a hair.
+        let tries = [0.0, 1e-13, 1e-11, 1e-9];
+        let found = tries.iter().filter_map(|less| {
+            mixes::fastest_of_two(&self.sheet.layer, &counts, n, bytes - budget * less)
+        });
+        found.into_iter().find(|mix| fits(mix))
     }
 
     /// Whether a rank's share of host memory holds so many bytes.
@@ -595,29 +452,17 @@ impl<'a> Case<'a> {
         bytes <= self.ground.cluster.host.memory_bytes
     }
 
-    /// Whether the column's own bytes suffice to rule it out, were the device's other chunks empty.
+    /// Whether a column fits, were the device's other chunks empty.
     fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
+        column.state_bytes + self.most_in_flight(stage) * column.in_flight_bytes <= budget
+    }
+
+    /// Most micro-batches of a stage in flight.
+    fn most_in_flight(&self, stage: usize) -> f64 {
         let (device, chunk) = (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
         let most = self.pipeline().in_flight[device].iter().map(|counts| counts[chunk]).max();
-        let bytes = column.state_bytes + f64::from(most.unwrap_or(0)) * column.in_flight_bytes;
-        bytes <= budget
+        f64::from(most.unwrap_or(0))
     }
-}
-
-/// Lower bound on exposed reductions, gathers and updates of a state choice, for layers alone, s.
-pub fn least_layer_state_s(ground: &Ground<'_>, d: &Decisions) -> f64 {
-    let sheet = ground.sheet(d);
-    let counts = ground.layers.counts(0, ground.layers.len());
-    let all = counts
-        .iter()
-        .zip(&sheet.params)
-        .fold(LocalParams::default(), |sum, (&count, &params)| sum + params * count as f64);
-    let mean = all * (1.0 / d.pp as f64);
-    let state = StateCost::new(ground.cluster, d, &ground.domains);
-    let least = state.least_exposed(mean, |op, group| ground.seconds_per_byte(op, group));
-    let dense = state.optimizer_s(LocalParams { expert: 0.0, ..mean });
-    let expert = state.optimizer_s(LocalParams { dense: 0.0, ..mean });
-    least.passes_s + least.tail_s + least.step_s + dense.max(expert)
 }
 
 /// As even as may be; what is left over goes to the latest stages before the last.
@@ -629,7 +474,7 @@ pub fn even_counts(layers: usize, stages: usize) -> Vec<usize> {
 
 /// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
 /// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather).
-fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
+pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     if d.pp == 1 {
         return Hop { time_s: 0.0, blocks: true };
     }
@@ -646,7 +491,11 @@ fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
 /// section 4): all-reduces serve as reduces too, as in the paper's implementation.
-fn vocab_passes(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Option<VocabPassCost> {
+pub(crate) fn vocab_passes(
+    ground: &Ground<'_>,
+    d: &Decisions,
+    sheet: &Sheet,
+) -> Option<VocabPassCost> {
     if !d.vocab.over_pipeline() {
         return None;
     }

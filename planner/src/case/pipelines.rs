@@ -5,7 +5,7 @@ use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassTimes, one_f_one_b_with_vocab};
 use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// What distinguishes one pipeline from another.
@@ -90,15 +90,17 @@ fn vocab_passes(vocab: Vocab) -> Option<VocabPasses> {
     }
 }
 
-/// Pipelines made so far.
+/// Pipelines made so far, the latest of them up to [`MOST_KEPT`] passes.
 #[derive(Debug, Default)]
 pub struct Pipelines {
     made: HashMap<PipelineKey, Arc<Pipeline>>,
+    /// Oldest first.
+    order: VecDeque<PipelineKey>,
+    kept: usize,
 }
 
 impl Pipelines {
-    /// The pipeline of a key whose counts the schedule approves, made on first use; long ones are not
-    /// kept.
+    /// The pipeline of a key whose counts the schedule approves, made on first use.
     ///
     /// # Panics
     /// The generator breaks its own rules: our bug.
@@ -108,12 +110,25 @@ impl Pipelines {
         }
         let made = key.pipeline();
         let pipeline = Arc::new(made.unwrap_or_else(|error| panic!("{key:?}: {error}")));
-        if key.devices * key.chunks * key.micro_batches <= LONGEST_KEPT {
-            self.made.insert(key, Arc::clone(&pipeline));
+        self.kept += key.passes();
+        while self.kept > MOST_KEPT {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.made.remove(&oldest);
+            self.kept -= oldest.passes();
         }
+        self.order.push_back(key);
+        self.made.insert(key, Arc::clone(&pipeline));
         pipeline
     }
 }
 
-/// Passes forward of the longest pipeline that is kept: a few megabytes.
-const LONGEST_KEPT: usize = 1 << 15;
+impl PipelineKey {
+    /// Passes, roughly.
+    fn passes(&self) -> usize {
+        let of_vocab = vocab_passes(self.vocab).map_or(0, |passes| passes.kinds().len());
+        self.devices * self.micro_batches * (2 * self.chunks + of_vocab)
+    }
+}
+
+/// Passes of all pipelines that are kept: some twenty bytes each.
+const MOST_KEPT: usize = 1 << 21;

@@ -100,7 +100,7 @@ impl Case<'_> {
         placed.iter().enumerate().map(column).collect()
     }
 
-    fn mix_cost(&self, mix: &Mix) -> super::mixes::MixCost {
+    pub(super) fn mix_cost(&self, mix: &Mix) -> super::mixes::MixCost {
         let bytes = |(kind, split): (usize, &[usize; 3])| -> f64 {
             let layer = &self.sheet.layer[kind];
             (0..3).map(|option| split[option] as f64 * layer.saved_bytes[option]).sum()
@@ -112,16 +112,17 @@ impl Case<'_> {
         }
     }
 
-    /// What a choice of a problem of this case means.
-    pub fn placed(&self, problem: &Problem, choice: &Choice) -> Placed {
+    /// What a choice of a problem that this case made means; `None` where it made no such columns.
+    pub fn placed(&self, problem: &Problem, choice: &Choice) -> Option<Placed> {
         let mut start = 0;
         let stage = |(stage, &index): (usize, &usize)| {
             let column = &problem.columns[stage][index];
-            let end = start + column.layers();
-            let mix = self.mixes(start, end)[column.mix].mix.clone();
-            let placed = PlacedStage { start, end, mix };
-            start = end;
-            placed
+            let range = (start, start + column.layers());
+            start = range.1;
+            let cost = self.stage(stage, range.0, range.1);
+            let budget = problem.budget_bytes[self.device_of(stage)];
+            let mix = self.fastest_mix(stage, range, &cost, budget)?.mix;
+            Some(PlacedStage { start: range.0, end: range.1, mix })
         };
         choice.iter().enumerate().map(stage).collect()
     }

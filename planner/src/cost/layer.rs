@@ -113,31 +113,56 @@ pub struct LayerPricer<'a> {
 impl LayerPricer<'_> {
     /// Cost of one layer of `kind`.
     pub fn layer(&self, kind: LayerKind, shape: &Shape) -> LayerCost {
-        let experts = |attention: &ThreePasses| self.expert_block(kind, shape, attention);
-        self.layer_with(kind, shape, experts)
+        let experts = if kind.moe { self.experts(shape) } else { ExpertPieces::default() };
+        self.layer_of(kind, shape, &self.pieces(kind, shape), &experts)
     }
 
-    /// Lower bound on the cost of a layer, whichever of `splits` its experts have: their products at
-    /// their fastest, and no all-to-all.
-    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> LayerCost {
-        self.layer_with(kind, shape, |_| self.expert_floor(kind, shape, splits))
+    /// Cost of a layer from its pieces: what is left is how the experts' all-to-all is overlapped.
+    pub fn layer_of(
+        &self,
+        kind: LayerKind,
+        shape: &Shape,
+        pieces: &Pieces,
+        experts: &ExpertPieces,
+    ) -> LayerCost {
+        let block = if kind.moe {
+            self.expert_block(shape, &pieces.attention, experts)
+        } else {
+            ThreePasses::default()
+        };
+        self.layer_with(kind, shape, pieces, block)
+    }
+
+    /// Lower bound on the cost of a layer whose experts' passes take at least `experts`.
+    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, experts: ThreePasses) -> LayerCost {
+        let experts = if kind.moe { experts } else { ThreePasses::default() };
+        self.layer_with(kind, shape, &self.pieces(kind, shape), experts)
+    }
+
+    /// Everything of a layer that does not depend on how its experts are split.
+    pub fn pieces(&self, kind: LayerKind, shape: &Shape) -> Pieces {
+        let streams = self.streams(kind, shape);
+        Pieces {
+            attention: self.attention_block(kind, shape),
+            feed: self.feed_forward(kind, shape),
+            selective: self.selective(kind, shape, &streams),
+            streams,
+            tensor: self.tensor_parallel(shape),
+        }
     }
 
     fn layer_with(
         &self,
         kind: LayerKind,
         shape: &Shape,
-        experts: impl Fn(&ThreePasses) -> ThreePasses,
+        pieces: &Pieces,
+        moe: ThreePasses,
     ) -> LayerCost {
-        let attention = self.attention_block(kind, shape);
-        let feed = self.feed_forward(kind, shape);
-        let streams = self.streams(kind, shape);
-        let moe = experts(&attention);
-        let tensor = self.tensor_parallel(shape);
+        let Pieces { attention, feed, streams, tensor, selective } = *pieces;
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
-        let recompute = [Parts::default(), self.selective(kind, shape, &streams), forward];
+        let recompute = [Parts::default(), selective, forward];
         LayerCost {
             forward: self.at_least_host(forward, 1.0),
             backward_input: self.at_least_host(backward_input, 1.0),
@@ -362,15 +387,25 @@ impl LayerPricer<'_> {
         Parts { tp_s, ..Parts::default() }
     }
 
-    /// Routed experts with their all-to-alls and what overlap hides of them.
-    fn expert_block(&self, kind: LayerKind, shape: &Shape, attention: &ThreePasses) -> ThreePasses {
-        if !kind.moe {
-            return ThreePasses::default();
+    /// Router, experts and their collectives, whatever hides the all-to-all.
+    pub fn experts(&self, shape: &Shape) -> ExpertPieces {
+        ExpertPieces {
+            experts: self.expert_products(shape.dtype, &shape.split),
+            router: self.products(shape.dtype, &[self.router_gemm(shape)]),
+            all_to_all_s: self.all_to_all_s(shape),
+            tensor_parallel_s: self.expert_tensor_parallel_s(shape),
         }
-        let experts = self.expert_products(shape.dtype, &shape.split);
-        let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
-        let a2a_s = self.all_to_all_s(shape);
-        let etp_s = self.expert_tensor_parallel_s(shape);
+    }
+
+    /// Routed experts with their all-to-alls and what overlap hides of them.
+    fn expert_block(
+        &self,
+        shape: &Shape,
+        attention: &ThreePasses,
+        pieces: &ExpertPieces,
+    ) -> ThreePasses {
+        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: etp_s } =
+            *pieces;
         let block = |expert: Parts, attention_s: f64| {
             let ep_s = self.exposed_all_to_all_s(shape, attention_s, a2a_s, expert.compute_s);
             expert + Parts { ep_s, tp_s: etp_s, ..Parts::default() }
@@ -386,10 +421,9 @@ impl LayerPricer<'_> {
         }
     }
 
-    fn expert_floor(&self, kind: LayerKind, shape: &Shape, splits: &[Split]) -> ThreePasses {
-        if !kind.moe {
-            return ThreePasses::default();
-        }
+    /// Lower bound on router and experts, whichever of `splits` they have: their products at their
+    /// fastest, and no all-to-all. It depends on the tokens a rank holds, not on how they are computed.
+    pub fn expert_floor(&self, shape: &Shape, splits: &[Split]) -> ThreePasses {
         let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
         let products = splits.iter().map(|split| self.expert_products(shape.dtype, split));
         let least = products.reduce(|a, b| ThreePasses {
@@ -491,7 +525,7 @@ impl LayerPricer<'_> {
 
 /// Times of the three passes over some products.
 #[derive(Clone, Copy, Debug, Default)]
-struct ThreePasses {
+pub struct ThreePasses {
     forward: Parts,
     input: Parts,
     weight: Parts,
@@ -506,6 +540,25 @@ impl std::ops::Add for ThreePasses {
             weight: self.weight + other.weight,
         }
     }
+}
+
+/// A layer but for its experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    attention: ThreePasses,
+    feed: ThreePasses,
+    streams: StreamCost,
+    tensor: Parts,
+    selective: Parts,
+}
+
+/// Routed experts before it is decided what hides their all-to-all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertPieces {
+    experts: ThreePasses,
+    router: ThreePasses,
+    all_to_all_s: f64,
+    tensor_parallel_s: f64,
 }
 
 /// Times of the memory-bound kernels.

@@ -190,6 +190,16 @@ impl<'a> StateCost<'a> {
         self.bytes.gradients.min(self.cluster.software.reduced_gradient_bytes)
     }
 
+    /// Bytes a parameter takes while ZeRO gathers or reduces the unit it belongs to: gradients for stage 2,
+    /// for stage 3 also its weights and the next unit's on the way.
+    pub fn motion_bytes_a_parameter(&self, dtype: Dtype) -> f64 {
+        match self.zero_stage {
+            0 | 1 => 0.0,
+            2 => 4.0,
+            _ => 2.0 * dtype.storage_bytes() + 4.0,
+        }
+    }
+
     fn both(&self, params: LocalParams, time: impl Fn(f64, &Replicas) -> f64) -> f64 {
         let of =
             |count: f64, replicas: &Replicas| if count > 0.0 { time(count, replicas) } else { 0.0 };
@@ -253,21 +263,22 @@ impl<'a> StateCost<'a> {
         comm_s - (comm_s * software.zero3_overlap).min(compute_s)
     }
 
-    /// Least exposed communication of devices that hold `params` on average; `slope` gives the least
-    /// seconds a byte that a collective takes at any size.
+    /// Least exposed communication of devices that hold `params` on average; `least_s` gives seconds that a
+    /// collective of so many bytes takes at least.
     ///
-    /// Admissible for the mean over devices and so for the largest: every exposed share is at least what
-    /// the software cannot overlap, and a collective of `x` bytes takes at least `slope·x`. What stages 2
+    /// Where `least_s` is linear this is admissible for the mean over devices and so for the largest; where
+    /// it is constant, for each stage that holds any such parameters: every exposed share is at least what
+    /// the software cannot overlap. What stages 2
     /// and 3 communicate in every micro-batch is counted once.
     pub fn least_exposed(
         &self,
         params: LocalParams,
-        slope: impl Fn(Collective, &GroupShape) -> f64,
+        least_s: impl Fn(Collective, f64, &GroupShape) -> f64,
     ) -> LeastExposed {
         let software = &self.cluster.software;
         let in_step = (1.0 - software.dp_overlap) * software.dp_slowdown;
         let in_pass = (1.0 - software.zero3_overlap) * software.zero3_slowdown;
-        let time = |op, bytes: f64, group: &GroupShape| slope(op, group) * bytes;
+        let time = |op, bytes: f64, group: &GroupShape| least_s(op, bytes, group);
         let scatter_s = self.both(params, |count, r| {
             time(Collective::ReduceScatter, count * self.reduced_bytes(), &r.shard)
         });

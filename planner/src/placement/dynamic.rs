@@ -7,7 +7,9 @@
 //! last forward's way down and back as long as its own warm-up work does not fill it, and what the
 //! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
 //! passes that must follow one another, so the value never exceeds the simulation; where the two waits
-//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes the two waiting terms are left out (the order of passes there differs).
+//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes more forwards
+//! come first, and the way leads through those passes (`Warm`). GPipe and naive have neither term here: the
+//! order of passes there differs.
 
 use super::{Choice, Problem};
 
@@ -137,9 +139,9 @@ fn join(
     let m = problem.pipeline.micro_batches as f64;
     let first_s = waiting(problem, stage, c.forward_s, below_s);
     let last_s = waiting(problem, stage, c.backward_s, below_s);
-    let waiting_s =
-        if waits_apart(problem, stage) { first_s + last_s } else { first_s.max(last_s) };
-    let own_s = m * (c.load_s() + problem.vocab_s) + waiting_s;
+    let micro_batches = problem.pipeline.micro_batches;
+    let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
+    let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
     // Nothing hides the first stage's tail: it is the last to be done with its passes.
     let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
     Label {
@@ -153,20 +155,75 @@ fn join(
 
 /// Time a stage waits for the way down and back beyond what its warm-up passes fill.
 fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
-    if problem.vocab_s > 0.0 {
+    if !problem.pipeline.one_f_one_b {
         return 0.0;
     }
-    (below_s - warm_up(problem, stage) as f64 * pass_s).max(0.0)
+    Warm::new(problem, stage).wait_s(pass_s, below_s)
 }
 
-/// Forwards a stage runs before its first backward's own forward.
-pub(super) fn warm_up(problem: &Problem, stage: usize) -> usize {
-    (problem.pipeline.devices - 1 - stage).min(problem.pipeline.micro_batches - 1)
+/// What a stage of 1F1B may do while its first micro-batch is on its way down and back, and by symmetry
+/// while its last one is.
+///
+/// In its order, `forwards` forwards come before the first backward. With vocabulary passes these are as
+/// many more as there are barriers; the way then leads through the vocabulary layers, and before the first
+/// backward can come only vocabulary passes of micro-batches whose forwards do (one more where a pass lags
+/// behind the barrier that the backward waits for).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Warm {
+    forwards: f64,
+    vocab: VocabWay,
 }
 
-/// Whether the waits at both ends are different times: with few micro-batches they may be the same.
-pub(super) fn waits_apart(problem: &Problem, stage: usize) -> bool {
-    problem.pipeline.micro_batches >= warm_up(problem, stage) + 2
+/// Vocabulary passes on a micro-batch's way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct VocabWay {
+    /// All passes of one micro-batch on a device, s.
+    pub passes_s: f64,
+    /// From the end of the last stage's forward to the start of its backward, s.
+    pub way_s: f64,
+    /// Barriers: so many more micro-batches than without are on the way.
+    pub barriers: usize,
+}
+
+impl Warm {
+    pub(crate) fn of(devices: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
+        let forwards = (devices - stage + vocab.barriers).min(micro_batches);
+        Self { forwards: forwards as f64, vocab }
+    }
+
+    pub(super) fn new(problem: &Problem, stage: usize) -> Self {
+        let pipeline = &problem.pipeline;
+        Self::of(pipeline.devices, pipeline.micro_batches, stage, problem.vocab)
+    }
+
+    /// What the way of `below_s` beyond the stage takes longer than its own passes in the meantime, of
+    /// which a forward (a backward, at the end) takes `pass_s`.
+    pub(crate) fn wait_s(&self, pass_s: f64, below_s: f64) -> f64 {
+        (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
+    }
+
+    /// Forwards between the first micro-batch's own and its backward.
+    pub(super) fn passes(&self) -> f64 {
+        self.forwards - 1.0
+    }
+
+    /// The way through the vocabulary layers, less the vocabulary passes run in the meantime at most, s.
+    pub(super) fn vocab_s(&self) -> f64 {
+        let vocab = &self.vocab;
+        let run_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
+        vocab.way_s - run_s
+    }
+
+    /// Whether the waits at both ends are different times: with few micro-batches they may be the same.
+    pub(super) fn apart(&self, micro_batches: usize) -> bool {
+        micro_batches as f64 >= self.forwards + 1.0
+    }
+
+    /// Both waits where they are different times: with few micro-batches they may be the same.
+    pub(crate) fn both_s(&self, micro_batches: usize, first_s: f64, last_s: f64) -> f64 {
+        let apart = self.apart(micro_batches);
+        if apart { first_s + last_s } else { first_s.max(last_s) }
+    }
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {

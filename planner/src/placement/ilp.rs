@@ -19,7 +19,8 @@
 //!   finitely many, every one bounds every placement from below, so the loop ends at the optimum.
 //! - *cut-off*: `barrier_s + step_s ≤` the best value known.
 
-use super::{Choice, Problem, Scratch, dynamic};
+use super::dynamic::Warm;
+use super::{Choice, Problem, Scratch};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
     Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
@@ -76,10 +77,33 @@ pub fn solve(
     limits: Limits,
     scratch: &mut Scratch,
 ) -> Report {
+    let best = incumbent.filter(|(_, value)| *value < cutoff_s);
+    let report = Report { best, ..Report::default() };
+    let paths = first_paths(problem, &report, limits, scratch);
+    run(problem, report, paths, cutoff_s, limits, scratch).0
+}
+
+/// As [`solve`] without an incumbent, but with chains of passes known from other problems on the same
+/// pipeline; returns all chains.
+pub fn solve_with(
+    problem: &Problem,
+    known: Vec<CriticalPath>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> (Report, Vec<CriticalPath>) {
+    run(problem, Report::default(), known, cutoff_s, limits, scratch)
+}
+
+fn run(
+    problem: &Problem,
+    mut report: Report,
+    mut paths: Vec<CriticalPath>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> (Report, Vec<CriticalPath>) {
     let begun = Instant::now();
-    let mut report =
-        Report { best: incumbent.filter(|(_, value)| *value < cutoff_s), ..Report::default() };
-    let mut paths = first_paths(problem, &report, limits, scratch);
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
         let left = limits.time.saturating_sub(begun.elapsed());
@@ -115,7 +139,7 @@ pub fn solve(
     }
     report.paths = paths.len();
     report.elapsed_s = begun.elapsed().as_secs_f64();
-    report
+    (report, paths)
 }
 
 fn first_paths(
@@ -220,7 +244,7 @@ impl Program {
 fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
     let c = &problem.columns[stage][column];
     let m = problem.pipeline.micro_batches as f64;
-    m * (c.load_s() + problem.vocab_s) + c.tail_s + c.step_s < bar_s
+    m * (c.load_s() + problem.vocab.passes_s) + c.tail_s + c.step_s < bar_s
 }
 
 impl Writer<'_> {
@@ -307,7 +331,7 @@ impl Writer<'_> {
     fn device_loads(&self, model: &mut HighsProblem) {
         let pipeline = &self.problem.pipeline;
         let m = pipeline.micro_batches as f64;
-        let vocab = m * self.problem.vocab_s * self.scale;
+        let vocab = m * self.problem.vocab.passes_s * self.scale;
         for device in 0..pipeline.devices {
             let work: Expression = self
                 .stages_of(device)
@@ -331,24 +355,23 @@ impl Writer<'_> {
         let tail = self.seconds(0, |c| c.tail_s);
         for stage in 0..stages {
             let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
-            let own = self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab_s * self.scale;
+            let own =
+                self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
             let (first, last) = self.waits[stage];
             let row = ramp + own + tail.clone();
-            if dynamic::waits_apart(problem, stage) {
+            let warm = Warm::new(problem, stage);
+            if warm.apart(problem.pipeline.micro_batches) {
                 model.add_constraint(constraint!(self.barrier >= row + first + last));
             } else {
                 model.add_constraint(constraint!(self.barrier >= row.clone() + first));
                 model.add_constraint(constraint!(self.barrier >= row + last));
             }
-            if problem.vocab_s > 0.0 {
-                continue;
-            }
-            let warm_up = dynamic::warm_up(problem, stage) as f64;
             let below: Expression = (stage + 1..stages).map(|j| load(j) + link(j - 1)).sum();
-            let forward = self.seconds(stage, |c| warm_up * c.forward_s);
-            let backward = self.seconds(stage, |c| warm_up * c.backward_s);
-            model.add_constraint(constraint!(first >= below.clone() - forward));
-            model.add_constraint(constraint!(last >= below - backward));
+            let beyond = below + warm.vocab_s() * self.scale;
+            let forward = self.seconds(stage, |c| warm.passes() * c.forward_s);
+            let backward = self.seconds(stage, |c| warm.passes() * c.backward_s);
+            model.add_constraint(constraint!(first >= beyond.clone() - forward));
+            model.add_constraint(constraint!(last >= beyond - backward));
         }
     }
 

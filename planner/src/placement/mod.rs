@@ -8,6 +8,8 @@
 pub mod dynamic;
 pub mod ilp;
 
+pub use dynamic::VocabWay;
+
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::Arc;
 
@@ -72,8 +74,8 @@ pub struct Problem {
     pub pipeline: Arc<Pipeline>,
     /// Latencies and vocabulary passes; forward and backward are filled in from columns.
     pub fixed: Durations,
-    /// Seconds of vocabulary passes a device spends on each micro-batch, for bounds.
-    pub vocab_s: f64,
+    /// Vocabulary passes on a micro-batch's way, for bounds.
+    pub vocab: VocabWay,
     /// Layers of the model.
     pub layers: usize,
     /// By stage, its columns.

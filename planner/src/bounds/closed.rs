@@ -1,0 +1,79 @@
+//! Bounds from degrees and loads alone.
+
+use super::work::{End, KindWork, Line, Work};
+use models::schedule::ScheduleName;
+
+/// Lower bound on the passes of any placement on a pipeline, s; `spent_s` is what memory and parameter
+/// state add to the layers' forward and backward at least.
+///
+/// The loads are those of layers, vocabulary where stages hold it, and transfers that block.
+pub fn passes_s(line: &Line, work: &Work, spent_s: f64) -> f64 {
+    let (m, p) = (line.m(), line.devices as f64);
+    let stages = (line.devices * line.chunks) as f64;
+    let crossings_s = 2.0 * (stages - 1.0) * line.hop_s;
+    let blocking_s = if line.hop_blocks { crossings_s } else { 0.0 };
+    if let Some(way) = line.passes {
+        return with_passes_s(m, p, work.load_s() + spent_s + blocking_s, way.passes_s);
+    }
+    let half_s = blocking_s / 2.0;
+    let ends_s = |value: fn(&End) -> f64| value(&work.embedding) + value(&work.head);
+    let forward_s = work.layers_s(|kind| kind.forward_s) + ends_s(|end| end.forward_s) + half_s;
+    let backward_s = work.layers_s(|kind| kind.backward_s) + ends_s(|end| end.backward_s) + half_s;
+    let total_s = forward_s + backward_s + spent_s;
+    if line.chunks > 1 {
+        return several_chunks_s(line, total_s);
+    }
+    one_chunk_s(m, p, forward_s, backward_s, total_s)
+}
+
+/// Several chunks: some device has at least the mean of the devices' work and does its micro-batches one
+/// after another.
+fn several_chunks_s(line: &Line, total_s: f64) -> f64 {
+    let (m, p) = (line.m(), line.devices as f64);
+    (m / p * total_s).max(looped_way_s(line, total_s))
+}
+
+/// One micro-batch's way down all stages and back, which take `total_s` with their blocking transfers.
+/// GPipe and breadth-first loops do the other m − 1 forwards of the stage where they are longest before
+/// the last micro-batch goes on, and as many backwards of another before the first one does: at least
+/// their means over stages.
+pub(super) fn looped_way_s(line: &Line, total_s: f64) -> f64 {
+    let stages = (line.devices * line.chunks) as f64;
+    let latency_s = (stages - 1.0) * line.round_trip_s();
+    let others_s = match line.schedule {
+        ScheduleName::LoopedBfs | ScheduleName::GPipe => (line.m() - 1.0) * total_s / stages,
+        _ => 0.0,
+    };
+    total_s + latency_s + others_s
+}
+
+/// 1F1B, GPipe and naive, any placement, latencies aside. Two bounds, the larger counts:
+/// - one micro-batch's way through all stages and back, with the other m − 1 forwards (or backwards) on
+///   the stage where they are longest, which is at least their mean;
+/// - for m > p the average of the rows of the closed form ([`crate::placement::dynamic`]) that weighs all
+///   stages alike: with weights `λ_q = ((m−1)/p − Σ_{j<q} λ_j)/(m − 1 − w_q) ≥ 0`, which add up to one,
+///   every stage's load counts `(m + p − 1)/p` times. GPipe and naive take no less than 1F1B.
+fn one_chunk_s(m: f64, p: f64, forward_s: f64, backward_s: f64, total_s: f64) -> f64 {
+    let way_s = total_s + (m - 1.0) * forward_s.max(backward_s) / p;
+    let rows_s = if m > p { (m + p - 1.0) / p * total_s } else { m / p * total_s };
+    way_s.max(rows_s)
+}
+
+/// 1F1B with vocabulary passes of `vocab_s` on every device: stage `q` does all its micro-batches and
+/// what the stages before it do to one, `T ≥ Σ_{j<q} ℓ_j + m(ℓ_q + vocab)`. The average of these rows that
+/// weighs all stages alike counts the whole model `1/(1 − (1 − 1/m)^p)` times.
+fn with_passes_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
+    total_s / (1.0 - (1.0 - 1.0 / m).powf(p)) + m * vocab_s
+}
+
+/// Some device has at least the mean of the devices' states and of one micro-batch's leanest
+/// activations, bytes.
+pub fn least_bytes(work: &Work, devices: f64, state_bytes: [f64; 2], options: &[usize]) -> f64 {
+    let params = work.params();
+    let states = (params.dense + work.embedding.params + work.head.params) * state_bytes[0]
+        + params.expert * state_bytes[1];
+    let leanest = |kind: &KindWork| {
+        options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
+    };
+    (states + work.layers_s(leanest)) / devices
+}

@@ -1,0 +1,319 @@
+//! One chunk a device: the least over all cuts of the layers into stages.
+//!
+//! For each stage `q` the row of the closed form ([`crate::placement::dynamic`]): what the stages before
+//! it do to one micro-batch, its own work with all of them, and its waits. The layers before the stage
+//! are known once it is known where it starts, however they are cut, and so are those behind it; their
+//! recomputation is left out, its own is the least that memory allows. So a row depends on the stage's
+//! range alone, and the least of the largest rows is found by going through stages and cuts once.
+
+use super::states::StateView;
+use super::trade::Trade;
+use super::work::{End, Line, Work};
+use crate::case::layers::Layers;
+use crate::cost::state::LocalParams;
+use crate::placement::dynamic::Warm;
+use crate::simulate::CriticalPath;
+use models::schedule::ScheduleName;
+
+/// Where the stages may be cut, and the bound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cuts {
+    /// Lower bound on passes and the first device's reductions, s.
+    pub bound_s: f64,
+    /// By stage, ranges (first layer, one past the last) that may lie below the limit.
+    pub ranges: Vec<Vec<(usize, usize)>>,
+}
+
+/// The least over all cuts, below `limit_s`.
+pub struct Cutter<'a> {
+    line: &'a Line,
+    work: &'a Work,
+    state: &'a StateView,
+    trade: Trade,
+    layers: &'a Layers,
+    /// By layer, sums over the layers before it.
+    before: Vec<Sums>,
+    stages: Vec<StageView>,
+}
+
+/// Sums over layers.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    forward_s: f64,
+    backward_s: f64,
+    params: LocalParams,
+    state_bytes: f64,
+    /// With the first option allowed.
+    recompute_s: f64,
+    in_flight_bytes: f64,
+}
+
+/// A stage without its layers.
+struct StageView {
+    /// Vocabulary layers and transfers in its forward and backward, s.
+    forward_s: f64,
+    backward_s: f64,
+    /// Vocabulary layers, transfers and links on the way to it and back, s.
+    to_s: f64,
+    /// The same from it to the last stage and back, s.
+    from_s: f64,
+    /// Micro-batches in flight.
+    held: f64,
+    /// Bytes for states and activations of layers.
+    free_bytes: f64,
+    /// Fewest layers: none where it holds a vocabulary layer instead.
+    fewest: usize,
+}
+
+impl<'a> Cutter<'a> {
+    /// `work` has the states' part in its passes; `budget_bytes` is what a device has for states and
+    /// activations, infinite where memory does not count.
+    pub fn new(
+        line: &'a Line,
+        work: &'a Work,
+        state: &'a StateView,
+        layers: &'a Layers,
+        budget_bytes: f64,
+    ) -> Self {
+        let trade = Trade::new(&work.kinds, line.options());
+        let mut sums = Sums::default();
+        let mut before = Vec::with_capacity(layers.len() + 1);
+        before.push(sums);
+        for layer in 0..layers.len() {
+            let index = layers.kind_of(layer);
+            let (kind, first) = (&work.kinds[index], trade.first_of(index));
+            sums.forward_s += kind.forward_s;
+            sums.backward_s += kind.backward_s;
+            sums.params = sums.params + kind.params;
+            sums.state_bytes += state.bytes_of(kind.params);
+            sums.recompute_s += first.0;
+            sums.in_flight_bytes += first.1;
+            before.push(sums);
+        }
+        let view = |stage| StageView::new(line, work, state, stage, budget_bytes);
+        Self {
+            line,
+            work,
+            state,
+            trade,
+            layers,
+            before,
+            stages: (0..line.devices).map(view).collect(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn fewest(&self, stage: usize) -> usize {
+        self.stages[stage].fewest
+    }
+
+    /// A stage's row without waits, with its forward and its backward; infinite where it does not fit.
+    fn row(&self, stage: usize, start: usize, end: usize) -> Row {
+        let (from, to, own) = (&self.before[start], &self.before[end], &self.stages[stage]);
+        let forward_s = to.forward_s - from.forward_s + own.forward_s;
+        let passes_s = to.backward_s - from.backward_s + own.backward_s;
+        let backward_s = passes_s + self.recompute_s(own, start, end);
+        let ramp_s = from.forward_s + from.backward_s + own.to_s;
+        let own_s = self.line.m() * (forward_s + backward_s + self.line.passes_s());
+        Row { forward_s, backward_s, total_s: ramp_s + own_s }
+    }
+
+    /// One micro-batch down from a stage that ends at a layer and back to it.
+    fn way_from_s(&self, stage: usize, end: usize) -> f64 {
+        let (from, to) = (&self.before[end], &self.before[self.len()]);
+        let layers_s = to.forward_s - from.forward_s + to.backward_s - from.backward_s;
+        layers_s + self.stages[stage].from_s
+    }
+
+    /// Least recomputation that memory makes necessary, s.
+    fn recompute_s(&self, own: &StageView, start: usize, end: usize) -> f64 {
+        let (from, to) = (&self.before[start], &self.before[end]);
+        let first_s = to.recompute_s - from.recompute_s;
+        let first_bytes = to.in_flight_bytes - from.in_flight_bytes;
+        let bytes = own.free_bytes - (to.state_bytes - from.state_bytes);
+        if own.held * first_bytes <= bytes {
+            return first_s;
+        }
+        let counts = self.layers.between(start, end);
+        self.trade.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
+    }
+
+    /// A stage's waits where the closed form has them.
+    fn waits_s(&self, stage: usize, end: usize, row: &Row) -> f64 {
+        if self.line.schedule != ScheduleName::OneFOneB {
+            return 0.0;
+        }
+        let (p, m) = (self.line.devices, self.line.micro_batches);
+        let warm = Warm::of(p, m, stage, self.line.passes.unwrap_or_default());
+        let below_s = self.way_from_s(stage, end);
+        let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
+        warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
+    }
+
+    /// As [`Self::solve`]. Far limits leave many cuts open, so nearer ones are tried first: the ranges then
+    /// are those that may lie below a nearer limit.
+    pub fn least_s(&self, limit_s: f64) -> f64 {
+        let mean_s = self.work.load_s() / self.line.devices as f64 + self.line.passes_s();
+        let least_s = self.line.m() * mean_s;
+        let mut near_s = 1.03 * super::closed::passes_s(self.line, self.work, 0.0).max(least_s);
+        while near_s < limit_s.min(FAR * least_s) {
+            if let Some(cuts) = self.solve(near_s) {
+                return cuts.bound_s;
+            }
+            near_s *= NEARER;
+        }
+        self.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
+    }
+
+    /// The least of the largest rows; `None` where every cut has one of `limit_s` or more.
+    pub fn solve(&self, limit_s: f64) -> Option<Cuts> {
+        let p = self.line.devices;
+        let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
+        let mut ranges = vec![vec![]; p];
+        let mut behind = vec![f64::INFINITY; self.len() + 1];
+        behind[self.len()] = 0.0;
+        for stage in (0..p).rev() {
+            let mut here = vec![f64::INFINITY; self.len() + 1];
+            for start in least[stage]..=most[stage] {
+                let from = least[stage + 1].max(start + self.fewest(stage));
+                for end in from..=most[stage + 1] {
+                    let row = self.row(stage, start, end);
+                    if row.total_s >= limit_s {
+                        break;
+                    }
+                    let row_s = row.total_s + self.waits_s(stage, end, &row);
+                    let value_s = row_s.max(behind[end]);
+                    if value_s < limit_s {
+                        let tail_s = if stage == 0 { self.tail_s(end) } else { 0.0 };
+                        here[start] = here[start].min(value_s + tail_s);
+                        ranges[stage].push((start, end));
+                    }
+                }
+            }
+            behind = here;
+        }
+        (behind[0] < limit_s).then_some(Cuts { bound_s: behind[0], ranges })
+    }
+
+    /// Length of a chain of passes under the cut that makes it shortest, s, with `fixed_s` of transfers and
+    /// vocabulary passes in it. The order of passes is a pipeline's own, so a chain found in one
+    /// configuration bounds every other with the same pipeline.
+    pub fn path_s(&self, cuts: &Cuts, path: &CriticalPath, fixed_s: f64) -> f64 {
+        let mut behind = vec![f64::INFINITY; self.len() + 1];
+        behind[self.len()] = 0.0;
+        for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
+            let mut here = vec![f64::INFINITY; self.len() + 1];
+            let (forwards, backwards) =
+                (f64::from(path.forward_count[stage]), f64::from(path.backward_count[stage]));
+            for &(start, end) in ranges {
+                let row = self.row(stage, start, end);
+                let own_s = forwards * row.forward_s + backwards * row.backward_s;
+                here[start] = here[start].min(own_s + behind[end]);
+            }
+            behind = here;
+        }
+        behind[0] + fixed_s
+    }
+
+    /// The first device's reductions: nothing hides them, and every row ends with its last pass.
+    fn tail_s(&self, end: usize) -> f64 {
+        self.state.tail_of_s(self.before[end].params, 1)
+    }
+
+    /// The first layers that each stage can have at least: the stages from it on then hold all the rest. The
+    /// row without waits grows with the range and falls with a later start.
+    fn first_starts(&self, limit_s: f64) -> Option<Vec<usize>> {
+        let p = self.line.devices;
+        let mut least = vec![self.len(); p + 1];
+        for stage in (0..p).rev() {
+            // A range that ends where the others must begin at the earliest; where none such fits, later.
+            let fits = |end: &usize| {
+                let start = end.checked_sub(self.fewest(stage));
+                start.is_some_and(|start| self.row(stage, start, *end).total_s < limit_s)
+            };
+            let end = (least[stage + 1]..=self.len()).find(fits)?;
+            let mut start = end - self.fewest(stage);
+            while start > 0 && self.row(stage, start - 1, end).total_s < limit_s {
+                start -= 1;
+            }
+            least[stage] = start;
+        }
+        (least[0] == 0).then_some(least)
+    }
+
+    /// The last layers at which each stage can start.
+    fn last_starts(&self, limit_s: f64) -> Vec<usize> {
+        let p = self.line.devices;
+        let mut most = vec![0; p + 1];
+        for stage in 0..p {
+            let start = most[stage];
+            let mut end = (start + self.fewest(stage)).min(self.len());
+            while end < self.len() && self.row(stage, start, end + 1).total_s < limit_s {
+                end += 1;
+            }
+            most[stage + 1] = end;
+        }
+        most
+    }
+}
+
+/// Growth of limits that are tried in turn, and how far beyond the mean load they are.
+const NEARER: f64 = 1.1;
+const FAR: f64 = 100.0;
+
+impl StageView {
+    fn new(line: &Line, work: &Work, state: &StateView, stage: usize, budget_bytes: f64) -> Self {
+        let p = line.devices;
+        let (mut counts, holds_vocab) = (vec![], line.passes.is_none());
+        line.in_flight(stage, &mut counts);
+        let held = counts[0] as f64;
+        let (mut forward_s, mut backward_s) = line.crossings_s(stage);
+        // What just fits must not be declared too large by another order of summation.
+        let mut free_bytes = budget_bytes * (1.0 + 1e-9);
+        let mut hold = |end: &End, works: bool| {
+            let params = LocalParams { dense: end.params, expert: 0.0 };
+            free_bytes -= state.bytes_of(params);
+            if works {
+                forward_s += end.forward_s;
+                backward_s += end.backward_s;
+                free_bytes -= end.workspace_bytes + held * end.in_flight_bytes;
+            }
+        };
+        if stage == 0 || !holds_vocab {
+            hold(&work.embedding, holds_vocab);
+        }
+        if stage + 1 == p || !holds_vocab {
+            hold(&work.head, holds_vocab);
+        }
+        let end_s = |there: bool, end: &End| if there && holds_vocab { end.load_s() } else { 0.0 };
+        Self {
+            forward_s,
+            backward_s,
+            to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
+            from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
+            held,
+            free_bytes,
+            fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
+        }
+    }
+}
+
+/// Transfers of one micro-batch that stages `from..to` wait for or run themselves, and as many links, s.
+fn way_s(line: &Line, from: usize, to: usize) -> f64 {
+    if from >= to {
+        return 0.0;
+    }
+    let ends = usize::from(from == 0) + usize::from(to == line.devices);
+    let blocking_s =
+        if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
+    blocking_s + (to - from) as f64 * line.round_trip_s()
+}
+
+struct Row {
+    forward_s: f64,
+    backward_s: f64,
+    total_s: f64,
+}

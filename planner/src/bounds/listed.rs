@@ -1,0 +1,424 @@
+//! Listed placements: the fastest of them, by chains of passes.
+//!
+//! Device `i` starts when the first micro-batch has come down the first chunks before it, does all its
+//! micro-batches of all its chunks one after another, and the last one still has to go back up those
+//! chunks to the first device, whose reductions come last. Every pass of that chain must follow the one
+//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike.
+
+use super::states::StateView;
+use super::trade::Trade;
+use super::work::{KindWork, Line, Work};
+use crate::case::layers::{Counts, Layers};
+use crate::case::levels::{Chain, Levels};
+use crate::cost::state::LocalParams;
+use models::schedule::ScheduleName;
+
+/// First layer and one past the last, by stage.
+pub type Ranges = Vec<(usize, usize)>;
+
+/// Listed placements on one pipeline, with what devices hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Members {
+    /// The placements.
+    pub list: Vec<Ranges>,
+    members: Vec<Member>,
+    /// By device, micro-batches in flight of the first and of the last chunk.
+    held: Vec<(f64, f64)>,
+    /// By kind, fewest layers times micro-batches in flight that a member has on all devices.
+    least_held: [f64; 4],
+    /// Most micro-batches in flight that a layer of a level which recomputes has on average on some device.
+    most_held: f64,
+}
+
+/// One listed placement.
+#[derive(Clone, Debug, PartialEq)]
+struct Member {
+    /// Layers of the first chunks of the devices before each.
+    before: Vec<Counts>,
+    /// Layers by device.
+    devices: Vec<Device>,
+    /// Devices that one behind them with the same layers does not stand for: it starts later.
+    corners: Vec<usize>,
+}
+
+/// What a device holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Device {
+    /// Layers of all chunks.
+    layers: Counts,
+    /// Chunks by their layers.
+    alike: Vec<Alike>,
+    /// Layers of the longest chunk of one kind.
+    longest: usize,
+}
+
+/// Chunks of a device with the same layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Alike {
+    layers: Counts,
+    /// How many there are.
+    chunks: f64,
+    /// Their micro-batches in flight at one moment.
+    held: f64,
+}
+
+impl Members {
+    /// What matters of a line to [`Self::new`]: the order of passes, devices, chunks, and the micro-batches as
+    /// far as they limit what is in flight.
+    pub fn key(line: &Line) -> (ScheduleName, usize, usize, usize) {
+        let unlimited = 2 * line.devices + 3;
+        let m = if holds_all(line) { 1 } else { line.micro_batches.min(unlimited) };
+        (line.schedule, line.devices, line.chunks, m)
+    }
+
+    /// The placements `list` on the pipeline that a key describes; stages go round the devices.
+    pub fn new(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
+        let line = Line { micro_batches: Self::key(line).3, ..*line };
+        let in_flight: Vec<Vec<usize>> = (0..line.devices)
+            .map(|device| {
+                let mut counts = vec![];
+                line.in_flight(device, &mut counts);
+                counts
+            })
+            .collect();
+        let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
+        let members: Vec<Member> =
+            list.iter().map(|ranges| Member::new(layers, &in_flight, ranges)).collect();
+        let of_kind = |kind: usize| {
+            members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
+        };
+        Self {
+            held: in_flight.iter().map(end).collect(),
+            least_held: [0, 1, 2, 3].map(of_kind),
+            most_held: members.iter().map(Member::most_held).fold(1.0, f64::max),
+            members,
+            list,
+        }
+    }
+
+    /// Least recomputation of one micro-batch in the whole model that memory makes necessary on several
+    /// chunks a device, s, where states take so many bytes a parameter and devices have `budget` bytes.
+    ///
+    /// What all devices lack together must be saved, and a second of recomputation in all chunks of a device
+    /// to the same level saves as many times a layer's bytes as its layers are in flight on average.
+    pub fn recompute_s(
+        &self,
+        line: &Line,
+        work: &Work,
+        trade: &Trade,
+        state_bytes: [f64; 2],
+        budget: f64,
+    ) -> f64 {
+        let first_s = trade.at_first(&work.counts).0;
+        let scale = if holds_all(line) { line.m() } else { 1.0 };
+        let bytes = |(kind, held): (usize, &f64)| held * scale * trade.first_of(kind).1;
+        let held: f64 = self.least_held.iter().take(work.kinds.len()).enumerate().map(bytes).sum();
+        let params = work.params();
+        let states = params.dense * state_bytes[0] + params.expert * state_bytes[1];
+        let free = line.devices as f64 * budget * (1.0 + 1e-9) - states;
+        let excess = (held - free) / (self.most_held * scale);
+        if excess <= 0.0 { first_s } else { trade.saving_s(&work.counts, first_s, excess) }
+    }
+}
+
+/// Every micro-batch is in flight at once, so that one stands for all.
+fn holds_all(line: &Line) -> bool {
+    matches!(line.schedule, ScheduleName::GPipe | ScheduleName::LoopedBfs)
+}
+
+impl Member {
+    fn new(layers: &Layers, in_flight: &[Vec<usize>], ranges: &Ranges) -> Self {
+        let p = in_flight.len();
+        let mut devices = vec![Device::default(); p];
+        let counts = |&(start, end): &(usize, usize)| layers.between(start, end);
+        for (stage, counts) in ranges.iter().map(counts).enumerate() {
+            devices[stage % p].add(counts, in_flight[stage % p][stage / p] as f64);
+        }
+        let mut sum = Counts::default();
+        let mut before = vec![];
+        for counts in ranges.iter().take(p).map(counts) {
+            before.push(sum);
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        // Vocabulary and transfers make the ends different.
+        let stands_for =
+            |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
+        let corners = (0..p).filter(|&device| !stands_for(device)).collect();
+        Self { before, devices, corners }
+    }
+}
+
+impl Member {
+    /// Layers of a kind times their micro-batches in flight.
+    fn held(&self, kind: usize) -> f64 {
+        let alike = self.devices.iter().flat_map(|device| &device.alike);
+        alike.map(|alike| alike.held * alike.layers[kind] as f64).sum()
+    }
+
+    /// Of a device that recomputes so many layers of each chunk, the mean in flight of a layer.
+    fn most_held(&self) -> f64 {
+        let mut most = 1.0_f64;
+        for device in &self.devices {
+            for kind in 0..Counts::default().len() {
+                for level in 1..=device.longest {
+                    let layers = |alike: &Alike| alike.layers[kind].min(level) as f64;
+                    let all: f64 = device.alike.iter().map(|a| a.chunks * layers(a)).sum();
+                    let held: f64 = device.alike.iter().map(|a| a.held * layers(a)).sum();
+                    most = if all > 0.0 { most.max(held / all) } else { most };
+                }
+                // The next layer of the longest chunks alone.
+                for alike in &device.alike {
+                    most = most.max(alike.held / alike.chunks);
+                }
+            }
+        }
+        most
+    }
+}
+
+impl Device {
+    fn add(&mut self, layers: Counts, held: f64) {
+        for (sum, count) in self.layers.iter_mut().zip(layers) {
+            *sum += count;
+            self.longest = self.longest.max(count);
+        }
+        match self.alike.iter_mut().find(|alike| alike.layers == layers) {
+            Some(alike) => {
+                alike.chunks += 1.0;
+                alike.held += held;
+            }
+            None => self.alike.push(Alike { layers, chunks: 1.0, held }),
+        }
+    }
+}
+
+/// What the bounds of listed placements are computed from.
+pub struct Lister<'a> {
+    /// The pipeline.
+    pub line: &'a Line,
+    /// One micro-batch, with what the states add to its passes.
+    pub work: &'a Work,
+    /// The states.
+    pub state: &'a StateView,
+    /// What a device has for states and activations; infinite where memory does not count.
+    pub budget_bytes: f64,
+}
+
+impl Lister<'_> {
+    /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
+    /// fits or lies below `limit_s`.
+    pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let mut least_s = limit_s;
+        for member in &members.members {
+            least_s = least_s.min(self.member_s(members, member, &trade, least_s));
+        }
+        if least_s < limit_s { least_s } else { f64::INFINITY }
+    }
+
+    /// The members below `limit_s` by position, with their bounds.
+    pub fn below(&self, members: &Members, limit_s: f64) -> Vec<(usize, f64)> {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let of = |member| self.member_s(members, member, &trade, limit_s);
+        let bounds = members.members.iter().map(of).enumerate();
+        bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// A member's bound; infinite where it is not below the limit.
+    fn member_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
+        let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
+        let free_s = self.rows_s(member, &member.corners, pinned_s);
+        if free_s >= limit_s {
+            return f64::INFINITY;
+        }
+        if self.budget_bytes == f64::INFINITY {
+            return free_s;
+        }
+        self.fitting_s(members, member, trade, limit_s)
+    }
+
+    /// With the recomputation that memory makes necessary.
+    fn fitting_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
+        let p = self.line.devices;
+        let all: Vec<usize> = (0..p).collect();
+        let free = |device: usize| self.free_bytes(member, device, members.held[device]);
+        if self.line.chunks == 1 {
+            let needs_s = |device: usize| {
+                let of = &member.devices[device];
+                trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
+            };
+            return self.rows_s(member, &all, needs_s);
+        }
+        // Most pipelines that do not fit show it on their first device.
+        if !self.leanest_fits(&member.devices[0], free(0)) {
+            return f64::INFINITY;
+        }
+        let chains = Levels::chains(self.line.recompute);
+        let mut least_s = f64::INFINITY;
+        for &chain in chains {
+            let (mut recompute_s, mut any) = (vec![0.0; p], false);
+            for device in 0..p {
+                recompute_s[device] = self.level_s(&member.devices[device], chain, free(device));
+                any |= recompute_s[device] > 0.0;
+                // The first devices hold most; where they take too long already, that is enough.
+                let own_s = self.row_s(member, device, recompute_s[device]);
+                if own_s >= limit_s {
+                    recompute_s[device] = f64::INFINITY;
+                    break;
+                }
+            }
+            let corners = if any { &all } else { &member.corners };
+            least_s = least_s.min(self.rows_s(member, corners, |device| recompute_s[device]));
+            if !any {
+                break;
+            }
+        }
+        least_s
+    }
+
+    /// Micro-batches that one of [`Members`] stands for.
+    fn scale(&self) -> f64 {
+        if holds_all(self.line) { self.line.m() } else { 1.0 }
+    }
+
+    /// Bytes left on a device for activations of layers.
+    fn free_bytes(&self, member: &Member, device: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &member.devices[device].layers);
+        let (mut fixed, p) = (0.0, self.line.devices);
+        let (embedding, head) = (&self.work.embedding, &self.work.head);
+        if self.line.passes.is_some() {
+            params.dense += embedding.params + head.params;
+        } else {
+            if device == 0 {
+                params.dense += embedding.params;
+                fixed +=
+                    embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
+            }
+            if device + 1 == p {
+                params.dense += head.params;
+                fixed += head.workspace_bytes + held.1 * self.scale() * head.in_flight_bytes;
+            }
+        }
+        // What just fits must not be declared too large by another order of summation.
+        self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
+    }
+
+    fn leanest_fits(&self, device: &Device, free: f64) -> bool {
+        let options = self.line.options();
+        let leanest = |kind: &KindWork| {
+            options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
+        };
+        let of = |alike: &Alike| {
+            let layers = self.work.kinds.iter().zip(&alike.layers);
+            alike.held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
+        };
+        device.alike.iter().map(of).sum::<f64>() * self.scale() <= free
+    }
+
+    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.
+    fn level_s(&self, device: &Device, chain: Chain, free: f64) -> f64 {
+        let levels = Levels::new(chain, self.line.recompute, device.longest);
+        let level = levels.least(|level| self.device_bytes(device, levels, level) <= free);
+        let Some(level) = level else { return f64::INFINITY };
+        device
+            .alike
+            .iter()
+            .map(|alike| alike.chunks * self.stage_s(levels, level, &alike.layers))
+            .sum()
+    }
+
+    fn device_bytes(&self, device: &Device, levels: Levels, level: usize) -> f64 {
+        let of = |alike: &Alike| {
+            let (each, buffer) = self.stage_bytes(levels, level, &alike.layers);
+            alike.held * self.scale() * each + alike.chunks * buffer
+        };
+        device.alike.iter().map(of).sum()
+    }
+
+    /// Activations of a micro-batch in a stage, and its buffer.
+    fn stage_bytes(&self, levels: Levels, level: usize, layers: &Counts) -> (f64, f64) {
+        let (mut each, mut buffer) = (0.0, 0.0_f64);
+        for (kind, &count) in self.work.kinds.iter().zip(layers) {
+            let split = levels.split(level, count);
+            for option in 0..3 {
+                each += split[option] as f64 * kind.saved_bytes[option];
+            }
+            let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
+            buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
+        }
+        (each, buffer)
+    }
+
+    fn stage_s(&self, levels: Levels, level: usize, layers: &Counts) -> f64 {
+        let of = |(kind, &count): (&KindWork, &usize)| -> f64 {
+            let split = levels.split(level, count);
+            (0..3).map(|option| split[option] as f64 * kind.recompute_s[option]).sum()
+        };
+        self.work.kinds.iter().zip(layers).map(of).sum()
+    }
+
+    /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
+    /// micro-batch.
+    fn rows_s(
+        &self,
+        member: &Member,
+        devices: &[usize],
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for &device in devices {
+            let own_s = recompute_s(device);
+            longest_s = longest_s.max(self.row_s(member, device, own_s));
+            recomputing_s += own_s;
+        }
+        let way_s = super::closed::looped_way_s(self.line, self.whole_s() + recomputing_s);
+        let params = params_of(self.work, &member.devices[0].layers);
+        let tail_s = self.state.tail_of_s(params, self.line.chunks);
+        longest_s.max(way_s) + tail_s
+    }
+
+    /// A device's chain, s.
+    fn row_s(&self, member: &Member, device: usize, recompute_s: f64) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let layers_s = load_s(work, &member.devices[device].layers);
+        let ends = usize::from(device == 0) + usize::from(device + 1 == line.devices);
+        let crossings_s = self.crossing_s() * (2 * line.chunks - ends) as f64;
+        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
+        if line.passes.is_none() {
+            own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
+            own_s += if device + 1 == line.devices { work.head.load_s() } else { 0.0 };
+            ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
+        }
+        if device > 0 {
+            ramp_s += load_s(work, &member.before[device]);
+            ramp_s += self.crossing_s() * (2 * device - 1) as f64;
+            ramp_s += line.round_trip_s() * device as f64;
+        }
+        ramp_s + line.m() * own_s
+    }
+
+    /// A transfer where it blocks, s.
+    fn crossing_s(&self) -> f64 {
+        if self.line.devices > 1 && self.line.hop_blocks { self.line.hop_s } else { 0.0 }
+    }
+
+    /// One micro-batch's passes over the whole model, s.
+    fn whole_s(&self) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let ends_s = match line.passes {
+            Some(_) => 0.0,
+            None => work.embedding.load_s() + work.head.load_s(),
+        };
+        let stages = line.devices * line.chunks;
+        work.load_s() + ends_s + 2.0 * (stages - 1) as f64 * self.crossing_s()
+    }
+}
+
+fn load_s(work: &Work, counts: &Counts) -> f64 {
+    work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * kind.load_s()).sum()
+}
+
+fn params_of(work: &Work, counts: &Counts) -> LocalParams {
+    let all = work.kinds.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (kind, &count)| sum + kind.params * count as f64)
+}

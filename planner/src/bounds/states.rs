@@ -1,0 +1,210 @@
+//! What each choice of ZeRO stage, shard group, offloading and rank order takes at least.
+
+use super::work::{KindWork, Line, Work};
+use crate::case::ground::Ground;
+use crate::cost::state::{LocalParams, StateCost};
+use crate::space::Inner;
+use models::decisions::{Decisions, Offload, RankOrder};
+use models::schedule::ScheduleName;
+
+/// One parameter of each sort, shared by all replicas or by an expert's.
+const DENSE: LocalParams = LocalParams { dense: 1.0, expert: 0.0 };
+const EXPERT: LocalParams = LocalParams { dense: 0.0, expert: 1.0 };
+/// So many that the launch of the update's kernel does not matter.
+const MANY: f64 = 1e15;
+
+/// A choice of states as rates a parameter, dense and expert, each a lower bound at any size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateView {
+    /// The choice.
+    pub rank_order: RankOrder,
+    /// The choice.
+    pub zero_stage: u8,
+    /// The choice.
+    pub dp_shard: u64,
+    /// The choice.
+    pub offload: Offload,
+    /// Bytes on the device.
+    pub bytes: [f64; 2],
+    /// Exposed reductions between the last pass and the barrier, s.
+    tail_s: [f64; 2],
+    /// Exposed gathers and updates behind the barrier, s.
+    step_s: [f64; 2],
+    /// What reductions and gathers of each stage take however little it holds, s.
+    starts_s: (f64, f64),
+    /// Gathers of a layer's weights before each pass, by kind, s.
+    gather_s: Vec<f64>,
+    /// Reductions of a layer's gradients in a backward pass, by kind, s.
+    scatter_s: Vec<f64>,
+    /// Gathered and reduced units that lie beside everything else, bytes.
+    motion_bytes: f64,
+    overlap: f64,
+}
+
+impl StateView {
+    /// The view of decisions' states; everything else of the decisions that matters is the mesh.
+    pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
+        let state = StateCost::new(ground.cluster, d, &ground.domains);
+        let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
+        let least = |params| {
+            let time = |op, bytes, group: &_| bytes * ground.collective_line(op, group).1;
+            state.least_exposed(params, time)
+        };
+        let starts = state.least_exposed(DENSE, |op, _, group| ground.collective_line(op, group).0);
+        let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
+        let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
+            kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
+        };
+        let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        Self {
+            rank_order: d.rank_order,
+            zero_stage: d.zero_stage,
+            dp_shard: d.dp_shard,
+            offload: d.offload,
+            bytes: rates(&|one| state.memory(one).device_bytes()),
+            tail_s: rates(&|one| least(one).tail_s),
+            step_s: rates(&|one| least(one).step_s + update_s(one)),
+            starts_s: (starts.tail_s, starts.step_s),
+            gather_s: by_kind(3, &|params| state.gather_s(params)),
+            scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
+            motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
+            overlap: ground.cluster.software.dp_overlap,
+        }
+    }
+
+    /// Writes these decisions.
+    pub fn of(&self, d: &Decisions) -> Decisions {
+        Decisions {
+            rank_order: self.rank_order,
+            zero_stage: self.zero_stage,
+            dp_shard: self.dp_shard,
+            offload: self.offload,
+            ..d.clone()
+        }
+    }
+
+    /// Bytes of the states of parameters.
+    pub fn bytes_of(&self, params: LocalParams) -> f64 {
+        params.dense * self.bytes[0] + params.expert * self.bytes[1]
+    }
+
+    /// Least exposed reductions behind the passes of a device with these parameters in so many stages, s.
+    pub fn tail_of_s(&self, params: LocalParams, stages: usize) -> f64 {
+        let each_s = self.starts_s.0 * stages as f64;
+        params.dense * self.tail_s[0] + params.expert * self.tail_s[1] + each_s
+    }
+
+    /// Least work behind the barrier of a device with these parameters in so many stages, s.
+    pub fn step_of_s(&self, params: LocalParams, stages: usize) -> f64 {
+        let each_s = self.starts_s.1 * stages as f64;
+        params.dense * self.step_s[0] + params.expert * self.step_s[1] + each_s
+    }
+
+    /// Buffers of gathers and reductions, bytes. Breadth-first loops keep a chunk of layers.
+    pub fn motion_bytes(&self, line: &Line, layers: usize) -> f64 {
+        let stages = line.devices * line.chunks;
+        match line.schedule {
+            ScheduleName::LoopedBfs => self.motion_bytes * layers.div_ceil(stages) as f64,
+            _ => self.motion_bytes,
+        }
+    }
+
+    /// Whether passes communicate for states.
+    pub fn in_passes(&self) -> bool {
+        self.zero_stage >= 2
+    }
+
+    /// What passes over layers of a kind cannot hide of gathers and reductions, forward and backward, s.
+    pub fn exposed_s(&self, index: usize, kind: &KindWork, line: &Line) -> (f64, f64) {
+        // Breadth-first loops gather and reduce once for all micro-batches.
+        let shared = if line.schedule == ScheduleName::LoopedBfs { line.m() } else { 1.0 };
+        let exposed = |comm_s: f64, compute_s: f64| comm_s - (comm_s * self.overlap).min(compute_s);
+        let gather_s = self.gather_s[index] / shared;
+        let both_s = gather_s + self.scatter_s[index] / shared;
+        (exposed(gather_s, kind.forward_s), exposed(both_s, kind.backward_s))
+    }
+
+    /// The work with what these states add to the passes over layers.
+    pub fn added_to(&self, work: &Work, line: &Line) -> Work {
+        let mut work = work.clone();
+        if self.in_passes() {
+            for (index, kind) in work.kinds.iter_mut().enumerate() {
+                let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+                kind.forward_s += forward_s;
+                kind.backward_s += backward_s;
+            }
+        }
+        work
+    }
+}
+
+/// All choices of states of a mesh.
+#[derive(Clone, Debug, PartialEq)]
+pub struct States {
+    /// The choices.
+    pub views: Vec<StateView>,
+    /// Rates that no choice undercuts: least bytes, nothing in passes.
+    pub least: StateView,
+}
+
+impl States {
+    /// All that a node leaves open.
+    pub fn new(ground: &Ground<'_>, d: &Decisions, inner: &Inner, kinds: &[LocalParams]) -> Self {
+        let mut views = vec![];
+        for &rank_order in &inner.rank_order {
+            for &(zero_stage, dp_shard) in &inner.shards {
+                for &offload in &inner.offload {
+                    let d = Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
+                    views.push(StateView::new(ground, &d, kinds));
+                }
+            }
+        }
+        let rate = |value: &dyn Fn(&StateView) -> f64| {
+            views.iter().map(value).fold(f64::INFINITY, f64::min)
+        };
+        let rates = |value: &dyn Fn(&StateView) -> [f64; 2]| {
+            [0, 1].map(|sort| rate(&|view| value(view)[sort]))
+        };
+        let least = StateView {
+            rank_order: RankOrder::DpInner,
+            zero_stage: 0,
+            dp_shard: 1,
+            offload: Offload::None,
+            bytes: rates(&|view| view.bytes),
+            tail_s: [0.0; 2],
+            step_s: [0.0; 2],
+            starts_s: (0.0, 0.0),
+            gather_s: vec![0.0; kinds.len()],
+            scatter_s: vec![0.0; kinds.len()],
+            motion_bytes: 0.0,
+            overlap: 0.0,
+        };
+        Self { views, least }
+    }
+
+    /// Least seconds that any choice adds to the mean load of devices with `params` on average: in
+    /// passes (the work of one micro-batch given), behind them and behind the barrier, with one stage each.
+    pub fn least_s(&self, work: &Work, line: &Line) -> f64 {
+        let mean = work.params() * (1.0 / line.devices as f64);
+        let of = |view: &StateView| {
+            let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
+            passes_s + view.tail_of_s(mean, 1) + view.step_of_s(mean, 1)
+        };
+        self.views.iter().map(of).fold(f64::INFINITY, f64::min)
+    }
+}
+
+impl StateView {
+    /// What all micro-batches' passes over all layers cannot hide, s.
+    pub fn in_all_passes_s(&self, work: &Work, line: &Line) -> f64 {
+        if !self.in_passes() {
+            return 0.0;
+        }
+        let all = work.kinds.iter().zip(&work.counts).enumerate();
+        let of = |(index, (kind, &count)): (usize, (&KindWork, &usize))| {
+            let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+            count as f64 * (forward_s + backward_s)
+        };
+        line.m() * all.map(of).sum::<f64>()
+    }
+}

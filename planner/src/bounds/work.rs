@@ -1,0 +1,237 @@
+//! One micro-batch's way through the model, as plain seconds and bytes by layer kind.
+
+use crate::case::ground::{Ground, Sheet};
+use crate::cost::state::LocalParams;
+use crate::placement::VocabWay;
+use models::decisions::{Decisions, Recompute, Vocab};
+use models::schedule::ScheduleName;
+
+/// One layer kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KindWork {
+    /// Forward pass, s.
+    pub forward_s: f64,
+    /// Backward pass without recomputation, s.
+    pub backward_s: f64,
+    /// Recomputation, by `RECOMPUTE_OPTIONS`, s.
+    pub recompute_s: [f64; 3],
+    /// Activation bytes kept, by `RECOMPUTE_OPTIONS`.
+    pub saved_bytes: [f64; 3],
+    /// Parameters on one rank.
+    pub params: LocalParams,
+}
+
+impl KindWork {
+    /// Forward and backward, s.
+    pub fn load_s(&self) -> f64 {
+        self.forward_s + self.backward_s
+    }
+}
+
+/// Embedding or output layer of the stage that holds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct End {
+    /// Forward pass, s.
+    pub forward_s: f64,
+    /// Backward pass, s.
+    pub backward_s: f64,
+    /// Dense parameters.
+    pub params: f64,
+    /// Activation bytes of a micro-batch in flight.
+    pub in_flight_bytes: f64,
+    /// Bytes beside activations and states.
+    pub workspace_bytes: f64,
+}
+
+impl End {
+    /// Forward and backward, s.
+    pub fn load_s(&self) -> f64 {
+        self.forward_s + self.backward_s
+    }
+}
+
+/// A micro-batch's way through the whole model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    /// By layer kind.
+    pub kinds: Vec<KindWork>,
+    /// Layers of each kind.
+    pub counts: Vec<usize>,
+    /// The embedding where the first stage holds it.
+    pub embedding: End,
+    /// The output layer where the last stage holds it.
+    pub head: End,
+    /// Bytes a device needs for temporaries and received micro-batches.
+    pub workspace_bytes: f64,
+}
+
+impl Work {
+    /// The work of a node with these prices.
+    pub fn new(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Self {
+        let kind = |(layer, &params): (&crate::cost::layer::LayerCost, &LocalParams)| KindWork {
+            forward_s: layer.forward.total_s(),
+            backward_s: layer.backward().total_s(),
+            recompute_s: layer.recompute.map(|parts| parts.total_s()),
+            saved_bytes: layer.saved_bytes,
+            params,
+        };
+        let vocab = &sheet.vocab;
+        let (embedding_params, head_params) = ground.vocab_params(d.tp);
+        let tied_here = ground.model.tied_embeddings && d.pp == 1;
+        let received = if d.pp > 1 { 2.0 * sheet.hidden_bytes } else { 0.0 };
+        Self {
+            kinds: sheet.layer.iter().zip(&sheet.params).map(kind).collect(),
+            counts: ground.layers.counts(0, ground.layers.len()),
+            embedding: End {
+                forward_s: vocab.embed_forward.total_s(),
+                backward_s: vocab.embed_backward.total_s(),
+                params: embedding_params,
+                in_flight_bytes: vocab.embed_saved_bytes,
+                workspace_bytes: 0.0,
+            },
+            head: End {
+                forward_s: vocab.head_forward.total_s(),
+                backward_s: (vocab.head_backward_input + vocab.head_backward_weight).total_s(),
+                params: if tied_here { 0.0 } else { head_params },
+                in_flight_bytes: vocab.head_saved_bytes,
+                workspace_bytes: vocab.logits_bytes,
+            },
+            workspace_bytes: sheet.transient_bytes + received,
+        }
+    }
+
+    /// The same with vocabulary passes on every device instead: `params` of one shard, `workspace_bytes`
+    /// of its logits.
+    pub fn with_vocab_passes(&self, params: f64, workspace_bytes: f64) -> Self {
+        Self {
+            embedding: End { params, ..End::default() },
+            head: End::default(),
+            workspace_bytes: self.workspace_bytes + workspace_bytes,
+            ..self.clone()
+        }
+    }
+
+    /// Work that neither undercuts, where nothing but the layers' seconds differs.
+    pub fn least(mut self, other: &Self) -> Self {
+        for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            kind.forward_s = kind.forward_s.min(other.forward_s);
+            kind.backward_s = kind.backward_s.min(other.backward_s);
+            for (own_s, other_s) in kind.recompute_s.iter_mut().zip(other.recompute_s) {
+                *own_s = own_s.min(other_s);
+            }
+        }
+        self
+    }
+
+    /// Seconds of all layers, by a value of their kind.
+    pub fn layers_s(&self, value: impl Fn(&KindWork) -> f64) -> f64 {
+        self.kinds.iter().zip(&self.counts).map(|(kind, &count)| count as f64 * value(kind)).sum()
+    }
+
+    /// Forward and backward of all layers, s.
+    pub fn load_s(&self) -> f64 {
+        self.layers_s(KindWork::load_s)
+    }
+
+    /// Parameters of all layers.
+    pub fn params(&self) -> LocalParams {
+        let all = self.kinds.iter().zip(&self.counts);
+        all.fold(LocalParams::default(), |sum, (kind, &count)| sum + kind.params * count as f64)
+    }
+}
+
+/// A pipeline as the bounds see it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// The order of passes.
+    pub schedule: ScheduleName,
+    /// Devices, `p`.
+    pub devices: usize,
+    /// Chunks a device, `v`.
+    pub chunks: usize,
+    /// Micro-batches, `m`.
+    pub micro_batches: usize,
+    /// One transfer between neighbouring devices, s.
+    pub hop_s: f64,
+    /// Whether the transfer is part of both stages' passes; else it is a latency.
+    pub hop_blocks: bool,
+    /// Where the vocabulary lives.
+    pub vocab: Vocab,
+    /// Vocabulary passes on each device; the ends hold no vocabulary then.
+    pub passes: Option<VocabWay>,
+    /// What may be recomputed.
+    pub recompute: Recompute,
+}
+
+impl Line {
+    /// Micro-batches, `m`.
+    pub fn m(&self) -> f64 {
+        self.micro_batches as f64
+    }
+
+    /// Seconds of vocabulary passes.
+    pub fn passes_s(&self) -> f64 {
+        self.passes.map_or(0.0, |way| way.passes_s)
+    }
+
+    /// Transfers that a stage's forward and its backward wait for, s.
+    pub fn crossings_s(&self, stage: usize) -> (f64, f64) {
+        if self.devices == 1 || !self.hop_blocks {
+            return (0.0, 0.0);
+        }
+        let last = self.devices * self.chunks - 1;
+        let hop_s = |crosses: bool| if crosses { self.hop_s } else { 0.0 };
+        (hop_s(stage > 0), hop_s(stage < last))
+    }
+
+    /// There and back between two neighbouring stages beside their passes, s.
+    pub fn round_trip_s(&self) -> f64 {
+        if self.devices == 1 || self.hop_blocks { 0.0 } else { 2.0 * self.hop_s }
+    }
+
+    /// Micro-batches in flight of a device that holds `plain` without vocabulary passes: one more for each
+    /// barrier, half as many again where they are interlaced (`case::pipelines`).
+    fn held_by_1f1b(&self, plain: usize) -> usize {
+        let more = match self.vocab {
+            Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => 0,
+            Vocab::ParallelNaive => 3,
+            Vocab::Parallel1 => 2,
+            Vocab::Parallel2 => 1,
+            Vocab::Interlaced => plain.min(self.micro_batches).div_ceil(2),
+        };
+        (plain + more).min(self.micro_batches)
+    }
+
+    /// Options of `RECOMPUTE_OPTIONS` that layers may have.
+    pub fn options(&self) -> &'static [usize] {
+        options(self.recompute)
+    }
+
+    /// Micro-batches in flight of each chunk of a device at one moment that it certainly reaches: the end
+    /// of its warm-up.
+    pub fn in_flight(&self, device: usize, counts: &mut Vec<usize>) {
+        let (p, v, m) = (self.devices, self.chunks, self.micro_batches);
+        counts.clear();
+        match self.schedule {
+            ScheduleName::Naive => counts.resize(v, 1),
+            ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
+            ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - device)),
+            ScheduleName::Interleaved1F1B => {
+                let held = (2 * (p - 1 - device) + (v - 1) * p + 1).min(m * v);
+                let (rounds, rest) = (held / (p * v), held % (p * v));
+                let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
+                counts.extend((0..v).map(of));
+            }
+        }
+    }
+}
+
+/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
+pub fn options(recompute: Recompute) -> &'static [usize] {
+    match recompute {
+        Recompute::PerLayer => &[0, 1, 2],
+        Recompute::None => &[0],
+        Recompute::Selective => &[1],
+        Recompute::Full => &[2],
+    }
+}

@@ -1,0 +1,130 @@
+//! The search: every combination is either priced exactly or cut by a bound.
+//!
+//! Best first. Contexts (degrees, context parallelism, micro-batch) wait in a heap by their bound; the
+//! least is taken and replaced by its parts with tighter bounds: nodes by how experts are split, then
+//! pipelines (schedule, chunks, vocabulary placement, recomputation), whose states (ZeRO, shards, offload,
+//! rank order) are at last settled one by one, by a simulated placement that attains its bound, or by the
+//! integer program. What still waits when the least bound reaches the best time is cut. So nothing is
+//! looked into whose bound does not lie below the optimum, whatever is found first ([`queue`]). Items are
+//! worked on by several threads in batches that do not depend on how many there are ([`settle`]).
+//!
+//! Three families are cut by dominance, each because another member of the space does as well
+//! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
+//! - uniform recomputation is one of the mixes of `per_layer`;
+//! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
+//! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
+//!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
+
+mod queue;
+mod settle;
+
+use crate::case::priced::{Placed, Priced};
+use crate::restrict::Restrictions;
+use crate::space::Space;
+use models::cluster::ClusterSpec;
+use models::decisions::Decisions;
+use models::model::ModelSpec;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What is to be planned.
+#[derive(Clone, Debug)]
+pub struct Task<'a> {
+    /// The model, with its sequence length and global batch.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// What the user narrowed.
+    pub restrictions: &'a Restrictions,
+    /// Places layers as if memory were endless, to say by how much a configuration does not fit.
+    pub ignore_memory: bool,
+    /// Cuts everything that is not faster than this, s.
+    pub cutoff_s: f64,
+    /// Wall time for integer programs in all.
+    pub solver_time: Duration,
+}
+
+impl<'a> Task<'a> {
+    /// A task with nothing relaxed.
+    pub fn new(
+        model: &'a ModelSpec,
+        cluster: &'a ClusterSpec,
+        gpus: u64,
+        restrictions: &'a Restrictions,
+    ) -> Self {
+        Self {
+            model,
+            cluster,
+            gpus,
+            restrictions,
+            ignore_memory: false,
+            cutoff_s: f64::INFINITY,
+            solver_time: Duration::from_secs(120),
+        }
+    }
+
+    /// The task's space.
+    pub fn space(&self) -> Space<'a> {
+        Space {
+            model: self.model,
+            cluster: self.cluster,
+            gpus: self.gpus,
+            restrictions: self.restrictions,
+        }
+    }
+}
+
+/// How the search went: the proof.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Proof {
+    /// Combinations that satisfy every divisibility rule.
+    pub candidates: u64,
+    /// Cut: their bound on time is not below the plan's time.
+    pub cut_by_time: u64,
+    /// Cut: their bound on memory is above the device's.
+    pub cut_by_memory: u64,
+    /// Cut: another combination does as well in every respect.
+    pub cut_by_dominance: u64,
+    /// Placement problems looked into.
+    pub placed: u64,
+    /// Integer programs solved.
+    pub ilps: u64,
+    /// Mean wall time of an integer program, ms.
+    pub ms_per_ilp: f64,
+    /// Wall time of the search, s.
+    pub elapsed_s: f64,
+    /// Nothing faster exists in the space, by this cost model.
+    pub proven_optimal: bool,
+    /// (time − bound) / time where not proven, else 0.
+    pub gap: f64,
+}
+
+/// The best configuration found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its decisions.
+    pub decisions: Decisions,
+    /// Its placement.
+    pub placed: Placed,
+    /// Its price.
+    pub priced: Priced,
+}
+
+/// What a search returns.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The fastest configuration that fits, if any.
+    pub best: Option<Found>,
+    /// How it was found.
+    pub proof: Proof,
+}
+
+/// Called now and then with the combinations settled and those in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Finds the fastest configuration that fits.
+pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    queue::run(task, progress)
+}

@@ -1,0 +1,360 @@
+//! The queue of what waits, least bound first, and the threads that work on it.
+
+use super::settle::{Candidate, Item, Open, Paths, Settled, Stage, Worker};
+use super::{Found, Outcome, Progress, Proof, Task};
+use crate::case::Case;
+use crate::case::pipelines::PipelineKey;
+use crate::case::priced::Placed;
+use crate::placement::ilp;
+use crate::restrict::Restrictions;
+use crate::simulate::CriticalPath;
+use crate::space::ExpertSplit;
+use models::decisions::{Decisions, Recompute};
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+/// Items of a batch: enough to keep threads busy, few enough that the best time so far is fresh. Results
+/// depend on these, so they do not depend on how many threads there are.
+const BATCH: usize = 64;
+/// Items of a batch that are settled, not split: each may find a better time for the others.
+const SETTLED_AT_ONCE: usize = 4;
+/// Contexts bounded at a time.
+const CONTEXTS: usize = 512;
+/// More threads would each price the same layers again.
+const MOST_THREADS: usize = 8;
+
+/// Runs the search.
+pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    let begun = Instant::now();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
+    std::thread::scope(|scope| {
+        let team = Team::new(scope, task, threads);
+        let mut run = Run::new(task);
+        run.bound_contexts(&team);
+        run.settle_all(&team, progress);
+        drop(team);
+        run.settle_open();
+        run.proof.elapsed_s = begun.elapsed().as_secs_f64();
+        run.outcome()
+    })
+}
+
+/// A context before it is priced: decisions, splits of experts, combinations of each.
+type Raw = (Decisions, Arc<[ExpertSplit]>, u64);
+
+/// Work for all threads: they take one piece after another.
+enum Batch {
+    Contexts(Vec<Raw>),
+    Items(Vec<Item>, f64, Arc<Paths>),
+}
+
+enum Answer {
+    Context(Box<Item>),
+    Settled(Box<Settled>),
+}
+
+/// Threads that each have prices of their own.
+struct Team {
+    to: Vec<Sender<(Arc<Batch>, Arc<AtomicUsize>)>>,
+    from: Mutex<Receiver<(usize, Answer)>>,
+}
+
+impl Team {
+    fn new<'scope, 'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        task: &'env Task<'env>,
+        threads: usize,
+    ) -> Self {
+        let (answer, from) = channel();
+        let start = |_| {
+            let (to, work) = channel();
+            let answer = answer.clone();
+            scope.spawn(move || serve(task, &work, &answer));
+            to
+        };
+        Self { to: (0..threads).map(start).collect(), from: Mutex::new(from) }
+    }
+
+    /// Answers in the order of the pieces.
+    fn work(&self, batch: Batch) -> Vec<Answer> {
+        let pieces = match &batch {
+            Batch::Contexts(raw) => raw.len(),
+            Batch::Items(items, ..) => items.len(),
+        };
+        let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
+        for to in self.to.iter().take(pieces) {
+            // A thread that is gone has panicked, and the scope passes that on.
+            let _ = to.send((Arc::clone(&batch), Arc::clone(&next)));
+        }
+        let Ok(from) = self.from.lock() else { return vec![] };
+        let mut answers: Vec<(usize, Answer)> = from.iter().take(pieces).collect();
+        answers.sort_by_key(|(piece, _)| *piece);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+}
+
+fn serve(
+    task: &Task<'_>,
+    work: &Receiver<(Arc<Batch>, Arc<AtomicUsize>)>,
+    answer: &Sender<(usize, Answer)>,
+) {
+    let mut worker = Worker::new(task);
+    for (batch, next) in work {
+        loop {
+            let piece = next.fetch_add(1, Sharing::Relaxed);
+            let done = match batch.as_ref() {
+                Batch::Contexts(raw) => raw.get(piece).map(|(d, splits, count)| {
+                    let item = worker.context(d.clone(), Arc::clone(splits), *count);
+                    Answer::Context(Box::new(item))
+                }),
+                Batch::Items(items, best_s, paths) => items
+                    .get(piece)
+                    .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
+            };
+            let Some(done) = done else { break };
+            if answer.send((piece, done)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// An item in the heap; of equal bounds the one that came first.
+struct Waiting {
+    item: Item,
+    number: u64,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // The heap gives the largest first.
+        let by_bound = other.item.bound_s.total_cmp(&self.item.bound_s);
+        by_bound.then(other.number.cmp(&self.number))
+    }
+}
+
+struct Run<'a> {
+    task: &'a Task<'a>,
+    proof: Proof,
+    waiting: BinaryHeap<Waiting>,
+    pushed: u64,
+    /// Finished iteration of the best so far, s.
+    best_s: f64,
+    best: Option<(Decisions, Placed)>,
+    open: Vec<Open>,
+    paths: Arc<Paths>,
+    /// Least bound of a configuration that an integer program gave up on.
+    open_bound_s: f64,
+    ilp_s: f64,
+}
+
+impl<'a> Run<'a> {
+    fn new(task: &'a Task<'a>) -> Self {
+        Self {
+            task,
+            proof: Proof::default(),
+            waiting: BinaryHeap::new(),
+            pushed: 0,
+            best_s: task.cutoff_s,
+            best: None,
+            open: vec![],
+            paths: Arc::default(),
+            open_bound_s: f64::INFINITY,
+            ilp_s: 0.0,
+        }
+    }
+
+    fn push(&mut self, item: Item) {
+        self.pushed += 1;
+        self.waiting.push(Waiting { item, number: self.pushed });
+    }
+
+    /// Fills the queue with all contexts.
+    fn bound_contexts(&mut self, team: &Team) {
+        let mut raw = raw_contexts(self.task);
+        while !raw.is_empty() {
+            let rest = raw.split_off(raw.len().min(CONTEXTS));
+            for answer in team.work(Batch::Contexts(std::mem::replace(&mut raw, rest))) {
+                if let Answer::Context(item) = answer {
+                    self.proof.candidates += item.count;
+                    self.push(*item);
+                }
+            }
+        }
+    }
+
+    fn settle_all(&mut self, team: &Team, progress: Progress<'_>) {
+        loop {
+            let items = self.next_batch();
+            if items.is_empty() {
+                break;
+            }
+            for answer in team.work(Batch::Items(items, self.best_s, Arc::clone(&self.paths))) {
+                if let Answer::Settled(settled) = answer {
+                    self.take(*settled);
+                }
+            }
+            let proof = &self.proof;
+            let done = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+            progress(done + proof.placed, proof.candidates);
+        }
+        self.proof.cut_by_time +=
+            self.waiting.drain().map(|waiting| waiting.item.count).sum::<u64>();
+    }
+
+    /// The most promising items, all below the best time.
+    fn next_batch(&mut self) -> Vec<Item> {
+        let (mut items, mut settling) = (vec![], 0);
+        while items.len() < BATCH && settling < SETTLED_AT_ONCE {
+            let best_s = self.best_s;
+            if self.waiting.peek().is_none_or(|least| least.item.bound_s >= best_s) {
+                break;
+            }
+            let Some(Waiting { item, .. }) = self.waiting.pop() else { break };
+            settling += usize::from(matches!(item.stage, Stage::Checked));
+            items.push(item);
+        }
+        items
+    }
+
+    fn take(&mut self, settled: Settled) {
+        self.proof.cut_by_time += settled.cut_by_time;
+        self.proof.cut_by_memory += settled.cut_by_memory;
+        self.proof.cut_by_dominance += settled.cut_by_dominance;
+        self.proof.placed += settled.placed;
+        self.open.extend(settled.open);
+        if !settled.paths.is_empty() {
+            let known = Arc::make_mut(&mut self.paths);
+            for (key, path) in settled.paths {
+                remember(known.entry(key).or_default(), path);
+            }
+        }
+        settled.parts.into_iter().for_each(|part| self.push(part));
+        if let Some(Candidate { decisions, placed, iteration_s }) = settled.best
+            && iteration_s < self.best_s
+        {
+            self.best_s = iteration_s;
+            self.best = Some((decisions, placed));
+        }
+    }
+
+    /// Settles what bounds and incumbents left open, most promising first.
+    fn settle_open(&mut self) {
+        let mut worker = Worker::new(self.task);
+        let mut open = std::mem::take(&mut self.open);
+        open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        for item in open {
+            let known =
+                self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
+            if item.bound_s < self.best_s && !worker.is_cut_by(&item.decisions, self.best_s, known)
+            {
+                self.prove(&mut worker, item.decisions);
+            }
+        }
+    }
+
+    /// Settles a combination by the integer program.
+    fn prove(&mut self, worker: &mut Worker<'_>, decisions: Decisions) {
+        let Ok(case) = Case::new(&worker.ground, decisions) else { return };
+        let cutoff_s = case.core_s(self.best_s);
+        let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
+        let left_s = (self.task.solver_time.as_secs_f64() - self.ilp_s).max(0.0);
+        let limits = ilp::Limits { time: Duration::from_secs_f64(left_s), paths: true };
+        let key = PipelineKey::new(&case.decisions);
+        let known = self.paths.get(&key).cloned().unwrap_or_default();
+        let (report, more) =
+            ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
+        let kept = Arc::make_mut(&mut self.paths).entry(key).or_default();
+        more.into_iter().for_each(|path| remember(kept, path));
+        self.proof.ilps += report.solves as u64;
+        self.ilp_s += report.elapsed_s;
+        if let Some((choice, value_s)) = &report.best {
+            let iteration_s = case.finish_s(*value_s);
+            if let Some(placed) =
+                case.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
+            {
+                self.best_s = iteration_s;
+                self.best = Some((case.decisions.clone(), placed));
+            }
+        }
+        if !report.proven {
+            self.open_bound_s = self.open_bound_s.min(case.finish_s(report.bound_s));
+        }
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let open = self.open_bound_s < self.best_s;
+        self.proof.proven_optimal = !open;
+        self.proof.gap = if open { 1.0 - self.open_bound_s / self.best_s } else { 0.0 };
+        self.proof.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
+        let mut worker = Worker::new(self.task);
+        let best = self.best.take().and_then(|(decisions, placed)| {
+            let decisions = named_by_result(decisions, &placed, self.task.restrictions);
+            let case = Case::new(&worker.ground, decisions).ok()?;
+            let priced = case.price(&placed, &mut worker.scratch);
+            Some(Found { decisions: case.decisions, placed, priced })
+        });
+        Outcome { best, proof: self.proof }
+    }
+}
+
+/// Chains of a pipeline that are kept.
+const MOST_PATHS: usize = 8;
+
+fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
+    if known.len() < MOST_PATHS && !known.contains(&path) {
+        known.push(path);
+    }
+}
+
+/// All contexts that have combinations.
+fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
+    let space = task.space();
+    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::new();
+    let mut counter = space.counter();
+    let mut raw = vec![];
+    for node in space.contexts() {
+        let d = node.decisions;
+        let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
+        let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
+        let count = counter.count(&d);
+        if count > 0 && !splits.is_empty() {
+            raw.push((d, Arc::clone(splits), count));
+        }
+    }
+    raw
+}
+
+/// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.
+fn named_by_result(mut d: Decisions, placed: &Placed, restrictions: &Restrictions) -> Decisions {
+    if d.recompute != Recompute::PerLayer {
+        return d;
+    }
+    let used = |option: usize| placed.iter().any(|s| s.mix.iter().any(|split| split[option] > 0));
+    let uniform = match (used(0), used(1), used(2)) {
+        (_, false, false) => Recompute::None,
+        (false, true, false) => Recompute::Selective,
+        (false, false, true) => Recompute::Full,
+        _ => Recompute::PerLayer,
+    };
+    if restrictions.recompute.allows(uniform) {
+        d.recompute = uniform;
+    }
+    d
+}

@@ -1,0 +1,186 @@
+//! No bound exceeds the time of any placement it speaks for: every bound of the search against every
+//! placement of random small configurations.
+
+use meshwright_tests::random::Random;
+use meshwright_tests::small::Instance;
+use meshwright_tests::{brute, instances};
+use models::decisions::Decisions;
+use planner::bounds::closed;
+use planner::bounds::cuts::Cutter;
+use planner::bounds::listed::{Lister, Members};
+use planner::bounds::states::{StateView, States};
+use planner::bounds::trade::Trade;
+use planner::bounds::work::{Line, Work};
+use planner::case::Case;
+use planner::case::ground::Ground;
+use planner::placement::Scratch;
+use planner::search::Task;
+use planner::space::Node;
+
+/// Placements that one configuration may take to look through.
+const MOST_PLACEMENTS: usize = 3000;
+
+/// A configuration with what its bounds are computed from.
+struct Subject<'a> {
+    case: &'a Case<'a>,
+    line: Line,
+    /// Without and with what states add to passes.
+    plain: Work,
+    work: Work,
+    state: StateView,
+    states: States,
+    budget_bytes: f64,
+}
+
+impl<'a> Subject<'a> {
+    fn new(task: &Task<'_>, case: &'a Case<'a>) -> Self {
+        let (ground, d) = (case.ground, &case.decisions);
+        let sheet = ground.sheet(d);
+        let line = ground.line(d, &sheet);
+        let plain = ground.work(d, &sheet);
+        let state = StateView::new(ground, d, &sheet.params);
+        let inner = task.space().inner(&Node { decisions: d.clone() });
+        let usable = ground.cluster.usable_bytes() - plain.workspace_bytes;
+        Self {
+            case,
+            line,
+            work: state.added_to(&plain, &line),
+            states: States::new(ground, d, &inner, &sheet.params),
+            budget_bytes: usable - state.motion_bytes(&line, ground.layers.len()),
+            state,
+            plain,
+        }
+    }
+
+    /// All bounds by name, s, before stragglers and fixed work.
+    fn bounds(&self) -> Vec<(&'static str, f64)> {
+        let (p, line) = (self.line.devices as f64, &self.line);
+        let mean = self.plain.params() * (1.0 / p);
+        let step_s = self.state.step_of_s(mean, line.chunks);
+        let trade = Trade::new(&self.plain.kinds, line.options());
+        let first_s = trade.at_first(&self.plain.counts).0;
+        let load_s = line.m() * ((self.plain.load_s() + first_s) / p + line.passes_s());
+        let exposed_s = self.state.in_all_passes_s(&self.plain, line) / p;
+        let mut bounds = vec![
+            ("closed", closed::passes_s(line, &self.plain, first_s)),
+            ("states", load_s + exposed_s + self.state.tail_of_s(mean, line.chunks) + step_s),
+            ("any states", load_s + self.states.least_s(&self.plain, line)),
+        ];
+        match self.case.listed_ranges() {
+            Some(list) => self.listed(list, step_s, &trade, &mut bounds),
+            None => {
+                for (name, work, state) in self.choices() {
+                    let budget = self.budget_of(name);
+                    let cutter = Cutter::new(line, work, state, &self.case.ground.layers, budget);
+                    let bound_s = cutter.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
+                    let near_s = cutter.least_s(f64::INFINITY);
+                    assert!(near_s <= bound_s * (1.0 + 1e-9), "{near_s} near, {bound_s} far");
+                    bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
+                }
+            }
+        }
+        bounds
+    }
+
+    /// The bounds with this configuration's states and with those that take least.
+    fn choices(&self) -> [(&'static str, &Work, &StateView); 2] {
+        [("own states", &self.work, &self.state), ("least states", &self.plain, &self.states.least)]
+    }
+
+    fn budget_of(&self, name: &str) -> f64 {
+        let usable = self.case.ground.cluster.usable_bytes() - self.plain.workspace_bytes;
+        if name == "own states" { self.budget_bytes } else { usable }
+    }
+
+    fn listed(
+        &self,
+        list: Vec<planner::case::family::Ranges>,
+        step_s: f64,
+        trade: &Trade,
+        bounds: &mut Vec<(&'static str, f64)>,
+    ) {
+        let (line, layers) = (&self.line, &self.case.ground.layers);
+        let members = Members::new(layers, line, list);
+        for (name, work, state) in self.choices() {
+            let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
+            let bound_s = lister.bound_s(&members, f64::INFINITY);
+            bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
+        }
+        if line.chunks > 1 {
+            let (bytes, budget) = (self.state.bytes, self.budget_bytes);
+            let spent_s = members.recompute_s(line, &self.plain, trade, bytes, budget);
+            bounds.push(("recomputation", closed::passes_s(line, &self.plain, spent_s)));
+        }
+    }
+
+    /// What a device certainly holds is among what it holds.
+    fn check_in_flight(&self) {
+        let mut counts = vec![];
+        for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
+            self.line.in_flight(device, &mut counts);
+            let within =
+                |vector: &Vec<u32>| counts.iter().zip(vector).all(|(a, b)| *a <= *b as usize);
+            assert!(
+                vectors.iter().any(within),
+                "{}: {counts:?} in flight on device {device}, none of {vectors:?}",
+                self.case.decisions.schedule
+            );
+        }
+    }
+}
+
+/// Least seconds of all placements that fit, before stragglers and fixed work.
+fn least_s(case: &Case<'_>) -> Option<f64> {
+    let placements = brute::placements(case);
+    if placements.len() > MOST_PLACEMENTS {
+        return None;
+    }
+    let scratch = &mut Scratch::default();
+    let prices = placements.iter().map(|placed| case.price(placed, scratch));
+    let fitting = prices.filter(|priced| priced.fits).map(|priced| case.core_s(priced.iteration_s));
+    fitting.reduce(f64::min)
+}
+
+/// One of an instance's configurations, those with pipelines preferred.
+fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
+    let any = |random: &mut Random| all[random.whole(0, all.len() - 1)].clone();
+    (0..5).map(|_| any(random)).find(|d| d.pp > 1).unwrap_or_else(|| any(random))
+}
+
+#[test]
+fn no_bound_exceeds_any_placement() {
+    let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 3]);
+    for seed in 0..instances(400, 4000) {
+        let random = &mut Random::new(seed + 3_000_000);
+        let instance = Instance::random(random);
+        let restrictions = instance.restrictions();
+        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+        let ground = Ground::new(&instance.model, &instance.cluster, instance.gpus);
+        let all = brute::combinations(&task);
+        for _ in 0..if all.is_empty() { 0 } else { 6 } {
+            let Ok(case) = Case::new(&ground, pick(random, &all)) else { continue };
+            let subject = Subject::new(&task, &case);
+            subject.check_in_flight();
+            let Some(least_s) = least_s(&case) else { continue };
+            for (name, bound_s) in subject.bounds() {
+                assert!(
+                    bound_s <= least_s * (1.0 + 1e-9),
+                    "seed {seed}, {name}: bound {bound_s}, a placement takes {least_s}: {:?}",
+                    case.decisions
+                );
+                closest = closest.max(bound_s / least_s);
+            }
+            compared += 1;
+            let d = &case.decisions;
+            for (count, is) in kinds.iter_mut().zip([d.vpp > 1, d.pp > 1, d.vocab.over_pipeline()])
+            {
+                *count += u64::from(is);
+            }
+        }
+    }
+    println!(
+        "{compared} configurations, several chunks, pipeline, vocabulary passes: {kinds:?}, closest {closest}"
+    );
+    assert!(kinds.iter().all(|&count| count > 20), "{kinds:?}");
+    assert!(closest > 0.95, "a bound this far below tests nothing: {closest}");
+}
