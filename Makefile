@@ -37,8 +37,9 @@ rust:
 	   apt-cache show rustup >/dev/null 2>&1; then \
 	  $$as apt-get install -y -q --no-install-recommends rustup; fi; \
 	if ! command -v rustup >/dev/null; then \
-	  echo 'error: Rust $(RUST) or later is needed (this system has no rustup package): https://rustup.rs, or' >&2; \
-	  echo '  curl --proto =https --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y' >&2; exit 1; fi; \
+	  echo 'no rustup package here: fetching Rust from https://rustup.rs' >&2; \
+	  command -v curl >/dev/null || $$as apt-get install -y -q --no-install-recommends curl ca-certificates; \
+	  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal --default-toolchain none; fi; \
 	rustup toolchain install stable --profile minimal --component rustfmt,clippy && rustup default stable && \
 	new_enough
 
