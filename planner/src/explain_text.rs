@@ -1,8 +1,8 @@
 //! Explanations in print.
 
 use crate::explain::{Explanation, Shortage, Tried};
-use crate::report::{Alternative, fullest};
-use crate::report_text::{bytes, decisions, line, seconds, shape, thousands};
+use crate::report::fullest;
+use crate::report_text::{bytes, decisions, line, loss, seconds, shape, thousands};
 use crate::request::Request;
 use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage};
@@ -170,19 +170,6 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
             loss(own, best)
         ),
-    }
-}
-
-/// The part of the iteration that grew most.
-pub fn loss(own: &Breakdown, other: &Alternative) -> String {
-    let grown = own.parts().into_iter().zip(other.breakdown.parts());
-    let most =
-        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
-    match most {
-        Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
-            format!("loses on {name}, +{}", seconds(more_s))
-        }
-        _ => String::new(),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The model a row trained: its columns, and from the model's own card what no column says.
 
-use super::row::Row;
-use super::setup::{Reason, required};
+use super::row::{Reason, Row, required};
 use models::model::{self, ModelSpec, Moe, Router};
 
 /// What a name contains (without case), and the shipped model whose card it has. The first counts.

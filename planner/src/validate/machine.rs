@@ -1,7 +1,6 @@
 //! The cluster a row ran on: a shipped one of its GPU, with the row's own network and software.
 
-use super::row::Row;
-use super::setup::Reason;
+use super::row::{Reason, Row};
 use models::cluster::{self, ClusterSpec};
 
 /// GPU as rows name it, and the shipped cluster built of it.

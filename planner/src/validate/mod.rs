@@ -15,9 +15,9 @@ use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::{Breakdown, Priced};
 use crate::placement::Scratch;
-use row::Row;
+use row::{Reason, Row};
 use serde::Serialize;
-use setup::{Reason, Setup, setup};
+use setup::{Setup, setup};
 
 /// What the cost model says of a row.
 #[derive(Clone, Debug, Serialize)]

@@ -3,6 +3,9 @@
 use models::input::InputError;
 use serde::{Deserialize, Deserializer};
 
+/// Why a row cannot be expressed.
+pub type Reason = String;
+
 /// A row of a file of measurements. Absent cells are what the source did not state.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
@@ -95,6 +98,14 @@ impl Row {
     pub fn measured_s(&self) -> Option<f64> {
         self.iteration_s.filter(|_| self.tier == 1)
     }
+}
+
+/// A cell that must be there.
+///
+/// # Errors
+/// It is empty.
+pub fn required<T>(cell: Option<T>, name: &str) -> Result<T, Reason> {
+    cell.ok_or_else(|| format!("{name} is not stated"))
 }
 
 /// Whole numbers, which some sources print with a point; others count as absent.

@@ -2,7 +2,7 @@
 //!
 //! Only configuration columns are looked at, never results.
 
-use super::row::Row;
+use super::row::{Reason, Row, required};
 use super::{architecture, machine};
 use crate::case::even_counts;
 use crate::case::priced::{Placed, PlacedStage};
@@ -29,9 +29,6 @@ pub struct Setup {
     /// Layers of each stage.
     pub counts: Vec<usize>,
 }
-
-/// Why a row cannot be expressed.
-pub type Reason = String;
 
 /// Makes a row's configuration.
 ///
@@ -72,11 +69,6 @@ impl Setup {
         };
         self.counts.iter().map(stage).collect()
     }
-}
-
-/// A cell that must be there.
-pub fn required<T>(cell: Option<T>, name: &str) -> Result<T, Reason> {
-    cell.ok_or_else(|| format!("{name} is not stated"))
 }
 
 fn decisions(
