@@ -165,10 +165,12 @@ fn the_rank_report_counts_what_was_sent() {
     for rank in lines(&path) {
         let device = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
-        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device.
+        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device: half
+        // from each of two tensor-parallel ranks, gathered there.
         let stream = 3 * 4 * 32 * 64 * 4;
-        assert_eq!(sent("pp", "send", "bytes"), Some(stream));
-        assert_eq!(sent("pp", "recv", "bytes"), Some(stream));
+        assert_eq!(sent("pp", "send", "bytes"), Some(stream / 2));
+        assert_eq!(sent("pp", "recv", "bytes"), Some(stream / 2));
+        assert_eq!(sent("tp", "all_gather", "bytes"), Some(stream / 2));
         // A layer reduces twice forward and twice backward; the embedding once forward, the output
         // layer once backward, and the loss three vectors of 32 tokens; the norm one f64 a step.
         let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
