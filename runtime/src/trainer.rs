@@ -105,7 +105,12 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
     let ended = match launched_processes() {
         0 | 1 => train::<T>(program, &flags),
+        #[cfg(feature = "mpi")]
         size => train_processes::<T>(program, &flags, size),
+        #[cfg(not(feature = "mpi"))]
+        size => Err(Error::World {
+            problem: format!("{size} processes were launched; that needs the feature `mpi`"),
+        }),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -121,13 +126,6 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
 fn launched_processes() -> usize {
     let count = |name| std::env::var(name).ok().and_then(|count| count.parse().ok());
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count).unwrap_or(0)
-}
-
-#[cfg(not(feature = "mpi"))]
-fn train_processes<T: Scalar>(_: &Program, _: &Flags, size: usize) -> Result<(), Error> {
-    Err(Error::World {
-        problem: format!("{size} processes were launched: build with the feature `mpi` for that"),
-    })
 }
 
 /// Trains as one of several processes.
