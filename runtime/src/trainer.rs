@@ -211,6 +211,7 @@ impl Flags {
         let in_unit = |x: f64| (0.0..1.0).contains(&x);
         let from_zero = |x: f64| x.is_finite() && x >= 0.0;
         let checks = [
+            ("steps", self.steps > 0, "valid: 1 or more"),
             ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
             (
                 "betas",

@@ -232,6 +232,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.data = folder.file("x.txt")), &["x.txt", "valid: a .safetensors"]);
     says(&error(|flags| flags.steps = 21), &["--steps", "160 samples", "up to 20"]);
     says(&error(|flags| flags.betas = vec![0.9, 1.0]), &["--betas", "valid"]);
+    says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
     // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
     let mut small = program();
