@@ -124,9 +124,15 @@ impl Executor<'_> {
             outcome: Outcome::default(),
             computing: Instant::now(),
         };
+        // The output layer adds to a table that it shares with the first chunk, which is then complete
+        // only behind all passes.
+        let shared = self.program.shares_table(self.pp.rank());
         for (n, &pass) in passes.iter().enumerate() {
-            let last = last_of_chunk(passes, n);
+            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0);
             step.pass(pass, last, gradients, reducer, &mut watch)?;
+        }
+        for stage in self.stages {
+            reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
         }
         for send in step.sends {
             send.wait()?;

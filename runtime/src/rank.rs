@@ -261,7 +261,8 @@ impl<'a, T: Scalar> Rank<'a, T> {
 
     /// Sums the gradients of an embedding that first and last device share.
     fn sum_tied_gradients(&mut self) -> Result<(), CommError> {
-        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings {
+        let apart = self.program.last_device() != 0;
+        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
         let name = crate::layers::Names::of(&self.program.model).embedding();
