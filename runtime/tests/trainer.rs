@@ -196,6 +196,19 @@ fn the_trace_has_every_pass_of_every_rank() {
     assert_eq!(reductions, 3 * 8);
 }
 
+#[test]
+fn the_command_line_of_a_replay() {
+    let line = "trainer --init-from DIR --data DIR/tokens.safetensors --steps 20 --lr 1e-3 \
+                --betas 0.9,0.95 --eps 1e-8 --weight-decay 0.1 --clip 1.0 --metrics run.jsonl";
+    let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
+    assert_eq!((flags.betas, flags.eps, flags.steps), ((0.9, 0.95), 1e-8, 20));
+    let short = Flags::try_parse_from("trainer --data x --steps 1".split_whitespace()).unwrap();
+    assert_eq!((short.betas, short.lr, short.eps), (flags.betas, flags.lr, flags.eps));
+    assert_eq!((short.weight_decay, short.clip), (flags.weight_decay, flags.clip));
+    let wrong = Flags::try_parse_from("trainer --data x --steps 1 --betas 0.9".split_whitespace());
+    assert!(wrong.unwrap_err().to_string().contains("two numbers"));
+}
+
 fn error(change: impl FnOnce(&mut Flags)) -> Error {
     let mut flags = flags("llama_gqa", &[]);
     change(&mut flags);
@@ -221,7 +234,9 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     let noise = write("noise.safetensors", &[9; 40]);
 
     let init = |path: PathBuf| error(|flags| flags.init_from = Some(path));
-    says(&init(folder.file("nowhere")), &["nowhere/model.safetensors", "No such file"]);
+    let missing = init(folder.file("nowhere"));
+    assert!(matches!(missing, Error::File { .. }), "{missing:?}");
+    says(&missing, &["nowhere/model.safetensors", "No such file"]);
     says(&init(cut), &["cut.safetensors", "truncated", &bytes.len().to_string()]);
     says(&init(short), &["short.safetensors", "truncated"]);
     says(&init(noise), &["noise.safetensors", "truncated"]);
@@ -231,7 +246,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.data = folder.file("gone.bin")), &["gone.idx", "No such file"]);
     says(&error(|flags| flags.data = folder.file("x.txt")), &["x.txt", "valid: a .safetensors"]);
     says(&error(|flags| flags.steps = 21), &["--steps", "160 samples", "up to 20"]);
-    says(&error(|flags| flags.betas = vec![0.9, 1.0]), &["--betas", "valid"]);
+    says(&error(|flags| flags.betas = (0.9, 1.0)), &["--betas", "valid"]);
     says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
     // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
