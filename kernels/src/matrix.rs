@@ -1,4 +1,5 @@
-//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of the crate is here.
+//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of
+//! the crate is here.
 #![allow(unsafe_code)] // raw pointers of the GEMM, and tiles that share rows
 
 use crate::Real;
@@ -70,7 +71,8 @@ pub(crate) struct ViewMut<'a, T> {
     borrowed: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`, `Tiles`).
+// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`,
+// `Tiles`).
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
 
 impl<'a, T> ViewMut<'a, T> {
@@ -209,8 +211,8 @@ pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
 pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &mut ViewMut<T>) {
     let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
     assert!(fits, "matrices of a product do not fit each other");
-    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and elements are
-    // f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
+    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and
+    // elements are f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
     unsafe {
         gemm::gemm(
             c.rows,
@@ -242,7 +244,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every element of every matrix is in one tile, nothing else is in any, and tiles lie where `place` says.
+        /// Every element of every matrix is in one tile, nothing else is in any, and tiles lie where `place`
+        /// says.
         #[test]
         fn tiles_are_disjoint_and_all(
             matrices in 0usize..4, rows in 0usize..12, columns in 0usize..12, gap in 0usize..3, space in 0usize..5,
