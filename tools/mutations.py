@@ -85,11 +85,10 @@ MUTATIONS = [
      "fn dropped_<T: Scalar>(_: Vec<T>, dy: &[T]) -> Shared<T> {\n    Rc::new(dy.to_vec())\n}", "golden"),
     ("replicas train on the same samples", "rank.rs",
      "let first = self.groups.dp.rank() * each * count;", "let first = 0;", "equivalence"),
-    ("sums in the order of arrival", "comm/local/collect.rs",
-     "arrivals.given[rank] = Some((payload, call.kind.clone()));",
-     "let free = arrivals.given.iter().position(Option::is_none).unwrap_or(rank);\n"
-     "        arrivals.given[free] = Some((payload, call.kind.clone()));", "comm"),
-    ("first call of a group is not compared", "comm/call.rs",
+    ("sums from the last rank on", "comm/combine.rs", "for of in &given[1..] {", "for of in given[1..].iter().rev() {", "comm"),
+    ("transfers put together from the wrong part", "executor.rs", "data[rank * count..(rank + 1) * count]",
+     "data[(ways - 1 - rank) * count..(ways - rank) * count]", "equivalence"),
+    ("counts of a call are not compared", "comm/call.rs",
      "&& self.dtype == other.dtype && self.count == other.count", "&& self.dtype == other.dtype", "comm"),
     ("recomputed layer reduces what it has", "layers/block.rs",
      "            Some(reduced) => reduced,\n", "            Some(_) => self.project(ctx, &kept.inner)?,\n", "recompute_traffic"),
@@ -125,10 +124,10 @@ def test(folder: pathlib.Path, tests: str):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-k", default="", help="only bugs with this word in their name")
+    parser.add_argument("-k", action="append", default=[], help="only bugs with this word in their name")
     parser.add_argument("--list", action="store_true")
     chosen = parser.parse_args()
-    mutations = [m for m in MUTATIONS if chosen.k in m[0]]
+    mutations = [m for m in MUTATIONS if not chosen.k or any(word in m[0] for word in chosen.k)]
     if chosen.list:
         print(*(m[0] for m in mutations), sep="\n")
         return 0

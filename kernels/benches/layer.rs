@@ -1,5 +1,6 @@
-//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the sizes of one Llama-like layer (hidden 512, feed-forward 1408,
-//! 8 heads, 4 key-value heads, 8 sequences of 256 tokens, f32), then the layer forward and backward.
+//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the sizes of one
+//! Llama-like layer (hidden 512, feed-forward 1408, 8 heads, 4 key-value heads, 8 sequences of 256 tokens,
+//! f32), then the layer forward and backward.
 //!
 //! Times are the best of many: other programs disturb the mean.
 

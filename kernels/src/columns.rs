@@ -8,8 +8,8 @@ const PARTS: usize = 64;
 /// At least so many rows in each.
 const LEAST_ROWS: usize = 32;
 
-/// Adds to `totals` what `add_rows(rows, sums)` adds to its sums over all ranges of `0..rows`. Ranges depend on `rows` alone and
-/// are added in order, so the bits do not depend on threads.
+/// Adds to `totals` what `add_rows(rows, sums)` adds to its sums over all ranges of `0..rows`. Ranges depend
+/// on `rows` alone and are added in order, so the bits do not depend on threads.
 pub(crate) fn add_sums<T: Real>(
     cpu: &Cpu,
     rows: usize,

@@ -23,8 +23,8 @@ pub enum CpuError {
     },
 }
 
-/// Threads of one caller, its own among them, their scratch memory, and the instructions that the processor has. Each rank of
-/// a process has one, with its share of the cores.
+/// Threads of one caller, its own among them, their scratch memory, and the instructions that the processor
+/// has. Each rank of a process has one, with its share of the cores.
 #[derive(Debug)]
 pub struct Cpu {
     threads: usize,
@@ -65,7 +65,8 @@ impl Cpu {
         self.arch
     }
 
-    /// Does `work` once for every item, on whichever thread is free. Which thread that is must not matter to the result.
+    /// Does `work` once for every item, on whichever thread is free. Which thread that is must not matter to
+    /// the result.
     pub(crate) fn each<I, F>(&self, items: I, work: F)
     where
         I: Iterator + Send,

@@ -6,23 +6,24 @@
 //!
 //! # Rules that hold everywhere
 //!
-//! - Tensors are row-major slices. Each operation has a small struct that says its dimensions; results go into the
-//!   caller's buffers.
+//! - Tensors are row-major slices. Each operation has a small struct that says its dimensions; results go into
+//!   the caller's buffers.
 //! - **A slice of the wrong length is a programming error and panics at the door**, with the name of the
 //!   argument, before anything is written. So do dimensions that contradict each other.
 //! - Gradients of *parameters* accumulate (`+=`). Gradients of *inputs* overwrite, or take an [`Output`] where
 //!   adding to a residual stream is common. Backward to inputs and backward to weights are separate functions.
 //! - Every function takes a [`Cpu`]: the threads and the scratch memory of its caller. There are no globals.
-//! - Results are the same bits for any number of threads: work is cut in blocks that depend on the
-//!   shape alone, and sums over blocks are taken in block order.
+//! - Results are the same bits for any number of threads: work is cut in blocks that depend on the shape alone,
+//!   and sums over blocks are taken in block order. They may differ between processors (see [`gemm`]).
 //! - Nothing here knows of ranks, plans or models. What a sharded caller needs is in the arguments: offsets of
-//!   positions ([`attention`]), ranges of rows ([`embedding`]), columns of a vocabulary ([`cross_entropy`]), and global element
-//!   indices for randomness ([`random::View`]).
+//!   positions ([`attention`]), ranges of rows ([`embedding`]), columns of a vocabulary ([`cross_entropy`]), and
+//!   global element indices for randomness ([`random::View`]).
 //!
 //! # Shapes
 //!
-//! Letters: `b` batch, `s` sequence, `t = b s` tokens, `h` hidden, `f` feed-forward width, `d` head dimension, `q`/`k` query
-//! and key-value heads, `v` vocabulary. A leading-token layout `[s, b, h]` serves as well wherever only `t` appears.
+//! Letters: `b` batch, `s` sequence, `t = b s` tokens, `h` hidden, `f` feed-forward width, `d` head
+//! dimension, `q`/`k` query and key-value heads, `v` vocabulary. A leading-token layout `[s, b, h]` serves as
+//! well wherever only `t` appears.
 //!
 //! | operation | forward | backward |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of the crate is here.
+//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of
+//! the crate is here.
 #![allow(unsafe_code)] // raw pointers of the GEMM, and tiles that share rows
 
 use crate::Real;
@@ -70,7 +71,8 @@ pub(crate) struct ViewMut<'a, T> {
     borrowed: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`, `Tiles`).
+// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`,
+// `Tiles`).
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
 
 impl<'a, T> ViewMut<'a, T> {
@@ -209,8 +211,8 @@ pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
 pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &mut ViewMut<T>) {
     let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
     assert!(fits, "matrices of a product do not fit each other");
-    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and elements are
-    // f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
+    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and
+    // elements are f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
     unsafe {
         gemm::gemm(
             c.rows,
@@ -233,5 +235,92 @@ pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &m
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every element of every matrix is in one tile, nothing else is in any, and tiles lie where `place`
+        /// says.
+        #[test]
+        fn tiles_are_disjoint_and_all(
+            matrices in 0usize..4, rows in 0usize..12, columns in 0usize..12, gap in 0usize..3, space in 0usize..5,
+            tile_rows in 1usize..6, tile_columns in 1usize..6,
+        ) {
+            let leading = columns + gap;
+            let stride = rows * leading + space;
+            let grid = Grid { matrices, stride, rows, columns, leading, tile_rows, tile_columns };
+            let mut data = vec![0; matrices * stride];
+            for (number, mut tile) in grid.cut(&mut data) {
+                let (_, down, across) = grid.place(number);
+                prop_assert_eq!([tile.rows(), tile.columns()], [down.len(), across.len()]);
+                for row in 0..tile.rows() {
+                    tile.row(row).iter_mut().for_each(|x| *x += 1 + number);
+                }
+            }
+            for (at, &x) in data.iter().enumerate() {
+                let (matrix, row, column) = (at / stride, at % stride / leading.max(1), at % stride % leading.max(1));
+                let inside = row < rows && column < columns;
+                prop_assert_eq!(x > 0, inside);
+                if inside {
+                    let (of, down, across) = grid.place(x - 1);
+                    prop_assert!(of == matrix && down.contains(&row) && across.contains(&column));
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "rows of a matrix overlap")]
+    fn overlapping_rows_are_refused() {
+        let _ = ViewMut::new(&mut [0; 10], 3, 4, 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "matrices overlap")]
+    fn overlapping_matrices_are_refused() {
+        let grid = Grid {
+            matrices: 2,
+            stride: 3,
+            rows: 2,
+            columns: 2,
+            leading: 2,
+            tile_rows: 1,
+            tile_columns: 1,
+        };
+        let _ = grid.cut(&mut [0; 10]);
+    }
+
+    #[test]
+    #[should_panic(expected = "matrix has 9 elements where the shape needs 10")]
+    fn short_slices_are_refused() {
+        let _ = View::new(&[0; 9], 3, 2, 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "block outside its matrix")]
+    fn blocks_stay_inside() {
+        let mut data = [0; 12];
+        let _ = ViewMut::new(&mut data, 3, 4, 4).block(1..3, 2..5);
+    }
+
+    #[test]
+    fn products_of_blocks() {
+        let a: Vec<f64> = (0..12).map(f64::from).collect();
+        let mut c = vec![1.0; 9];
+        let (a, mut c_view) = (View::new(&a, 3, 4, 4), ViewMut::new(&mut c, 3, 3, 3));
+        multiply(
+            2.0,
+            a.block(1..3, 1..3),
+            a.block(0..2, 0..2).transposed(),
+            1.0,
+            &mut c_view.block(1..3, 0..2),
+        );
+        // [5 6; 9 10] [0 4; 1 5]
+        assert_eq!(c, [1.0, 1.0, 1.0, 13.0, 101.0, 1.0, 21.0, 173.0, 1.0]);
     }
 }

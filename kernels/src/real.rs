@@ -5,16 +5,16 @@ use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-/// What kernels need of an element type and callers do not. Keeps the set of types closed: kernels are tested for
-/// these and no others.
+/// What kernels need of an element type and callers do not. Keeps the set of types closed: kernels are tested
+/// for these and no others.
 pub(crate) mod sealed {
     use super::Pool;
 
     pub trait Sealed: Sized {
         /// `self a + b`, rounded once.
         fn fma(self, a: Self, b: Self) -> Self;
-        /// `e^self` to about 1 ulp; exactly 0 far below, the largest finite power of two's order far above. Written so
-        /// that loops over it become vector code.
+        /// `e^self` to about 1 ulp; exactly 0 far below, the largest finite power of two's order far above.
+        /// Written so that loops over it become vector code.
         fn vexp(self) -> Self;
         /// `tanh` to a few ulp, near 0 too; likewise.
         fn vtanh(self) -> Self;
@@ -146,8 +146,8 @@ macro_rules! real {
     };
 }
 
-// The splits of ln 2 are those of Cody and Waite: `n` times the high part is exact. The divisors are factorials; the
-// first term left out is below a quarter ulp of the result.
+// The splits of ln 2 are those of Cody and Waite: `n` times the high part is exact. The divisors are
+// factorials; the first term left out is below a quarter ulp of the result.
 real!(
     f32,
     u32,
@@ -190,8 +190,10 @@ real!(
     ]
 );
 
-/// `erf x = x + x p(x^2)` below 1, `1 - e^-q(x)` above. `p` and `q` interpolate `erf(sqrt u) / sqrt u - 1` on [0, 1] and
-/// `-ln erfc x` on [1, 4] at Chebyshev nodes (computed with 40 digits); the result is within 6e-8 of the truth.
+/// `erf x = x + x p(x^2)` below 1, `1 - e^-q(x)` above. `p` and `q` interpolate `erf(sqrt u) / sqrt u - 1` on
+/// [0, 1] and
+/// `-ln erfc x` on [1, 4] at Chebyshev nodes (computed with 40 digits); the result is within 6e-8 of the
+/// truth.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
     const P: [f32; 7] = [

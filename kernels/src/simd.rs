@@ -1,14 +1,16 @@
 //! Loops as vector code.
 //!
-//! `vectorized!` compiles a function once for each set of vector instructions (AVX-512, AVX2 with FMA, the build's own) and
-//! takes the widest that the processor has, whatever `target-cpu` the crate was built for. Inside, plain loops over
-//! slices and [`lanes`](LANES) are written so that the compiler turns them into vectors: no early exits, one type, sums in
-//! a fixed number of lanes. All of it must be `#[inline(always)]`, or it would be compiled for the build's own instructions.
+//! `vectorized!` compiles a function once for each set of vector instructions (AVX-512, AVX2 with FMA, the
+//! build's own) and takes the widest that the processor has, whatever `target-cpu` the crate was built for.
+//! Inside, plain loops over slices and [`lanes`](LANES) are written so that the compiler turns them into
+//! vectors: no early exits, one type, sums in a fixed number of lanes. All of it must be `#[inline(always)]`,
+//! or it would be compiled for the build's own instructions.
 
 use crate::Real;
 
-/// Partial sums and maxima that reductions keep: the same on every processor, so that results do not depend on it. So many
-/// that the compiler leaves loops over them to its vectoriser: fewer are taken apart into scalars first.
+/// Partial sums and maxima that reductions keep: the same on every processor, so that results do not depend
+/// on it. So many that the compiler leaves loops over them to its vectoriser: fewer are taken apart into
+/// scalars first.
 pub(crate) const LANES: usize = 128;
 
 /// Elements of a block of elementwise work: some microseconds, in cache.
@@ -21,10 +23,11 @@ pub(crate) fn block_rows(columns: usize) -> usize {
 
 /// See [`self`]. The function gets an [`Arch`](pulp::Arch) as first argument.
 macro_rules! vectorized {
-    ($(#[$meta:meta])* fn $name:ident<$($g:ident: $bound:path),+>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$($g:ident: $bound:path),+>
+     ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        fn $name<'a, $($g: $bound),+>(arch: pulp::Arch, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<'a, $($g: $bound),+>(arch: pulp::Arch, $($arg: $ty),*) $(-> $ret)? {
             struct Work<'a, $($g: $bound),+> {
                 $($arg: $ty,)*
                 generics: std::marker::PhantomData<(&'a (), $($g),+)>,

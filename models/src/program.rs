@@ -123,6 +123,17 @@ impl Program {
         self.model.seq_len as usize
     }
 
+    /// The device of the last stage; the first stage's is 0.
+    pub fn last_device(&self) -> usize {
+        self.layout.device_of(self.mesh.pp as usize, self.stages.len().saturating_sub(1))
+    }
+
+    /// Whether device `device` holds embedding and output layer as one tensor in two of its chunks.
+    pub fn shares_table(&self, device: usize) -> bool {
+        let ends = device == 0 && self.last_device() == 0;
+        self.model.tied_embeddings && ends && self.stages.len() > 1
+    }
+
     /// The stages of pipeline device `device`, in the order of its chunks.
     pub fn stages_of(&self, device: usize) -> Vec<usize> {
         let devices = self.mesh.pp as usize;

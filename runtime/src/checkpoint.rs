@@ -28,7 +28,7 @@ impl TensorFile {
     /// # Errors
     /// A file that is missing, no safetensors file, or truncated.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let mut file = File::open(path).map_err(Error::io(path))?;
+        let mut file = File::open(path).map_err(Error::unopened(path))?;
         let length = file.metadata().map_err(Error::io(path))?.len();
         let truncated = || Error::file(path, format!("truncated: it has only {length} bytes"));
         let mut size = [0; 8];
@@ -167,7 +167,7 @@ impl Checkpoint {
 }
 
 fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
-    let text = std::fs::read_to_string(index).map_err(Error::io(index))?;
+    let text = std::fs::read_to_string(index).map_err(Error::unopened(index))?;
     let read: Index = serde_json::from_str(&text)
         .map_err(|error| Error::file(index, format!("no index: {error}")))?;
     let mut names: Vec<String> = read.weight_map.into_values().collect();

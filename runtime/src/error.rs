@@ -65,6 +65,11 @@ impl Error {
         Self::File { path: path.to_owned(), problem: problem.into() }
     }
 
+    /// A file of the user's that cannot be opened.
+    pub(crate) fn unopened(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
+        move |source| Self::file(path, source.to_string())
+    }
+
     /// What the system says about a file.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |source| Self::Io { path: path.to_owned(), source }

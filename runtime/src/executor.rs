@@ -33,6 +33,19 @@ pub struct Executor<'a> {
     pub inventory: &'a Inventory,
 }
 
+/// What a step reads.
+#[derive(Clone, Copy)]
+pub struct Given<'a, T> {
+    /// The rank's weights.
+    pub weights: &'a Store<T>,
+    /// Its replica's micro-batches.
+    pub batches: &'a [MicroBatch<T>],
+    /// Dropout, where there is any.
+    pub draws: Option<Draws>,
+    /// Memory.
+    pub pool: &'a Pool<T>,
+}
+
 /// Looks at what the output layer computes.
 pub type Watch<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 
@@ -65,10 +78,7 @@ pub struct Outcome {
 /// State of one step.
 struct Step<'a, T> {
     executor: &'a Executor<'a>,
-    weights: &'a Store<T>,
-    batches: &'a [MicroBatch<T>],
-    draws: Option<Draws>,
-    pool: &'a Pool<T>,
+    given: Given<'a, T>,
     /// What a chunk keeps of a micro-batch.
     kept: HashMap<(u16, u32), StageKept<T>>,
     /// Work on weights that waits for its pass.
@@ -96,24 +106,17 @@ impl Executor<'_> {
     ///
     /// # Errors
     /// As any collective call.
-    #[allow(clippy::too_many_arguments)]
     pub fn run<T: Scalar>(
         &self,
-        weights: &Store<T>,
+        given: Given<'_, T>,
         gradients: &mut Store<T>,
-        batches: &[MicroBatch<T>],
-        draws: Option<Draws>,
-        pool: &Pool<T>,
         reducer: &mut Reducer<'_, T>,
         mut watch: Option<Watch<'_, T>>,
     ) -> Result<Outcome, CommError> {
         let passes = &self.program.passes[self.pp.rank()];
         let mut step = Step {
             executor: self,
-            weights,
-            batches,
-            draws,
-            pool,
+            given,
             kept: HashMap::new(),
             later: HashMap::new(),
             here: HashMap::new(),
@@ -121,9 +124,15 @@ impl Executor<'_> {
             outcome: Outcome::default(),
             computing: Instant::now(),
         };
+        // The output layer adds to a table that it shares with the first chunk, which is then complete
+        // only behind all passes.
+        let shared = self.program.shares_table(self.pp.rank());
         for (n, &pass) in passes.iter().enumerate() {
-            let last = last_of_chunk(passes, n);
+            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0);
             step.pass(pass, last, gradients, reducer, &mut watch)?;
+        }
+        for stage in self.stages {
+            reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
         }
         for send in step.sends {
             send.wait()?;
@@ -175,10 +184,10 @@ impl<T: Scalar> Step<'_, T> {
             cpu: executor.cpu,
             tp: executor.tp,
             sequence_parallel: executor.program.sequence_parallel,
-            weights: self.weights,
-            batch: &self.batches[pass.micro_batch as usize],
-            draws: self.draws,
-            pool: self.pool,
+            weights: self.given.weights,
+            batch: &self.given.batches[pass.micro_batch as usize],
+            draws: self.given.draws,
+            pool: self.given.pool,
         }
     }
 
@@ -277,6 +286,13 @@ impl<T: Scalar> Step<'_, T> {
         self.context(pass).rows() * self.executor.program.model.hidden as usize
     }
 
+    /// Into how many parts a transfer is cut: where tensor-parallel ranks hold the same stream, each
+    /// sends its part and the receivers gather (Megatron PTD-P, arXiv 2104.04473, section 4.1).
+    fn ways(&self, pass: Pass) -> usize {
+        let (tp, split) = (self.executor.tp.size(), self.executor.program.sequence_parallel);
+        if split || !self.stream_elements(pass).is_multiple_of(tp) { 1 } else { tp }
+    }
+
     fn device_of(&self, stage: usize) -> usize {
         self.executor.program.layout.device_of(self.executor.pp.size(), stage)
     }
@@ -292,8 +308,10 @@ impl<T: Scalar> Step<'_, T> {
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
-        let received = self.executor.pp.recv(self.stream_elements(pass), from, tag)?;
-        Ok(self.pool.adopt(received))
+        let (pp, tp) = (self.executor.pp, self.executor.tp);
+        let (count, ways) = (self.stream_elements(pass), self.ways(pass));
+        let part = pp.recv(count / ways, from, tag)?;
+        Ok(self.given.pool.adopt(if ways == 1 { part } else { tp.all_gather(&part)? }))
     }
 
     fn send(
@@ -307,7 +325,13 @@ impl<T: Scalar> Step<'_, T> {
         if to == self.executor.pp.rank() {
             self.here.insert(tag, data);
         } else {
-            self.sends.push(self.executor.pp.start_send(data.into_vec(), to, tag)?);
+            let (ways, rank) = (self.ways(pass), self.executor.tp.rank());
+            let count = data.len() / ways;
+            let part = match ways {
+                1 => data.into_vec(),
+                _ => data[rank * count..(rank + 1) * count].to_vec(),
+            };
+            self.sends.push(self.executor.pp.start_send(part, to, tag)?);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ pub struct Groups {
     pub dp: Box<dyn Communicator>,
     /// Pipeline: rank `i` of it is device `i`.
     pub pp: Box<dyn Communicator>,
-    /// First and last device of the pipeline, which share tied embeddings; others are alone.
+    /// First and last device of the pipeline, which may share tied embeddings; others are alone.
     pub ends: Box<dyn Communicator>,
     /// Where this rank is.
     pub at: Coordinates,

@@ -5,7 +5,7 @@ use crate::checkpoint::{Checkpoint, Whole};
 use crate::comm::{CommError, Communicator, Op};
 use crate::data::{Sample, Samples};
 use crate::error::Error;
-use crate::executor::{Executor, Outcome, Watch};
+use crate::executor::{Executor, Given, Outcome, Watch};
 use crate::groups::Groups;
 use crate::layers::{Draws, MicroBatch};
 use crate::params::{Gradient, Held, Init, Inventory, Store};
@@ -169,10 +169,9 @@ impl<'a, T: Scalar> Rank<'a, T> {
             inventory: &self.inventory,
         };
         let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
-        let (weights, gradients) = (&self.weights, &mut self.gradients);
-        let pool = &self.pool;
-        let outcome =
-            executor.run(weights, gradients, &batches, draws, pool, &mut reducer, watch)?;
+        let given = Given { weights: &self.weights, batches: &batches, draws, pool: &self.pool };
+        let gradients = &mut self.gradients;
+        let outcome = executor.run(given, gradients, &mut reducer, watch)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients()?;
         self.sum_tied_gradients()?;
@@ -262,7 +261,8 @@ impl<'a, T: Scalar> Rank<'a, T> {
 
     /// Sums the gradients of an embedding that first and last device share.
     fn sum_tied_gradients(&mut self) -> Result<(), CommError> {
-        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings {
+        let apart = self.program.last_device() != 0;
+        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
         let name = crate::layers::Names::of(&self.program.model).embedding();

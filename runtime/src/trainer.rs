@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 
 /// Trains one model, split as it was planned.
 #[derive(Clone, Debug, Parser)]
-#[command(about, long_about = None)]
 pub struct Flags {
     /// Hugging Face checkpoint to begin with: a directory or one .safetensors file. Without it,
     /// weights are drawn from the seed.
@@ -40,8 +39,8 @@ pub struct Flags {
     #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
     /// AdamW's decays of the moments.
-    #[arg(long, value_delimiter = ',', num_args = 2, default_values_t = [0.9, 0.95])]
-    pub betas: Vec<f64>,
+    #[arg(long, value_name = "BETA1,BETA2", value_parser = pair, default_value = "0.9,0.95")]
+    pub betas: (f64, f64),
     /// AdamW's epsilon.
     #[arg(long, default_value_t = 1e-8)]
     pub eps: f64,
@@ -105,7 +104,12 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
     let ended = match launched_processes() {
         0 | 1 => train::<T>(program, &flags),
+        #[cfg(feature = "mpi")]
         size => train_processes::<T>(program, &flags, size),
+        #[cfg(not(feature = "mpi"))]
+        size => Err(Error::World {
+            problem: format!("{size} processes were launched; that needs the feature `mpi`"),
+        }),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -121,13 +125,6 @@ pub fn main<T: Scalar>(program: &Program) -> ExitCode {
 fn launched_processes() -> usize {
     let count = |name| std::env::var(name).ok().and_then(|count| count.parse().ok());
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count).unwrap_or(0)
-}
-
-#[cfg(not(feature = "mpi"))]
-fn train_processes<T: Scalar>(_: &Program, _: &Flags, size: usize) -> Result<(), Error> {
-    Err(Error::World {
-        problem: format!("{size} processes were launched: build with the feature `mpi` for that"),
-    })
 }
 
 /// Trains as one of several processes.
@@ -207,16 +204,14 @@ pub fn train_rank<T: Scalar>(
 impl Flags {
     /// Refuses values that cannot be.
     fn check(&self) -> Result<(), Error> {
-        let [beta1, beta2] = self.betas[..] else {
-            return refuse("betas", "valid: two numbers, for example 0.9,0.95");
-        };
         let in_unit = |x: f64| (0.0..1.0).contains(&x);
         let from_zero = |x: f64| x.is_finite() && x >= 0.0;
         let checks = [
+            ("steps", self.steps > 0, "valid: 1 or more"),
             ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
             (
                 "betas",
-                in_unit(beta1) && in_unit(beta2),
+                in_unit(self.betas.0) && in_unit(self.betas.1),
                 "valid: each from 0 up to, not including, 1",
             ),
             ("eps", self.eps.is_finite() && self.eps > 0.0, "valid: above 0, for example 1e-8"),
@@ -231,11 +226,20 @@ impl Flags {
 
     fn optimizer(&self) -> Optimizer {
         Optimizer {
-            betas: (self.betas[0], self.betas[1]),
+            betas: self.betas,
             eps: self.eps,
             weight_decay: self.weight_decay,
             clip: (self.clip > 0.0).then_some(self.clip),
         }
+    }
+}
+
+/// `0.9,0.95`
+fn pair(text: &str) -> Result<(f64, f64), String> {
+    let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+    match numbers {
+        Some((Ok(first), Ok(second))) => Ok((first, second)),
+        _ => Err("valid: two numbers, for example 0.9,0.95".to_owned()),
     }
 }
 

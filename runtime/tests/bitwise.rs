@@ -1,11 +1,13 @@
 //! What must not change a single bit.
 
+mod channels;
 mod common;
 
-use common::{Split, train};
+use channels::run_wired;
+use common::{Split, model, open, train, train_rank};
 use models::schedule::ScheduleName;
 use runtime::Reduction;
-use runtime::comm::Delays;
+use runtime::comm::{Delays, Options};
 use runtime::program::Recompute;
 use std::time::Duration;
 
@@ -68,5 +70,17 @@ fn pipelines_that_take_micro_batches_in_the_same_order() {
         let other = run(pp, vpp, schedule);
         assert_eq!(one.losses[0], other.losses[0], "{pp} {vpp} {schedule}");
         assert!(one.gradients == other.gradients, "{pp} {vpp} {schedule}");
+    }
+}
+
+#[test]
+fn ranks_as_processes() {
+    for case in CASES {
+        let split = busy();
+        let program = split.program(&model(case));
+        let samples = open(case);
+        let run = |world| train_rank::<f32>(&program, &split, 2, Some(case), &*samples, world);
+        let wired = run_wired(split.ranks(), Options::default(), run).swap_remove(0).unwrap();
+        assert!(wired == train::<f32>(case, &split, 2), "{case}");
     }
 }

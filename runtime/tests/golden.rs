@@ -4,9 +4,11 @@
 mod common;
 
 use common::{Split, check, expected, golden, model, open, train};
+use models::schedule::ScheduleName;
 use runtime::checkpoint::{Checkpoint, TensorFile};
 use runtime::comm::run_ranks;
 use runtime::kernels::Cpu;
+use runtime::program::Recompute;
 use runtime::{Rank, Scalar};
 
 /// Each case on one rank, in one micro-batch, all 20 steps.
@@ -21,6 +23,30 @@ macro_rules! one_rank {
 }
 
 one_rank!(llama_gqa, llama_tied, gpt2, qwen2, gemma2);
+
+/// All 20 steps and the final weights, under splits of every kind.
+#[test]
+fn twenty_steps_on_many_ranks() {
+    let splits = [
+        Split { tp: 2, pp: 2, dp: 2, micro_batch: 1, sequence_parallel: true, ..Split::default() },
+        Split {
+            tp: 2,
+            pp: 2,
+            vpp: 2,
+            micro_batch: 2,
+            recompute: Recompute::Full,
+            schedule: ScheduleName::Interleaved1F1B,
+            ..Split::default()
+        },
+        Split { tp: 4, dp: 4, micro_batch: 2, recompute: Recompute::Selective, ..Split::default() },
+        Split { pp: 4, micro_batch: 1, schedule: ScheduleName::GPipe, ..Split::default() },
+    ];
+    for case in ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"] {
+        for split in &splits {
+            check(case, &train::<f32>(case, split, 20));
+        }
+    }
+}
 
 #[test]
 fn llama_gqa_on_two_tensor_parallel_ranks() {

@@ -5,10 +5,10 @@ mod common;
 
 use common::{Run, Split, distance, golden, model, open, train_program};
 use models::model::ModelSpec;
-use models::schedule::{Pass, PassKind};
-use runtime::Error;
+use models::schedule::{Pass, PassKind, ScheduleName, StageLayout};
 use runtime::data::{Sample, Samples};
-use runtime::program::Recompute;
+use runtime::program::{Program, Recompute};
+use runtime::{Error, Reduction};
 
 const CASES: [&str; 3] = ["llama_gqa", "gpt2", "gemma2"];
 
@@ -145,6 +145,49 @@ fn a_backward_pass_cut_in_two() {
             let train = |program| train_program::<f32>(program, &split, 2, Some(case), &*samples);
             assert!(train(&whole) == train(&halved), "{case} {split:?}");
         }
+    }
+}
+
+/// Micro-batch after micro-batch down a V and up again: the first device holds both ends.
+fn down_and_up(program: &mut Program) {
+    program.layout = StageLayout::V;
+    let passes = |kinds: [(PassKind, u16); 4], micro_batch: u32| {
+        kinds.map(|(kind, chunk)| Pass { kind, micro_batch, chunk })
+    };
+    let (f, bw) = (PassKind::F, PassKind::BW);
+    let each = |k: u32| passes([(f, 0), (f, 1), (bw, 1), (bw, 0)], k);
+    let all: Vec<Pass> = (0..program.micro_batches as u32).flat_map(each).collect();
+    program.passes = vec![all; 2];
+}
+
+#[test]
+fn stages_in_a_v() {
+    for case in ["llama_tied", "gpt2", "qwen2"] {
+        let (model, samples) = (model(case), open(case));
+        let reference = run(&model, &Split::default(), Some(case), &*samples);
+        let split = Split {
+            pp: 2,
+            vpp: 2,
+            dp: 2,
+            micro_batch: 1,
+            schedule: ScheduleName::Interleaved1F1B,
+            reduction: Reduction::PerParameter,
+            ..Split::default()
+        };
+        let mut program = split.program(&model);
+        down_and_up(&mut program);
+        let whole = train_program::<f64>(&program, &split, 2, Some(case), &*samples);
+        same(&whole, &reference, &format!("{case} in a V"));
+        // With the output layer's weights last of all, behind the embedding's.
+        for passes in &mut program.passes {
+            let (late, mut early): (Vec<Pass>, Vec<Pass>) = cut(passes)
+                .into_iter()
+                .partition(|pass| pass.kind == PassKind::W && pass.chunk == 1);
+            early.extend(late);
+            *passes = early;
+        }
+        let halved = train_program::<f64>(&program, &split, 2, Some(case), &*samples);
+        same(&halved, &reference, &format!("{case} in a V, cut"));
     }
 }
 

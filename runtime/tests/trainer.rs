@@ -165,10 +165,12 @@ fn the_rank_report_counts_what_was_sent() {
     for rank in lines(&path) {
         let device = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
-        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device.
+        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device: half
+        // from each of two tensor-parallel ranks, gathered there.
         let stream = 3 * 4 * 32 * 64 * 4;
-        assert_eq!(sent("pp", "send", "bytes"), Some(stream));
-        assert_eq!(sent("pp", "recv", "bytes"), Some(stream));
+        assert_eq!(sent("pp", "send", "bytes"), Some(stream / 2));
+        assert_eq!(sent("pp", "recv", "bytes"), Some(stream / 2));
+        assert_eq!(sent("tp", "all_gather", "bytes"), Some(stream / 2));
         // A layer reduces twice forward and twice backward; the embedding once forward, the output
         // layer once backward, and the loss three vectors of 32 tokens; the norm one f64 a step.
         let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
@@ -192,6 +194,19 @@ fn the_trace_has_every_pass_of_every_rank() {
     assert_eq!(passes, 3 * 8 * 4 * 2);
     let reductions = events.iter().filter(|event| event["cat"] == "dp").count();
     assert_eq!(reductions, 3 * 8);
+}
+
+#[test]
+fn the_command_line_of_a_replay() {
+    let line = "trainer --init-from DIR --data DIR/tokens.safetensors --steps 20 --lr 1e-3 \
+                --betas 0.9,0.95 --eps 1e-8 --weight-decay 0.1 --clip 1.0 --metrics run.jsonl";
+    let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
+    assert_eq!((flags.betas, flags.eps, flags.steps), ((0.9, 0.95), 1e-8, 20));
+    let short = Flags::try_parse_from("trainer --data x --steps 1".split_whitespace()).unwrap();
+    assert_eq!((short.betas, short.lr, short.eps), (flags.betas, flags.lr, flags.eps));
+    assert_eq!((short.weight_decay, short.clip), (flags.weight_decay, flags.clip));
+    let wrong = Flags::try_parse_from("trainer --data x --steps 1 --betas 0.9".split_whitespace());
+    assert!(wrong.unwrap_err().to_string().contains("two numbers"));
 }
 
 fn error(change: impl FnOnce(&mut Flags)) -> Error {
@@ -219,7 +234,9 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     let noise = write("noise.safetensors", &[9; 40]);
 
     let init = |path: PathBuf| error(|flags| flags.init_from = Some(path));
-    says(&init(folder.file("nowhere")), &["nowhere/model.safetensors", "No such file"]);
+    let missing = init(folder.file("nowhere"));
+    assert!(matches!(missing, Error::File { .. }), "{missing:?}");
+    says(&missing, &["nowhere/model.safetensors", "No such file"]);
     says(&init(cut), &["cut.safetensors", "truncated", &bytes.len().to_string()]);
     says(&init(short), &["short.safetensors", "truncated"]);
     says(&init(noise), &["noise.safetensors", "truncated"]);
@@ -229,7 +246,8 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.data = folder.file("gone.bin")), &["gone.idx", "No such file"]);
     says(&error(|flags| flags.data = folder.file("x.txt")), &["x.txt", "valid: a .safetensors"]);
     says(&error(|flags| flags.steps = 21), &["--steps", "160 samples", "up to 20"]);
-    says(&error(|flags| flags.betas = vec![0.9, 1.0]), &["--betas", "valid"]);
+    says(&error(|flags| flags.betas = (0.9, 1.0)), &["--betas", "valid"]);
+    says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
     // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
     let mut small = program();

@@ -1,7 +1,7 @@
 //! Activations, plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same length.
 //!
-//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The backward pass computes `f`
-//! anew from its input, so the product need not be kept.
+//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The
+//! backward pass computes `f` anew from its input, so the product need not be kept.
 
 mod fast;
 pub mod reference;

@@ -1,32 +1,23 @@
-//! Blocks of queries against blocks of keys with online softmax (FlashAttention-2, algorithms 1 and 2): two products
-//! forward and five backward on blocks that stay in cache.
+//! Blocks of queries against blocks of keys with online softmax (FlashAttention-2, algorithms 1 and 2): two
+//! products forward and five backward on blocks that stay in cache.
 //!
-//! A block of scores is kept as `[keys, queries]`: what belongs to a query (maximum, sum, log-sum-exp) lies along
-//! vectors, so softmax has no sums across lanes. Blocks of queries (and of `dout`) are transposed once for all blocks of keys: then
-//! all products read their operands as they lie.
+//! A block of scores is kept as `[keys, queries]`: what belongs to a query (maximum, sum, log-sum-exp) lies
+//! along vectors, so softmax has no sums across lanes. Blocks of queries (and of `dout`) are transposed once
+//! for all blocks of keys: then all products read their operands as they lie.
 //!
-//! Forward, a task is a block of queries of one head; backward, a key-value head with all the query heads that share it. Either does
-//! its blocks in ascending order, so the bits do not depend on threads.
+//! Forward, a task is a block of queries of one head; backward, a key-value head with all the query heads
+//! that share it. Either does its blocks in ascending order, so the bits do not depend on threads.
 
+use super::blocks::{
+    Block, Head, KV_BLOCK, Parts, PerQuery, Q_BLOCK, SCORES, SavedHead, blocks, key_blocks,
+    lse_grid, out_grid, visible_keys,
+};
+use super::tile::{Tile, transpose, transpose_all};
 use super::{Attention, Gradients, Saved};
 use crate::dropout::Mask;
 use crate::matrix::{Grid, View, ViewMut, multiply};
 use crate::simd::{self, vectorized};
 use crate::{Cpu, Output, Real};
-use std::ops::Range;
-
-/// Queries of a block: columns of the scores. Loops run over all of them, also where a last block has fewer.
-const Q_BLOCK: usize = 64;
-/// Keys of a block: rows of the scores.
-const KV_BLOCK: usize = 128;
-/// Scores of a block.
-const SCORES: usize = KV_BLOCK * Q_BLOCK;
-
-/// Queries and columns that are transposed at once.
-const SQUARE: usize = 16;
-
-/// One number for each query of a block.
-type PerQuery<T> = [T; Q_BLOCK];
 
 /// `out` and `lse` of `q`, `k`, `v`. Shapes: [`super`].
 ///
@@ -95,31 +86,8 @@ fn forward_block<T: Real>(
 }
 
 vectorized! {
-    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and the first cache.
-    fn transpose<T: Real>(from: View<'a, T>, scale: T, to: &'a mut [T]) {
-        for queries in blocks(0..from.rows(), SQUARE) {
-            for columns in blocks(0..from.columns(), SQUARE) {
-                let mut square = [[T::ZERO; SQUARE]; SQUARE];
-                for (square, i) in square.iter_mut().zip(queries.clone()) {
-                    let row = &from.row(i)[columns.clone()];
-                    match row.first_chunk() {
-                        Some(row) => *square = *row,
-                        None => square[..row.len()].copy_from_slice(row),
-                    }
-                }
-                for (column, at) in columns.enumerate() {
-                    let to = &mut to[at * Q_BLOCK + queries.start..][..SQUARE];
-                    for (to, row) in to.iter_mut().zip(&square) {
-                        *to = scale * row[column];
-                    }
-                }
-            }
-        }
-    }
-}
-
-vectorized! {
-    /// Turns raw scores into `exp(s - max)` (times the dropout mask) around the new maxima, and moves what was summed so far there.
+    /// Turns raw scores into `exp(s - max)` (times the dropout mask) around the new maxima, and moves what
+    /// was summed so far there.
     fn softmax_tile<T: Real>(
         tile: &'a Tile<'a, T>, scores: &'a mut [T], softmax: &'a mut Softmax<T>, sums: &'a mut [T],
     ) {
@@ -163,7 +131,8 @@ vectorized! {
         let mut out = out;
         let width = out.columns();
         let statistics = softmax.max.iter().zip(&softmax.sum);
-        for (((i, lse), sums), (&max, &sum)) in lse.iter_mut().enumerate().zip(sums.chunks_exact(width)).zip(statistics) {
+        let rows = lse.iter_mut().enumerate().zip(sums.chunks_exact(width));
+        for (((i, lse), sums), (&max, &sum)) in rows.zip(statistics) {
             let seen = sum > T::ZERO;
             let inverse = if seen { T::ONE / sum } else { T::ZERO };
             for (out, &value) in out.row(i).iter_mut().zip(sums) {
@@ -274,15 +243,6 @@ fn backward_head<T: Real>(
     }
 }
 
-/// All blocks of queries, one transposed block behind the other.
-fn transpose_all<T: Real>(cpu: &Cpu, from: View<T>, scale: T, to: &mut [T]) {
-    let width = from.columns();
-    let to = to.chunks_exact_mut(Q_BLOCK * width);
-    for (queries, to) in blocks(0..from.rows(), Q_BLOCK).zip(to) {
-        transpose(cpu.arch(), from.block(queries, 0..width), scale, to);
-    }
-}
-
 vectorized! {
     /// `delta_i = dout_i . out_i`, which is `sum_j p_ij dp_ij`.
     fn deltas<T: Real>(saved: &'a SavedHead<'a, T>, delta: &'a mut [T]) {
@@ -293,7 +253,8 @@ vectorized! {
 }
 
 vectorized! {
-    /// Raw scores become probabilities (times the dropout mask), `dp` becomes the gradient of the products `q . k`.
+    /// Raw scores become probabilities (times the dropout mask), `dp` becomes the gradient of the products
+    /// `q . k`.
     fn gradient_tile<T: Real>(
         tile: &'a Tile<'a, T>, statistics: [&'a [T]; 2], p: &'a mut [T], ds: &'a mut [T],
     ) {
@@ -362,222 +323,4 @@ vectorized! {
 
 fn mask<T: Real>(attention: &Attention) -> Option<Mask<T>> {
     attention.dropout.as_ref().map(|dropout| Mask::new(&dropout.dropout))
-}
-
-fn out_grid(attention: &Attention) -> Grid {
-    let columns = attention.q_heads * attention.v_dim;
-    Grid {
-        matrices: attention.batch,
-        stride: attention.q_len * columns,
-        rows: attention.q_len,
-        columns,
-        leading: columns,
-        tile_rows: Q_BLOCK,
-        tile_columns: attention.v_dim,
-    }
-}
-
-/// Its tiles have the order of [`out_grid`]'s.
-fn lse_grid(attention: &Attention) -> Grid {
-    Grid {
-        matrices: attention.batch * attention.q_heads,
-        stride: attention.q_len,
-        rows: 1,
-        columns: attention.q_len,
-        leading: attention.q_len,
-        tile_rows: 1,
-        tile_columns: Q_BLOCK,
-    }
-}
-
-/// `range` in pieces of at most `size`.
-fn blocks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(size).map(move |start| start..end.min(start + size))
-}
-
-/// Keys that any of the queries sees. Both ends of what a query sees grow with the query.
-fn visible_keys(attention: &Attention, queries: &Range<usize>) -> Range<usize> {
-    attention.visible(queries.start).start..attention.visible(queries.end - 1).end
-}
-
-/// Blocks of keys with something to see for the queries.
-fn key_blocks(attention: &Attention, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let seen = visible_keys(attention, queries);
-    blocks(seen.start / KV_BLOCK * KV_BLOCK..seen.end, KV_BLOCK)
-}
-
-/// Queries of one head of one sequence.
-struct Block {
-    batch: usize,
-    head: usize,
-    queries: Range<usize>,
-}
-
-/// What a query head reads: `[q_len, qk_dim]`, `[kv_len, qk_dim]`, `[kv_len, v_dim]`.
-struct Head<'a, T> {
-    q: View<'a, T>,
-    k: View<'a, T>,
-    v: View<'a, T>,
-}
-
-/// What the backward pass of a query head reads besides: `[q_len, v_dim]` twice, `[q_len]`.
-struct SavedHead<'a, T> {
-    out: View<'a, T>,
-    dout: View<'a, T>,
-    lse: &'a [T],
-}
-
-/// Gradients of a key-value head and the query heads that share it.
-struct Parts<'a, T> {
-    dq: ViewMut<'a, T>,
-    dk: ViewMut<'a, T>,
-    dv: ViewMut<'a, T>,
-}
-
-impl<T: Real> Parts<'_, T> {
-    fn clear(&mut self) {
-        for view in [&mut self.dq, &mut self.dk, &mut self.dv] {
-            (0..view.rows()).for_each(|row| view.row(row).fill(T::ZERO));
-        }
-    }
-}
-
-/// Head `head` of the tensor `[batch, len, heads, width]` as a matrix `[len, width]`.
-fn head_view<T>(
-    data: &[T],
-    batch: usize,
-    len: usize,
-    [heads, head, width]: [usize; 3],
-) -> View<'_, T> {
-    let data = &data[batch * len * heads * width..(batch + 1) * len * heads * width];
-    View::new(data, len, heads * width, heads * width)
-        .block(0..len, head * width..(head + 1) * width)
-}
-
-impl Block {
-    /// The tile `number` of [`out_grid`].
-    fn new(attention: &Attention, number: usize) -> Self {
-        let (batch, queries, columns) = out_grid(attention).place(number);
-        Self { batch, head: columns.start / attention.v_dim, queries }
-    }
-
-    fn head<'a, T>(&self, a: &Attention, q: &'a [T], k: &'a [T], v: &'a [T]) -> Head<'a, T> {
-        let shared = self.head / a.group();
-        Head {
-            q: head_view(q, self.batch, a.q_len, [a.q_heads, self.head, a.qk_dim]),
-            k: head_view(k, self.batch, a.kv_len, [a.kv_heads, shared, a.qk_dim]),
-            v: head_view(v, self.batch, a.kv_len, [a.kv_heads, shared, a.v_dim]),
-        }
-    }
-
-    fn saved<'a, T>(
-        &self,
-        a: &Attention,
-        out: &'a [T],
-        dout: &'a [T],
-        lse: &'a [T],
-    ) -> SavedHead<'a, T> {
-        let start = self.lse_start(a);
-        SavedHead {
-            out: self.out(a, out),
-            dout: self.out(a, dout),
-            lse: &lse[start..start + self.queries.len()],
-        }
-    }
-
-    /// The rows of a tensor like `out`.
-    fn out<'a, T>(&self, a: &Attention, out: &'a [T]) -> View<'a, T> {
-        head_view(out, self.batch, a.q_len, [a.q_heads, self.head, a.v_dim])
-            .block(self.queries.clone(), 0..a.v_dim)
-    }
-
-    fn lse_start(&self, a: &Attention) -> usize {
-        (self.batch * a.q_heads + self.head) * a.q_len + self.queries.start
-    }
-}
-
-/// A block of queries against a block of keys.
-struct Tile<'a, T> {
-    attention: &'a Attention,
-    block: &'a Block,
-    queries: Range<usize>,
-    keys: Range<usize>,
-    mask: Option<Mask<T>>,
-}
-
-impl<T: Real> Tile<'_, T> {
-    /// The tile's part of a buffer of scores: `[keys, queries]`.
-    fn within<'a>(&self, scores: &'a mut [T]) -> ViewMut<'a, T> {
-        ViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
-    }
-
-    /// The same to read.
-    fn view<'a>(&self, scores: &'a [T]) -> View<'a, T> {
-        View::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
-    }
-
-    /// Rows of keys or values times the transposed block `columns[width, Q_BLOCK]`.
-    fn products(&self, rows: View<T>, columns: &[T], scores: &mut [T]) {
-        let width = columns.len() / Q_BLOCK;
-        let columns = View::new(columns, width, self.queries.len(), Q_BLOCK);
-        multiply(T::ONE, rows, columns, T::ZERO, &mut self.within(scores));
-    }
-
-    #[inline(always)]
-    fn cap(&self, row: &mut PerQuery<T>) {
-        if let Some(cap) = self.attention.soft_cap {
-            let (cap, inverse) = (T::from_f64(cap), T::from_f64(1.0 / cap));
-            row.iter_mut().for_each(|s| *s = cap * (*s * inverse).vtanh());
-        }
-    }
-
-    /// Puts `value` where a query does not see the key.
-    #[inline(always)]
-    fn hide(&self, key: usize, row: &mut PerQuery<T>, value: T) {
-        let viewers = self.attention.viewers(key);
-        let local =
-            |query: usize| query.clamp(self.queries.start, self.queries.end) - self.queries.start;
-        let (start, end) = (local(viewers.start), local(viewers.end));
-        if start > 0 || end < self.queries.len() {
-            for (i, s) in row.iter_mut().enumerate() {
-                *s = if i < start || i >= end { value } else { *s };
-            }
-        }
-    }
-
-    /// Multiplies by the dropout mask, whose runs go along keys.
-    #[inline(always)]
-    fn drop_out(&self, rows: &mut [PerQuery<T>]) {
-        let (Some(mask), Some(dropout)) = (self.mask, &self.attention.dropout) else { return };
-        let key = self.attention.kv_offset + self.keys.start;
-        for query in self.queries.clone() {
-            let position = self.attention.q_offset + query;
-            let row = dropout.row_index(self.block.batch, self.block.head, position);
-            let mut factors = [T::ONE; KV_BLOCK];
-            let factors = &mut factors[..rows.len()];
-            mask.multiply(row + key as u64, factors);
-            for (row, &factor) in rows.iter_mut().zip(&*factors) {
-                row[query - self.queries.start] *= factor;
-            }
-        }
-    }
-
-    /// Capped scores become probabilities `p`, and `dp` (masked) the gradient `p (dp - delta) slope scale`.
-    #[inline(always)]
-    fn score_gradients(
-        &self,
-        scores: &mut PerQuery<T>,
-        dp: &mut PerQuery<T>,
-        lse: &PerQuery<T>,
-        delta: &PerQuery<T>,
-    ) {
-        let scale = T::from_f64(self.attention.scale);
-        let inverse = T::from_f64(self.attention.soft_cap.map_or(0.0, |cap| 1.0 / cap));
-        for i in 0..Q_BLOCK {
-            let t = scores[i] * inverse;
-            let p = (scores[i] - lse[i]).vexp();
-            (scores[i], dp[i]) = (p, scale * p * (dp[i] - delta[i]) * (T::ONE - t * t));
-        }
-    }
 }

@@ -16,14 +16,18 @@
 //! | `out`, `dout` | `[batch, q_len, q_heads, v_dim]` |
 //! | `lse` | `[batch, q_heads, q_len]` |
 //!
-//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no key has `out = 0` and
+//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no key has
+//! `out = 0` and
 //! `lse = -inf`. The parts of `out` and `lse` over disjoint ranges of keys are put together by [`merge`]; the
 //! backward pass of a range takes the merged `out` and `lse`, so gradients of ranges just add up.
 //!
-//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing of size `q_len x kv_len` is kept.
+//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing of size
+//! `q_len x kv_len` is kept.
 
+mod blocks;
 mod fast;
 pub mod reference;
+mod tile;
 
 pub use fast::{backward, forward, merge};
 

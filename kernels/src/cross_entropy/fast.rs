@@ -34,7 +34,8 @@ vectorized! {
     }
 }
 
-/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else 0.
+/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else
+/// 0.
 ///
 /// # Panics
 /// Where a slice has the wrong length.
@@ -65,7 +66,8 @@ pub fn local_sum_exp<T: Real>(
 
 vectorized! {
     fn sum_rows<T: Real>(
-        shape: Logits, logits: &'a [T], targets: &'a [i64], max: &'a [T], sum_exp: &'a mut [T], target_logit: &'a mut [T],
+        shape: Logits, logits: &'a [T], targets: &'a [i64], max: &'a [T],
+        sum_exp: &'a mut [T], target_logit: &'a mut [T],
     ) {
         let cap = Cap::new(&shape);
         let read = logits.chunks_exact(shape.columns).zip(targets).zip(max);

@@ -1,7 +1,8 @@
-//! Softmax cross-entropy in the steps that a split vocabulary needs; the gradient replaces the logits in place, so there are never
-//! two tensors of their size.
+//! Softmax cross-entropy in the steps that a split vocabulary needs; the gradient replaces the logits in
+//! place, so there are never two tensors of their size.
 //!
-//! Whole or split, a caller runs the same steps; between them a split one reduces `[rows]` values over its shards:
+//! Whole or split, a caller runs the same steps; between them a split one reduces `[rows]` values over its
+//! shards:
 //!
 //! | step | then reduce |
 //! |---|---|
@@ -10,11 +11,12 @@
 //! | [`loss`] | |
 //! | [`gradient_in_place`] | |
 //!
-//! With the *local* maximum in [`local_sum_exp`], [`rescale_sum_exp`] gives the same sums afterwards, with one barrier less
-//! (Vocabulary Parallelism, Yeung et al. 2024, section 4).
+//! With the *local* maximum in [`local_sum_exp`], [`rescale_sum_exp`] gives the same sums afterwards, with
+//! one barrier less (Vocabulary Parallelism, Yeung et al. 2024, section 4).
 //!
-//! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft cap, `z = cap tanh(logit / cap)`
-//! and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss and gradient 0.
+//! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft cap,
+//! `z = cap tanh(logit / cap)` and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss
+//! and gradient 0.
 
 mod fast;
 pub mod reference;
@@ -25,7 +27,8 @@ pub use fast::{gradient_in_place, local_max, local_sum_exp, loss, rescale_sum_ex
 pub const IGNORED: i64 = -1;
 
 /// A shard of the logits: `[rows, columns]`, of which the first `real_columns` are columns of the vocabulary
-/// `first_column..first_column + real_columns` and the rest are padding. Padding is in no maximum and no sum; its gradient is 0.
+/// `first_column..first_column + real_columns` and the rest are padding. Padding is in no maximum and no sum;
+/// its gradient is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// Tokens.

@@ -15,7 +15,8 @@ pub fn local_max<T: Real>(_cpu: &Cpu, shape: &Logits, logits: &[T], max: &mut [T
     }
 }
 
-/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else 0.
+/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else
+/// 0.
 ///
 /// # Panics
 /// Where a slice has the wrong length.

@@ -1,4 +1,5 @@
-//! Sums, scales and biases: `x` and `y` of one length; `bias[columns]` added to each row of `x[rows, columns]`.
+//! Sums, scales and biases: `x` and `y` of one length; `bias[columns]` added to each row of
+//! `x[rows, columns]`.
 
 mod fast;
 pub mod reference;

@@ -1,7 +1,7 @@
 //! Embedding: rows of a table by token id, and the scatter-add of their gradients.
 //!
-//! The table is a range of rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids outside the range give rows of 0
-//! forward and are skipped backward, so the sum over ranges is the whole.
+//! The table is a range of rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids
+//! outside the range give rows of 0 forward and are skipped backward, so the sum over ranges is the whole.
 
 mod fast;
 pub mod reference;

@@ -1,7 +1,8 @@
 //! The `gemm` crate's packed kernels, on tiles of `C` that are cut for as many threads as there are.
 //!
-//! Same bits for any number of threads: every tile sums over all of `k`, and the crate's order within `k` depends on `k` alone unless
-//! tiles are tiny, which [`tile`] avoids. The bits do depend on the processor (its vector width and caches).
+//! Same bits for any number of threads: every tile sums over all of `k`, and the crate's order within `k`
+//! depends on `k` alone unless tiles are tiny, which [`tile`] avoids. The bits do depend on the processor
+//! (its vector width and caches).
 
 use super::{Batch, Op, Shape};
 use crate::matrix::{Grid, View, multiply};
@@ -10,7 +11,8 @@ use crate::{Cpu, Real};
 /// Least rows or columns of a tile where a dimension is cut: below, packing costs more than threads give.
 const LEAST: usize = 128;
 
-/// Products below this many operations are not cut: some ten microseconds, about what it takes to wake a helper.
+/// Products below this many operations are not cut: some ten microseconds, about what it takes to wake a
+/// helper.
 const LEAST_FLOPS: usize = 2_000_000;
 
 /// See [`super`].
@@ -22,10 +24,10 @@ pub fn gemm<T: Real>(cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta:
     gemm_batched(cpu, shape, &batch, alpha, a, b, beta, c);
 }
 
-/// [`gemm`] of every member of a batch.
+/// [`gemm()`] of every member of a batch.
 ///
 /// # Panics
-/// As [`gemm`], and where results would overlap.
+/// As [`gemm()`], and where results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<T: Real>(
     cpu: &Cpu,

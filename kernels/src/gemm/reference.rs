@@ -22,10 +22,10 @@ pub fn gemm<T: Real>(_cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta
     }
 }
 
-/// [`gemm`] of every member of a batch.
+/// [`gemm()`] of every member of a batch.
 ///
 /// # Panics
-/// As [`gemm`], and where results would overlap.
+/// As [`gemm()`], and where results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<T: Real>(
     cpu: &Cpu,

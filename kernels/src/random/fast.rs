@@ -1,4 +1,4 @@
-//! Blocks of elements on threads; words of many counters at once.
+//! Blocks of elements on threads, runs of consecutive indices at a time.
 
 use super::{Stream, View, philox, unit};
 use crate::simd::BLOCK;
@@ -17,13 +17,8 @@ pub fn fill_uniform<T: Real>(
     low: f64,
     high: f64,
 ) {
-    crate::check::length("out", out.len(), view.len());
-    cpu.each(out.chunks_mut(BLOCK).enumerate(), |(block, out)| {
-        for (at, place) in out.iter_mut().enumerate() {
-            let u = unit(philox::word(stream, view.index(block * BLOCK + at)));
-            *place = T::from_f64(low + (high - low) * u);
-        }
-    });
+    let uniform = |word| low + (high - low) * unit(word);
+    fill(cpu, out, view, stream, |words| words.map(uniform));
 }
 
 /// Normal numbers with mean 0 and standard deviation `std` by global index. They stay below 6.77 `std`.
@@ -31,17 +26,31 @@ pub fn fill_uniform<T: Real>(
 /// # Panics
 /// Where `out` has not as many elements as the view.
 pub fn fill_normal<T: Real>(cpu: &Cpu, out: &mut [T], view: &View, stream: Stream, std: f64) {
+    fill(cpu, out, view, stream, |words| normals(words).map(|normal| std * normal));
+}
+
+/// Fills with what `draw` makes of the words of each group of four elements.
+#[track_caller]
+fn fill<T: Real>(
+    cpu: &Cpu,
+    out: &mut [T],
+    view: &View,
+    stream: Stream,
+    draw: impl Fn([u32; 4]) -> [f64; 4] + Sync,
+) {
     crate::check::length("out", out.len(), view.len());
     cpu.each(out.chunks_mut(BLOCK).enumerate(), |(block, out)| {
-        let mut known = None;
-        for (at, place) in out.iter_mut().enumerate() {
-            let index = view.index(block * BLOCK + at);
-            let (group, normals) = match known {
-                Some((group, normals)) if group == index / 4 => (group, normals),
-                _ => (index / 4, normals(philox::words(stream, index / 4))),
-            };
-            known = Some((group, normals));
-            *place = T::from_f64(std * normals[(index % 4) as usize]);
+        for (start, index, length) in view.runs(block * BLOCK, out.len()) {
+            let mut rest = &mut out[start..start + length];
+            let (mut group, mut skip) = (index / 4, (index % 4) as usize);
+            while !rest.is_empty() {
+                let drawn = draw(philox::words(stream, group));
+                let (now, later) = rest.split_at_mut(rest.len().min(4 - skip));
+                for (place, &value) in now.iter_mut().zip(&drawn[skip..]) {
+                    *place = T::from_f64(value);
+                }
+                (group, skip, rest) = (group + 1, 0, later);
+            }
         }
     });
 }

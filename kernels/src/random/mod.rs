@@ -1,8 +1,10 @@
-//! Random numbers that depend on a tensor's *global* element index and on nothing else, so that any split draws the same ones.
+//! Random numbers that depend on a tensor's *global* element index and on nothing else, so that any split
+//! draws the same ones.
 //!
-//! Generator: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, section 3.3). The key is the
-//! seed; the counter is `[index / 4 (low, high), tensor, step]`, and word `index % 4` of the block belongs to the element.
-//! Normal numbers are made from pairs of words (Box and Muller 1958), computed in f64 and rounded, so f32 and f64 see the same draws.
+//! Generator: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, section
+//! 3.3). The key is the seed; the counter is `[index / 4 (low, high), tensor, step]`, and word `index % 4` of
+//! the block belongs to the element. Normal numbers are made from pairs of words (Box and Muller 1958),
+//! computed in f64 and rounded, so f32 and f64 see the same draws.
 
 mod fast;
 pub mod philox;
@@ -21,8 +23,8 @@ pub struct Stream {
     pub step: u32,
 }
 
-/// Where a local block `[sizes]`, stored without gaps, lies in a global tensor: element `(i, j, l)` has the global index
-/// `offset + i strides[0] + j strides[1] + l strides[2]`.
+/// Where a local block `[sizes]`, stored without gaps, lies in a global tensor: element `(i, j, l)` has the
+/// global index `offset + i strides[0] + j strides[1] + l strides[2]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// Global index of the first local element.
@@ -40,7 +42,8 @@ impl View {
         Self { offset, sizes: [1, 1, len], strides: [0, 0, 1] }
     }
 
-    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with `global_columns` columns.
+    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with `global_columns`
+    /// columns.
     #[must_use]
     pub const fn matrix(
         row: u64,
@@ -79,7 +82,8 @@ impl View {
 }
 
 impl View {
-    /// The elements `first..first + count` as runs of consecutive global indices: place after `first`, global index, length.
+    /// The elements `first..first + count` as runs of consecutive global indices: place after `first`, global
+    /// index, length.
     pub(crate) fn runs(
         &self,
         first: usize,

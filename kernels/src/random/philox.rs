@@ -51,7 +51,8 @@ pub const fn word(stream: Stream, index: u64) -> u32 {
 /// Groups that [`many`] makes at once: enough that the compiler leaves loops over them to its vectoriser.
 pub(crate) const MANY: usize = 32;
 
-/// The words of the groups `group .. group + MANY`, in element order. The rounds of all go side by side, as vectors.
+/// The words of the groups `group .. group + MANY`, in element order. The rounds of all go side by side, as
+/// vectors.
 #[inline(always)]
 // Halves of 64-bit words; four arrays side by side.
 #[allow(clippy::cast_possible_truncation, clippy::needless_range_loop)]

@@ -1,11 +1,11 @@
 //! Rotary position embedding (Su et al. 2021), in place on queries or keys.
 //!
-//! `x` is `[tokens, heads, head_dim]`, of which the dimensions `rotary_start..rotary_start + rotary_dim` are rotated in
-//! pairs; pair `j` at position `p` by the angle `p inverse_frequency_j`:
+//! `x` is `[tokens, heads, head_dim]`, of which the dimensions `rotary_start..rotary_start + rotary_dim` are
+//! rotated in pairs; pair `j` at position `p` by the angle `p inverse_frequency_j`:
 //! `(a, b) -> (a cos - b sin, a sin + b cos)`. Positions are data: one for each token.
 //!
-//! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is made once for a batch of positions and serves all layers.
-//! The backward pass is the inverse rotation, applied to the gradient in place.
+//! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is made once for a batch of positions and
+//! serves all layers. The backward pass is the inverse rotation, applied to the gradient in place.
 
 mod fast;
 pub mod reference;
@@ -64,7 +64,8 @@ impl Rope {
     }
 }
 
-/// `theta^(-2 j / rotary_dim)` for `j < rotary_dim / 2`: the unscaled frequencies. Scaled variants give their own to [`fill_table`].
+/// `theta^(-2 j / rotary_dim)` for `j < rotary_dim / 2`: the unscaled frequencies. Scaled variants give their
+/// own to [`fill_table`].
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn inverse_frequencies(theta: f64, rotary_dim: usize) -> Vec<f64> {

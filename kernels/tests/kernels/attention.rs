@@ -88,7 +88,8 @@ proptest! {
         compare::<f32>(&a);
     }
 
-    /// Two ranges of keys, merged; gradients of the ranges with the merged `out` and `lse` add up to those of the whole.
+    /// Two ranges of keys, merged; gradients of the ranges with the merged `out` and `lse` add up to those of
+    /// the whole.
     #[test]
     fn ranges_of_keys_merge_to_the_whole(a in attentions(), cut in 0.0..1.0) {
         let cpu = cpu();

@@ -57,7 +57,8 @@ proptest! {
         compare::<f32>(&shape, spread, &targets);
     }
 
-    /// Three shards of columns (the last one with padding, the middle one maybe empty), each with its local maximum first.
+    /// Three shards of columns (the last one with padding, the middle one maybe empty), each with its local
+    /// maximum first.
     #[test]
     fn shards_are_the_whole(rows in 1usize..9, a in 1usize..40, b in 0usize..40, c in 1usize..40, padding in 0usize..5,
         soft_cap in prop_oneof![Just(None), (1.0..50.0).prop_map(Some)], late in any::<bool>()) {

@@ -1,5 +1,5 @@
-// Included once for each implementation: backward passes against central differences of the reference's forward
-// pass, in f64, and small exact cases.
+// Included once for each implementation: backward passes against central differences of the reference's
+// forward pass, in f64, and small exact cases.
 
 use crate::support::spec;
 use crate::support::{close, cpu, differences, dot, integers, normal, poison};

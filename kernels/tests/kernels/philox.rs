@@ -2,7 +2,8 @@
 
 use kernels::random::philox::block;
 
-/// Random123's `kat_vectors`, the three lines `philox 4x32 10` (Salmon et al.; github.com/DEShawResearch/random123,
+/// Random123's `kat_vectors`, the three lines `philox 4x32 10` (Salmon et al.;
+/// github.com/DEShawResearch/random123,
 /// `tests/kat_vectors`): counter, key, result.
 #[test]
 fn philox_gives_the_published_answers() {

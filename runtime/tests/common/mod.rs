@@ -8,7 +8,7 @@ use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
 use models::schedule::ScheduleName;
 use runtime::checkpoint::{Checkpoint, Whole};
-use runtime::comm::{Options, run_ranks};
+use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
 use runtime::kernels::Cpu;
 use runtime::program::{Program, Recompute, StageProgram};
@@ -150,30 +150,39 @@ pub fn train_program<T: Scalar>(
     init: Option<&str>,
     samples: &dyn Samples,
 ) -> Run {
-    let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
     let options = Options { delays: split.delays, ..Options::default() };
-    let mut runs = run_ranks(split.ranks(), options, |world| {
-        let cpu = Cpu::serial();
-        let mut rank = Rank::<T>::new(program, world, cpu, split.reduction, 1234).unwrap();
-        match init {
-            Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
-            None => rank.initialise(),
+    let run = |world| train_rank::<T>(program, split, steps, init, samples, world);
+    run_ranks(split.ranks(), options, run).swap_remove(0).unwrap()
+}
+
+/// One rank's part of [`train_program`]; rank 0 has the result.
+pub fn train_rank<T: Scalar>(
+    program: &Program,
+    split: &Split,
+    steps: usize,
+    init: Option<&str>,
+    samples: &dyn Samples,
+    world: Box<dyn Communicator>,
+) -> Option<Run> {
+    let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
+    let mut rank = Rank::<T>::new(program, world, Cpu::serial(), split.reduction, 1234).unwrap();
+    match init {
+        Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
+        None => rank.initialise(),
+    }
+    let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), None);
+    for step in 0..steps as u64 {
+        let result = rank.gradients(samples, step, None).unwrap();
+        losses.push(result.loss);
+        norms.push(result.norm);
+        if step == 0 {
+            gradients = rank.whole_gradients().unwrap();
         }
-        let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), None);
-        for step in 0..steps as u64 {
-            let result = rank.gradients(samples, step, None).unwrap();
-            losses.push(result.loss);
-            norms.push(result.norm);
-            if step == 0 {
-                gradients = rank.whole_gradients().unwrap();
-            }
-            rank.update(&optimizer(), lr.at(step), result.norm);
-        }
-        let weights = rank.whole_weights().unwrap();
-        let gradients = widen(gradients.unwrap_or_default());
-        Some(Run { losses, norms, gradients, weights: widen(weights?) })
-    });
-    runs.swap_remove(0).unwrap()
+        rank.update(&optimizer(), lr.at(step), result.norm);
+    }
+    let weights = rank.whole_weights().unwrap();
+    let gradients = widen(gradients.unwrap_or_default());
+    Some(Run { losses, norms, gradients, weights: widen(weights?) })
 }
 
 pub fn open(case: &str) -> Box<dyn Samples> {
