@@ -68,7 +68,13 @@ fn cases() -> Vec<Case> {
         case("norms_per_layer: 3", 7, 18, "`norms_per_layer` cannot be 3", "valid: 2, or 4"),
         case("attention_soft_cap: -1", 7, 21, "`attention_soft_cap` cannot be -1", "above 0"),
         case("norm_eps: 0", 7, 11, "`norm_eps` cannot be 0", "above 0, for example 1e-5"),
-        case("rope_theta: 0.5", 7, 13, "`rope_theta` cannot be 0.5", "1 or more, for example 10000"),
+        case(
+            "rope_theta: 0.5",
+            7,
+            13,
+            "`rope_theta` cannot be 0.5",
+            "1 or more, for example 10000",
+        ),
         case(
             "query_pre_attn_scalar: 0",
             7,
