@@ -40,7 +40,7 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         },
         "layer": described(&shapes::layer(&program.model, program.mesh.tp)),
         "stages": stages(program),
-        "rank_elements": rank_elements(program),
+        "rank_elements": shapes::rank_elements(program),
         "passes": program.passes.iter().map(|device| pass_lines(device)).collect::<Vec<_>>(),
         "split_backward": program.passes.iter().flatten().any(|pass| pass.kind == PassKind::W),
         "planned_memory_bytes": program.planned_memory_bytes,
@@ -182,25 +182,6 @@ fn recompute(layers: &[Recompute]) -> Vec<Value> {
         .chunk_by(|a, b| a == b)
         .map(|run| json!({ "what": format!("{:?}", run[0]), "layers": run.len() }))
         .collect()
-}
-
-/// Elements that a rank of each pipeline device holds.
-fn rank_elements(program: &Program) -> Vec<u64> {
-    let (model, tp) = (&program.model, program.mesh.tp);
-    let devices = program.mesh.pp as usize;
-    let last = program.stages.len() - 1;
-    let stage = |index: usize| {
-        let layers = program.stages[index].recompute.len() as u64;
-        let mut elements = layers * shapes::elements(&shapes::layer(model, tp));
-        if index == 0 {
-            elements += shapes::elements(&shapes::embedding(model, tp));
-        }
-        if index == last {
-            elements += shapes::elements(&shapes::head(model, tp, devices == 1));
-        }
-        elements
-    };
-    (0..devices).map(|device| program.stages_of(device).into_iter().map(stage).sum()).collect()
 }
 
 fn described(tensors: &[Held]) -> String {

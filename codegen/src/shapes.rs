@@ -6,6 +6,7 @@
 
 use models::layer::LocalHeads;
 use models::model::{ModelSpec, NormKind, Positions};
+use models::program::Program;
 
 /// A tensor's part on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,4 +81,23 @@ pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
 /// Elements of some tensors.
 pub fn elements(tensors: &[Held]) -> u64 {
     tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
+}
+
+/// Elements that a rank of each pipeline device holds.
+pub fn rank_elements(program: &Program) -> Vec<u64> {
+    let (model, tp) = (&program.model, program.mesh.tp);
+    let devices = program.mesh.pp as usize;
+    let last = program.stages.len() - 1;
+    let stage = |index: usize| {
+        let layers = program.stages[index].recompute.len() as u64;
+        let mut count = layers * elements(&layer(model, tp));
+        if index == 0 {
+            count += elements(&embedding(model, tp));
+        }
+        if index == last {
+            count += elements(&head(model, tp, devices == 1));
+        }
+        count
+    };
+    (0..devices).map(|device| program.stages_of(device).into_iter().map(stage).sum()).collect()
 }

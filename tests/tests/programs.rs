@@ -3,6 +3,8 @@
 
 use codegen::{GenerateError, RuntimeSource, generate};
 use models::plan::Plan;
+#[cfg(feature = "slow")]
+use models::program::Program;
 use planner::report::plan as make_plan;
 use planner::request::{Flags, Request};
 use planner::search::search;
@@ -126,10 +128,12 @@ fn programs_train_to_pytorchs_losses() {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("trainers");
     for (name, case, gpus, settings) in PROGRAMS {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"));
-        write_all(&folder, &files(&planned(case, gpus, settings), &format!("{HERE}/../runtime")));
+        let plan = planned(case, gpus, settings);
+        write_all(&folder, &files(&plan, &format!("{HERE}/../runtime")));
         // Everything is compiled in: the copy of the plan is not needed.
         std::fs::remove_file(folder.join("plan.yaml")).expect("it was written");
         let (golden, metrics) = (format!("{HERE}/golden/{case}"), folder.join("run.jsonl"));
+        let report = folder.join("ranks.jsonl");
         let status = Command::new(env!("CARGO"))
             .args(["run", "--release", "--quiet", "--manifest-path"])
             .arg(folder.join("Cargo.toml"))
@@ -137,6 +141,8 @@ fn programs_train_to_pytorchs_losses() {
             .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "20"])
             .arg("--metrics")
             .arg(&metrics)
+            .arg("--rank-report")
+            .arg(&report)
             .env("CARGO_TARGET_DIR", &target)
             .status()
             .expect("cargo runs");
@@ -154,5 +160,21 @@ fn programs_train_to_pytorchs_losses() {
             let (found, loss) = (found.expect("a number"), loss.expect("a number"));
             assert!((found - loss).abs() < 1e-4, "{name}, step {step}: {found} against {loss}");
         }
+        ranks_hold_what_the_program_says(&plan, &report);
+    }
+}
+
+/// Shapes written into the program, which come from the model and the split, against what the layers
+/// of the runtime declared.
+#[cfg(feature = "slow")]
+fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
+    let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
+    let expected = codegen::shapes::rank_elements(&program.expect("it has been trained"));
+    let report = std::fs::read_to_string(report).expect("the trainer wrote it");
+    for line in report.lines() {
+        let rank: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
+        let device = rank["at"]["pp"].as_u64().expect("a device") as usize;
+        let bytes = rank["parameter_bytes"].as_u64().expect("bytes");
+        assert_eq!(bytes, 4 * expected[device], "{line}");
     }
 }
