@@ -218,3 +218,15 @@ fn names_parse_and_rules_say_what_would_do() {
         "a schedule needs 1 to 16777216 micro-batches: 0"
     );
 }
+
+/// Devices are taken by a tree over a power of two of them; most counts are none.
+#[test]
+fn vocabulary_passes_go_in_for_any_number_of_devices() {
+    for devices in 1..=40 {
+        for vocab in [VocabPasses::Naive, VocabPasses::One, VocabPasses::Two] {
+            let schedule = one_f_one_b_with_vocab(devices, 9, vocab, PassTimes::default());
+            let graph = Graph::new(&schedule.expect("counts are small"));
+            assert!(graph.is_ok(), "{devices} devices");
+        }
+    }
+}

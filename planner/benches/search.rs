@@ -20,7 +20,7 @@ const OTHERS: [Request; 6] = [
     ("qwen3_235b_a22b", "dgx_b200", 1_024),
     ("llama405b", "dgx_h100", 8_192),
     ("llama405b", "gb200_nvl72", 2_304),
-    ("llama70b", "a100_roce", 1_000),
+    ("llama70b", "a100_roce", 768),
 ];
 const FEW: Request = ("llama70b", "dgx_h100", 1_024);
 const MANY: Request = ("llama70b", "dgx_h100", 131_072);

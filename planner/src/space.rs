@@ -90,21 +90,43 @@ impl Inner {
     }
 }
 
-/// Counts what contexts leave open without listing it; contexts of the same shape are counted once.
+/// What the choices that a node leaves open depend on: contexts of the same key have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InnerKey {
+    pp: u64,
+    replicas: u64,
+    one_replica: bool,
+    one_micro_batch: bool,
+    /// Whether the pipeline divides the micro-batches.
+    divides: bool,
+}
+
+impl InnerKey {
+    /// The key of decisions.
+    pub fn new(d: &Decisions) -> Self {
+        Self {
+            pp: d.pp,
+            replicas: d.cp * d.dp,
+            one_replica: d.dp == 1,
+            one_micro_batch: d.micro_batches == 1,
+            divides: d.micro_batches.is_multiple_of(d.pp),
+        }
+    }
+}
+
+/// Counts what contexts leave open without listing it again.
 #[derive(Debug)]
 pub struct Counter<'a> {
     space: Space<'a>,
-    known: HashMap<(u64, u64, bool, bool, bool), u64>,
+    known: HashMap<InnerKey, u64>,
 }
 
 impl Counter<'_> {
-    /// Combinations of a context for each way to split its experts. The choices depend on the pipeline, the
-    /// replicas, and on whether there is one micro-batch and whether the pipeline divides them.
+    /// Combinations of a context for each way to split its experts.
     pub fn count(&mut self, d: &Decisions) -> u64 {
-        let (m, space) = (d.micro_batches, self.space);
-        let key = (d.pp, d.cp * d.dp, d.dp == 1, m == 1, m.is_multiple_of(d.pp));
+        let space = self.space;
         let count = || space.inner(&Node { decisions: d.clone() }).count();
-        *self.known.entry(key).or_insert_with(count)
+        *self.known.entry(InnerKey::new(d)).or_insert_with(count)
     }
 }
 

@@ -38,7 +38,7 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
     let ground = Ground::new(&model, &cluster, gpus);
     let (space, nodes) = (task.space(), task.space().nodes());
     let (mut fitting, mut closest, random) = (0, f64::INFINITY, &mut Random::new(7));
-    while fitting < instances(100, 300) {
+    while fitting < instances(30, 300) {
         let decisions = pin(random, &space, &nodes);
         let Some(iteration_s) = estimate(random, &ground, decisions.clone()) else { continue };
         assert!(

@@ -71,7 +71,7 @@ struct Greedy {
     backward_end: Vec<f64>,
     /// By kind of vocabulary pass and micro-batch: devices done and the latest end.
     barriers: Vec<(usize, f64)>,
-    /// By device: what it can start first, and when.
+    /// By device: what it can start first, and when; as many more as make a power of two never start.
     upcoming: Vec<(f64, Next)>,
     /// A tree over the devices, the root at 1 and the leaves in its second half: the device that can start
     /// first, of several the first.
@@ -109,8 +109,8 @@ impl Greedy {
             forward_end: vec![NEVER; devices * micro_batches],
             backward_end: vec![NEVER; devices * micro_batches],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
-            upcoming: vec![(NEVER, Next::Step); devices],
-            first: (0..2 * leaves).map(|n| n.saturating_sub(leaves).min(devices - 1)).collect(),
+            upcoming: vec![(NEVER, Next::Step); leaves],
+            first: first_leaves(leaves),
         }
     }
 
@@ -239,6 +239,15 @@ impl Greedy {
     fn at(&self, row: usize, micro_batch: usize) -> usize {
         row * self.counts.micro_batches + micro_batch
     }
+}
+
+/// A tree over leaves that are all alike: each node has its first leaf.
+fn first_leaves(leaves: usize) -> Vec<usize> {
+    let mut first = vec![0; 2 * leaves];
+    for node in (1..2 * leaves).rev() {
+        first[node] = if node >= leaves { node - leaves } else { first[2 * node] };
+    }
+    first
 }
 
 impl Device {

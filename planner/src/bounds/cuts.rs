@@ -177,25 +177,42 @@ impl<'a> Cutter<'a> {
         behind[self.len()] = 0.0;
         for stage in (0..p).rev() {
             let mut here = vec![f64::INFINITY; self.len() + 1];
-            for start in least[stage]..=most[stage] {
-                let from = least[stage + 1].max(start + self.fewest(stage));
-                for end in from..=most[stage + 1] {
-                    let row = self.row(stage, start, end);
-                    if row.total_s >= limit_s {
-                        break;
-                    }
-                    let row_s = row.total_s + self.waits_s(stage, end, &row);
-                    let value_s = row_s.max(behind[end]);
-                    if value_s < limit_s {
-                        let tail_s = if stage == 0 { self.tail_s(end) } else { 0.0 };
-                        here[start] = here[start].min(value_s + tail_s);
-                        ranges[stage].push((start, end));
-                    }
-                }
+            let ends = (least[stage + 1], most[stage + 1]);
+            let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
+            for (start, best_s) in starts {
+                *best_s = self.best_from(stage, start, ends, &behind, limit_s, &mut ranges[stage]);
             }
             behind = here;
         }
         (behind[0] < limit_s).then_some(Cuts { bound_s: behind[0], ranges })
+    }
+
+    /// The least of the largest rows of a stage that starts at a layer and of those behind it, which start
+    /// somewhere in `ends`; adds the ranges below the limit.
+    fn best_from(
+        &self,
+        stage: usize,
+        start: usize,
+        ends: (usize, usize),
+        behind: &[f64],
+        limit_s: f64,
+        ranges: &mut Vec<(usize, usize)>,
+    ) -> f64 {
+        let mut best_s = f64::INFINITY;
+        let first = ends.0.max(start + self.fewest(stage));
+        for (end, behind_s) in behind.iter().enumerate().take(ends.1 + 1).skip(first) {
+            let row = self.row(stage, start, end);
+            if row.total_s >= limit_s {
+                break;
+            }
+            let value_s = (row.total_s + self.waits_s(stage, end, &row)).max(*behind_s);
+            if value_s < limit_s {
+                let tail_s = if stage == 0 { self.tail_s(end) } else { 0.0 };
+                best_s = best_s.min(value_s + tail_s);
+                ranges.push((start, end));
+            }
+        }
+        best_s
     }
 
     /// Length of a chain of passes under the cut that makes it shortest, s, with `fixed_s` of transfers and

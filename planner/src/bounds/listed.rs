@@ -257,13 +257,12 @@ impl Lister<'_> {
         let mut least_s = f64::INFINITY;
         for &chain in chains {
             let (mut recompute_s, mut any) = (vec![0.0; p], false);
-            for device in 0..p {
-                recompute_s[device] = self.level_s(&member.devices[device], chain, free(device));
-                any |= recompute_s[device] > 0.0;
+            for (device, own_s) in recompute_s.iter_mut().enumerate() {
+                *own_s = self.level_s(&member.devices[device], chain, free(device));
+                any |= *own_s > 0.0;
                 // The first devices hold most; where they take too long already, that is enough.
-                let own_s = self.row_s(member, device, recompute_s[device]);
-                if own_s >= limit_s {
-                    recompute_s[device] = f64::INFINITY;
+                if self.row_s(member, device, *own_s) >= limit_s {
+                    *own_s = f64::INFINITY;
                     break;
                 }
             }
@@ -340,9 +339,8 @@ impl Lister<'_> {
         let (mut each, mut buffer) = (0.0, 0.0_f64);
         for (kind, &count) in self.work.kinds.iter().zip(layers) {
             let split = levels.split(level, count);
-            for option in 0..3 {
-                each += split[option] as f64 * kind.saved_bytes[option];
-            }
+            let layers = split.iter().zip(kind.saved_bytes);
+            each += layers.map(|(&count, bytes)| count as f64 * bytes).sum::<f64>();
             let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
             buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
         }

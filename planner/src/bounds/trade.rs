@@ -155,10 +155,10 @@ mod tests {
             for b in splits(counts[1]) {
                 let (mut used, mut time_s, mut buffer) = (0.0, 0.0, 0.0_f64);
                 for (kind, split) in kinds.iter().zip([a, b]) {
-                    for option in 0..3 {
-                        used += split[option] as f64 * kind.saved_bytes[option] * in_flight;
-                        time_s += split[option] as f64 * kind.recompute_s[option];
-                        if split[option] > 0 {
+                    for (option, &count) in split.iter().enumerate() {
+                        used += count as f64 * kind.saved_bytes[option] * in_flight;
+                        time_s += count as f64 * kind.recompute_s[option];
+                        if count > 0 {
                             buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[option]);
                         }
                     }

@@ -64,10 +64,7 @@ impl Case<'_> {
             let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
             let stages = self.stage_costs(ranges, &mut costs);
             let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
-            if !hosts
-                || self.chain_s(&self.columns_at(ranges, &stages, &self.first_mixes(ranges)))
-                    >= limit_s
-            {
+            if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= limit_s {
                 continue;
             }
             for mixes in self.fitting_mixes(ranges, &stages, ignore_memory) {
@@ -122,6 +119,23 @@ impl Case<'_> {
             known.entry(key).or_insert_with(|| self.stage(stage, start, end)).clone()
         };
         ranges.iter().enumerate().map(cost).collect()
+    }
+
+    /// Seconds of the stages with no more recomputation than is pinned.
+    fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
+        let first = crate::bounds::work::options(self.decisions.recompute)[0];
+        let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
+            let layers = self.sheet.layer.iter().zip(self.ground.layers.between(start, end));
+            let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);
+            Column {
+                forward_s: cost.forward.total_s(),
+                backward_s: cost.backward.total_s() + recompute.sum::<f64>(),
+                tail_s: cost.tail_s,
+                step_s: cost.optimizer_s + cost.gather_s,
+                ..Column::default()
+            }
+        };
+        ranges.iter().zip(stages).map(column).collect()
     }
 
     fn columns_at(&self, ranges: &Ranges, stages: &[StageCost], mixes: &[MixCost]) -> Vec<Column> {

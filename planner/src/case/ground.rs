@@ -39,13 +39,12 @@ pub struct Ground<'a> {
     pub layers: Layers,
     /// GPUs in a domain of each link level.
     pub domains: Vec<u64>,
-    pipelines: RefCell<Pipelines>,
+    pipelines: Arc<Pipelines>,
     sheets: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     /// By everything but the split of experts.
     shared: RefCell<HashMap<SheetKey, Rc<Shared>>>,
-    /// By resident tokens, expert-parallel degrees, number format and group.
-    experts: RefCell<HashMap<(u64, u64, u64, Dtype, GroupShape), ExpertPieces>>,
+    experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
     lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
@@ -69,6 +68,9 @@ pub struct Sheet {
     pub transient_bytes: f64,
     mixes: RefCell<KnownMixes>,
 }
+
+/// Resident tokens, expert-parallel degrees, number format and expert-parallel group.
+type ExpertKey = (u64, u64, u64, Dtype, GroupShape);
 
 /// Sheets that are kept, a kilobyte or two each.
 const MOST_SHEETS: usize = 1 << 14;
@@ -130,7 +132,7 @@ impl<'a> Ground<'a> {
             gpus,
             layers: Layers::new(model),
             domains: cluster.level_sizes(gpus),
-            pipelines: RefCell::default(),
+            pipelines: Arc::default(),
             sheets: RefCell::default(),
             floors: RefCell::default(),
             shared: RefCell::default(),
@@ -139,6 +141,11 @@ impl<'a> Ground<'a> {
             vocab_shards: RefCell::default(),
             lines: RefCell::default(),
         }
+    }
+
+    /// The same with pipelines that other threads share.
+    pub fn sharing(self, pipelines: Arc<Pipelines>) -> Self {
+        Self { pipelines, ..self }
     }
 
     /// Whether the schedule of decisions exists for their counts.
@@ -152,7 +159,7 @@ impl<'a> Ground<'a> {
 
     /// The pipeline of decisions that [`Self::check_pipeline`] approves.
     pub fn pipeline(&self, d: &Decisions) -> Arc<Pipeline> {
-        self.pipelines.borrow_mut().get(PipelineKey::new(d))
+        self.pipelines.get(PipelineKey::new(d))
     }
 
     /// Prices of the layers under decisions.

@@ -6,7 +6,7 @@ use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassTimes, one_f_one_b_with_vocab};
 use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What distinguishes one pipeline from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,13 +90,16 @@ fn vocab_passes(vocab: Vocab) -> Option<VocabPasses> {
     }
 }
 
-/// Pipelines made so far, the latest of them up to [`MOST_KEPT`] passes.
+/// Pipelines made so far, the latest of them up to [`MOST_KEPT`] passes; threads may share them.
 #[derive(Debug, Default)]
-pub struct Pipelines {
-    made: HashMap<PipelineKey, Arc<Pipeline>>,
+pub struct Pipelines(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    made: HashMap<PipelineKey, Arc<OnceLock<Arc<Pipeline>>>>,
     /// Oldest first.
     order: VecDeque<PipelineKey>,
-    kept: usize,
+    passes: usize,
 }
 
 impl Pipelines {
@@ -104,21 +107,29 @@ impl Pipelines {
     ///
     /// # Panics
     /// The generator breaks its own rules: our bug.
-    pub fn get(&mut self, key: PipelineKey) -> Arc<Pipeline> {
-        if let Some(pipeline) = self.made.get(&key) {
-            return Arc::clone(pipeline);
+    pub fn get(&self, key: PipelineKey) -> Arc<Pipeline> {
+        let make = || {
+            let made = key.pipeline();
+            Arc::new(made.unwrap_or_else(|error| panic!("{key:?}: {error}")))
+        };
+        // Made outside the lock, so that others can have theirs meanwhile.
+        Arc::clone(self.place(key).get_or_init(make))
+    }
+
+    /// Where a key's pipeline is, or will be.
+    fn place(&self, key: PipelineKey) -> Arc<OnceLock<Arc<Pipeline>>> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = kept.made.get(&key) {
+            return Arc::clone(place);
         }
-        let made = key.pipeline();
-        let pipeline = Arc::new(made.unwrap_or_else(|error| panic!("{key:?}: {error}")));
-        self.kept += key.passes();
-        while self.kept > MOST_KEPT {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.made.remove(&oldest);
-            self.kept -= oldest.passes();
+        kept.passes += key.passes();
+        while kept.passes > MOST_KEPT {
+            let Some(oldest) = kept.order.pop_front() else { break };
+            kept.made.remove(&oldest);
+            kept.passes -= oldest.passes();
         }
-        self.order.push_back(key);
-        self.made.insert(key, Arc::clone(&pipeline));
-        pipeline
+        kept.order.push_back(key);
+        Arc::clone(kept.made.entry(key).or_default())
     }
 }
 

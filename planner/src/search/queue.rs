@@ -3,7 +3,7 @@
 use super::settle::{Candidate, Item, Open, Paths, Settled, Stage, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
-use crate::case::pipelines::PipelineKey;
+use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
 use crate::placement::ilp;
 use crate::restrict::Restrictions;
@@ -12,19 +12,19 @@ use crate::space::ExpertSplit;
 use models::decisions::{Decisions, Recompute};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::thread::Scope;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// Items of a batch: enough to keep threads busy, few enough that the best time so far is fresh. Results
 /// depend on these, so they do not depend on how many threads there are.
-const BATCH: usize = 64;
+const BATCH: usize = 128;
 /// Items of a batch that are settled, not split: each may find a better time for the others.
-const SETTLED_AT_ONCE: usize = 4;
-/// Contexts bounded at a time.
-const CONTEXTS: usize = 512;
+const SETTLED_AT_ONCE: usize = 8;
+/// Contexts bounded at a time by one thread. Neighbours share prices.
+const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
 const MOST_THREADS: usize = 8;
 
@@ -32,11 +32,12 @@ const MOST_THREADS: usize = 8;
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
+    let pipelines = Arc::new(Pipelines::default());
     std::thread::scope(|scope| {
-        let team = Team::new(scope, task, threads);
-        let mut run = Run::new(task);
-        run.bound_contexts(&team);
-        run.settle_all(&team, progress);
+        let mut team = Team::new(scope, task, &pipelines, threads);
+        let mut run = Run::new(task, Arc::clone(&pipelines));
+        run.bound_contexts(&mut team);
+        run.settle_all(&mut team, progress);
         drop(team);
         run.settle_open();
         run.proof.elapsed_s = begun.elapsed().as_secs_f64();
@@ -49,68 +50,96 @@ type Raw = (Decisions, Arc<[ExpertSplit]>, u64);
 
 /// Work for all threads: they take one piece after another.
 enum Batch {
-    Contexts(Vec<Raw>),
+    Contexts(Vec<Vec<Raw>>),
     Items(Vec<Item>, f64, Arc<Paths>),
 }
 
 enum Answer {
-    Context(Box<Item>),
+    Contexts(Vec<Item>),
     Settled(Box<Settled>),
 }
 
 /// Threads that each have prices of their own.
-struct Team {
+struct Team<'scope> {
     to: Vec<Sender<(Arc<Batch>, Arc<AtomicUsize>)>>,
-    from: Mutex<Receiver<(usize, Answer)>>,
+    threads: Vec<ScopedJoinHandle<'scope, ()>>,
+    from: Receiver<(usize, Answer)>,
 }
 
-impl Team {
-    fn new<'scope, 'env>(
+/// How long to wait before it is asked whether the threads are still there.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+impl<'scope> Team<'scope> {
+    fn new<'env>(
         scope: &'scope Scope<'scope, 'env>,
         task: &'env Task<'env>,
+        pipelines: &Arc<Pipelines>,
         threads: usize,
     ) -> Self {
         let (answer, from) = channel();
-        let start = |_| {
-            let (to, work) = channel();
+        let (mut to, mut handles) = (vec![], vec![]);
+        for _ in 0..threads {
+            let (own, work) = channel();
             let answer = answer.clone();
-            scope.spawn(move || serve(task, &work, &answer));
-            to
-        };
-        Self { to: (0..threads).map(start).collect(), from: Mutex::new(from) }
+            let shared = Arc::clone(pipelines);
+            handles.push(scope.spawn(move || serve(task, shared, &work, &answer)));
+            to.push(own);
+        }
+        Self { to, threads: handles, from }
     }
 
     /// Answers in the order of the pieces.
-    fn work(&self, batch: Batch) -> Vec<Answer> {
+    ///
+    /// # Panics
+    /// A thread did: our bug, passed on.
+    fn work(&mut self, batch: Batch) -> Vec<Answer> {
         let pieces = match &batch {
             Batch::Contexts(raw) => raw.len(),
             Batch::Items(items, ..) => items.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
-            // A thread that is gone has panicked, and the scope passes that on.
             let _ = to.send((Arc::clone(&batch), Arc::clone(&next)));
         }
-        let Ok(from) = self.from.lock() else { return vec![] };
-        let mut answers: Vec<(usize, Answer)> = from.iter().take(pieces).collect();
+        let mut answers = Vec::with_capacity(pieces);
+        while answers.len() < pieces {
+            match self.from.recv_timeout(PATIENCE) {
+                Ok(answer) => answers.push(answer),
+                Err(_) => self.pass_on_panics(),
+            }
+        }
         answers.sort_by_key(|(piece, _)| *piece);
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 }
 
+impl Team<'_> {
+    /// Threads end before the team does only where they panic.
+    fn pass_on_panics(&mut self) {
+        let ended = self.threads.iter().position(ScopedJoinHandle::is_finished);
+        if let Some(Err(panic)) = ended.map(|at| self.threads.swap_remove(at).join()) {
+            self.to.clear();
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
 fn serve(
     task: &Task<'_>,
+    pipelines: Arc<Pipelines>,
     work: &Receiver<(Arc<Batch>, Arc<AtomicUsize>)>,
     answer: &Sender<(usize, Answer)>,
 ) {
-    let mut worker = Worker::new(task);
+    let mut worker = Worker::new(task, pipelines);
     for (batch, next) in work {
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
             let done = match batch.as_ref() {
-                Batch::Contexts(raw) => raw.get(piece).map(|(d, splits, count)| {
-                    let item = worker.context(d.clone(), Arc::clone(splits), *count);
-                    Answer::Context(Box::new(item))
+                Batch::Contexts(raw) => raw.get(piece).map(|raw| {
+                    let bound = |(d, splits, count): &Raw| {
+                        worker.context(d.clone(), Arc::clone(splits), *count)
+                    };
+                    Answer::Contexts(raw.iter().map(bound).collect())
                 }),
                 Batch::Items(items, best_s, paths) => items
                     .get(piece)
@@ -151,6 +180,7 @@ impl Ord for Waiting {
 
 struct Run<'a> {
     task: &'a Task<'a>,
+    pipelines: Arc<Pipelines>,
     proof: Proof,
     waiting: BinaryHeap<Waiting>,
     pushed: u64,
@@ -165,9 +195,10 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(task: &'a Task<'a>) -> Self {
+    fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
         Self {
             task,
+            pipelines,
             proof: Proof::default(),
             waiting: BinaryHeap::new(),
             pushed: 0,
@@ -186,20 +217,20 @@ impl<'a> Run<'a> {
     }
 
     /// Fills the queue with all contexts.
-    fn bound_contexts(&mut self, team: &Team) {
-        let mut raw = raw_contexts(self.task);
-        while !raw.is_empty() {
-            let rest = raw.split_off(raw.len().min(CONTEXTS));
-            for answer in team.work(Batch::Contexts(std::mem::replace(&mut raw, rest))) {
-                if let Answer::Context(item) = answer {
-                    self.proof.candidates += item.count;
-                    self.push(*item);
-                }
+    fn bound_contexts(&mut self, team: &mut Team<'_>) {
+        let raw = raw_contexts(self.task);
+        let pieces = raw.chunks(CONTEXTS).map(<[Raw]>::to_vec).collect();
+        drop(raw);
+        for answer in team.work(Batch::Contexts(pieces)) {
+            let Answer::Contexts(items) = answer else { continue };
+            for item in items {
+                self.proof.candidates += item.count;
+                self.push(item);
             }
         }
     }
 
-    fn settle_all(&mut self, team: &Team, progress: Progress<'_>) {
+    fn settle_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
         loop {
             let items = self.next_batch();
             if items.is_empty() {
@@ -256,7 +287,7 @@ impl<'a> Run<'a> {
 
     /// Settles what bounds and incumbents left open, most promising first.
     fn settle_open(&mut self) {
-        let mut worker = Worker::new(self.task);
+        let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         for item in open {
@@ -303,7 +334,7 @@ impl<'a> Run<'a> {
         self.proof.proven_optimal = !open;
         self.proof.gap = if open { 1.0 - self.open_bound_s / self.best_s } else { 0.0 };
         self.proof.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
-        let mut worker = Worker::new(self.task);
+        let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
             let case = Case::new(&worker.ground, decisions).ok()?;
@@ -338,6 +369,10 @@ fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
             raw.push((d, Arc::clone(splits), count));
         }
     }
+    // Contexts that differ in nothing but pipeline and replicas have the same prices.
+    raw.sort_by_key(|(d, ..)| {
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
+    });
     raw
 }
 

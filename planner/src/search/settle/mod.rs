@@ -1,0 +1,337 @@
+//! What a worker does with one item of the queue: bounds its parts, or settles it.
+
+mod node;
+mod place;
+
+use node::NodeView;
+
+use super::Task;
+use crate::bounds::cuts::Cutter;
+use crate::bounds::listed::Members;
+use crate::bounds::states::{StateView, States};
+use crate::bounds::work::{Line, Work};
+use crate::case::family::List;
+use crate::case::ground::Ground;
+use crate::case::pipelines::{PipelineKey, Pipelines};
+use crate::case::priced::Placed;
+use crate::placement::Scratch;
+use crate::simulate::CriticalPath;
+use crate::space::{ExpertSplit, Inner, InnerKey, Space};
+use models::decisions::{Decisions, Dtype, Recompute};
+use models::schedule::ScheduleName;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Something that waits, with what is decided in it.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    /// No configuration in it is faster, finished, s.
+    pub bound_s: f64,
+    /// The decisions; what the stage leaves open is a placeholder.
+    pub decisions: Decisions,
+    /// Combinations.
+    pub count: u64,
+    /// How far it is decided.
+    pub stage: Stage,
+}
+
+/// How far an item is decided.
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// All but the split of experts.
+    Context(Arc<[ExpertSplit]>),
+    /// A node, with the bound of its context; with several splits, those that differ in nothing but how the
+    /// all-to-all is overlapped.
+    Node(Arc<[ExpertSplit]>),
+    /// The same with the least bound of its pipelines.
+    Bounded(Arc<[ExpertSplit]>),
+    /// A pipeline by its degrees alone.
+    Pipeline,
+    /// A pipeline with the recomputation that memory makes necessary.
+    Checked,
+}
+
+/// A combination that bounds and incumbents did not settle.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub decisions: Decisions,
+    pub bound_s: f64,
+}
+
+/// A configuration found.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub decisions: Decisions,
+    pub placed: Placed,
+    pub iteration_s: f64,
+}
+
+/// What became of an item.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settled {
+    pub parts: Vec<Item>,
+    pub best: Option<Candidate>,
+    pub open: Vec<Open>,
+    pub cut_by_time: u64,
+    pub cut_by_memory: u64,
+    pub cut_by_dominance: u64,
+    pub placed: u64,
+    /// Chains of passes that made placements longer than their closed form.
+    pub paths: Vec<(PipelineKey, CriticalPath)>,
+}
+
+/// Chains of passes by pipeline: each bounds every configuration on its pipeline.
+pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
+
+impl Settled {
+    fn cut(count: u64) -> Self {
+        Self { cut_by_time: count, ..Self::default() }
+    }
+
+    fn bar_s(&self, best_s: f64) -> f64 {
+        self.best.as_ref().map_or(best_s, |found| found.iteration_s.min(best_s))
+    }
+}
+
+/// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
+type StatesKey = (u64, u64, u64, u64, u64, Dtype);
+
+/// See [`Members::key`].
+type MembersKey = (ScheduleName, usize, usize, usize);
+
+/// Prices and bounds; one for each thread, with memory of its own.
+pub(super) struct Worker<'a> {
+    task: &'a Task<'a>,
+    space: Space<'a>,
+    pub ground: Ground<'a>,
+    pub scratch: Scratch,
+    states: HashMap<StatesKey, Rc<States>>,
+    members: HashMap<(List, MembersKey), Rc<Members>>,
+    inners: HashMap<InnerKey, Rc<Inner>>,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+        Self {
+            task,
+            space: task.space(),
+            ground: Ground::new(task.model, task.cluster, task.gpus).sharing(pipelines),
+            scratch: Scratch::default(),
+            states: HashMap::new(),
+            members: HashMap::new(),
+            inners: HashMap::new(),
+        }
+    }
+
+    /// Splits or settles an item with respect to the best time so far.
+    pub fn settle(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
+        match &item.stage {
+            Stage::Context(splits) => self.split(item, splits, best_s),
+            Stage::Node(splits) => self.bound_node(item, splits, best_s),
+            Stage::Bounded(splits) if splits.len() > 1 => self.single_nodes(item, splits, best_s),
+            Stage::Bounded(_) => self.pipelines(item, best_s),
+            Stage::Pipeline => self.check_pipeline(item, best_s, paths),
+            Stage::Checked => self.settle_states(item, best_s, paths),
+        }
+    }
+
+    fn finish_s(&self, core_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        core_s * crate::case::priced::straggler(self.task.cluster, self.task.gpus)
+            + software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::finish_s`].
+    fn core_s(&self, iteration_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        (iteration_s - software.step_overhead_s)
+            / crate::case::priced::straggler(self.task.cluster, self.task.gpus)
+    }
+
+    /// Some device has at least the mean of the devices' work on layers and does all its micro-batches
+    /// one after another; the least recomputation allowed is counted.
+    fn mean_s(&self, d: &Decisions, work: &Work) -> f64 {
+        let least = least_recompute(self.task);
+        let layer_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[least]);
+        self.finish_s(d.micro_batches as f64 * layer_s / d.pp as f64)
+    }
+
+    /// A context with a bound that holds for every split of its experts; the node where there is one.
+    pub fn context(&self, d: Decisions, splits: Arc<[ExpertSplit]>, count: u64) -> Item {
+        let dense = self.task.model.moe.is_none();
+        let sheet = if dense { self.ground.sheet(&d) } else { self.ground.floor_sheet(&d) };
+        let work = Work::new(&self.ground, &d, &sheet);
+        let bound_s = self.mean_s(&d, &work);
+        let count = count * splits.len() as u64;
+        let stage = if dense { Stage::Node(splits) } else { Stage::Context(splits) };
+        Item { bound_s, decisions: d, count, stage }
+    }
+
+    /// Splits a context by how many ranks share its experts; how the all-to-all is overlapped comes later.
+    fn split(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let count = item.count / splits.len() as u64;
+        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
+            let count = count * alike.len() as u64;
+            let work = self.least_work(&item.decisions, alike);
+            let bound_s = self.mean_s(&item.decisions, &work).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let decisions = alike[0].of(&item.decisions);
+                let stage = Stage::Node(Arc::from(alike));
+                settled.parts.push(Item { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Work that no split of several undercuts.
+    fn least_work(&self, d: &Decisions, splits: &[ExpertSplit]) -> Work {
+        let of = |split: &ExpertSplit| {
+            let d = split.of(d);
+            if splits.len() == 1 {
+                return Work::new(&self.ground, &d, &self.ground.sheet(&d));
+            }
+            Work::new(&self.ground, &d, &self.ground.price_of(&d))
+        };
+        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+        least.unwrap_or_else(|| Work::new(&self.ground, d, &self.ground.sheet(d)))
+    }
+
+    /// Nodes of a group.
+    fn single_nodes(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let count = item.count / splits.len() as u64;
+        for split in splits {
+            let decisions = split.of(&item.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s = self.mean_s(&decisions, &work).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let stage = Stage::Node(Arc::from([*split]));
+                settled.parts.push(Item { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes and no
+    /// further than a little beyond the bound it has.
+    fn bound_node(&mut self, item: &Item, splits: &Arc<[ExpertSplit]>, best_s: f64) -> Settled {
+        let d = &item.decisions;
+        let node = &mut self.view(d);
+        if splits.len() > 1 {
+            node.work = Rc::new(self.least_work(d, splits));
+        }
+        let limit_s = best_s.min(NEAR * item.bound_s);
+        let mut kinds: Vec<(f64, Decisions)> = vec![];
+        for kind in self.kinds(&node.inner) {
+            let d = kind.of(d);
+            kinds.push((self.quick_s(node, &d, limit_s), d));
+        }
+        kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut least_s = limit_s;
+        for (quick_s, d) in kinds {
+            if quick_s >= least_s {
+                break;
+            }
+            least_s = least_s.min(self.checked_s(node, &d, least_s).max(quick_s));
+        }
+        nearer(item, least_s, limit_s, best_s, Stage::Bounded(Arc::clone(splits)))
+    }
+
+    fn pipelines(&mut self, item: &Item, best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let node = &mut self.view(&item.decisions);
+        let states = (node.inner.per_pipeline() / node.inner.recompute.len()) as u64;
+        let kinds = self.kinds(&node.inner);
+        settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
+        for kind in kinds {
+            let decisions = kind.of(&item.decisions);
+            let bound_s = self.quick_s(node, &decisions, best_s).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += states;
+            } else {
+                let stage = Stage::Pipeline;
+                settled.parts.push(Item { bound_s, decisions, count: states, stage });
+            }
+        }
+        settled
+    }
+
+    fn check_pipeline(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
+        let node = &mut self.view(&item.decisions);
+        let limit_s = best_s.min(NEAR * item.bound_s);
+        let mut bound_s = self.checked_s(node, &item.decisions, limit_s).max(item.bound_s);
+        if bound_s < limit_s {
+            bound_s = bound_s.max(self.paths_s(node, &item.decisions, limit_s, paths));
+        }
+        nearer(item, bound_s, limit_s, best_s, Stage::Checked)
+    }
+
+    /// The longest known chain of a pipeline under states that take least, whatever the rank order,
+    /// finished, s.
+    fn paths_s(&self, node: &mut NodeView, d: &Decisions, best_s: f64, paths: &Paths) -> f64 {
+        let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else {
+            return 0.0;
+        };
+        let (line, work) = self.line(node, d);
+        let fixed: Vec<_> = node
+            .inner
+            .rank_order
+            .iter()
+            .map(|&rank_order| {
+                let d = Decisions { rank_order, ..d.clone() };
+                self.ground.fixed_durations(&d, &node.sheet)
+            })
+            .collect();
+        let budget = self.budget_bytes(&line, &work, &node.states.least);
+        let cutter = Cutter::new(&line, &work, &node.states.least, &self.ground.layers, budget);
+        let Some(cuts) = cutter.solve(self.core_s(best_s)) else { return f64::INFINITY };
+        let of = |path: &CriticalPath| {
+            let lengths = fixed.iter().map(|durations| path.length_s(durations));
+            cutter.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
+        };
+        self.finish_s(known.iter().map(of).fold(0.0, f64::max))
+    }
+
+    /// What a device has for states and activations.
+    fn budget_bytes(&self, line: &Line, work: &Work, state: &StateView) -> f64 {
+        if self.task.ignore_memory {
+            return f64::INFINITY;
+        }
+        let moving = state.motion_bytes(line, self.ground.layers.len());
+        self.task.cluster.usable_bytes() - work.workspace_bytes - moving
+    }
+}
+
+/// How far beyond its bound an item is looked into at a time. Tight limits make bounds cheap.
+const NEAR: f64 = 1.1;
+
+/// An item that a bound moved on to `stage`, or that waits again where the bound reached its limit.
+fn nearer(item: &Item, bound_s: f64, limit_s: f64, best_s: f64, stage: Stage) -> Settled {
+    if bound_s.min(limit_s) >= best_s {
+        return Settled::cut(item.count);
+    }
+    let part = if bound_s >= limit_s {
+        Item { bound_s: limit_s, ..item.clone() }
+    } else {
+        Item { bound_s: bound_s.max(item.bound_s), stage, ..item.clone() }
+    };
+    Settled { parts: vec![part], ..Settled::default() }
+}
+
+/// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.
+fn least_recompute(task: &Task<'_>) -> usize {
+    let allows = |option| task.restrictions.recompute.allows(option);
+    if allows(Recompute::None) || allows(Recompute::PerLayer) {
+        0
+    } else if allows(Recompute::Selective) {
+        1
+    } else {
+        2
+    }
+}

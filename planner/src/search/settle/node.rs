@@ -1,0 +1,236 @@
+//! A node's pipelines, and how long each takes at least.
+
+use super::Worker;
+use crate::bounds::closed;
+use crate::bounds::cuts::Cutter;
+use crate::bounds::listed::{Lister, Members};
+use crate::bounds::states::{StateView, States};
+use crate::bounds::trade::Trade;
+use crate::bounds::work::{Line, Work, options};
+use crate::case::family::List;
+use crate::case::ground::Sheet;
+use crate::placement::VocabWay;
+use crate::space::{Inner, InnerKey, Node};
+use models::decisions::{Decisions, Recompute, Vocab};
+use models::schedule::ScheduleName;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// A node with what its pipelines' bounds are computed from.
+pub(super) struct NodeView {
+    pub(super) inner: Rc<Inner>,
+    pub(super) sheet: Rc<Sheet>,
+    pub(super) work: Rc<Work>,
+    pub(super) states: Rc<States>,
+    /// Least transfer between neighbours, whatever the rank order, s.
+    pub(super) hop_s: f64,
+    /// Work with the vocabulary passes of each placement, and what they take at least.
+    pub(super) passes: HashMap<Vocab, (Rc<Work>, VocabWay)>,
+    /// Least that states add, where each micro-batch communicates for itself and where all share, s.
+    pub(super) states_s: [Option<f64>; 2],
+    pub(super) trades: HashMap<Recompute, Rc<Trade>>,
+}
+
+impl NodeView {
+    /// The trade of what may be recomputed.
+    pub(super) fn trade(&mut self, recompute: Recompute) -> Rc<Trade> {
+        let kinds = &self.work.kinds;
+        let trade = self.trades.entry(recompute);
+        Rc::clone(trade.or_insert_with(|| Rc::new(Trade::new(kinds, options(recompute)))))
+    }
+}
+
+/// A pipeline of a node.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    schedule: ScheduleName,
+    vpp: u64,
+    vocab: Vocab,
+    recompute: Recompute,
+}
+
+impl Kind {
+    pub(super) fn of(self, d: &Decisions) -> Decisions {
+        let Self { schedule, vpp, vocab, recompute } = self;
+        Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
+    }
+}
+
+impl Worker<'_> {
+    pub(super) fn view(&mut self, d: &Decisions) -> NodeView {
+        let inner = self.inner(d);
+        let sheet = self.ground.sheet(d);
+        let work = Rc::new(Work::new(&self.ground, d, &sheet));
+        let states = self.states(d, &inner, &sheet);
+        let hops = inner.rank_order.iter().map(|&rank_order| {
+            let d = Decisions { rank_order, ..d.clone() };
+            crate::case::hop(&self.ground, &d, &sheet).time_s
+        });
+        let hop_s = hops.fold(f64::INFINITY, f64::min);
+        NodeView {
+            inner,
+            sheet,
+            work,
+            states,
+            hop_s,
+            passes: HashMap::new(),
+            states_s: [None; 2],
+            trades: HashMap::new(),
+        }
+    }
+
+    pub(super) fn inner(&mut self, d: &Decisions) -> Rc<Inner> {
+        let space = self.space;
+        let of = || Rc::new(space.inner(&Node { decisions: d.clone() }));
+        Rc::clone(self.inners.entry(InnerKey::new(d)).or_insert_with(of))
+    }
+
+    pub(super) fn states(&mut self, d: &Decisions, inner: &Inner, sheet: &Sheet) -> Rc<States> {
+        let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
+        if let Some(known) = self.states.get(&key) {
+            return Rc::clone(known);
+        }
+        let states = Rc::new(States::new(&self.ground, d, inner, &sheet.params));
+        self.states.insert(key, Rc::clone(&states));
+        states
+    }
+
+    /// A pipeline without vocabulary passes.
+    pub(super) fn bare_line(&self, hop_s: f64, d: &Decisions) -> Line {
+        let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+        Line {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            hop_s,
+            hop_blocks: !(looped && self.task.cluster.software.p2p_overlap) || d.pp == 1,
+            vocab: d.vocab,
+            passes: None,
+            recompute: d.recompute,
+        }
+    }
+
+    /// The pipeline and its work as they are at least, whatever the rank order.
+    pub(super) fn line(&self, node: &mut NodeView, d: &Decisions) -> (Line, Rc<Work>) {
+        let mut line = self.bare_line(node.hop_s, d);
+        if !d.vocab.over_pipeline() {
+            return (line, Rc::clone(&node.work));
+        }
+        let (ground, sheet, inner) = (&self.ground, &node.sheet, &node.inner);
+        let (work, way) = node.passes.entry(d.vocab).or_insert_with(|| {
+            let ways = inner.rank_order.iter().filter_map(|&rank_order| {
+                ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes
+            });
+            let least = ways.reduce(|a, b| VocabWay {
+                passes_s: a.passes_s.min(b.passes_s),
+                way_s: a.way_s.min(b.way_s),
+                barriers: a.barriers,
+            });
+            (Rc::new(ground.with_passes(d, sheet, &node.work)), least.unwrap_or_default())
+        });
+        line.passes = Some(*way);
+        (line, Rc::clone(work))
+    }
+
+    pub(super) fn kinds(&self, inner: &Inner) -> Vec<Kind> {
+        let mut kinds = vec![];
+        for (schedule, vpp, vocabs) in &inner.schedules {
+            for &vocab in vocabs.iter().filter(|&&vocab| !is_dominated(inner, *schedule, vocab)) {
+                let of = |recompute| Kind { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                kinds.extend(recompute_choices(inner).into_iter().map(of));
+            }
+        }
+        kinds
+    }
+
+    /// A pipeline by its degrees alone, with the least that states add, finished, s; no more is looked at
+    /// once the bound reaches `enough_s`.
+    pub(super) fn quick_s(&mut self, node: &mut NodeView, d: &Decisions, enough_s: f64) -> f64 {
+        if d.vocab.over_pipeline() {
+            // Layers and their bubble alone: pricing vocabulary passes takes longer.
+            let line = Line { passes: Some(VocabWay::default()), ..self.bare_line(0.0, d) };
+            let layers_s = self.finish_s(closed::passes_s(&line, &node.work, 0.0));
+            if layers_s >= enough_s {
+                return layers_s;
+            }
+        }
+        let (line, work) = self.line(node, d);
+        let budget = self.budget_bytes(&line, &work, &node.states.least);
+        let least = node.states.least.bytes;
+        let trade = node.trade(d.recompute);
+        let spent_s = match List::of(d.vocab, d.vpp) {
+            Some(list) if d.vpp > 1 => {
+                self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
+            }
+            _ => trade.at_first(&work.counts).0,
+        };
+        let passes_s = closed::passes_s(&line, &work, spent_s);
+        let mean_s = line.m() * ((work.load_s() + spent_s) / line.devices as f64 + line.passes_s());
+        let shared = usize::from(line.schedule == ScheduleName::LoopedBfs);
+        let of = || node.states.least_s(&work, &line);
+        let states_s = *node.states_s[shared].get_or_insert_with(of);
+        self.finish_s(passes_s.max(mean_s + states_s))
+    }
+
+    /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
+    /// s; infinite where it is not below the limit.
+    pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, best_s: f64) -> f64 {
+        let (line, work) = self.line(node, d);
+        let states = Rc::clone(&node.states);
+        let core_s = self.placed_s(&line, &work, &states.least, best_s);
+        self.finish_s(core_s)
+    }
+
+    /// Lower bound on the passes of any placement under states, s; infinite where none is faster than
+    /// `best_s`. `work` has the states' part in its passes.
+    pub(super) fn placed_s(
+        &mut self,
+        line: &Line,
+        work: &Work,
+        state: &StateView,
+        best_s: f64,
+    ) -> f64 {
+        let limit_s = self.core_s(best_s);
+        let budget_bytes = self.budget_bytes(line, work, state);
+        match List::of(line.vocab, line.chunks as u64) {
+            Some(list) => {
+                let members = self.members(list, line);
+                Lister { line, work, state, budget_bytes }.bound_s(&members, limit_s)
+            }
+            None => {
+                let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
+                cutter.least_s(limit_s)
+            }
+        }
+    }
+
+    pub(super) fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
+        let ground = &self.ground;
+        let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
+            let ranges = ground.listed_ranges(list, line.devices * line.chunks);
+            Rc::new(Members::new(&ground.layers, line, ranges))
+        });
+        Rc::clone(members)
+    }
+}
+
+/// Uniform recomputation is a mix of `per_layer`.
+fn recompute_choices(inner: &Inner) -> Vec<Recompute> {
+    let all = &inner.recompute;
+    if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
+}
+
+/// See the documentation of [`super`].
+fn is_dominated(inner: &Inner, schedule: ScheduleName, vocab: Vocab) -> bool {
+    let vocabs = |name: ScheduleName| {
+        inner.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
+    };
+    let here = vocabs(schedule);
+    let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
+    if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+        return true;
+    }
+    let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);
+    plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
+}

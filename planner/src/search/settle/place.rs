@@ -1,0 +1,198 @@
+//! The states of one pipeline: each cut by a bound, or placed.
+
+use super::node::NodeView;
+use super::{Candidate, Item, Open, Paths, Settled, Worker};
+use crate::bounds::closed;
+use crate::bounds::cuts::Cutter;
+use crate::bounds::listed::{Lister, Members};
+use crate::bounds::states::StateView;
+use crate::bounds::work::{Line, Work};
+use crate::case::Case;
+use crate::case::family::List;
+use crate::case::ground::{Ground, Sheet};
+use crate::case::pipelines::PipelineKey;
+use crate::case::priced::Placed;
+use crate::cost::state::LocalParams;
+use crate::placement::{dynamic, ilp};
+use crate::simulate::CriticalPath;
+use models::decisions::Decisions;
+use std::rc::Rc;
+
+impl Worker<'_> {
+    /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
+    pub(super) fn settle_states(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
+        let node = &mut self.view(&item.decisions);
+        let (line, work) = self.line(node, &item.decisions);
+        let states = Rc::clone(&node.states);
+        let mut settled = Settled::default();
+        let mut views: Vec<(f64, &StateView)> = vec![];
+        for view in &states.views {
+            let bound_s = self.state_s(&line, &work, view).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += 1;
+            } else {
+                views.push((bound_s, view));
+            }
+        }
+        views.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (bound_s, view) in views {
+            if bound_s >= settled.bar_s(best_s) {
+                settled.cut_by_time += 1;
+            } else {
+                let d = view.of(&item.decisions);
+                self.settle_state(d, view, node, (bound_s, best_s), paths, &mut settled);
+            }
+        }
+        settled
+    }
+
+    /// A pipeline under states, memory aside, finished, s.
+    pub(super) fn state_s(&self, line: &Line, work: &Work, view: &StateView) -> f64 {
+        let p = line.devices as f64;
+        let mean = work.params() * (1.0 / p);
+        let first = line.options()[0];
+        let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
+        let passes_s = view.in_all_passes_s(work, line) + line.m() * layers_s;
+        let mean_s = passes_s / p + line.m() * line.passes_s() + view.tail_of_s(mean, line.chunks);
+        self.finish_s(mean_s + view.step_of_s(mean, line.chunks))
+    }
+
+    pub(super) fn settle_state(
+        &mut self,
+        d: Decisions,
+        view: &StateView,
+        node: &NodeView,
+        (bound_s, best_s): (f64, f64),
+        paths: &Paths,
+        settled: &mut Settled,
+    ) {
+        let bar_s = settled.bar_s(best_s);
+        let line = self.ground.line(&d, &node.sheet);
+        let plain = self.ground.work(&d, &node.sheet);
+        let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
+        let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
+        if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
+            settled.cut_by_memory += 1;
+            return;
+        }
+        let work = view.added_to(&plain, &line);
+        let mean = work.params() * (1.0 / line.devices as f64);
+        let step_s = view.step_of_s(mean, line.chunks);
+        if let Some(list) = List::of(d.vocab, d.vpp) {
+            let budget_bytes = self.budget_bytes(&line, &plain, view);
+            let lister = Lister { line: &line, work: &work, state: view, budget_bytes };
+            let members = self.members(list, &line);
+            let below = lister.below(&members, self.core_s(bar_s) - step_s);
+            if below.is_empty() {
+                settled.cut_by_time += 1;
+            } else {
+                settled.placed += 1;
+                self.place_listed(d, &members, below, bar_s, settled);
+            }
+            return;
+        }
+        let mut core_s = self.placed_s(&line, &work, view, bar_s) + step_s;
+        if line.chunks == 1 && self.finish_s(core_s) < bar_s {
+            let key = PipelineKey::new(&d);
+            let own = settled.paths.iter().filter(|(of, _)| *of == key).map(|(_, path)| path);
+            let known = paths.get(&key).into_iter().flatten().chain(own);
+            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, known) + step_s);
+        }
+        let bound_s = bound_s.max(self.finish_s(core_s));
+        if bound_s >= bar_s {
+            settled.cut_by_time += 1;
+            return;
+        }
+        settled.placed += 1;
+        self.place(d, bound_s, bar_s, settled);
+    }
+
+    /// The longest of known chains of a combination, s; infinite where no cut lies below `bar_s`.
+    pub(super) fn chains_s<'p>(
+        &self,
+        d: &Decisions,
+        sheet: &Sheet,
+        view: &StateView,
+        bar_s: f64,
+        known: impl Iterator<Item = &'p CriticalPath>,
+    ) -> f64 {
+        let mut known = known.peekable();
+        if known.peek().is_none() || List::of(d.vocab, d.vpp).is_some() {
+            return 0.0;
+        }
+        let line = self.ground.line(d, sheet);
+        let plain = self.ground.work(d, sheet);
+        let budget = self.budget_bytes(&line, &plain, view);
+        let work = view.added_to(&plain, &line);
+        let fixed = self.ground.fixed_durations(d, sheet);
+        let cutter = Cutter::new(&line, &work, view, &self.ground.layers, budget);
+        let Some(cuts) = cutter.solve(self.core_s(bar_s)) else { return f64::INFINITY };
+        known.map(|path| cutter.path_s(&cuts, path, path.length_s(&fixed))).fold(0.0, f64::max)
+    }
+
+    /// Whether known chains leave nothing of an open combination below the best time.
+    pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
+        let sheet = self.ground.sheet(d);
+        let view = StateView::new(&self.ground, d, &sheet.params);
+        let mean = sheet_params(&self.ground, &sheet) * (1.0 / d.pp as f64);
+        let core_s = self.chains_s(d, &sheet, &view, best_s, known.iter());
+        self.finish_s(core_s + view.step_of_s(mean, 1)) >= best_s
+    }
+
+    /// Tries the listed placements whose bounds lie below the best time, most promising first.
+    pub(super) fn place_listed(
+        &mut self,
+        d: Decisions,
+        members: &Members,
+        mut below: Vec<(usize, f64)>,
+        bar_s: f64,
+        settled: &mut Settled,
+    ) {
+        let Ok(case) = Case::new(&self.ground, d) else { return };
+        below.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let ranges = below.into_iter().map(|(position, _)| members.list[position].clone());
+        let tried: Vec<_> = ranges.collect();
+        let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
+        let best = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
+        if let Some((placed, value_s)) = best {
+            offer(&case, placed, value_s, bar_s, settled);
+        }
+    }
+
+    /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
+    /// far may still be hidden in it.
+    pub(super) fn place(&mut self, d: Decisions, bound_s: f64, bar_s: f64, settled: &mut Settled) {
+        let Ok(case) = Case::new(&self.ground, d) else { return };
+        let cutoff_s = case.core_s(bar_s);
+        let ignore_memory = self.task.ignore_memory;
+        let Some(problem) = case.problem(cutoff_s, ignore_memory) else { return };
+        let Some(bounded) = dynamic::solve(&problem) else { return };
+        let bound_s = bound_s.max(case.finish_s(bounded.bound_s));
+        if bound_s >= bar_s {
+            return;
+        }
+        let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
+        if let Some(placed) = case.placed(&problem, &bounded.choice) {
+            offer(&case, placed, value_s, bar_s, settled);
+        }
+        if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+            let path = problem.critical_path(&bounded.choice, &mut self.scratch);
+            settled.paths.push((PipelineKey::new(&case.decisions), path));
+            settled.open.push(Open { decisions: case.decisions, bound_s });
+        }
+    }
+}
+
+fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut Settled) {
+    let iteration_s = case.finish_s(core_s);
+    if iteration_s < bar_s {
+        settled.best = Some(Candidate { decisions: case.decisions.clone(), placed, iteration_s });
+    }
+}
+
+/// Parameters of all layers.
+fn sheet_params(ground: &Ground<'_>, sheet: &Sheet) -> LocalParams {
+    let counts = ground.layers.between(0, ground.layers.len());
+    let all = sheet.params.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (&params, count)| sum + params * count as f64)
+}
