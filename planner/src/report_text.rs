@@ -241,6 +241,19 @@ pub fn thousands(value: u64) -> String {
     out
 }
 
+/// The part of the iteration that grew most.
+pub fn loss(own: &Breakdown, other: &Alternative) -> String {
+    let grown = own.parts().into_iter().zip(other.breakdown.parts());
+    let most =
+        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
+    match most {
+        Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
+            format!("loses on {name}, +{}", seconds(more_s))
+        }
+        _ => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,18 +267,5 @@ mod tests {
         assert_eq!(seconds(1.1849), "1.18 s");
         assert_eq!(seconds(0.0321), "32.1 ms");
         assert_eq!(bytes(61_300_000_000), "61.3 GB");
-    }
-}
-
-/// The part of the iteration that grew most.
-pub fn loss(own: &Breakdown, other: &Alternative) -> String {
-    let grown = own.parts().into_iter().zip(other.breakdown.parts());
-    let most =
-        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
-    match most {
-        Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
-            format!("loses on {name}, +{}", seconds(more_s))
-        }
-        _ => String::new(),
     }
 }
