@@ -17,6 +17,10 @@ use clap::Parser;
 use failure::Failure;
 use std::process::ExitCode;
 
+/// A search makes and drops millions of small lists on several threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let Err(failure) = run(&Cli::parse()) else { return ExitCode::SUCCESS };
     eprint!("{failure}");
