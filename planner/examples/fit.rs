@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     fitted.bands = bands(&samples, &cross);
     report(&samples, [&fitted.errors(&samples), &cross, &source]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
-        println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.field.prior);
+        println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
     }
     if let Some(folder) = arguments.next() {
         write(&fitted, Path::new(&folder))?;

@@ -101,7 +101,7 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 9] = [
+    let cases: [(&str, &[&str]); 11] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
@@ -113,7 +113,9 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
             &["--pair-time has no effect"],
         ),
         ("schedule 1f1b --stages 4 --micro-batches 8 --vocab-s 1", &["no effect without --vocab"]),
-        ("generate plan.yaml", &["unrecognized subcommand"]),
+        ("report plan.yaml", &["unrecognized subcommand"]),
+        ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
+        ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
     ];
     for (words, parts) in cases {
         fails(words, 2, parts);

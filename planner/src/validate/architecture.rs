@@ -31,6 +31,7 @@ const CARDS: [(&str, &str); 18] = [
 /// A column that must be there is empty, or the model's card is not shipped.
 pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     let mut spec = card(row)?;
+    spec.moe = experts(row, &spec)?;
     spec.name.clone_from(&row.model_name);
     spec.layers = required(row.layers, "layers")? as usize;
     spec.hidden = required(row.hidden, "hidden")?;
@@ -43,7 +44,6 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
         spec.attention.head_dim = spec.hidden / spec.attention.heads;
     }
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
-    spec.moe = experts(row, &spec)?;
     Ok(spec)
 }
 
@@ -70,5 +70,12 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
     });
     let top_k = required(row.top_k, "top_k")?;
     let ffn = row.moe_ffn_hidden.or(row.ffn_hidden).unwrap_or(own.ffn);
-    Ok(Some(Moe { experts, top_k, ffn, ..own }))
+    let first_dense = first_dense(&own, row.layers, card.layers);
+    Ok(Some(Moe { experts, top_k, ffn, first_dense, ..own }))
+}
+
+/// A model cut down to fewer layers keeps the share of dense ones in front, and one at least where it has any.
+fn first_dense(card: &Moe, layers: Option<u64>, card_layers: usize) -> usize {
+    let layers = layers.map_or(card_layers, |layers| layers as usize).min(card_layers);
+    (card.first_dense * layers).div_ceil(card_layers)
 }

@@ -38,6 +38,8 @@ pub struct Predicted {
     pub predicted_s: Option<f64>,
     /// Predicted bytes on the fullest device, what the device reserves included.
     pub predicted_bytes: Option<f64>,
+    /// The same without what the device reserves: what an allocator of tensors counts.
+    pub predicted_allocated_bytes: Option<f64>,
     /// Whether it is predicted to fit.
     pub feasible: Option<bool>,
     /// Where the predicted seconds go.
@@ -59,14 +61,18 @@ fn predict(row: &Row) -> Predicted {
         reason: None,
         predicted_s: None,
         predicted_bytes: None,
+        predicted_allocated_bytes: None,
         feasible: None,
         breakdown: None,
     };
-    match setup(row).and_then(|setup| price(&setup)) {
-        Ok(priced) => {
+    let priced = setup(row).and_then(|setup| Ok((price(&setup)?, setup)));
+    match priced {
+        Ok((priced, setup)) => {
             answer.used = true;
             answer.predicted_s = Some(priced.iteration_s);
             answer.predicted_bytes = priced.device_bytes.iter().copied().reduce(f64::max);
+            let reserved = setup.cluster.device.reserved_bytes;
+            answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
             answer.feasible = Some(priced.fits);
             answer.breakdown = Some(priced.breakdown);
         }

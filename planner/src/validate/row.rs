@@ -93,10 +93,27 @@ pub struct Row {
     pub kind: String,
 }
 
+/// What a measurement of memory counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Everything on the device.
+    ByDriver,
+    /// Tensors.
+    ByAllocator,
+}
+
 impl Row {
     /// Measured seconds of a row that is scored on time.
     pub fn measured_s(&self) -> Option<f64> {
         self.iteration_s.filter(|_| self.tier == 1)
+    }
+
+    /// Measured bytes on the fullest device, and how they were counted. Sources that say GB print what
+    /// PyTorch or the driver count in units of 1024 (Zero Bubble's would be 6 % off otherwise).
+    pub fn measured_bytes(&self) -> Option<(f64, Counted)> {
+        let bytes = self.peak_mem_gb.filter(|_| self.tier <= 2)? * f64::from(1 << 30);
+        let by_driver = self.memory_unit.contains("nvidia-smi");
+        Some((bytes, if by_driver { Counted::ByDriver } else { Counted::ByAllocator }))
     }
 }
 

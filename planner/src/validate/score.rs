@@ -1,7 +1,7 @@
 //! How far predictions are from measurements.
 
 use super::Predicted;
-use super::row::Row;
+use super::row::{Counted, Row};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -42,6 +42,24 @@ pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
         .iter()
         .zip(predicted)
         .filter_map(|(row, predicted)| Some((row, error((row, predicted))?)))
+        .unzip();
+    of_errors(&rows, &errors)
+}
+
+/// Scores of the predicted memory, each by the row's own definition.
+pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
+    let error = |row: &Row, predicted: &Predicted| {
+        let (measured, counted) = row.measured_bytes()?;
+        let bytes = match counted {
+            Counted::ByDriver => predicted.predicted_bytes?,
+            Counted::ByAllocator => predicted.predicted_allocated_bytes?,
+        };
+        Some(bytes / measured - 1.0)
+    };
+    let (rows, errors): (Vec<&Row>, Vec<f64>) = rows
+        .iter()
+        .zip(predicted)
+        .filter_map(|(row, predicted)| Some((row, error(row, predicted)?)))
         .unzip();
     of_errors(&rows, &errors)
 }

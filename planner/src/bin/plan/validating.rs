@@ -3,7 +3,7 @@
 use crate::args::ValidateArgs;
 use crate::failure::Failure;
 use crate::output;
-use planner::validate::score::{SourceScore, by_source};
+use planner::validate::score::{SourceScore, by_source, memory_by_source};
 use planner::validate::{Predicted, predict_all, row};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 struct Answer {
     rows: Vec<Predicted>,
     sources: Vec<SourceScore>,
+    memory: Vec<SourceScore>,
 }
 
 /// Compares the cost model with published measurements.
@@ -20,16 +21,22 @@ pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
     let rows = row::read(&args.measured)?;
     let predicted = predict_all(&rows);
     let sources = by_source(&rows, &predicted);
+    let memory = memory_by_source(&rows, &predicted);
     if args.json {
-        return output::print_json(&Answer { rows: predicted, sources });
+        return output::print_json(&Answer { rows: predicted, sources, memory });
     }
-    output::print(&format!("{}\n{}", table(&sources), unused(&predicted)))
+    output::print(&format!(
+        "{}\n{}\n{}",
+        table("source (tier 1, time)", &sources),
+        table("source (memory)", &memory),
+        unused(&predicted)
+    ))
 }
 
-fn table(sources: &[SourceScore]) -> String {
+fn table(title: &str, sources: &[SourceScore]) -> String {
     let mut text = format!(
         "{:28} {:>5} {:>6} {:>7} {:>7} {:>7}  worst row\n",
-        "source (tier 1, time)", "rows", "groups", "mean", "median", "bias"
+        title, "rows", "groups", "mean", "median", "bias"
     );
     for s in sources {
         text += &format!(

@@ -58,7 +58,7 @@ pub fn samples(rows: &[Row]) -> Vec<Sample<'_>> {
 pub fn fit(samples: &[Sample<'_>]) -> Fit {
     let setups: Vec<Setup> = samples.iter().map(|sample| sample.setup.clone()).collect();
     let knobs = knobs(&setups);
-    let values = knobs.iter().map(|knob| knob.field.prior).collect();
+    let values = knobs.iter().map(Knob::prior).collect();
     let mut fit = Fit { knobs, values, bands: BTreeMap::new() };
     for _ in 0..ROUNDS {
         let lines = fit.lines(samples);
@@ -173,7 +173,7 @@ impl Fit {
 
     fn stepped(&self, lines: &[&Line]) -> Self {
         let prior = |(knob, value): (&Knob, &f64)| Prior {
-            offset: (value / knob.field.prior).ln(),
+            offset: (value / knob.prior()).ln(),
             spread: knob.field.spread,
         };
         let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
