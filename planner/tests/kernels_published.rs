@@ -3,7 +3,7 @@
 //! Layers of plain GPT (`f` = 4`h`), no tensor parallelism, on the machines of the zero-bubble and
 //! vocabulary papers. Times are of one micro-batch on one inner stage.
 
-use models::cluster::{AttentionKernel, ClusterSpec, Dtype, shipped};
+use models::cluster::{AttentionKernel, ClusterSpec, Dtype, shipped, software};
 use planner::cost::attention::{AttentionShape, backward_s, forward_s};
 use planner::cost::gemm::{gemm_s, weight_gradient_s};
 use planner::cost::memory_bound::streaming_s;
@@ -24,7 +24,11 @@ const fn stage(layers: f64, hidden: u64, heads: u64, batch: u64, tokens: u64) ->
 impl Stage {
     fn cluster(&self) -> ClusterSpec {
         let mut cluster = shipped("a100_roce").unwrap().unwrap();
-        cluster.software.attention = self.attention;
+        let fork = match self.attention {
+            AttentionKernel::Unfused => "zero_bubble_2023",
+            AttentionKernel::Flash => "vocabulary_2024",
+        };
+        cluster.software = software(fork).unwrap().unwrap();
         cluster
     }
 

