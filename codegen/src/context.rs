@@ -1,13 +1,13 @@
 //! What the templates see: a plan's program as plain values.
 
 use crate::RuntimeSource;
-use crate::shapes::{self, Held};
 use models::decisions::{Dtype, RankOrder};
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, Gelu, ModelSpec, NormKind, Positions};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{Pass, PassKind, StageLayout};
+use models::shapes::{self, Held};
 use serde_json::{Value, json};
 
 /// Passes on one line of a table.

@@ -1,10 +1,9 @@
 //! A plan as the source of a trainer: texts by path, from templates.
 //!
 //! Everything that was decided is written out as constants; nothing is decided here. [`models::program`]
-//! turns a plan into what runs, [`shapes`] says what each rank then holds, [`context`] gives both to the templates.
+//! turns a plan into what runs, [`models::shapes`] says what each rank then holds, [`context`] gives both to the templates.
 
 mod context;
-pub mod shapes;
 
 use models::check::{Violation, check};
 use models::plan::Plan;

@@ -26,7 +26,7 @@ macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$($g:ident: $bound:path),+>
      ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments)]
+        #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
         $vis fn $name<'a, $($g: $bound),+>(arch: pulp::Arch, $($arg: $ty),*) $(-> $ret)? {
             struct Work<'a, $($g: $bound),+> {
                 $($arg: $ty,)*

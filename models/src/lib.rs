@@ -31,3 +31,4 @@ pub mod placement;
 pub mod plan;
 pub mod program;
 pub mod schedule;
+pub mod shapes;

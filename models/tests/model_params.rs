@@ -38,6 +38,25 @@ fn totals_of_released_models() {
     }
 }
 
+/// Billions as model cards and papers print them (arXiv 2505.09388, 2405.04434, 2508.10925, 2402.16819; Meta's card of
+/// Llama 4; xAI's release of Grok-1; MosaicML's card of MPT-7B). Ours leave small biases out.
+#[test]
+fn printed_totals_of_models_whose_exact_count_is_not_at_hand() {
+    let printed = [
+        ("qwen3_30b_a3b", 30.5),
+        ("deepseek_v2", 236.0),
+        ("gpt_oss_120b", 116.8),
+        ("grok1", 314.0),
+        ("llama4_maverick", 400.0),
+        ("nemotron4_15b", 15.6),
+        ("mpt_7b", 6.65),
+    ];
+    for (name, billions) in printed {
+        let found = params::total(&model(name)) as f64 / 1e9;
+        assert!((found / billions - 1.0).abs() < 0.007, "{name}: {found} B, printed {billions} B");
+    }
+}
+
 #[test]
 fn active_parameters_of_mixtures() {
     assert_eq!(params::active(&model("mixtral_8x7b")), 12_879_925_248);

@@ -25,6 +25,10 @@ const OTHERS: [Request; 6] = [
 const FEW: Request = ("llama70b", "dgx_h100", 1_024);
 const MANY: Request = ("llama70b", "dgx_h100", 131_072);
 
+/// As in the program `plan`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let wanted: Vec<String> =
         std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();

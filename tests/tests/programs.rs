@@ -169,7 +169,7 @@ fn programs_train_to_pytorchs_losses() {
 #[cfg(feature = "slow")]
 fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
     let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
-    let expected = codegen::shapes::rank_elements(&program.expect("it has been trained"));
+    let expected = models::shapes::rank_elements(&program.expect("it has been trained"));
     let report = std::fs::read_to_string(report).expect("the trainer wrote it");
     for line in report.lines() {
         let rank: serde_json::Value = serde_json::from_str(line).expect("a JSON line");

@@ -56,7 +56,7 @@ struct Softmax<T> {
 }
 
 /// Leaves `sum over keys of exp(s - max) v` in `sums[queries, v_dim]`. `q` is scaled and transposed.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 fn forward_block<T: Real>(
     cpu: &Cpu,
     attention: &Attention,
@@ -198,7 +198,7 @@ pub fn backward<T: Real>(
 }
 
 /// One query head's part of the gradients.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 fn backward_head<T: Real>(
     cpu: &Cpu,
     attention: &Attention,

@@ -8,7 +8,7 @@ use crate::{Cpu, Output, Real, columns};
 ///
 /// # Panics
 /// Where a slice has the wrong length.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn forward<T: Real>(
     cpu: &Cpu,
     norm: &LayerNorm,
@@ -53,7 +53,7 @@ vectorized! {
 ///
 /// # Panics
 /// Where a slice has the wrong length.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_input<T: Real>(
     cpu: &Cpu,
     norm: &LayerNorm,
@@ -109,7 +109,7 @@ vectorized! {
 ///
 /// # Panics
 /// Where a slice has the wrong length.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_weight<T: Real>(
     cpu: &Cpu,
     norm: &LayerNorm,

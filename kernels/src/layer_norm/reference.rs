@@ -71,7 +71,7 @@ pub fn backward_input<T: Real>(
 ///
 /// # Panics
 /// Where a slice has the wrong length.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_weight<T: Real>(
     _cpu: &Cpu,
     norm: &LayerNorm,

@@ -45,7 +45,7 @@ vectorized! {
 ///
 /// # Panics
 /// Where a slice has the wrong length.
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_input<T: Real>(
     cpu: &Cpu,
     norm: &RmsNorm,

@@ -1,7 +1,7 @@
 //! The model a row trained: its columns, and from the model's own card what no column says.
 
 use super::row::{Reason, Row, required};
-use models::model::{self, ModelSpec, Moe, Router};
+use models::model::{self, ModelSpec, Moe, Positions, Router};
 
 /// What a name contains (without case), and the shipped model whose card it has. The first counts.
 const CARDS: [(&str, &str); 18] = [
@@ -42,6 +42,9 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     spec.attention.kv_heads = row.kv_heads.unwrap_or(spec.attention.heads);
     if spec.attention.mla.is_none() && spec.moe.is_none() {
         spec.attention.head_dim = spec.hidden / spec.attention.heads;
+    }
+    if let Positions::Learned { max } = &mut spec.positions {
+        *max = spec.seq_len;
     }
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
     Ok(spec)

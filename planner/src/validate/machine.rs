@@ -4,10 +4,9 @@ use super::row::{Reason, Row};
 use models::cluster::{self, ClusterSpec};
 
 /// GPU as rows name it, and the shipped cluster built of it.
-const MACHINES: [(&str, &str); 14] = [
+const MACHINES: [(&str, &str); 12] = [
     ("A100-80G", "selene"),
     ("A100-40G", "a100_40g"),
-    ("A100-PCIe", "a100_pcie"),
     ("A800-80G", "a800"),
     ("H100-SXM", "dgx_h100"),
     ("H100-HBM2e-500W", "h100_hbm2e"),
@@ -18,7 +17,6 @@ const MACHINES: [(&str, &str); 14] = [
     ("GB200", "gb200_nvl72"),
     ("GB300", "gb300_nvl72"),
     ("A10G", "a10g_pcie"),
-    ("CPU", "laptop"),
 ];
 
 /// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.

@@ -2,7 +2,8 @@
 //!
 //! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
 //! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
-//! its configuration columns alone.
+//! its configuration columns alone; of the collector's notes only what says how a run was set up is read (sharding inside the node,
+//! fine-tuning).
 
 mod architecture;
 pub mod fit;

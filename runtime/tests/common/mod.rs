@@ -1,6 +1,6 @@
 //! Runs golden cases under any split, ranks as threads, and compares with what PyTorch computed.
 
-#![allow(dead_code)]
+#![allow(dead_code)] // each test is a program of its own and uses a part of this
 
 use models::decisions::RankOrder;
 use models::input::Source;

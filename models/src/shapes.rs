@@ -4,9 +4,9 @@
 //! (SC'21, section 2.3); key/value heads are copied where tensor-parallel ranks outnumber them; the vocabulary is padded
 //! until all ranks hold as many rows.
 
-use models::layer::LocalHeads;
-use models::model::{ModelSpec, NormKind, Positions};
-use models::program::Program;
+use crate::layer::LocalHeads;
+use crate::model::{ModelSpec, NormKind, Positions};
+use crate::program::Program;
 
 /// A tensor's part on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
