@@ -2,7 +2,7 @@
 //! already been priced.
 
 use super::even_counts;
-use super::family::{List, Ranges, lighter_ends, to_ranges};
+use super::family::{List, Ranges, every_cut, few_cuts, lighter_ends, to_ranges};
 use super::layers::Layers;
 use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
@@ -266,6 +266,7 @@ impl<'a> Ground<'a> {
         let counts = match list {
             List::Even => vec![even_counts(layers, stages)],
             List::Redis => vec![self.redis_counts(stages)],
+            List::Family if few_cuts(layers, stages) => every_cut(layers, stages),
             List::Family => {
                 let mut family = lighter_ends(layers, stages);
                 family.push(self.redis_counts(stages));

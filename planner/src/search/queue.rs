@@ -269,6 +269,9 @@ impl<'a> Run<'a> {
         self.proof.cut_by_memory += settled.cut_by_memory;
         self.proof.cut_by_dominance += settled.cut_by_dominance;
         self.proof.placed += settled.placed;
+        self.proof.ilps += settled.ilps;
+        self.ilp_s += settled.ilp_s;
+        self.open_bound_s = self.open_bound_s.min(settled.open_s);
         self.open.extend(settled.open);
         if !settled.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);

@@ -68,7 +68,7 @@ pub(super) struct Candidate {
 }
 
 /// What became of an item.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Settled {
     pub parts: Vec<Item>,
     pub best: Option<Candidate>,
@@ -79,6 +79,30 @@ pub(super) struct Settled {
     pub placed: u64,
     /// Chains of passes that made placements longer than their closed form.
     pub paths: Vec<(PipelineKey, CriticalPath)>,
+    /// Integer programs solved on the way.
+    pub ilps: u64,
+    /// Their wall time, s.
+    pub ilp_s: f64,
+    /// Least bound of a program that ran out of time, finished, s; infinite where none did.
+    pub open_s: f64,
+}
+
+impl Default for Settled {
+    fn default() -> Self {
+        Self {
+            parts: vec![],
+            best: None,
+            open: vec![],
+            cut_by_time: 0,
+            cut_by_memory: 0,
+            cut_by_dominance: 0,
+            placed: 0,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            open_s: f64::INFINITY,
+        }
+    }
 }
 
 /// Chains of passes by pipeline: each bounds every configuration on its pipeline.

@@ -153,8 +153,11 @@ impl Worker<'_> {
         let ranges = below.into_iter().map(|(position, _)| members.list[position].clone());
         let tried: Vec<_> = ranges.collect();
         let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
-        let best = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
-        if let Some((placed, value_s)) = best {
+        let found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
+        settled.ilps += found.ilps;
+        settled.ilp_s += found.ilp_s;
+        settled.open_s = settled.open_s.min(case.finish_s(found.open_s));
+        if let Some((placed, value_s)) = found.best {
             offer(&case, placed, value_s, bar_s, settled);
         }
     }
