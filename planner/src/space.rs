@@ -10,7 +10,8 @@ use models::decisions::{
 };
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::FxHashMap as HashMap;
+use std::collections::HashSet;
 
 /// Everything that says which combinations there are.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +143,7 @@ pub fn divisors(n: u64) -> Vec<u64> {
 impl<'a> Space<'a> {
     /// A counter of what contexts leave open.
     pub fn counter(&self) -> Counter<'a> {
-        Counter { space: *self, known: HashMap::new() }
+        Counter { space: *self, known: HashMap::default() }
     }
 
     /// All nodes.

@@ -117,13 +117,15 @@ impl Greedy {
     fn run(mut self) -> Vec<Vec<Pass>> {
         self.look_ahead(0..self.counts.devices);
         while let Some((device, (start, next))) = self.earliest() {
-            let open_to_all = match next {
+            let opened = match next {
                 Next::Step => self.run_step(device, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
             };
             let devices = self.counts.devices;
-            let neighbours = device.saturating_sub(1)..(device + 2).min(devices);
-            self.look_ahead(if open_to_all { 0..devices } else { neighbours });
+            self.look_ahead(device.saturating_sub(1)..(device + 2).min(devices));
+            if let Some(step) = opened {
+                self.look_ahead_to(step);
+            }
         }
         self.devices.into_iter().map(|device| device.passes).collect()
     }
@@ -144,6 +146,18 @@ impl Greedy {
             self.first[node] = if later { right } else { left };
             node /= 2;
         }
+    }
+
+    /// Finds again what devices can start first that come to a vocabulary step, and the last one, whose
+    /// backwards wait for it too.
+    fn look_ahead_to(&mut self, step: usize) {
+        let last = self.counts.devices - 1;
+        for device in 0..last {
+            if self.devices[device].steps == step {
+                self.look_ahead(device..device + 1);
+            }
+        }
+        self.look_ahead(last..last + 1);
     }
 
     /// Finds again what these devices can start first, vocabulary steps before others.
@@ -203,11 +217,12 @@ impl Greedy {
         self.barrier(kind, k)
     }
 
-    /// Runs a step; whether it was the last that a barrier waited for.
-    fn run_step(&mut self, device: usize, start: f64) -> bool {
+    /// Runs a step; the next one if barriers waited for this device last.
+    fn run_step(&mut self, device: usize, start: f64) -> Option<usize> {
         let mut end = start;
         let mut completes = false;
-        for (kind, k) in self.step_passes(self.devices[device].steps) {
+        let step = self.devices[device].steps;
+        for (kind, k) in self.step_passes(step) {
             end += self.times.vocab;
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
@@ -217,11 +232,11 @@ impl Greedy {
         }
         self.devices[device].steps += 1;
         self.devices[device].free = end;
-        completes
+        completes.then_some(step + 1)
     }
 
-    /// Runs a forward or a backward; whether it was a forward that all devices wait for.
-    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> bool {
+    /// Runs a forward or a backward; the step of all devices that waits for it.
+    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> Option<usize> {
         let is_last = device + 1 == self.counts.devices;
         let slot = self.at(device, pass.micro_batch as usize);
         let (ends, time) = match pass.kind {
@@ -233,7 +248,7 @@ impl Greedy {
         device.free = start + time;
         device.done += 1;
         device.passes.push(pass);
-        is_last && pass.kind == PassKind::F
+        (is_last && pass.kind == PassKind::F).then_some(pass.micro_batch as usize)
     }
 
     fn at(&self, row: usize, micro_batch: usize) -> usize {

@@ -14,7 +14,7 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 
 pub use crate::bounds::listed::Ranges;
 
@@ -68,7 +68,7 @@ impl Case<'_> {
         ignore_memory: bool,
         scratch: &mut Scratch,
     ) -> Listed {
-        let mut costs = HashMap::new();
+        let mut costs = HashMap::default();
         let mut found = Listed { cutoff_s, ..Listed::default() };
         for ranges in list {
             let stages = self.stage_costs(ranges, &mut costs);

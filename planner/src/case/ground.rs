@@ -21,8 +21,8 @@ use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
+use rustc_hash::FxHashMap as HashMap;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 

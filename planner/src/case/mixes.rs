@@ -2,7 +2,7 @@
 
 use crate::cost::layer::LayerCost;
 use models::decisions::Recompute;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 
 /// How many layers of each kind keep everything, recompute selectively, recompute fully.
 pub type Mix = Vec<[usize; 3]>;
@@ -201,7 +201,7 @@ fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
     });
     // The buffer a recomputed layer needs depends on the options in use, so mixes are held only against
     // those with the same options.
-    let mut least_bytes: HashMap<u32, f64> = HashMap::new();
+    let mut least_bytes: HashMap<u32, f64> = HashMap::default();
     mixes.retain(|mix| {
         let least = least_bytes.entry(mix.options()).or_insert(f64::INFINITY);
         let better = mix.in_flight_bytes < *least;

@@ -1,12 +1,12 @@
 //! Prepared pipelines by name and size: built once, shared by every case that uses them.
 
-use crate::placement::Pipeline;
+use crate::placement::{LazyPrepared, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassTimes, one_f_one_b_with_vocab};
 use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 /// What distinguishes one pipeline from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,33 +50,57 @@ impl PipelineKey {
         }
     }
 
-    fn pipeline(&self) -> Result<Pipeline, ScheduleError> {
+    /// The pipeline, its order of passes made on first use: many pipelines are cut without it.
+    fn pipeline(self) -> Result<Pipeline, ScheduleError> {
+        if self.schedule == ScheduleName::OneFOneB {
+            let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
+            let in_flight = (0..self.devices).map(held).collect();
+            let prepared = move || prepare(&self.approved());
+            return Ok(self.with(in_flight, LazyLock::new(Box::new(prepared))));
+        }
         let schedule = self.schedule()?;
-        let stages = schedule.stages();
-        let in_flight = (0..schedule.devices)
-            .map(|device| self.held(device, schedule.max_in_flight(device, Release::AtW)))
-            .collect();
-        Ok(Pipeline {
-            prepared: Prepared::new(&schedule)?,
-            devices: schedule.devices,
-            micro_batches: schedule.micro_batches,
-            device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
-            chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
-            in_flight,
-            one_f_one_b: self.schedule == ScheduleName::OneFOneB,
-        })
+        let held = |device| schedule.max_in_flight(device, Release::AtW);
+        let in_flight = (0..schedule.devices).map(held).collect();
+        Ok(self.with(in_flight, LazyLock::new(Box::new(move || prepare(&schedule)))))
     }
 
-    /// Micro-batches a device holds. Interlaced vocabulary layers lengthen a micro-batch's life from
-    /// 3p to about 4.5p passes: half as many again in flight (Vocabulary Parallelism, section 2).
-    fn held(&self, device: usize, vectors: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
-        if self.vocab != Vocab::Interlaced {
-            return vectors;
+    fn with(self, in_flight: Vec<Vec<Vec<u32>>>, prepared: LazyPrepared) -> Pipeline {
+        let stages = self.devices * self.chunks;
+        Pipeline {
+            prepared,
+            devices: self.devices,
+            micro_batches: self.micro_batches,
+            device_of: (0..stages).map(|stage| stage % self.devices).collect(),
+            chunk_of: (0..stages).map(|stage| stage / self.devices).collect(),
+            in_flight,
+            one_f_one_b: self.schedule == ScheduleName::OneFOneB,
         }
-        let plain = (self.devices - device).min(self.micro_batches);
-        let longer = (3 * plain).div_ceil(2).min(self.micro_batches);
-        vec![vec![longer as u32]]
     }
+
+    /// Micro-batches that a device of 1F1B holds: `p − i`, one more for each barrier of vocabulary passes.
+    /// Interlaced vocabulary layers lengthen a micro-batch's life from 3p to about 4.5p passes: half as many
+    /// again (Vocabulary Parallelism, section 2).
+    fn held_by_1f1b(self, device: usize) -> usize {
+        let plain = (self.devices - device).min(self.micro_batches);
+        let held = match (self.vocab, vocab_passes(self.vocab)) {
+            (Vocab::Interlaced, _) => (3 * plain).div_ceil(2),
+            (_, Some(passes)) => self.devices - device + passes.barriers(),
+            (_, None) => plain,
+        };
+        held.min(self.micro_batches)
+    }
+
+    /// # Panics
+    /// The generator breaks its own rules: our bug.
+    fn approved(&self) -> Schedule {
+        self.schedule().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+}
+
+/// # Panics
+/// The generator breaks its own rules: our bug.
+fn prepare(schedule: &Schedule) -> Prepared {
+    Prepared::new(schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"))
 }
 
 /// The vocabulary passes of a decision. Interlaced layers run in the order of two barriers, whose
@@ -143,3 +167,34 @@ impl PipelineKey {
 
 /// Passes of all pipelines that are kept: some twenty bytes each.
 const MOST_KEPT: usize = 1 << 21;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_1f1b_holds_is_what_its_passes_hold() {
+        let vocabs = [Vocab::Tensor, Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2];
+        for (devices, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
+            for vocab in vocabs {
+                let schedule = ScheduleName::OneFOneB;
+                let key = PipelineKey { schedule, devices, micro_batches, chunks: 1, vocab };
+                let pipeline = key.pipeline().unwrap();
+                let schedule = key.schedule().unwrap();
+                for device in 0..devices {
+                    let held = schedule.max_in_flight(device, Release::AtW);
+                    assert_eq!(pipeline.in_flight[device], held, "{key:?} device {device}");
+                    assert_eq!(pipeline.device_of[device], schedule.device_of(device));
+                }
+            }
+        }
+        let schedule = ScheduleName::Interleaved1F1B;
+        let looped =
+            PipelineKey { schedule, devices: 3, micro_batches: 6, chunks: 2, vocab: Vocab::Tensor };
+        let (pipeline, schedule) = (looped.pipeline().unwrap(), looped.schedule().unwrap());
+        for stage in 0..schedule.stages() {
+            assert_eq!(pipeline.device_of[stage], schedule.device_of(stage));
+            assert_eq!(pipeline.chunk_of[stage], schedule.chunk_of(stage));
+        }
+    }
+}

@@ -11,7 +11,7 @@ pub mod ilp;
 pub use dynamic::VocabWay;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// One way to fill a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,11 +48,14 @@ impl Column {
     }
 }
 
+/// An order of passes, made ready when it is first priced.
+pub type LazyPrepared = LazyLock<Prepared, Box<dyn FnOnce() -> Prepared + Send>>;
+
 /// A pipeline whose order of passes is fixed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Pipeline {
     /// The order, ready to be priced.
-    pub prepared: Prepared,
+    pub prepared: LazyPrepared,
     /// Devices, `p`.
     pub devices: usize,
     /// Micro-batches, `m`.

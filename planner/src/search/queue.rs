@@ -10,8 +10,9 @@ use crate::restrict::Restrictions;
 use crate::simulate::CriticalPath;
 use crate::space::ExpertSplit;
 use models::decisions::{Decisions, Recompute};
+use rustc_hash::FxHashMap as HashMap;
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -153,9 +154,9 @@ fn serve(
     }
 }
 
-/// An item in the heap; of equal bounds the one that came first.
+/// An item in the heap; of equal bounds the one that came first. Boxed, because a heap moves what it holds.
 struct Waiting {
-    item: Item,
+    item: Box<Item>,
     number: u64,
 }
 
@@ -213,7 +214,7 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, item: Item) {
         self.pushed += 1;
-        self.waiting.push(Waiting { item, number: self.pushed });
+        self.waiting.push(Waiting { item: Box::new(item), number: self.pushed });
     }
 
     /// Fills the queue with all contexts.
@@ -259,7 +260,7 @@ impl<'a> Run<'a> {
             }
             let Some(Waiting { item, .. }) = self.waiting.pop() else { break };
             settling += usize::from(matches!(item.stage, Stage::Checked));
-            items.push(item);
+            items.push(*item);
         }
         items
     }
@@ -360,7 +361,7 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
 /// All contexts that have combinations.
 fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
     let space = task.space();
-    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::new();
+    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
     let mut counter = space.counter();
     let mut raw = vec![];
     for node in space.contexts() {

@@ -19,7 +19,7 @@ use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
 use models::decisions::{Decisions, Dtype, Recompute};
 use models::schedule::ScheduleName;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -142,9 +142,9 @@ impl<'a> Worker<'a> {
             space: task.space(),
             ground: Ground::new(task.model, task.cluster, task.gpus).sharing(pipelines),
             scratch: Scratch::default(),
-            states: HashMap::new(),
-            members: HashMap::new(),
-            inners: HashMap::new(),
+            states: HashMap::default(),
+            members: HashMap::default(),
+            inners: HashMap::default(),
         }
     }
 

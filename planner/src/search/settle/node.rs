@@ -13,7 +13,7 @@ use crate::placement::VocabWay;
 use crate::space::{Inner, InnerKey, Node};
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::schedule::ScheduleName;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 
 /// A node with what its pipelines' bounds are computed from.
@@ -73,9 +73,9 @@ impl Worker<'_> {
             work,
             states,
             hop_s,
-            passes: HashMap::new(),
+            passes: HashMap::default(),
             states_s: [None; 2],
-            trades: HashMap::new(),
+            trades: HashMap::default(),
         }
     }
 
