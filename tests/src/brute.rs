@@ -84,8 +84,8 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
 
 /// Every placement a configuration allows. Cuts: all where the solver places layers, with several chunks a
 /// device if they are few, else the listed ones. Mixes: all, but with many cuts of several chunks every
-/// level of every device, whatever those of the others.
-pub fn placements(case: &Case<'_>) -> Vec<Placed> {
+/// level of every device, whatever those of the others. As they are asked for: there may be many.
+pub fn placements<'a>(case: &'a Case<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
     let (layers, stages) = (case.ground.model.layers, case.stages());
     let vocab = case.decisions.vocab;
     let listed = matches!(vocab, Vocab::FirstLast | Vocab::Redistribute);
@@ -94,11 +94,11 @@ pub fn placements(case: &Case<'_>) -> Vec<Placed> {
         Some(list) if listed || !open => list,
         _ => every_cut(case),
     };
-    let all = ranges.iter();
+    let all = ranges.into_iter();
     if open {
-        all.flat_map(|ranges| with_mixes(case, ranges)).collect()
+        Box::new(all.flat_map(|ranges| with_mixes(case, &ranges)))
     } else {
-        all.flat_map(|ranges| at_every_level(case, ranges)).collect()
+        Box::new(all.flat_map(|ranges| at_every_level(case, &ranges)))
     }
 }
 

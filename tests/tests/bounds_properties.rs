@@ -131,7 +131,7 @@ impl<'a> Subject<'a> {
 
 /// Least seconds of all placements that fit, before stragglers and fixed work.
 fn least_s(case: &Case<'_>) -> Option<f64> {
-    let placements = brute::placements(case);
+    let placements: Vec<_> = brute::placements(case).take(MOST_PLACEMENTS + 1).collect();
     if placements.len() > MOST_PLACEMENTS {
         return None;
     }

@@ -4,13 +4,14 @@
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
-use models::decisions::{Recompute, Vocab};
+use models::decisions::{Decisions, Recompute, Vocab};
 use planner::case::Case;
+use planner::case::family::Ranges;
 use planner::case::ground::Ground;
 use planner::case::priced::Placed;
 use planner::placement::Scratch;
 use planner::restrict::Restrictions;
-use planner::search::Task;
+use planner::search::{Task, search};
 
 /// Placements that one configuration may take to look through.
 const MOST_PLACEMENTS: usize = 30_000;
@@ -108,4 +109,50 @@ fn one_level_a_device_loses_little() {
     let losses = Losses::of((0..instances(150, 1500)).filter_map(of_seed));
     losses.print("mixes");
     assert!(losses.mean() < 0.02, "{}", losses.mean());
+}
+
+/// Counts with one layer moved from a stage to another; inner stages keep one.
+fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
+    let stages = counts.len();
+    let spare = |stage: usize| counts[stage] > usize::from(stage > 0 && stage + 1 < stages);
+    let pairs = (0..stages).flat_map(|from| (0..stages).map(move |to| (from, to)));
+    let moves = pairs.filter(|&(from, to)| from != to && spare(from)).map(|(from, to)| {
+        let mut counts = counts.to_vec();
+        counts[from] -= 1;
+        counts[to] += 1;
+        counts
+    });
+    moves.collect()
+}
+
+#[test]
+fn no_plan_of_large_models_gets_faster_by_moving_a_layer() {
+    for (model, gpus, cluster) in [("llama70b", 16_384, "dgx_h100"), ("gemma2_9b", 64, "a100_roce")]
+    {
+        let model =
+            models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
+        let cluster =
+            models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+        let restrictions = Restrictions::default();
+        let task = Task::new(&model, &cluster, gpus, &restrictions);
+        let found = search(&task, &mut |_, _| {}).best.expect("it fits");
+        assert!(found.decisions.vpp > 1, "{} has one chunk a device", model.name);
+        let ground = Ground::new(&model, &cluster, gpus);
+        let decisions = Decisions { recompute: Recompute::PerLayer, ..found.decisions };
+        let case = Case::new(&ground, decisions).expect("it was planned");
+        let counts: Vec<usize> = found.placed.iter().map(|stage| stage.end - stage.start).collect();
+        let moved: Vec<Ranges> = moved(&counts).into_iter().map(ranges).collect();
+        let cutoff_s = case.core_s(found.priced.iteration_s) * (1.0 - 1e-9);
+        let better = case.best_listed(&moved, cutoff_s, false, &mut Scratch::default()).best;
+        assert!(better.is_none(), "{}: {counts:?} loses to {better:?}", model.name);
+        println!("{}: none of {} moves helps", model.name, moved.len());
+    }
+}
+
+fn ranges(counts: Vec<usize>) -> Ranges {
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count;
+        Some((*end - count, *end))
+    });
+    ends.collect()
 }
