@@ -244,8 +244,10 @@ pub fn train_rank<T: Scalar>(
     let cpu = Cpu::new(threads)?;
     let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
     let ended = Run::new(program, flags, interrupt, &mut rank).and_then(Run::train);
-    if let Err(error) = &ended {
-        rank.groups().world.abort(&error.to_string());
+    match &ended {
+        // All ranks end so, some of them later.
+        Ok(()) | Err(Error::Interrupted { .. }) => {}
+        Err(error) => rank.groups().world.abort(&error.to_string()),
     }
     ended
 }

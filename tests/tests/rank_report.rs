@@ -60,7 +60,7 @@ const PLANS: [(&str, u64, &[&str]); 7] = [
             "recompute=selective",
         ],
     ),
-    ("llama_tied", 8, &["tp=1", "pp=4", "dp=2", "schedule=looped_bfs", "micro_batch=1"]),
+    ("llama_tied", 4, &["tp=1", "pp=2", "vpp=2", "dp=2", "schedule=looped_bfs", "micro_batch=1"]),
     (
         "llama_tied",
         4,
@@ -76,18 +76,19 @@ struct Ran {
 }
 
 impl Ran {
-    fn new(case: &str, gpus: u64, settings: &[&str]) -> Self {
+    fn new(test: &str, case: &str, gpus: u64, settings: &[&str]) -> Self {
         let plan = planned(case, gpus, settings);
         let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
         let program = program.expect("it can be trained");
         let what = format!("{case} {}", settings.join(" "));
-        let ranks = report(case, &program, &what);
+        let ranks = report(case, &program, &format!("{test} {what}"));
         assert_eq!(ranks.len() as u64, gpus, "{what}");
         Self { what, schedule: schedule(&plan), program, ranks }
     }
 
-    fn all() -> impl Iterator<Item = Self> {
-        PLANS.iter().map(|(case, gpus, settings)| Self::new(case, *gpus, settings))
+    /// Every plan's run. Tests run at the same time: each has files of its own.
+    fn all(test: &str) -> impl Iterator<Item = Self> {
+        PLANS.iter().map(move |(case, gpus, settings)| Self::new(test, case, *gpus, settings))
     }
 
     fn device(&self, rank: &Value) -> usize {
@@ -150,7 +151,7 @@ fn sent_in_rings(rank: &Value, group: &str, ways: f64) -> f64 {
 
 #[test]
 fn local_shapes_are_those_of_the_program() {
-    for run in Ran::all() {
+    for run in Ran::all("shapes") {
         let (model, tp) = (&run.program.model, run.program.mesh.tp);
         for rank in &run.ranks {
             let mut planned = Vec::new();
@@ -191,7 +192,7 @@ fn of_report(piece: &Value) -> Vec<u64> {
 
 #[test]
 fn pieces_cover_every_tensor_of_the_checkpoint_once() {
-    for run in Ran::all() {
+    for run in Ran::all("pieces") {
         let replicas = run.program.mesh.dp;
         let mut covered: BTreeMap<(u64, String), Vec<u8>> = BTreeMap::new();
         for rank in &run.ranks {
@@ -206,7 +207,8 @@ fn pieces_cover_every_tensor_of_the_checkpoint_once() {
         }
         let case = run.what.split(' ').next().unwrap_or_default();
         let file = runtime::checkpoint::TensorFile::open(&folder(case).join("model.safetensors"));
-        let names = file.expect("the case has it").names();
+        let mut names = file.expect("the case has it").names();
+        names.sort();
         let of = |replica| names.iter().map(move |name| (replica, name.clone()));
         let expected: Vec<(u64, String)> = (0..replicas).flat_map(of).collect();
         assert!(covered.keys().eq(expected.iter()), "{}", run.what);
@@ -231,7 +233,7 @@ fn cover(covered: &mut BTreeMap<(u64, String), Vec<u8>>, replica: u64, piece: &V
 
 #[test]
 fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
-    for run in Ran::all() {
+    for run in Ran::all("passes") {
         let stages = run.program.stages.len();
         let each = |seconds: f64| vec![seconds; stages];
         let durations = Durations {
@@ -270,7 +272,7 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
 
 #[test]
 fn pipeline_transfers_send_what_was_planned() {
-    for run in Ran::all() {
+    for run in Ran::all("transfers") {
         let (tp, devices) = (run.program.mesh.tp as f64, run.program.mesh.pp as usize);
         for rank in &run.ranks {
             // One transfer for every boundary of a stage that leads to another device.
@@ -292,7 +294,7 @@ fn pipeline_transfers_send_what_was_planned() {
 
 #[test]
 fn replicas_reduce_every_gradient_once() {
-    for run in Ran::all() {
+    for run in Ran::all("replicas") {
         let replicas = run.program.mesh.dp as f64;
         let elements = shapes::rank_elements(&run.program);
         for rank in &run.ranks {
@@ -313,7 +315,7 @@ fn replicas_reduce_every_gradient_once() {
 
 #[test]
 fn tensor_parallel_ranks_send_what_was_planned() {
-    for run in Ran::all().filter(|run| run.program.mesh.tp > 1) {
+    for run in Ran::all("tensor").filter(|run| run.program.mesh.tp > 1) {
         let tp = run.program.mesh.tp as f64;
         for rank in &run.ranks {
             let found = sent_in_rings(rank, "tp", tp);
@@ -329,7 +331,7 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let layers: usize = stages.iter().map(|&stage| program.stages[stage].recompute.len()).sum();
     let activation = run.activation();
     let each_layer = match program.sequence_parallel {
-        true => communication::sequence_layer_elements(activation, tp, false),
+        true => communication::sequence_layer_elements(activation, tp, true),
         false => communication::tensor_layer_elements(activation, tp),
     };
     let hidden = program.model.hidden as f64;
@@ -343,6 +345,10 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     }
     if stages.contains(&(program.stages.len() - 1)) {
         micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
+        if program.sequence_parallel {
+            // The output layer's input, stored sharded as those of layers.
+            micro_batch += all_gather_elements(activation, tp);
+        }
     }
     // Where tensor-parallel ranks hold the same stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
