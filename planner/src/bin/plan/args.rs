@@ -265,6 +265,12 @@ pub struct LaunchArgs {
     /// All ranks as threads of one process, the default
     #[arg(long)]
     pub local: bool,
+    /// Ranks as processes of MPI, which mpirun starts
+    #[arg(long, conflicts_with = "local", requires = "processes")]
+    pub mpi: bool,
+    /// Processes: as many as the plan has ranks
+    #[arg(short = 'n', value_name = "N", requires = "mpi")]
+    pub processes: Option<u64>,
     /// The trainer's own flags
     #[arg(last = true, value_name = "TRAINER FLAGS")]
     pub flags: Vec<String>,
