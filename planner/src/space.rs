@@ -410,7 +410,7 @@ impl<'a> Space<'a> {
     fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
         let r = self.restrictions;
         let mut found = vec![];
-        for schedule in r.schedule.among(&ScheduleName::ALL) {
+        for schedule in r.schedule.among(&ScheduleName::WHOLE) {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);
                 if !vocabs.is_empty() {
@@ -431,7 +431,8 @@ impl<'a> Space<'a> {
             ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
                 (2..=most).collect()
             }
-            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs => vec![],
+            // Those that split backward or hold stages twice are priced by `estimate` alone so far.
+            _ => vec![],
         }
     }
 

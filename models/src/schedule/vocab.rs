@@ -52,9 +52,8 @@ pub fn one_f_one_b_with_vocab(
     let counts = Counts::new(devices, micro_batches, 1)?;
     times.check()?;
     let passes = Greedy::new(counts, vocab, times).run();
-    let Counts { chunks, .. } = counts;
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes })
+    let schedule = counts.schedule(StageLayout::RoundRobin, passes);
+    Ok(Schedule { vocab: Some(vocab), ..schedule })
 }
 
 /// Not known yet.

@@ -222,6 +222,8 @@ impl Line {
                 let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
                 counts.extend((0..v).map(of));
             }
+            // Not searched; nothing is claimed of them.
+            _ => counts.resize(v, 0),
         }
     }
 }

@@ -256,6 +256,7 @@ impl<'a> Ground<'a> {
             backward: vec![0.0; d.stages()],
             weight: vec![0.0; d.stages()],
             link_s: vec![link_s; d.stages()],
+            pair: Vec::new(),
             vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
         }
     }

@@ -164,7 +164,8 @@ pub struct DiffArgs {
 /// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b or looped_bfs
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v,
+    /// v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Pipeline devices
@@ -188,16 +189,16 @@ pub struct ScheduleArgs {
     /// Latency between devices
     #[arg(long, value_name = "TIME", default_value_t = 0.0)]
     pub latency: f64,
-    /// Length of an overlapped forward and backward: sum or max
+    /// Length of an overlapped forward and backward: sum or max [default: sum]
     #[arg(long, value_name = "sum|max")]
     pub pair_time: Option<String>,
-    /// Activations that B frees
+    /// Activations that B frees, for zb_auto [default: 0]
     #[arg(long, value_name = "MB")]
     pub act_b: Option<f64>,
-    /// Activations that W frees
+    /// Activations that W frees, for zb_auto [default: 1]
     #[arg(long, value_name = "MB")]
     pub act_w: Option<f64>,
-    /// Memory that the schedule may take
+    /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
     /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
