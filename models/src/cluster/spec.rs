@@ -208,6 +208,9 @@ pub struct Software {
     pub zero3_overlap: f64,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
+    /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
+    /// whose ranks gather inside the node (SC'21, section 4.1); else each sends all.
+    pub scatter_gather: bool,
     /// Time of the experts' grouped products, over the kernels' alone: routing is uneven and quantisation of
     /// their inputs is not free.
     pub expert_slowdown: f64,
