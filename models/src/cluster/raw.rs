@@ -90,6 +90,12 @@ struct RawSoftware {
     slowdown_per_doubling: Option<Number>,
     fp8_cast_bytes: Option<Number>,
     optimizer_bytes_per_parameter: Option<Number>,
+    fp16_gradient_bytes: Option<Number>,
+    bf16_gradient_bytes: Option<Number>,
+    optimizer_state_bytes: Option<Number>,
+    logit_bytes: Option<Number>,
+    selective: Option<super::Selective>,
+    buffer_bytes: Option<Number>,
     error_band: Option<Number>,
 }
 
@@ -250,6 +256,12 @@ fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Softw
         slowdown_per_doubling: pick!(at_least_zero slowdown_per_doubling),
         fp8_cast_bytes: pick!(at_least_zero fp8_cast_bytes),
         optimizer_bytes_per_parameter: pick!(positive optimizer_bytes_per_parameter),
+        fp16_gradient_bytes: pick!(positive fp16_gradient_bytes),
+        bf16_gradient_bytes: pick!(positive bf16_gradient_bytes),
+        optimizer_state_bytes: pick!(positive optimizer_state_bytes),
+        logit_bytes: pick!(positive logit_bytes),
+        selective: pick!(selective),
+        buffer_bytes: pick!(at_least_zero buffer_bytes),
         error_band: match &given.error_band {
             Some(band) => Some(check.fraction("error_band", band)?),
             None => base.and_then(|base| base.error_band),

@@ -55,7 +55,8 @@ pub fn memory_limit(rows: &[Row], predicted: &[Predicted]) -> MemoryLimit {
     let mut found = MemoryLimit::default();
     for (row, predicted) in rows.iter().zip(predicted) {
         let Some(filled) = filled(predicted) else { continue };
-        let ran = row.tier <= 2 && (row.iteration_s.is_some() || row.peak_mem_gb.is_some());
+        // Sources of memory alone also print what was computed and never ran.
+        let ran = row.tier <= 2 && row.iteration_s.is_some();
         if row.ran_out_of_memory() {
             found.out_of_memory.add(filled);
             if filled <= 1.0 {

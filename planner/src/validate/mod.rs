@@ -78,7 +78,7 @@ fn predict(row: &Row) -> Predicted {
             answer.used = true;
             answer.predicted_s = Some(priced.iteration_s);
             answer.predicted_bytes = priced.device_bytes.iter().copied().reduce(f64::max);
-            let reserved = setup.cluster.device.reserved_bytes;
+            let reserved = setup.cluster.reserved_bytes();
             answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
             answer.limit_bytes = Some(setup.cluster.device.hbm_bytes);
             answer.feasible = Some(priced.fits);
