@@ -260,6 +260,22 @@ pub fn saved_bytes(
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
+/// Activation bytes one layer keeps where every second product is done again in the backward pass: its input,
+/// queries and values, the attention core's result, one input projection of a gated block, and its output.
+pub fn every_second_product_bytes(
+    model: &ModelSpec,
+    kind: LayerKind,
+    split: &Split,
+    dtype: Dtype,
+) -> f64 {
+    let e = dtype.storage_bytes();
+    let hidden = split.resident_tokens(model) as f64 * model.hidden as f64;
+    let heads = LocalHeads::new(model, split.tp);
+    let widths = heads.q_width() + heads.kv_heads * heads.v_dim + heads.out_width();
+    let attention = split.tokens(model) as f64 * (e * widths as f64 + 4.0 * heads.heads as f64);
+    2.0 * e * hidden + attention + e * activated_elements(model, kind, split)
+}
+
 /// Q, K, V, the attention output and its log-sum-exp, bytes; for MLA also the compressed inputs.
 fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
     let tokens = split.tokens(model) as f64;

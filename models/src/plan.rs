@@ -87,7 +87,7 @@ impl ClusterFigures {
             device: cluster.device.name.clone(),
             peak_flops: cluster.device.peak_flops(d.dtype),
             hbm_bytes: cluster.device.hbm_bytes as u64,
-            reserved_bytes: cluster.device.reserved_bytes as u64,
+            reserved_bytes: cluster.reserved_bytes() as u64,
             host_bytes: cluster.host.memory_bytes as u64,
             node_gpus: cluster.node_gpus(),
             level_gpus: cluster.level_sizes(d.gpus()),

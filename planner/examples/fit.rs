@@ -5,7 +5,9 @@
 //!
 //! The second argument, where given, is the folder whose files are rewritten.
 
-use planner::validate::fit::{Sample, bands, fit, folds, held_out, samples, write::write};
+use planner::validate::fit::{
+    Sample, bands, calibrated, fit, folds, held_out, samples, write::write,
+};
 use planner::validate::row;
 use planner::validate::score::{SourceScore, of_errors};
 use std::path::Path;
@@ -22,7 +24,8 @@ fn main() -> anyhow::Result<()> {
     let cross = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
     let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
     fitted.bands = bands(&samples, &cross);
-    report(&samples, [&fitted.errors(&samples), &cross, &source]);
+    let calibrated = calibrated(&samples, &source);
+    report(&samples, [&fitted.errors(&samples), &cross, &source, &calibrated]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
     }
@@ -32,11 +35,11 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(samples: &[Sample<'_>], errors: [&[f64]; 3]) {
+fn report(samples: &[Sample<'_>], errors: [&[f64]; 4]) {
     let rows: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
     let scores: Vec<Vec<SourceScore>> =
         errors.iter().map(|errors| of_errors(&rows, errors)).collect();
-    println!("mean/median of |error|, %     fitted   5-fold   source left out");
+    println!("mean/median of |error|, %     fitted   5-fold   source left out   and one scale");
     for (index, s) in scores[0].iter().enumerate() {
         print!("{:26} {:4}/{:3}", s.source, s.rows, s.groups);
         for score in &scores {

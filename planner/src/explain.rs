@@ -291,9 +291,9 @@ fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
 /// The fastest way in the least device memory that anything fits into, to 1 %; nothing where nothing
 /// fits into what there is.
 pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
-    let device = &request.cluster.device;
+    let cluster = &request.cluster;
     let outcome = with_factor(request, 1.0, progress)?;
-    let low = (device.reserved_bytes / device.hbm_bytes).max(1e-3);
+    let low = (cluster.reserved_bytes() / cluster.device.hbm_bytes).max(1e-3);
     Some(close_in(request, low, (1.0, outcome), progress))
 }
 

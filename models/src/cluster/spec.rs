@@ -104,7 +104,7 @@ pub struct Device {
     /// Time of a matrix product under sustained load, over its time alone in a benchmark: clocks fall when
     /// the power limit is reached.
     pub sustained_slowdown: f64,
-    /// Memory that tensors cannot use: context, communication buffers, allocator slack; bytes.
+    /// Memory that tensors cannot use: context, loaded kernels, allocator slack; bytes.
     pub reserved_bytes: f64,
 }
 
@@ -179,6 +179,17 @@ pub enum AttentionKernel {
     Flash,
 }
 
+/// What selective recomputation keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selective {
+    /// Every product's result; attention scores, norms and the activation function are done again
+    /// (Korthikanti et al. 2022, section 5).
+    Products,
+    /// Every second product's result and the attention core's (torchtitan's selective "op" policy).
+    EverySecondProduct,
+}
+
 /// What a generation of training software can do. Nothing in it depends on a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -208,6 +219,9 @@ pub struct Software {
     pub zero3_overlap: f64,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
+    /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
+    /// whose ranks gather inside the node (SC'21, section 4.1); else each sends all.
+    pub scatter_gather: bool,
     /// Time of the experts' grouped products, over the kernels' alone: routing is uneven and quantisation of
     /// their inputs is not free.
     pub expert_slowdown: f64,
@@ -227,6 +241,19 @@ pub struct Software {
     pub fp8_cast_bytes: f64,
     /// Bytes the optimizer moves for each parameter it updates.
     pub optimizer_bytes_per_parameter: f64,
+    /// Bytes of a gradient between micro-batches where weights are fp16.
+    pub fp16_gradient_bytes: f64,
+    /// The same where they are bf16 or narrower.
+    pub bf16_gradient_bytes: f64,
+    /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
+    /// lives only while it runs.
+    pub optimizer_state_bytes: f64,
+    /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
+    pub logit_bytes: f64,
+    /// Which products selective recomputation does again.
+    pub selective: Selective,
+    /// Bytes of communicators, their buckets and whatever else the software holds beside tensors.
+    pub buffer_bytes: f64,
     /// Half width of a prediction's error band, a fraction; absent where no published run was compared.
     pub error_band: Option<f64>,
 }
@@ -256,6 +283,11 @@ impl ClusterSpec {
 
     /// Memory a rank's tensors may take, bytes.
     pub fn usable_bytes(&self) -> f64 {
-        (self.device.hbm_bytes - self.device.reserved_bytes).max(0.0)
+        (self.device.hbm_bytes - self.reserved_bytes()).max(0.0)
+    }
+
+    /// Memory that tensors cannot use, bytes: the device's context and the software's buffers.
+    pub fn reserved_bytes(&self) -> f64 {
+        self.device.reserved_bytes + self.software.buffer_bytes
     }
 }

@@ -52,7 +52,9 @@ impl StateView {
         };
         let starts = state.least_exposed(DENSE, |op, _, group| ground.collective_line(op, group).0);
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
+        let software = &ground.cluster.software;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
+            let time = |k| time(k) * software.zero3_slowdown;
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
         };
         let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
@@ -68,7 +70,7 @@ impl StateView {
             gather_s: by_kind(3, &|params| state.gather_s(params)),
             scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
-            overlap: ground.cluster.software.dp_overlap,
+            overlap: software.zero3_overlap,
         }
     }
 

@@ -473,14 +473,18 @@ pub fn even_counts(layers: usize, stages: usize) -> Vec<usize> {
 }
 
 /// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
-/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather).
+/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather), or, where the
+/// software cannot, each sends everything.
 pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     if d.pp == 1 {
         return Hop { time_s: 0.0, blocks: true };
     }
     let level = Mesh::new(d).pipeline_level(&ground.domains);
-    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / d.tp as f64, level);
-    if d.tp > 1 && !d.sequence_parallel {
+    let whole = d.tp > 1 && !d.sequence_parallel;
+    let scattered = ground.cluster.software.scatter_gather;
+    let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
+    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / shares, level);
+    if whole && scattered {
         let group = GroupShape::strided(d.tp, 1, &ground.domains);
         time_s +=
             collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);

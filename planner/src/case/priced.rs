@@ -133,7 +133,7 @@ impl Case<'_> {
         let choice = vec![0; placed.len()];
         let core_s = problem.iteration_s(&choice, scratch);
         let iteration_s = self.finish_s(core_s);
-        let reserved = self.common_workspace_bytes() + self.ground.cluster.device.reserved_bytes;
+        let reserved = self.common_workspace_bytes() + self.ground.cluster.reserved_bytes();
         let device_bytes: Vec<f64> =
             problem.memory_bytes(&choice).into_iter().map(|bytes| bytes + reserved).collect();
         let stages = self.stage_prices(placed, &problem, reserved);

@@ -7,7 +7,7 @@ use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
 use super::parts::Parts;
 use super::{gemm, memory_bound};
-use models::cluster::{AttentionKernel, ClusterSpec};
+use models::cluster::{AttentionKernel, ClusterSpec, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
 use models::formulas::{ampipe, attention as attention_formulas};
 use models::layer::{self, Gemm, LocalHeads, Split};
@@ -51,6 +51,9 @@ pub struct LayerCost {
     /// Activation bytes held from forward to backward, by `RECOMPUTE_OPTIONS`.
     pub saved_bytes: [f64; 3],
 }
+
+/// One of the three products of a gated feed-forward block.
+const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
 /// The choices a single layer has; `per_layer` mixes them.
 pub const RECOMPUTE_OPTIONS: [Recompute; 3] =
@@ -142,13 +145,15 @@ impl LayerPricer<'_> {
     /// Everything of a layer that does not depend on how its experts are split.
     pub fn pieces(&self, kind: LayerKind, shape: &Shape) -> Pieces {
         let streams = self.streams(kind, shape);
-        Pieces {
-            attention: self.attention_block(kind, shape),
-            feed: self.feed_forward(kind, shape),
-            selective: self.selective(kind, shape, &streams),
-            streams,
-            tensor: self.tensor_parallel(shape),
-        }
+        let attention = self.attention_block(kind, shape);
+        let feed = self.feed_forward(kind, shape);
+        let selective = if self.every_second() {
+            // Of queries, keys, values, output, gate, up and down: keys, output and up.
+            streams.forward + self.second_products(shape) + feed.forward * SECOND_OF_FEED
+        } else {
+            self.selective(kind, shape, &streams)
+        };
+        Pieces { attention, feed, selective, streams, tensor: self.tensor_parallel(shape) }
     }
 
     fn layer_with(
@@ -162,21 +167,26 @@ impl LayerPricer<'_> {
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
-        let recompute = [Parts::default(), selective, forward];
+        let forward = self.at_least_host(forward);
         LayerCost {
-            forward: self.at_least_host(forward, 1.0),
-            backward_input: self.at_least_host(backward_input, 1.0),
-            backward_weight: self.at_least_host(backward_weight, 1.0),
-            recompute,
+            forward,
+            backward_input: self.at_least_host(backward_input),
+            backward_weight: self.at_least_host(backward_weight),
+            recompute: [Parts::default(), selective, forward],
             saved_bytes: RECOMPUTE_OPTIONS.map(|option| self.saved_bytes(kind, shape, option)),
         }
     }
 
     /// A layer pass takes at least as long as the host needs to launch it.
-    fn at_least_host(&self, mut parts: Parts, passes: f64) -> Parts {
-        let floor_s = self.cluster.software.host_s_per_layer * passes;
+    fn at_least_host(&self, mut parts: Parts) -> Parts {
+        let floor_s = self.cluster.software.host_s_per_layer;
         parts.compute_s += (floor_s - parts.total_s()).max(0.0);
         parts
+    }
+
+    /// Whether selective recomputation does every second product again, which takes fused attention.
+    fn every_second(&self) -> bool {
+        self.cluster.software.selective == Selective::EverySecondProduct && self.fused_attention()
     }
 
     fn fused_attention(&self) -> bool {
@@ -185,7 +195,11 @@ impl LayerPricer<'_> {
 
     fn saved_bytes(&self, kind: LayerKind, shape: &Shape, option: Recompute) -> f64 {
         let fused = self.fused_attention();
-        layer::saved_bytes(self.model, kind, &shape.split, shape.dtype, fused, option)
+        let split = &shape.split;
+        if option == Recompute::Selective && self.every_second() {
+            return layer::every_second_product_bytes(self.model, kind, split, shape.dtype);
+        }
+        layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option)
     }
 
     fn gemm_s(&self, dtype: Dtype, g: &Gemm) -> f64 {
@@ -235,6 +249,15 @@ impl LayerPricer<'_> {
         passes.forward += forward;
         passes.input += backward;
         passes
+    }
+
+    /// Projections of keys and of the output, forward.
+    fn second_products(&self, shape: &Shape) -> Parts {
+        let heads = LocalHeads::new(self.model, shape.split.tp);
+        let (tokens, h) = (shape.split.tokens(self.model), self.model.hidden);
+        let product = |n, k| Gemm { groups: 1, m: tokens, n, k };
+        let keys = product(heads.kv_heads * heads.qk_dim, h);
+        self.products(shape.dtype, &[keys, product(h, heads.out_width())]).forward
     }
 
     /// The attention core with its context-parallel communication, forward and backward.
@@ -518,7 +541,8 @@ impl LayerPricer<'_> {
             head_backward_weight: head.weight,
             embed_saved_bytes: mask * hidden_bytes / e,
             head_saved_bytes: 2.0 * hidden_bytes,
-            logits_bytes: logits * (e + 4.0),
+            logits_bytes: logits
+                * if e < 4.0 { self.cluster.software.logit_bytes } else { e + 4.0 },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::collective::{self, Collective};
 use super::memory_bound;
-use models::cluster::ClusterSpec;
+use models::cluster::{ClusterSpec, Software};
 use models::decisions::{Decisions, Dtype, Offload};
 use models::layer::Split;
 use models::mesh::GroupShape;
@@ -45,8 +45,8 @@ pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalP
 }
 
 /// Bytes a parameter takes of weights, gradients and optimizer state before sharding: mixed precision
-/// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes);
-/// f32 and f64 training has no master copy.
+/// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes; other
+/// software differs); f32 and f64 training has no master copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateBytes {
     /// Weights used in computation.
@@ -58,14 +58,20 @@ pub struct StateBytes {
 }
 
 impl StateBytes {
-    /// For a number format.
-    pub fn new(dtype: Dtype) -> Self {
+    /// For a number format, as a generation of software keeps them.
+    pub fn new(dtype: Dtype, software: &Software) -> Self {
         let width = dtype.storage_bytes();
+        let mixed = |gradients: f64| Self {
+            weights: 2.0,
+            gradients,
+            optimizer: software.optimizer_state_bytes,
+        };
         match dtype {
             Dtype::F32 | Dtype::F64 => {
                 Self { weights: width, gradients: width, optimizer: 2.0 * width }
             }
-            _ => Self { weights: 2.0, gradients: 4.0, optimizer: 12.0 },
+            Dtype::Fp16 => mixed(software.fp16_gradient_bytes),
+            _ => mixed(software.bf16_gradient_bytes),
         }
     }
 }
@@ -158,7 +164,7 @@ impl<'a> StateCost<'a> {
         };
         Self {
             cluster,
-            bytes: StateBytes::new(d.dtype),
+            bytes: StateBytes::new(d.dtype, &cluster.software),
             zero_stage: d.zero_stage,
             offload: d.offload,
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),

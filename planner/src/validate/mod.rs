@@ -6,8 +6,11 @@
 //! fine-tuning).
 
 mod architecture;
+pub mod claims;
 pub mod fit;
 mod machine;
+pub mod memory_limit;
+pub mod ranking;
 pub mod row;
 pub mod score;
 pub mod setup;
@@ -41,6 +44,8 @@ pub struct Predicted {
     pub predicted_bytes: Option<f64>,
     /// The same without what the device reserves: what an allocator of tensors counts.
     pub predicted_allocated_bytes: Option<f64>,
+    /// Bytes of the device it ran on.
+    pub limit_bytes: Option<f64>,
     /// Whether it is predicted to fit.
     pub feasible: Option<bool>,
     /// Where the predicted seconds go.
@@ -63,6 +68,7 @@ fn predict(row: &Row) -> Predicted {
         predicted_s: None,
         predicted_bytes: None,
         predicted_allocated_bytes: None,
+        limit_bytes: None,
         feasible: None,
         breakdown: None,
     };
@@ -72,8 +78,9 @@ fn predict(row: &Row) -> Predicted {
             answer.used = true;
             answer.predicted_s = Some(priced.iteration_s);
             answer.predicted_bytes = priced.device_bytes.iter().copied().reduce(f64::max);
-            let reserved = setup.cluster.device.reserved_bytes;
+            let reserved = setup.cluster.reserved_bytes();
             answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
+            answer.limit_bytes = Some(setup.cluster.device.hbm_bytes);
             answer.feasible = Some(priced.fits);
             answer.breakdown = Some(priced.breakdown);
         }

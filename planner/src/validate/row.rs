@@ -81,6 +81,9 @@ pub struct Row {
     pub memory_unit: String,
     /// Remarks of the collector.
     pub notes: String,
+    /// What the collector found odd, corrected, or saw fail.
+    #[serde(default)]
+    pub flags: String,
     /// 1: everything known; 2: something missing; 3: never scored.
     pub tier: u8,
     /// Rows that differ only in vocabulary, batch or repetition.
@@ -106,6 +109,11 @@ impl Row {
     /// Measured seconds of a row that is scored on time.
     pub fn measured_s(&self) -> Option<f64> {
         self.iteration_s.filter(|_| self.tier == 1)
+    }
+
+    /// Whether the source says that this configuration does not fit.
+    pub fn ran_out_of_memory(&self) -> bool {
+        self.iteration_s.is_none() && self.flags.contains("OOM")
     }
 
     /// Measured bytes on the fullest device, and how they were counted. Sources that say GB print what

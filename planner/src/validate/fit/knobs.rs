@@ -1,5 +1,6 @@
 //! The constants that no table measures: each belongs to a software generation or a device.
 
+use crate::validate::row::Row;
 use crate::validate::setup::Setup;
 use models::cluster::ClusterSpec;
 
@@ -106,6 +107,12 @@ impl Knob {
             }
             _ => self.field.prior,
         }
+    }
+
+    /// Whether a row may move it. The 720 rows of `vtrain_single` are composed from about 144 figures of models
+    /// that keep a GPU half busy: they speak for their software alone, never for the device.
+    pub fn is_moved_by(&self, row: &Row) -> bool {
+        row.file != "vtrain_single" || matches!(self.owner, Owner::Software(_))
     }
 
     /// Whether it is one of the constants a configuration ran with.

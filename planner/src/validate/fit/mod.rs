@@ -43,11 +43,10 @@ const STEP: f64 = 0.1;
 /// Folds of the cross-validation.
 const FOLDS: usize = 5;
 
-/// The rows that constants are fitted to: tier 1 with a time, but for `vtrain_single`, whose 720 rows are
-/// composed from about 144 figures and would outweigh all others.
+/// The rows that constants are fitted to: tier 1 with a time.
 pub fn samples(rows: &[Row]) -> Vec<Sample<'_>> {
     let sample = |row| {
-        let measured_s = Row::measured_s(row).filter(|_| row.file != "vtrain_single")?;
+        let measured_s = Row::measured_s(row)?;
         let setup = setup(row).ok().filter(|setup| super::price(setup).is_ok())?;
         Some(Sample { row, setup, measured_s })
     };
@@ -90,6 +89,33 @@ pub fn held_out(
         }
     }
     errors
+}
+
+/// Signed errors when one run of each source may calibrate all of it: one scale a source, such that its groups err
+/// as much one way as the other.
+pub fn calibrated(samples: &[Sample<'_>], errors: &[f64]) -> Vec<f64> {
+    let mut scales: BTreeMap<&str, f64> = BTreeMap::new();
+    for sample in samples {
+        let file = sample.row.file.as_str();
+        scales.entry(file).or_insert_with(|| middle(samples, errors, file));
+    }
+    let scaled = |(sample, error): (&Sample<'_>, &f64)| {
+        (1.0 + error) / scales[sample.row.file.as_str()] - 1.0
+    };
+    samples.iter().zip(errors).map(scaled).collect()
+}
+
+/// Median over a source's groups of their mean predicted over measured.
+fn middle(samples: &[Sample<'_>], errors: &[f64], file: &str) -> f64 {
+    let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (sample, error) in samples.iter().zip(errors).filter(|(s, _)| s.row.file == file) {
+        groups.entry(&sample.row.group).or_default().push((1.0 + error).ln());
+    }
+    let mut means: Vec<f64> =
+        groups.values().map(|logs| logs.iter().sum::<f64>() / logs.len() as f64).collect();
+    means.sort_by(f64::total_cmp);
+    let (low, high) = (means[(means.len() - 1) / 2], means[means.len() / 2]);
+    f64::midpoint(low, high).exp()
 }
 
 /// Groups that a generation needs for a band of its own.
@@ -163,7 +189,7 @@ impl Fit {
             };
             let concerned = self.knobs.iter().enumerate();
             let slopes = concerned
-                .filter(|(_, knob)| knob.concerns(&sample.setup))
+                .filter(|(_, knob)| knob.concerns(&sample.setup) && knob.is_moved_by(sample.row))
                 .filter_map(slope)
                 .collect();
             Line { residual, slopes, weight: 1.0 / sizes[&sample.row.group] }
