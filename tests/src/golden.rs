@@ -1,8 +1,9 @@
 //! Golden cases (`tests/golden`) as the planner splits them.
 
 use models::plan::Plan;
+use planner::flags::Flags;
 use planner::report::plan as make_plan;
-use planner::request::{Flags, Request};
+use planner::request::Request;
 use planner::search::search;
 use std::path::PathBuf;
 

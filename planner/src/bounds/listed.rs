@@ -8,14 +8,11 @@
 use super::states::StateView;
 use super::trade::Trade;
 use super::work::{KindWork, Line, Work};
-use crate::case::family::few_cuts;
+use crate::case::family::{Ranges, few_cuts};
 use crate::case::layers::{Counts, Layers};
 use crate::case::levels::{Chain, Levels};
 use crate::cost::state::LocalParams;
 use models::schedule::ScheduleName;
-
-/// First layer and one past the last, by stage.
-pub type Ranges = Vec<(usize, usize)>;
 
 /// Listed placements on one pipeline, with what devices hold.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,14 +9,15 @@
 //! decides.)
 
 use super::levels::{Chain, Levels};
-use super::mixes::MixCost;
+use super::mixes::{MixCost, options};
 use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
 use rustc_hash::FxHashMap as HashMap;
 
-pub use crate::bounds::listed::Ranges;
+/// First layer and one past the last, by stage.
+pub type Ranges = Vec<(usize, usize)>;
 
 /// Layers that the first or the last stage may have fewer than the others.
 pub const LIGHTER: usize = 2;
@@ -160,7 +161,7 @@ impl Case<'_> {
 
     /// Seconds of the stages with no more recomputation than is pinned.
     fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
-        let first = crate::bounds::work::options(self.decisions.recompute)[0];
+        let first = options(self.decisions.recompute)[0];
         let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
             let layers = self.sheet.layer.iter().zip(self.ground.layers.between(start, end));
             let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);

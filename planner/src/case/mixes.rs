@@ -7,6 +7,16 @@ use rustc_hash::FxHashMap as HashMap;
 /// How many layers of each kind keep everything, recompute selectively, recompute fully.
 pub type Mix = Vec<[usize; 3]>;
 
+/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
+pub fn options(recompute: Recompute) -> &'static [usize] {
+    match recompute {
+        Recompute::PerLayer => &[0, 1, 2],
+        Recompute::None => &[0],
+        Recompute::Selective => &[1],
+        Recompute::Full => &[2],
+    }
+}
+
 /// A mix with what it costs in one stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixCost {

@@ -1,7 +1,7 @@
 //! What can be typed.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use planner::request::Flags;
+use planner::flags::Flags;
 use std::path::PathBuf;
 
 /// Plans the fastest way to train a transformer on N GPUs.

@@ -8,8 +8,9 @@ use models::input::InputError;
 use models::plan::{ClusterFigures, Plan};
 use planner::explain::{Asker, Explanation};
 use planner::explain_text;
+use planner::flags::{read_cluster, restrictions};
 use planner::report_text;
-use planner::request::{Request, read_cluster, restrictions};
+use planner::request::Request;
 use serde_json::json;
 
 /// Says why a plan is what it is.
