@@ -64,7 +64,7 @@ enum Answer {
 struct Team<'scope> {
     to: Vec<Sender<(Arc<Batch>, Arc<AtomicUsize>)>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
-    from: Receiver<(usize, Answer)>,
+    from: Receiver<Vec<(usize, Answer)>>,
 }
 
 /// How long to wait before it is asked whether the threads are still there.
@@ -105,7 +105,7 @@ impl<'scope> Team<'scope> {
         let mut answers = Vec::with_capacity(pieces);
         while answers.len() < pieces {
             match self.from.recv_timeout(PATIENCE) {
-                Ok(answer) => answers.push(answer),
+                Ok(some) => answers.extend(some),
                 Err(_) => self.pass_on_panics(),
             }
         }
@@ -129,10 +129,12 @@ fn serve(
     task: &Task<'_>,
     pipelines: Arc<Pipelines>,
     work: &Receiver<(Arc<Batch>, Arc<AtomicUsize>)>,
-    answer: &Sender<(usize, Answer)>,
+    answer: &Sender<Vec<(usize, Answer)>>,
 ) {
     let mut worker = Worker::new(task, pipelines);
     for (batch, next) in work {
+        // One message a batch: waking the other side takes longer than many a piece.
+        let mut answers = vec![];
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
             let done = match batch.as_ref() {
@@ -147,9 +149,10 @@ fn serve(
                     .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
             };
             let Some(done) = done else { break };
-            if answer.send((piece, done)).is_err() {
-                return;
-            }
+            answers.push((piece, done));
+        }
+        if !answers.is_empty() && answer.send(answers).is_err() {
+            return;
         }
     }
 }
