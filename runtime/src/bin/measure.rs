@@ -1,7 +1,8 @@
 //! Measures this machine for `plan calibrate`: products, copies, elementwise kernels, attention, AdamW,
 //! collectives, messages, and whole training steps. Prints [`Measured`] as JSON.
 //!
-//! All ranks do the same at the same time, as in training, and a time is the median of many.
+//! All ranks do the same at the same time, as in training, and a time is the best of many: other programs
+//! disturb the mean.
 
 use clap::Parser;
 use kernels::activation::{self, Activation};
@@ -47,10 +48,11 @@ const MODEL: &str = "name: probe\nlayers: 3\nhidden: 384\nheads: 6\nkv_heads: 2\
     vocab: 1000\nseq_len: 128\nglobal_batch: 8\n";
 const TINY: &str = "name: tiny\nlayers: 1\nhidden: 32\nheads: 2\nffn: 64\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
 
-/// Times of each measurement.
-const ROUNDS: usize = 9;
-/// Shortest time of one, seconds: work is repeated so often.
-const LEAST_S: f64 = 0.02;
+/// Shortest time of one round, seconds: work is repeated so often.
+const ROUND_S: f64 = 0.004;
+/// Time of all rounds, seconds, and their least number.
+const ALL_S: f64 = 1.0;
+const ROUNDS: usize = 8;
 /// Bytes of tensors that are exchanged: one whose latency counts, and two whose bandwidth does.
 const EXCHANGED: [usize; 3] = [1 << 12, 1 << 20, 1 << 22];
 
@@ -96,30 +98,28 @@ struct Clock<'a> {
 }
 
 impl Clock<'_> {
-    /// Median over rounds of the time of one `work`, of the slowest rank.
-    fn median_s<E: Into<Error>>(
+    /// Best round's time of one `work`, of the slowest rank.
+    fn best_s<E: Into<Error>>(
         &self,
         mut work: impl FnMut() -> Result<(), E>,
     ) -> Result<f64, Error> {
-        let mut once = || -> Result<f64, Error> {
-            let begin = Instant::now();
-            work().map_err(Into::into)?;
-            Ok(begin.elapsed().as_secs_f64())
-        };
-        once()?;
-        // All ranks repeat it equally often, or collectives would not meet.
-        let repeats = (LEAST_S / self.slowest(once()?)?).ceil().clamp(1.0, 1e4) as usize;
-        let mut rounds = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
+        let mut timed = |repeats: usize| -> Result<f64, Error> {
             self.world.barrier()?;
             let begin = Instant::now();
             for _ in 0..repeats {
-                once()?;
+                work().map_err(Into::into)?;
             }
-            rounds.push(self.slowest(begin.elapsed().as_secs_f64() / repeats as f64)?);
+            Ok(self.slowest(begin.elapsed().as_secs_f64() / repeats as f64)?)
+        };
+        timed(1)?;
+        // All ranks know the slowest's time and so repeat it equally often, or collectives would not meet.
+        let mut best = timed(1)?;
+        let repeats = (ROUND_S / best).ceil().clamp(1.0, 1e4) as usize;
+        let rounds = (ALL_S / (best * repeats as f64)).ceil().clamp(ROUNDS as f64, 1e3) as usize;
+        for _ in 0..rounds {
+            best = best.min(timed(repeats)?);
         }
-        rounds.sort_by(f64::total_cmp);
-        Ok(rounds[ROUNDS / 2])
+        Ok(best)
     }
 
     fn slowest(&self, s: f64) -> Result<f64, CommError> {
@@ -130,7 +130,7 @@ impl Clock<'_> {
 
     /// The time of work that cannot fail.
     fn time_s(&self, mut work: impl FnMut(&Cpu)) -> Result<f64, Error> {
-        self.median_s(|| -> Result<(), Error> {
+        self.best_s(|| -> Result<(), Error> {
             work(&self.cpu);
             Ok(())
         })
@@ -172,7 +172,10 @@ fn product<T: Real>(
 fn copy(clock: &Clock<'_>) -> Result<Moved, Error> {
     let from = numbers::<f32>(8 << 20);
     let mut to = from.clone();
-    let s = clock.time_s(|_| to.copy_from_slice(&from))?;
+    let s = clock.time_s(|_| {
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+    })?;
     Ok(Moved { bytes: (8 * from.len()) as f64, s })
 }
 
@@ -256,7 +259,7 @@ fn exchanges(
     let mut found = Vec::new();
     for bytes in EXCHANGED {
         let mut data = vec![0.0_f32; bytes / 4];
-        let s = clock.median_s(|| exchange(&mut data))?;
+        let s = clock.best_s(|| exchange(&mut data))?;
         found.push(Exchange { bytes: bytes as f64, s });
     }
     Ok(found)
@@ -326,7 +329,7 @@ fn step_s(clock: &Clock<'_>, model: &str, tp: usize, dp: usize) -> Result<(u64, 
     let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut number = 0;
-    let s = clock.median_s(|| {
+    let s = clock.best_s(|| {
         let result = rank.gradients(&samples, number, None)?;
         rank.update(&optimizer, 1e-4, result.norm);
         number += 1;
