@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench equivalence mutations mpi mpi-packages
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch equivalence mutations mpi mpi-packages
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -85,7 +85,17 @@ ci:
 bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
 	cargo bench --locked -p meshwright-kernels --bench layer
-	cargo bench --locked -p meshwright-runtime --bench step
+	cargo bench --locked -p meshwright-runtime --bench step -- 2 5
+	@$(MAKE) --no-print-directory bench-torch
+
+# The anchor model beside PyTorch, in one run: CPU only, in an environment of its own.
+TORCH := $(or $(CARGO_TARGET_DIR),target)/torch
+bench-torch: setup
+	@[ -x $(TORCH)/bin/python ] || python3 -m venv $(TORCH)
+	@$(TORCH)/bin/python -c 'import torch' 2>/dev/null || $(TORCH)/bin/pip install -q torch==2.6.0 numpy
+	cargo bench --locked -p meshwright-runtime --bench step --no-run
+	@$(TORCH)/bin/python tools/side_by_side.py --step "$$(cargo bench --locked -p meshwright-runtime --bench step --no-run \
+	  --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*step-[^"]*\)".*/\1/p' | tail -1)"
 
 # Every split of the golden cases against one rank; the count goes to docs/equivalence.md.
 equivalence: setup

@@ -43,14 +43,16 @@ impl Request {
     /// What cannot be read, does not exist, or does not go together; with what would.
     pub fn new(flags: &Flags) -> Result<Self, InputError> {
         let (model, file) = read_model(&flags.model)?;
+        let gpus = gpu_count(flags.gpus)?;
         let cluster = read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+        let cluster = cluster.shared_by(gpus);
         let restrictions = restrictions(&flags.settings, &cluster)?;
         let model = model.with_run(flags.seq_len, flags.global_batch)?;
         let request = Self {
             model: with_capacity(model, restrictions.capacity_factor)?,
             file,
             cluster,
-            gpus: gpu_count(flags.gpus)?,
+            gpus,
             tokens: flags.tokens.as_deref().map(token_count).transpose()?,
             settings: flags.settings.clone(),
             restrictions,

@@ -1,6 +1,7 @@
 //! Costs, the schedule simulator, the search and its ILPs, and explanations.
 
 pub mod bounds;
+pub mod calibrate;
 pub mod case;
 pub mod cost;
 pub mod explain;

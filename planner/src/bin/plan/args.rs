@@ -42,6 +42,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Build a trainer and run it
     Launch(LaunchArgs),
+    /// Measure this machine and write its cluster file
+    Calibrate(CalibrateArgs),
     /// List the shipped models
     Models(ListArgs),
     /// List the shipped clusters
@@ -275,4 +277,21 @@ pub struct LaunchArgs {
     /// The trainer's own flags
     #[arg(last = true, value_name = "TRAINER FLAGS")]
     pub flags: Vec<String>,
+}
+
+/// `plan calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// The cluster whose other figures stay: laptop, or a file made of it
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: String,
+    /// Ranks that work at a time while it is measured [default: the cores]
+    #[arg(long, value_name = "N")]
+    pub gpus: Option<u64>,
+    /// Where to write it [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The runtime that is measured: a folder [default: the one this program was built beside]
+    #[arg(long, value_name = "PATH")]
+    pub runtime: Option<PathBuf>,
 }
