@@ -12,6 +12,7 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch};
 use models::decisions::Vocab;
+use models::schedule::ScheduleName;
 use std::collections::HashMap;
 
 pub use crate::bounds::listed::Ranges;
@@ -86,6 +87,10 @@ impl Case<'_> {
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
+        if !ScheduleName::WHOLE.contains(&self.decisions.schedule) {
+            // Nothing is claimed of other schedules yet.
+            return 0.0;
+        }
         let devices = self.devices();
         let (m, link_s) = (self.micro_batches(), self.link_s());
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);

@@ -3,8 +3,7 @@
 use crate::placement::Pipeline;
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassTimes, one_f_one_b_with_vocab};
-use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -21,6 +20,8 @@ pub struct PipelineKey {
     pub chunks: usize,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
+    /// Whether devices update without waiting for one another.
+    pub post_validation: bool,
 }
 
 impl PipelineKey {
@@ -33,6 +34,7 @@ impl PipelineKey {
             micro_batches: d.micro_batches as usize,
             chunks: d.vpp as usize,
             vocab,
+            post_validation: d.post_validation,
         }
     }
 
@@ -43,8 +45,8 @@ impl PipelineKey {
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
         match vocab_passes(self.vocab) {
             Some(passes) => {
-                let times = PassTimes::default();
-                one_f_one_b_with_vocab(self.devices, self.micro_batches, passes, times)
+                let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
+                self.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
             }
             None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
         }
@@ -63,6 +65,9 @@ impl PipelineKey {
             device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
             chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
             in_flight,
+            splits_backward: schedule.splits_backward(),
+            pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
+            post_validation: self.post_validation,
             one_f_one_b: self.schedule == ScheduleName::OneFOneB,
         })
     }
