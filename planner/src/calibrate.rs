@@ -6,7 +6,8 @@
 
 use crate::cost::attention::{self, AttentionShape};
 use crate::cost::{gemm, memory_bound};
-use crate::request::{Request, restrictions};
+use crate::flags::restrictions;
+use crate::request::Request;
 use crate::search::search;
 use models::cluster::{ClusterSpec, Core, Dtype, Exchange, Measured, Product, Step};
 use models::input::{InputError, Source};

@@ -3,7 +3,7 @@
 
 use models::schedule::{
     AutoCosts, PassKind, PassTimes, Release, Schedule, ScheduleName, VocabPasses,
-    one_f_one_b_with_vocab, zb_auto,
+    one_f_one_b_with_vocab, v_half_repeated, zb_auto,
 };
 use planner::simulate::{Durations, Timeline, VocabDurations, simulate};
 use std::collections::BTreeMap;
@@ -68,6 +68,9 @@ fn schedule_of(row: &Row) -> Option<Schedule> {
         "zb-h1(torch ZB1P v=1)" | "zb-h1(Fig3 rule)" => ScheduleName::ZbH1,
         "zb-h2(Fig3 rule)" => ScheduleName::ZbH2,
         "zb1p-interleaved" => ScheduleName::InterleavedZb,
+        "v-half(no reorder)" => return Some(v_half_repeated(p, m).unwrap()),
+        "v-half-vocab-1(FBW order only)" => return Some(v_half_with_vocab(p, m, VocabPasses::One)),
+        "v-half-vocab-2(FBW order only)" => return Some(v_half_with_vocab(p, m, VocabPasses::Two)),
         "zb-v(handcrafted)" => ScheduleName::ZbV,
         "1f1b-v" => ScheduleName::V1F1B,
         "dualpipe(perfect overlap)" => ScheduleName::DualPipe,
@@ -76,6 +79,10 @@ fn schedule_of(row: &Row) -> Option<Schedule> {
         name => ScheduleName::parse(&name.replace('-', "_")).ok()?,
     };
     Some(name.build(p, m, v).unwrap_or_else(|error| panic!("line {}: {error}", row.line)))
+}
+
+fn v_half_with_vocab(p: usize, m: usize, vocab: VocabPasses) -> Schedule {
+    ScheduleName::VHalf.build_with_vocab(p, m, 2, vocab, PassTimes::default()).unwrap()
 }
 
 fn is_auto(name: &str) -> bool {
@@ -101,7 +108,9 @@ fn durations_of(row: &Row, schedule: &Schedule) -> Durations {
     let scale = scale_of(row);
     let [f, b, w] = ["F", "B", "W"].map(|column| scale * row.number(column));
     let mut durations = Durations::uniform(schedule, f, b, w, row.number("comm"));
-    if schedule.vocab.is_some() {
+    if row.text("schedule").starts_with("v-half") {
+        durations.vocab = VocabDurations::uniform(schedule.devices, 0.0, 0.0);
+    } else if schedule.vocab.is_some() {
         let [s, t] = ["S=", "T="].map(|name| noted(row.text("note"), name).parse().unwrap());
         durations.vocab = VocabDurations::uniform(schedule.devices, s, t);
     }
@@ -171,7 +180,9 @@ fn check_peaks(row: &Row, timeline: &Timeline) {
     ];
     for (ours, each, most) in peaks {
         let ours: Vec<f64> = ours.iter().map(|peak| peak * scale_of(row)).collect();
-        assert_eq!(ours, row.per_device(each), "line {}: {each}", row.line);
+        if !row.text(each).is_empty() {
+            assert_eq!(ours, row.per_device(each), "line {}: {each}", row.line);
+        }
         assert_eq!(ours.into_iter().fold(0.0, f64::max), row.number(most), "line {}", row.line);
     }
 }
@@ -182,6 +193,8 @@ fn check(row: &Row) -> bool {
     let timeline = simulate(&schedule, &durations_of(row, &schedule)).unwrap();
     match row.text("schedule") {
         name if is_auto(name) => check_searched(row, &schedule, &timeline),
+        // The reference leaves out the passes `S` and `T`, which ours run beside.
+        name if name.starts_with("v-half-vocab") => check_peaks(row, &timeline),
         // Which of two passes that can start at once comes first is not published.
         "chimera(greedy list, N=D)" => {
             close(row.line, "makespan", timeline.makespan_s, row.number("makespan"));
@@ -203,13 +216,7 @@ fn every_row_agrees() {
         *counts.entry(row.text("schedule").to_owned()).or_insert(0) += 1;
     }
     println!("rows that agree: {checked:#?}");
-    let left = [
-        ("v-half(no reorder)", 4),
-        ("v-half-vocab-1(FBW order only)", 4),
-        ("v-half-vocab-2(FBW order only)", 4),
-        ("zb-ilp-optimal", 56),
-    ];
-    assert_eq!(elsewhere, left.map(|(name, n)| (name.to_owned(), n)).into());
+    assert_eq!(elsewhere, [("zb-ilp-optimal".to_owned(), 56)].into());
     let all: i32 = checked.values().chain(elsewhere.values()).sum();
     assert_eq!(all, 1808);
 }

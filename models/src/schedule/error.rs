@@ -63,12 +63,21 @@ pub enum ScheduleError {
         nearest: Vec<usize>,
     },
     /// The schedule cannot split the vocabulary over its devices.
-    #[error("{schedule} has no place for vocabulary passes ({vocab}); 1f1b has")]
+    #[error(
+        "{schedule} has no place for vocabulary passes ({vocab}); valid: {}",
+        ScheduleName::VOCAB.map(ScheduleName::name).join(", ")
+    )]
     NoVocab {
         /// The schedule.
         schedule: ScheduleName,
         /// How the vocabulary was to be split.
         vocab: &'static str,
+    },
+    /// Plans cannot say where stages of this schedule lie.
+    #[error("{schedule} holds every stage on two devices, which plans cannot say yet")]
+    TwoCopies {
+        /// The schedule.
+        schedule: ScheduleName,
     },
     /// An order is searched for with this time or size.
     #[error("{what} cannot be {value}: it is finite and not negative")]

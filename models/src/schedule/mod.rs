@@ -43,7 +43,7 @@ pub use naive::naive;
 pub use name::{ChunkRule, ScheduleName};
 pub use one_f_one_b::one_f_one_b;
 pub use v_1f1b::v_1f1b;
-pub use v_half::v_half;
+pub use v_half::{v_half, v_half_repeated};
 pub use v_min::v_min;
 pub use vocab::{PassTimes, one_f_one_b_with_vocab};
 pub use zb_auto::{AutoCosts, zb_auto};

@@ -2,7 +2,7 @@
 
 use super::generate::Counts;
 use super::one_f_one_b_with_vocab;
-use super::{AutoCosts, PassTimes, Schedule, ScheduleError, VocabPasses};
+use super::{AutoCosts, PassTimes, Schedule, ScheduleError, StageLayout, VocabPasses, vocab};
 use super::{chimera, dualpipe, dualpipe_v, v_1f1b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v};
 use super::{gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, naive, one_f_one_b};
 use serde::{Deserialize, Serialize};
@@ -281,12 +281,41 @@ impl ScheduleName {
         }
     }
 
-    /// Whether the schedule can also run the passes of a vocabulary split over its devices.
-    pub fn takes_vocab(self) -> bool {
-        self == Self::OneFOneB
+    /// Which device holds which stage.
+    pub fn layout(self, chunks: usize) -> StageLayout {
+        match self {
+            Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B | Self::DualPipeV => StageLayout::V,
+            Self::ZbAuto if chunks == 2 => StageLayout::V,
+            Self::DualPipe | Self::Chimera => StageLayout::Bidirectional,
+            _ => StageLayout::RoundRobin,
+        }
     }
 
-    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready.
+    /// Whether backward to weights has passes of its own.
+    pub fn splits_backward(self) -> bool {
+        !Self::WHOLE.contains(&self) && !matches!(self, Self::V1F1B | Self::Chimera)
+    }
+
+    /// Whether the schedule can also run the passes of a vocabulary split over its devices.
+    pub fn takes_vocab(self) -> bool {
+        Self::VOCAB.contains(&self)
+    }
+
+    /// Schedules that can run the passes of a vocabulary split over their devices.
+    pub const VOCAB: [Self; 9] = [
+        Self::GPipe,
+        Self::OneFOneB,
+        Self::Interleaved1F1B,
+        Self::LoopedBfs,
+        Self::ZbH1,
+        Self::ZbH2,
+        Self::InterleavedZb,
+        Self::VHalf,
+        Self::VMin,
+    ];
+
+    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready. It holds
+    /// a micro-batch more for each barrier, breadth-first ones aside, which hold all.
     ///
     /// # Errors
     /// As [`Self::check`], or the schedule takes no vocabulary passes.
@@ -299,10 +328,21 @@ impl ScheduleName {
         times: PassTimes,
     ) -> Result<Schedule, ScheduleError> {
         self.check(devices, micro_batches, chunks)?;
-        if self.takes_vocab() {
-            one_f_one_b_with_vocab(devices, micro_batches, vocab, times)
-        } else {
-            Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() })
+        let counts = Counts::new(devices, micro_batches, chunks)?;
+        match self {
+            Self::OneFOneB => one_f_one_b_with_vocab(devices, micro_batches, vocab, times),
+            Self::GPipe | Self::LoopedBfs => {
+                vocab::breadth_first_with_vocab(counts, self == Self::LoopedBfs, vocab, times)
+            }
+            Self::Interleaved1F1B => vocab::interleaved_with_vocab(counts, vocab, times),
+            Self::ZbH1 | Self::ZbH2 | Self::InterleavedZb => {
+                vocab::zero_bubble_with_vocab(counts, self == Self::ZbH2, vocab, times)
+            }
+            Self::VHalf | Self::VMin => {
+                let blocks = vocab::blocks(devices, self == Self::VMin);
+                vocab::building_block_with_vocab(counts, blocks, vocab, times)
+            }
+            _ => Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() }),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! V-Half: half the activations of 1F1B.
 
-use super::building_block::{Block, shortened};
+use super::building_block::{Block, repeated, shortened};
 use super::generate::Counts;
 use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 
@@ -16,6 +16,17 @@ pub fn v_half(devices: usize, micro_batches: usize) -> Result<Schedule, Schedule
     ScheduleName::VHalf.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
     let passes = shortened(&blocks(devices), micro_batches);
+    Ok(counts.schedule(StageLayout::V, passes))
+}
+
+/// The same as the block repeats, neither filled nor drained faster: what vocabulary passes are added to.
+///
+/// # Errors
+/// As [`v_half`].
+pub fn v_half_repeated(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::VHalf.check(devices, micro_batches, 2)?;
+    let counts = Counts::new(devices, micro_batches, 2)?;
+    let passes = repeated(&blocks(devices), micro_batches);
     Ok(counts.schedule(StageLayout::V, passes))
 }
 

@@ -14,6 +14,7 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
+use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
 /// First layer and one past the last, by stage.
@@ -124,6 +125,10 @@ impl Case<'_> {
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
+        if !ScheduleName::WHOLE.contains(&self.decisions.schedule) {
+            // Nothing is claimed of other schedules yet.
+            return 0.0;
+        }
         let devices = self.devices();
         let (m, link_s) = (self.micro_batches(), self.link_s());
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);

@@ -51,6 +51,8 @@ pub struct StageCost {
     pub forward: Parts,
     /// Backward pass of one micro-batch without recomputation.
     pub backward: Parts,
+    /// What of it are weight gradients that run in a pass of their own, s; 0 where none do.
+    pub weight_s: f64,
     /// Parameters on one rank.
     pub params: LocalParams,
     /// Activation bytes in flight beside the layers'.
@@ -73,6 +75,10 @@ impl<'a> Case<'a> {
     /// The schedule does not exist for these counts.
     pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
         ground.check_pipeline(&decisions)?;
+        let schedule = decisions.schedule;
+        if schedule.layout(decisions.vpp as usize) == StageLayout::Bidirectional {
+            return Err(ScheduleError::TwoCopies { schedule });
+        }
         let sheet = ground.sheet(&decisions);
         let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
         let hop = hop(ground, &decisions, &sheet);
@@ -85,9 +91,10 @@ impl<'a> Case<'a> {
         self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))
     }
 
-    /// Device of a stage: round-robin, as all schedules here have it.
+    /// Device of a stage.
     pub fn device_of(&self, stage: usize) -> usize {
-        StageLayout::RoundRobin.device_of(self.devices(), stage)
+        let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
+        layout.device_of(self.devices(), stage)
     }
 
     /// Pipeline devices, p.
@@ -137,6 +144,7 @@ impl<'a> Case<'a> {
         let mut cost = self.stage_ends(stage);
         cost.forward += layers.forward;
         cost.backward += layers.backward;
+        cost.weight_s += layers.weight_s;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
         cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
@@ -155,6 +163,9 @@ impl<'a> Case<'a> {
             cost.forward += self.with_gather(layer.forward, params, 1.0, 0.0) * count as f64;
             cost.backward += self.with_gather(layer.backward(), params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += layer.backward_weight.total_s() * count as f64;
+            }
         }
         cost
     }
@@ -221,6 +232,9 @@ impl<'a> Case<'a> {
         if last {
             cost.forward += vocab.head_forward;
             cost.backward += vocab.head_backward_input + vocab.head_backward_weight;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += vocab.head_backward_weight.total_s();
+            }
             cost.params.dense += if tied && first { 0.0 } else { head };
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
@@ -288,7 +302,8 @@ impl<'a> Case<'a> {
             end: range.1,
             mix: index,
             forward_s: cost.forward.total_s(),
-            backward_s: cost.backward.total_s() + mix.recompute_s,
+            backward_s: cost.backward.total_s() - cost.weight_s + mix.recompute_s,
+            weight_s: cost.weight_s,
             tail_s: cost.tail_s,
             step_s: cost.optimizer_s + cost.gather_s,
             in_flight_bytes: mix.in_flight_bytes + cost.extra_in_flight_bytes,

@@ -1,10 +1,9 @@
 //! Prepared pipelines by name and size: built once, shared by every case that uses them.
 
-use crate::placement::{LazyPrepared, Pipeline};
+use crate::placement::Pipeline;
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassTimes, one_f_one_b_with_vocab};
-use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
@@ -21,6 +20,8 @@ pub struct PipelineKey {
     pub chunks: usize,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
+    /// Whether devices update without waiting for one another.
+    pub post_validation: bool,
 }
 
 impl PipelineKey {
@@ -33,6 +34,7 @@ impl PipelineKey {
             micro_batches: d.micro_batches as usize,
             chunks: d.vpp as usize,
             vocab,
+            post_validation: d.post_validation,
         }
     }
 
@@ -43,38 +45,51 @@ impl PipelineKey {
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
         match vocab_passes(self.vocab) {
             Some(passes) => {
-                let times = PassTimes::default();
-                one_f_one_b_with_vocab(self.devices, self.micro_batches, passes, times)
+                let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
+                self.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
             }
             None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
         }
     }
 
-    /// The pipeline, its order of passes made on first use: many pipelines are cut without it.
+    /// The pipeline, its order of passes prepared on first use: many pipelines are cut without it.
     fn pipeline(self) -> Result<Pipeline, ScheduleError> {
-        if self.schedule == ScheduleName::OneFOneB {
-            let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
-            let in_flight = (0..self.devices).map(held).collect();
-            let prepared = move || prepare(&self.approved());
-            return Ok(self.with(in_flight, LazyLock::new(Box::new(prepared))));
-        }
-        let schedule = self.schedule()?;
-        let held = |device| schedule.max_in_flight(device, Release::AtW);
-        let in_flight = (0..schedule.devices).map(held).collect();
-        Ok(self.with(in_flight, LazyLock::new(Box::new(move || prepare(&schedule)))))
+        if self.schedule == ScheduleName::OneFOneB { Ok(self.one_f_one_b()) } else { self.other() }
     }
 
-    fn with(self, in_flight: Vec<Vec<Vec<u32>>>, prepared: LazyPrepared) -> Pipeline {
-        let stages = self.devices * self.chunks;
+    /// 1F1B, whose order is not even made before it is priced.
+    fn one_f_one_b(self) -> Pipeline {
+        let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
         Pipeline {
-            prepared,
+            prepared: LazyLock::new(Box::new(move || prepare(&self.approved()))),
             devices: self.devices,
             micro_batches: self.micro_batches,
-            device_of: (0..stages).map(|stage| stage % self.devices).collect(),
-            chunk_of: (0..stages).map(|stage| stage / self.devices).collect(),
-            in_flight,
-            one_f_one_b: self.schedule == ScheduleName::OneFOneB,
+            device_of: (0..self.devices).collect(),
+            chunk_of: vec![0; self.devices],
+            in_flight: (0..self.devices).map(held).collect(),
+            splits_backward: false,
+            pairs: false,
+            post_validation: self.post_validation,
+            one_f_one_b: true,
         }
+    }
+
+    fn other(self) -> Result<Pipeline, ScheduleError> {
+        let schedule = self.schedule()?;
+        let stages = schedule.stages();
+        let held = |device| schedule.max_in_flight(device, Release::AtW);
+        Ok(Pipeline {
+            devices: schedule.devices,
+            micro_batches: schedule.micro_batches,
+            device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
+            chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
+            in_flight: (0..schedule.devices).map(held).collect(),
+            splits_backward: schedule.splits_backward(),
+            pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
+            post_validation: self.post_validation,
+            one_f_one_b: false,
+            prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
+        })
     }
 
     /// Micro-batches that a device of 1F1B holds: `p − i`, one more for each barrier of vocabulary passes.
@@ -178,7 +193,14 @@ mod tests {
         for (devices, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
             for vocab in vocabs {
                 let schedule = ScheduleName::OneFOneB;
-                let key = PipelineKey { schedule, devices, micro_batches, chunks: 1, vocab };
+                let key = PipelineKey {
+                    schedule,
+                    devices,
+                    micro_batches,
+                    chunks: 1,
+                    vocab,
+                    post_validation: false,
+                };
                 let pipeline = key.pipeline().unwrap();
                 let schedule = key.schedule().unwrap();
                 for device in 0..devices {
@@ -187,14 +209,6 @@ mod tests {
                     assert_eq!(pipeline.device_of[device], schedule.device_of(device));
                 }
             }
-        }
-        let schedule = ScheduleName::Interleaved1F1B;
-        let looped =
-            PipelineKey { schedule, devices: 3, micro_batches: 6, chunks: 2, vocab: Vocab::Tensor };
-        let (pipeline, schedule) = (looped.pipeline().unwrap(), looped.schedule().unwrap());
-        for stage in 0..schedule.stages() {
-            assert_eq!(pipeline.device_of[stage], schedule.device_of(stage));
-            assert_eq!(pipeline.chunk_of[stage], schedule.chunk_of(stage));
         }
     }
 }

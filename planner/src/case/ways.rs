@@ -61,7 +61,10 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
         time_s +=
             collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
     }
-    let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+    let looped = matches!(
+        d.schedule,
+        ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
+    );
     Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
 }
 

@@ -75,6 +75,23 @@ impl Prepared {
         ends.iter().zip(tails).map(|(end, tail)| end + tail).fold(0.0, f64::max)
     }
 
+    /// The longest time any device takes from its own first start to its own last end and its tail.
+    pub fn longest_stage_with_tails(
+        &self,
+        durations: &Durations,
+        tails: &[f64],
+        workspace: &mut Workspace,
+    ) -> f64 {
+        self.run(durations, workspace);
+        let stage_s = |(steps, tail): (&Vec<u32>, &f64)| match (steps.first(), steps.last()) {
+            (Some(&first), Some(&last)) => {
+                workspace.end[last as usize] - self.start(first, workspace) + tail
+            }
+            _ => 0.0,
+        };
+        self.device_steps.iter().zip(tails).map(stage_s).fold(0.0, f64::max)
+    }
+
     /// The longest path: what the makespan is the sum of.
     pub fn critical_path(&self, durations: &Durations, workspace: &mut Workspace) -> CriticalPath {
         self.critical_path_with_tails(durations, &[], workspace)

@@ -3,7 +3,7 @@
 use super::super::generate::Counts;
 use super::super::{Pass, StageLayout};
 use super::AutoCosts;
-use super::run::{Run, Step};
+use super::run::{Run, Step, Ties};
 
 const F: Step = Step::F(0);
 const B: Step = Step::B(0);
@@ -33,8 +33,12 @@ impl Taste {
 }
 
 /// An order within memory, or none where this taste finds none.
-pub(super) fn order(counts: Counts, costs: AutoCosts, taste: Taste) -> Option<Vec<Vec<Pass>>> {
-    let mut line = Line { run: Run::new(counts, costs, StageLayout::RoundRobin), taste };
+pub(super) fn order(
+    counts: Counts,
+    costs: AutoCosts,
+    (taste, ties): (Taste, Ties),
+) -> Option<Vec<Vec<Pass>>> {
+    let mut line = Line { run: Run::new(counts, costs, StageLayout::RoundRobin, ties), taste };
     line.first()?;
     for _ in 1..counts.micro_batches {
         line.forwards()?;
@@ -145,8 +149,7 @@ impl Line {
     fn fill(&mut self, device: usize, step: Step) {
         let Some(arrival) = self.run.arrival(device, step) else { return };
         if self.run.fill(device, arrival) {
-            let own = &self.run.devices[device];
-            let longest = arrival - own.clock > self.run.most_idle() - own.idle;
+            let longest = self.run.would_idle_longest(device, arrival, self.run.most_idle());
             if longest || self.taste.fill_all {
                 let _ = self.run.put_weights(device);
             }

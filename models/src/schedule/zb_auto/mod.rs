@@ -1,12 +1,15 @@
 //! Zero-bubble orders searched for by a heuristic, for given times and memory.
 
 mod line;
+mod polish;
 mod run;
 mod vee;
 
+use self::run::Ties;
 use super::generate::Counts;
 use super::{Graph, Latency, NO_NODE, Pass, PassKind, Schedule, ScheduleError, ScheduleName};
 use super::{StageLayout, Work, v_half, v_min, zb_h1, zb_h2, zb_v};
+use std::cmp::Ordering;
 
 /// What an order is searched for: times of one micro-batch on one device's whole share, in any unit, and
 /// its activations, in any unit.
@@ -94,26 +97,28 @@ pub fn zb_auto(
     let part = costs.of_chunk(chunks);
     let found = if chunks == 1 { contiguous(counts, part) } else { on_a_v(counts, part) }?;
     let mut least_held = f64::INFINITY;
-    let mut best: Option<(Lengths, Schedule)> = None;
+    let mut fitting: Vec<(Lengths, Schedule)> = Vec::new();
     for schedule in found {
         let held = most_held(&schedule, part);
         least_held = least_held.min(held);
-        if held > costs.limit * (1.0 + 1e-9) {
-            continue;
-        }
-        let lengths = lengths(&schedule, part)?;
-        if best.as_ref().is_none_or(|(least, _)| lengths < *least) {
-            best = Some((lengths, schedule));
+        if held <= costs.limit * (1.0 + 1e-9)
+            && !fitting.iter().any(|(_, other)| *other == schedule)
+        {
+            fitting.push((lengths(&schedule, part)?, schedule));
         }
     }
+    let by_length = |a: &Lengths, b: &Lengths| a.partial_cmp(b).unwrap_or(Ordering::Equal);
+    fitting.sort_by(|(a, _), (b, _)| by_length(a, b));
+    fitting.truncate(polish::MOST);
+    let polished = fitting.into_iter().map(|(lengths, s)| polish::polished(s, lengths, part));
     let limit = costs.limit.to_string();
     let none = || ScheduleError::Memory { limit, nearest: least_held.to_string() };
-    best.map(|(_, schedule)| schedule).ok_or_else(none)
+    polished.min_by(|(a, _), (b, _)| by_length(a, b)).map(|(_, s)| s).ok_or_else(none)
 }
 
 fn contiguous(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, ScheduleError> {
     let Counts { devices, micro_batches, .. } = counts;
-    let orders = line::Taste::ALL.into_iter().filter_map(|taste| line::order(counts, costs, taste));
+    let orders = with_ties(&line::Taste::ALL).filter_map(|taste| line::order(counts, costs, taste));
     let searched = orders.map(|orders| counts.schedule(StageLayout::RoundRobin, orders));
     let by_hand = [zb_h1(devices, micro_batches)?, zb_h2(devices, micro_batches)?];
     Ok(searched.chain(by_hand).collect())
@@ -121,7 +126,7 @@ fn contiguous(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, Schedul
 
 fn on_a_v(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, ScheduleError> {
     let Counts { devices, micro_batches, .. } = counts;
-    let orders = vee::Taste::ALL.into_iter().filter_map(|taste| vee::order(counts, costs, taste));
+    let orders = with_ties(&vee::Taste::ALL).filter_map(|taste| vee::order(counts, costs, taste));
     let searched = orders.map(|orders| counts.schedule(StageLayout::V, orders));
     let makers = [zb_v, v_half, v_min];
     let by_hand: Result<Vec<Schedule>, ScheduleError> =
@@ -129,8 +134,12 @@ fn on_a_v(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, ScheduleErr
     Ok(searched.chain(by_hand?).collect())
 }
 
-/// Longest stage time and makespan.
-type Lengths = (f64, f64);
+fn with_ties<T: Copy>(tastes: &[T]) -> impl Iterator<Item = (T, Ties)> {
+    tastes.iter().flat_map(|&taste| Ties::all().map(move |ties| (taste, ties)))
+}
+
+/// Longest stage time, makespan, and sum of the devices' stage times.
+type Lengths = (f64, f64, f64);
 
 /// Runs an order with equal chunks.
 fn lengths(schedule: &Schedule, costs: AutoCosts) -> Result<Lengths, ScheduleError> {
@@ -146,8 +155,9 @@ fn lengths(schedule: &Schedule, costs: AutoCosts) -> Result<Lengths, ScheduleErr
         *span = (span.0.min(start), span.1.max(end));
         ends.push(end);
     }
-    let longest = spans.iter().map(|(start, end)| end - start).fold(0.0, f64::max);
-    Ok((longest, spans.iter().map(|&(_, end)| end).fold(0.0, f64::max)))
+    let stages = || spans.iter().map(|(start, end)| end - start);
+    let makespan = spans.iter().map(|&(_, end)| end).fold(0.0, f64::max);
+    Ok((stages().fold(0.0, f64::max), makespan, stages().sum()))
 }
 
 fn length(work: Work, costs: AutoCosts) -> f64 {

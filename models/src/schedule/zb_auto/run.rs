@@ -27,6 +27,26 @@ pub(super) struct Run {
     pub costs: AutoCosts,
     layout: StageLayout,
     pub devices: Vec<Device>,
+    /// By how much weights may end too late and be in time.
+    in_time: f64,
+    /// By how much a wait may be longer and count as shorter.
+    shorter: f64,
+}
+
+/// How times compare that differ by rounding alone. Which way is better is not known beforehand.
+#[derive(Clone, Copy)]
+pub(super) struct Ties {
+    /// Whether weights that end just when something arrives are in time: 1 yes, -1 no, 0 as rounded.
+    in_time: i8,
+    /// Whether a wait that just equals the longest any device idled is shorter.
+    shorter: i8,
+}
+
+impl Ties {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ways = [0, 1, -1];
+        ways.into_iter().flat_map(move |in_time| ways.map(|shorter| Self { in_time, shorter }))
+    }
 }
 
 /// A forward or a backward to inputs, of a chunk.
@@ -46,9 +66,12 @@ impl Step {
 }
 
 impl Run {
-    pub fn new(counts: Counts, costs: AutoCosts, layout: StageLayout) -> Self {
+    pub fn new(counts: Counts, costs: AutoCosts, layout: StageLayout, ties: Ties) -> Self {
         let devices = vec![Device::default(); counts.devices];
-        Self { counts, costs, layout, devices }
+        let work = costs.forward + costs.backward + costs.weight;
+        let [in_time, shorter] =
+            [ties.in_time, ties.shorter].map(|sign| 1e-9 * work * f64::from(sign));
+        Self { counts, costs, layout, devices, in_time, shorter }
     }
 
     /// Passes of this kind so far.
@@ -164,11 +187,23 @@ impl Run {
 
     /// Places weights that end before `until`; whether any are left and a gap is.
     pub fn fill(&mut self, device: usize, until: f64) -> bool {
+        let until = until + self.in_time;
         let fits = |run: &Self| run.devices[device].clock + run.costs.weight <= until;
         while self.has_weights(device) && fits(self) {
             let _ = self.put_weights(device);
         }
-        self.has_weights(device) && self.devices[device].clock < until
+        self.has_weights(device) && self.devices[device].clock + 2.0 * self.in_time < until
+    }
+
+    /// Whether waiting until `until` makes a device idle longer than `most`.
+    pub fn would_idle_longest(&self, device: usize, until: f64, most: f64) -> bool {
+        let own = &self.devices[device];
+        until - own.clock > most - own.idle + self.shorter
+    }
+
+    /// Whether one more forward ends before `until`.
+    pub fn forward_is_in_time(&self, device: usize, until: f64) -> bool {
+        self.devices[device].clock + self.costs.forward <= until + self.in_time
     }
 
     /// The longest any device idled.

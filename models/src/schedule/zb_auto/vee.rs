@@ -3,7 +3,7 @@
 use super::super::generate::Counts;
 use super::super::{Pass, StageLayout};
 use super::AutoCosts;
-use super::run::{Run, Step};
+use super::run::{Run, Step, Ties};
 
 /// Where the greedy run has a choice: before which passes weights fill gaps that they do not fit.
 #[derive(Clone, Copy)]
@@ -23,32 +23,23 @@ impl Taste {
 
 /// An order within memory, or none where this taste finds none. Runs again with the idle times of the run
 /// before as allowed, as long as that shortens the longest.
-pub(super) fn order(counts: Counts, costs: AutoCosts, taste: Taste) -> Option<Vec<Vec<Pass>>> {
-    let mut best = attempt(counts, costs, taste, None)?;
+pub(super) fn order(
+    counts: Counts,
+    costs: AutoCosts,
+    (taste, ties): (Taste, Ties),
+) -> Option<Vec<Vec<Pass>>> {
+    let attempt = |allowed| {
+        let run = Run::new(counts, costs, StageLayout::V, ties);
+        Vee { run, taste, allowed }.finish()
+    };
+    let mut best = attempt(None)?;
     loop {
         let allowed: Vec<f64> = best.devices.iter().map(|device| device.idle).collect();
-        match attempt(counts, costs, taste, Some(allowed)) {
+        match attempt(Some(allowed)) {
             Some(next) if next.most_idle() < best.most_idle() => best = next,
             _ => return Some(best.orders()),
         }
     }
-}
-
-fn attempt(
-    counts: Counts,
-    costs: AutoCosts,
-    taste: Taste,
-    allowed: Option<Vec<f64>>,
-) -> Option<Run> {
-    let run = Run::new(counts, costs, StageLayout::V);
-    let mut vee = Vee { run, taste, allowed };
-    vee.warm_up()?;
-    for _ in 0..2 * counts.micro_batches {
-        vee.backwards()?;
-        vee.forwards()?;
-    }
-    (0..counts.devices).for_each(|device| vee.run.flush_weights(device));
-    Some(vee.run)
 }
 
 struct Vee {
@@ -59,6 +50,16 @@ struct Vee {
 }
 
 impl Vee {
+    fn finish(mut self) -> Option<Run> {
+        self.warm_up()?;
+        for _ in 0..2 * self.run.counts.micro_batches {
+            self.backwards()?;
+            self.forwards()?;
+        }
+        (0..self.devices()).for_each(|device| self.run.flush_weights(device));
+        Some(self.run)
+    }
+
     fn devices(&self) -> usize {
         self.run.counts.devices
     }
@@ -82,7 +83,7 @@ impl Vee {
 
     fn has_time(&self, device: usize, arrival: f64) -> bool {
         self.run.has_room(device, 2 + 2 * device)
-            && self.run.devices[device].clock + self.run.costs.forward <= arrival
+            && self.run.forward_is_in_time(device, arrival)
             && self.run.is_open(device, Step::F(0))
     }
 
@@ -169,8 +170,8 @@ impl Vee {
     fn fill(&mut self, device: usize, step: Step, late: bool) {
         let Some(arrival) = self.run.arrival(device, step) else { return };
         if self.run.fill(device, arrival) && late {
-            let own = &self.run.devices[device];
-            if arrival - own.clock > self.most_idle(device) - own.idle {
+            let most = self.most_idle(device);
+            if self.run.would_idle_longest(device, arrival, most) {
                 let _ = self.run.put_weights(device);
             }
         }
