@@ -153,7 +153,8 @@ impl LayerPricer<'_> {
         } else {
             self.selective(kind, shape, &streams)
         };
-        Pieces { attention, feed, selective, streams, tensor: self.tensor_parallel(shape) }
+        let (tensor, spared) = (self.tensor_parallel(shape), self.spared(kind, shape));
+        Pieces { attention, feed, selective, streams, tensor, spared }
     }
 
     fn layer_with(
@@ -163,16 +164,16 @@ impl LayerPricer<'_> {
         pieces: &Pieces,
         moe: ThreePasses,
     ) -> LayerCost {
-        let Pieces { attention, feed, streams, tensor, selective } = *pieces;
+        let Pieces { attention, feed, streams, tensor, selective, spared } = *pieces;
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
-        let forward = self.at_least_host(forward);
+        let again = Parts { compute_s: forward.compute_s - spared.compute_s, ..forward };
         LayerCost {
-            forward,
+            forward: self.at_least_host(forward),
             backward_input: self.at_least_host(backward_input),
             backward_weight: self.at_least_host(backward_weight),
-            recompute: [Parts::default(), selective, forward],
+            recompute: [Parts::default(), selective, self.at_least_host(again)],
             saved_bytes: RECOMPUTE_OPTIONS.map(|option| self.saved_bytes(kind, shape, option)),
         }
     }
@@ -202,17 +203,17 @@ impl LayerPricer<'_> {
         layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option)
     }
 
-    fn gemm_s(&self, dtype: Dtype, g: &Gemm) -> f64 {
-        if g.groups == 1 {
-            gemm::gemm_s(self.cluster, dtype, g.m, g.n, g.k)
-        } else {
-            gemm::grouped_gemm_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
-        }
+    fn gemm_s(&self, dtype: Dtype, g: &Gemm, slowdown: f64) -> f64 {
+        gemm::slowed_grouped_gemm_s(self.cluster, dtype, [g.groups, g.m, g.n, g.k], slowdown)
     }
 
     /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[n,m][m,k]`, with
     /// the casts of their inputs where those are kept wider than they are multiplied.
     fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
+        self.slowed_products(dtype, gemms, 1.0)
+    }
+
+    fn slowed_products(&self, dtype: Dtype, gemms: &[Gemm], slowdown: f64) -> ThreePasses {
         let each = |seconds: &dyn Fn(&Gemm) -> f64| {
             Parts::compute(gemms.iter().map(seconds).sum::<f64>() * self.misalignment())
         };
@@ -222,10 +223,12 @@ impl LayerPricer<'_> {
             )
         };
         ThreePasses {
-            forward: each(&|g| self.gemm_s(dtype, g)) + casts(|g| g.k),
-            input: each(&|g| self.gemm_s(dtype, &Gemm { n: g.k, k: g.n, ..*g })) + casts(|g| g.n),
+            forward: each(&|g| self.gemm_s(dtype, g, slowdown)) + casts(|g| g.k),
+            input: each(&|g| self.gemm_s(dtype, &Gemm { n: g.k, k: g.n, ..*g }, slowdown))
+                + casts(|g| g.n),
             weight: each(&|g| {
-                gemm::weight_gradient_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
+                let shape = [g.groups, g.m, g.n, g.k];
+                gemm::slowed_weight_gradient_s(self.cluster, dtype, shape, slowdown)
             }),
         }
     }
@@ -249,6 +252,15 @@ impl LayerPricer<'_> {
         passes.forward += forward;
         passes.input += backward;
         passes
+    }
+
+    /// The product that ends a dense layer, where recomputation stops before it.
+    fn spared(&self, kind: LayerKind, shape: &Shape) -> Parts {
+        if !self.cluster.software.recompute_stops_early || kind.moe {
+            return Parts::default();
+        }
+        let gemms = layer::dense_gemms(self.model, kind, &shape.split);
+        self.products(shape.dtype, &gemms[gemms.len().saturating_sub(1)..]).forward
     }
 
     /// Projections of keys and of the output, forward.
@@ -458,13 +470,8 @@ impl LayerPricer<'_> {
     }
 
     fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
-        let products = self.products(dtype, &layer::expert_gemms(self.model, split));
         let slowdown = self.cluster.software.expert_slowdown;
-        ThreePasses {
-            forward: products.forward * slowdown,
-            input: products.input * slowdown,
-            weight: products.weight * slowdown,
-        }
+        self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
     }
 
     fn router_gemm(&self, shape: &Shape) -> Gemm {
@@ -574,6 +581,8 @@ pub struct Pieces {
     streams: StreamCost,
     tensor: Parts,
     selective: Parts,
+    /// What full recomputation leaves out.
+    spared: Parts,
 }
 
 /// Routed experts before it is decided what hides their all-to-all.

@@ -33,8 +33,9 @@ impl Field {
 }
 
 /// Constants of every software generation.
-pub const SOFTWARE: [Field; 10] = [
+pub const SOFTWARE: [Field; 11] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
+    Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
         key: "attention_slowdown",
         prior: 1.1,
