@@ -13,6 +13,33 @@ pub enum Owner {
     Device(String),
 }
 
+/// A generation, and the one it grew from: its constants are expected to be that one's, before any run is seen.
+const GREW_FROM: [(&str, &str); 14] = [
+    ("megatron_2022", "megatron_2021"),
+    ("zero_bubble_2023", "megatron_2022"),
+    ("megatron_deepspeed_2022", "megatron_2021"),
+    ("megatron_deepspeed_2023", "megatron_deepspeed_2022"),
+    ("vocabulary_2024", "megatron_2023"),
+    ("megascale_2024", "megatron_2023"),
+    ("megatron_2024_blackwell", "megatron_2024"),
+    ("megatron_2025_hopper", "megatron_2024"),
+    ("megatron_2025_blackwell", "megatron_2024_blackwell"),
+    ("megatron_2026_blackwell", "megatron_2025_blackwell"),
+    ("megatron_te", "megatron_2024_blackwell"),
+    ("fsdp_2023_hopper", "fsdp_2023"),
+    ("torchtitan_eager_2024", "torchtitan_2024"),
+    ("automodel_2025", "torchtitan_2024"),
+];
+
+impl Owner {
+    /// What it grew from.
+    pub fn parent(&self) -> Option<Self> {
+        let Self::Software(name) = self else { return None };
+        let (_, parent) = GREW_FROM.iter().find(|(child, _)| child == name)?;
+        Some(Self::Software((*parent).to_owned()))
+    }
+}
+
 /// A constant as cluster and software files name it.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
