@@ -248,6 +248,8 @@ pub struct Software {
     /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
     /// lives only while it runs.
     pub optimizer_state_bytes: f64,
+    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads that.
+    pub loss_bytes: f64,
     /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
     pub logit_bytes: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the

@@ -52,6 +52,10 @@ pub struct LayerCost {
     pub saved_bytes: [f64; 3],
 }
 
+/// Bytes for each entry of the embedding that its gradient moves in every micro-batch: it is dense, so it is
+/// cleared and added to the sum although few rows were looked up. Passes measured by the authors of Vocabulary
+/// Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by 3072 on one device) to 12 (an eighth of it).
+const EMBEDDING_GRADIENT_BYTES: f64 = 8.0;
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
@@ -540,16 +544,19 @@ impl LayerPricer<'_> {
         let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
         let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
+        let wide = e >= 4.0;
+        let loss_bytes = if wide { e + 4.0 } else { self.cluster.software.loss_bytes };
+        let logit_bytes = if wide { e + 4.0 } else { self.cluster.software.logit_bytes };
+        let dense_gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
         VocabCost {
             embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
-            embed_backward: stream(hidden_bytes * 3.0),
-            head_forward: head.forward + stream(logits * (e + 4.0)) + tp(loss_s),
+            embed_backward: stream(hidden_bytes * 3.0) + stream(dense_gradient_bytes),
+            head_forward: head.forward + stream(logits * loss_bytes) + tp(loss_s),
             head_backward_input: head.input + stream(logits * (4.0 + e)) + tp(reduce_s),
             head_backward_weight: head.weight,
             embed_saved_bytes: mask * hidden_bytes / e,
             head_saved_bytes: 2.0 * hidden_bytes,
-            logits_bytes: logits
-                * if e < 4.0 { self.cluster.software.logit_bytes } else { e + 4.0 },
+            logits_bytes: logits * logit_bytes,
         }
     }
 }

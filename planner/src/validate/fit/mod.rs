@@ -40,8 +40,6 @@ pub struct Fit {
 const ROUNDS: usize = 3;
 /// Step of a constant's logarithm that slopes are taken over.
 const STEP: f64 = 0.1;
-/// How much nearer a generation is to the one it grew from than any is to the prior of all.
-const ALIKE: f64 = 0.7;
 /// Folds of the cross-validation.
 const FOLDS: usize = 5;
 
@@ -210,8 +208,7 @@ impl Fit {
         let prior = |(knob, value): (&Knob, &f64)| {
             let parent = self.parent(knob);
             let expected = parent.map_or_else(|| knob.prior(), |parent| self.values[parent]);
-            let alike = if parent.is_some() { ALIKE } else { 1.0 };
-            Prior { offset: (value / expected).ln(), spread: knob.field.spread * alike, parent }
+            Prior { offset: (value / expected).ln(), spread: knob.field.spread, parent }
         };
         let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
         let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();
