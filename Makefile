@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench equivalence mutations mpi
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch equivalence mutations mpi mpi-packages
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -11,6 +11,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 # What the solver (HiGHS, built from the sources in highs-sys) needs besides Rust.
 PACKAGES := make cmake g++ libclang-dev
+MPI_PACKAGES := openmpi-bin libopenmpi-dev
 RUST := 1.90
 
 heading = @printf '\n==== %s ====\n' '$(1)'
@@ -84,7 +85,17 @@ ci:
 bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
 	cargo bench --locked -p meshwright-kernels --bench layer
-	cargo bench --locked -p meshwright-runtime --bench step
+	cargo bench --locked -p meshwright-runtime --bench step -- 2 5
+	@$(MAKE) --no-print-directory bench-torch
+
+# The anchor model beside PyTorch, in one run: CPU only, in an environment of its own.
+TORCH := $(or $(CARGO_TARGET_DIR),target)/torch
+bench-torch: setup
+	@[ -x $(TORCH)/bin/python ] || python3 -m venv $(TORCH)
+	@$(TORCH)/bin/python -c 'import torch' 2>/dev/null || $(TORCH)/bin/pip install -q torch==2.6.0 numpy
+	cargo bench --locked -p meshwright-runtime --bench step --no-run
+	@$(TORCH)/bin/python tools/side_by_side.py --step "$$(cargo bench --locked -p meshwright-runtime --bench step --no-run \
+	  --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*step-[^"]*\)".*/\1/p' | tail -1)"
 
 # Every split of the golden cases against one rank; the count goes to docs/equivalence.md.
 equivalence: setup
@@ -94,7 +105,17 @@ equivalence: setup
 mutations: setup
 	tools/mutations.py
 
-# Ranks as processes must give the bits of ranks as threads; needs Open MPI and libclang.
-mpi: setup
+# Ranks as processes must give the bits of ranks as threads, and end cleanly. Installs Open MPI.
+mpi: setup mpi-packages
 	cargo build --locked -p meshwright-runtime --features mpi --example golden
 	tools/mpi_equals_threads.sh
+	tools/ends_cleanly.sh
+
+mpi-packages:
+	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo 'error: Open MPI is needed (mpirun and mpicc); install it with this system'\''s package manager' >&2; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then as=''; elif command -v sudo >/dev/null; then as=sudo; else \
+	  echo 'error: run as root: apt-get install -y --no-install-recommends $(MPI_PACKAGES)' >&2; exit 1; fi; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	$$as apt-get update -q && $$as apt-get install -y -q --no-install-recommends $(MPI_PACKAGES)

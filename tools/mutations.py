@@ -57,7 +57,13 @@ MUTATIONS = [
     ("attention's dropout redrawn in the backward pass", "layers/attention.rs",
      "        let shape = self.shape(ctx);\n        attention::backward(",
      "        let shape = self.shape(&Context { draws: None, ..*ctx });\n        attention::backward(", "finite_differences"),
-    ("swapped order of messages", "executor.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n", "equivalence"),
+    ("swapped order of messages", "executor.rs",
+     "let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage));",
+     "let swapped = match carried {\n            Carried::Stream if self.executor.program.micro_batches.is_multiple_of(2) => "
+     "pass.micro_batch ^ 1,\n            _ => pass.micro_batch,\n        };\n"
+     "        let (tag, to) = (tag(carried, to_stage, swapped), self.device_of(to_stage));", "plan_independence"),
+    ("messages of micro-batches confused", "executor.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n",
+     "plan_independence"),
     ("loss divided per micro-batch", "rank.rs", "1.0 / (valid_tokens.max(1) as f64);",
      "count as f64 / (valid_tokens.max(1) as f64);", "equivalence"),
     ("clip without regard to pipeline devices", "rank.rs",
@@ -81,8 +87,9 @@ MUTATIONS = [
      "kept.gate, &kept.up, &mut y", "kept.up, &kept.gate, &mut y", "golden"),
     ("embedding not scaled", "layers/embedding.rs", "model.numerics.embedding_scale);", "1.0_f64);", "golden"),
     ("norm behind the block skipped backward", "layers/block.rs",
-     "        Rc::new(dx)\n    }\n}", "        dropped_(dx, dy)\n    }\n}\n\n"
-     "fn dropped_<T: Scalar>(_: Vec<T>, dy: &[T]) -> Shared<T> {\n    Rc::new(dy.to_vec())\n}", "golden"),
+     "        let mut dx = ctx.buffer(x.len());\n        let output = Output::Overwrite;\n"
+     "        norm.backward_input(ctx, x, statistics, &dropped, &mut dx, output);\n",
+     "        let dx = (*dropped).clone();\n", "golden"),
     ("replicas train on the same samples", "rank.rs",
      "let first = self.groups.dp.rank() * each * count;", "let first = 0;", "equivalence"),
     ("sums from the last rank on", "comm/combine.rs", "for of in &given[1..] {", "for of in given[1..].iter().rev() {", "comm"),

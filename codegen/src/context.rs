@@ -37,6 +37,7 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "layout": match program.layout {
             StageLayout::RoundRobin => "RoundRobin",
             StageLayout::V => "V",
+            StageLayout::Bidirectional => "Bidirectional",
         },
         "layer": described(&shapes::layer(&program.model, program.mesh.tp)),
         "stages": stages(program),

@@ -14,7 +14,7 @@ use tera::{Context, Tera};
 use thiserror::Error;
 
 /// A template, and the path of what it makes.
-const TEMPLATES: [(&str, &str); 7] = [
+const TEMPLATES: [(&str, &str); 8] = [
     ("Cargo.toml", include_str!("../templates/Cargo.toml.tera")),
     ("README.md", include_str!("../templates/README.md.tera")),
     ("src/main.rs", include_str!("../templates/main.rs.tera")),
@@ -22,6 +22,7 @@ const TEMPLATES: [(&str, &str); 7] = [
     ("src/passes.rs", include_str!("../templates/passes.rs.tera")),
     ("src/stages.rs", include_str!("../templates/stages.rs.tera")),
     ("launch/local.sh", include_str!("../templates/local.sh.tera")),
+    ("launch/mpi.sh", include_str!("../templates/mpi.sh.tera")),
 ];
 
 /// Versions that the trainer's libraries were built and tested with, so that it builds offline.

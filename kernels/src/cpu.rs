@@ -110,22 +110,6 @@ impl Cpu {
     }
 }
 
-/// Buffers that nobody uses at the moment.
-#[derive(Debug, Default)]
-pub struct Pool<T>(Mutex<Vec<Vec<T>>>);
-
-impl<T> Pool<T> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-    fn take(&self) -> Vec<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
-    }
-    fn give_back(&self, buffer: Vec<T>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
-    }
-}
-
 fn start(threads: usize) -> Result<ThreadPool, CpuError> {
     ThreadPoolBuilder::new()
         .num_threads(threads)

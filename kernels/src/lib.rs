@@ -45,6 +45,7 @@ mod check;
 mod columns;
 mod cpu;
 mod matrix;
+mod pool;
 mod real;
 mod simd;
 

@@ -1,6 +1,6 @@
 //! The element types.
 
-use crate::cpu::Pool;
+use crate::pool::Pool;
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};

@@ -1,10 +1,12 @@
 //! Costs, the schedule simulator, the search and its ILPs, and explanations.
 
 pub mod bounds;
+pub mod calibrate;
 pub mod case;
 pub mod cost;
 pub mod explain;
 pub mod explain_text;
+pub mod flags;
 pub mod placement;
 pub mod report;
 pub mod report_text;

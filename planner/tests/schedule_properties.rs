@@ -13,7 +13,9 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     let plain = (0..ScheduleName::ALL.len(), 1..6_usize, 1..4_usize, 1..4_usize).prop_map(
         |(name, p, rounds, v)| {
             let name = ScheduleName::ALL[name];
-            name.build(p, p * rounds, name.chunk_rule().nearest(v)).unwrap()
+            // Some need an even number of devices, some twice as many micro-batches.
+            let p = p + usize::from(name.check(p, 2 * p, name.chunk_rule().nearest(v)).is_err());
+            name.build(p, 2 * p * rounds, name.chunk_rule().nearest(v)).unwrap()
         },
     );
     let vocab = (0..3_usize, 1..6_usize, 1..12_usize).prop_map(|(vocab, p, m)| {
@@ -31,7 +33,10 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
     let (n, p) = (schedule.stages(), schedule.devices);
     let by_stage = (times(n), times(n), times(n), times(n));
     let vocab = (times(p), times(p), times(p), times(4));
-    (by_stage, vocab).prop_map(|((forward, backward, weight, link_s), (s, s2, t, barriers))| {
+    let pairs = (times(p), times(p));
+    (by_stage, vocab, pairs).prop_map(|(stages, (s, s2, t, barriers), pairs)| {
+        let (forward, backward, weight, link_s) = stages;
+        let pair = pairs.0.into_iter().zip(pairs.1).map(|(one, other)| [one, other]).collect();
         let vocab = VocabDurations {
             first: s,
             middle: s2,
@@ -41,7 +46,7 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
             after_middle_s: barriers[2],
             after_last_s: barriers[3],
         };
-        Durations { forward, backward, weight, link_s, vocab }
+        Durations { forward, backward, weight, pair, link_s, vocab }
     })
 }
 

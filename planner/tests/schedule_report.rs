@@ -1,7 +1,7 @@
 //! What `plan schedule` prints: drawings, orders and JSON.
 
 use models::schedule::{ScheduleName, VocabPasses};
-use planner::simulate::{Report, Request, VocabRequest};
+use planner::simulate::{MemoryRequest, PairTime, Report, Request, VocabRequest};
 
 fn request(schedule: ScheduleName) -> Request {
     Request {
@@ -14,6 +14,8 @@ fn request(schedule: ScheduleName) -> Request {
         weight: 1.0,
         latency: 0.0,
         vocab: None,
+        pair: PairTime::Sum,
+        memory: MemoryRequest::default(),
     }
 }
 

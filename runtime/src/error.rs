@@ -44,6 +44,12 @@ pub enum Error {
         /// What is wrong, and what would be valid.
         problem: String,
     },
+    /// The user ended it.
+    #[error("interrupted: {steps} steps are done, and what was asked for is written")]
+    Interrupted {
+        /// Steps done.
+        steps: u64,
+    },
     /// No threads.
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),

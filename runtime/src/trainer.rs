@@ -4,6 +4,8 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::comm::{CommError, Communicator, Op, Options, Solo, Traffic, run_ranks};
 use crate::data::{self, Samples};
 use crate::error::Error;
+use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::launched::{self, Place};
 use crate::program::Program;
 use crate::rank::{Gradients, Optimizer, Rank};
 use crate::reduce::Reduction;
@@ -98,49 +100,91 @@ struct Metrics {
 }
 
 /// Reads the command line, trains, and says with the exit code how it went: 0 done, 2 the user's
-/// input, 1 anything else. Ranks are threads of this process, or, where an MPI launcher started it,
-/// the launcher's processes.
+/// input, 130 interrupted, 1 anything else. Ranks are threads of this process, or, where a launcher
+/// started several, the launcher's processes.
 pub fn main<T: Scalar>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
-    let ended = match launched_processes() {
-        0 | 1 => train::<T>(program, &flags),
-        #[cfg(feature = "mpi")]
-        size => train_processes::<T>(program, &flags, size),
-        #[cfg(not(feature = "mpi"))]
-        size => Err(Error::World {
-            problem: format!("{size} processes were launched; that needs the feature `mpi`"),
-        }),
-    };
-    match ended {
+    match start::<T>(program, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
-            let theirs = matches!(error, Error::File { .. } | Error::Flag { .. });
-            ExitCode::from(if theirs { 2 } else { 1 })
+            ExitCode::from(exit_code(&error))
         }
     }
 }
 
-/// Processes that an MPI launcher started (Open MPI; MPICH and its kin), 0 for none.
-fn launched_processes() -> usize {
-    let count = |name| std::env::var(name).ok().and_then(|count| count.parse().ok());
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count).unwrap_or(0)
+/// 2 where the user must act, 130 where they did.
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::File { .. } | Error::Flag { .. } | Error::World { .. } => 2,
+        Error::Interrupted { .. } => INTERRUPTED,
+        _ => 1,
+    }
+}
+
+fn start<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
+    flags.check()?;
+    let interrupt = Interrupt::listen()?;
+    let place = launched::discover(|name| std::env::var(name).ok())?;
+    match place.filter(|place| place.world > 1) {
+        None => train::<T>(program, flags, &interrupt),
+        Some(place) => {
+            check_world(program, &place)?;
+            train_processes::<T>(program, flags, &interrupt, &place)
+        }
+    }
+}
+
+/// As many processes as ranks, and a way for them to talk.
+fn check_world(program: &Program, place: &Place) -> Result<(), Error> {
+    let (found, planned, who) = (place.world, program.world_size(), place.launcher.name());
+    let wrong = |problem: String| Err(Error::World { problem });
+    if found != planned {
+        return wrong(format!(
+            "{who} started {found} processes; the plan is for {planned} ranks: valid: {planned} processes, or \
+             one with all ranks as its threads"
+        ));
+    }
+    if cfg!(not(feature = "mpi")) {
+        return wrong(format!(
+            "{who} started {found} processes, but this trainer was built without MPI: \
+             plan launch DIR --mpi -n {planned}, or cargo build --release --features mpi"
+        ));
+    }
+    Ok(())
 }
 
 /// Trains as one of several processes.
 #[cfg(feature = "mpi")]
-fn train_processes<T: Scalar>(program: &Program, flags: &Flags, size: usize) -> Result<(), Error> {
-    flags.check()?;
+fn train_processes<T: Scalar>(
+    program: &Program,
+    flags: &Flags,
+    interrupt: &Interrupt,
+    place: &Place,
+) -> Result<(), Error> {
     let wrong = |problem: String| Error::World { problem };
     let mpi = crate::comm::mpi::Mpi::start()
         .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
-    if mpi.size() != program.world_size() {
-        let (found, planned) = (mpi.size(), program.world_size());
-        return Err(wrong(format!("{found} processes; the plan is for {planned}")));
+    if mpi.size() != place.world {
+        let (who, found, said) = (place.launcher.name(), mpi.size(), place.world);
+        return Err(wrong(format!(
+            "{who} started {said} processes, of which MPI sees {found}; valid: a launcher that speaks MPI, \
+             such as mpirun or srun --mpi=pmix"
+        )));
     }
-    let here = std::env::var("OMPI_COMM_WORLD_LOCAL_SIZE").ok().and_then(|n| n.parse().ok());
-    let threads = threads(flags) / here.unwrap_or(size);
-    mpi.run(options(flags), |world| train_rank::<T>(program, flags, world, threads.max(1)))
+    let share = threads(flags) / place.local_size.unwrap_or(place.world);
+    let run = |world| train_rank::<T>(program, flags, interrupt, world, share.max(1));
+    mpi.run(options(flags), run)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn train_processes<T: Scalar>(
+    program: &Program,
+    _: &Flags,
+    _: &Interrupt,
+    place: &Place,
+) -> Result<(), Error> {
+    check_world(program, place)
 }
 
 fn threads(flags: &Flags) -> usize {
@@ -156,7 +200,11 @@ fn options(flags: &Flags) -> Options {
 ///
 /// # Errors
 /// Of the ranks' errors the one that made the others end.
-pub fn train<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
+pub fn train<T: Scalar>(
+    program: &Program,
+    flags: &Flags,
+    interrupt: &Interrupt,
+) -> Result<(), Error> {
     flags.check()?;
     let size = program.world_size();
     let threads = threads(flags);
@@ -164,7 +212,7 @@ pub fn train<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
         let rank = world.rank();
         // Ranks that come first get what is left over.
         let share = threads / size + usize::from(rank < threads % size);
-        train_rank::<T>(program, flags, world, share.max(1))
+        train_rank::<T>(program, flags, interrupt, world, share.max(1))
     };
     let results = match size {
         1 => vec![run(Box::new(Solo::new()))],
@@ -189,14 +237,17 @@ fn consequence(error: &Error) -> u8 {
 pub fn train_rank<T: Scalar>(
     program: &Program,
     flags: &Flags,
+    interrupt: &Interrupt,
     world: Box<dyn Communicator>,
     threads: usize,
 ) -> Result<(), Error> {
     let cpu = Cpu::new(threads)?;
     let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
-    let ended = Run::new(program, flags, &mut rank).and_then(Run::train);
-    if let Err(error) = &ended {
-        rank.groups().world.abort(&error.to_string());
+    let ended = Run::new(program, flags, interrupt, &mut rank).and_then(Run::train);
+    match &ended {
+        // All ranks end so, some of them later.
+        Ok(()) | Err(Error::Interrupted { .. }) => {}
+        Err(error) => rank.groups().world.abort(&error.to_string()),
     }
     ended
 }
@@ -251,6 +302,7 @@ fn refuse(flag: &'static str, problem: &str) -> Result<(), Error> {
 struct Run<'a, 'p, T> {
     program: &'a Program,
     flags: &'a Flags,
+    interrupt: &'a Interrupt,
     rank: &'a mut Rank<'p, T>,
     samples: Box<dyn Samples>,
     lr: LrSchedule,
@@ -287,6 +339,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
     fn new(
         program: &'a Program,
         flags: &'a Flags,
+        interrupt: &'a Interrupt,
         rank: &'a mut Rank<'p, T>,
     ) -> Result<Self, Error> {
         let samples = data::open(&flags.data, program.seq_len(), flags.seed)?;
@@ -308,6 +361,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         Ok(Self {
             program,
             flags,
+            interrupt,
             rank,
             samples,
             lr,
@@ -321,8 +375,12 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
     }
 
     fn train(mut self) -> Result<(), Error> {
+        let mut interrupted = None;
         for step in 0..self.flags.steps {
-            self.step(step)?;
+            if self.step(step)? {
+                interrupted = Some(Error::Interrupted { steps: step + 1 });
+                break;
+            }
         }
         self.bar.finish();
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
@@ -332,10 +390,12 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             checkpoint::write(path, &weights)?;
         }
         self.write_rank_report(&traffic)?;
-        self.write_trace()
+        self.write_trace()?;
+        interrupted.map_or(Ok(()), Err)
     }
 
-    fn step(&mut self, step: u64) -> Result<(), Error> {
+    /// Says whether any rank was asked to end.
+    fn step(&mut self, step: u64) -> Result<bool, Error> {
         let begin = Instant::now();
         let result = self.rank.gradients(&*self.samples, step, None)?;
         finite(step, "loss", result.loss)?;
@@ -353,21 +413,24 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             trace.reductions(&result.reductions);
             trace.phase("update", updating, Instant::now());
         }
-        self.tell(step, &result, lr, begin)?;
+        let ends = self.tell(step, &result, lr, begin)?;
         self.last = Some(result);
-        Ok(())
+        Ok(ends)
     }
 
+    /// Writes the step's metrics. All ranks agree here on whether they were asked to end.
     fn tell(
         &mut self,
         step: u64,
         result: &Gradients,
         lr: f64,
         begin: Instant,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let activations = self.peak_elements * size_of::<T>();
-        let mut peak = [(self.rank.state_bytes() + activations as u64) as i64];
-        self.rank.groups().world.all_reduce(&mut peak, Op::Max)?;
+        let peak = (self.rank.state_bytes() + activations as u64) as i64;
+        let mut most = [peak, i64::from(self.interrupt.is_asked())];
+        self.rank.groups().world.all_reduce(&mut most, Op::Max)?;
+        let [peak, asked] = most;
         let seconds = begin.elapsed().as_secs_f64();
         let tokens = (self.program.global_batch() * self.program.seq_len()) as f64;
         let flops = 3.0 * models::layer::forward_flops(&self.program.model, tokens);
@@ -380,15 +443,15 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             lr,
             tokens_per_s: tokens / seconds,
             model_flops_per_s: flops / seconds,
-            peak_memory_bytes: peak[0] as u64,
+            peak_memory_bytes: peak as u64,
             planned_memory_bytes: self.program.planned_memory_bytes,
         };
         self.bar.set_message(format!("loss {:.4}", metrics.loss));
         self.bar.inc(1);
-        match &mut self.metrics {
-            Some(output) => output.line(&serde_json::to_string(&metrics).unwrap_or_default()),
-            None => Ok(()),
+        if let Some(output) = &mut self.metrics {
+            output.line(&serde_json::to_string(&metrics).unwrap_or_default())?;
         }
+        Ok(asked > 0)
     }
 
     fn write_rank_report(&self, traffic: &Traffic) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use runtime::comm::{Delays, Options};
 use runtime::program::Recompute;
 use std::time::Duration;
 
-const CASES: [&str; 2] = ["llama_gqa", "gemma2"];
+const CASES: [&str; 5] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"];
 
 fn busy() -> Split {
     Split { tp: 2, pp: 2, dp: 2, micro_batch: 1, sequence_parallel: true, ..Split::default() }

@@ -191,6 +191,19 @@ fn stages_in_a_v() {
     }
 }
 
+/// What goes from a stage to another on the same device waits there, for many micro-batches at a time.
+#[test]
+fn several_stages_on_one_device() {
+    for case in ["llama_tied", "gemma2"] {
+        let (model, samples) = (model(case), open(case));
+        let reference = run(&model, &Split::default(), Some(case), &*samples);
+        let schedule = ScheduleName::LoopedBfs;
+        let split = Split { vpp: 4, micro_batch: 1, schedule, ..Split::default() };
+        let split_run = run(&model, &split, Some(case), &*samples);
+        same(&split_run, &reference, &format!("{case} {split:?}"));
+    }
+}
+
 #[test]
 fn stages_of_any_length() {
     let (model, samples) = (model("llama_tied"), open("llama_tied"));

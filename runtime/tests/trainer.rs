@@ -6,7 +6,7 @@ use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
 use runtime::program::Program;
 use runtime::trainer::{Flags, train};
-use runtime::{Error, checkpoint};
+use runtime::{Error, Interrupt, checkpoint};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn defaults_replay_a_golden_case() {
     let weights = folder.file("weights.safetensors");
     let named: [(&str, &Path); 3] =
         [("metrics", &metrics), ("dump-gradients", &gradients), ("dump-weights", &weights)];
-    train::<f32>(&program(), &flags("llama_gqa", &named)).unwrap();
+    train::<f32>(&program(), &flags("llama_gqa", &named), &Interrupt::default()).unwrap();
     let lines = lines(&metrics);
     assert_eq!(lines.len(), 3);
     let of = |key: &str| lines.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<_>>();
@@ -85,8 +85,12 @@ fn defaults_replay_a_golden_case() {
     let mut again = flags("llama_gqa", &[]);
     again.init_from = Some(weights);
     again.steps = 1;
-    train::<f32>(&Split { tp: 4, ..Split::default() }.program(&model("llama_gqa")), &again)
-        .unwrap();
+    train::<f32>(
+        &Split { tp: 4, ..Split::default() }.program(&model("llama_gqa")),
+        &again,
+        &Interrupt::default(),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -97,7 +101,7 @@ fn the_rank_report_covers_every_tensor_once() {
         let split = Split { tp, pp: 2, dp: 2, sequence_parallel, ..split() };
         let flags = flags(case, &[("rank-report", &path)]);
         let program = split.program(&model(case));
-        train::<f32>(&program, &flags).unwrap();
+        train::<f32>(&program, &flags, &Interrupt::default()).unwrap();
         let ranks = lines(&path);
         assert_eq!(ranks.len(), split.ranks());
         let mut covered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -161,7 +165,8 @@ fn the_rank_report_counts_what_was_sent() {
     let folder = Folder::new("sent");
     let path = folder.file("ranks.jsonl");
     let program = program();
-    train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)])).unwrap();
+    train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)]), &Interrupt::default())
+        .unwrap();
     for rank in lines(&path) {
         let device = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
@@ -186,7 +191,8 @@ fn the_rank_report_counts_what_was_sent() {
 fn the_trace_has_every_pass_of_every_rank() {
     let folder = Folder::new("trace");
     let path = folder.file("trace.json");
-    train::<f32>(&program(), &flags("llama_gqa", &[("trace", &path)])).unwrap();
+    train::<f32>(&program(), &flags("llama_gqa", &[("trace", &path)]), &Interrupt::default())
+        .unwrap();
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let passes = events.iter().filter(|event| event["cat"] == "pass").count();
@@ -212,7 +218,7 @@ fn the_command_line_of_a_replay() {
 fn error(change: impl FnOnce(&mut Flags)) -> Error {
     let mut flags = flags("llama_gqa", &[]);
     change(&mut flags);
-    train::<f32>(&program(), &flags).unwrap_err()
+    train::<f32>(&program(), &flags, &Interrupt::default()).unwrap_err()
 }
 
 /// The error's text has all of these.
@@ -254,7 +260,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     small.model.vocab = 300;
     let mut from_seed = flags("llama_gqa", &[]);
     from_seed.init_from = None;
-    let refused = train::<f32>(&small, &from_seed).unwrap_err();
+    let refused = train::<f32>(&small, &from_seed, &Interrupt::default()).unwrap_err();
     says(&refused, &["--data", "sample", "valid: 0 to 299"]);
 }
 
@@ -277,4 +283,21 @@ fn a_full_disk_ends_the_run() {
 fn a_loss_that_is_no_number_ends_the_run() {
     let wild = error(|flags| flags.lr = 1e30);
     says(&wild, &["step 1", "stops before it spoils the weights"]);
+}
+
+#[test]
+fn an_interrupted_run_ends_behind_its_step_with_everything_written() {
+    let folder = Folder::new("interrupted");
+    let (metrics, weights) = (folder.file("run.jsonl"), folder.file("weights.safetensors"));
+    let report = folder.file("ranks.jsonl");
+    let flags = flags(
+        "llama_gqa",
+        &[("metrics", &metrics), ("dump-weights", &weights), ("rank-report", &report)],
+    );
+    let interrupt = Interrupt::default();
+    interrupt.ask();
+    let ended = train::<f32>(&program(), &flags, &interrupt).unwrap_err();
+    assert!(matches!(ended, Error::Interrupted { steps: 1 }), "{ended}");
+    assert_eq!((lines(&metrics).len(), lines(&report).len()), (1, 8));
+    assert!(checkpoint::TensorFile::open(&weights).is_ok());
 }

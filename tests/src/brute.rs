@@ -1,9 +1,9 @@
 //! The best plan by looking at every combination and every placement.
 
-use models::decisions::{Decisions, Recompute};
+use models::decisions::{Decisions, Recompute, Vocab};
 use models::model::ModelSpec;
 use planner::case::Case;
-use planner::case::family::Ranges;
+use planner::case::family::{Ranges, few_cuts};
 use planner::case::ground::Ground;
 use planner::case::levels::{Chain, Levels};
 use planner::case::mixes::Mix;
@@ -82,28 +82,30 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
     found
 }
 
-/// Every placement a configuration allows: any cut and any mix where the solver places layers, else
-/// the listed cuts; with one chunk a device any mix, with several every level of every device, whatever
-/// those of the others.
-pub fn placements(case: &Case<'_>) -> Vec<Placed> {
-    match case.listed_ranges() {
-        Some(list) if case.decisions.vpp > 1 => {
-            list.iter().flat_map(|ranges| at_every_level(case, ranges)).collect()
-        }
-        Some(list) => list.iter().flat_map(|ranges| with_mixes(case, ranges)).collect(),
-        None => {
-            let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
-            let cuts = cuts(case.ground.model.layers, case.stages(), ends_hold_vocab);
-            cuts.iter().flat_map(|ranges| with_mixes(case, ranges)).collect()
-        }
+/// Every placement a configuration allows. Cuts: all where the solver places layers, with several chunks a
+/// device if they are few, else the listed ones. Mixes: all, but with many cuts of several chunks every
+/// level of every device, whatever those of the others. As they are asked for: there may be many.
+pub fn placements<'a>(case: &'a Case<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
+    let (layers, stages) = (case.ground.model.layers, case.stages());
+    let vocab = case.decisions.vocab;
+    let listed = matches!(vocab, Vocab::FirstLast | Vocab::Redistribute);
+    let open = case.decisions.vpp == 1 || few_cuts(layers, stages);
+    let ranges = match case.listed_ranges() {
+        Some(list) if listed || !open => list,
+        _ => every_cut(case),
+    };
+    let all = ranges.into_iter();
+    if open {
+        Box::new(all.flat_map(|ranges| with_mixes(case, &ranges)))
+    } else {
+        Box::new(all.flat_map(|ranges| at_every_level(case, &ranges)))
     }
 }
 
 /// Every cut with every mix, whatever is listed; `None` where there are more than `most`.
 pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
-    let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
     let mut found = vec![];
-    for ranges in cuts(case.ground.model.layers, case.stages(), ends_hold_vocab) {
+    for ranges in every_cut(case) {
         found.extend(with_mixes(case, &ranges));
         if found.len() > most {
             return None;
@@ -112,8 +114,14 @@ pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
     Some(found)
 }
 
+/// Every cut of a case's layers into its stages.
+pub fn every_cut(case: &Case<'_>) -> Vec<Ranges> {
+    let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
+    cuts(case.ground.model.layers, case.stages(), ends_hold_vocab)
+}
+
 /// All devices on the same chain, each at any of its levels.
-fn at_every_level(case: &Case<'_>, ranges: &Ranges) -> Vec<Placed> {
+pub fn at_every_level(case: &Case<'_>, ranges: &Ranges) -> Vec<Placed> {
     let chains = Levels::chains(case.decisions.recompute).iter();
     chains.flat_map(|&chain| on_chain(case, ranges, chain)).collect()
 }

@@ -2,6 +2,7 @@
 //! exhaustive answers to compare with.
 
 pub mod brute;
+pub mod golden;
 pub mod random;
 pub mod small;
 pub mod stages;

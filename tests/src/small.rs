@@ -47,10 +47,15 @@ fn read_cluster(text: &str) -> ClusterSpec {
     models::cluster::read(&source).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A model of two to six layers: every sixth a mixture of experts, some with windows or tied
-/// embeddings.
+/// A model of two to six layers, one in four of up to twelve: every sixth a mixture of experts, some with
+/// windows or tied embeddings.
 pub fn model(random: &mut Random) -> ModelSpec {
-    let layers = random.whole(2, 6);
+    let layers = if random.percent(25) { random.whole(7, 12) } else { random.whole(2, 6) };
+    model_of(random, layers)
+}
+
+/// As [`model`] of so many layers.
+pub fn model_of(random: &mut Random, layers: usize) -> ModelSpec {
     let hidden = random.pick(&[64, 128, 256]);
     let mut text = format!(
         "name: small\nlayers: {layers}\nhidden: {hidden}\nheads: {}\nkv_heads: 2\nffn: {}\nvocab: {}\n\

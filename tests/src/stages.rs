@@ -22,7 +22,8 @@ pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Ar
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
-    let key = PipelineKey { schedule, devices, micro_batches, chunks, vocab };
+    let key =
+        PipelineKey { schedule, devices, micro_batches, chunks, vocab, post_validation: false };
     Pipelines::default().get(key)
 }
 
@@ -147,6 +148,7 @@ impl<'a> Maker<'a> {
             mix,
             forward_s,
             backward_s: sum(|layer| layer.backward_s) + forward_s * [0.0, 0.15, 0.9][mix],
+            weight_s: 0.0,
             tail_s: self.tail_s * (states + extra_s),
             step_s: self.step_s * (states + extra_s),
             in_flight_bytes: sum(|layer| layer.in_flight_bytes) * kept,

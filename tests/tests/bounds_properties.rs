@@ -36,8 +36,8 @@ impl<'a> Subject<'a> {
     fn new(task: &Task<'_>, case: &'a Case<'a>) -> Self {
         let (ground, d) = (case.ground, &case.decisions);
         let sheet = ground.sheet(d);
-        let line = ground.line(d, &sheet);
-        let plain = ground.work(d, &sheet);
+        let line = Line::new(ground, d, &sheet);
+        let plain = Work::of(ground, d, &sheet);
         let state = StateView::new(ground, d, &sheet.params);
         let inner = task.space().inner(&Node { decisions: d.clone() });
         let usable = ground.cluster.usable_bytes() - plain.workspace_bytes;
@@ -131,7 +131,7 @@ impl<'a> Subject<'a> {
 
 /// Least seconds of all placements that fit, before stragglers and fixed work.
 fn least_s(case: &Case<'_>) -> Option<f64> {
-    let placements = brute::placements(case);
+    let placements: Vec<_> = brute::placements(case).take(MOST_PLACEMENTS + 1).collect();
     if placements.len() > MOST_PLACEMENTS {
         return None;
     }

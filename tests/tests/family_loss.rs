@@ -1,62 +1,158 @@
-//! With several chunks a device only a family of placements is searched: how much that loses against every
-//! cut and every mix, on small models. `cargo test --test family_loss -- --nocapture` prints it.
+//! With several chunks a device and many cuts, only a family of placements is searched: how much that loses
+//! against every cut, and against every mix, on small models. `cargo test --test family_loss -- --nocapture`
+//! prints it.
 
 use meshwright_tests::random::Random;
-use meshwright_tests::small::Instance;
-use meshwright_tests::{brute, instances};
+use meshwright_tests::{brute, instances, small};
+use models::decisions::{Decisions, Recompute, Vocab};
 use planner::case::Case;
+use planner::case::family::Ranges;
 use planner::case::ground::Ground;
 use planner::case::priced::Placed;
 use planner::placement::Scratch;
-use planner::search::Task;
+use planner::restrict::Restrictions;
+use planner::search::{Task, search};
 
 /// Placements that one configuration may take to look through.
 const MOST_PLACEMENTS: usize = 30_000;
 
-fn best_s(case: &Case<'_>, placements: &[Placed]) -> f64 {
+fn best_s(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> f64 {
     let scratch = &mut Scratch::default();
-    let prices = placements.iter().map(|placed| case.price(placed, scratch));
+    let prices = placements.into_iter().map(|placed| case.price(&placed, scratch));
     prices.filter(|p| p.fits).map(|p| p.iteration_s).fold(f64::INFINITY, f64::min)
 }
 
-#[test]
-fn the_family_of_several_chunks_loses_little() {
-    let mut losses = vec![];
-    let mut missed = 0;
-    for seed in 0..instances(300, 3000) {
-        let random = &mut Random::new(seed + 5_000_000);
-        let instance = Instance::random(random);
-        let restrictions = instance.restrictions();
-        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-        let ground = Ground::new(&instance.model, &instance.cluster, instance.gpus);
-        let mut several = brute::combinations(&task);
-        several.retain(|d| d.vpp > 1 && !d.vocab.over_pipeline());
-        if several.is_empty() {
-            continue;
-        }
-        let d = several[random.whole(0, several.len() - 1)].clone();
-        let Ok(case) = Case::new(&ground, d) else { continue };
-        let Some(all) = brute::all_placements(&case, MOST_PLACEMENTS) else { continue };
-        let (family_s, all_s) = (best_s(&case, &brute::placements(&case)), best_s(&case, &all));
-        match (family_s.is_finite(), all_s.is_finite()) {
-            (true, true) => losses.push(family_s / all_s - 1.0),
-            (false, true) => missed += 1,
-            _ => {}
-        }
+/// A random configuration with several chunks, freely placed, of a model with `layers`.
+fn with_random_case<T>(
+    seed: u64,
+    layers: (usize, usize),
+    recompute: Recompute,
+    then: impl FnOnce(&Case<'_>) -> Option<T>,
+) -> Option<T> {
+    let random = &mut Random::new(seed);
+    let layers = random.whole(layers.0, layers.1);
+    let model = small::model_of(random, layers);
+    let (cluster, gpus) = (small::cluster(random, &model), random.pick(&[2, 3, 4]));
+    let restrictions = Restrictions::default();
+    let task = Task::new(&model, &cluster, gpus, &restrictions);
+    let mut several = brute::combinations(&task);
+    several.retain(|d| d.vpp > 1 && d.vocab == Vocab::Tensor && d.recompute == recompute);
+    if several.is_empty() {
+        return None;
     }
-    losses.sort_by(f64::total_cmp);
-    let percent = |loss: f64| 100.0 * loss;
-    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
-    let at = |share: f64| percent(losses[((losses.len() - 1) as f64 * share) as usize]);
-    println!(
-        "{} configurations: loses {:.2} % on average, median {:.2} %, 9 of 10 below {:.2} %, most {:.2} %; \
-         {missed} where only others fit",
-        losses.len(),
-        percent(mean),
-        at(0.5),
-        at(0.9),
-        at(1.0)
-    );
-    assert!(losses.iter().all(|&loss| loss > -1e-9), "the family is among all placements");
-    assert!(mean < 0.05, "{mean}");
+    let decisions = several[random.whole(0, several.len() - 1)].clone();
+    let ground = Ground::new(&model, &cluster, gpus);
+    then(&Case::new(&ground, decisions).ok()?)
+}
+
+struct Losses(Vec<f64>);
+
+impl Losses {
+    /// Of the list's best against the best of all, where both fit.
+    fn of(pairs: impl Iterator<Item = (f64, f64)>) -> Self {
+        let both = pairs.filter(|(list_s, all_s)| list_s.is_finite() && all_s.is_finite());
+        let mut losses: Vec<f64> = both.map(|(list_s, all_s)| list_s / all_s - 1.0).collect();
+        losses.sort_by(f64::total_cmp);
+        assert!(losses.len() > 10, "only {} configurations", losses.len());
+        assert!(losses[0] > -1e-9, "the list is among all placements");
+        Self(losses)
+    }
+
+    fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
+    fn print(&self, what: &str) {
+        let at = |share: f64| 100.0 * self.0[((self.0.len() - 1) as f64 * share) as usize];
+        println!(
+            "{what}: {} configurations lose {:.2} % on average, median {:.2} %, 9 of 10 below {:.2} %, most {:.2} %",
+            self.0.len(),
+            100.0 * self.mean(),
+            at(0.5),
+            at(0.9),
+            at(1.0)
+        );
+    }
+}
+
+#[test]
+fn the_family_of_many_cuts_loses_little() {
+    let of_seed = |seed| {
+        with_random_case(seed + 5_000_000, (10, 12), Recompute::None, |case| {
+            let every = brute::every_cut(case);
+            if case.is_open() || every.len() > MOST_PLACEMENTS {
+                return None;
+            }
+            let list = case.listed_ranges().unwrap_or_default();
+            let all_s = |ranges: &[_]| {
+                let each = ranges.iter().flat_map(|cut| brute::at_every_level(case, cut));
+                best_s(case, each)
+            };
+            Some((all_s(&list), all_s(&every)))
+        })
+    };
+    let losses = Losses::of((0..instances(150, 1000)).filter_map(of_seed));
+    losses.print("cuts");
+    assert!(losses.mean() < 0.02, "{}", losses.mean());
+}
+
+#[test]
+fn one_level_a_device_loses_little() {
+    let of_seed = |seed| {
+        with_random_case(seed + 6_000_000, (3, 6), Recompute::PerLayer, |case| {
+            let all = brute::all_placements(case, MOST_PLACEMENTS)?;
+            let every = brute::every_cut(case);
+            let levels = every.iter().flat_map(|cut| brute::at_every_level(case, cut));
+            Some((best_s(case, levels), best_s(case, all)))
+        })
+    };
+    let losses = Losses::of((0..instances(150, 1500)).filter_map(of_seed));
+    losses.print("mixes");
+    assert!(losses.mean() < 0.02, "{}", losses.mean());
+}
+
+/// Counts with one layer moved from a stage to another; inner stages keep one.
+fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
+    let stages = counts.len();
+    let spare = |stage: usize| counts[stage] > usize::from(stage > 0 && stage + 1 < stages);
+    let pairs = (0..stages).flat_map(|from| (0..stages).map(move |to| (from, to)));
+    let moves = pairs.filter(|&(from, to)| from != to && spare(from)).map(|(from, to)| {
+        let mut counts = counts.to_vec();
+        counts[from] -= 1;
+        counts[to] += 1;
+        counts
+    });
+    moves.collect()
+}
+
+#[test]
+fn no_plan_of_large_models_gets_faster_by_moving_a_layer() {
+    for (model, gpus, cluster) in [("llama70b", 16_384, "dgx_h100"), ("gemma2_9b", 64, "a100_roce")]
+    {
+        let model =
+            models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
+        let cluster =
+            models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+        let restrictions = Restrictions::default();
+        let task = Task::new(&model, &cluster, gpus, &restrictions);
+        let found = search(&task, &mut |_, _| {}).best.expect("it fits");
+        assert!(found.decisions.vpp > 1, "{} has one chunk a device", model.name);
+        let ground = Ground::new(&model, &cluster, gpus);
+        let decisions = Decisions { recompute: Recompute::PerLayer, ..found.decisions };
+        let case = Case::new(&ground, decisions).expect("it was planned");
+        let counts: Vec<usize> = found.placed.iter().map(|stage| stage.end - stage.start).collect();
+        let moved: Vec<Ranges> = moved(&counts).into_iter().map(ranges).collect();
+        let cutoff_s = case.core_s(found.priced.iteration_s) * (1.0 - 1e-9);
+        let better = case.best_listed(&moved, cutoff_s, false, &mut Scratch::default()).best;
+        assert!(better.is_none(), "{}: {counts:?} loses to {better:?}", model.name);
+        println!("{}: none of {} moves helps", model.name, moved.len());
+    }
+}
+
+fn ranges(counts: Vec<usize>) -> Ranges {
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count;
+        Some((*end - count, *end))
+    });
+    ends.collect()
 }

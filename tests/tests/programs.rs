@@ -2,12 +2,10 @@
 //! `slow`) is built and trains to PyTorch's losses.
 
 use codegen::{GenerateError, RuntimeSource, generate};
+use meshwright_tests::golden::planned;
 use models::plan::Plan;
 #[cfg(feature = "slow")]
 use models::program::Program;
-use planner::report::plan as make_plan;
-use planner::request::{Flags, Request};
-use planner::search::search;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -26,21 +24,6 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 3] = [
     ),
     ("gemma2_tp2", "gemma2", 2, &["tp=2", "pp=1", "micro_batch=4", "sequence_parallel=true"]),
 ];
-
-fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
-    let request = Request::new(&Flags {
-        model: format!("{HERE}/golden/{case}/config.json"),
-        cluster: Some("laptop".to_owned()),
-        gpus,
-        global_batch: Some(8),
-        seq_len: Some(32),
-        tokens: None,
-        settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
-    })
-    .expect("the request is valid");
-    let outcome = search(&request.task(), &mut |_, _| {});
-    make_plan(&request, &outcome.best.expect("something fits"), &outcome.proof)
-}
 
 fn files(plan: &Plan, runtime: &str) -> BTreeMap<&'static str, String> {
     let text = plan.to_yaml().expect("plans can be written");

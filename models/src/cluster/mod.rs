@@ -1,6 +1,7 @@
 //! Clusters: devices, links, the software that runs on them, and measured efficiency.
 
 mod grid;
+mod measured;
 mod raw;
 pub mod roofline;
 mod shipped;
@@ -8,6 +9,7 @@ mod spec;
 mod tables;
 
 pub use grid::Grid;
+pub use measured::{Core, Exchange, Measured, Moved, Product, Step, Updated};
 pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
 pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};

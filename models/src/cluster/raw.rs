@@ -29,6 +29,7 @@ pub(super) struct RawCluster {
     efficiency: Spanned<String>,
     #[serde(default)]
     any_gpu_count: bool,
+    measured_ranks: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -123,6 +124,11 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
         software: software(&check, &raw.software)?,
         tables: Arc::new(tables),
         any_gpu_count: raw.any_gpu_count,
+        measured_ranks: raw
+            .measured_ranks
+            .as_ref()
+            .map(|ranks| check.count("measured_ranks", ranks))
+            .transpose()?,
     })
 }
 

@@ -84,6 +84,9 @@ pub struct ClusterSpec {
     pub tables: Arc<EfficiencyTables>,
     /// Any number of ranks is accepted, also more than there are devices (ranks are threads).
     pub any_gpu_count: bool,
+    /// Ranks that shared the machine when its figures were measured, where ranks are threads of one machine:
+    /// with more of them each has less of it. See [`ClusterSpec::shared_by`].
+    pub measured_ranks: Option<u64>,
 }
 
 /// One accelerator.
@@ -270,6 +273,24 @@ pub struct Software {
 }
 
 impl ClusterSpec {
+    /// The cluster as each of `ranks` sees it. Where they share one machine, each has its part: one rank
+    /// works with all cores, and more ranks than cores take turns.
+    pub fn shared_by(mut self, ranks: u64) -> Self {
+        let Some(measured) = self.measured_ranks else { return self };
+        let share = measured as f64 / ranks as f64;
+        self.measured_ranks = Some(ranks);
+        self.device.peak_flops.values_mut().for_each(|flops| *flops *= share);
+        self.device.hbm_bytes *= share;
+        self.device.hbm_bytes_per_s *= share;
+        // What a rank waits for another grows with their turns, but does not shrink where it is alone.
+        let turns = share.min(1.0);
+        for level in &mut self.levels {
+            level.bytes_per_s *= turns;
+            level.latency_s /= turns;
+        }
+        self
+    }
+
     /// GPUs in one domain of each level when `gpus` are used, innermost first; never falls, the last is
     /// `gpus`. The shape [`crate::mesh::GroupShape::within`] has for the group of all ranks.
     pub fn level_sizes(&self, gpus: u64) -> Vec<u64> {

@@ -35,15 +35,26 @@ pub enum ScheduleError {
         /// The nearest valid number.
         nearest: usize,
     },
+    /// The schedule does not exist for this number of devices.
+    #[error("{schedule} needs an even number of stages: {devices}; {} would do", either(nearest))]
+    Devices {
+        /// The schedule.
+        schedule: ScheduleName,
+        /// What was asked for.
+        devices: usize,
+        /// The nearest valid numbers.
+        nearest: Vec<usize>,
+    },
     /// The schedule does not exist for this number of micro-batches.
     #[error(
-        "{schedule} needs micro-batches divisible by stages: {micro_batches} with p = {devices}; \
-         {} would do",
+        "{schedule} needs micro-batches {rule}: {micro_batches} with p = {devices}; {} would do",
         either(nearest)
     )]
     MicroBatches {
         /// The schedule.
         schedule: ScheduleName,
+        /// What the schedule asks for, such as `divisible by stages`.
+        rule: &'static str,
         /// What was asked for.
         micro_batches: usize,
         /// Pipeline devices.
@@ -52,12 +63,37 @@ pub enum ScheduleError {
         nearest: Vec<usize>,
     },
     /// The schedule cannot split the vocabulary over its devices.
-    #[error("{schedule} has no place for vocabulary passes ({vocab}); 1f1b has")]
+    #[error(
+        "{schedule} has no place for vocabulary passes ({vocab}); valid: {}",
+        ScheduleName::VOCAB.map(ScheduleName::name).join(", ")
+    )]
     NoVocab {
         /// The schedule.
         schedule: ScheduleName,
         /// How the vocabulary was to be split.
         vocab: &'static str,
+    },
+    /// Plans cannot say where stages of this schedule lie.
+    #[error("{schedule} holds every stage on two devices, which plans cannot say yet")]
+    TwoCopies {
+        /// The schedule.
+        schedule: ScheduleName,
+    },
+    /// An order is searched for with this time or size.
+    #[error("{what} cannot be {value}: it is finite and not negative")]
+    Cost {
+        /// Which.
+        what: &'static str,
+        /// What was asked for.
+        value: String,
+    },
+    /// No order found keeps the memory limit.
+    #[error("no order of zb_auto was found within a memory limit of {limit}; {nearest} would do")]
+    Memory {
+        /// What was asked for.
+        limit: String,
+        /// The least of the orders found.
+        nearest: String,
     },
     /// A pass cannot take this long.
     #[error("{what} passes cannot take {time}: a time is finite and not negative")]
@@ -76,7 +112,7 @@ pub enum ScheduleError {
         devices: usize,
     },
     /// The layout of stages is not made for this number of chunks.
-    #[error("a V of stages has 2 chunks a device, not {chunks}")]
+    #[error("stages on a V or in both directions are 2 chunks a device, not {chunks}")]
     Layout {
         /// Chunks a device.
         chunks: usize,
@@ -114,6 +150,14 @@ pub enum ScheduleError {
         pass: Pass,
         /// What it needs.
         needs: Pass,
+    },
+    /// Passes that should run together cannot.
+    #[error("device {device} cannot run passes {place} and {} of its order together", place + 1)]
+    Pair {
+        /// Device, 0-based.
+        device: usize,
+        /// Place of the first in the device's order.
+        place: u32,
     },
     /// The devices wait for one another for ever.
     #[error("the devices wait for one another: {}", waiting_list(waiting))]

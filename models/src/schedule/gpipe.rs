@@ -10,16 +10,8 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 /// # Errors
 /// No devices or no micro-batches.
 pub fn gpipe(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = Counts::new(devices, micro_batches, 1)?;
+    let counts = Counts::new(devices, micro_batches, 1)?;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
     let order: Vec<_> = all(PassKind::F).chain(all(PassKind::BW)).collect();
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule {
-        devices,
-        chunks,
-        micro_batches,
-        layout,
-        vocab: None,
-        passes: vec![order; devices],
-    })
+    Ok(counts.schedule(StageLayout::RoundRobin, vec![order; devices]))
 }

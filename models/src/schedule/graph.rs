@@ -22,13 +22,24 @@ pub enum Latency {
     Barrier(PassKind),
 }
 
-/// A pass, or a join of a barrier.
+/// What a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: a join of a barrier, or of what both passes of a pair wait for.
+    Join,
+    /// A pass.
+    Pass(Pass),
+    /// A forward and a whole backward together.
+    Pair(Pass, Pass),
+}
+
+/// A pass, a pair of passes, or a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The device that runs the pass.
+    /// The device that runs it.
     pub device: u32,
-    /// The pass; `None` for a join.
-    pub pass: Option<Pass>,
+    /// What it runs.
+    pub work: Work,
     /// The node before it on its device; for a join, the pass it adds to the joins before it.
     pub before: u32,
     /// The node elsewhere that it waits for.
@@ -54,6 +65,7 @@ impl Graph {
         let places = Places::new(schedule)?;
         places.check_complete()?;
         places.check_local_order()?;
+        places.check_pairs()?;
         Walk::new(&places).run()
     }
 }
@@ -73,10 +85,10 @@ impl<'a> Places<'a> {
         if lists != devices {
             return Err(ScheduleError::DeviceLists { lists, devices });
         }
-        if schedule.layout == StageLayout::V && schedule.chunks != 2 {
+        if schedule.layout != StageLayout::RoundRobin && schedule.chunks != 2 {
             return Err(ScheduleError::Layout { chunks: schedule.chunks });
         }
-        let size = KINDS * schedule.stages() * schedule.micro_batches;
+        let size = KINDS * devices * schedule.chunks * schedule.micro_batches;
         let mut places = Self { schedule, positions: vec![ABSENT; size] };
         for (device, passes) in schedule.passes.iter().enumerate() {
             for (n, pass) in passes.iter().enumerate() {
@@ -98,10 +110,13 @@ impl<'a> Places<'a> {
     }
 
     fn belongs(&self, pass: Pass) -> bool {
-        let Schedule { chunks, micro_batches, vocab, .. } = *self.schedule;
+        let Schedule { chunks, micro_batches, .. } = *self.schedule;
         let chunks = if is_vocab(pass.kind) { 1 } else { chunks };
-        let kind = !is_vocab(pass.kind) || vocab_kinds(vocab).contains(&pass.kind);
-        kind && usize::from(pass.chunk) < chunks && (pass.micro_batch as usize) < micro_batches
+        let vocab = is_vocab(pass.kind);
+        let kind = !vocab || vocab_kinds(self.schedule.vocab).contains(&pass.kind);
+        let exists =
+            usize::from(pass.chunk) < chunks && (pass.micro_batch as usize) < micro_batches;
+        kind && exists && (vocab || self.schedule.runs(pass.chunk, pass.micro_batch))
     }
 
     fn slot(&self, device: usize, pass: Pass) -> usize {
@@ -125,7 +140,8 @@ impl<'a> Places<'a> {
     ) -> Result<(), ScheduleError> {
         for device in 0..self.schedule.devices {
             for chunk in 0..self.schedule.chunks as u16 {
-                for micro_batch in 0..self.schedule.micro_batches as u32 {
+                let all = 0..self.schedule.micro_batches as u32;
+                for micro_batch in all.filter(|&k| self.schedule.runs(chunk, k)) {
                     check(device, Pass { kind: PassKind::F, micro_batch, chunk })?;
                 }
             }
@@ -138,13 +154,18 @@ impl<'a> Places<'a> {
             for &kind in self.kinds_due(device, forward) {
                 self.check_has(device, Pass { kind, ..forward })?;
             }
-            if forward.chunk == 0 {
+            if self.begins(forward) {
                 for &kind in vocab_kinds(self.schedule.vocab) {
-                    self.check_has(device, Pass { kind, ..forward })?;
+                    self.check_has(device, Pass { kind, chunk: 0, ..forward })?;
                 }
             }
             self.check_one_backward(device, forward)
         })
+    }
+
+    /// Whether a micro-batch's first chunk of a device is this one, so that each micro-batch counts once.
+    fn begins(&self, forward: Pass) -> bool {
+        forward.chunk == self.schedule.direction(forward.micro_batch)
     }
 
     fn kinds_due(&self, device: usize, forward: Pass) -> &'static [PassKind] {
@@ -173,14 +194,19 @@ impl<'a> Places<'a> {
 
     fn check_local_order(&self) -> Result<(), ScheduleError> {
         self.each(|device, forward| {
-            let in_order = |kinds: &[PassKind]| {
+            let in_order = |kinds: &[PassKind], of: Pass| {
                 kinds.windows(2).try_for_each(|pair| {
-                    let [needs, pass] = [pair[0], pair[1]].map(|kind| Pass { kind, ..forward });
+                    let [needs, pass] = [pair[0], pair[1]].map(|kind| Pass { kind, ..of });
                     self.check_after(device, pass, needs)
                 })
             };
-            in_order(self.kinds_due(device, forward))?;
-            if forward.chunk == 0 { in_order(vocab_kinds(self.schedule.vocab)) } else { Ok(()) }
+            in_order(self.kinds_due(device, forward), forward)?;
+            let vocab = vocab_kinds(self.schedule.vocab);
+            if self.begins(forward) {
+                in_order(vocab, Pass { chunk: 0, ..forward })
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -190,6 +216,24 @@ impl<'a> Places<'a> {
         } else {
             Err(ScheduleError::TooEarly { device, pass, needs })
         }
+    }
+
+    /// Pairs are a forward and the whole backward of another chunk behind it.
+    fn check_pairs(&self) -> Result<(), ScheduleError> {
+        for (device, pairs) in self.schedule.pairs.iter().enumerate() {
+            let order = self.schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
+            let fits = |place: u32| match order.get(place as usize..) {
+                Some([forward, backward, ..]) => {
+                    let kinds = (forward.kind, backward.kind) == (PassKind::F, PassKind::BW);
+                    kinds && forward.chunk != backward.chunk
+                }
+                _ => false,
+            };
+            if let Some(&place) = pairs.iter().find(|&&place| !fits(place)) {
+                return Err(ScheduleError::Pair { device, place });
+            }
+        }
+        Ok(())
     }
 
     /// The backward of a stage whose input gradients the stage before it waits for.
@@ -244,8 +288,8 @@ impl Places<'_> {
 
     /// A pass of the neighbouring stage `other`, over the link behind stage `link`.
     fn neighbour(&self, device: usize, other: usize, pass: Pass, link: usize) -> Need {
-        let other_device = self.schedule.device_of(other);
-        let forward = Pass { chunk: self.schedule.chunk_of(other) as u16, ..pass };
+        let (other_device, chunk) = self.schedule.holder(other, pass.micro_batch);
+        let forward = Pass { chunk, ..pass };
         let is_before = other == link;
         let needed = if is_before { forward } else { self.backward(other_device, forward) };
         let same = other_device == device;
@@ -254,9 +298,7 @@ impl Places<'_> {
     }
 
     fn last_forward(&self, device: usize, pass: Pass) -> Need {
-        let last = self.schedule.stages() - 1;
-        let holder = self.schedule.device_of(last);
-        let chunk = self.schedule.chunk_of(last) as u16;
+        let (holder, chunk) = self.schedule.holder(self.schedule.stages() - 1, pass.micro_batch);
         let latency = if holder == device { Latency::None } else { Latency::Broadcast };
         Need::Pass(holder, Pass { kind: PassKind::F, chunk, ..pass }, latency)
     }
@@ -267,6 +309,8 @@ struct Walk<'a> {
     places: &'a Places<'a>,
     /// Next position, by device.
     next: Vec<u32>,
+    /// Next pair, by device.
+    next_pair: Vec<usize>,
     /// Node of the latest pass, by device.
     latest: Vec<u32>,
     /// First slot of each device in `node_at`.
@@ -309,6 +353,7 @@ impl<'a> Walk<'a> {
         Self {
             places,
             next: vec![0; schedule.devices],
+            next_pair: vec![0; schedule.devices],
             latest: vec![NO_NODE; schedule.devices],
             offsets,
             node_at: vec![NO_NODE; passes],
@@ -333,22 +378,37 @@ impl<'a> Walk<'a> {
         self.places.schedule.passes[device].get(self.next[device] as usize).copied()
     }
 
-    /// Takes the device's next pass if what it waits for is there.
+    /// The backward that runs together with the device's next pass.
+    fn partner(&self, device: usize) -> Option<Pass> {
+        let schedule = self.places.schedule;
+        let place = *schedule.pairs.get(device)?.get(self.next_pair[device])?;
+        let behind = schedule.passes[device].get(place as usize + 1).copied();
+        behind.filter(|_| place == self.next[device])
+    }
+
+    /// Takes the device's next pass, or pair, if what it waits for is there.
     fn advance(&mut self, device: usize) -> bool {
         let Some(pass) = self.upcoming(device) else { return false };
-        let (needs, latency) = match self.places.need(device, pass) {
-            Need::Nothing => (NO_NODE, Latency::None),
-            Need::Pass(other, needed, latency) => match self.node_of(other, needed) {
-                NO_NODE => return false,
-                node => (node, latency),
-            },
-            Need::Barrier(kind) => match self.barrier(kind, pass.micro_batch) {
-                NO_NODE => return false,
-                node => (node, Latency::Barrier(kind)),
-            },
-        };
-        self.push(device, pass, needs, latency);
+        let Some(arrival) = self.arrival(device, pass) else { return false };
+        match self.partner(device) {
+            None => self.push(device, Work::Pass(pass), arrival),
+            Some(partner) => {
+                let Some(second) = self.arrival(device, partner) else { return false };
+                self.push(device, Work::Join, arrival);
+                self.push(device, Work::Pair(pass, partner), second);
+            }
+        }
         true
+    }
+
+    /// The node a pass waits for and the way from it; `None` where it has not run.
+    fn arrival(&self, device: usize, pass: Pass) -> Option<(u32, Latency)> {
+        let (node, latency) = match self.places.need(device, pass) {
+            Need::Nothing => return Some((NO_NODE, Latency::None)),
+            Need::Pass(other, needed, latency) => (self.node_of(other, needed), latency),
+            Need::Barrier(kind) => (self.barrier(kind, pass.micro_batch), Latency::Barrier(kind)),
+        };
+        (node != NO_NODE).then_some((node, latency))
     }
 
     fn node_of(&self, device: usize, pass: Pass) -> u32 {
@@ -362,16 +422,30 @@ impl<'a> Walk<'a> {
         if complete { self.barriers.last_join[slot] } else { NO_NODE }
     }
 
-    fn push(&mut self, device: usize, pass: Pass, needs: u32, latency: Latency) {
+    fn push(&mut self, device: usize, work: Work, (needs, latency): (u32, Latency)) {
         let node = self.nodes.len() as u32;
         let before = std::mem::replace(&mut self.latest[device], node);
+        self.nodes.push(Node { device: device as u32, work, before, needs, latency });
+        match work {
+            Work::Join => {}
+            Work::Pass(pass) => {
+                self.ran(device, node);
+                if self.is_awaited(pass.kind) {
+                    self.join(device as u32, pass, node);
+                }
+            }
+            Work::Pair(..) => {
+                self.ran(device, node);
+                self.ran(device, node);
+                self.next_pair[device] += 1;
+            }
+        }
+    }
+
+    /// Notes that a node ran the device's next pass.
+    fn ran(&mut self, device: usize, node: u32) {
         self.node_at[self.offsets[device] + self.next[device] as usize] = node;
         self.next[device] += 1;
-        let device = device as u32;
-        self.nodes.push(Node { device, pass: Some(pass), before, needs, latency });
-        if self.is_awaited(pass.kind) {
-            self.join(device, pass, node);
-        }
     }
 
     /// Whether all devices' passes of this kind end in a barrier.
@@ -385,7 +459,7 @@ impl<'a> Walk<'a> {
         let node = self.nodes.len() as u32;
         let needs = std::mem::replace(&mut self.barriers.last_join[slot], node);
         self.barriers.done[slot] += 1;
-        self.nodes.push(Node { device, pass: None, before, needs, latency: Latency::None });
+        self.nodes.push(Node { device, work: Work::Join, before, needs, latency: Latency::None });
     }
 }
 

@@ -43,7 +43,7 @@ impl Schedule {
     pub fn peak_activations(&self, device: usize, release: Release) -> f64 {
         let mut most = 0;
         self.walk(device, release, |held| most = most.max(held.iter().sum::<u32>()));
-        f64::from(most) / self.chunks as f64
+        f64::from(most) / self.share_chunks() as f64
     }
 
     /// Calls `seen` with the counts held during each forward that no forward follows at once: only

@@ -18,19 +18,23 @@ pub fn interleaved_1f1b(
     ScheduleName::Interleaved1F1B.check(devices, micro_batches, chunks)?;
     let counts = Counts::new(devices, micro_batches, chunks)?;
     let passes = (0..devices).map(|device| device_order(counts, device)).collect();
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+    Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }
 
 fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
-    let Counts { devices, micro_batches, chunks } = counts;
+    let Counts { devices, chunks, .. } = counts;
     let warm_up = 2 * (devices - 1 - device) + (chunks - 1) * devices;
+    let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
+    let backwards = rounds(counts).map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
+    one_forward_one_backward(forwards, backwards, warm_up)
+}
+
+/// Micro-batches and chunks in the order of forwards: groups of `p` micro-batches, chunk after chunk.
+pub(super) fn rounds(counts: Counts) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let Counts { devices, micro_batches, chunks } = counts;
     let item = move |n: usize| {
         let within = n % (devices * chunks);
         (n / (devices * chunks) * devices + within % devices, within / devices)
     };
-    let items = || (0..micro_batches * chunks).map(item);
-    let forwards = items().map(|(k, chunk)| pass(PassKind::F, k, chunk));
-    let backwards = items().map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
-    one_forward_one_backward(forwards, backwards, warm_up)
+    (0..micro_batches * chunks).map(item)
 }

@@ -16,11 +16,10 @@ pub fn looped_bfs(
     micro_batches: usize,
     chunks: usize,
 ) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = Counts::new(devices, micro_batches, chunks)?;
+    let counts = Counts::new(devices, micro_batches, chunks)?;
     let all = |kind, chunk| (0..micro_batches).map(move |k| pass(kind, k, chunk));
     let forwards = (0..chunks).flat_map(|chunk| all(PassKind::F, chunk));
     let backwards = (0..chunks).rev().flat_map(|chunk| all(PassKind::BW, chunk).rev());
     let passes = vec![forwards.chain(backwards).collect(); devices];
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+    Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }

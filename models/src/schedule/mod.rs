@@ -4,29 +4,52 @@
 //! printed and executed from the same list. Stages are numbered along the model: with `p` devices
 //! and `v` chunks there are `p·v` stages, and [`StageLayout`] says which device holds which.
 
+mod building_block;
+mod chimera;
+mod dualpipe;
+mod dualpipe_v;
 mod error;
 mod generate;
 mod gpipe;
 mod graph;
 mod in_flight;
 mod interleaved_1f1b;
+mod interleaved_zb;
 mod looped_bfs;
 mod naive;
 mod name;
 mod one_f_one_b;
 mod orders;
+mod v_1f1b;
+mod v_half;
+mod v_min;
 mod vocab;
+mod zb_auto;
+mod zb_h1;
+mod zb_h2;
+mod zb_v;
 
+pub use chimera::chimera;
+pub use dualpipe::dualpipe;
+pub use dualpipe_v::dualpipe_v;
 pub use error::ScheduleError;
 pub use gpipe::gpipe;
-pub use graph::{Graph, Latency, NO_NODE, Node};
+pub use graph::{Graph, Latency, NO_NODE, Node, Work};
 pub use in_flight::Release;
 pub use interleaved_1f1b::interleaved_1f1b;
+pub use interleaved_zb::interleaved_zb;
 pub use looped_bfs::looped_bfs;
 pub use naive::naive;
 pub use name::{ChunkRule, ScheduleName};
 pub use one_f_one_b::one_f_one_b;
+pub use v_1f1b::v_1f1b;
+pub use v_half::{v_half, v_half_repeated};
+pub use v_min::v_min;
 pub use vocab::{PassTimes, one_f_one_b_with_vocab};
+pub use zb_auto::{AutoCosts, zb_auto};
+pub use zb_h1::zb_h1;
+pub use zb_h2::zb_h2;
+pub use zb_v::zb_v;
 
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,6 +89,9 @@ pub enum StageLayout {
     RoundRobin,
     /// Two chunks: device `i` holds stages `i` and `2p − 1 − i`.
     V,
+    /// Two chunks, two copies of every stage: device `i` holds stage `i` for the first half of the
+    /// micro-batches and stage `p − 1 − i` for the second, which go the other way.
+    Bidirectional,
 }
 
 /// The passes of one iteration.
@@ -83,6 +109,9 @@ pub struct Schedule {
     pub vocab: Option<VocabPasses>,
     /// Per device, its passes in order.
     pub passes: Vec<Vec<Pass>>,
+    /// Per device, places in its order of forwards that run together with the backward right behind
+    /// them: the two start when both can, and both end when the pair does.
+    pub pairs: Vec<Vec<u32>>,
 }
 
 /// How the vocabulary passes of an output layer that is split over the pipeline devices wait for
@@ -135,27 +164,48 @@ impl VocabPasses {
 }
 
 impl StageLayout {
+    /// Stages of a model over `devices` with `chunks` each.
+    pub fn stages(self, devices: usize, chunks: usize) -> usize {
+        devices * chunks / self.copies()
+    }
+
+    /// How many devices hold each stage.
+    pub fn copies(self) -> usize {
+        if self == Self::Bidirectional { 2 } else { 1 }
+    }
+
     /// The stage that is chunk `chunk` of device `device`, of `devices`.
     pub fn stage_of(self, devices: usize, device: usize, chunk: usize) -> usize {
         match self {
             Self::V if chunk == 1 => 2 * devices - 1 - device,
+            Self::Bidirectional if chunk == 1 => devices - 1 - device,
+            Self::Bidirectional => device,
             Self::RoundRobin | Self::V => chunk * devices + device,
         }
     }
 
-    /// The device of `devices` that holds `stage`.
+    /// The device of `devices` that holds `stage`; of two copies, the first direction's.
     pub fn device_of(self, devices: usize, stage: usize) -> usize {
         match self {
             Self::V if stage >= devices => 2 * devices - 1 - stage,
-            Self::RoundRobin | Self::V => stage % devices,
+            Self::RoundRobin | Self::V | Self::Bidirectional => stage % devices,
+        }
+    }
+
+    /// Device and chunk that run `stage` for a micro-batch of which chunk `from` of some device runs
+    /// another stage: its copy of the stage, where there are two.
+    pub fn holder(self, devices: usize, stage: usize, from: u16) -> (usize, u16) {
+        match self {
+            Self::Bidirectional if from == 1 => (devices - 1 - stage, 1),
+            _ => (self.device_of(devices, stage), (stage / devices) as u16),
         }
     }
 }
 
 impl Schedule {
-    /// Stages of the model: devices times chunks.
+    /// Stages of the model: devices times chunks, less where there are copies.
     pub fn stages(&self) -> usize {
-        self.devices * self.chunks
+        self.layout.stages(self.devices, self.chunks)
     }
 
     /// The stage that is chunk `chunk` of device `device`.
@@ -163,14 +213,31 @@ impl Schedule {
         self.layout.stage_of(self.devices, device, chunk)
     }
 
-    /// The device that holds `stage`.
+    /// The device that holds `stage`; of two copies, the first direction's.
     pub fn device_of(&self, stage: usize) -> usize {
         self.layout.device_of(self.devices, stage)
     }
 
-    /// The chunk that `stage` is of its device.
+    /// The chunk that `stage` is of that device.
     pub fn chunk_of(&self, stage: usize) -> usize {
         stage / self.devices
+    }
+
+    /// The chunk of a device that a micro-batch begins on; all its passes are on chunks of the same
+    /// direction.
+    pub fn direction(&self, micro_batch: u32) -> u16 {
+        let second = micro_batch as usize >= self.micro_batches.div_ceil(2);
+        u16::from(self.layout == StageLayout::Bidirectional && second)
+    }
+
+    /// Whether a micro-batch passes through this chunk of each device.
+    pub fn runs(&self, chunk: u16, micro_batch: u32) -> bool {
+        self.layout != StageLayout::Bidirectional || chunk == self.direction(micro_batch)
+    }
+
+    /// Device and chunk that run `stage` for a micro-batch.
+    pub fn holder(&self, stage: usize, micro_batch: u32) -> (usize, u16) {
+        self.layout.holder(self.devices, stage, self.direction(micro_batch))
     }
 
     /// The stage whose output `stage` takes; `None` where the model begins.
@@ -181,6 +248,12 @@ impl Schedule {
     /// The stage that takes the output of `stage`; `None` where the model ends.
     pub fn stage_after(&self, stage: usize) -> Option<usize> {
         (stage + 1 < self.stages()).then_some(stage + 1)
+    }
+
+    /// Stages that a micro-batch passes through on each device: what a device's whole share of the
+    /// model is cut into.
+    pub fn share_chunks(&self) -> usize {
+        self.stages() / self.devices
     }
 
     /// Whether backward is split into [`PassKind::B`] and [`PassKind::W`] anywhere.

@@ -12,8 +12,6 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 /// # Errors
 /// No devices.
 pub fn naive(devices: usize) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = Counts::new(devices, 1, 1)?;
     let passes = vec![vec![pass(PassKind::F, 0, 0), pass(PassKind::BW, 0, 0)]; devices];
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+    Ok(Counts::new(devices, 1, 1)?.schedule(StageLayout::RoundRobin, passes))
 }

@@ -1,8 +1,10 @@
 //! The schedules by name, and for which counts each exists.
 
 use super::generate::Counts;
-use super::{PassTimes, Schedule, ScheduleError, VocabPasses, gpipe, interleaved_1f1b, looped_bfs};
-use super::{naive, one_f_one_b, one_f_one_b_with_vocab};
+use super::one_f_one_b_with_vocab;
+use super::{AutoCosts, PassTimes, Schedule, ScheduleError, StageLayout, VocabPasses, vocab};
+use super::{chimera, dualpipe, dualpipe_v, v_1f1b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v};
+use super::{gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, naive, one_f_one_b};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -24,6 +26,39 @@ pub enum ScheduleName {
     /// [`looped_bfs`]: chunk after chunk, breadth first.
     #[serde(rename = "looped_bfs")]
     LoopedBfs,
+    /// [`zb_h1`]: 1F1B with weight gradients in its bubble.
+    #[serde(rename = "zb_h1")]
+    ZbH1,
+    /// [`zb_h2`]: the same without bubble, for twice the memory.
+    #[serde(rename = "zb_h2")]
+    ZbH2,
+    /// [`zb_auto`]: the best order found for given times and memory.
+    #[serde(rename = "zb_auto")]
+    ZbAuto,
+    /// [`interleaved_zb`]: interleaved 1F1B with weight gradients in its bubble.
+    #[serde(rename = "interleaved_zb")]
+    InterleavedZb,
+    /// [`zb_v`]: zero bubble on a V of stages.
+    #[serde(rename = "zb_v")]
+    ZbV,
+    /// [`v_half`]: half the activations of 1F1B on a V of stages.
+    #[serde(rename = "v_half")]
+    VHalf,
+    /// [`v_min`]: a third of them.
+    #[serde(rename = "v_min")]
+    VMin,
+    /// [`v_1f1b`]: 1F1B on a V of stages.
+    #[serde(rename = "v_1f1b")]
+    V1F1B,
+    /// [`dualpipe`]: micro-batches from both ends, forwards behind backwards.
+    #[serde(rename = "dualpipe")]
+    DualPipe,
+    /// [`dualpipe_v`]: the same on a V of stages.
+    #[serde(rename = "dualpipe_v")]
+    DualPipeV,
+    /// [`chimera`]: 1F1B from both ends.
+    #[serde(rename = "chimera")]
+    Chimera,
 }
 
 /// How many chunks a device a schedule has.
@@ -33,6 +68,8 @@ pub enum ChunkRule {
     Exactly(usize),
     /// This many or more.
     AtLeast(usize),
+    /// One, or two on a V of stages.
+    OneOrTwo,
 }
 
 impl ChunkRule {
@@ -46,6 +83,7 @@ impl ChunkRule {
         match self {
             Self::Exactly(only) => only,
             Self::AtLeast(least) => chunks.max(least),
+            Self::OneOrTwo => chunks.clamp(1, 2),
         }
     }
 }
@@ -55,13 +93,34 @@ impl fmt::Display for ChunkRule {
         match self {
             Self::Exactly(only) => write!(f, "exactly {only}"),
             Self::AtLeast(least) => write!(f, "at least {least}"),
+            Self::OneOrTwo => f.write_str("1 or 2"),
         }
     }
 }
 
 impl ScheduleName {
     /// All schedules, simplest first.
-    pub const ALL: [Self; 5] =
+    pub const ALL: [Self; 16] = [
+        Self::Naive,
+        Self::GPipe,
+        Self::OneFOneB,
+        Self::Interleaved1F1B,
+        Self::LoopedBfs,
+        Self::ZbH1,
+        Self::ZbH2,
+        Self::ZbAuto,
+        Self::InterleavedZb,
+        Self::ZbV,
+        Self::VHalf,
+        Self::VMin,
+        Self::V1F1B,
+        Self::DualPipe,
+        Self::DualPipeV,
+        Self::Chimera,
+    ];
+
+    /// Those that keep backward whole and have one copy of each stage, in stages laid out round-robin.
+    pub const WHOLE: [Self; 5] =
         [Self::Naive, Self::GPipe, Self::OneFOneB, Self::Interleaved1F1B, Self::LoopedBfs];
 
     /// The name users type.
@@ -72,6 +131,17 @@ impl ScheduleName {
             Self::OneFOneB => "1f1b",
             Self::Interleaved1F1B => "interleaved_1f1b",
             Self::LoopedBfs => "looped_bfs",
+            Self::ZbH1 => "zb_h1",
+            Self::ZbH2 => "zb_h2",
+            Self::ZbAuto => "zb_auto",
+            Self::InterleavedZb => "interleaved_zb",
+            Self::ZbV => "zb_v",
+            Self::VHalf => "v_half",
+            Self::VMin => "v_min",
+            Self::V1F1B => "v_1f1b",
+            Self::DualPipe => "dualpipe",
+            Self::DualPipeV => "dualpipe_v",
+            Self::Chimera => "chimera",
         }
     }
 
@@ -84,12 +154,18 @@ impl ScheduleName {
         found.ok_or_else(|| ScheduleError::Unknown { name: name.to_owned() })
     }
 
-    /// How many chunks a device the schedule has. One chunk of `interleaved_1f1b` would be `1f1b`.
+    /// How many chunks a device the schedule has. One chunk of `interleaved_1f1b` would be `1f1b`, one of
+    /// `interleaved_zb` `zb_h1`.
     pub fn chunk_rule(self) -> ChunkRule {
         match self {
-            Self::Naive | Self::GPipe | Self::OneFOneB => ChunkRule::Exactly(1),
-            Self::Interleaved1F1B => ChunkRule::AtLeast(2),
+            Self::Naive | Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 => {
+                ChunkRule::Exactly(1)
+            }
+            Self::Interleaved1F1B | Self::InterleavedZb => ChunkRule::AtLeast(2),
             Self::LoopedBfs => ChunkRule::AtLeast(1),
+            Self::ZbAuto => ChunkRule::OneOrTwo,
+            Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B => ChunkRule::Exactly(2),
+            Self::DualPipe | Self::DualPipeV | Self::Chimera => ChunkRule::Exactly(2),
         }
     }
 
@@ -112,7 +188,18 @@ impl ScheduleName {
         Counts::new(devices, micro_batches, chunks)?;
         self.check_chunks(chunks)?;
         match self {
-            Self::Interleaved1F1B => self.check_divisible(devices, micro_batches),
+            Self::Interleaved1F1B | Self::InterleavedZb => {
+                self.check_divisible(devices, micro_batches)
+            }
+            Self::Chimera => {
+                self.check_even(devices)?;
+                self.check_divisible(devices, micro_batches)
+            }
+            Self::DualPipe => {
+                self.check_even(devices)?;
+                self.check_filled(devices, micro_batches, 2)
+            }
+            Self::DualPipeV => self.check_filled(devices, micro_batches, 1),
             _ => Ok(()),
         }
     }
@@ -132,10 +219,38 @@ impl ScheduleName {
         }
         let below = micro_batches / devices * devices;
         let nearest = [below, below + devices].into_iter().filter(|&m| m > 0).collect();
-        Err(ScheduleError::MicroBatches { schedule: self, micro_batches, devices, nearest })
+        let rule = "divisible by stages";
+        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, devices, nearest })
     }
 
-    /// The schedule for these counts; see [`Self::micro_batches_run`] for `naive`.
+    /// Whether there are twice as many micro-batches as devices, in multiples of `step`.
+    fn check_filled(
+        self,
+        devices: usize,
+        micro_batches: usize,
+        step: usize,
+    ) -> Result<(), ScheduleError> {
+        let least = 2 * devices;
+        let nearest = match micro_batches {
+            few if few < least => vec![least],
+            odd if !odd.is_multiple_of(step) => vec![odd - 1, odd + 1],
+            _ => return Ok(()),
+        };
+        let even = "even in number, twice as many as stages or more";
+        let rule = if step == 2 { even } else { "twice as many as stages or more" };
+        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, devices, nearest })
+    }
+
+    fn check_even(self, devices: usize) -> Result<(), ScheduleError> {
+        if devices.is_multiple_of(2) {
+            return Ok(());
+        }
+        let nearest = [devices - 1, devices + 1].into_iter().filter(|&p| p > 0).collect();
+        Err(ScheduleError::Devices { schedule: self, devices, nearest })
+    }
+
+    /// The schedule for these counts; see [`Self::micro_batches_run`] for `naive`. The order of `zb_auto` is
+    /// that for equal times and the memory of 1F1B; [`zb_auto`] has others.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -152,15 +267,55 @@ impl ScheduleName {
             Self::OneFOneB => one_f_one_b(devices, micro_batches),
             Self::Interleaved1F1B => interleaved_1f1b(devices, micro_batches, chunks),
             Self::LoopedBfs => looped_bfs(devices, micro_batches, chunks),
+            Self::ZbH1 => zb_h1(devices, micro_batches),
+            Self::ZbH2 => zb_h2(devices, micro_batches),
+            Self::ZbAuto => zb_auto(devices, micro_batches, chunks, AutoCosts::even(devices)),
+            Self::InterleavedZb => interleaved_zb(devices, micro_batches, chunks),
+            Self::ZbV => zb_v(devices, micro_batches),
+            Self::VHalf => v_half(devices, micro_batches),
+            Self::VMin => v_min(devices, micro_batches),
+            Self::V1F1B => v_1f1b(devices, micro_batches),
+            Self::DualPipe => dualpipe(devices, micro_batches),
+            Self::DualPipeV => dualpipe_v(devices, micro_batches),
+            Self::Chimera => chimera(devices, micro_batches),
         }
+    }
+
+    /// Which device holds which stage.
+    pub fn layout(self, chunks: usize) -> StageLayout {
+        match self {
+            Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B | Self::DualPipeV => StageLayout::V,
+            Self::ZbAuto if chunks == 2 => StageLayout::V,
+            Self::DualPipe | Self::Chimera => StageLayout::Bidirectional,
+            _ => StageLayout::RoundRobin,
+        }
+    }
+
+    /// Whether backward to weights has passes of its own.
+    pub fn splits_backward(self) -> bool {
+        !Self::WHOLE.contains(&self) && !matches!(self, Self::V1F1B | Self::Chimera)
     }
 
     /// Whether the schedule can also run the passes of a vocabulary split over its devices.
     pub fn takes_vocab(self) -> bool {
-        self == Self::OneFOneB
+        Self::VOCAB.contains(&self)
     }
 
-    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready.
+    /// Schedules that can run the passes of a vocabulary split over their devices.
+    pub const VOCAB: [Self; 9] = [
+        Self::GPipe,
+        Self::OneFOneB,
+        Self::Interleaved1F1B,
+        Self::LoopedBfs,
+        Self::ZbH1,
+        Self::ZbH2,
+        Self::InterleavedZb,
+        Self::VHalf,
+        Self::VMin,
+    ];
+
+    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready. It holds
+    /// a micro-batch more for each barrier, breadth-first ones aside, which hold all.
     ///
     /// # Errors
     /// As [`Self::check`], or the schedule takes no vocabulary passes.
@@ -173,10 +328,21 @@ impl ScheduleName {
         times: PassTimes,
     ) -> Result<Schedule, ScheduleError> {
         self.check(devices, micro_batches, chunks)?;
-        if self.takes_vocab() {
-            one_f_one_b_with_vocab(devices, micro_batches, vocab, times)
-        } else {
-            Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() })
+        let counts = Counts::new(devices, micro_batches, chunks)?;
+        match self {
+            Self::OneFOneB => one_f_one_b_with_vocab(devices, micro_batches, vocab, times),
+            Self::GPipe | Self::LoopedBfs => {
+                vocab::breadth_first_with_vocab(counts, self == Self::LoopedBfs, vocab, times)
+            }
+            Self::Interleaved1F1B => vocab::interleaved_with_vocab(counts, vocab, times),
+            Self::ZbH1 | Self::ZbH2 | Self::InterleavedZb => {
+                vocab::zero_bubble_with_vocab(counts, self == Self::ZbH2, vocab, times)
+            }
+            Self::VHalf | Self::VMin => {
+                let blocks = vocab::blocks(devices, self == Self::VMin);
+                vocab::building_block_with_vocab(counts, blocks, vocab, times)
+            }
+            _ => Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() }),
         }
     }
 }

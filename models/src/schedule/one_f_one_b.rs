@@ -11,10 +11,9 @@ use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
 /// # Errors
 /// No devices or no micro-batches.
 pub fn one_f_one_b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = Counts::new(devices, micro_batches, 1)?;
+    let counts = Counts::new(devices, micro_batches, 1)?;
     let passes = (0..devices).map(|i| device_order(devices - 1 - i, micro_batches)).collect();
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: None, passes })
+    Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }
 
 fn device_order(warm_up: usize, micro_batches: usize) -> Vec<Pass> {

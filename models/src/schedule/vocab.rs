@@ -1,8 +1,10 @@
-//! 1F1B with the output layer split over all devices.
+//! Schedules with the output layer split over all devices.
 
-use super::generate::{Counts, one_forward_one_backward, pass};
+use super::building_block::{Block, PERIOD, repeated};
+use super::generate::{Counts, one_forward_one_backward, pass, split_backward};
+use super::interleaved_1f1b::rounds;
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
-use std::ops::Range;
+use super::{gpipe, looped_bfs, v_half, v_min};
 
 /// How long passes take relative to one another, where that decides an order; any unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,22 +52,111 @@ pub fn one_f_one_b_with_vocab(
     times: PassTimes,
 ) -> Result<Schedule, ScheduleError> {
     let counts = Counts::new(devices, micro_batches, 1)?;
+    let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
+    let order = |i: usize| {
+        let warm_up = devices - 1 - i + vocab.barriers();
+        one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
+    };
+    let passes = (0..devices).map(order).collect();
+    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+}
+
+/// Interleaved 1F1B with vocabulary passes: for each barrier a round more of forwards first.
+pub(super) fn interleaved_with_vocab(
+    counts: Counts,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let Counts { devices, chunks, .. } = counts;
+    let order = |i: usize| {
+        let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
+        let backwards = rounds(counts).map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
+        let warm_up = 2 * (devices - 1 - i) + (chunks - 1) * devices + vocab.barriers() * chunks;
+        one_forward_one_backward(forwards, backwards, warm_up)
+    };
+    let passes = (0..devices).map(order).collect();
+    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+}
+
+/// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with vocabulary passes.
+pub(super) fn zero_bubble_with_vocab(
+    counts: Counts,
+    eager: bool,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let Counts { devices, chunks, .. } = counts;
+    let order = |i: usize| {
+        let backwards = rounds(counts).map(move |(k, chunk)| (k, chunks - 1 - chunk));
+        let depth = if eager { 2 * (devices - i) - 1 } else { devices - i };
+        let warm_up = depth + (chunks - 1) * devices + vocab.barriers() * chunks;
+        split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
+    };
+    let passes = (0..devices).map(order).collect();
+    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+}
+
+/// V-Half and V-Min with vocabulary passes: backwards come a period later for each barrier, and every
+/// device holds as many micro-batches more (Vocabulary Parallelism, arXiv 2411.05288, section 5.3).
+pub(super) fn building_block_with_vocab(
+    counts: Counts,
+    blocks: Vec<Block>,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let later = vocab.barriers() * PERIOD;
+    let delayed = |[f0, f1, b1, b0]: Block| [f0, f1, b1 + later, b0 + later];
+    let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
+    let passes = repeated(&blocks, counts.micro_batches);
+    insert(counts.schedule(StageLayout::V, passes), vocab, times)
+}
+
+/// Breadth-first schedules have room as they are: backwards begin behind all forwards.
+pub(super) fn breadth_first_with_vocab(
+    counts: Counts,
+    looped: bool,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let Counts { devices, micro_batches, chunks } = counts;
+    let base = if looped {
+        // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for them.
+        let mut base = looped_bfs(devices, micro_batches, chunks)?;
+        let last = micro_batches as u32 - 1;
+        let backwards = base.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
+        backwards.for_each(|pass| pass.micro_batch = last - pass.micro_batch);
+        base
+    } else {
+        gpipe(devices, micro_batches)?
+    };
+    insert(base, vocab, times)
+}
+
+/// The blocks of V-Half or V-Min.
+pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
+    if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
+}
+
+/// Puts vocabulary passes into a schedule whose order leaves room for the barriers.
+fn insert(
+    schedule: Schedule,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
     times.check()?;
-    let passes = Greedy::new(counts, vocab, times).run();
-    let Counts { chunks, .. } = counts;
-    let layout = StageLayout::RoundRobin;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes })
+    let passes = Greedy::new(&schedule, vocab, times).run();
+    Ok(Schedule { vocab: Some(vocab), passes, ..schedule })
 }
 
 /// Not known yet.
 const NEVER: f64 = f64::INFINITY;
 
 /// A run in which every device takes what it can start first, vocabulary passes before others.
-struct Greedy {
-    counts: Counts,
+struct Greedy<'a> {
+    schedule: &'a Schedule,
     vocab: VocabPasses,
     times: PassTimes,
-    devices: Vec<Device>,
+    devices: Vec<Device<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
     backward_end: Vec<f64>,
@@ -79,9 +170,9 @@ struct Greedy {
 }
 
 /// A device in the middle of a run.
-struct Device {
+struct Device<'a> {
     /// Its forwards and backwards in order.
-    order: Vec<Pass>,
+    order: &'a [Pass],
     /// How many of them are done.
     done: usize,
     /// Vocabulary steps done; step `n` runs the `j`-th kind of pass for micro-batch `n − j`.
@@ -96,18 +187,20 @@ enum Next {
     Pass(Pass),
 }
 
-impl Greedy {
-    fn new(counts: Counts, vocab: VocabPasses, times: PassTimes) -> Self {
-        let Counts { devices, micro_batches, .. } = counts;
-        let in_flight = |i: usize| devices - i + vocab.barriers();
+impl<'a> Greedy<'a> {
+    fn new(schedule: &'a Schedule, vocab: VocabPasses, times: PassTimes) -> Self {
+        let Schedule { devices, micro_batches, .. } = *schedule;
         let leaves = devices.next_power_of_two();
+        let part = schedule.share_chunks() as f64;
+        let PassTimes { forward, backward, vocab: each } = times;
+        let passes = schedule.stages() * micro_batches;
         Self {
-            counts,
+            schedule,
             vocab,
-            times,
-            devices: (0..devices).map(|i| Device::new(micro_batches, in_flight(i))).collect(),
-            forward_end: vec![NEVER; devices * micro_batches],
-            backward_end: vec![NEVER; devices * micro_batches],
+            times: PassTimes { forward: forward / part, backward: backward / part, vocab: each },
+            devices: schedule.passes.iter().map(|order| Device::new(order)).collect(),
+            forward_end: vec![NEVER; passes],
+            backward_end: vec![NEVER; passes],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
             upcoming: vec![(NEVER, Next::Step); leaves],
             first: first_leaves(leaves),
@@ -115,15 +208,20 @@ impl Greedy {
     }
 
     fn run(mut self) -> Vec<Vec<Pass>> {
-        self.look_ahead(0..self.counts.devices);
+        let all = self.schedule.devices;
+        self.look_ahead(0..all);
         while let Some((device, (start, next))) = self.earliest() {
-            let open_to_all = match next {
+            let opens = match next {
                 Next::Step => self.run_step(device, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
             };
-            let devices = self.counts.devices;
-            let neighbours = device.saturating_sub(1)..(device + 2).min(devices);
-            self.look_ahead(if open_to_all { 0..devices } else { neighbours });
+            match opens {
+                Opens::Step(step) => {
+                    self.look_ahead([device]);
+                    self.look_ahead_to(step);
+                }
+                Opens::One(other) => self.look_ahead([device, other]),
+            }
         }
         self.devices.into_iter().map(|device| device.passes).collect()
     }
@@ -146,8 +244,19 @@ impl Greedy {
         }
     }
 
+    /// Finds again what devices can start first that come to a vocabulary step, and the last stage's, whose
+    /// backwards wait for it too.
+    fn look_ahead_to(&mut self, step: usize) {
+        for device in 0..self.schedule.devices {
+            if self.devices[device].steps == step {
+                self.look_ahead([device]);
+            }
+        }
+        self.look_ahead([self.schedule.device_of(self.schedule.stages() - 1)]);
+    }
+
     /// Finds again what these devices can start first, vocabulary steps before others.
-    fn look_ahead(&mut self, devices: Range<usize>) {
+    fn look_ahead(&mut self, devices: impl IntoIterator<Item = usize>) {
         for device in devices {
             let (step, pass) = (self.next_step(device), self.next_pass(device));
             self.upcoming[device] = if step.0 <= pass.0 { step } else { pass };
@@ -157,14 +266,14 @@ impl Greedy {
 
     fn next_step(&self, device: usize) -> (f64, Next) {
         let Device { steps, free, .. } = self.devices[device];
-        let all = self.counts.micro_batches + self.vocab.kinds().len() - 1;
+        let all = self.schedule.micro_batches + self.vocab.kinds().len() - 1;
         let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
         (if steps < all { ready.fold(free, f64::max) } else { NEVER }, Next::Step)
     }
 
     /// The passes of a vocabulary step, by index into the kinds, oldest micro-batch first.
     fn step_passes(&self, step: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let micro_batches = self.counts.micro_batches;
+        let micro_batches = self.schedule.micro_batches;
         let kinds = (0..self.vocab.kinds().len()).rev();
         kinds
             .filter_map(move |kind| Some((kind, step.checked_sub(kind)?)))
@@ -173,14 +282,14 @@ impl Greedy {
 
     fn vocab_ready(&self, kind: usize, k: usize) -> f64 {
         match kind {
-            0 => self.forward_end[self.at(self.counts.devices - 1, k)],
+            0 => self.forward_end[self.at(self.schedule.stages() - 1, k)],
             _ => self.barrier(kind - 1, k),
         }
     }
 
     fn barrier(&self, kind: usize, k: usize) -> f64 {
         match self.barriers[self.at(kind, k)] {
-            (done, end) if done == self.counts.devices => end,
+            (done, end) if done == self.schedule.devices => end,
             _ => NEVER,
         }
     }
@@ -189,10 +298,13 @@ impl Greedy {
         let Device { order, done, free, .. } = &self.devices[device];
         let Some(&pass) = order.get(*done) else { return (NEVER, Next::Step) };
         let k = pass.micro_batch as usize;
+        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
         let ready = match pass.kind {
-            PassKind::F if device == 0 => 0.0,
-            PassKind::F => self.forward_end[self.at(device - 1, k)],
-            _ if device + 1 < self.counts.devices => self.backward_end[self.at(device + 1, k)],
+            PassKind::F if stage == 0 => 0.0,
+            PassKind::F => self.forward_end[self.at(stage - 1, k)],
+            // Behind its backward in the device's own order.
+            PassKind::W => 0.0,
+            _ if stage + 1 < self.schedule.stages() => self.backward_end[self.at(stage + 1, k)],
             _ => self.last_backward_ready(k),
         };
         (ready.max(*free), Next::Pass(pass))
@@ -203,41 +315,63 @@ impl Greedy {
         self.barrier(kind, k)
     }
 
-    /// Runs a step; whether it was the last that a barrier waited for.
-    fn run_step(&mut self, device: usize, start: f64) -> bool {
+    /// Runs a step.
+    fn run_step(&mut self, device: usize, start: f64) -> Opens {
         let mut end = start;
-        let mut completes = false;
-        for (kind, k) in self.step_passes(self.devices[device].steps) {
+        let mut opens = Opens::One(device);
+        let step = self.devices[device].steps;
+        for (kind, k) in self.step_passes(step) {
             end += self.times.vocab;
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
             self.barriers[slot] = (done + 1, latest.max(end));
-            completes |= done + 1 == self.counts.devices;
+            if done + 1 == self.schedule.devices {
+                // Every kind of the step is one micro-batch behind the next kind's.
+                opens = Opens::Step(step + 1);
+            }
             self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
         }
         self.devices[device].steps += 1;
         self.devices[device].free = end;
-        completes
+        opens
     }
 
-    /// Runs a forward or a backward; whether it was a forward that all devices wait for.
-    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> bool {
-        let is_last = device + 1 == self.counts.devices;
-        let slot = self.at(device, pass.micro_batch as usize);
-        let (ends, time) = match pass.kind {
-            PassKind::F => (&mut self.forward_end, self.times.forward),
-            _ => (&mut self.backward_end, self.times.backward),
+    /// Runs a forward, a backward or weights.
+    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> Opens {
+        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
+        let slot = self.at(stage, pass.micro_batch as usize);
+        let end = start + self.time(pass.kind);
+        let other = match pass.kind {
+            PassKind::F => {
+                self.forward_end[slot] = end;
+                self.schedule.stage_after(stage)
+            }
+            PassKind::W => Some(stage),
+            _ => {
+                self.backward_end[slot] = end;
+                Some(self.schedule.stage_before(stage).unwrap_or(stage))
+            }
         };
-        ends[slot] = start + time;
-        let device = &mut self.devices[device];
-        device.free = start + time;
-        device.done += 1;
-        device.passes.push(pass);
-        is_last && pass.kind == PassKind::F
+        let own = &mut self.devices[device];
+        own.free = end;
+        own.done += 1;
+        own.passes.push(pass);
+        // All devices wait for the last stage's forward.
+        let step = Opens::Step(pass.micro_batch as usize);
+        other.map_or(step, |other| Opens::One(self.schedule.device_of(other)))
+    }
+
+    /// Halves of a backward are taken to be equal.
+    fn time(&self, kind: PassKind) -> f64 {
+        match kind {
+            PassKind::F => self.times.forward,
+            PassKind::BW => self.times.backward,
+            _ => self.times.backward / 2.0,
+        }
     }
 
     fn at(&self, row: usize, micro_batch: usize) -> usize {
-        row * self.counts.micro_batches + micro_batch
+        row * self.schedule.micro_batches + micro_batch
     }
 }
 
@@ -250,10 +384,16 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
     first
 }
 
-impl Device {
-    fn new(micro_batches: usize, in_flight: usize) -> Self {
-        let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
-        let order = one_forward_one_backward(all(PassKind::F), all(PassKind::BW), in_flight - 1);
+impl<'a> Device<'a> {
+    fn new(order: &'a [Pass]) -> Self {
         Self { order, done: 0, steps: 0, free: 0.0, passes: Vec::new() }
     }
+}
+
+/// What a pass makes ready.
+enum Opens {
+    /// The next pass of a device.
+    One(usize),
+    /// A vocabulary step of all devices.
+    Step(usize),
 }

@@ -8,13 +8,11 @@
 use super::states::StateView;
 use super::trade::Trade;
 use super::work::{KindWork, Line, Work};
+use crate::case::family::{Ranges, few_cuts};
 use crate::case::layers::{Counts, Layers};
 use crate::case::levels::{Chain, Levels};
 use crate::cost::state::LocalParams;
 use models::schedule::ScheduleName;
-
-/// First layer and one past the last, by stage.
-pub type Ranges = Vec<(usize, usize)>;
 
 /// Listed placements on one pipeline, with what devices hold.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +24,11 @@ pub struct Members {
     held: Vec<(f64, f64)>,
     /// By kind, fewest layers times micro-batches in flight that a member has on all devices.
     least_held: [f64; 4],
-    /// Most micro-batches in flight that a layer of a level which recomputes has on average on some device.
+    /// Most micro-batches in flight that a layer of a level which recomputes has on average on some device;
+    /// where every mix is open, most of any chunk.
     most_held: f64,
+    /// By device, most micro-batches in flight of a chunk, where every mix is open.
+    open: Option<Vec<f64>>,
 }
 
 /// One listed placement.
@@ -87,10 +88,18 @@ impl Members {
         let of_kind = |kind: usize| {
             members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
         };
+        let most = |counts: &Vec<usize>| counts.iter().copied().max().unwrap_or(1) as f64;
+        let open = line.chunks > 1 && few_cuts(layers.len(), line.devices * line.chunks);
+        let open: Option<Vec<f64>> = open.then(|| in_flight.iter().map(most).collect());
+        let most_held = match &open {
+            Some(most) => most.iter().copied().fold(1.0, f64::max),
+            None => members.iter().map(Member::most_held).fold(1.0, f64::max),
+        };
         Self {
             held: in_flight.iter().map(end).collect(),
             least_held: [0, 1, 2, 3].map(of_kind),
-            most_held: members.iter().map(Member::most_held).fold(1.0, f64::max),
+            most_held,
+            open,
             members,
             list,
         }
@@ -253,6 +262,12 @@ impl Lister<'_> {
         if !self.leanest_fits(&member.devices[0], free(0)) {
             return f64::INFINITY;
         }
+        if let Some(most) = &members.open {
+            let needs_s = |device: usize| {
+                self.any_mix_s(&member.devices[device], trade, most[device], free(device))
+            };
+            return self.rows_s(member, &all, needs_s);
+        }
         let chains = Levels::chains(self.line.recompute);
         let mut least_s = f64::INFINITY;
         for &chain in chains {
@@ -312,6 +327,17 @@ impl Lister<'_> {
             alike.held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
         };
         device.alike.iter().map(of).sum::<f64>() * self.scale() <= free
+    }
+
+    /// Least recomputation of all mixes that fit a moment the device certainly reaches, s: what is held
+    /// beyond its memory must be saved, and a second of recomputation saves at most as many times a layer's
+    /// bytes as micro-batches of a chunk are in flight.
+    fn any_mix_s(&self, device: &Device, trade: &Trade, most_held: f64, free: f64) -> f64 {
+        let first_s = trade.at_first(&device.layers).0;
+        let of = |alike: &Alike| alike.held * trade.at_first(&alike.layers).1;
+        let held = device.alike.iter().map(of).sum::<f64>() * self.scale();
+        let excess = (held - free) / (most_held * self.scale());
+        if excess <= 0.0 { first_s } else { trade.saving_s(&device.layers, first_s, excess) }
     }
 
     /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.

@@ -1,6 +1,8 @@
 //! One micro-batch's way through the model, as plain seconds and bytes by layer kind.
 
 use crate::case::ground::{Ground, Sheet};
+use crate::case::mixes::options;
+use crate::case::ways::{hop, vocab_passes};
 use crate::cost::state::LocalParams;
 use crate::placement::VocabWay;
 use models::decisions::{Decisions, Recompute, Vocab};
@@ -66,7 +68,12 @@ pub struct Work {
 }
 
 impl Work {
-    /// The work of a node with these prices.
+    /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
+    pub fn of(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Self {
+        Self::new(ground, d, sheet).with_passes(ground, d, sheet)
+    }
+
+    /// The work of a node with these prices, the vocabulary layers on the ends.
     pub fn new(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Self {
         let kind = |(layer, &params): (&crate::cost::layer::LayerCost, &LocalParams)| KindWork {
             forward_s: layer.forward.total_s(),
@@ -100,13 +107,16 @@ impl Work {
         }
     }
 
-    /// The same with vocabulary passes on every device instead: `params` of one shard, `workspace_bytes`
-    /// of its logits.
-    pub fn with_vocab_passes(&self, params: f64, workspace_bytes: f64) -> Self {
+    /// The same with vocabulary passes on every device instead where decisions have them.
+    pub fn with_passes(&self, ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Self {
+        let Some(passes) = vocab_passes(ground, d, sheet) else { return self.clone() };
+        let (embedding, head) = ground.vocab_params(d.tp * d.pp);
+        let head = if ground.model.tied_embeddings { 0.0 } else { head };
+        let logits_bytes = passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes;
         Self {
-            embedding: End { params, ..End::default() },
+            embedding: End { params: embedding + head, ..End::default() },
             head: End::default(),
-            workspace_bytes: self.workspace_bytes + workspace_bytes,
+            workspace_bytes: self.workspace_bytes + logits_bytes,
             ..self.clone()
         }
     }
@@ -164,6 +174,22 @@ pub struct Line {
 }
 
 impl Line {
+    /// The pipeline of decisions.
+    pub fn new(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Self {
+        let hop = hop(ground, d, sheet);
+        Self {
+            schedule: d.schedule,
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            hop_s: hop.time_s,
+            hop_blocks: hop.blocks,
+            vocab: d.vocab,
+            passes: vocab_passes(ground, d, sheet).map(|passes| passes.way(d.vocab)),
+            recompute: d.recompute,
+        }
+    }
+
     /// Micro-batches, `m`.
     pub fn m(&self) -> f64 {
         self.micro_batches as f64
@@ -222,16 +248,8 @@ impl Line {
                 let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
                 counts.extend((0..v).map(of));
             }
+            // Not searched; nothing is claimed of them.
+            _ => counts.resize(v, 0),
         }
-    }
-}
-
-/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
-pub fn options(recompute: Recompute) -> &'static [usize] {
-    match recompute {
-        Recompute::PerLayer => &[0, 1, 2],
-        Recompute::None => &[0],
-        Recompute::Selective => &[1],
-        Recompute::Full => &[2],
     }
 }

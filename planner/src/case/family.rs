@@ -1,23 +1,30 @@
-//! Placements of schedules with several chunks a device: a family small enough to be tried in full.
+//! Placements of schedules with several chunks a device: a list short enough to be tried in full.
 //!
-//! Chunks are as even as may be, except that the first and the last stage, which also hold the
-//! vocabulary layers, may each have up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max
-//! rule has them; and every device recomputes to the least level of a chain ([`super::levels`]) that fits.
-//! Within this family the search is exact. (With one chunk a device, any contiguous placement and any
-//! mix is open, and the integer program decides.)
+//! Where there are at most [`FEW_CUTS`] ways to cut the layers into stages, each of them with every mix of
+//! recomputation, which the integer program decides. Where there are more, a family: chunks are as even as
+//! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
+//! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
+//! recomputes to the least level of a chain ([`super::levels`]) that fits. Within the list the search is
+//! exact. (With one chunk a device, any contiguous placement and any mix is open, and the integer program
+//! decides.)
 
 use super::levels::{Chain, Levels};
-use super::mixes::MixCost;
+use super::mixes::{MixCost, options};
 use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
-use crate::placement::{Column, Scratch};
+use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
-use std::collections::HashMap;
+use models::schedule::ScheduleName;
+use rustc_hash::FxHashMap as HashMap;
 
-pub use crate::bounds::listed::Ranges;
+/// First layer and one past the last, by stage.
+pub type Ranges = Vec<(usize, usize)>;
 
 /// Layers that the first or the last stage may have fewer than the others.
 pub const LIGHTER: usize = 2;
+
+/// So many cuts are all tried.
+pub const FEW_CUTS: u64 = 300;
 
 /// What decides which placements are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +33,7 @@ pub enum List {
     Even,
     /// As layer redistribution has them.
     Redis,
-    /// The family.
+    /// Every cut where they are few, else the family.
     Family,
 }
 
@@ -50,42 +57,78 @@ impl Case<'_> {
         Some(self.ground.listed_ranges(list, self.stages()))
     }
 
-    /// The best placement of a list below `cutoff_s`, with its iteration before it is finished, s.
+    /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
+    pub fn is_open(&self) -> bool {
+        self.decisions.vpp > 1 && few_cuts(self.ground.layers.len(), self.stages())
+    }
+
+    /// The best placement of a list below `cutoff_s`.
     pub fn best_listed(
         &self,
         list: &[Ranges],
         cutoff_s: f64,
         ignore_memory: bool,
         scratch: &mut Scratch,
-    ) -> Option<(Placed, f64)> {
-        let mut costs = HashMap::new();
-        let mut best: Option<(Placed, f64)> = None;
+    ) -> Listed {
+        let mut costs = HashMap::default();
+        let mut found = Listed { cutoff_s, ..Listed::default() };
         for ranges in list {
-            let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
             let stages = self.stage_costs(ranges, &mut costs);
             let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
-            if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= limit_s {
+            if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= found.limit_s() {
                 continue;
             }
+            let first = self.first_mixes(ranges);
+            let open = self.is_open() && !ignore_memory && !self.fits(ranges, &stages, &first);
             for mixes in self.fitting_mixes(ranges, &stages, ignore_memory) {
                 let columns = self.columns_at(ranges, &stages, &mixes);
-                let limit_s = best.as_ref().map_or(cutoff_s, |(_, best_s)| *best_s);
-                if self.chain_s(&columns) >= limit_s {
+                if self.chain_s(&columns) >= found.limit_s() {
                     continue;
                 }
                 let problem = self.problem_of(columns.into_iter().map(|c| vec![c]).collect());
                 let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
-                if value_s < limit_s {
-                    best = Some((placed(ranges, mixes), value_s));
-                }
+                found.offer(placed(ranges, mixes), value_s);
+            }
+            if open {
+                self.best_mixes(ranges, &stages, &mut found, scratch);
             }
         }
-        best
+        found
+    }
+
+    /// Looks among all mixes of a cut for one faster than what is found, by the integer program.
+    fn best_mixes(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        found: &mut Listed,
+        scratch: &mut Scratch,
+    ) {
+        let all: Vec<_> = ranges.iter().map(|&(start, end)| self.mixes(start, end)).collect();
+        let columns = ranges.iter().zip(stages).zip(&all).map(|((&range, cost), mixes)| {
+            let column = |(index, mix)| self.column(range, index, cost, mix);
+            mixes.iter().enumerate().map(column).collect()
+        });
+        let problem = self.problem_of(columns.collect());
+        let report = ilp::solve(&problem, None, found.limit_s(), ilp::Limits::default(), scratch);
+        found.ilps += report.solves as u64;
+        found.ilp_s += report.elapsed_s;
+        if let Some((choice, value_s)) = &report.best {
+            let chosen = choice.iter().zip(&all).map(|(&index, mixes)| mixes[index].clone());
+            found.offer(placed(ranges, chosen.collect()), *value_s);
+        }
+        if !report.proven {
+            found.open_s = found.open_s.min(report.bound_s);
+        }
     }
 
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
+        if !ScheduleName::WHOLE.contains(&self.decisions.schedule) {
+            // Nothing is claimed of other schedules yet.
+            return 0.0;
+        }
         let devices = self.devices();
         let (m, link_s) = (self.micro_batches(), self.link_s());
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
@@ -123,7 +166,7 @@ impl Case<'_> {
 
     /// Seconds of the stages with no more recomputation than is pinned.
     fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
-        let first = crate::bounds::work::options(self.decisions.recompute)[0];
+        let first = options(self.decisions.recompute)[0];
         let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
             let layers = self.sheet.layer.iter().zip(self.ground.layers.between(start, end));
             let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);
@@ -254,6 +297,38 @@ impl Case<'_> {
     }
 }
 
+/// What a list holds below a cut-off.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    cutoff_s: f64,
+    /// The best placement, with its iteration before it is finished, s.
+    pub best: Option<(Placed, f64)>,
+    /// Integer programs solved.
+    pub ilps: u64,
+    /// Wall time of these programs, s.
+    pub ilp_s: f64,
+    /// Least bound of a program that ran out of time, s; infinite where none did.
+    pub open_s: f64,
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        Self { cutoff_s: f64::INFINITY, best: None, ilps: 0, ilp_s: 0.0, open_s: f64::INFINITY }
+    }
+}
+
+impl Listed {
+    fn limit_s(&self) -> f64 {
+        self.best.as_ref().map_or(self.cutoff_s, |(_, best_s)| *best_s)
+    }
+
+    fn offer(&mut self, placed: Placed, value_s: f64) {
+        if value_s < self.limit_s() {
+            self.best = Some((placed, value_s));
+        }
+    }
+}
+
 fn placed(ranges: &Ranges, mixes: Vec<MixCost>) -> Placed {
     let stage =
         |(&(start, end), mix): (&(usize, usize), MixCost)| PlacedStage { start, end, mix: mix.mix };
@@ -261,6 +336,38 @@ fn placed(ranges: &Ranges, mixes: Vec<MixCost>) -> Placed {
 }
 
 type StageCosts = HashMap<(usize, usize, usize), StageCost>;
+
+/// Whether there are at most [`FEW_CUTS`] ways to cut layers into several chunks a device: every stage but
+/// the first and the last, which hold the vocabulary layers, takes at least one layer, so there are
+/// `C(L + 1, stages − 1)`.
+pub fn few_cuts(layers: usize, stages: usize) -> bool {
+    let (all, chosen) = (layers as u64 + 1, stages as u64 - 1);
+    let mut cuts = 1_u64;
+    for taken in 0..chosen.min(all.saturating_sub(chosen)) {
+        cuts = cuts * (all - taken) / (taken + 1);
+        if cuts > FEW_CUTS {
+            return false;
+        }
+    }
+    true
+}
+
+/// Every cut into stages of which only the first and the last may be empty.
+pub(super) fn every_cut(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+    let mut cuts: Vec<(Vec<usize>, usize)> = vec![(vec![], layers)];
+    for stage in 0..stages {
+        let later = stages - stage - 1;
+        let fewest = usize::from(stage > 0 && later > 0);
+        let extended = cuts.into_iter().flat_map(|(cut, left)| {
+            // The last stage takes what is left; those between here and there need a layer each.
+            let most = (left + 1).saturating_sub(later).min(left);
+            let least = if later == 0 { left } else { fewest };
+            (least..=most).map(move |count| ([cut.as_slice(), &[count]].concat(), left - count))
+        });
+        cuts = extended.collect();
+    }
+    cuts.into_iter().map(|(cut, _)| cut).collect()
+}
 
 /// Even counts with up to [`LIGHTER`] layers fewer on the first and the last stage.
 pub(super) fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
@@ -291,6 +398,27 @@ pub(super) fn to_ranges(counts: Vec<usize>) -> Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_cut_is_there_once() {
+        for (layers, stages) in [(2, 4), (3, 4), (5, 4), (12, 4), (4, 3), (3, 2), (4, 6)] {
+            let cuts = every_cut(layers, stages);
+            let binomial = (0..stages - 1).fold(1, |c, i| c * (layers + 1 - i) / (i + 1));
+            assert_eq!(cuts.len(), binomial, "{layers} layers, {stages} stages");
+            assert_eq!(few_cuts(layers, stages), binomial as u64 <= FEW_CUTS);
+            let holds_all = |cut: &Vec<usize>| {
+                let inner = cut[1..stages - 1].iter().all(|&count| count > 0);
+                inner && cut.iter().sum::<usize>() == layers
+            };
+            assert!(cuts.iter().all(holds_all));
+            assert!(
+                cuts.windows(2).all(|pair| pair[0] < pair[1]),
+                "ordered, so none is there twice"
+            );
+        }
+        assert!(!few_cuts(80, 40));
+        assert!(few_cuts(16, 16));
+    }
 
     #[test]
     fn families_hold_every_layer_once() {

@@ -2,11 +2,10 @@
 //! already been priced.
 
 use super::even_counts;
-use super::family::{List, Ranges, lighter_ends, to_ranges};
+use super::family::{List, Ranges, every_cut, few_cuts, lighter_ends, to_ranges};
 use super::layers::Layers;
 use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
-use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
@@ -21,8 +20,8 @@ use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
+use rustc_hash::FxHashMap as HashMap;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -211,51 +210,17 @@ impl<'a> Ground<'a> {
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
     }
 
-    /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
-    pub fn work(&self, d: &Decisions, sheet: &Sheet) -> Work {
-        self.with_passes(d, sheet, &Work::new(self, d, sheet))
-    }
-
-    /// The same from work without vocabulary passes.
-    pub fn with_passes(&self, d: &Decisions, sheet: &Sheet, work: &Work) -> Work {
-        match super::vocab_passes(self, d, sheet) {
-            None => work.clone(),
-            Some(passes) => {
-                let (embedding, head) = self.vocab_params(d.tp * d.pp);
-                let head = if self.model.tied_embeddings { 0.0 } else { head };
-                let cost = passes.cost;
-                let workspace_bytes = cost.logits_bytes + 2.0 * cost.head_saved_bytes;
-                work.with_vocab_passes(embedding + head, workspace_bytes)
-            }
-        }
-    }
-
-    /// The pipeline of decisions as bounds see it.
-    pub fn line(&self, d: &Decisions, sheet: &Sheet) -> Line {
-        let hop = super::hop(self, d, sheet);
-        Line {
-            schedule: d.schedule,
-            devices: d.pp as usize,
-            chunks: d.vpp as usize,
-            micro_batches: d.micro_batches as usize,
-            hop_s: hop.time_s,
-            hop_blocks: hop.blocks,
-            vocab: d.vocab,
-            passes: super::vocab_passes(self, d, sheet).map(|passes| passes.way(d.vocab)),
-            recompute: d.recompute,
-        }
-    }
-
     /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
     pub fn fixed_durations(&self, d: &Decisions, sheet: &Sheet) -> Durations {
-        let hop = super::hop(self, d, sheet);
+        let hop = super::ways::hop(self, d, sheet);
         let link_s = if hop.blocks { 0.0 } else { hop.time_s };
-        let passes = super::vocab_passes(self, d, sheet);
+        let passes = super::ways::vocab_passes(self, d, sheet);
         Durations {
             forward: vec![0.0; d.stages()],
             backward: vec![0.0; d.stages()],
             weight: vec![0.0; d.stages()],
             link_s: vec![link_s; d.stages()],
+            pair: Vec::new(),
             vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
         }
     }
@@ -266,6 +231,7 @@ impl<'a> Ground<'a> {
         let counts = match list {
             List::Even => vec![even_counts(layers, stages)],
             List::Redis => vec![self.redis_counts(stages)],
+            List::Family if few_cuts(layers, stages) => every_cut(layers, stages),
             List::Family => {
                 let mut family = lighter_ends(layers, stages);
                 family.push(self.redis_counts(stages));

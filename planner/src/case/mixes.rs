@@ -2,10 +2,20 @@
 
 use crate::cost::layer::LayerCost;
 use models::decisions::Recompute;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 
 /// How many layers of each kind keep everything, recompute selectively, recompute fully.
 pub type Mix = Vec<[usize; 3]>;
+
+/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
+pub fn options(recompute: Recompute) -> &'static [usize] {
+    match recompute {
+        Recompute::PerLayer => &[0, 1, 2],
+        Recompute::None => &[0],
+        Recompute::Selective => &[1],
+        Recompute::Full => &[2],
+    }
+}
 
 /// A mix with what it costs in one stage.
 #[derive(Clone, Debug, PartialEq)]
@@ -201,7 +211,7 @@ fn keep_undominated(mut mixes: Vec<MixCost>) -> Vec<MixCost> {
     });
     // The buffer a recomputed layer needs depends on the options in use, so mixes are held only against
     // those with the same options.
-    let mut least_bytes: HashMap<u32, f64> = HashMap::new();
+    let mut least_bytes: HashMap<u32, f64> = HashMap::default();
     mixes.retain(|mix| {
         let least = least_bytes.entry(mix.options()).or_insert(f64::INFINITY);
         let better = mix.in_flight_bytes < *least;

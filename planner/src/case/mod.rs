@@ -10,23 +10,25 @@ pub mod levels;
 pub mod mixes;
 pub mod pipelines;
 pub mod priced;
+pub(crate) mod ways;
 
 use crate::bounds::cuts::{Cuts, Cutter};
 use crate::bounds::states::StateView;
+use crate::bounds::work::{Line, Work};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::placement::{Column, Pipeline, Problem, VocabWay};
-use crate::simulate::{Durations, VocabDurations};
+use crate::simulate::Durations;
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, Recompute};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{ScheduleError, ScheduleName, StageLayout};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use ways::{Hop, VocabPassCost, hop, vocab_passes};
 
 /// A configuration with everything but the placement of layers.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub struct StageCost {
     pub forward: Parts,
     /// Backward pass of one micro-batch without recomputation.
     pub backward: Parts,
+    /// What of it are weight gradients that run in a pass of their own, s; 0 where none do.
+    pub weight_s: f64,
     /// Parameters on one rank.
     pub params: LocalParams,
     /// Activation bytes in flight beside the layers'.
@@ -64,40 +68,6 @@ pub struct StageCost {
     pub gather_s: f64,
 }
 
-/// Sending a micro-batch's hidden states to the next stage.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Hop {
-    pub(crate) time_s: f64,
-    /// The receiver waits with nothing else to do; else the time is a latency.
-    pub(crate) blocks: bool,
-}
-
-/// The vocabulary passes of one device.
-#[derive(Clone, Debug)]
-pub(crate) struct VocabPassCost {
-    pub(crate) cost: VocabCost,
-    pub(crate) durations: VocabDurations,
-    /// Computation and exposed collectives of all passes of one micro-batch.
-    pub(crate) parts: Parts,
-}
-
-impl VocabPassCost {
-    /// A micro-batch's way through these passes; see `models::schedule::one_f_one_b_with_vocab` for what a
-    /// backward waits for.
-    pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
-        let d = &self.durations;
-        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
-        let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
-        let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
-        let (way_s, barriers) = match vocab {
-            Vocab::ParallelNaive => (first_s + rest_s, 3),
-            Vocab::Parallel2 => (first_s, 1),
-            _ => (first_s + rest_s, 2),
-        };
-        VocabWay { passes_s: self.parts.total_s(), way_s, barriers }
-    }
-}
-
 impl<'a> Case<'a> {
     /// Prices everything that does not depend on the placement.
     ///
@@ -105,6 +75,10 @@ impl<'a> Case<'a> {
     /// The schedule does not exist for these counts.
     pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
         ground.check_pipeline(&decisions)?;
+        let schedule = decisions.schedule;
+        if schedule.layout(decisions.vpp as usize) == StageLayout::Bidirectional {
+            return Err(ScheduleError::TwoCopies { schedule });
+        }
         let sheet = ground.sheet(&decisions);
         let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
         let hop = hop(ground, &decisions, &sheet);
@@ -117,9 +91,10 @@ impl<'a> Case<'a> {
         self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))
     }
 
-    /// Device of a stage: round-robin, as all schedules here have it.
+    /// Device of a stage.
     pub fn device_of(&self, stage: usize) -> usize {
-        StageLayout::RoundRobin.device_of(self.devices(), stage)
+        let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
+        layout.device_of(self.devices(), stage)
     }
 
     /// Pipeline devices, p.
@@ -169,6 +144,7 @@ impl<'a> Case<'a> {
         let mut cost = self.stage_ends(stage);
         cost.forward += layers.forward;
         cost.backward += layers.backward;
+        cost.weight_s += layers.weight_s;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
         cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
@@ -187,6 +163,9 @@ impl<'a> Case<'a> {
             cost.forward += self.with_gather(layer.forward, params, 1.0, 0.0) * count as f64;
             cost.backward += self.with_gather(layer.backward(), params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += layer.backward_weight.total_s() * count as f64;
+            }
         }
         cost
     }
@@ -253,6 +232,9 @@ impl<'a> Case<'a> {
         if last {
             cost.forward += vocab.head_forward;
             cost.backward += vocab.head_backward_input + vocab.head_backward_weight;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += vocab.head_backward_weight.total_s();
+            }
             cost.params.dense += if tied && first { 0.0 } else { head };
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
@@ -320,7 +302,8 @@ impl<'a> Case<'a> {
             end: range.1,
             mix: index,
             forward_s: cost.forward.total_s(),
-            backward_s: cost.backward.total_s() + mix.recompute_s,
+            backward_s: cost.backward.total_s() - cost.weight_s + mix.recompute_s,
+            weight_s: cost.weight_s,
             tail_s: cost.tail_s,
             step_s: cost.optimizer_s + cost.gather_s,
             in_flight_bytes: mix.in_flight_bytes + cost.extra_in_flight_bytes,
@@ -353,9 +336,9 @@ impl<'a> Case<'a> {
     /// Where one chunk a device may be cut with passes below `cutoff_s`.
     fn cuts(&self, cutoff_s: f64, budget_bytes: f64) -> Option<Cuts> {
         let d = &self.decisions;
-        let line = self.ground.line(d, &self.sheet);
+        let line = Line::new(self.ground, d, &self.sheet);
         let state = StateView::new(self.ground, d, &self.sheet.params);
-        let work = state.added_to(&self.ground.work(d, &self.sheet), &line);
+        let work = state.added_to(&Work::of(self.ground, d, &self.sheet), &line);
         // Another order of summation must not hide what lies just below.
         Cutter::new(&line, &work, &state, &self.ground.layers, budget_bytes)
             .solve(cutoff_s * (1.0 + 1e-9))
@@ -470,85 +453,4 @@ pub fn even_counts(layers: usize, stages: usize) -> Vec<usize> {
     let (base, more) = (layers / stages, layers % stages);
     let gets_more = |stage: usize| stage + 1 < stages && stage + 1 + more >= stages;
     (0..stages).map(|stage| base + usize::from(gets_more(stage))).collect()
-}
-
-/// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
-/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather), or, where the
-/// software cannot, each sends everything.
-pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
-    if d.pp == 1 {
-        return Hop { time_s: 0.0, blocks: true };
-    }
-    let level = Mesh::new(d).pipeline_level(&ground.domains);
-    let whole = d.tp > 1 && !d.sequence_parallel;
-    let scattered = ground.cluster.software.scatter_gather;
-    let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
-    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / shares, level);
-    if whole && scattered {
-        let group = GroupShape::strided(d.tp, 1, &ground.domains);
-        time_s +=
-            collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
-    }
-    let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
-    Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
-}
-
-/// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
-/// section 4): all-reduces serve as reduces too, as in the paper's implementation.
-pub(crate) fn vocab_passes(
-    ground: &Ground<'_>,
-    d: &Decisions,
-    sheet: &Sheet,
-) -> Option<VocabPassCost> {
-    if !d.vocab.over_pipeline() {
-        return None;
-    }
-    let cost = ground.vocabulary_over_pipeline(d);
-    let stride = Mesh::new(d).stride(Axis::Pp);
-    let group = GroupShape::strided(d.pp, stride, &ground.domains);
-    let time = |op, bytes| collective::time_s(ground.cluster, op, bytes, &group);
-    let broadcast_s = time(Collective::Broadcast, sheet.hidden_bytes);
-    let statistics_s = time(Collective::AllReduce, sheet.tokens * 4.0);
-    let gradient_s = time(Collective::AllReduce, sheet.hidden_bytes);
-    let embed = cost.embed_forward + cost.embed_backward;
-    let (forward, input) = (cost.head_forward, cost.head_backward_input);
-    let weight = cost.head_backward_weight;
-    let blocking = |tp_s: f64| Parts { pp_s: tp_s, ..Parts::default() };
-    let (first, middle, last, barriers) = match d.vocab {
-        Vocab::ParallelNaive => (
-            forward,
-            Parts::default(),
-            input + weight + embed,
-            [broadcast_s, statistics_s, statistics_s, gradient_s],
-        ),
-        Vocab::Parallel2 => (
-            forward + input,
-            Parts::default(),
-            weight + embed,
-            [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
-        ),
-        Vocab::Interlaced => (
-            forward + blocking(broadcast_s + 2.0 * statistics_s),
-            Parts::default(),
-            input + weight + embed + blocking(gradient_s),
-            [0.0; 4],
-        ),
-        _ => (
-            forward,
-            Parts::default(),
-            input + weight + embed,
-            [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s],
-        ),
-    };
-    let devices = d.pp as usize;
-    let durations = VocabDurations {
-        first: vec![first.total_s(); devices],
-        middle: vec![middle.total_s(); devices],
-        last: vec![last.total_s(); devices],
-        broadcast_s: barriers[0],
-        after_first_s: barriers[1],
-        after_middle_s: barriers[2],
-        after_last_s: barriers[3],
-    };
-    Some(VocabPassCost { cost, durations, parts: first + middle + last })
 }

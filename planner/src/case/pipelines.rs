@@ -3,10 +3,9 @@
 use crate::placement::Pipeline;
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassTimes, one_f_one_b_with_vocab};
-use models::schedule::{Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 /// What distinguishes one pipeline from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +20,8 @@ pub struct PipelineKey {
     pub chunks: usize,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
+    /// Whether devices update without waiting for one another.
+    pub post_validation: bool,
 }
 
 impl PipelineKey {
@@ -33,6 +34,7 @@ impl PipelineKey {
             micro_batches: d.micro_batches as usize,
             chunks: d.vpp as usize,
             vocab,
+            post_validation: d.post_validation,
         }
     }
 
@@ -43,40 +45,77 @@ impl PipelineKey {
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
         match vocab_passes(self.vocab) {
             Some(passes) => {
-                let times = PassTimes::default();
-                one_f_one_b_with_vocab(self.devices, self.micro_batches, passes, times)
+                let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
+                self.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
             }
             None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
         }
     }
 
-    fn pipeline(&self) -> Result<Pipeline, ScheduleError> {
+    /// The pipeline, its order of passes prepared on first use: many pipelines are cut without it.
+    fn pipeline(self) -> Result<Pipeline, ScheduleError> {
+        if self.schedule == ScheduleName::OneFOneB { Ok(self.one_f_one_b()) } else { self.other() }
+    }
+
+    /// 1F1B, whose order is not even made before it is priced.
+    fn one_f_one_b(self) -> Pipeline {
+        let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
+        Pipeline {
+            prepared: LazyLock::new(Box::new(move || prepare(&self.approved()))),
+            devices: self.devices,
+            micro_batches: self.micro_batches,
+            device_of: (0..self.devices).collect(),
+            chunk_of: vec![0; self.devices],
+            in_flight: (0..self.devices).map(held).collect(),
+            splits_backward: false,
+            pairs: false,
+            post_validation: self.post_validation,
+            one_f_one_b: true,
+        }
+    }
+
+    fn other(self) -> Result<Pipeline, ScheduleError> {
         let schedule = self.schedule()?;
         let stages = schedule.stages();
-        let in_flight = (0..schedule.devices)
-            .map(|device| self.held(device, schedule.max_in_flight(device, Release::AtW)))
-            .collect();
+        let held = |device| schedule.max_in_flight(device, Release::AtW);
         Ok(Pipeline {
-            prepared: Prepared::new(&schedule)?,
             devices: schedule.devices,
             micro_batches: schedule.micro_batches,
             device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
             chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
-            in_flight,
-            one_f_one_b: self.schedule == ScheduleName::OneFOneB,
+            in_flight: (0..schedule.devices).map(held).collect(),
+            splits_backward: schedule.splits_backward(),
+            pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
+            post_validation: self.post_validation,
+            one_f_one_b: false,
+            prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
         })
     }
 
-    /// Micro-batches a device holds. Interlaced vocabulary layers lengthen a micro-batch's life from
-    /// 3p to about 4.5p passes: half as many again in flight (Vocabulary Parallelism, section 2).
-    fn held(&self, device: usize, vectors: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
-        if self.vocab != Vocab::Interlaced {
-            return vectors;
-        }
+    /// Micro-batches that a device of 1F1B holds: `p − i`, one more for each barrier of vocabulary passes.
+    /// Interlaced vocabulary layers lengthen a micro-batch's life from 3p to about 4.5p passes: half as many
+    /// again (Vocabulary Parallelism, section 2).
+    fn held_by_1f1b(self, device: usize) -> usize {
         let plain = (self.devices - device).min(self.micro_batches);
-        let longer = (3 * plain).div_ceil(2).min(self.micro_batches);
-        vec![vec![longer as u32]]
+        let held = match (self.vocab, vocab_passes(self.vocab)) {
+            (Vocab::Interlaced, _) => (3 * plain).div_ceil(2),
+            (_, Some(passes)) => self.devices - device + passes.barriers(),
+            (_, None) => plain,
+        };
+        held.min(self.micro_batches)
     }
+
+    /// # Panics
+    /// The generator breaks its own rules: our bug.
+    fn approved(&self) -> Schedule {
+        self.schedule().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+}
+
+/// # Panics
+/// The generator breaks its own rules: our bug.
+fn prepare(schedule: &Schedule) -> Prepared {
+    Prepared::new(schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"))
 }
 
 /// The vocabulary passes of a decision. Interlaced layers run in the order of two barriers, whose
@@ -143,3 +182,33 @@ impl PipelineKey {
 
 /// Passes of all pipelines that are kept: some twenty bytes each.
 const MOST_KEPT: usize = 1 << 21;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_1f1b_holds_is_what_its_passes_hold() {
+        let vocabs = [Vocab::Tensor, Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2];
+        for (devices, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
+            for vocab in vocabs {
+                let schedule = ScheduleName::OneFOneB;
+                let key = PipelineKey {
+                    schedule,
+                    devices,
+                    micro_batches,
+                    chunks: 1,
+                    vocab,
+                    post_validation: false,
+                };
+                let pipeline = key.pipeline().unwrap();
+                let schedule = key.schedule().unwrap();
+                for device in 0..devices {
+                    let held = schedule.max_in_flight(device, Release::AtW);
+                    assert_eq!(pipeline.in_flight[device], held, "{key:?} device {device}");
+                    assert_eq!(pipeline.device_of[device], schedule.device_of(device));
+                }
+            }
+        }
+    }
+}

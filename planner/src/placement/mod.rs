@@ -11,7 +11,7 @@ pub mod ilp;
 pub use dynamic::VocabWay;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// One way to fill a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,8 +24,11 @@ pub struct Column {
     pub mix: usize,
     /// Forward pass of one micro-batch, s.
     pub forward_s: f64,
-    /// Backward pass of one micro-batch with its recomputation, s.
+    /// Backward pass of one micro-batch with its recomputation, s; to inputs alone where the schedule splits
+    /// it.
     pub backward_s: f64,
+    /// Weight gradients of one micro-batch, s, where the schedule splits backward; else 0.
+    pub weight_s: f64,
     /// What the device does for this stage between its last pass and the global barrier, s.
     pub tail_s: f64,
     /// What the device does for this stage behind the global barrier, s.
@@ -44,15 +47,18 @@ impl Column {
 
     /// Seconds of one micro-batch, forward and backward.
     pub fn load_s(&self) -> f64 {
-        self.forward_s + self.backward_s
+        self.forward_s + self.backward_s + self.weight_s
     }
 }
 
+/// An order of passes, made ready when it is first priced.
+pub type LazyPrepared = LazyLock<Prepared, Box<dyn FnOnce() -> Prepared + Send>>;
+
 /// A pipeline whose order of passes is fixed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Pipeline {
     /// The order, ready to be priced.
-    pub prepared: Prepared,
+    pub prepared: LazyPrepared,
     /// Devices, `p`.
     pub devices: usize,
     /// Micro-batches, `m`.
@@ -63,6 +69,13 @@ pub struct Pipeline {
     pub chunk_of: Vec<usize>,
     /// For each device, micro-batches in flight per chunk: every combination that is not below another.
     pub in_flight: Vec<Vec<Vec<u32>>>,
+    /// Some backward is split: columns have weight gradients apart.
+    pub splits_backward: bool,
+    /// Some forward runs together with a backward, which takes as long as both.
+    pub pairs: bool,
+    /// Devices update without waiting for one another and undo it where they should not have (Zero Bubble,
+    /// arXiv 2401.10241, section 4): an iteration lasts from a device's own first start to its own last end.
+    pub post_validation: bool,
     /// The order is 1F1B with one chunk a device, vocabulary passes allowed: closed forms hold.
     pub one_f_one_b: bool,
 }
@@ -110,7 +123,25 @@ impl Problem {
         let mut durations = self.fixed.clone();
         durations.forward = self.chosen(choice).map(|(_, column)| column.forward_s).collect();
         durations.backward = self.chosen(choice).map(|(_, column)| column.backward_s).collect();
+        self.fill_split(choice, &mut durations);
         durations
+    }
+
+    /// Weight gradients and pairs, where the pipeline has any.
+    fn fill_split(&self, choice: &[usize], durations: &mut Durations) {
+        if self.pipeline.splits_backward {
+            durations.weight = self.chosen(choice).map(|(_, column)| column.weight_s).collect();
+        }
+        if self.pipeline.pairs {
+            durations.pair = vec![[0.0; 2]; self.pipeline.devices];
+            for (stage, column) in self.chosen(choice) {
+                let (device, chunk) =
+                    (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
+                let pair = &mut durations.pair[device];
+                pair[chunk] += column.forward_s;
+                pair[1 - chunk] += column.backward_s + column.weight_s;
+            }
+        }
     }
 
     fn fill(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
@@ -126,15 +157,25 @@ impl Problem {
             tails[device] += column.tail_s;
             steps[device] += column.step_s;
         }
+        self.fill_split(choice, durations);
+        if self.pipeline.post_validation {
+            tails.iter_mut().zip(&steps).for_each(|(tail, step)| *tail += step);
+            return 0.0;
+        }
         steps.into_iter().fold(0.0, f64::max)
     }
 
     /// Length of the iteration under a choice, s, whether or not it fits in memory: the simulated
-    /// passes and tails up to the barrier, then the longest step behind it.
+    /// passes and tails up to the barrier, then the longest step behind it; without a barrier the longest
+    /// time any device takes for all of that.
     pub fn iteration_s(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
         let step_s = self.fill(choice, scratch);
         let Scratch { durations, tails, workspace } = scratch;
-        self.pipeline.prepared.makespan_with_tails(durations, tails, workspace) + step_s
+        let prepared = &self.pipeline.prepared;
+        if self.pipeline.post_validation {
+            return prepared.longest_stage_with_tails(durations, tails, workspace);
+        }
+        prepared.makespan_with_tails(durations, tails, workspace) + step_s
     }
 
     /// The longest path under a choice, ending with some device's tail.

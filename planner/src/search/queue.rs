@@ -10,8 +10,9 @@ use crate::restrict::Restrictions;
 use crate::simulate::CriticalPath;
 use crate::space::ExpertSplit;
 use models::decisions::{Decisions, Recompute};
+use rustc_hash::FxHashMap as HashMap;
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -63,7 +64,7 @@ enum Answer {
 struct Team<'scope> {
     to: Vec<Sender<(Arc<Batch>, Arc<AtomicUsize>)>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
-    from: Receiver<(usize, Answer)>,
+    from: Receiver<Vec<(usize, Answer)>>,
 }
 
 /// How long to wait before it is asked whether the threads are still there.
@@ -104,7 +105,7 @@ impl<'scope> Team<'scope> {
         let mut answers = Vec::with_capacity(pieces);
         while answers.len() < pieces {
             match self.from.recv_timeout(PATIENCE) {
-                Ok(answer) => answers.push(answer),
+                Ok(some) => answers.extend(some),
                 Err(_) => self.pass_on_panics(),
             }
         }
@@ -128,10 +129,12 @@ fn serve(
     task: &Task<'_>,
     pipelines: Arc<Pipelines>,
     work: &Receiver<(Arc<Batch>, Arc<AtomicUsize>)>,
-    answer: &Sender<(usize, Answer)>,
+    answer: &Sender<Vec<(usize, Answer)>>,
 ) {
     let mut worker = Worker::new(task, pipelines);
     for (batch, next) in work {
+        // One message a batch: waking the other side takes longer than many a piece.
+        let mut answers = vec![];
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
             let done = match batch.as_ref() {
@@ -146,16 +149,17 @@ fn serve(
                     .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
             };
             let Some(done) = done else { break };
-            if answer.send((piece, done)).is_err() {
-                return;
-            }
+            answers.push((piece, done));
+        }
+        if !answers.is_empty() && answer.send(answers).is_err() {
+            return;
         }
     }
 }
 
-/// An item in the heap; of equal bounds the one that came first.
+/// An item in the heap; of equal bounds the one that came first. Boxed, because a heap moves what it holds.
 struct Waiting {
-    item: Item,
+    item: Box<Item>,
     number: u64,
 }
 
@@ -213,7 +217,7 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, item: Item) {
         self.pushed += 1;
-        self.waiting.push(Waiting { item, number: self.pushed });
+        self.waiting.push(Waiting { item: Box::new(item), number: self.pushed });
     }
 
     /// Fills the queue with all contexts.
@@ -259,7 +263,7 @@ impl<'a> Run<'a> {
             }
             let Some(Waiting { item, .. }) = self.waiting.pop() else { break };
             settling += usize::from(matches!(item.stage, Stage::Checked));
-            items.push(item);
+            items.push(*item);
         }
         items
     }
@@ -269,6 +273,9 @@ impl<'a> Run<'a> {
         self.proof.cut_by_memory += settled.cut_by_memory;
         self.proof.cut_by_dominance += settled.cut_by_dominance;
         self.proof.placed += settled.placed;
+        self.proof.ilps += settled.ilps;
+        self.ilp_s += settled.ilp_s;
+        self.open_bound_s = self.open_bound_s.min(settled.open_s);
         self.open.extend(settled.open);
         if !settled.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
@@ -357,7 +364,7 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
 /// All contexts that have combinations.
 fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
     let space = task.space();
-    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::new();
+    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
     let mut counter = space.counter();
     let mut raw = vec![];
     for node in space.contexts() {

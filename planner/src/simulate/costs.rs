@@ -1,6 +1,6 @@
 //! How long passes, transfers and barriers take, and their places in one flat table.
 
-use models::schedule::{Latency, Pass, PassKind, Schedule};
+use models::schedule::{Latency, Pass, PassKind, Schedule, Work};
 
 /// How long the passes of one micro-batch take, s.
 ///
@@ -9,10 +9,13 @@ use models::schedule::{Latency, Pass, PassKind, Schedule};
 pub struct Durations {
     /// Forward, by stage.
     pub forward: Vec<f64>,
-    /// Backward by stage: the whole of it where the schedule does not split it.
+    /// Backward to inputs, by stage; with weight gradients where none are given apart.
     pub backward: Vec<f64>,
-    /// Weight gradients by stage; unused where backward is whole.
+    /// Weight gradients by stage, which a whole backward takes on top; none where no backward is split.
     pub weight: Vec<f64>,
+    /// By device, a forward and a whole backward that run together, by the forward's chunk; unused where
+    /// none do.
+    pub pair: Vec<[f64; 2]>,
     /// Latency from stage `j` to stage `j + 1` and back; unused within a device.
     pub link_s: Vec<f64>,
     /// The vocabulary passes; unused without them.
@@ -40,8 +43,8 @@ pub struct VocabDurations {
 
 impl Durations {
     /// The same for every stage: `forward`, `backward` and `weight` are those of a device's whole
-    /// share, of which each of its chunks takes `1/v`; `backward` is `B` alone and `weight` is added
-    /// to it where the schedule does not split backward.
+    /// share, of which each of its chunks takes an equal part; `backward` is `B` alone, and a whole backward
+    /// takes `weight` on top. Pairs are as long as their parts.
     pub fn uniform(
         schedule: &Schedule,
         forward: f64,
@@ -49,15 +52,22 @@ impl Durations {
         weight: f64,
         link_s: f64,
     ) -> Self {
-        let (stages, chunks) = (schedule.stages(), schedule.chunks as f64);
-        let whole = if schedule.splits_backward() { 0.0 } else { weight };
+        let (stages, chunks) = (schedule.stages(), schedule.share_chunks() as f64);
+        let [forward, backward, weight] = [forward, backward, weight].map(|time| time / chunks);
         Self {
-            forward: vec![forward / chunks; stages],
-            backward: vec![(backward + whole) / chunks; stages],
-            weight: vec![weight / chunks; stages],
+            forward: vec![forward; stages],
+            backward: vec![backward; stages],
+            weight: vec![weight; stages],
+            pair: vec![[forward + backward + weight; 2]; schedule.devices],
             link_s: vec![link_s; stages.saturating_sub(1)],
             vocab: VocabDurations::default(),
         }
+    }
+
+    /// The whole backward of a stage.
+    fn whole_s(&self, stage: usize) -> f64 {
+        self.backward.get(stage).copied().unwrap_or(f64::INFINITY)
+            + self.weight.get(stage).copied().unwrap_or(0.0)
     }
 }
 
@@ -88,28 +98,40 @@ impl Table {
         Self { stages: schedule.stages(), devices: schedule.devices }
     }
 
-    /// By stage: forward, backward, weight, link.
+    /// By stage: forward, backward, weight, link, whole backward.
     pub fn stage_row(self, row: usize) -> usize {
         1 + row * self.stages
     }
 
-    /// By device: `S`, `S2`, `T`.
+    /// By device: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1.
     pub fn device_row(self, row: usize) -> usize {
-        self.stage_row(4) + row * self.devices
+        self.stage_row(5) + row * self.devices
     }
 
     pub fn barriers(self) -> usize {
-        self.device_row(3)
+        self.device_row(5)
     }
 
     pub fn len(self) -> usize {
         self.barriers() + BARRIERS
     }
 
-    pub fn of_pass(self, device: usize, stage: usize, pass: Pass) -> usize {
+    /// Of what a node runs; the start of the table for a join.
+    pub fn of_work(self, schedule: &Schedule, device: usize, work: Work) -> usize {
+        match work {
+            Work::Join => 0,
+            Work::Pair(forward, _) => self.device_row(3 + usize::from(forward.chunk)) + device,
+            Work::Pass(pass) => {
+                self.of_pass(device, schedule.stage_of(device, usize::from(pass.chunk)), pass)
+            }
+        }
+    }
+
+    fn of_pass(self, device: usize, stage: usize, pass: Pass) -> usize {
         match pass.kind {
             PassKind::F => self.stage_row(0) + stage,
-            PassKind::B | PassKind::BW => self.stage_row(1) + stage,
+            PassKind::B => self.stage_row(1) + stage,
+            PassKind::BW => self.stage_row(4) + stage,
             PassKind::W => self.stage_row(2) + stage,
             PassKind::S => self.device_row(0) + device,
             PassKind::S2 => self.device_row(1) + device,
@@ -130,7 +152,7 @@ impl Table {
 
     /// Writes the durations to their places.
     pub fn fill(self, durations: &Durations, table: &mut Vec<f64>) {
-        let Durations { forward, backward, weight, link_s, vocab } = durations;
+        let Durations { forward, backward, weight, link_s, vocab, pair } = durations;
         table.clear();
         table.resize(self.len(), f64::INFINITY);
         table[0] = 0.0;
@@ -139,6 +161,12 @@ impl Table {
         }
         for (row, values) in [&vocab.first, &vocab.middle, &vocab.last].into_iter().enumerate() {
             put(&mut table[self.device_row(row)..][..self.devices], values);
+        }
+        let whole = &mut table[self.stage_row(4)..][..self.stages];
+        whole.iter_mut().enumerate().for_each(|(n, place)| *place = durations.whole_s(n));
+        for chunk in 0..2 {
+            let row = &mut table[self.device_row(3 + chunk)..][..self.devices];
+            row.iter_mut().zip(pair).for_each(|(place, pair)| *place = pair[chunk]);
         }
         let VocabDurations { broadcast_s, after_first_s, after_middle_s, after_last_s, .. } =
             *vocab;

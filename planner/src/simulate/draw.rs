@@ -1,6 +1,6 @@
 //! Timelines in plain characters.
 
-use super::timeline::{Span, Timeline};
+use super::timeline::{Span, Timeline, runs_beside};
 use models::schedule::{Pass, PassKind};
 use std::iter::repeat_n;
 
@@ -9,7 +9,7 @@ const IDLE: char = '.';
 
 /// What the characters of [`Timeline::draw`] mean.
 pub const LEGEND: &str = "F forward, B backward, W weight gradients, S U T vocabulary passes, . idle; \
-                          lower case: odd chunks; numbers: micro-batches";
+                          lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
 
 impl Timeline {
     /// One line a device, `width` columns at most: each pass from its start to its end with its mark,
@@ -27,11 +27,20 @@ impl Timeline {
     fn draw_device(&self, spans: &[Span], columns: usize) -> Vec<char> {
         let mut cells = vec![IDLE; columns];
         let column = |time_s: f64| (time_s / self.makespan_s * columns as f64).round() as usize;
-        for span in spans {
+        for (n, span) in spans.iter().enumerate() {
             let start = column(span.start_s).min(columns - 1);
             let end = column(span.end_s).clamp(start + 1, columns);
-            let text = pass_text(span.pass, end - start);
-            cells.splice(start..end, text);
+            let is_second = n > 0 && runs_beside(&spans[n - 1], span);
+            let is_first = spans.get(n + 1).is_some_and(|next| runs_beside(span, next));
+            let middle = start + (end - start).div_ceil(2);
+            if is_second {
+                cells.splice(middle..end, pass_text(span.pass, end - middle));
+            } else if is_first {
+                cells.splice(start..middle, pass_text(span.pass, middle - start));
+                cells[middle - 1] = if middle - start > 1 { '&' } else { cells[middle - 1] };
+            } else {
+                cells.splice(start..end, pass_text(span.pass, end - start));
+            }
         }
         cells
     }
@@ -43,8 +52,9 @@ fn pass_text(pass: Pass, width: usize) -> impl Iterator<Item = char> {
     let mark = if pass.chunk % 2 == 1 { mark.to_ascii_lowercase() } else { mark };
     let number = pass.micro_batch.to_string();
     let number = if number.len() < width { number } else { String::new() };
-    let filled = width - 1 - number.len();
-    std::iter::once(mark).chain(number.chars().collect::<Vec<_>>()).chain(repeat_n(fill, filled))
+    let filled = width.saturating_sub(1 + number.len());
+    let mark = (width > 0).then_some(mark);
+    mark.into_iter().chain(number.chars().collect::<Vec<_>>()).chain(repeat_n(fill, filled))
 }
 
 fn mark_and_fill(kind: PassKind) -> (char, char) {

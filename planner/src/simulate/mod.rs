@@ -19,7 +19,7 @@ pub use costs::{Durations, VocabDurations};
 pub use draw::LEGEND;
 pub use path::CriticalPath;
 pub use prepared::{Prepared, Workspace};
-pub use report::{Report, Request, VocabRequest};
+pub use report::{MemoryRequest, PairTime, Report, Request, VocabRequest};
 pub use timeline::{DeviceTime, Span, Timeline};
 
 use models::schedule::{Schedule, ScheduleError};

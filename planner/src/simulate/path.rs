@@ -12,8 +12,10 @@ pub struct CriticalPath {
     pub forward_count: Vec<u32>,
     /// Backwards (whole or with respect to inputs), by stage.
     pub backward_count: Vec<u32>,
-    /// Weight gradients, by stage.
+    /// Weight gradients (apart or in a whole backward), by stage.
     pub weight_count: Vec<u32>,
+    /// Pairs with the forward of chunk 0 and of chunk 1, by device.
+    pub pair_count: [Vec<u32>; 2],
     /// Transfers between stages `j` and `j + 1`, both directions together; the last entry is unused.
     pub link_count: Vec<u32>,
     /// `S`, by device.
@@ -32,12 +34,17 @@ impl CriticalPath {
     pub(super) fn new(table: Table, counts: &[u32], end_device: usize) -> Self {
         let by_stage = |row| counts[table.stage_row(row)..][..table.stages].to_vec();
         let by_device = |row| counts[table.device_row(row)..][..table.devices].to_vec();
+        let with_whole = |row| -> Vec<u32> {
+            let (apart, whole): (Vec<u32>, Vec<u32>) = (by_stage(row), by_stage(4));
+            apart.iter().zip(whole).map(|(apart, whole)| apart + whole).collect()
+        };
         let mut barrier_count = [0; BARRIERS];
         barrier_count.copy_from_slice(&counts[table.barriers()..][..BARRIERS]);
         Self {
             forward_count: by_stage(0),
-            backward_count: by_stage(1),
-            weight_count: by_stage(2),
+            backward_count: with_whole(1),
+            weight_count: with_whole(2),
+            pair_count: [by_device(3), by_device(4)],
             link_count: by_stage(3),
             vocab_first_count: by_device(0),
             vocab_middle_count: by_device(1),
@@ -52,7 +59,12 @@ impl CriticalPath {
         let vocab = &durations.vocab;
         let barriers =
             [vocab.broadcast_s, vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s];
-        dot(&self.forward_count, &durations.forward)
+        let pairs = durations.pair.iter().enumerate().flat_map(|(device, pair)| {
+            let count = move |chunk: usize| self.pair_count[chunk].get(device).copied();
+            (0..2).map(move |chunk| f64::from(count(chunk).unwrap_or(0)) * pair[chunk])
+        });
+        pairs.sum::<f64>()
+            + dot(&self.forward_count, &durations.forward)
             + dot(&self.backward_count, &durations.backward)
             + dot(&self.weight_count, &durations.weight)
             + dot(&self.link_count, &durations.link_s)

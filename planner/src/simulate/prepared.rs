@@ -2,7 +2,7 @@
 
 use super::costs::{Durations, Table};
 use super::path::CriticalPath;
-use models::schedule::{Graph, NO_NODE, Node, Schedule, ScheduleError};
+use models::schedule::{Graph, NO_NODE, Node, Schedule, ScheduleError, Work};
 
 /// A pass or a join: it ends at `max(end[before], end[needs] + table[latency]) + table[duration]`.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct Prepared {
     steps: Vec<Step>,
     /// Last step of each device.
     last: Vec<u32>,
-    /// Steps of each device in order, without joins.
+    /// The step of each pass, by device in order; both of a pair have the pair's.
     device_steps: Vec<Vec<u32>>,
 }
 
@@ -73,6 +73,23 @@ impl Prepared {
     ) -> f64 {
         let ends = self.end_times(durations, workspace);
         ends.iter().zip(tails).map(|(end, tail)| end + tail).fold(0.0, f64::max)
+    }
+
+    /// The longest time any device takes from its own first start to its own last end and its tail.
+    pub fn longest_stage_with_tails(
+        &self,
+        durations: &Durations,
+        tails: &[f64],
+        workspace: &mut Workspace,
+    ) -> f64 {
+        self.run(durations, workspace);
+        let stage_s = |(steps, tail): (&Vec<u32>, &f64)| match (steps.first(), steps.last()) {
+            (Some(&first), Some(&last)) => {
+                workspace.end[last as usize] - self.start(first, workspace) + tail
+            }
+            _ => 0.0,
+        };
+        self.device_steps.iter().zip(tails).map(stage_s).fold(0.0, f64::max)
     }
 
     /// The longest path: what the makespan is the sum of.
@@ -138,9 +155,7 @@ impl Prepared {
 fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
     let after_start = |n: u32| if n == NO_NODE { 0 } else { n + 1 };
     let device = node.device as usize;
-    let duration = node.pass.map_or(0, |pass| {
-        table.of_pass(device, schedule.stage_of(device, usize::from(pass.chunk)), pass)
-    });
+    let duration = table.of_work(schedule, device, node.work);
     Step {
         before: after_start(node.before),
         needs: after_start(node.needs),
@@ -152,9 +167,12 @@ fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
 fn device_steps(schedule: &Schedule, graph: &Graph) -> Vec<Vec<u32>> {
     let mut steps = vec![Vec::new(); schedule.devices];
     for (n, node) in graph.nodes.iter().enumerate() {
-        if node.pass.is_some() {
-            steps[node.device as usize].push(n as u32 + 1);
-        }
+        let passes = match node.work {
+            Work::Join => 0,
+            Work::Pass(_) => 1,
+            Work::Pair(..) => 2,
+        };
+        steps[node.device as usize].extend(std::iter::repeat_n(n as u32 + 1, passes));
     }
     steps
 }

@@ -1,7 +1,9 @@
 //! What `plan schedule` answers.
 
 use super::{Durations, Prepared, Timeline, VocabDurations, Workspace};
-use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{
+    AutoCosts, PassTimes, Schedule, ScheduleError, ScheduleName, VocabPasses, zb_auto,
+};
 use serde::Serialize;
 
 /// A schedule to be run with the same times on every device, in any unit of time.
@@ -25,6 +27,32 @@ pub struct Request {
     pub latency: f64,
     /// Vocabulary passes, if the output layer is split over the devices.
     pub vocab: Option<VocabRequest>,
+    /// How long a forward and a backward take that run together.
+    pub pair: PairTime,
+    /// Activations of one micro-batch of one device's whole share and how many a device may hold, for
+    /// schedules that choose their order by them; by default those of [`AutoCosts::even`].
+    pub memory: MemoryRequest,
+}
+
+/// How long a forward takes together with a whole backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PairTime {
+    /// As long as both, one after the other.
+    #[default]
+    Sum,
+    /// As long as the longer: the shorter is hidden.
+    Max,
+}
+
+/// Activations, in any unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemoryRequest {
+    /// What backward to inputs frees.
+    pub freed_by_b: Option<f64>,
+    /// What backward to weights frees.
+    pub freed_by_w: Option<f64>,
+    /// What a device may hold.
+    pub limit: Option<f64>,
 }
 
 /// Vocabulary passes with the same times on every device and barriers that take no time.
@@ -65,10 +93,27 @@ impl Request {
     pub fn build(&self) -> Result<Schedule, ScheduleError> {
         let (p, m, v) = (self.stages, self.micro_batches, self.chunks);
         match self.vocab {
+            None if self.schedule == ScheduleName::ZbAuto => zb_auto(p, m, v, self.auto_costs()),
             None => self.schedule.build(p, m, v),
             Some(vocab) => {
                 self.schedule.build_with_vocab(p, m, v, vocab.passes, self.pass_times(vocab))
             }
+        }
+    }
+
+    fn auto_costs(&self) -> AutoCosts {
+        let even = AutoCosts::even(self.stages);
+        let MemoryRequest { freed_by_b, freed_by_w, limit } = self.memory;
+        let freed_by_b = freed_by_b.unwrap_or(even.freed_by_b);
+        let freed_by_w = freed_by_w.unwrap_or(even.freed_by_w);
+        AutoCosts {
+            forward: self.forward,
+            backward: self.backward,
+            weight: self.weight,
+            latency: self.latency,
+            freed_by_b,
+            freed_by_w,
+            limit: limit.unwrap_or((freed_by_b + freed_by_w) * self.stages as f64),
         }
     }
 
@@ -89,6 +134,10 @@ impl Request {
     fn durations(&self, schedule: &Schedule) -> Durations {
         let [f, b, w] = [self.forward, self.backward, self.weight].map(|time| time * self.batch());
         let mut durations = Durations::uniform(schedule, f, b, w, self.latency);
+        if self.pair == PairTime::Max {
+            let parts = schedule.share_chunks() as f64;
+            durations.pair.fill([f.max(b + w) / parts; 2]);
+        }
         if let Some(VocabRequest { first, last, .. }) = self.vocab {
             durations.vocab = VocabDurations::uniform(self.stages, first, last);
         }

@@ -4,7 +4,7 @@ use super::costs::Durations;
 use super::prepared::{Prepared, Workspace};
 use models::schedule::{Pass, Release, Schedule};
 
-/// One pass, in time.
+/// One pass, in time. Both of a pair have the pair's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// What was run.
@@ -93,13 +93,24 @@ impl Prepared {
     }
 }
 
+/// Spans without those that run beside the one before.
+fn one_by_one(spans: &[Span]) -> impl Iterator<Item = &Span> {
+    let beside = |n: usize| n > 0 && runs_beside(&spans[n - 1], &spans[n]);
+    spans.iter().enumerate().filter(move |(n, _)| !beside(*n)).map(|(_, span)| span)
+}
+
+/// Whether two spans in a row are a pair's.
+pub(super) fn runs_beside(one: &Span, other: &Span) -> bool {
+    other.start_s < one.end_s
+}
+
 fn span(((start_s, end_s), pass): ((f64, f64), &Pass)) -> Span {
     Span { pass: *pass, start_s, end_s }
 }
 
 fn device_time(spans: &[Span]) -> DeviceTime {
     DeviceTime {
-        busy_s: spans.iter().map(|span| span.end_s - span.start_s).sum(),
+        busy_s: one_by_one(spans).map(|span| span.end_s - span.start_s).sum(),
         first_start_s: spans.first().map_or(0.0, |span| span.start_s),
         last_end_s: spans.last().map_or(0.0, |span| span.end_s),
     }

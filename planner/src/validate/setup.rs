@@ -11,7 +11,7 @@ use models::decisions::{
     AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
 };
 use models::model::ModelSpec;
-use models::schedule::ScheduleName;
+use models::schedule::{ScheduleName, StageLayout};
 
 /// What a row ran.
 #[derive(Clone, Debug)]
@@ -93,7 +93,12 @@ fn decisions(
         return Err(format!("ep {ep} and etp {etp} do not divide tp·cp·dp"));
     }
     let zero_stage = zero_stage(row);
-    let vpp = row.vpp.unwrap_or(1).max(1);
+    let mut vpp = row.vpp.unwrap_or(1).max(1);
+    let schedule = schedule(row, pp, vpp)?;
+    if schedule.layout(2) == StageLayout::V {
+        // A V has two chunks a device, whether the source says so or not.
+        vpp = 2;
+    }
     Ok(Decisions {
         tp,
         pp,
@@ -109,7 +114,7 @@ fn decisions(
         sequence_parallel: sequence_parallel(row, cluster, tp),
         micro_batch,
         micro_batches: model.global_batch / sequences,
-        schedule: schedule(row, pp, vpp)?,
+        schedule,
         recompute: recompute(row)?,
         vocab: vocab(row)?,
         moe_overlap: MoeOverlap::None,
@@ -119,7 +124,7 @@ fn decisions(
         dtype: dtype(row)?,
         offload: Offload::None,
         rank_order: RankOrder::DpInner,
-        post_validation: false,
+        post_validation: row.schedule.starts_with("ZB-"),
     })
 }
 
@@ -164,6 +169,10 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
             ScheduleName::OneFOneB
         }),
         "interlaced-1F1B" | "interlaced (nnScaler) 1F1B" => Ok(ScheduleName::OneFOneB),
+        "ZB-1p" => Ok(ScheduleName::ZbH1),
+        "ZB-2p" => Ok(ScheduleName::ZbH2),
+        "ZB-V" => Ok(ScheduleName::ZbV),
+        "V-Half" => Ok(ScheduleName::VHalf),
         other => Err(format!("schedule {other} is not planned yet")),
     }
 }

@@ -1,6 +1,6 @@
 //! Self-attention over this rank's heads, from the normed stream to partial sums of its output.
 
-use super::block::{Inner, Kept};
+use super::inner::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
 use crate::buffer::Buffer;

@@ -1,7 +1,7 @@
 //! The feed-forward block over this rank's part of its width, from the normed stream to partial sums.
 
 use super::attention::oriented;
-use super::block::{Inner, Kept};
+use super::inner::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
 use crate::buffer::Buffer;

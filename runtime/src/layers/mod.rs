@@ -18,6 +18,7 @@ mod attention;
 mod block;
 mod embedding;
 mod head;
+mod inner;
 mod linear;
 mod mlp;
 mod names;

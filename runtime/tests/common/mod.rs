@@ -2,7 +2,8 @@
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
-use models::decisions::RankOrder;
+use models::decisions::{RankOrder, Vocab};
+use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -40,6 +41,8 @@ pub struct Split {
     pub sequence_parallel: bool,
     pub recompute: Recompute,
     pub schedule: ScheduleName,
+    /// Which layers the stages at the ends have beside the vocabulary's.
+    pub vocab: Vocab,
     pub order: RankOrder,
     pub reduction: Reduction,
     pub delays: Option<runtime::comm::Delays>,
@@ -56,6 +59,7 @@ impl Default for Split {
             sequence_parallel: false,
             recompute: Recompute::None,
             schedule: ScheduleName::OneFOneB,
+            vocab: Vocab::FirstLast,
             order: RankOrder::DpInner,
             reduction: Reduction::Buckets { bytes: 1 << 14 },
             delays: None,
@@ -78,16 +82,41 @@ impl Split {
         whole && self.schedule.check(self.pp, self.micro_batches(), self.vpp).is_ok()
     }
 
-    /// Layers of each stage: as even as may be, the rest on the last ones.
-    fn stages(&self, layers: usize) -> Vec<StageProgram> {
+    /// How many layers each stage has: `first_last` as even as may be; `redistribute` by the rule of
+    /// layer redistribution; `tensor` none at the ends, of what the solver may choose what is
+    /// farthest from even.
+    pub fn layers(&self, model: &ModelSpec) -> Vec<usize> {
         let count = self.pp * self.vpp;
-        let begin = |stage: usize| stage * layers / count;
-        (0..count)
-            .map(|stage| StageProgram {
-                first_layer: begin(stage),
-                recompute: vec![self.recompute; begin(stage + 1) - begin(stage)],
-            })
-            .collect()
+        let even = |layers: usize, stages: usize| {
+            (0..stages).map(move |n| (n + 1) * layers / stages - n * layers / stages)
+        };
+        match self.vocab {
+            Vocab::Redistribute => {
+                let [hidden, vocab] = [model.hidden, model.vocab].map(|size| size as f64);
+                let seq_len = model.seq_len as f64;
+                let output = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
+                let input = vocabulary::input_compute_ratio(hidden, seq_len);
+                let (_, layers) =
+                    vocabulary::redis(model.layers as u64, count as u64, input, output);
+                layers.into_iter().map(|layers| layers as usize).collect()
+            }
+            Vocab::Tensor if count == 2 => vec![model.layers, 0],
+            Vocab::Tensor if count > 2 => {
+                let inner = even(model.layers, count - 2);
+                std::iter::once(0).chain(inner).chain([0]).collect()
+            }
+            _ => even(model.layers, count).collect(),
+        }
+    }
+
+    fn stages(&self, model: &ModelSpec) -> Vec<StageProgram> {
+        let mut first_layer = 0;
+        let stage = |layers: usize| {
+            let recompute = vec![self.recompute; layers];
+            first_layer += layers;
+            StageProgram { first_layer: first_layer - layers, recompute }
+        };
+        self.layers(model).into_iter().map(stage).collect()
     }
 
     pub fn program(&self, model: &ModelSpec) -> Program {
@@ -110,7 +139,7 @@ impl Split {
             micro_batch,
             micro_batches,
             layout: schedule.layout,
-            stages: self.stages(model.layers),
+            stages: self.stages(model),
             passes: schedule.passes,
             planned_memory_bytes: 0,
         }

@@ -1,7 +1,7 @@
 //! What can be typed.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use planner::request::Flags;
+use planner::flags::Flags;
 use std::path::PathBuf;
 
 /// Plans the fastest way to train a transformer on N GPUs.
@@ -42,6 +42,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Build a trainer and run it
     Launch(LaunchArgs),
+    /// Measure this machine and write its cluster file
+    Calibrate(CalibrateArgs),
     /// List the shipped models
     Models(ListArgs),
     /// List the shipped clusters
@@ -164,7 +166,8 @@ pub struct DiffArgs {
 /// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b or looped_bfs
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v,
+    /// v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Pipeline devices
@@ -188,16 +191,16 @@ pub struct ScheduleArgs {
     /// Latency between devices
     #[arg(long, value_name = "TIME", default_value_t = 0.0)]
     pub latency: f64,
-    /// Length of an overlapped forward and backward: sum or max
+    /// Length of an overlapped forward and backward: sum or max [default: sum]
     #[arg(long, value_name = "sum|max")]
     pub pair_time: Option<String>,
-    /// Activations that B frees
+    /// Activations that B frees, for zb_auto [default: 0]
     #[arg(long, value_name = "MB")]
     pub act_b: Option<f64>,
-    /// Activations that W frees
+    /// Activations that W frees, for zb_auto [default: 1]
     #[arg(long, value_name = "MB")]
     pub act_w: Option<f64>,
-    /// Memory that the schedule may take
+    /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
     /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
@@ -265,7 +268,30 @@ pub struct LaunchArgs {
     /// All ranks as threads of one process, the default
     #[arg(long)]
     pub local: bool,
+    /// Ranks as processes of MPI, which mpirun starts
+    #[arg(long, conflicts_with = "local", requires = "processes")]
+    pub mpi: bool,
+    /// Processes: as many as the plan has ranks
+    #[arg(short = 'n', value_name = "N", requires = "mpi")]
+    pub processes: Option<u64>,
     /// The trainer's own flags
     #[arg(last = true, value_name = "TRAINER FLAGS")]
     pub flags: Vec<String>,
+}
+
+/// `plan calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// The cluster whose other figures stay: laptop, or a file made of it
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: String,
+    /// Ranks that work at a time while it is measured [default: the cores]
+    #[arg(long, value_name = "N")]
+    pub gpus: Option<u64>,
+    /// Where to write it [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The runtime that is measured: a folder [default: the one this program was built beside]
+    #[arg(long, value_name = "PATH")]
+    pub runtime: Option<PathBuf>,
 }

@@ -8,8 +8,9 @@ use models::input::InputError;
 use models::plan::{ClusterFigures, Plan};
 use planner::explain::{Asker, Explanation};
 use planner::explain_text;
+use planner::flags::{read_cluster, restrictions};
 use planner::report_text;
-use planner::request::{Request, read_cluster, restrictions};
+use planner::request::Request;
 use serde_json::json;
 
 /// Says why a plan is what it is.
@@ -44,7 +45,7 @@ fn text(plan: &Plan, found: &Explanation) -> String {
 /// The request that the plan answers.
 fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
     let inputs = &plan.inputs;
-    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?;
+    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?.shared_by(inputs.gpus);
     if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
         let message = format!("the plan was made for another `{}` than this one", cluster.name);
         return Err(

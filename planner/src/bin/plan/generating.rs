@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The runtime of the workspace that this program was built from.
-const OWN_RUNTIME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime");
+pub const OWN_RUNTIME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../runtime");
 
 /// Writes a trainer.
 pub fn run(args: &GenerateArgs) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! The command `plan`.
 
 mod args;
+mod calibrating;
 mod checking;
 mod explaining;
 mod failure;
@@ -38,6 +39,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Validate(args)) => validating::run(args),
         Some(Command::Generate(args)) => generating::run(args),
         Some(Command::Launch(args)) => launching::run(args),
+        Some(Command::Calibrate(args)) => calibrating::run(args),
         Some(Command::Models(args)) => lists::models(args),
         Some(Command::Clusters(args)) => lists::clusters(args),
     }

@@ -6,7 +6,7 @@ use crate::output;
 use models::input::{InputError, nearest};
 use models::schedule::{Schedule, ScheduleError, ScheduleName, VocabPasses};
 use planner::report_text::line;
-use planner::simulate::{LEGEND, Report, Request, Timeline, VocabRequest};
+use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeline, VocabRequest};
 
 /// Columns of a drawing.
 const WIDTH: usize = 100;
@@ -49,6 +49,8 @@ fn request(args: &ScheduleArgs) -> Result<Request, InputError> {
         weight: time("--weight", args.weight)?,
         latency: time("--latency", args.latency)?,
         vocab: vocab(args)?,
+        pair: pair_time(args)?,
+        memory: memory(args)?,
     };
     within(&request)?;
     Ok(request)
@@ -66,17 +68,19 @@ fn name(name: &str) -> Result<ScheduleName, InputError> {
     })
 }
 
-/// No schedule here overlaps pairs or chooses its order by memory.
+/// Flags that would change nothing are refused.
 fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), InputError> {
+    let overlaps = matches!(schedule, ScheduleName::DualPipe | ScheduleName::DualPipeV);
+    let chooses = schedule == ScheduleName::ZbAuto;
     let pairs = "only for schedules that run a forward and a backward together";
     let order = "only for schedules that choose their order by memory";
     let flags = [
-        ("--pair-time", args.pair_time.is_some(), pairs),
-        ("--act-b", args.act_b.is_some(), order),
-        ("--act-w", args.act_w.is_some(), order),
-        ("--memory-limit", args.memory_limit.is_some(), order),
+        ("--pair-time", args.pair_time.is_some() && !overlaps, pairs),
+        ("--act-b", args.act_b.is_some() && !chooses, order),
+        ("--act-w", args.act_w.is_some() && !chooses, order),
+        ("--memory-limit", args.memory_limit.is_some() && !chooses, order),
     ];
-    match flags.into_iter().find(|(_, given, _)| *given) {
+    match flags.into_iter().find(|(_, stray, _)| *stray) {
         None => Ok(()),
         Some((flag, _, when)) => {
             Err(InputError::new(format!("{flag} has no effect on {schedule}"))
@@ -85,10 +89,29 @@ fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), Inp
     }
 }
 
+fn pair_time(args: &ScheduleArgs) -> Result<PairTime, InputError> {
+    match args.pair_time.as_deref() {
+        None | Some("sum") => Ok(PairTime::Sum),
+        Some("max") => Ok(PairTime::Max),
+        Some(other) => {
+            Err(InputError::new(format!("--pair-time cannot be `{other}`")).help("valid: sum, max"))
+        }
+    }
+}
+
+fn memory(args: &ScheduleArgs) -> Result<MemoryRequest, InputError> {
+    let checked = |flag, value: Option<f64>| value.map(|value| time(flag, value)).transpose();
+    Ok(MemoryRequest {
+        freed_by_b: checked("--act-b", args.act_b)?,
+        freed_by_w: checked("--act-w", args.act_w)?,
+        limit: checked("--memory-limit", args.memory_limit)?,
+    })
+}
+
 fn time(flag: &str, value: f64) -> Result<f64, InputError> {
     let refused = || InputError::new(format!("{flag} cannot be {value}"));
     let valid = (0.0..=1e12).contains(&value);
-    valid.then_some(value).ok_or_else(|| refused().help("valid: 0 or more, in any unit of time"))
+    valid.then_some(value).ok_or_else(|| refused().help("valid: 0 or more, in any unit"))
 }
 
 fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {

@@ -19,7 +19,7 @@ use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
 use models::decisions::{Decisions, Dtype, Recompute};
 use models::schedule::ScheduleName;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub(super) struct Candidate {
 }
 
 /// What became of an item.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Settled {
     pub parts: Vec<Item>,
     pub best: Option<Candidate>,
@@ -79,6 +79,30 @@ pub(super) struct Settled {
     pub placed: u64,
     /// Chains of passes that made placements longer than their closed form.
     pub paths: Vec<(PipelineKey, CriticalPath)>,
+    /// Integer programs solved on the way.
+    pub ilps: u64,
+    /// Their wall time, s.
+    pub ilp_s: f64,
+    /// Least bound of a program that ran out of time, finished, s; infinite where none did.
+    pub open_s: f64,
+}
+
+impl Default for Settled {
+    fn default() -> Self {
+        Self {
+            parts: vec![],
+            best: None,
+            open: vec![],
+            cut_by_time: 0,
+            cut_by_memory: 0,
+            cut_by_dominance: 0,
+            placed: 0,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            open_s: f64::INFINITY,
+        }
+    }
 }
 
 /// Chains of passes by pipeline: each bounds every configuration on its pipeline.
@@ -118,9 +142,9 @@ impl<'a> Worker<'a> {
             space: task.space(),
             ground: Ground::new(task.model, task.cluster, task.gpus).sharing(pipelines),
             scratch: Scratch::default(),
-            states: HashMap::new(),
-            members: HashMap::new(),
-            inners: HashMap::new(),
+            states: HashMap::default(),
+            members: HashMap::default(),
+            inners: HashMap::default(),
         }
     }
 

@@ -6,14 +6,16 @@ use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::trade::Trade;
-use crate::bounds::work::{Line, Work, options};
+use crate::bounds::work::{Line, Work};
 use crate::case::family::List;
 use crate::case::ground::Sheet;
+use crate::case::mixes::options;
+use crate::case::ways;
 use crate::placement::VocabWay;
 use crate::space::{Inner, InnerKey, Node};
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::schedule::ScheduleName;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 
 /// A node with what its pipelines' bounds are computed from.
@@ -64,7 +66,7 @@ impl Worker<'_> {
         let states = self.states(d, &inner, &sheet);
         let hops = inner.rank_order.iter().map(|&rank_order| {
             let d = Decisions { rank_order, ..d.clone() };
-            crate::case::hop(&self.ground, &d, &sheet).time_s
+            ways::hop(&self.ground, &d, &sheet).time_s
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);
         NodeView {
@@ -73,9 +75,9 @@ impl Worker<'_> {
             work,
             states,
             hop_s,
-            passes: HashMap::new(),
+            passes: HashMap::default(),
             states_s: [None; 2],
-            trades: HashMap::new(),
+            trades: HashMap::default(),
         }
     }
 
@@ -120,14 +122,14 @@ impl Worker<'_> {
         let (ground, sheet, inner) = (&self.ground, &node.sheet, &node.inner);
         let (work, way) = node.passes.entry(d.vocab).or_insert_with(|| {
             let ways = inner.rank_order.iter().filter_map(|&rank_order| {
-                ground.line(&Decisions { rank_order, ..d.clone() }, sheet).passes
+                Line::new(ground, &Decisions { rank_order, ..d.clone() }, sheet).passes
             });
             let least = ways.reduce(|a, b| VocabWay {
                 passes_s: a.passes_s.min(b.passes_s),
                 way_s: a.way_s.min(b.way_s),
                 barriers: a.barriers,
             });
-            (Rc::new(ground.with_passes(d, sheet, &node.work)), least.unwrap_or_default())
+            (Rc::new(node.work.with_passes(ground, d, sheet)), least.unwrap_or_default())
         });
         line.passes = Some(*way);
         (line, Rc::clone(work))

@@ -67,8 +67,8 @@ impl Worker<'_> {
         settled: &mut Settled,
     ) {
         let bar_s = settled.bar_s(best_s);
-        let line = self.ground.line(&d, &node.sheet);
-        let plain = self.ground.work(&d, &node.sheet);
+        let line = Line::new(&self.ground, &d, &node.sheet);
+        let plain = Work::of(&self.ground, &d, &node.sheet);
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
         let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
@@ -120,8 +120,8 @@ impl Worker<'_> {
         if known.peek().is_none() || List::of(d.vocab, d.vpp).is_some() {
             return 0.0;
         }
-        let line = self.ground.line(d, sheet);
-        let plain = self.ground.work(d, sheet);
+        let line = Line::new(&self.ground, d, sheet);
+        let plain = Work::of(&self.ground, d, sheet);
         let budget = self.budget_bytes(&line, &plain, view);
         let work = view.added_to(&plain, &line);
         let fixed = self.ground.fixed_durations(d, sheet);
@@ -153,8 +153,11 @@ impl Worker<'_> {
         let ranges = below.into_iter().map(|(position, _)| members.list[position].clone());
         let tried: Vec<_> = ranges.collect();
         let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
-        let best = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
-        if let Some((placed, value_s)) = best {
+        let found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
+        settled.ilps += found.ilps;
+        settled.ilp_s += found.ilp_s;
+        settled.open_s = settled.open_s.min(case.finish_s(found.open_s));
+        if let Some((placed, value_s)) = found.best {
             offer(&case, placed, value_s, bar_s, settled);
         }
     }

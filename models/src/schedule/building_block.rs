@@ -1,0 +1,289 @@
+//! Schedules made by repeating one micro-batch's pattern of passes, on a V of stages with two chunks a
+//! device (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3).
+//!
+//! Time is counted in slots, one for each forward, backward to inputs and backward to weights of a chunk. A
+//! block says in which slots each device runs the first micro-batch; the next one follows [`PERIOD`] slots
+//! later. How long a micro-batch lives decides the memory, and it lives as long as its block. The order
+//! that results is made shorter where the pipeline fills and drains, as far as no device then holds more:
+//! the greedy reordering and the squeezing of the paper's published code.
+
+use super::generate::pass;
+use super::{Pass, PassKind};
+
+/// Slots between micro-batches: two chunks of three passes.
+pub(super) const PERIOD: usize = 6;
+
+/// The slots of a device's forwards of chunk 0 and 1 and backwards of chunk 1 and 0, in the order in which
+/// a micro-batch comes by.
+pub(super) type Block = [usize; 4];
+
+/// Kinds of pass by index; the first four as in a [`Block`].
+const KINDS: [(PassKind, usize); 4] =
+    [(PassKind::F, 0), (PassKind::F, 1), (PassKind::B, 1), (PassKind::B, 0)];
+const FIRST_BACKWARD: usize = 2;
+const LAST: usize = 3;
+const WEIGHTS: usize = 4;
+
+/// The order of every device when its block is repeated, filled and drained as fast as memory allows.
+pub(super) fn shortened(blocks: &[Block], micro_batches: usize) -> Vec<Vec<Pass>> {
+    let mut devices = repeat(blocks, micro_batches);
+    fill_early(&mut devices);
+    squeeze(&mut devices);
+    drain_early(&mut devices);
+    squeeze(&mut devices);
+    devices.iter().map(Device::order).collect()
+}
+
+/// The same without moving anything but what costs nothing.
+pub(super) fn repeated(blocks: &[Block], micro_batches: usize) -> Vec<Vec<Pass>> {
+    repeat(blocks, micro_batches).iter().map(Device::order).collect()
+}
+
+/// Slots of one device's passes, by kind and micro-batch; weight gradients without chunk.
+struct Device {
+    slots: [Vec<usize>; 5],
+}
+
+fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<Device> {
+    let device = |block: &Block| {
+        let every = |first: usize| (0..micro_batches).map(|k| first + k * PERIOD).collect();
+        let [f0, f1, b1, b0] = block.map(every);
+        Device { slots: [f0, f1, b1, b0, Vec::new()] }
+    };
+    blocks.iter().map(device).collect()
+}
+
+impl Device {
+    /// Behind its last pass other than weight gradients.
+    fn end(&self) -> usize {
+        let last = self.slots[..WEIGHTS].iter().filter_map(|slots| slots.last());
+        last.max().map_or(0, |last| last + 1)
+    }
+
+    /// What runs in each slot up to [`Self::end`], weight gradients aside.
+    fn occupants(&self) -> Vec<Option<usize>> {
+        let mut occupants = vec![None; self.end()];
+        for (kind, slots) in self.slots[..WEIGHTS].iter().enumerate() {
+            slots.iter().for_each(|&slot| occupants[slot] = Some(kind));
+        }
+        occupants
+    }
+
+    /// Weight gradients in the first free slots behind their backwards, by chunk; those of chunk 1 first.
+    fn weight_slots(&self) -> [Vec<usize>; 2] {
+        let (mut waiting, mut slots) = ([0_usize; 2], [Vec::new(), Vec::new()]);
+        let mut put = |waiting: &mut [usize; 2], slot: usize| {
+            let Some(chunk) = (0..2).rev().find(|&chunk| waiting[chunk] > 0) else { return false };
+            waiting[chunk] -= 1;
+            slots[chunk].push(slot);
+            true
+        };
+        for (slot, occupant) in self.occupants().into_iter().enumerate() {
+            match occupant {
+                Some(FIRST_BACKWARD) => waiting[1] += 1,
+                Some(LAST) => waiting[0] += 1,
+                Some(_) => {}
+                None => drop(put(&mut waiting, slot)),
+            }
+        }
+        let mut slot = self.end();
+        while put(&mut waiting, slot) {
+            slot += 1;
+        }
+        slots
+    }
+
+    /// Sets the slots of weight gradients, whichever chunk they are of.
+    fn place_weights(&mut self) {
+        let mut slots = self.weight_slots().concat();
+        slots.sort_unstable();
+        self.slots[WEIGHTS] = slots;
+    }
+
+    /// Its passes by slot, with weight gradients in the first free ones.
+    fn order(&self) -> Vec<Pass> {
+        let mut timed: Vec<(usize, Pass)> = Vec::new();
+        for ((kind, chunk), slots) in KINDS.into_iter().zip(&self.slots) {
+            timed.extend(slots.iter().enumerate().map(|(k, &slot)| (slot, pass(kind, k, chunk))));
+        }
+        for (chunk, slots) in self.weight_slots().iter().enumerate() {
+            let weights = |(k, &slot): (usize, &usize)| (slot, pass(PassKind::W, k, chunk));
+            timed.extend(slots.iter().enumerate().map(weights));
+        }
+        timed.sort_unstable_by_key(|&(slot, _)| slot);
+        timed.into_iter().map(|(_, pass)| pass).collect()
+    }
+}
+
+/// A pass in its slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    slot: usize,
+    device: usize,
+    kind: usize,
+    k: usize,
+}
+
+/// All passes by time.
+fn events(devices: &[Device]) -> Vec<Event> {
+    let mut events = Vec::new();
+    for (device, Device { slots }) in devices.iter().enumerate() {
+        for (kind, slots) in slots.iter().enumerate() {
+            let event = |(k, &slot): (usize, &usize)| Event { slot, device, kind, k };
+            events.extend(slots.iter().enumerate().map(event));
+        }
+    }
+    events.sort_unstable();
+    events
+}
+
+/// The first slot behind everything a pass needs, its own device's other passes aside.
+fn ready(devices: &[Device], Event { device, kind, k, .. }: Event) -> usize {
+    let own = &devices[device].slots;
+    let after = |slot: usize| slot + 1;
+    let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
+    if kind == WEIGHTS {
+        let mut backwards = [&own[FIRST_BACKWARD][..], &own[LAST]].concat();
+        backwards.sort_unstable();
+        return same.max(after(backwards[k]));
+    }
+    let here = kind.checked_sub(1).map_or(0, |before| after(own[before][k]));
+    let down = kind == 0 || kind == FIRST_BACKWARD;
+    let other = if down { device.checked_sub(1) } else { Some(device + 1) };
+    let other = other.and_then(|other| devices.get(other));
+    same.max(here).max(other.map_or(0, |other| after(other.slots[kind][k])))
+}
+
+/// Where in its filling, steady or draining state the pipeline is as passes come by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Filling,
+    Steady,
+    Draining,
+}
+
+impl Phase {
+    /// The state for this event, and behind it. Steady is from the first micro-batch's return to device 0
+    /// to the last one's start.
+    fn pass(&mut self, event: Event, micro_batches: usize) -> Self {
+        if *self == Self::Filling && event.kind == LAST && event.device == 0 {
+            *self = Self::Steady;
+        }
+        let now = *self;
+        if now == Self::Steady && event.kind == 0 && event.k + 1 == micro_batches {
+            *self = Self::Draining;
+        }
+        now
+    }
+}
+
+/// Activations a device holds behind each slot, up to weight gradients.
+struct Held(Vec<usize>);
+
+impl Held {
+    fn new(device: &Device) -> Self {
+        let end = device.slots.iter().filter_map(|slots| slots.last()).max();
+        let mut change = vec![0_isize; end.map_or(0, |end| end + 1)];
+        for (kind, slots) in device.slots.iter().enumerate() {
+            let by = [1, 1, 0, 0, -1][kind];
+            slots.iter().for_each(|&slot| change[slot] += by);
+        }
+        let running = change.iter().scan(0_isize, |held, by| {
+            *held += by;
+            Some(*held as usize)
+        });
+        Self(running.collect())
+    }
+
+    fn peak(&self) -> usize {
+        self.0.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// Moves passes of the filling and draining pipeline to earlier free slots where no device then holds
+/// more than any did, counting weight gradients.
+fn fill_early(devices: &mut [Device]) {
+    devices.iter_mut().for_each(Device::place_weights);
+    let mut held: Vec<Held> = devices.iter().map(Held::new).collect();
+    let most = held.iter().map(Held::peak).max().unwrap_or(0);
+    let mut taken: Vec<Vec<bool>> = held.iter().map(|held| vec![false; held.0.len()]).collect();
+    let mut phase = Phase::Filling;
+    for event in events(devices) {
+        let Event { slot, device, kind, k } = event;
+        let micro_batches = devices[device].slots[0].len();
+        let mut to = slot;
+        if phase.pass(event, micro_batches) != Phase::Steady {
+            let held = &held[device].0;
+            let free = |&t: &usize| !taken[device][t];
+            let fits = |&t: &usize| kind > 1 || held[t..slot].iter().all(|&held| held < most);
+            to = (ready(devices, event)..slot).filter(free).find(fits).unwrap_or(slot);
+        }
+        match kind {
+            0 | 1 => held[device].0[to..slot].iter_mut().for_each(|held| *held += 1),
+            WEIGHTS => held[device].0[to..slot].iter_mut().for_each(|held| *held -= 1),
+            _ => {}
+        }
+        taken[device][to] = true;
+        devices[device].slots[kind][k] = to;
+    }
+}
+
+/// Moves passes of the draining pipeline to earlier free slots, with weight gradients wherever these leave
+/// room.
+fn drain_early(devices: &mut [Device]) {
+    devices.iter_mut().for_each(|device| device.slots[WEIGHTS].clear());
+    let mut occupants: Vec<_> = devices.iter().map(Device::occupants).collect();
+    let most = occupants.iter().map(|slots| peak_without_weights(slots)).max().unwrap_or(0);
+    let mut phase = Phase::Filling;
+    for event in events(devices) {
+        let Event { slot, device, kind, k } = event;
+        let micro_batches = devices[device].slots[0].len();
+        if phase.pass(event, micro_batches) != Phase::Draining {
+            continue;
+        }
+        let slots = &mut occupants[device];
+        for to in ready(devices, event)..slot {
+            // Slots before this event's hold only passes that have come by.
+            if slots[to].is_none() {
+                slots.swap(to, slot);
+                if peak_without_weights(slots) <= most {
+                    devices[device].slots[kind][k] = to;
+                    break;
+                }
+                slots.swap(to, slot);
+            }
+        }
+    }
+}
+
+/// Most activations held where weight gradients run in every free slot in which one waits.
+fn peak_without_weights(occupants: &[Option<usize>]) -> usize {
+    let (mut held, mut waiting, mut most) = (0_usize, 0_usize, 0_usize);
+    for occupant in occupants {
+        match occupant {
+            Some(0 | 1) => held += 1,
+            Some(_) => waiting += 1,
+            None if waiting > 0 => {
+                held -= 1;
+                waiting -= 1;
+            }
+            None => {}
+        }
+        most = most.max(held);
+    }
+    most
+}
+
+/// Runs every device's order as early as it can, with weight gradients in their place.
+fn squeeze(devices: &mut [Device]) {
+    if devices.iter().any(|device| device.slots[WEIGHTS].is_empty()) {
+        devices.iter_mut().for_each(Device::place_weights);
+    }
+    let mut free = vec![0; devices.len()];
+    for event in events(devices) {
+        let Event { device, kind, k, .. } = event;
+        let slot = ready(devices, event).max(free[device]);
+        devices[device].slots[kind][k] = slot;
+        free[device] = slot + 1;
+    }
+}

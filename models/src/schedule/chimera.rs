@@ -1,0 +1,108 @@
+//! Chimera: two pipelines of 1F1B in opposite directions over the same devices.
+
+use super::generate::{Counts, one_forward_one_backward, pass};
+use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
+
+/// Every device holds two stages' parameters; half the micro-batches go either way, each direction in 1F1B
+/// order, merged by what can start first (Chimera, arXiv 2107.06925, section 3.1). More than `p` micro-batches
+/// run in units of `p`, one behind the other (section 3.5).
+///
+/// `p` micro-batches take `2p + p − 2` passes where `F = B + W`; devices hold `p/2 + 1` to `p`.
+///
+/// # Errors
+/// `p` is odd, or `m` is no multiple of `p`.
+pub fn chimera(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::Chimera.check(devices, micro_batches, 2)?;
+    let counts = Counts::new(devices, micro_batches, 2)?;
+    let unit = Merge::new(devices).run();
+    let shifted = |n: usize| {
+        move |pass: &Pass| {
+            let second = usize::from(pass.chunk) * micro_batches / 2;
+            Pass { micro_batch: pass.micro_batch + (n * devices / 2 + second) as u32, ..*pass }
+        }
+    };
+    let units = micro_batches / devices;
+    let order = |unit: &Vec<Pass>| (0..units).flat_map(|n| unit.iter().map(shifted(n))).collect();
+    let passes = unit.iter().map(order).collect();
+    Ok(counts.schedule(StageLayout::Bidirectional, passes))
+}
+
+/// Relative lengths of passes in the merge.
+const FORWARD: u64 = 1;
+const BACKWARD: u64 = 2;
+
+/// Both directions of `p` micro-batches, in a run where each device takes what can start first.
+struct Merge {
+    devices: usize,
+    /// By device and direction: passes in 1F1B order and how many are done.
+    queues: Vec<[(Vec<Pass>, usize); 2]>,
+    free: Vec<u64>,
+    /// Ends of forwards and backwards, by direction, stage and micro-batch.
+    ends: [[Vec<Option<u64>>; 2]; 2],
+    orders: Vec<Vec<Pass>>,
+}
+
+impl Merge {
+    fn new(devices: usize) -> Self {
+        let each = devices / 2;
+        let queue = |stage: usize, chunk: usize| {
+            let all = |kind| (0..each).map(move |k| pass(kind, k, chunk));
+            let warm_up = devices - 1 - stage;
+            (one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up), 0)
+        };
+        let none = || vec![None; devices * each];
+        Self {
+            devices,
+            queues: (0..devices).map(|i| [queue(i, 0), queue(devices - 1 - i, 1)]).collect(),
+            free: vec![0; devices],
+            ends: [[none(), none()], [none(), none()]],
+            orders: vec![Vec::new(); devices],
+        }
+    }
+
+    fn run(mut self) -> Vec<Vec<Pass>> {
+        while let Some((start, device, pass)) = self.earliest() {
+            let length = if pass.kind == PassKind::F { FORWARD } else { BACKWARD };
+            let (kind, chunk) = (usize::from(pass.kind != PassKind::F), usize::from(pass.chunk));
+            let slot = self.slot(self.stage(device, pass), pass);
+            self.ends[kind][chunk][slot] = Some(start + length);
+            self.free[device] = start + length;
+            self.queues[device][chunk].1 += 1;
+            self.orders[device].push(pass);
+        }
+        self.orders
+    }
+
+    fn stage(&self, device: usize, pass: Pass) -> usize {
+        StageLayout::Bidirectional.stage_of(self.devices, device, usize::from(pass.chunk))
+    }
+
+    fn slot(&self, stage: usize, pass: Pass) -> usize {
+        stage * (self.devices / 2) + pass.micro_batch as usize
+    }
+
+    /// What can start first; of several a backward, then the older micro-batch.
+    fn earliest(&self) -> Option<(u64, usize, Pass)> {
+        let heads = (0..self.devices).flat_map(|device| {
+            let head = |(order, done): &(Vec<Pass>, usize)| order.get(*done).copied();
+            self.queues[device].iter().filter_map(head).map(move |pass| (device, pass))
+        });
+        let startable = heads.filter_map(|(device, pass)| {
+            Some((self.ready(device, pass)?.max(self.free[device]), device, pass))
+        });
+        startable.min_by_key(|&(start, device, pass)| {
+            (start, pass.kind == PassKind::F, pass.micro_batch, device, pass.chunk)
+        })
+    }
+
+    fn ready(&self, device: usize, pass: Pass) -> Option<u64> {
+        let (stage, chunk) = (self.stage(device, pass), usize::from(pass.chunk));
+        let [forwards, backwards] = [&self.ends[0][chunk], &self.ends[1][chunk]];
+        match pass.kind {
+            PassKind::F if stage == 0 => Some(0),
+            PassKind::F => forwards[self.slot(stage - 1, pass)],
+            _ if stage + 1 == self.devices => forwards[self.slot(stage, pass)],
+            _ => backwards[self.slot(stage + 1, pass)],
+        }
+    }
+}

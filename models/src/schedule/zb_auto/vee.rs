@@ -1,0 +1,187 @@
+//! Two chunks a device on a V of stages (Zero Bubble, arXiv 2401.10241, section 6 and appendix).
+
+use super::super::generate::Counts;
+use super::super::{Pass, StageLayout};
+use super::AutoCosts;
+use super::run::{Run, Step, Ties};
+
+/// Where the greedy run has a choice: before which passes weights fill gaps that they do not fit.
+#[derive(Clone, Copy)]
+pub(super) struct Taste {
+    before_forward: bool,
+    before_backward: bool,
+}
+
+impl Taste {
+    pub const ALL: [Self; 4] = [
+        Self { before_forward: true, before_backward: true },
+        Self { before_forward: false, before_backward: true },
+        Self { before_forward: true, before_backward: false },
+        Self { before_forward: false, before_backward: false },
+    ];
+}
+
+/// An order within memory, or none where this taste finds none. Runs again with the idle times of the run
+/// before as allowed, as long as that shortens the longest.
+pub(super) fn order(
+    counts: Counts,
+    costs: AutoCosts,
+    (taste, ties): (Taste, Ties),
+) -> Option<Vec<Vec<Pass>>> {
+    let attempt = |allowed| {
+        let run = Run::new(counts, costs, StageLayout::V, ties);
+        Vee { run, taste, allowed }.finish()
+    };
+    let mut best = attempt(None)?;
+    loop {
+        let allowed: Vec<f64> = best.devices.iter().map(|device| device.idle).collect();
+        match attempt(Some(allowed)) {
+            Some(next) if next.most_idle() < best.most_idle() => best = next,
+            _ => return Some(best.orders()),
+        }
+    }
+}
+
+struct Vee {
+    run: Run,
+    taste: Taste,
+    /// Idle times that an earlier run had.
+    allowed: Option<Vec<f64>>,
+}
+
+impl Vee {
+    fn finish(mut self) -> Option<Run> {
+        self.warm_up()?;
+        for _ in 0..2 * self.run.counts.micro_batches {
+            self.backwards()?;
+            self.forwards()?;
+        }
+        (0..self.devices()).for_each(|device| self.run.flush_weights(device));
+        Some(self.run)
+    }
+
+    fn devices(&self) -> usize {
+        self.run.counts.devices
+    }
+
+    /// Forwards of both chunks down and back up, with more of the first chunk while they cost no time;
+    /// then each device as many forwards as the one before.
+    fn warm_up(&mut self) -> Option<()> {
+        for device in 0..self.devices() {
+            self.put_forward(device, 0)?;
+        }
+        for device in (0..self.devices()).rev() {
+            if let Some(arrival) = self.run.arrival(device, Step::F(1)) {
+                while self.has_time(device, arrival) {
+                    (0..=device).try_for_each(|above| self.put_forward(above, 0))?;
+                }
+            }
+            self.put_forward(device, 1)?;
+        }
+        self.even_out()
+    }
+
+    fn has_time(&self, device: usize, arrival: f64) -> bool {
+        self.run.has_room(device, 2 + 2 * device)
+            && self.run.forward_is_in_time(device, arrival)
+            && self.run.is_open(device, Step::F(0))
+    }
+
+    fn even_out(&mut self) -> Option<()> {
+        let count = |run: &Run, device: usize, chunk: usize| run.count(device, Step::F(chunk));
+        let both = |run: &Run, device: usize| count(run, device, 0) + count(run, device, 1);
+        let mut chunk = 0;
+        for device in 1..self.devices() {
+            loop {
+                let run = &self.run;
+                let fewer = both(run, device) < both(run, device - 1);
+                let (own, before) = (count(run, device, 1), count(run, device - 1, 1));
+                if !fewer && (own > before || before >= run.counts.micro_batches) {
+                    break;
+                }
+                for below in (device..self.devices()).rev() {
+                    if self.run.is_open(below, Step::F(chunk)) {
+                        self.put_forward(below, chunk)?;
+                    }
+                }
+                chunk = 1 - chunk;
+            }
+        }
+        Some(())
+    }
+
+    fn put_forward(&mut self, device: usize, chunk: usize) -> Option<()> {
+        if !self.run.has_room(device, 1) {
+            return None;
+        }
+        self.run.put(device, Step::F(chunk))
+    }
+
+    fn backwards(&mut self) -> Option<()> {
+        let second: Vec<bool> = (0..self.devices()).map(|device| self.turns_back(device)).collect();
+        // In the order in which gradients travel: down through chunk 1, which is first, is up through chunk 0.
+        let back = (0..self.devices()).rev().filter(|&device| second[device]);
+        let down = (0..self.devices()).filter(|&device| !second[device]);
+        for (device, chunk) in back.map(|d| (d, 0)).chain(down.map(|d| (d, 1))).collect::<Vec<_>>()
+        {
+            let fill = chunk == 0 || self.taste.before_backward;
+            self.fill(device, Step::B(chunk), fill);
+            self.run.put(device, Step::B(chunk))?;
+        }
+        Some(())
+    }
+
+    /// Whether the next backward is of chunk 0: there is one and its input is there, or nothing else is left.
+    fn turns_back(&self, device: usize) -> bool {
+        let run = &self.run;
+        let begun = run.count(device, Step::B(0)) < run.count(device, Step::B(1));
+        begun && (run.has_input(device, Step::B(0)) || !run.is_open(device, Step::B(1)))
+    }
+
+    fn forwards(&mut self) -> Option<()> {
+        for device in 0..self.devices() {
+            if let Some(chunk) = self.next_forward(device) {
+                self.run.make_room(device)?;
+                self.fill(device, Step::F(chunk), self.taste.before_forward);
+                self.run.put(device, Step::F(chunk))?;
+            }
+        }
+        Some(())
+    }
+
+    /// The second chunk where its input is there, else the first.
+    fn next_forward(&self, device: usize) -> Option<usize> {
+        let run = &self.run;
+        let (first, second) = (Step::F(0), Step::F(1));
+        if !run.is_open(device, second) {
+            return None;
+        }
+        if run.count(device, second) >= run.count(device, first) {
+            return Some(0);
+        }
+        if run.has_input(device, second) {
+            return Some(1);
+        }
+        (run.is_open(device, first) && run.has_input(device, first)).then_some(0)
+    }
+
+    /// Weights until the input arrives; one that ends later where idling would be the longest of any device
+    /// and the taste has it so.
+    fn fill(&mut self, device: usize, step: Step, late: bool) {
+        let Some(arrival) = self.run.arrival(device, step) else { return };
+        if self.run.fill(device, arrival) && late {
+            let most = self.most_idle(device);
+            if self.run.would_idle_longest(device, arrival, most) {
+                let _ = self.run.put_weights(device);
+            }
+        }
+    }
+
+    fn most_idle(&self, device: usize) -> f64 {
+        let allowed = self
+            .allowed
+            .as_ref()
+            .map_or(0.0, |allowed| allowed.iter().copied().fold(0.0, f64::max) - allowed[device]);
+        self.run.most_idle().max(allowed)
+    }
+}

@@ -1,0 +1,75 @@
+//! ZB-V: zero bubble at the memory of 1F1B, on stages that turn back on the last device.
+
+use super::generate::{Counts, Steps};
+use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
+
+/// Device `i` holds stages `i` and `2p − 1 − i`, so that a micro-batch's backward starts where its forward
+/// did (Zero Bubble, arXiv 2401.10241, section 6; the order of torch's `ScheduleZBVZeroBubble`).
+///
+/// With equal `F`, `B` and `W` no device idles between its own first start and last end for `m ≥ 2p − 1`;
+/// all hold `p` micro-batches. Fewer micro-batches run the order of `2p − 1` without those that are not there.
+///
+/// # Errors
+/// No devices or no micro-batches.
+pub fn zb_v(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::ZbV.check(devices, micro_batches, 2)?;
+    let counts = Counts::new(devices, micro_batches, 2)?;
+    let passes = (0..devices).map(|device| device_order(counts, device)).collect();
+    Ok(counts.schedule(StageLayout::V, passes))
+}
+
+fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
+    let Counts { devices, micro_batches, .. } = counts;
+    let full = micro_batches.max(2 * devices - 1);
+    let mut steps = Steps::new();
+    warm_up(&mut steps, devices, device);
+    steady(&mut steps, full);
+    cool_down(&mut steps, devices, device);
+    steps.order.retain(|pass| (pass.micro_batch as usize) < micro_batches);
+    steps.order
+}
+
+/// Forwards of the first chunk until the first micro-batch is back, then both chunks in turn, then the
+/// first backwards of the second.
+fn warm_up(steps: &mut Steps, devices: usize, device: usize) {
+    for _ in 0..2 * (devices - device) - 1 {
+        steps.forward(0);
+    }
+    for _ in 0..device {
+        steps.forward(1);
+        steps.forward(0);
+    }
+    for _ in 0..devices - device {
+        steps.forward(1);
+        backward_at_once(steps, 1);
+    }
+}
+
+fn steady(steps: &mut Steps, micro_batches: usize) {
+    while steps.forwards(1) < steps.forwards(0) || steps.forwards(0) < micro_batches {
+        if steps.forwards(0) < micro_batches {
+            steps.forward(0);
+        }
+        backward_at_once(steps, 0);
+        steps.forward(1);
+        backward_at_once(steps, 1);
+    }
+}
+
+fn cool_down(steps: &mut Steps, devices: usize, device: usize) {
+    for _ in 0..device {
+        steps.backward(0);
+        steps.backward(1);
+    }
+    for _ in 0..devices - device {
+        steps.backward(0);
+        steps.weights(Some(0));
+    }
+    while steps.weights(Some(1)) {}
+    while steps.weights(Some(0)) {}
+}
+
+fn backward_at_once(steps: &mut Steps, chunk: usize) {
+    steps.backward(chunk);
+    steps.weights(Some(chunk));
+}

@@ -1,0 +1,129 @@
+//! What lies between a pipeline's stages: transfers, and vocabulary passes where every device has a shard.
+
+use super::ground::{Ground, Sheet};
+use crate::cost::collective::{self, Collective};
+use crate::cost::layer::VocabCost;
+use crate::cost::parts::Parts;
+use crate::placement::VocabWay;
+use crate::simulate::VocabDurations;
+use models::decisions::{Decisions, Vocab};
+use models::mesh::{Axis, GroupShape, Mesh};
+use models::schedule::ScheduleName;
+
+/// Sending a micro-batch's hidden states to the next stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Hop {
+    pub(crate) time_s: f64,
+    /// The receiver waits with nothing else to do; else the time is a latency.
+    pub(crate) blocks: bool,
+}
+
+/// The vocabulary passes of one device.
+#[derive(Clone, Debug)]
+pub(crate) struct VocabPassCost {
+    pub(crate) cost: VocabCost,
+    pub(crate) durations: VocabDurations,
+    /// Computation and exposed collectives of all passes of one micro-batch.
+    pub(crate) parts: Parts,
+}
+
+impl VocabPassCost {
+    /// A micro-batch's way through these passes; see `models::schedule::one_f_one_b_with_vocab` for what a
+    /// backward waits for.
+    pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
+        let d = &self.durations;
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
+        let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
+        let (way_s, barriers) = match vocab {
+            Vocab::ParallelNaive => (first_s + rest_s, 3),
+            Vocab::Parallel2 => (first_s, 1),
+            _ => (first_s + rest_s, 2),
+        };
+        VocabWay { passes_s: self.parts.total_s(), way_s, barriers }
+    }
+}
+
+/// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
+/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather), or, where the
+/// software cannot, each sends everything.
+pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
+    if d.pp == 1 {
+        return Hop { time_s: 0.0, blocks: true };
+    }
+    let level = Mesh::new(d).pipeline_level(&ground.domains);
+    let whole = d.tp > 1 && !d.sequence_parallel;
+    let scattered = ground.cluster.software.scatter_gather;
+    let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
+    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / shares, level);
+    if whole && scattered {
+        let group = GroupShape::strided(d.tp, 1, &ground.domains);
+        time_s +=
+            collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
+    }
+    let looped = matches!(
+        d.schedule,
+        ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
+    );
+    Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
+}
+
+/// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
+/// section 4): all-reduces serve as reduces too, as in the paper's implementation.
+pub(crate) fn vocab_passes(
+    ground: &Ground<'_>,
+    d: &Decisions,
+    sheet: &Sheet,
+) -> Option<VocabPassCost> {
+    if !d.vocab.over_pipeline() {
+        return None;
+    }
+    let cost = ground.vocabulary_over_pipeline(d);
+    let stride = Mesh::new(d).stride(Axis::Pp);
+    let group = GroupShape::strided(d.pp, stride, &ground.domains);
+    let time = |op, bytes| collective::time_s(ground.cluster, op, bytes, &group);
+    let broadcast_s = time(Collective::Broadcast, sheet.hidden_bytes);
+    let statistics_s = time(Collective::AllReduce, sheet.tokens * 4.0);
+    let gradient_s = time(Collective::AllReduce, sheet.hidden_bytes);
+    let embed = cost.embed_forward + cost.embed_backward;
+    let (forward, input) = (cost.head_forward, cost.head_backward_input);
+    let weight = cost.head_backward_weight;
+    let blocking = |tp_s: f64| Parts { pp_s: tp_s, ..Parts::default() };
+    let (first, middle, last, barriers) = match d.vocab {
+        Vocab::ParallelNaive => (
+            forward,
+            Parts::default(),
+            input + weight + embed,
+            [broadcast_s, statistics_s, statistics_s, gradient_s],
+        ),
+        Vocab::Parallel2 => (
+            forward + input,
+            Parts::default(),
+            weight + embed,
+            [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
+        ),
+        Vocab::Interlaced => (
+            forward + blocking(broadcast_s + 2.0 * statistics_s),
+            Parts::default(),
+            input + weight + embed + blocking(gradient_s),
+            [0.0; 4],
+        ),
+        _ => (
+            forward,
+            Parts::default(),
+            input + weight + embed,
+            [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s],
+        ),
+    };
+    let devices = d.pp as usize;
+    let durations = VocabDurations {
+        first: vec![first.total_s(); devices],
+        middle: vec![middle.total_s(); devices],
+        last: vec![last.total_s(); devices],
+        broadcast_s: barriers[0],
+        after_first_s: barriers[1],
+        after_middle_s: barriers[2],
+        after_last_s: barriers[3],
+    };
+    Some(VocabPassCost { cost, durations, parts: first + middle + last })
+}

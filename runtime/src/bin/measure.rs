@@ -1,0 +1,366 @@
+//! Measures this machine for `plan calibrate`: products, copies, elementwise kernels, attention, AdamW,
+//! collectives, messages, and whole training steps. Prints [`Measured`] as JSON.
+//!
+//! All ranks do the same at the same time, as in training, and a time is the best of many: other programs
+//! disturb the mean.
+
+use clap::Parser;
+use kernels::activation::{self, Activation};
+use kernels::adamw::{self, AdamW, Parameter};
+use kernels::attention::{self, Attention, Gradients, Saved};
+use kernels::gemm::{Shape, gemm};
+use kernels::rms_norm::{self, RmsNorm};
+use kernels::rope::{self, Rope};
+use kernels::{Cpu, Output, Real, elementwise};
+use models::cluster::{Core, Dtype, Exchange, Measured, Moved, Product, Step, Updated};
+use models::decisions::RankOrder;
+use models::input::Source;
+use models::mesh::Mesh;
+use models::model::{ModelSpec, read};
+use models::schedule::one_f_one_b;
+use runtime::comm::{CommError, Communicator, Op, Options, run_ranks};
+use runtime::data::{Sample, Samples};
+use runtime::program::{Program, Recompute, StageProgram};
+use runtime::{Error, Optimizer, Rank, Reduction, kernels, models};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Measures this machine, with as many ranks at a time as are said.
+#[derive(Parser)]
+struct Flags {
+    /// Ranks at a time
+    #[arg(long)]
+    ranks: usize,
+}
+
+/// A layer of a small model: tokens, widths, heads.
+const SEQUENCES: usize = 4;
+const SEQUENCE: usize = 256;
+const TOKENS: usize = SEQUENCES * SEQUENCE;
+const HIDDEN: usize = 512;
+const FFN: usize = 1408;
+const HEADS: usize = 8;
+const KV_HEADS: usize = 4;
+const HEAD_DIM: usize = 64;
+
+/// Models whose steps are timed: one whose products take the time, one whose fixed work does.
+const MODEL: &str = "name: probe\nlayers: 3\nhidden: 384\nheads: 6\nkv_heads: 2\nffn: 1024\n\
+    vocab: 1000\nseq_len: 128\nglobal_batch: 8\n";
+const TINY: &str = "name: tiny\nlayers: 1\nhidden: 32\nheads: 2\nffn: 64\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
+
+/// Shortest time of one round, seconds: work is repeated so often.
+const ROUND_S: f64 = 0.004;
+/// Time of all rounds, seconds, and their least number.
+const ALL_S: f64 = 1.0;
+const ROUNDS: usize = 8;
+/// Bytes of tensors that are exchanged: one whose latency counts, and two whose bandwidth does.
+const EXCHANGED: [usize; 3] = [1 << 12, 1 << 20, 1 << 22];
+
+fn main() -> ExitCode {
+    let ranks = Flags::parse().ranks.max(1);
+    let results = run_ranks(ranks, Options::default(), |world| measure(world.as_ref()));
+    match results.into_iter().next() {
+        Some(Ok(measured)) => {
+            println!("{}", serde_json::to_string(&measured).unwrap_or_default());
+            ExitCode::SUCCESS
+        }
+        Some(Err(error)) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::FAILURE,
+    }
+}
+
+/// One rank's part: everything in turn, together with the others.
+fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let clock = Clock { world, cpu: Cpu::new((cores / world.size()).max(1))? };
+    Ok(Measured {
+        ranks: world.size() as u64,
+        cores: cores as u64,
+        memory_bytes: memory_bytes(),
+        products: products(&clock)?,
+        copy: copy(&clock)?,
+        elementwise: elementwise_of_a_layer(&clock)?,
+        attention: attention_core(&clock)?,
+        adamw: update(&clock)?,
+        collectives: exchanges(&clock, &|data| world.all_reduce(data, Op::Sum))?,
+        messages: exchanges(&clock, &|data| pass_on(world, data))?,
+        steps: steps(&clock)?,
+    })
+}
+
+/// Times what all ranks do.
+struct Clock<'a> {
+    world: &'a dyn Communicator,
+    cpu: Cpu,
+}
+
+impl Clock<'_> {
+    /// Best round's time of one `work`, of the slowest rank.
+    fn best_s<E: Into<Error>>(
+        &self,
+        mut work: impl FnMut() -> Result<(), E>,
+    ) -> Result<f64, Error> {
+        let mut timed = |repeats: usize| -> Result<f64, Error> {
+            self.world.barrier()?;
+            let begin = Instant::now();
+            for _ in 0..repeats {
+                work().map_err(Into::into)?;
+            }
+            Ok(self.slowest(begin.elapsed().as_secs_f64() / repeats as f64)?)
+        };
+        timed(1)?;
+        // All ranks know the slowest's time and so repeat it equally often, or collectives would not meet.
+        let mut best = timed(1)?;
+        let repeats = (ROUND_S / best).ceil().clamp(1.0, 1e4) as usize;
+        let rounds = (ALL_S / (best * repeats as f64)).ceil().clamp(ROUNDS as f64, 1e3) as usize;
+        for _ in 0..rounds {
+            best = best.min(timed(repeats)?);
+        }
+        Ok(best)
+    }
+
+    fn slowest(&self, s: f64) -> Result<f64, CommError> {
+        let mut s = [s];
+        self.world.all_reduce(&mut s, Op::Max)?;
+        Ok(s[0].max(1e-9))
+    }
+
+    /// The time of work that cannot fail.
+    fn time_s(&self, mut work: impl FnMut(&Cpu)) -> Result<f64, Error> {
+        self.best_s(|| -> Result<(), Error> {
+            work(&self.cpu);
+            Ok(())
+        })
+    }
+}
+
+fn numbers<T: Real>(len: usize) -> Vec<T> {
+    (0..len).map(|i| T::from_f64((i * 7919 % 1000) as f64 / 1000.0 - 0.5)).collect()
+}
+
+fn products(clock: &Clock<'_>) -> Result<Vec<Product>, Error> {
+    let shapes = [
+        [TOKENS, 1024, HIDDEN],
+        [TOKENS, 2 * FFN, HIDDEN],
+        [TOKENS, HIDDEN, FFN],
+        [HIDDEN, FFN, TOKENS],
+        [256, 384, 384],
+    ];
+    let mut found = Vec::new();
+    for shape in shapes {
+        found.push(product::<f32>(clock, Dtype::F32, shape)?);
+    }
+    found.push(product::<f64>(clock, Dtype::F64, shapes[0])?);
+    Ok(found)
+}
+
+fn product<T: Real>(
+    clock: &Clock<'_>,
+    dtype: Dtype,
+    [m, n, k]: [usize; 3],
+) -> Result<Product, Error> {
+    let (a, b, mut c) = (numbers::<T>(m * k), numbers::<T>(k * n), numbers::<T>(m * n));
+    let (one, zero) = (T::from_f64(1.0), T::from_f64(0.0));
+    let s = clock.time_s(|cpu| gemm(cpu, &Shape::nt(m, n, k), one, &a, &b, zero, &mut c))?;
+    Ok(Product { dtype, m: m as u64, n: n as u64, k: k as u64, s })
+}
+
+/// Far larger than caches are for one core.
+fn copy(clock: &Clock<'_>) -> Result<Moved, Error> {
+    let from = numbers::<f32>(8 << 20);
+    let mut to = from.clone();
+    let s = clock.time_s(|_| {
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+    })?;
+    Ok(Moved { bytes: (8 * from.len()) as f64, s })
+}
+
+/// What moves memory in a layer, forward and backward, with the bytes that `models::layer::streams` counts.
+fn elementwise_of_a_layer(clock: &Clock<'_>) -> Result<Moved, Error> {
+    let n = TOKENS * HIDDEN;
+    let (x, w) = (numbers::<f32>(n), numbers::<f32>(HIDDEN));
+    let (mut y, mut r, mut dw) = (x.clone(), vec![0.0; TOKENS], w.clone());
+    let norm = RmsNorm { rows: TOKENS, columns: HIDDEN, eps: 1e-5, unit_offset: false };
+    let (q, k) = (Rope::half(TOKENS, HEADS, HEAD_DIM), Rope::half(TOKENS, KV_HEADS, HEAD_DIM));
+    let mut table = vec![0.0; q.table_elements()];
+    let positions: Vec<u32> = (0..TOKENS).map(|t| (t % SEQUENCE) as u32).collect();
+    rope::fill_table(&clock.cpu, &rope::inverse_frequencies(1e4, HEAD_DIM), &positions, &mut table);
+    let wide = TOKENS * FFN;
+    let (gate, up, dy) = (numbers::<f32>(wide), numbers::<f32>(wide), numbers::<f32>(wide));
+    let (mut a, mut b, mut keys) = (gate.clone(), up.clone(), numbers::<f32>(n / 2));
+    let s = clock.time_s(|cpu| {
+        for _ in 0..2 {
+            rms_norm::forward(cpu, &norm, &x, &w, &mut y, &mut r);
+            rms_norm::backward_input(cpu, &norm, &x, &w, &r, &x, &mut y, Output::Accumulate);
+            rms_norm::backward_weight(cpu, &norm, &x, &r, &x, &mut dw);
+            elementwise::add(cpu, &x, &x, &mut y);
+            elementwise::add(cpu, &x, &x, &mut y);
+            rope::forward(cpu, &q, &table, &mut y);
+            rope::forward(cpu, &k, &table, &mut keys);
+        }
+        activation::gated_forward(cpu, Activation::Silu, &gate, &up, &mut a);
+        activation::gated_backward(cpu, Activation::Silu, &gate, &up, &dy, &mut a, &mut b);
+    })?;
+    // Two norms (2 and 3 streams), two residuals (3 and 3), rotations of queries and keys, the activation.
+    let elements = n as f64 * (2.0 * 5.0 + 2.0 * 6.0 + 2.0 * 1.5 * 2.0) + wide as f64 * 8.0;
+    Ok(Moved { bytes: 4.0 * elements, s })
+}
+
+fn attention_core(clock: &Clock<'_>) -> Result<Core, Error> {
+    let shape = Attention::causal(SEQUENCES, SEQUENCE, HEADS, KV_HEADS, HEAD_DIM);
+    let (queries, keys) = (TOKENS * HEADS * HEAD_DIM, TOKENS * KV_HEADS * HEAD_DIM);
+    let (q, k, v) = (numbers::<f32>(queries), numbers::<f32>(keys), numbers::<f32>(keys));
+    let (mut out, mut lse) = (q.clone(), vec![0.0; TOKENS * HEADS]);
+    let forward_s =
+        clock.time_s(|cpu| attention::forward(cpu, &shape, &q, &k, &v, &mut out, &mut lse))?;
+    let (mut dq, mut dk, mut dv) = (q.clone(), k.clone(), v.clone());
+    let backward_s = clock.time_s(|cpu| {
+        let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        attention::backward(cpu, &shape, &saved, &q, &mut gradients, Output::Overwrite);
+    })?;
+    Ok(Core {
+        batch: SEQUENCES as u64,
+        seq_len: SEQUENCE as u64,
+        heads: HEADS as u64,
+        kv_heads: KV_HEADS as u64,
+        head_dim: HEAD_DIM as u64,
+        forward_s,
+        backward_s,
+    })
+}
+
+fn update(clock: &Clock<'_>) -> Result<Updated, Error> {
+    let n = 4 << 20;
+    let (mut w, g, mut m, mut v) =
+        (numbers::<f32>(n), numbers::<f32>(n), vec![0.0; n], vec![0.0; n]);
+    let adamw =
+        AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, step: 10, gradient_scale: 1.0 };
+    let s = clock.time_s(|cpu| {
+        // Clearing gradients and their norm come with every update.
+        std::hint::black_box(elementwise::sum_of_squares(cpu, &g));
+        let parameter = Parameter { w: &mut w, g: &g, m: &mut m, v: &mut v, decay: 0.1 };
+        adamw::update(cpu, &adamw, &mut [parameter]);
+    })?;
+    Ok(Updated { parameters: n as f64, s })
+}
+
+fn exchanges(
+    clock: &Clock<'_>,
+    exchange: &dyn Fn(&mut [f32]) -> Result<(), CommError>,
+) -> Result<Vec<Exchange>, Error> {
+    if clock.world.size() == 1 {
+        return Ok(vec![]);
+    }
+    let mut found = Vec::new();
+    for bytes in EXCHANGED {
+        let mut data = vec![0.0_f32; bytes / 4];
+        let s = clock.best_s(|| exchange(&mut data))?;
+        found.push(Exchange { bytes: bytes as f64, s });
+    }
+    Ok(found)
+}
+
+/// To the next rank, and from the one before.
+fn pass_on(world: &dyn Communicator, data: &mut [f32]) -> Result<(), CommError> {
+    const TAG: u64 = 7;
+    let (rank, size) = (world.rank(), world.size());
+    world.send(data, (rank + 1) % size, TAG)?;
+    let got: Vec<f32> = world.recv(data.len(), (rank + size - 1) % size, TAG)?;
+    data.copy_from_slice(&got);
+    Ok(())
+}
+
+fn steps(clock: &Clock<'_>) -> Result<Vec<Step>, Error> {
+    let ranks = clock.world.size();
+    let mut splits = vec![(TINY, 1, 1), (MODEL, 1, 1)];
+    if ranks > 1 {
+        splits.push((MODEL, 1, ranks));
+    }
+    if ranks.is_multiple_of(2) {
+        splits.push((MODEL, 2, 1));
+    }
+    let mut found = Vec::new();
+    for (model, tp, dp) in splits {
+        let (global_batch, s) = step_s(clock, model, tp, dp)?;
+        let (model, tp, dp) = (model.to_owned(), tp as u64, dp as u64);
+        found.push(Step { model, global_batch, tp, dp, s });
+    }
+    Ok(found)
+}
+
+/// Tokens of no meaning.
+struct Noise {
+    seq_len: usize,
+    vocab: u64,
+}
+
+impl Samples for Noise {
+    fn len(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn repeats(&self) -> bool {
+        true
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, Error> {
+        let token = |i: usize| ((index * 7919 + i as u64 * 104_729) % self.vocab) as i64;
+        Ok(Sample::of_tokens((0..=self.seq_len).map(token).collect()))
+    }
+}
+
+/// A step of the model over the ranks of a split, with its global batch; each such group of ranks trains a copy
+/// of its own.
+fn step_s(clock: &Clock<'_>, model: &str, tp: usize, dp: usize) -> Result<(u64, f64), Error> {
+    let source = Source::from_bytes("probe.yaml", model.as_bytes().to_vec());
+    let model = source
+        .and_then(|source| read(&source))
+        .map_err(|error| Error::World { problem: error.to_string() })?;
+    let program = program(&model, tp, dp)?;
+    let group = clock.world.split("copy", clock.world.rank() / (tp * dp), clock.world.rank())?;
+    let cpu = Cpu::new(clock.cpu.threads())?;
+    let mut rank = Rank::<f32>::new(&program, group, cpu, Reduction::default(), 1)?;
+    rank.initialise();
+    let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
+    let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
+    let mut number = 0;
+    let s = clock.best_s(|| {
+        let result = rank.gradients(&samples, number, None)?;
+        rank.update(&optimizer, 1e-4, result.norm);
+        number += 1;
+        Ok::<(), Error>(())
+    })?;
+    Ok((program.global_batch() as u64, s))
+}
+
+fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
+    let schedule =
+        one_f_one_b(1, 1).map_err(|error| Error::World { problem: error.to_string() })?;
+    Ok(Program {
+        model: model.clone(),
+        mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
+        sequence_parallel: false,
+        micro_batch: (model.global_batch as usize / dp).max(1),
+        micro_batches: 1,
+        layout: schedule.layout,
+        stages: vec![StageProgram {
+            first_layer: 0,
+            recompute: vec![Recompute::None; model.layers],
+        }],
+        passes: schedule.passes,
+        planned_memory_bytes: 0,
+    })
+}
+
+/// What Linux says in /proc/meminfo.
+fn memory_bytes() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kibibytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024.0)
+}

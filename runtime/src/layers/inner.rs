@@ -1,0 +1,40 @@
+//! What attention and the MLP have in common: the inside of half a layer.
+
+use super::{Context, WeightWork};
+use crate::buffer::Buffer;
+use crate::params::Shared;
+
+/// What tensor-parallel ranks share in half a layer: from the normed stream `[n, h]` to partial sums
+/// of the output, `[n, h]`.
+pub(super) trait Inner<T> {
+    /// What the backward pass of a micro-batch needs.
+    type Kept: Kept;
+    /// What the work on weights reads, apart from the input.
+    type Work;
+
+    /// Everything up to the row-parallel matrix.
+    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> Self::Kept;
+
+    /// The row-parallel matrix.
+    fn project(&self, ctx: &Context<'_, T>, kept: &Self::Kept) -> Buffer<T>;
+
+    /// Gradient of the input, a partial sum, from that of the output.
+    fn backward(
+        &self,
+        ctx: &Context<'_, T>,
+        kept: &Self::Kept,
+        dy: &Shared<T>,
+    ) -> (Buffer<T>, Self::Work);
+
+    /// The work on weights, given the input.
+    fn weights(&self, work: Self::Work, h: &Shared<T>) -> Vec<WeightWork<T>>;
+}
+
+/// What is kept for a backward pass.
+pub(super) trait Kept {
+    /// Elements held.
+    fn elements(&self) -> usize;
+
+    /// Forgets what selective recomputation computes again.
+    fn drop_cheap(&mut self);
+}

@@ -1,0 +1,32 @@
+//! Golden cases (`tests/golden`) as the planner splits them.
+
+use models::plan::Plan;
+use planner::flags::Flags;
+use planner::report::plan as make_plan;
+use planner::request::Request;
+use planner::search::search;
+use std::path::PathBuf;
+
+/// Where a case lies.
+pub fn folder(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
+}
+
+/// The fastest plan of a case for this machine's CPU, with these settings pinned.
+///
+/// # Panics
+/// The request cannot be, or nothing fits: the test is wrong.
+pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
+    let request = Request::new(&Flags {
+        model: folder(case).join("config.json").display().to_string(),
+        cluster: Some("laptop".to_owned()),
+        gpus,
+        global_batch: Some(8),
+        seq_len: Some(32),
+        tokens: None,
+        settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
+    })
+    .expect("the request is valid");
+    let outcome = search(&request.task(), &mut |_, _| {});
+    make_plan(&request, &outcome.best.expect("something fits"), &outcome.proof)
+}

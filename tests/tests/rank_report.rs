@@ -1,0 +1,368 @@
+//! What ranks did against what was planned: every rank's own report of a run of a plan.
+
+use clap::Parser;
+use meshwright_tests::golden::{folder, planned};
+use models::formulas::communication::{
+    self, Part, all_gather_elements, all_reduce_elements, all_reduced_elements,
+};
+use models::formulas::state::Zero;
+use models::plan::Plan;
+use models::program::Program;
+use models::schedule::{Release, Schedule};
+use models::shapes::{self, Held};
+use planner::simulate::{Durations, simulate};
+use runtime::Interrupt;
+use runtime::trainer::{Flags, train};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const STEPS: f64 = 2.0;
+/// Bytes of an element: cases train in f32.
+const F32: f64 = 4.0;
+
+/// Golden case, GPUs, and what is pinned.
+const PLANS: [(&str, u64, &[&str]); 7] = [
+    (
+        "llama_gqa",
+        8,
+        &["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "sequence_parallel=false"],
+    ),
+    (
+        "llama_gqa",
+        8,
+        &["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "sequence_parallel=true"],
+    ),
+    (
+        "gpt2",
+        4,
+        &[
+            "tp=2",
+            "pp=2",
+            "vpp=2",
+            "schedule=interleaved_1f1b",
+            "micro_batch=1",
+            "sequence_parallel=false",
+            "recompute=full",
+        ],
+    ),
+    ("qwen2", 8, &["tp=4", "pp=1", "dp=2", "micro_batch=2", "sequence_parallel=false"]),
+    (
+        "gemma2",
+        4,
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=1",
+            "schedule=gpipe",
+            "micro_batch=2",
+            "sequence_parallel=true",
+            "recompute=selective",
+        ],
+    ),
+    ("llama_tied", 4, &["tp=1", "pp=2", "vpp=2", "dp=2", "schedule=looped_bfs", "micro_batch=1"]),
+    (
+        "llama_tied",
+        4,
+        &["tp=2", "pp=2", "dp=1", "schedule=naive", "micro_batch=8", "sequence_parallel=false"],
+    ),
+];
+
+struct Ran {
+    what: String,
+    program: Program,
+    schedule: Schedule,
+    ranks: Vec<Value>,
+}
+
+impl Ran {
+    fn new(test: &str, case: &str, gpus: u64, settings: &[&str]) -> Self {
+        let plan = planned(case, gpus, settings);
+        let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
+        let program = program.expect("it can be trained");
+        let what = format!("{case} {}", settings.join(" "));
+        let ranks = report(case, &program, &format!("{test} {what}"));
+        assert_eq!(ranks.len() as u64, gpus, "{what}");
+        Self { what, schedule: schedule(&plan), program, ranks }
+    }
+
+    /// Every plan's run. Tests run at the same time: each has files of its own.
+    fn all(test: &str) -> impl Iterator<Item = Self> {
+        PLANS.iter().map(move |(case, gpus, settings)| Self::new(test, case, *gpus, settings))
+    }
+
+    fn device(&self, rank: &Value) -> usize {
+        number(&rank["at"]["pp"]) as usize
+    }
+
+    /// Elements of a micro-batch's hidden states, b·s·h.
+    fn activation(&self) -> f64 {
+        self.tokens() * self.program.model.hidden as f64
+    }
+
+    fn tokens(&self) -> f64 {
+        (self.program.micro_batch * self.program.seq_len()) as f64
+    }
+
+    /// Micro-batches of all steps.
+    fn micro_batches(&self) -> f64 {
+        STEPS * self.program.micro_batches as f64
+    }
+}
+
+/// The schedule that the planner simulates.
+fn schedule(plan: &Plan) -> Schedule {
+    let d = &plan.decisions;
+    let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
+    d.schedule.build(d.pp as usize, micro_batches, d.vpp as usize).expect("it was planned")
+}
+
+fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
+    let file = format!("ranks-{}.jsonl", what.replace([' ', '='], "-"));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(file);
+    let data = folder(case).join("tokens.safetensors");
+    let words = ["trainer", "--steps", "2", "--init-from"].map(std::ffi::OsString::from);
+    let words = words.into_iter().chain([folder(case).into(), "--data".into(), data.into()]);
+    let words = words.chain(["--rank-report".into(), path.clone().into()]);
+    train::<f32>(program, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
+    let text = std::fs::read_to_string(path).expect("the run wrote it");
+    text.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().expect("a whole number")
+}
+
+fn sizes(value: &Value) -> Vec<u64> {
+    value.as_array().expect("a list").iter().map(number).collect()
+}
+
+/// Bytes that a rank handed to a call of a group.
+fn handed(rank: &Value, group: &str, call: &str) -> f64 {
+    rank["traffic"][group][call]["bytes"].as_f64().unwrap_or(0.0)
+}
+
+/// What it sent in a group's collectives by the rings that the formulas speak of, bytes.
+fn sent_in_rings(rank: &Value, group: &str, ways: f64) -> f64 {
+    all_reduce_elements(handed(rank, group, "all_reduce"), ways)
+        + all_gather_elements(handed(rank, group, "all_gather") * ways, ways)
+        + all_gather_elements(handed(rank, group, "reduce_scatter"), ways)
+}
+
+#[test]
+fn local_shapes_are_those_of_the_program() {
+    for run in Ran::all("shapes") {
+        let (model, tp) = (&run.program.model, run.program.mesh.tp);
+        for rank in &run.ranks {
+            let mut planned = Vec::new();
+            for index in run.program.stages_of(run.device(rank)) {
+                let last = index + 1 == run.program.stages.len();
+                let layers = run.program.stages[index].recompute.len();
+                let before = if index == 0 { shapes::embedding(model, tp) } else { vec![] };
+                let behind = match last {
+                    true => shapes::head(model, tp, run.program.last_device() == 0),
+                    false => vec![],
+                };
+                let layers = (0..layers).flat_map(|_| shapes::layer(model, tp));
+                planned.extend(before.into_iter().chain(layers).chain(behind).map(of_plan));
+            }
+            let mut held: Vec<Vec<u64>> =
+                rank["tensors"].as_array().expect("a list").iter().map(of_report).collect();
+            planned.sort();
+            held.sort();
+            assert_eq!(held, planned, "{} rank {}", run.what, rank["rank"]);
+        }
+    }
+}
+
+/// Sizes whichever way round the checkpoint has them, as plans list them: without padding rows.
+fn of_plan(held: Held) -> Vec<u64> {
+    let mut shape = held.shape;
+    shape.sort_unstable();
+    shape
+}
+
+/// The same of a piece; padding is rows of the vocabulary, which is first in its tensor.
+fn of_report(piece: &Value) -> Vec<u64> {
+    let mut shape = sizes(&piece["local_shape"]);
+    shape[0] += number(&piece["padding_rows"]);
+    shape.sort_unstable();
+    shape
+}
+
+#[test]
+fn pieces_cover_every_tensor_of_the_checkpoint_once() {
+    for run in Ran::all("pieces") {
+        let replicas = run.program.mesh.dp;
+        let mut covered: BTreeMap<(u64, String), Vec<u8>> = BTreeMap::new();
+        for rank in &run.ranks {
+            for piece in rank["tensors"].as_array().expect("a list") {
+                if piece["copy"] == false {
+                    cover(&mut covered, number(&rank["at"]["dp"]), piece);
+                }
+            }
+        }
+        for (key, counts) in &covered {
+            assert!(counts.iter().all(|&count| count == 1), "{} {key:?}", run.what);
+        }
+        let case = run.what.split(' ').next().unwrap_or_default();
+        let file = runtime::checkpoint::TensorFile::open(&folder(case).join("model.safetensors"));
+        let mut names = file.expect("the case has it").names();
+        names.sort();
+        let of = |replica| names.iter().map(move |name| (replica, name.clone()));
+        let expected: Vec<(u64, String)> = (0..replicas).flat_map(of).collect();
+        assert!(covered.keys().eq(expected.iter()), "{}", run.what);
+    }
+}
+
+/// Adds one to every element of a piece.
+fn cover(covered: &mut BTreeMap<(u64, String), Vec<u8>>, replica: u64, piece: &Value) {
+    let [whole, offset, local] =
+        ["global_shape", "global_offset", "local_shape"].map(|key| sizes(&piece[key]));
+    let name = piece["name"].as_str().expect("a name").to_owned();
+    let all = whole.iter().product::<u64>() as usize;
+    let counts = covered.entry((replica, name)).or_insert_with(|| vec![0; all]);
+    let width = whole.get(1).copied().unwrap_or(1);
+    let (first, columns) = if whole.len() == 1 { (0, 1) } else { (offset[1], local[1]) };
+    for row in offset[0]..offset[0] + local[0] {
+        for column in first..first + columns {
+            counts[(row * width + column) as usize] += 1;
+        }
+    }
+}
+
+#[test]
+fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
+    for run in Ran::all("passes") {
+        let stages = run.program.stages.len();
+        let each = |seconds: f64| vec![seconds; stages];
+        let durations = Durations {
+            forward: each(1.0),
+            backward: each(2.0),
+            weight: each(0.0),
+            link_s: each(0.1),
+            ..Durations::default()
+        };
+        let timeline = simulate(&run.schedule, &durations).expect("it was planned");
+        for rank in &run.ranks {
+            let device = run.device(rank);
+            let simulated: Vec<String> = timeline.spans[device]
+                .iter()
+                .map(|span| &span.pass)
+                .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
+                .collect();
+            let ran = rank["passes"].as_array().expect("a list").iter();
+            let ran: Vec<&str> = ran.map(|pass| pass.as_str().expect("a name")).collect();
+            assert_eq!(ran, simulated, "{} device {device}", run.what);
+            let vectors = run.schedule.max_in_flight(device, Release::AtW);
+            let most = vectors.iter().map(|counts| counts.iter().sum::<u32>()).max();
+            assert_eq!(
+                number(&rank["peak_in_flight"]),
+                u64::from(most.unwrap_or(0)),
+                "{}",
+                run.what
+            );
+            // The simulator counts in a device's whole share, of which a chunk is one part.
+            let chunks = run.schedule.chunks as f64;
+            let simulated = timeline.peak_activations_until_w[device] * chunks;
+            assert_eq!(number(&rank["peak_in_flight"]) as f64, simulated, "{}", run.what);
+        }
+    }
+}
+
+#[test]
+fn pipeline_transfers_send_what_was_planned() {
+    for run in Ran::all("transfers") {
+        let (tp, devices) = (run.program.mesh.tp as f64, run.program.mesh.pp as usize);
+        for rank in &run.ranks {
+            // One transfer for every boundary of a stage that leads to another device.
+            let device = run.device(rank);
+            let stages = run.program.stages.len();
+            let other = |stage: usize| run.program.layout.device_of(devices, stage) != device;
+            let boundaries = run.program.stages_of(device).into_iter().map(|stage| {
+                usize::from(stage + 1 < stages && other(stage + 1))
+                    + usize::from(stage > 0 && other(stage - 1))
+            });
+            let boundaries = boundaries.sum::<usize>() as f64;
+            let each = communication::pipeline_scattered_elements(run.activation(), 1.0, tp);
+            let planned = run.micro_batches() * boundaries * each * F32;
+            assert_eq!(handed(rank, "pp", "send"), planned, "{} device {device}", run.what);
+            assert_eq!(handed(rank, "pp", "recv"), planned, "{} device {device}", run.what);
+        }
+    }
+}
+
+#[test]
+fn replicas_reduce_every_gradient_once() {
+    for run in Ran::all("replicas") {
+        let replicas = run.program.mesh.dp as f64;
+        let elements = shapes::rank_elements(&run.program);
+        for rank in &run.ranks {
+            let planned = match replicas {
+                1.0 => 0.0,
+                _ => {
+                    let held = elements[run.device(rank)] as f64;
+                    let gradients =
+                        communication::zero_elements(Zero::Stage0, held, replicas) * F32;
+                    // And the count of valid tokens.
+                    STEPS * (gradients + all_reduce_elements(8.0, replicas))
+                }
+            };
+            assert_eq!(sent_in_rings(rank, "dp", replicas), planned, "{}", run.what);
+        }
+    }
+}
+
+#[test]
+fn tensor_parallel_ranks_send_what_was_planned() {
+    for run in Ran::all("tensor").filter(|run| run.program.mesh.tp > 1) {
+        let tp = run.program.mesh.tp as f64;
+        for rank in &run.ranks {
+            let found = sent_in_rings(rank, "tp", tp);
+            let planned = planned_in_tensor_groups(&run, rank, tp);
+            assert_eq!(found, planned, "{} rank {}", run.what, rank["rank"]);
+        }
+    }
+}
+
+fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
+    let program = &run.program;
+    let stages = program.stages_of(run.device(rank));
+    let layers: usize = stages.iter().map(|&stage| program.stages[stage].recompute.len()).sum();
+    let activation = run.activation();
+    let each_layer = match program.sequence_parallel {
+        true => communication::sequence_layer_elements(activation, tp, true),
+        false => communication::tensor_layer_elements(activation, tp),
+    };
+    let hidden = program.model.hidden as f64;
+    let ends = |part| {
+        let (forward, backward) = all_reduced_elements(part, run.tokens(), hidden);
+        all_reduce_elements(forward + backward, tp)
+    };
+    let mut micro_batch = layers as f64 * each_layer;
+    if stages.contains(&0) {
+        micro_batch += ends(Part::InputEmbedding);
+    }
+    if stages.contains(&(program.stages.len() - 1)) {
+        micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
+        if program.sequence_parallel {
+            // The output layer's input, stored sharded as those of layers.
+            micro_batch += all_gather_elements(activation, tp);
+        }
+    }
+    // Where tensor-parallel ranks hold the same stream, what they receive in parts is gathered.
+    if !program.sequence_parallel {
+        let parts = handed(rank, "pp", "recv") / F32 / run.micro_batches();
+        micro_batch += all_gather_elements(parts * tp, tp);
+    }
+    let partial = rank["tensors"].as_array().expect("a list").iter();
+    let partial = partial.filter(|piece| piece["partial_gradient"] == true);
+    let mut whole: BTreeMap<&str, u64> = BTreeMap::new();
+    for piece in partial {
+        let name = piece["name"].as_str().expect("a name");
+        whole.insert(name, sizes(&piece["global_shape"]).iter().product());
+    }
+    let partial = whole.values().sum::<u64>() as f64;
+    let step = all_reduce_elements(partial * F32 + 8.0, tp);
+    run.micro_batches() * micro_batch * F32 + STEPS * step
+}
