@@ -34,7 +34,7 @@ fn sizes_follow_the_gpus() {
 #[test]
 fn wrong_files_are_told_what_and_where() {
     let cases: &[(&str, &str, &[&str])] = &[
-        ("reserved_bytes: 4.5e9", "reserved_bytes: 90e9", &["`reserved_bytes` cannot be 90"]),
+        ("reserved_bytes: 2.5e9", "reserved_bytes: 90e9", &["`reserved_bytes` cannot be 90"]),
         ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
         ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
         (

@@ -3,6 +3,8 @@
 //!
 //!     cargo run --release -p meshwright-planner --example fit -- tests/papers/measured.csv models/shipped/clusters
 //!
+//! With `SHOW_ROWS` in the environment every row's errors are printed too.
+//!
 //! The second argument, where given, is the folder whose files are rewritten.
 
 use planner::validate::fit::{
@@ -25,6 +27,9 @@ fn main() -> anyhow::Result<()> {
     let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
     fitted.bands = bands(&samples, &cross);
     let calibrated = calibrated(&samples, &source);
+    if std::env::var_os("SHOW_ROWS").is_some() {
+        show_rows(&samples, &fitted.errors(&samples), &cross);
+    }
     report(&samples, [&fitted.errors(&samples), &cross, &source, &calibrated]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
@@ -33,6 +38,14 @@ fn main() -> anyhow::Result<()> {
         write(&fitted, Path::new(&folder))?;
     }
     Ok(())
+}
+
+/// Signed errors of each row in %, fitted and cross-validated.
+fn show_rows(samples: &[Sample<'_>], fitted: &[f64], cross: &[f64]) {
+    for (sample, (fitted, cross)) in samples.iter().zip(fitted.iter().zip(cross)) {
+        let row = sample.row;
+        println!("{} {} {:+.1} {:+.1}", row.file, row.id, 100.0 * fitted, 100.0 * cross);
+    }
 }
 
 fn report(samples: &[Sample<'_>], errors: [&[f64]; 4]) {

@@ -251,8 +251,19 @@ pub struct Software {
     /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
     /// lives only while it runs.
     pub optimizer_state_bytes: f64,
+    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads that.
+    pub loss_bytes: f64,
     /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
     pub logit_bytes: f64,
+    /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
+    /// table's.
+    pub fp8_slowdown: f64,
+    /// Bytes that adding a micro-batch's gradient of a weight to the sum moves, in a kernel of its own; 0 where
+    /// the product itself adds.
+    pub gradient_add_bytes: f64,
+    /// Recomputation stops where the last tensor is made that the backward pass needs: the product that ends a
+    /// layer is not done again.
+    pub recompute_stops_early: bool,
     /// Which products selective recomputation does again.
     pub selective: Selective,
     /// Bytes of communicators, their buckets and whatever else the software holds beside tensors.

@@ -43,14 +43,26 @@ pub fn grouped_gemm_s(
     n: u64,
     k: u64,
 ) -> f64 {
-    let [groups, m, n, k] = [groups, m_per_group, n, k].map(|size| size as f64);
+    slowed_grouped_gemm_s(cluster, dtype, [groups, m_per_group, n, k], 1.0)
+}
+
+/// The same for `[groups, m per group, n, k]` with products so many times slower; memory is not.
+pub fn slowed_grouped_gemm_s(
+    cluster: &ClusterSpec,
+    dtype: Dtype,
+    shape: [u64; 4],
+    slowdown: f64,
+) -> f64 {
+    let [groups, m, n, k] = shape.map(|size| size as f64);
     if groups * m * n * k == 0.0 {
         return 0.0;
     }
     if groups == 1.0 {
-        return gemm_s(cluster, dtype, m_per_group, n as u64, k as u64);
+        let product_s = alone_s(cluster, dtype, [m, n, k]) * slowdown;
+        return product_s.max(cluster.device.kernel_launch_s);
     }
-    let product_s = alone_s(cluster, dtype, [groups * (m + DEAD_ROWS), n, k + GROUP_DEPTH]);
+    let rows = groups * (m + DEAD_ROWS);
+    let product_s = alone_s(cluster, dtype, [rows, n, k + GROUP_DEPTH]) * slowdown;
     let bytes = groups * (dtype.bytes() * (k * n + m * k) + 2.0 * m * n);
     let floor_s = super::memory_bound::streaming_s(cluster, bytes);
     product_s.max(floor_s)
@@ -67,6 +79,18 @@ pub fn weight_gradient_s(
     n: u64,
     k: u64,
 ) -> f64 {
+    slowed_weight_gradient_s(cluster, dtype, [groups, tokens, n, k], 1.0)
+}
+
+/// The same for `[groups, tokens, n, k]` with products so many times slower; memory is not. Where the software
+/// adds gradients up in a kernel of its own, that comes behind.
+pub fn slowed_weight_gradient_s(
+    cluster: &ClusterSpec,
+    dtype: Dtype,
+    shape: [u64; 4],
+    slowdown: f64,
+) -> f64 {
+    let [groups, tokens, n, k] = shape;
     if groups * tokens * n * k == 0 {
         return 0.0;
     }
@@ -74,8 +98,10 @@ pub fn weight_gradient_s(
     let rows = groups as f64 * tokens as f64 * (n + k) as f64;
     let bytes = 8.0 * weights + dtype.bytes() * rows;
     let [depth, n, k] = [tokens, n, k].map(|size| size as f64);
-    let product_s = alone_s(cluster, dtype, [groups as f64 * n, k, depth]);
+    let product_s = alone_s(cluster, dtype, [groups as f64 * n, k, depth]) * slowdown;
+    let add_bytes = cluster.software.gradient_add_bytes * weights;
     product_s.max(super::memory_bound::streaming_s(cluster, bytes))
+        + super::memory_bound::streaming_s(cluster, add_bytes)
 }
 
 /// How much slower a layer's products run when heads are `head_dim` wide; 1 where that is aligned.
@@ -93,7 +119,9 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
         Some((table, faster)) => table.at(shape) / faster,
         None => roofline::gemm_s(device, runs_in, shape),
     };
-    s * device.sustained_slowdown * cluster.software.gemm_slowdown
+    let software = &cluster.software;
+    let narrow = if runs_in.bytes() < 2.0 { software.fp8_slowdown } else { 1.0 };
+    s * device.sustained_slowdown * software.gemm_slowdown * narrow
 }
 
 /// The table for a format, and how much faster the format is than the table's: an unmeasured format

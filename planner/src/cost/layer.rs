@@ -52,6 +52,10 @@ pub struct LayerCost {
     pub saved_bytes: [f64; 3],
 }
 
+/// Bytes for each entry of the embedding that its gradient moves in every micro-batch: it is dense, so it is
+/// cleared and added to the sum although few rows were looked up. Passes measured by the authors of Vocabulary
+/// Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by 3072 on one device) to 12 (an eighth of it).
+const EMBEDDING_GRADIENT_BYTES: f64 = 8.0;
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
@@ -153,7 +157,8 @@ impl LayerPricer<'_> {
         } else {
             self.selective(kind, shape, &streams)
         };
-        Pieces { attention, feed, selective, streams, tensor: self.tensor_parallel(shape) }
+        let (tensor, spared) = (self.tensor_parallel(shape), self.spared(kind, shape));
+        Pieces { attention, feed, selective, streams, tensor, spared }
     }
 
     fn layer_with(
@@ -163,16 +168,16 @@ impl LayerPricer<'_> {
         pieces: &Pieces,
         moe: ThreePasses,
     ) -> LayerCost {
-        let Pieces { attention, feed, streams, tensor, selective } = *pieces;
+        let Pieces { attention, feed, streams, tensor, selective, spared } = *pieces;
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
-        let forward = self.at_least_host(forward);
+        let again = Parts { compute_s: forward.compute_s - spared.compute_s, ..forward };
         LayerCost {
-            forward,
+            forward: self.at_least_host(forward),
             backward_input: self.at_least_host(backward_input),
             backward_weight: self.at_least_host(backward_weight),
-            recompute: [Parts::default(), selective, forward],
+            recompute: [Parts::default(), selective, self.at_least_host(again)],
             saved_bytes: RECOMPUTE_OPTIONS.map(|option| self.saved_bytes(kind, shape, option)),
         }
     }
@@ -202,17 +207,17 @@ impl LayerPricer<'_> {
         layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option)
     }
 
-    fn gemm_s(&self, dtype: Dtype, g: &Gemm) -> f64 {
-        if g.groups == 1 {
-            gemm::gemm_s(self.cluster, dtype, g.m, g.n, g.k)
-        } else {
-            gemm::grouped_gemm_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
-        }
+    fn gemm_s(&self, dtype: Dtype, g: &Gemm, slowdown: f64) -> f64 {
+        gemm::slowed_grouped_gemm_s(self.cluster, dtype, [g.groups, g.m, g.n, g.k], slowdown)
     }
 
     /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[n,m][m,k]`, with
     /// the casts of their inputs where those are kept wider than they are multiplied.
     fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
+        self.slowed_products(dtype, gemms, 1.0)
+    }
+
+    fn slowed_products(&self, dtype: Dtype, gemms: &[Gemm], slowdown: f64) -> ThreePasses {
         let each = |seconds: &dyn Fn(&Gemm) -> f64| {
             Parts::compute(gemms.iter().map(seconds).sum::<f64>() * self.misalignment())
         };
@@ -222,10 +227,12 @@ impl LayerPricer<'_> {
             )
         };
         ThreePasses {
-            forward: each(&|g| self.gemm_s(dtype, g)) + casts(|g| g.k),
-            input: each(&|g| self.gemm_s(dtype, &Gemm { n: g.k, k: g.n, ..*g })) + casts(|g| g.n),
+            forward: each(&|g| self.gemm_s(dtype, g, slowdown)) + casts(|g| g.k),
+            input: each(&|g| self.gemm_s(dtype, &Gemm { n: g.k, k: g.n, ..*g }, slowdown))
+                + casts(|g| g.n),
             weight: each(&|g| {
-                gemm::weight_gradient_s(self.cluster, dtype, g.groups, g.m, g.n, g.k)
+                let shape = [g.groups, g.m, g.n, g.k];
+                gemm::slowed_weight_gradient_s(self.cluster, dtype, shape, slowdown)
             }),
         }
     }
@@ -249,6 +256,15 @@ impl LayerPricer<'_> {
         passes.forward += forward;
         passes.input += backward;
         passes
+    }
+
+    /// The product that ends a dense layer, where recomputation stops before it.
+    fn spared(&self, kind: LayerKind, shape: &Shape) -> Parts {
+        if !self.cluster.software.recompute_stops_early || kind.moe {
+            return Parts::default();
+        }
+        let gemms = layer::dense_gemms(self.model, kind, &shape.split);
+        self.products(shape.dtype, &gemms[gemms.len().saturating_sub(1)..]).forward
     }
 
     /// Projections of keys and of the output, forward.
@@ -458,13 +474,8 @@ impl LayerPricer<'_> {
     }
 
     fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
-        let products = self.products(dtype, &layer::expert_gemms(self.model, split));
         let slowdown = self.cluster.software.expert_slowdown;
-        ThreePasses {
-            forward: products.forward * slowdown,
-            input: products.input * slowdown,
-            weight: products.weight * slowdown,
-        }
+        self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
     }
 
     fn router_gemm(&self, shape: &Shape) -> Gemm {
@@ -533,16 +544,19 @@ impl LayerPricer<'_> {
         let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
         let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
+        let wide = e >= 4.0;
+        let loss_bytes = if wide { e + 4.0 } else { self.cluster.software.loss_bytes };
+        let logit_bytes = if wide { e + 4.0 } else { self.cluster.software.logit_bytes };
+        let dense_gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
         VocabCost {
             embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
-            embed_backward: stream(hidden_bytes * 3.0),
-            head_forward: head.forward + stream(logits * (e + 4.0)) + tp(loss_s),
+            embed_backward: stream(hidden_bytes * 3.0) + stream(dense_gradient_bytes),
+            head_forward: head.forward + stream(logits * loss_bytes) + tp(loss_s),
             head_backward_input: head.input + stream(logits * (4.0 + e)) + tp(reduce_s),
             head_backward_weight: head.weight,
             embed_saved_bytes: mask * hidden_bytes / e,
             head_saved_bytes: 2.0 * hidden_bytes,
-            logits_bytes: logits
-                * if e < 4.0 { self.cluster.software.logit_bytes } else { e + 4.0 },
+            logits_bytes: logits * logit_bytes,
         }
     }
 }
@@ -574,6 +588,8 @@ pub struct Pieces {
     streams: StreamCost,
     tensor: Parts,
     selective: Parts,
+    /// What full recomputation leaves out.
+    spared: Parts,
 }
 
 /// Routed experts before it is decided what hides their all-to-all.

@@ -13,6 +13,26 @@ pub enum Owner {
     Device(String),
 }
 
+/// A generation, and the one it grew from: its constants are expected to be that one's, before any run is seen.
+/// Only where that predicts runs not seen better: others changed too much.
+const GREW_FROM: [(&str, &str); 6] = [
+    ("megatron_2022", "megatron_2021"),
+    ("vocabulary_2024", "megatron_2023"),
+    ("megatron_2025_hopper", "megatron_2024"),
+    ("megatron_2026_blackwell", "megatron_2025_blackwell"),
+    ("torchtitan_eager_2024", "torchtitan_2024"),
+    ("automodel_2025", "torchtitan_2024"),
+];
+
+impl Owner {
+    /// What it grew from.
+    pub fn parent(&self) -> Option<Self> {
+        let Self::Software(name) = self else { return None };
+        let (_, parent) = GREW_FROM.iter().find(|(child, _)| child == name)?;
+        Some(Self::Software((*parent).to_owned()))
+    }
+}
+
 /// A constant as cluster and software files name it.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
@@ -33,8 +53,9 @@ impl Field {
 }
 
 /// Constants of every software generation.
-pub const SOFTWARE: [Field; 10] = [
+pub const SOFTWARE: [Field; 11] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
+    Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
         key: "attention_slowdown",
         prior: 1.1,

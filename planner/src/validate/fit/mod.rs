@@ -197,10 +197,18 @@ impl Fit {
         samples.iter().map(line).collect()
     }
 
+    /// The same constant of the generation that a knob's grew from.
+    fn parent(&self, knob: &Knob) -> Option<usize> {
+        let owner = knob.owner.parent()?;
+        let same = |other: &Knob| other.owner == owner && other.field.key == knob.field.key;
+        self.knobs.iter().position(same)
+    }
+
     fn stepped(&self, lines: &[&Line]) -> Self {
-        let prior = |(knob, value): (&Knob, &f64)| Prior {
-            offset: (value / knob.prior()).ln(),
-            spread: knob.field.spread,
+        let prior = |(knob, value): (&Knob, &f64)| {
+            let parent = self.parent(knob);
+            let expected = parent.map_or_else(|| knob.prior(), |parent| self.values[parent]);
+            Prior { offset: (value / expected).ln(), spread: knob.field.spread, parent }
         };
         let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
         let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();

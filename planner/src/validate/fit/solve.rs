@@ -12,13 +12,22 @@ pub struct Line {
     pub weight: f64,
 }
 
-/// A constant's distance from its prior at the point of linearisation, in logarithms, and the prior's spread.
+/// A constant's distance from what it is expected to be at the point of linearisation, in logarithms.
 #[derive(Clone, Copy, Debug)]
 pub struct Prior {
-    /// Logarithm of value over prior.
+    /// Logarithm of value over what is expected: a number, or the value of `parent`.
     pub offset: f64,
     /// Standard deviation.
     pub spread: f64,
+    /// A constant that moves with it, since this one is expected to be alike.
+    pub parent: Option<usize>,
+}
+
+impl Prior {
+    /// Distance from what is expected after `steps`.
+    fn distance(&self, own: usize, steps: &[f64]) -> f64 {
+        self.offset + steps[own] - self.parent.map_or(0.0, |parent| steps[parent])
+    }
 }
 
 /// Noise of a measurement, as a standard deviation of its logarithm.
@@ -43,11 +52,21 @@ pub fn solve(lines: &[Line], priors: &[Prior]) -> Vec<f64> {
             of_knob[knob].push((index, slope));
         }
     }
+    let mut children: Vec<Vec<usize>> = vec![vec![]; priors.len()];
+    for (child, prior) in priors.iter().enumerate() {
+        if let Some(parent) = prior.parent {
+            children[parent].push(child);
+        }
+    }
     for _ in 0..SWEEPS {
         for (knob, prior) in priors.iter().enumerate() {
-            let precision = prior.spread.powi(-2);
-            let mut gradient = (prior.offset + steps[knob]) * precision;
-            let mut curvature = precision;
+            let mut curvature = prior.spread.powi(-2);
+            let mut gradient = prior.distance(knob, &steps) * curvature;
+            for &child in &children[knob] {
+                let precision = priors[child].spread.powi(-2);
+                gradient -= priors[child].distance(child, &steps) * precision;
+                curvature += precision;
+            }
             for &(index, slope) in &of_knob[knob] {
                 let weight = lines[index].weight * robust_weight(residuals[index]) / NOISE.powi(2);
                 gradient += weight * slope * residuals[index];
@@ -77,8 +96,8 @@ mod tests {
     fn a_constant_that_the_data_know_is_found_and_another_stays_at_its_prior() {
         let line = |residual| Line { residual, slopes: vec![(0, 1.0)], weight: 1.0 };
         let lines: Vec<Line> = [0.101, 0.1, 0.099].map(line).to_vec();
-        let prior = Prior { offset: 0.0, spread: 10.0 };
-        let steps = solve(&lines, &[prior, Prior { offset: 0.3, spread: 0.1 }]);
+        let prior = Prior { offset: 0.0, spread: 10.0, parent: None };
+        let steps = solve(&lines, &[prior, Prior { offset: 0.3, spread: 0.1, parent: None }]);
         assert!((steps[0] + 0.1).abs() < 1e-4, "{steps:?}");
         assert!((steps[1] + 0.3).abs() < 1e-9, "{steps:?}");
     }
@@ -88,7 +107,17 @@ mod tests {
         let line = |residual| Line { residual, slopes: vec![(0, 1.0)], weight: 1.0 };
         let mut lines = vec![line(0.0); 20];
         lines.push(line(2.0));
-        let steps = solve(&lines, &[Prior { offset: 0.0, spread: 1.0 }]);
+        let steps = solve(&lines, &[Prior { offset: 0.0, spread: 1.0, parent: None }]);
         assert!(steps[0].abs() < 0.01, "{steps:?}");
+    }
+
+    #[test]
+    fn a_constant_without_data_goes_where_its_parent_goes() {
+        let line = |residual| Line { residual, slopes: vec![(0, 1.0)], weight: 1.0 };
+        let lines: Vec<Line> = [0.101, 0.1, 0.099].map(line).to_vec();
+        let parent = Prior { offset: 0.0, spread: 10.0, parent: None };
+        let steps = solve(&lines, &[parent, Prior { offset: 0.02, spread: 0.1, parent: Some(0) }]);
+        assert!((steps[0] + 0.1).abs() < 1e-3, "{steps:?}");
+        assert!((steps[1] + 0.12).abs() < 1e-3, "{steps:?}");
     }
 }
