@@ -161,7 +161,7 @@ fn no_trainer_is_made_of_a_plan_edited_by_hand() {
     for (from, to, parts) in [
         ("\n  tp: 2\n", "\n  tp: 3\n", &["tp", "plan check"][..]),
         ("\n  layers: 4\n", "\n  layers: 3\n", &["layers", "plan check"]),
-        ("\n  dp: 1\n", "\n  dp: 7\n", &["gpus", "plan check"]),
+        ("\n  dp: 1\n", "\n  dp: 7\n", &["dp cannot be 7", "plan check"]),
         ("\n  dtype: f32\n", "\n  dtype: f33\n", &["f33", "edited.yaml:"]),
         ("\nstages:", "\nstaged:", &["staged", "edited.yaml:"]),
     ] {
