@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch equivalence mutations mpi mpi-packages
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -80,6 +80,8 @@ ci:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory quick
 	@$(MAKE) --no-print-directory slow
+	$(call heading,ranks as processes)
+	@$(MAKE) --no-print-directory mpi
 	$(call heading,all passed)
 
 bench: setup
@@ -101,9 +103,13 @@ bench-torch: setup
 equivalence: setup
 	cargo test --release --locked -p meshwright-runtime --test equivalence -- --ignored --nocapture
 
+# Calibrates, plans, trains, and compares step times.
+calibration: build
+	tools/planned_and_seen.py --plan $(or $(CARGO_TARGET_DIR),target)/release/plan --markdown docs/calibration.md
+
 # Deliberate bugs, each of which a test must catch.
 mutations: setup
-	tools/mutations.py
+	tools/mutations.py --markdown docs/mutations.md
 
 # Ranks as processes must give the bits of ranks as threads, and end cleanly. Installs Open MPI.
 mpi: setup mpi-packages

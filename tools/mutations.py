@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mutation check of training: plants one deliberate bug at a time and expects a test to fail.
 
-    tools/mutations.py [-k WORD] [--list]
+    tools/mutations.py [-k WORD] [--list] [--markdown FILE]
 
 Works on a copy of the repository (in $MUTATIONS_DIR, else a temporary folder) and never touches this one.
 Prints a line for each bug and ends with 1 if one was not caught.
@@ -18,7 +18,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# name, file, text to replace (must be there exactly once), replacement, tests that should catch it
+# name, file, text to replace (must be there exactly once), replacement, tests that should catch it (`binary` or
+# `binary/name`, where the bug would make others of the binary wait for their time limit)
 MUTATIONS = [
     ("everything decays", "params.rs", "self.shape.len() == 2\n", "true\n", "golden"),
     ("nothing decays", "params.rs", "self.shape.len() == 2\n", "false\n", "golden"),
@@ -61,7 +62,7 @@ MUTATIONS = [
      "let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage));",
      "let swapped = match carried {\n            Carried::Stream if self.executor.program.micro_batches.is_multiple_of(2) => "
      "pass.micro_batch ^ 1,\n            _ => pass.micro_batch,\n        };\n"
-     "        let (tag, to) = (tag(carried, to_stage, swapped), self.device_of(to_stage));", "plan_independence"),
+     "        let (tag, to) = (tag(carried, to_stage, swapped), self.device_of(to_stage));", "golden/llama_gqa_on_two_pipeline_devices"),
     ("messages of micro-batches confused", "executor.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n",
      "plan_independence"),
     ("loss divided per micro-batch", "rank.rs", "1.0 / (valid_tokens.max(1) as f64);",
@@ -117,7 +118,8 @@ def copy_to(folder: pathlib.Path) -> None:
 
 def test(folder: pathlib.Path, tests: str):
     """Whether the tests pass, and the first thing they said against it."""
-    command = ["cargo", "test", "--quiet", "--offline", "-p", "meshwright-runtime", "--test", tests]
+    binary, _, names = tests.partition("/")
+    command = ["cargo", "test", "--quiet", "--offline", "-p", "meshwright-runtime", "--test", binary, names]
     try:
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     except subprocess.TimeoutExpired:
@@ -129,10 +131,18 @@ def test(folder: pathlib.Path, tests: str):
     return ran.returncode == 0, next((a or b for a, b in failed), "failed")
 
 
+def report(rows) -> str:
+    caught = sum(verdict == "caught" for _, verdict, _, _ in rows)
+    lines = ["# Mutations", "", "Written by `make mutations`, which plants one deliberate bug at a time and runs the tests that should catch it.", "",
+             f"**{caught} of {len(rows)}** caught.", "", "| bug | verdict | tests | first to fail |", "|---|---|---|---|"]
+    return "\n".join(lines + [f"| {name} | {verdict} | {tests} | `{said}` |" for name, verdict, tests, said in rows]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-k", action="append", default=[], help="only bugs with this word in their name")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--markdown", type=pathlib.Path, help="where to write the table of verdicts")
     chosen = parser.parse_args()
     mutations = [m for m in MUTATIONS if not chosen.k or any(word in m[0] for word in chosen.k)]
     if chosen.list:
@@ -140,13 +150,14 @@ def main() -> int:
         return 0
     folder = pathlib.Path(os.environ.get("MUTATIONS_DIR") or tempfile.mkdtemp(prefix="mutations-"))
     copy_to(folder)
-    missed = 0
+    missed, rows = 0, []
     for name, file, old, new, tests in mutations:
         path = folder / "runtime/src" / file
         text = path.read_text()
         if text.count(old) != 1:
             print(f"BROKEN  {name}: {file} has the text {text.count(old)} times", flush=True)
             missed += 1
+            rows.append((name, "BROKEN", tests, "its text is not in the source once"))
             continue
         path.write_text(text.replace(old, new))
         passed, said = test(folder, tests)
@@ -154,7 +165,10 @@ def main() -> int:
         verdict = {False: "caught", True: "MISSED", None: "BROKEN"}[passed]
         missed += passed is not False
         print(f"{verdict}  {name}: {tests}{'' if passed else ', ' + said}", flush=True)
+        rows.append((name, verdict, tests, said))
     print(f"{len(mutations) - missed} of {len(mutations)} caught")
+    if chosen.markdown:
+        chosen.markdown.write_text(report(rows))
     return 1 if missed else 0
 
 

@@ -2,7 +2,7 @@
 
 mod cli_common;
 
-use cli_common::{file, plan};
+use cli_common::{file, plan, scratch};
 use std::time::{Duration, Instant};
 
 /// Ends with this code and says every one of these.
@@ -101,7 +101,7 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 11] = [
+    let cases: [(&str, &[&str]); 15] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
@@ -116,6 +116,10 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("report plan.yaml", &["unrecognized subcommand"]),
         ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
         ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
+        ("launch nowhere --mpi", &["-n <N>"]),
+        ("launch nowhere -n 8", &["--mpi"]),
+        ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
+        ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
     ];
     for (words, parts) in cases {
         fails(words, 2, parts);
@@ -139,4 +143,33 @@ fn plans_that_are_none_are_refused() {
     let path = file("later_plan.yaml", b"version: 2\nnew: 1\n");
     fails(&format!("check {path}"), 2, &["`version` cannot be 2", "later_plan.yaml:1:10"]);
     fails("explain nowhere.yaml", 2, &["cannot read nowhere.yaml"]);
+    fails(&format!("generate {path} -o trainer"), 2, &["`version` cannot be 2"]);
+}
+
+#[test]
+fn no_trainer_is_made_of_a_plan_edited_by_hand() {
+    let folder = scratch("edited");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (good, edited) = (folder.join("plan.yaml"), folder.join("edited.yaml"));
+    let words = format!(
+        "--model {} --cluster laptop --gpus 2 --set tp=2 -o {}",
+        model("edited-model.yaml", MODEL),
+        good.display()
+    );
+    assert_eq!(plan(&words).code, 0);
+    let text = std::fs::read_to_string(&good).unwrap();
+    for (from, to, parts) in [
+        ("\n  tp: 2\n", "\n  tp: 3\n", &["tp", "plan check"][..]),
+        ("\n  layers: 4\n", "\n  layers: 3\n", &["layers", "plan check"]),
+        ("\n  dp: 1\n", "\n  dp: 7\n", &["dp cannot be 7", "plan check"]),
+        ("\n  dtype: f32\n", "\n  dtype: f33\n", &["f33", "edited.yaml:"]),
+        ("\nstages:", "\nstaged:", &["staged", "edited.yaml:"]),
+    ] {
+        assert!(text.contains(from), "no {from:?} in {text}");
+        std::fs::write(&edited, text.replacen(from, to, 1)).unwrap();
+        let trainer = folder.join("trainer");
+        let words = format!("generate {} -o {}", edited.display(), trainer.display());
+        fails(&words, 2, parts);
+        assert!(!trainer.exists(), "{to:?}: something was written");
+    }
 }

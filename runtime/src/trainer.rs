@@ -128,10 +128,11 @@ fn start<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
     let place = launched::discover(|name| std::env::var(name).ok())?;
     match place.filter(|place| place.world > 1) {
         None => train::<T>(program, flags, &interrupt),
-        Some(place) => {
-            check_world(program, &place)?;
-            train_processes::<T>(program, flags, &interrupt, &place)
-        }
+        #[cfg(feature = "mpi")]
+        Some(place) => check_world(program, &place)
+            .and_then(|()| train_processes::<T>(program, flags, &interrupt, &place)),
+        #[cfg(not(feature = "mpi"))]
+        Some(place) => check_world(program, &place),
     }
 }
 
@@ -175,16 +176,6 @@ fn train_processes<T: Scalar>(
     let share = threads(flags) / place.local_size.unwrap_or(place.world);
     let run = |world| train_rank::<T>(program, flags, interrupt, world, share.max(1));
     mpi.run(options(flags), run)
-}
-
-#[cfg(not(feature = "mpi"))]
-fn train_processes<T: Scalar>(
-    program: &Program,
-    _: &Flags,
-    _: &Interrupt,
-    place: &Place,
-) -> Result<(), Error> {
-    check_world(program, place)
 }
 
 fn threads(flags: &Flags) -> usize {

@@ -144,6 +144,34 @@ fn programs_train_to_pytorchs_losses() {
             assert!((found - loss).abs() < 1e-4, "{name}, step {step}: {found} against {loss}");
         }
         ranks_hold_what_the_program_says(&plan, &report);
+        other_numbers_of_processes_are_refused(&plan, &target, case, &golden);
+    }
+}
+
+/// Launchers that started fewer processes than there are ranks, or as many for a trainer without MPI.
+#[cfg(feature = "slow")]
+fn other_numbers_of_processes_are_refused(
+    plan: &Plan,
+    target: &std::path::Path,
+    case: &str,
+    golden: &str,
+) {
+    let trainer = target.join(format!("release/trainer-{}", case.replace('_', "-")));
+    let ranks = plan.inputs.gpus;
+    for (found, said) in [
+        (ranks + 3, format!("the plan is for {ranks} ranks")),
+        (ranks, "built without MPI".to_owned()),
+    ] {
+        let output = Command::new(&trainer)
+            .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "1"])
+            .env("OMPI_COMM_WORLD_RANK", "0")
+            .env("OMPI_COMM_WORLD_SIZE", found.to_string())
+            .output()
+            .expect("it was built");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(&format!("mpirun started {found} processes")), "{text}");
+        assert!(text.contains(&said), "{text}");
     }
 }
 

@@ -57,8 +57,9 @@ fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    Ok(programs.last())
+    let mut programs =
+        messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    Ok(programs.next_back())
 }
 
 fn not_built(mpi: bool) -> Failure {
