@@ -5,6 +5,7 @@ pub mod case;
 pub mod cost;
 pub mod explain;
 pub mod explain_text;
+pub mod ordering;
 pub mod placement;
 pub mod report;
 pub mod report_text;

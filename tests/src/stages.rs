@@ -22,7 +22,8 @@ pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Ar
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
-    let key = PipelineKey { schedule, devices, micro_batches, chunks, vocab, post_validation: false };
+    let key =
+        PipelineKey { schedule, devices, micro_batches, chunks, vocab, post_validation: false };
     Pipelines::default().get(key)
 }
 

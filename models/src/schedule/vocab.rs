@@ -156,6 +156,9 @@ struct Greedy<'a> {
     schedule: &'a Schedule,
     vocab: VocabPasses,
     times: PassTimes,
+    /// Whether `T` of one micro-batch runs in one step with `S` of the next, as in the reference. With several
+    /// rounds of chunks the next micro-batch may come much later.
+    fused: bool,
     devices: Vec<Device<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
@@ -175,15 +178,16 @@ struct Device<'a> {
     order: &'a [Pass],
     /// How many of them are done.
     done: usize,
-    /// Vocabulary steps done; step `n` runs the `j`-th kind of pass for micro-batch `n − j`.
-    steps: usize,
+    /// Vocabulary passes done, by kind.
+    vocab: [usize; 3],
     free: f64,
     passes: Vec<Pass>,
 }
 
 #[derive(Clone, Copy)]
 enum Next {
-    Step,
+    /// Vocabulary passes, from this kind on, each of a micro-batch before the last.
+    Vocab(usize),
     Pass(Pass),
 }
 
@@ -197,12 +201,13 @@ impl<'a> Greedy<'a> {
         Self {
             schedule,
             vocab,
+            fused: schedule.chunks == 1 || schedule.layout == StageLayout::V,
             times: PassTimes { forward: forward / part, backward: backward / part, vocab: each },
             devices: schedule.passes.iter().map(|order| Device::new(order)).collect(),
             forward_end: vec![NEVER; passes],
             backward_end: vec![NEVER; passes],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
-            upcoming: vec![(NEVER, Next::Step); leaves],
+            upcoming: vec![(NEVER, Next::Vocab(0)); leaves],
             first: first_leaves(leaves),
         }
     }
@@ -212,7 +217,7 @@ impl<'a> Greedy<'a> {
         self.look_ahead(0..all);
         while let Some((device, (start, next))) = self.earliest() {
             let opens = match next {
-                Next::Step => self.run_step(device, start),
+                Next::Vocab(kind) => self.run_vocab(device, kind, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
             };
             match opens {
@@ -241,28 +246,48 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// Finds again what these devices can start first, vocabulary steps before others.
+    /// Finds again what these devices can start first, vocabulary passes before others.
     fn look_ahead(&mut self, devices: impl IntoIterator<Item = usize>) {
         for device in devices {
-            let (step, pass) = (self.next_step(device), self.next_pass(device));
-            self.upcoming[device] = if step.0 <= pass.0 { step } else { pass };
+            let (vocab, pass) = (self.next_vocab(device), self.next_pass(device));
+            self.upcoming[device] = if vocab.0 <= pass.0 { vocab } else { pass };
             self.rank(device);
         }
     }
 
-    fn next_step(&self, device: usize) -> (f64, Next) {
-        let Device { steps, free, .. } = self.devices[device];
-        let all = self.schedule.micro_batches + self.vocab.kinds().len() - 1;
-        let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
-        (if steps < all { ready.fold(free, f64::max) } else { NEVER }, Next::Step)
+    fn next_vocab(&self, device: usize) -> (f64, Next) {
+        let free = self.devices[device].free;
+        let start = |kind: usize| {
+            let ready = self.step(device, kind).map(|(kind, k)| self.vocab_ready(kind, k));
+            let start = ready.reduce(f64::max).map_or(NEVER, |ready| ready.max(free));
+            (start, Next::Vocab(kind))
+        };
+        if self.fused {
+            // The last step lacks the first kind, and so on.
+            let first = (0..self.vocab.kinds().len()).find(|&kind| self.is_due(device, kind));
+            return first.map_or((NEVER, Next::Vocab(0)), start);
+        }
+        let each = (0..self.vocab.kinds().len()).rev().map(start);
+        each.min_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((NEVER, Next::Vocab(0)))
     }
 
-    /// The passes of a vocabulary step, by index into the kinds, oldest micro-batch first.
-    fn step_passes(&self, step: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let micro_batches = self.schedule.micro_batches;
-        let kinds = (0..self.vocab.kinds().len()).rev();
-        kinds
-            .filter_map(move |kind| Some((kind, step.checked_sub(kind)?)))
+    fn is_due(&self, device: usize, kind: usize) -> bool {
+        self.devices[device].vocab[kind] < self.schedule.micro_batches
+    }
+
+    /// The passes that run with the next one of a kind, oldest micro-batch first: with the reference's
+    /// fused steps the next of each later kind, a micro-batch before.
+    fn step(&self, device: usize, kind: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let done = self.devices[device].vocab;
+        let (fused, due) = (self.fused, self.is_due(device, kind));
+        let (kinds, micro_batches) = (self.vocab.kinds().len(), self.schedule.micro_batches);
+        // Kind `j` of step `n` is of micro-batch `n − j`.
+        let step = done[kind] + kind;
+        let runs = move |&other: &usize| other == kind || fused && other > kind;
+        (kind..kinds)
+            .rev()
+            .filter(move |other| due && runs(other))
+            .filter_map(move |other| Some((other, step.checked_sub(other)?)))
             .filter(move |&(_, k)| k < micro_batches)
     }
 
@@ -282,7 +307,7 @@ impl<'a> Greedy<'a> {
 
     fn next_pass(&self, device: usize) -> (f64, Next) {
         let Device { order, done, free, .. } = &self.devices[device];
-        let Some(&pass) = order.get(*done) else { return (NEVER, Next::Step) };
+        let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
         let k = pass.micro_batch as usize;
         let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
         let ready = match pass.kind {
@@ -302,10 +327,10 @@ impl<'a> Greedy<'a> {
     }
 
     /// Runs a step.
-    fn run_step(&mut self, device: usize, start: f64) -> Opens {
+    fn run_vocab(&mut self, device: usize, first: usize, start: f64) -> Opens {
         let mut end = start;
         let mut opens = Opens::One(device);
-        for (kind, k) in self.step_passes(self.devices[device].steps) {
+        for (kind, k) in self.step(device, first) {
             end += self.times.vocab;
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
@@ -314,8 +339,8 @@ impl<'a> Greedy<'a> {
                 opens = Opens::All;
             }
             self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
+            self.devices[device].vocab[kind] += 1;
         }
-        self.devices[device].steps += 1;
         self.devices[device].free = end;
         opens
     }
@@ -369,7 +394,7 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
 
 impl<'a> Device<'a> {
     fn new(order: &'a [Pass]) -> Self {
-        Self { order, done: 0, steps: 0, free: 0.0, passes: Vec::new() }
+        Self { order, done: 0, vocab: [0; 3], free: 0.0, passes: Vec::new() }
     }
 }
 
