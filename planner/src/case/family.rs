@@ -12,7 +12,6 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch};
 use models::decisions::Vocab;
-use models::schedule::ScheduleName;
 use std::collections::HashMap;
 
 pub use crate::bounds::listed::Ranges;
@@ -87,7 +86,7 @@ impl Case<'_> {
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
-        if !ScheduleName::WHOLE.contains(&self.decisions.schedule) {
+        if !self.decisions.schedule.is_whole() {
             // Nothing is claimed of other schedules yet.
             return 0.0;
         }
