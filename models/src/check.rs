@@ -5,7 +5,7 @@ use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Plan, Predicted, Timing, VERSION};
-use crate::schedule::{PassTimes, Schedule, ScheduleError, VocabPasses, one_f_one_b_with_vocab};
+use crate::schedule::{PassTimes, Schedule, ScheduleError, StageLayout, VocabPasses};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -274,7 +274,8 @@ fn state(plan: &Plan, checks: &mut Checks) {
 fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     let d = &plan.decisions;
     let hosts = d.schedule.takes_vocab() && d.pp > 1;
-    let valid = "first_last, redistribute or tensor; the others need 1f1b and pp above 1";
+    let valid = "first_last, redistribute or tensor; the others need pp above 1 and a schedule with \
+                 vocabulary passes, such as 1f1b";
     checks.that(!d.vocab.over_pipeline() || hosts, "decisions.vocab", d.vocab, valid);
     let run = d.schedule.micro_batches_run(d.micro_batches as usize) as u64;
     let one = run == d.micro_batches;
@@ -294,6 +295,9 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
 fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
     d.schedule.check(p, m, v)?;
+    if d.schedule.layout(v) == StageLayout::Bidirectional {
+        return Err(ScheduleError::TwoCopies { schedule: d.schedule });
+    }
     let passes = match d.vocab {
         Vocab::ParallelNaive => Some(VocabPasses::Naive),
         Vocab::Parallel1 | Vocab::Interlaced => Some(VocabPasses::One),
@@ -302,7 +306,7 @@ fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     };
     let schedule = match passes {
         Some(passes) if d.schedule.takes_vocab() => {
-            one_f_one_b_with_vocab(p, m, passes, PassTimes::default())
+            d.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
         }
         _ => d.schedule.build(p, m, v),
     }?;

@@ -94,6 +94,9 @@ impl Program {
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
         let schedule = d.schedule.build(devices, micro_batches, chunks)?;
+        // Both copies of an end would have to share its table.
+        let apart = schedule.layout != StageLayout::Bidirectional || !model.tied_embeddings;
+        refuse(apart, "schedule", &d.schedule, "another for tied embeddings")?;
         let memory = crate::placement::device_memory(stages, devices);
         Ok(Self {
             model: model.clone(),
@@ -137,7 +140,7 @@ impl Program {
     /// The stages of pipeline device `device`, in the order of its chunks.
     pub fn stages_of(&self, device: usize) -> Vec<usize> {
         let devices = self.mesh.pp as usize;
-        let chunks = self.stages.len() / devices;
+        let chunks = self.stages.len() * self.layout.copies() / devices;
         (0..chunks).map(|chunk| self.layout.stage_of(devices, device, chunk)).collect()
     }
 }

@@ -1,8 +1,9 @@
 //! Every generator makes complete orders that run to their end, and broken orders are caught.
 
 use models::schedule::{
-    ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule, ScheduleError,
-    ScheduleName, StageLayout, VocabPasses, one_f_one_b, one_f_one_b_with_vocab,
+    AutoCosts, ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule,
+    ScheduleError, ScheduleName, StageLayout, VocabPasses, Work, one_f_one_b,
+    one_f_one_b_with_vocab, zb_auto,
 };
 use proptest::prelude::*;
 
@@ -15,16 +16,21 @@ fn schedules() -> impl Strategy<Value = Schedule> {
         .prop_filter_map("no such schedule", |(name, (p, m, v))| {
             ScheduleName::ALL[name].build(p, m, v).ok()
         });
-    let vocab = (0..3_usize, counts()).prop_map(|(vocab, (p, m, _))| {
-        one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], PassTimes::default()).unwrap()
-    });
+    let vocab = (0..3_usize, 0..ScheduleName::VOCAB.len(), counts()).prop_filter_map(
+        "no such schedule",
+        |(vocab, name, (p, m, v))| {
+            let (name, vocab) = (ScheduleName::VOCAB[name], VocabPasses::ALL[vocab]);
+            name.build_with_vocab(p, m, v, vocab, PassTimes::default()).ok()
+        },
+    );
     prop_oneof![plain, vocab]
 }
 
 /// A schedule, a device and two places in its order.
 fn swaps() -> impl Strategy<Value = (Schedule, usize, usize, usize)> {
     schedules().prop_flat_map(|schedule| {
-        let (devices, passes) = (schedule.devices, schedule.passes[0].len());
+        let passes = schedule.passes.iter().map(Vec::len).min().unwrap_or(0);
+        let devices = schedule.devices;
         (Just(schedule), 0..devices, 0..passes, 0..passes)
     })
 }
@@ -46,7 +52,12 @@ proptest! {
         let nodes = graph.nodes.iter().enumerate();
         prop_assert!(nodes.clone().all(|(n, node)| before(n, node.before) && before(n, node.needs)));
         let passes: usize = schedule.passes.iter().map(Vec::len).sum();
-        prop_assert_eq!(nodes.filter(|(_, node)| node.pass.is_some()).count(), passes);
+        let run = |work: Work| match work {
+            Work::Join => 0,
+            Work::Pass(_) => 1,
+            Work::Pair(..) => 2,
+        };
+        prop_assert_eq!(nodes.map(|(_, node)| run(node.work)).sum::<usize>(), passes);
     }
 
     /// A swap either leaves an order that runs or is refused; nothing hangs or panics.
@@ -57,7 +68,11 @@ proptest! {
         let unchanged = schedule == original;
         match schedule.validate() {
             Ok(()) => {}
-            Err(ScheduleError::TooEarly { .. } | ScheduleError::Deadlock { .. }) => {
+            Err(
+                ScheduleError::TooEarly { .. }
+                | ScheduleError::Deadlock { .. }
+                | ScheduleError::Pair { .. },
+            ) => {
                 prop_assert!(!unchanged);
             }
             Err(error) => prop_assert!(false, "{}", error),
@@ -82,6 +97,8 @@ proptest! {
 
     #[test]
     fn a_lost_or_doubled_pass_is_caught((schedule, device, place, other) in swaps()) {
+        let mut schedule = schedule;
+        schedule.pairs.iter_mut().for_each(Vec::clear);
         let mut lost = schedule.clone();
         lost.passes[device].remove(place);
         let missing = matches!(lost.validate(), Err(ScheduleError::Missing { .. }));
@@ -99,7 +116,7 @@ proptest! {
         for device in 0..schedule.devices {
             let peaks = schedule.max_in_flight(device, Release::AtB);
             let most = peaks.iter().map(|peak| peak.iter().sum::<u32>()).max().unwrap();
-            let most = f64::from(most) / schedule.chunks as f64;
+            let most = f64::from(most) / schedule.share_chunks() as f64;
             prop_assert_eq!(most, schedule.peak_activations(device, Release::AtB));
             for (n, peak) in peaks.iter().enumerate() {
                 let others = peaks.iter().enumerate().filter(|(other, _)| *other != n);
@@ -156,8 +173,7 @@ fn foreign_passes_and_missing_devices_are_refused() {
     assert_eq!(schedule.validate(), Err(ScheduleError::Layout { chunks: 1 }));
 }
 
-/// Backward split in halves, on stages that turn back on the last device: no generator makes such a
-/// schedule yet, but orders of that kind run.
+/// Backward split in halves, on stages that turn back on the last device.
 #[test]
 fn split_backwards_and_a_v_of_stages_are_understood() {
     let pass = |kind, chunk| Pass { kind, micro_batch: 0, chunk };
@@ -171,6 +187,7 @@ fn split_backwards_and_a_v_of_stages_are_understood() {
         layout: StageLayout::V,
         vocab: None,
         passes: vec![passes.clone(), passes],
+        pairs: vec![vec![]; 2],
     };
     assert_eq!(schedule.validate(), Ok(()));
     assert!(schedule.splits_backward());
@@ -184,12 +201,17 @@ fn split_backwards_and_a_v_of_stages_are_understood() {
 
 #[test]
 fn stages_lie_where_the_layout_says() {
-    for layout in [StageLayout::RoundRobin, StageLayout::V] {
-        for stage in 0..8 {
+    for layout in [StageLayout::RoundRobin, StageLayout::V, StageLayout::Bidirectional] {
+        for stage in 0..layout.stages(4, 2) {
             let device = layout.device_of(4, stage);
             assert_eq!(layout.stage_of(4, device, stage / 4), stage);
+            for from in 0..2 {
+                let (device, chunk) = layout.holder(4, stage, from);
+                assert_eq!(layout.stage_of(4, device, usize::from(chunk)), stage);
+            }
         }
     }
+    assert_eq!(StageLayout::Bidirectional.holder(4, 1, 1), (2, 1));
     assert_eq!(StageLayout::V.device_of(4, 7), 0);
     assert_eq!(StageLayout::RoundRobin.device_of(4, 7), 3);
 }
@@ -200,8 +222,9 @@ fn names_parse_and_rules_say_what_would_do() {
         assert_eq!(ScheduleName::parse(name.name()), Ok(name));
     }
     let error = ScheduleName::parse("2f2b").unwrap_err().to_string();
-    let expected =
-        "no schedule is called `2f2b`; there are naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs";
+    let expected = "no schedule is called `2f2b`; there are naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, \
+                    zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v, \
+                    chimera";
     assert_eq!(error, expected);
     assert_eq!(ScheduleName::GPipe.chunk_rule(), ChunkRule::Exactly(1));
     let error = |name: ScheduleName, p, m, v| name.check(p, m, v).unwrap_err().to_string();
@@ -212,6 +235,58 @@ fn names_parse_and_rules_say_what_would_do() {
     assert_eq!(
         error(ScheduleName::Interleaved1F1B, 4, 3, 2),
         "interleaved_1f1b needs micro-batches divisible by stages: 3 with p = 4; 4 would do"
+    );
+    let refused = [
+        (
+            ScheduleName::DualPipe,
+            5,
+            20,
+            "dualpipe needs an even number of stages: 5; 4 or 6 would do",
+        ),
+        (
+            ScheduleName::DualPipe,
+            4,
+            9,
+            "dualpipe needs micro-batches even in number, twice as many as stages or more: 9 with p = 4; \
+             8 or 10 would do",
+        ),
+        (
+            ScheduleName::DualPipe,
+            4,
+            6,
+            "dualpipe needs micro-batches even in number, twice as many as stages or more: 6 with p = 4; \
+             8 would do",
+        ),
+        (
+            ScheduleName::DualPipeV,
+            4,
+            7,
+            "dualpipe_v needs micro-batches twice as many as stages or more: 7 with p = 4; 8 would do",
+        ),
+        (ScheduleName::Chimera, 3, 6, "chimera needs an even number of stages: 3; 2 or 4 would do"),
+        (
+            ScheduleName::Chimera,
+            4,
+            6,
+            "chimera needs micro-batches divisible by stages: 6 with p = 4; 4 or 8 would do",
+        ),
+        (
+            ScheduleName::InterleavedZb,
+            4,
+            6,
+            "interleaved_zb needs micro-batches divisible by stages: 6 with p = 4; 4 or 8 would do",
+        ),
+    ];
+    for (name, p, m, expected) in refused {
+        assert_eq!(error(name, p, m, 2), expected);
+    }
+    assert_eq!(
+        error(ScheduleName::VHalf, 4, 8, 1),
+        "v_half needs exactly 2 chunks a device: 1; 2 would do"
+    );
+    assert_eq!(
+        error(ScheduleName::ZbAuto, 4, 8, 3),
+        "zb_auto needs 1 or 2 chunks a device: 3; 2 would do"
     );
     assert_eq!(
         error(ScheduleName::OneFOneB, 4, 0, 1),
@@ -229,4 +304,51 @@ fn vocabulary_passes_go_in_for_any_number_of_devices() {
             assert!(graph.is_ok(), "{devices} devices");
         }
     }
+}
+
+/// One chunk a device and one pass at a time still holds one micro-batch.
+#[test]
+fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {
+    let costs = AutoCosts { limit: 0.5, ..AutoCosts::even(4) };
+    let error = zb_auto(4, 8, 1, costs).unwrap_err().to_string();
+    let expected = "no order of zb_auto was found within a memory limit of 0.5; 4 would do";
+    assert_eq!(error, expected);
+    for chunks in [1, 2] {
+        let costs = AutoCosts { limit: 4.0, ..AutoCosts::even(4) };
+        assert_eq!(zb_auto(4, 8, chunks, costs).unwrap().validate(), Ok(()));
+    }
+    let costs = AutoCosts { weight: f64::NAN, ..AutoCosts::even(4) };
+    let error = zb_auto(4, 8, 1, costs).unwrap_err().to_string();
+    assert_eq!(error, "weight time cannot be NaN: it is finite and not negative");
+}
+
+/// Each barrier holds a micro-batch more (Vocabulary Parallelism, arXiv 2411.05288, sections 5.2 and 5.3):
+/// p + 1 and p + 2 in 1F1B; in V-Half as many on every device.
+#[test]
+fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
+    for vocab in VocabPasses::ALL {
+        let more = vocab.barriers() as f64;
+        for p in [2, 4, 6, 8] {
+            let times = PassTimes::default();
+            let with =
+                |name: ScheduleName, v| name.build_with_vocab(p, 4 * p, v, vocab, times).unwrap();
+            for (name, v) in [(ScheduleName::OneFOneB, 1), (ScheduleName::ZbH1, 1)] {
+                assert_eq!(with(name, v).peak_activations(0, Release::AtB), p as f64 + more);
+            }
+            let half = with(ScheduleName::VHalf, 2);
+            for device in 0..p {
+                let expected = (p / 2 + 1) as f64 + more;
+                assert_eq!(half.peak_activations(device, Release::AtW), expected, "{p} {vocab:?}");
+            }
+        }
+    }
+}
+
+/// A pair is a forward and the whole backward of another chunk, side by side in the order.
+#[test]
+fn pairs_that_cannot_run_together_are_refused() {
+    let mut schedule = ScheduleName::DualPipeV.build(2, 4, 2).unwrap();
+    assert_eq!(schedule.validate(), Ok(()));
+    schedule.pairs[0][0] -= 1;
+    assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { device: 0, .. })));
 }

@@ -2,9 +2,11 @@
 
 use crate::request::Request;
 use crate::restrict::{NAMES, Restrictions};
+use crate::search::MOST_ONE_BY_ONE;
 use crate::space::{Inner, Node, Space, divisors};
 use models::decisions::Decisions;
 use models::input::{InputError, Place, Source};
+use models::schedule::ScheduleName;
 use std::collections::BTreeSet;
 
 /// Refuses a request whose space is empty, saying which setting is to blame and what it could be.
@@ -19,7 +21,37 @@ pub fn check(request: &Request) -> Result<(), InputError> {
             return Err(error);
         }
     }
-    if is_empty(&space(request, &request.restrictions)) { Err(blame(request)) } else { Ok(()) }
+    if is_empty(&space(request, &request.restrictions)) {
+        return Err(blame(request));
+    }
+    unsearched(request)
+}
+
+/// Schedules that the search knows no bounds for are priced one combination at a time: alone, and few.
+fn unsearched(request: &Request) -> Result<(), InputError> {
+    let schedules = &request.restrictions.schedule;
+    let others = ScheduleName::ALL.into_iter().filter(|name| !name.is_whole());
+    let Some(other) =
+        others.into_iter().find(|&name| schedules.is_restricted() && schedules.allows(name))
+    else {
+        return Ok(());
+    };
+    if schedules.pinned().is_none() {
+        return Err(InputError::new(format!(
+            "--set schedule cannot have {other} among others yet"
+        ))
+        .help(format!("--set schedule={other} prices it by itself")));
+    }
+    let space = space(request, &request.restrictions);
+    let count: u64 = space.nodes().iter().map(|node| space.inner(node).count()).sum();
+    if count <= MOST_ONE_BY_ONE {
+        return Ok(());
+    }
+    Err(InputError::new(format!("--set schedule={other} leaves {count} combinations")).help(
+        format!(
+            "it is priced one by one, so far for {MOST_ONE_BY_ONE} at most: set more decisions"
+        ),
+    ))
 }
 
 /// Degrees the user pinned.

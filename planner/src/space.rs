@@ -410,7 +410,10 @@ impl<'a> Space<'a> {
     fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
         let r = self.restrictions;
         let mut found = vec![];
-        for schedule in r.schedule.among(&ScheduleName::WHOLE) {
+        // Others have no bounds yet and must be asked for by name.
+        let named = r.schedule.pinned().filter(|schedule| !schedule.is_whole());
+        let known = named.map_or_else(|| r.schedule.among(&ScheduleName::WHOLE), |name| vec![name]);
+        for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);
                 if !vocabs.is_empty() {
@@ -431,17 +434,23 @@ impl<'a> Space<'a> {
             ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
                 (2..=most).collect()
             }
-            // Those that split backward or hold stages twice are priced by `estimate` alone so far.
-            _ => vec![],
+            other => {
+                let (p, m) = (d.pp as usize, d.micro_batches as usize);
+                let once = |v: u64| other.layout(v as usize).copies() == 1;
+                let exists = |&v: &u64| once(v) && other.check(p, m, v as usize).is_ok();
+                (1..=most).filter(exists).filter(|_| p > 1).collect()
+            }
         }
     }
 
     /// Megatron's baseline, `first_last`, exists with several chunks only where all are equal.
     fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
-        let hosts_passes = schedule == ScheduleName::OneFOneB && d.pp > 1;
+        let plain = schedule == ScheduleName::OneFOneB;
+        let hosts_passes = (plain || !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
         let equal = vpp == 1 || (self.model.layers as u64).is_multiple_of(d.pp * vpp);
         let possible = |vocab: &Vocab| match vocab {
             Vocab::FirstLast => equal,
+            Vocab::Interlaced => plain && d.pp > 1,
             vocab => !vocab.over_pipeline() || hosts_passes,
         };
         self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()

@@ -95,6 +95,8 @@ struct Step<'a, T> {
 enum Carried {
     Stream = 0,
     Gradient = 1,
+    /// One of two copies' gradients of a stage's parameters, by chunk.
+    Copy = 2,
 }
 
 fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
@@ -127,9 +129,13 @@ impl Executor<'_> {
         // The output layer adds to a table that it shares with the first chunk, which is then complete
         // only behind all passes.
         let shared = self.program.shares_table(self.pp.rank());
+        let copied = self.program.layout.copies() > 1;
         for (n, &pass) in passes.iter().enumerate() {
-            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0);
+            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
             step.pass(pass, last, gradients, reducer, &mut watch)?;
+        }
+        if copied {
+            self.add_copies(gradients)?;
         }
         for stage in self.stages {
             reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
@@ -138,6 +144,25 @@ impl Executor<'_> {
             send.wait()?;
         }
         Ok(step.outcome)
+    }
+
+    /// Gives both copies of each stage the sum of their gradients. Two numbers have the same sum in either
+    /// order, so that the copies stay equal to the last bit.
+    fn add_copies<T: Scalar>(&self, gradients: &mut Store<T>) -> Result<(), CommError> {
+        let other = self.pp.size() - 1 - self.pp.rank();
+        let mut sends = Vec::new();
+        for (chunk, stage) in self.stages.iter().enumerate() {
+            let own = gradients.all()[stage.begin()..stage.end()].to_vec();
+            sends.push(self.pp.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
+        }
+        for (chunk, stage) in self.stages.iter().enumerate() {
+            // What is chunk 0 here is chunk 1 there.
+            let (count, tag) = (stage.end() - stage.begin(), tag(Carried::Copy, 1 - chunk, 0));
+            let theirs: Vec<T> = self.pp.recv(count, other, tag)?;
+            let own = &mut gradients.all_mut()[stage.begin()..stage.end()];
+            own.iter_mut().zip(theirs).for_each(|(own, their)| *own += their);
+        }
+        sends.into_iter().try_for_each(|send| send.wait().map(drop))
     }
 }
 
@@ -293,8 +318,10 @@ impl<T: Scalar> Step<'_, T> {
         if split || !self.stream_elements(pass).is_multiple_of(tp) { 1 } else { tp }
     }
 
-    fn device_of(&self, stage: usize) -> usize {
-        self.executor.program.layout.device_of(self.executor.pp.size(), stage)
+    /// The device that runs a neighbouring stage for the same micro-batch.
+    fn device_of(&self, stage: usize, pass: Pass) -> usize {
+        let layout = self.executor.program.layout;
+        layout.holder(self.executor.pp.size(), stage, pass.chunk).0
     }
 
     fn receive(
@@ -304,7 +331,7 @@ impl<T: Scalar> Step<'_, T> {
         stage: usize,
         pass: Pass,
     ) -> Result<Buffer<T>, CommError> {
-        let (tag, from) = (tag(carried, stage, pass.micro_batch), self.device_of(from_stage));
+        let (tag, from) = (tag(carried, stage, pass.micro_batch), self.device_of(from_stage, pass));
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
@@ -321,7 +348,7 @@ impl<T: Scalar> Step<'_, T> {
         pass: Pass,
         data: Buffer<T>,
     ) -> Result<(), CommError> {
-        let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage));
+        let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage, pass));
         if to == self.executor.pp.rank() {
             self.here.insert(tag, data);
         } else {

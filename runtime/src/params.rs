@@ -230,6 +230,7 @@ pub struct Inventory {
     tp: usize,
     tp_rank: usize,
     stage: usize,
+    copies: bool,
 }
 
 impl Inventory {
@@ -243,6 +244,11 @@ impl Inventory {
         self.stage = stage;
     }
 
+    /// What is declared from now on is held and counted by another pipeline device, too.
+    pub fn enter_copies(&mut self) {
+        self.copies = true;
+    }
+
     /// Tensor-parallel ranks.
     pub fn tp(&self) -> usize {
         self.tp
@@ -251,7 +257,7 @@ impl Inventory {
     /// Adds a parameter.
     pub fn declare(&mut self, declaration: Declaration) -> Part {
         let extent = declaration.extent(self.tp_rank, self.tp);
-        let counted = declaration.counted(self.tp_rank, self.tp);
+        let counted = !self.copies && declaration.counted(self.tp_rank, self.tp);
         let id = ParameterId(self.held.len());
         let part = Part { id, begin: self.elements, len: extent.elements() };
         self.elements += part.len;

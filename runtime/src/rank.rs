@@ -382,7 +382,10 @@ fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
 /// Declares the stages of pipeline device `device`.
 fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Vec<Stage> {
     let (mut stages, mut table) = (Vec::new(), None);
-    for index in program.stages_of(device) {
+    for (chunk, index) in program.stages_of(device).into_iter().enumerate() {
+        if chunk > 0 && program.layout.copies() > 1 {
+            inventory.enter_copies();
+        }
         let stage = Stage::declare(program, index, table, inventory);
         table = table.or(stage.table());
         stages.push(stage);

@@ -141,7 +141,7 @@ fn no_plan_of_large_models_gets_faster_by_moving_a_layer() {
         let decisions = Decisions { recompute: Recompute::PerLayer, ..found.decisions };
         let case = Case::new(&ground, decisions).expect("it was planned");
         let counts: Vec<usize> = found.placed.iter().map(|stage| stage.end - stage.start).collect();
-        let moved: Vec<Ranges> = moved(&counts).into_iter().map(ranges).collect();
+        let moved: Vec<Ranges> = moved(&counts).iter().map(|counts| ranges(counts)).collect();
         let cutoff_s = case.core_s(found.priced.iteration_s) * (1.0 - 1e-9);
         let better = case.best_listed(&moved, cutoff_s, false, &mut Scratch::default()).best;
         assert!(better.is_none(), "{}: {counts:?} loses to {better:?}", model.name);
@@ -149,7 +149,7 @@ fn no_plan_of_large_models_gets_faster_by_moving_a_layer() {
     }
 }
 
-fn ranges(counts: Vec<usize>) -> Ranges {
+fn ranges(counts: &[usize]) -> Ranges {
     let ends = counts.iter().scan(0, |end, count| {
         *end += count;
         Some((*end - count, *end))

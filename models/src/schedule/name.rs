@@ -123,6 +123,11 @@ impl ScheduleName {
     pub const WHOLE: [Self; 5] =
         [Self::Naive, Self::GPipe, Self::OneFOneB, Self::Interleaved1F1B, Self::LoopedBfs];
 
+    /// Whether it is one of [`Self::WHOLE`].
+    pub fn is_whole(self) -> bool {
+        Self::WHOLE.contains(&self)
+    }
+
     /// The name users type.
     pub fn name(self) -> &'static str {
         match self {
@@ -293,7 +298,7 @@ impl ScheduleName {
 
     /// Whether backward to weights has passes of its own.
     pub fn splits_backward(self) -> bool {
-        !Self::WHOLE.contains(&self) && !matches!(self, Self::V1F1B | Self::Chimera)
+        !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera)
     }
 
     /// Whether the schedule can also run the passes of a vocabulary split over its devices.

@@ -156,6 +156,9 @@ struct Greedy<'a> {
     schedule: &'a Schedule,
     vocab: VocabPasses,
     times: PassTimes,
+    /// Whether `T` of one micro-batch runs in one step with `S` of the next, as in the reference. With several
+    /// rounds of chunks the next micro-batch may come much later.
+    fused: bool,
     devices: Vec<Device<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
@@ -175,15 +178,16 @@ struct Device<'a> {
     order: &'a [Pass],
     /// How many of them are done.
     done: usize,
-    /// Vocabulary steps done; step `n` runs the `j`-th kind of pass for micro-batch `n − j`.
-    steps: usize,
+    /// Vocabulary passes done, by kind.
+    vocab: [usize; 3],
     free: f64,
     passes: Vec<Pass>,
 }
 
 #[derive(Clone, Copy)]
 enum Next {
-    Step,
+    /// Vocabulary passes, from this kind on, each of a micro-batch before the last.
+    Vocab(usize),
     Pass(Pass),
 }
 
@@ -197,12 +201,13 @@ impl<'a> Greedy<'a> {
         Self {
             schedule,
             vocab,
+            fused: schedule.chunks == 1 || schedule.layout == StageLayout::V,
             times: PassTimes { forward: forward / part, backward: backward / part, vocab: each },
             devices: schedule.passes.iter().map(|order| Device::new(order)).collect(),
             forward_end: vec![NEVER; passes],
             backward_end: vec![NEVER; passes],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
-            upcoming: vec![(NEVER, Next::Step); leaves],
+            upcoming: vec![(NEVER, Next::Vocab(0)); leaves],
             first: first_leaves(leaves),
         }
     }
@@ -212,15 +217,15 @@ impl<'a> Greedy<'a> {
         self.look_ahead(0..all);
         while let Some((device, (start, next))) = self.earliest() {
             let opens = match next {
-                Next::Step => self.run_step(device, start),
+                Next::Vocab(kind) => self.run_vocab(device, kind, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
             };
             match opens {
-                Opens::Step(step) => {
-                    self.look_ahead([device]);
-                    self.look_ahead_to(step);
-                }
                 Opens::One(other) => self.look_ahead([device, other]),
+                Opens::Vocab(passes) => {
+                    self.look_ahead([device]);
+                    self.look_ahead_to(passes);
+                }
             }
         }
         self.devices.into_iter().map(|device| device.passes).collect()
@@ -244,39 +249,60 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// Finds again what devices can start first that come to a vocabulary step, and the last stage's, whose
-    /// backwards wait for it too.
-    fn look_ahead_to(&mut self, step: usize) {
+    /// Finds again what devices can start first that come to one of these vocabulary passes, and the last
+    /// stage's, whose backwards wait for them too.
+    fn look_ahead_to(&mut self, passes: [Option<usize>; 3]) {
         for device in 0..self.schedule.devices {
-            if self.devices[device].steps == step {
+            let next = self.devices[device].vocab;
+            if passes.iter().zip(next).any(|(&pass, next)| pass == Some(next)) {
                 self.look_ahead([device]);
             }
         }
         self.look_ahead([self.schedule.device_of(self.schedule.stages() - 1)]);
     }
 
-    /// Finds again what these devices can start first, vocabulary steps before others.
+    /// Finds again what these devices can start first, vocabulary passes before others.
     fn look_ahead(&mut self, devices: impl IntoIterator<Item = usize>) {
         for device in devices {
-            let (step, pass) = (self.next_step(device), self.next_pass(device));
-            self.upcoming[device] = if step.0 <= pass.0 { step } else { pass };
+            let (vocab, pass) = (self.next_vocab(device), self.next_pass(device));
+            self.upcoming[device] = if vocab.0 <= pass.0 { vocab } else { pass };
             self.rank(device);
         }
     }
 
-    fn next_step(&self, device: usize) -> (f64, Next) {
-        let Device { steps, free, .. } = self.devices[device];
-        let all = self.schedule.micro_batches + self.vocab.kinds().len() - 1;
-        let ready = self.step_passes(steps).map(|(kind, k)| self.vocab_ready(kind, k));
-        (if steps < all { ready.fold(free, f64::max) } else { NEVER }, Next::Step)
+    fn next_vocab(&self, device: usize) -> (f64, Next) {
+        let free = self.devices[device].free;
+        let start = |kind: usize| {
+            let ready = self.step(device, kind).map(|(kind, k)| self.vocab_ready(kind, k));
+            let start = ready.reduce(f64::max).map_or(NEVER, |ready| ready.max(free));
+            (start, Next::Vocab(kind))
+        };
+        if self.fused {
+            // The last step lacks the first kind, and so on.
+            let first = (0..self.vocab.kinds().len()).find(|&kind| self.is_due(device, kind));
+            return first.map_or((NEVER, Next::Vocab(0)), start);
+        }
+        let each = (0..self.vocab.kinds().len()).rev().map(start);
+        each.min_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((NEVER, Next::Vocab(0)))
     }
 
-    /// The passes of a vocabulary step, by index into the kinds, oldest micro-batch first.
-    fn step_passes(&self, step: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let micro_batches = self.schedule.micro_batches;
-        let kinds = (0..self.vocab.kinds().len()).rev();
-        kinds
-            .filter_map(move |kind| Some((kind, step.checked_sub(kind)?)))
+    fn is_due(&self, device: usize, kind: usize) -> bool {
+        self.devices[device].vocab[kind] < self.schedule.micro_batches
+    }
+
+    /// The passes that run with the next one of a kind, oldest micro-batch first: with the reference's
+    /// fused steps the next of each later kind, a micro-batch before.
+    fn step(&self, device: usize, kind: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let done = self.devices[device].vocab;
+        let (fused, due) = (self.fused, self.is_due(device, kind));
+        let (kinds, micro_batches) = (self.vocab.kinds().len(), self.schedule.micro_batches);
+        // Kind `j` of step `n` is of micro-batch `n − j`.
+        let step = done[kind] + kind;
+        let runs = move |&other: &usize| other == kind || fused && other > kind;
+        (kind..kinds)
+            .rev()
+            .filter(move |other| due && runs(other))
+            .filter_map(move |other| Some((other, step.checked_sub(other)?)))
             .filter(move |&(_, k)| k < micro_batches)
     }
 
@@ -296,7 +322,7 @@ impl<'a> Greedy<'a> {
 
     fn next_pass(&self, device: usize) -> (f64, Next) {
         let Device { order, done, free, .. } = &self.devices[device];
-        let Some(&pass) = order.get(*done) else { return (NEVER, Next::Step) };
+        let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
         let k = pass.micro_batch as usize;
         let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
         let ready = match pass.kind {
@@ -316,24 +342,23 @@ impl<'a> Greedy<'a> {
     }
 
     /// Runs a step.
-    fn run_step(&mut self, device: usize, start: f64) -> Opens {
+    fn run_vocab(&mut self, device: usize, first: usize, start: f64) -> Opens {
         let mut end = start;
-        let mut opens = Opens::One(device);
-        let step = self.devices[device].steps;
-        for (kind, k) in self.step_passes(step) {
+        let (mut opened, mut completes) = ([None; 3], false);
+        for (kind, k) in self.step(device, first) {
             end += self.times.vocab;
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
             self.barriers[slot] = (done + 1, latest.max(end));
             if done + 1 == self.schedule.devices {
-                // Every kind of the step is one micro-batch behind the next kind's.
-                opens = Opens::Step(step + 1);
+                completes = true;
+                opened.iter_mut().skip(kind + 1).take(1).for_each(|next| *next = Some(k));
             }
             self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
+            self.devices[device].vocab[kind] += 1;
         }
-        self.devices[device].steps += 1;
         self.devices[device].free = end;
-        opens
+        if completes { Opens::Vocab(opened) } else { Opens::One(device) }
     }
 
     /// Runs a forward, a backward or weights.
@@ -357,8 +382,8 @@ impl<'a> Greedy<'a> {
         own.done += 1;
         own.passes.push(pass);
         // All devices wait for the last stage's forward.
-        let step = Opens::Step(pass.micro_batch as usize);
-        other.map_or(step, |other| Opens::One(self.schedule.device_of(other)))
+        let vocab = Opens::Vocab([Some(pass.micro_batch as usize), None, None]);
+        other.map_or(vocab, |other| Opens::One(self.schedule.device_of(other)))
     }
 
     /// Halves of a backward are taken to be equal.
@@ -386,14 +411,14 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
 
 impl<'a> Device<'a> {
     fn new(order: &'a [Pass]) -> Self {
-        Self { order, done: 0, steps: 0, free: 0.0, passes: Vec::new() }
+        Self { order, done: 0, vocab: [0; 3], free: 0.0, passes: Vec::new() }
     }
 }
 
 /// What a pass makes ready.
 enum Opens {
-    /// The next pass of a device.
+    /// The next pass of this device.
     One(usize),
-    /// A vocabulary step of all devices.
-    Step(usize),
+    /// Vocabulary passes of all devices: by kind, of which micro-batch.
+    Vocab([Option<usize>; 3]),
 }

@@ -14,7 +14,6 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
-use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
 /// First layer and one past the last, by stage.
@@ -59,7 +58,8 @@ impl Case<'_> {
 
     /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
     pub fn is_open(&self) -> bool {
-        self.decisions.vpp > 1 && few_cuts(self.ground.layers.len(), self.stages())
+        let d = &self.decisions;
+        d.vpp > 1 && d.schedule.is_whole() && few_cuts(self.ground.layers.len(), self.stages())
     }
 
     /// The best placement of a list below `cutoff_s`.
@@ -125,7 +125,7 @@ impl Case<'_> {
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
-        if !ScheduleName::WHOLE.contains(&self.decisions.schedule) {
+        if !self.decisions.schedule.is_whole() {
             // Nothing is claimed of other schedules yet.
             return 0.0;
         }

@@ -15,6 +15,7 @@
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
+mod one_by_one;
 mod queue;
 mod settle;
 
@@ -121,10 +122,16 @@ pub struct Outcome {
     pub proof: Proof,
 }
 
+/// Most combinations that are priced one by one.
+pub const MOST_ONE_BY_ONE: u64 = 4096;
+
 /// Called now and then with the combinations settled and those in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
-    queue::run(task, progress)
+    match task.restrictions.schedule.pinned() {
+        Some(schedule) if !schedule.is_whole() => one_by_one::run(task, progress),
+        _ => queue::run(task, progress),
+    }
 }

@@ -384,7 +384,11 @@ fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.
-fn named_by_result(mut d: Decisions, placed: &Placed, restrictions: &Restrictions) -> Decisions {
+pub(super) fn named_by_result(
+    mut d: Decisions,
+    placed: &Placed,
+    restrictions: &Restrictions,
+) -> Decisions {
     if d.recompute != Recompute::PerLayer {
         return d;
     }

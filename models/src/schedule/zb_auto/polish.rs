@@ -7,7 +7,7 @@ use super::{AutoCosts, Lengths, length, lengths, most_held};
 pub(super) const MOST: usize = 8;
 
 /// Passes that may be run in all tries of one order together: a fraction of a second.
-const MOST_RUN: usize = 2 << 20;
+const MOST_RUN: usize = 1 << 19;
 
 /// The schedule with weight gradients elsewhere, as far as that makes it better: a shorter longest stage
 /// time, else a shorter makespan, else shorter stage times.

@@ -33,9 +33,11 @@ fn baseline() -> Result<Trial, Reason> {
     Ok(trial)
 }
 
+type Change = Box<dyn Fn(&mut Trial)>;
+
 /// The changes, in the paper's order. Where software alone changes, a constant takes the value fitted to
 /// MegaScale's own runs, and never a worse one than before.
-fn changes(then: Software) -> [(&'static str, Box<dyn Fn(&mut Trial)>); 8] {
+fn changes(then: Software) -> [(&'static str, Change); 8] {
     let least = |own: f64, then: f64| own.min(then);
     [
         // One norm, and one pair of collectives each way, for both halves of a block.
