@@ -7,7 +7,7 @@ use crate::output;
 use models::cluster::Measured;
 use models::input::InputError;
 use planner::calibrate::{calibrated, yaml};
-use planner::request::read_cluster;
+use planner::flags::read_cluster;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
