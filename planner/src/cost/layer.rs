@@ -547,10 +547,11 @@ impl LayerPricer<'_> {
         let wide = e >= 4.0;
         let loss_bytes = if wide { e + 4.0 } else { self.cluster.software.loss_bytes };
         let logit_bytes = if wide { e + 4.0 } else { self.cluster.software.logit_bytes };
-        let dense_gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
+        let gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
+        let dense_gradient_s = memory_bound::streaming_s(self.cluster, gradient_bytes);
         VocabCost {
             embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
-            embed_backward: stream(hidden_bytes * 3.0) + stream(dense_gradient_bytes),
+            embed_backward: stream(hidden_bytes * 3.0) + Parts::compute(dense_gradient_s),
             head_forward: head.forward + stream(logits * loss_bytes) + tp(loss_s),
             head_backward_input: head.input + stream(logits * (4.0 + e)) + tp(reduce_s),
             head_backward_weight: head.weight,
