@@ -14,9 +14,15 @@ use models::input::{InputError, Source};
 use models::model;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 
 /// A starting value for figures that the times are divided by.
 const UNIT: f64 = 1e9;
+
+/// Most time that a step's communication may take over the collectives alone. What a measured step takes beyond
+/// that, ranks spent waiting for one that the system had put aside: that grows with the work, not with the bytes,
+/// and must not be carried over to other models as communication.
+const MOST_WAITING: f64 = 2.0;
 
 /// The cluster of a machine, from `base`, whose other figures stay.
 ///
@@ -126,24 +132,24 @@ fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError
     };
     // The short step has little but fixed work, the long one hardly any: a few turns settle both.
     for _ in 0..4 {
-        solve(cluster, longest, 0.1, |software| &mut software.gemm_slowdown)?;
-        solve(cluster, shortest, 0.0, |software| &mut software.step_overhead_s)?;
+        solve(cluster, longest, 0.1..=10.0, |software| &mut software.gemm_slowdown)?;
+        solve(cluster, shortest, 0.0..=1.0, |software| &mut software.step_overhead_s)?;
     }
     if let Some(step) = steps.iter().find(|step| step.tp > 1) {
-        solve(cluster, step, 0.0, |software| &mut software.tp_exposed)?;
+        solve(cluster, step, 0.0..=MOST_WAITING, |software| &mut software.tp_exposed)?;
     }
     if let Some(step) = steps.iter().find(|step| step.dp > 1) {
-        solve(cluster, step, 0.01, |software| &mut software.dp_slowdown)?;
+        solve(cluster, step, 0.01..=MOST_WAITING, |software| &mut software.dp_slowdown)?;
     }
     Ok(())
 }
 
-/// Sets a constant, in which a step's time is linear, so that the step takes what was measured; not below
-/// `least`.
+/// Sets a constant, in which a step's time is linear, so that the step takes what was measured; within
+/// `valid`.
 fn solve(
     cluster: &mut ClusterSpec,
     step: &Step,
-    least: f64,
+    valid: RangeInclusive<f64>,
     constant: fn(&mut models::cluster::Software) -> &mut f64,
 ) -> Result<(), InputError> {
     let mut priced_with = |value: f64| {
@@ -152,7 +158,7 @@ fn solve(
     };
     let (one_s, two_s) = (priced_with(1.0)?, priced_with(2.0)?);
     let value = 1.0 + (step.s - one_s) / (two_s - one_s);
-    let value = if value.is_finite() { value.max(least) } else { 1.0 };
+    let value = if value.is_finite() { value.clamp(*valid.start(), *valid.end()) } else { 1.0 };
     *constant(&mut cluster.software) = value;
     Ok(())
 }

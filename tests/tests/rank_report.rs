@@ -7,7 +7,7 @@ use models::formulas::communication::{
 };
 use models::formulas::state::Zero;
 use models::plan::Plan;
-use models::program::Program;
+use models::program::{Program, Recompute};
 use models::schedule::{Release, Schedule};
 use models::shapes::{self, Held};
 use planner::simulate::{Durations, simulate};
@@ -70,6 +70,8 @@ const PLANS: [(&str, u64, &[&str]); 7] = [
 
 struct Ran {
     what: String,
+    /// Bytes of activations that the plan expects on each device.
+    planned_activations: Vec<u64>,
     program: Program,
     schedule: Schedule,
     ranks: Vec<Value>,
@@ -83,7 +85,9 @@ impl Ran {
         let what = format!("{case} {}", settings.join(" "));
         let ranks = report(case, &program, &format!("{test} {what}"));
         assert_eq!(ranks.len() as u64, gpus, "{what}");
-        Self { what, schedule: schedule(&plan), program, ranks }
+        let planned_activations =
+            plan.device_memory().iter().map(|memory| memory.activations).collect();
+        Self { what, planned_activations, schedule: schedule(&plan), program, ranks }
     }
 
     /// Every plan's run. Tests run at the same time: each has files of its own.
@@ -102,6 +106,12 @@ impl Ran {
 
     fn tokens(&self) -> f64 {
         (self.program.micro_batch * self.program.seq_len()) as f64
+    }
+
+    /// A rank's part of a micro-batch's logits, with the three sums of each token.
+    fn logits_bytes(&self) -> f64 {
+        let columns = self.program.model.vocab.div_ceil(self.program.mesh.tp) + 3;
+        self.tokens() * columns as f64 * F32
     }
 
     /// Micro-batches of all steps.
@@ -365,4 +375,28 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let partial = whole.values().sum::<u64>() as f64;
     let step = all_reduce_elements(partial * F32 + 8.0, tp);
     run.micro_batches() * micro_batch * F32 + STEPS * step
+}
+
+#[test]
+fn activations_take_the_bytes_that_were_planned() {
+    for run in Ran::all("activations") {
+        let program = &run.program;
+        // With tensor parallelism a fully recomputed layer also keeps what was reduced (ARCHITECTURE.md).
+        let mut kept = program.stages.iter().flat_map(|stage| &stage.recompute);
+        let full = program.mesh.tp > 1 && kept.any(|kept| *kept == Recompute::Full);
+        for rank in &run.ranks {
+            let device = run.device(rank);
+            let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
+            // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And the
+            // statistics of norms and softmax, which plans leave out.
+            let head = if device == program.last_device() { run.logits_bytes() } else { 0.0 };
+            let seen = number(&rank["peak_activation_bytes"]) as f64;
+            let most = 1.01 * planned + number(&rank["peak_in_flight"]) as f64 * head;
+            assert!(
+                (planned..=most).contains(&seen),
+                "{} device {device}: {seen}, not {planned} to {most}",
+                run.what
+            );
+        }
+    }
 }

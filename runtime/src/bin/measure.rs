@@ -44,14 +44,15 @@ const KV_HEADS: usize = 4;
 const HEAD_DIM: usize = 64;
 
 /// Models whose steps are timed: one whose products take the time, one whose fixed work does.
-const MODEL: &str = "name: probe\nlayers: 3\nhidden: 384\nheads: 6\nkv_heads: 2\nffn: 1024\n\
-    vocab: 1000\nseq_len: 128\nglobal_batch: 8\n";
+const MODEL: &str = "name: probe\nlayers: 2\nhidden: 384\nheads: 6\nkv_heads: 2\nffn: 1024\n\
+    vocab: 1000\nseq_len: 128\nglobal_batch: 4\n";
 const TINY: &str = "name: tiny\nlayers: 1\nhidden: 32\nheads: 2\nffn: 64\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
 
 /// Shortest time of one round, seconds: work is repeated so often.
 const ROUND_S: f64 = 0.004;
-/// Time of all rounds, seconds, and their least number.
+/// Time of all rounds of a kernel and of a training step, seconds, and their least number.
 const ALL_S: f64 = 1.0;
+const STEPS_S: f64 = 3.0;
 const ROUNDS: usize = 8;
 /// Bytes of tensors that are exchanged: one whose latency counts, and two whose bandwidth does.
 const EXCHANGED: [usize; 3] = [1 << 12, 1 << 20, 1 << 22];
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
 /// One rank's part: everything in turn, together with the others.
 fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let clock = Clock { world, cpu: Cpu::new((cores / world.size()).max(1))? };
+    let clock = Clock { world, cpu: Cpu::new((cores / world.size()).max(1))?, all_s: ALL_S };
     Ok(Measured {
         ranks: world.size() as u64,
         cores: cores as u64,
@@ -87,7 +88,7 @@ fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
         adamw: update(&clock)?,
         collectives: exchanges(&clock, &|data| world.all_reduce(data, Op::Sum))?,
         messages: exchanges(&clock, &|data| pass_on(world, data))?,
-        steps: steps(&clock)?,
+        steps: steps(&Clock { all_s: STEPS_S, ..clock })?,
     })
 }
 
@@ -95,6 +96,8 @@ fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
 struct Clock<'a> {
     world: &'a dyn Communicator,
     cpu: Cpu,
+    /// Time of all rounds, seconds.
+    all_s: f64,
 }
 
 impl Clock<'_> {
@@ -115,7 +118,8 @@ impl Clock<'_> {
         // All ranks know the slowest's time and so repeat it equally often, or collectives would not meet.
         let mut best = timed(1)?;
         let repeats = (ROUND_S / best).ceil().clamp(1.0, 1e4) as usize;
-        let rounds = (ALL_S / (best * repeats as f64)).ceil().clamp(ROUNDS as f64, 1e3) as usize;
+        let rounds =
+            (self.all_s / (best * repeats as f64)).ceil().clamp(ROUNDS as f64, 1e3) as usize;
         for _ in 0..rounds {
             best = best.min(timed(repeats)?);
         }
