@@ -49,15 +49,16 @@ proptest! {
     fn nodes_come_behind_what_they_wait_for(schedule in schedules()) {
         let graph = Graph::new(&schedule).unwrap();
         let before = |n: usize, other: u32| other == models::schedule::NO_NODE || (other as usize) < n;
-        let nodes = graph.nodes.iter().enumerate();
-        prop_assert!(nodes.clone().all(|(n, node)| before(n, node.before) && before(n, node.needs)));
+        let nodes = &graph.nodes;
+        let mut numbered = nodes.iter().enumerate();
+        prop_assert!(numbered.all(|(n, node)| before(n, node.before) && before(n, node.needs)));
         let passes: usize = schedule.passes.iter().map(Vec::len).sum();
         let run = |work: Work| match work {
             Work::Join => 0,
             Work::Pass(_) => 1,
             Work::Pair(..) => 2,
         };
-        prop_assert_eq!(nodes.map(|(_, node)| run(node.work)).sum::<usize>(), passes);
+        prop_assert_eq!(nodes.iter().map(|node| run(node.work)).sum::<usize>(), passes);
     }
 
     /// A swap either leaves an order that runs or is refused; nothing hangs or panics.

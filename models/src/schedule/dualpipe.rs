@@ -98,7 +98,8 @@ impl Part {
 
     /// The later half of the last backwards is split, so that the other devices' last can start early.
     fn cool_down(&self, steps: &mut Steps) {
-        let split_from = (self.from_end + 1) / 2 * 2 + usize::from(self.from_end.is_multiple_of(2));
+        let split_from =
+            self.from_end.div_ceil(2) * 2 + usize::from(self.from_end.is_multiple_of(2));
         for n in 0..2 * (self.from_end + 1) {
             let chunk = if n % 2 == 0 { 1 - self.near } else { self.near };
             if n < split_from { steps.whole_backward(chunk) } else { steps.backward(chunk) }

@@ -130,7 +130,7 @@ impl Line {
         let weights = run.weights_for_room(device) as f64 * costs.weight;
         let (busy, in_time) =
             (own.clock >= arrival, own.clock + costs.forward + weights <= arrival);
-        in_time && !busy || !busy && arrival - own.clock > run.most_idle() - own.idle
+        !busy && (in_time || arrival - own.clock > run.most_idle() - own.idle)
     }
 
     fn backwards(&mut self) -> Option<()> {
