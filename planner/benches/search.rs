@@ -1,8 +1,10 @@
 //! How long a plan takes: large requests, other models and clusters, and how the time grows with the GPUs.
-//! `make bench` runs it; with names as arguments it runs only the models of those names, or `growth`.
+//! `make bench` runs it; with names as arguments it runs only the models of those names, `passes` or `growth`.
 
+use models::schedule::ScheduleName;
 use planner::restrict::Restrictions;
 use planner::search::{Outcome, Task, search};
+use planner::simulate::{Durations, Prepared, Workspace};
 use std::time::Instant;
 
 /// Model, cluster, GPUs.
@@ -36,12 +38,45 @@ fn main() {
     for request in LARGE.into_iter().chain(OTHERS).filter(|request| is_wanted(request.0)) {
         plan(request);
     }
+    if is_wanted("passes") {
+        passes();
+    }
     if is_wanted("growth") {
         // The first search of a process also warms up; of three, the fastest counts.
         let least_s = |request| (0..3).map(|_| plan(request)).fold(f64::INFINITY, f64::min);
         let (few_s, many_s) = (least_s(FEW), least_s(MANY));
         println!("{} GPUs take {:.2} times as long as {}", MANY.2, many_s / few_s, FEW.2);
     }
+}
+
+/// Makes and runs schedules of 16,384 passes (p 32, m 128, v 2; split backwards have half as many again).
+fn passes() {
+    for name in ScheduleName::ALL {
+        let Ok(schedule) = name.build(32, 128, 2) else { continue };
+        let count: usize = schedule.passes.iter().map(Vec::len).sum();
+        let durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.1);
+        let Ok(prepared) = Prepared::new(&schedule) else { continue };
+        let mut workspace = Workspace::default();
+        let build_s = least_s(3, &mut || drop(name.build(32, 128, 2)));
+        let prepare_s = least_s(20, &mut || drop(Prepared::new(&schedule)));
+        let run_s = least_s(200, &mut || {
+            std::hint::black_box(prepared.makespan(&durations, &mut workspace));
+        });
+        let [build_ms, prepare_ms, run_ms] = [build_s, prepare_s, run_s].map(|s| 1e3 * s);
+        println!(
+            "{name}: {count} passes, made in {build_ms:.2} ms, prepared in {prepare_ms:.2} ms, run in {run_ms:.3} ms"
+        );
+    }
+}
+
+/// The least of `n` runs.
+fn least_s(n: usize, run: &mut dyn FnMut()) -> f64 {
+    let timed = |_| {
+        let begun = Instant::now();
+        run();
+        begun.elapsed().as_secs_f64()
+    };
+    (0..n).map(timed).fold(f64::INFINITY, f64::min)
 }
 
 /// Plans once; seconds.

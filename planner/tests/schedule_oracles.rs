@@ -300,3 +300,81 @@ fn vocabulary_passes_cost_what_the_reference_order_costs() {
         }
     }
 }
+
+/// Profiled times, activations in units of `h`, and bubbles as printed.
+struct Profiled {
+    p: usize,
+    m: usize,
+    times_ms: [f64; 4],
+    /// Hidden size and heads, at sequences of 1024.
+    shape: (f64, f64),
+    /// 1F1B, ZB-H1, ZB-H2, ZB-2p.
+    bubbles: [f64; 4],
+}
+
+/// Zero Bubble (arXiv 2401.10241), tables 9 and 5: the setups whose times are printed.
+const PROFILED: [Profiled; 4] = [
+    Profiled {
+        p: 8,
+        m: 24,
+        times_ms: [18.522, 18.086, 9.337, 0.601],
+        shape: (2304.0, 24.0),
+        bubbles: [0.2431, 0.1585, 0.1083, 0.0433],
+    },
+    Profiled {
+        p: 8,
+        m: 24,
+        times_ms: [29.718, 29.444, 19.927, 0.527],
+        shape: (4096.0, 32.0),
+        bubbles: [0.2347, 0.1323, 0.0698, 0.0029],
+    },
+    Profiled {
+        p: 16,
+        m: 48,
+        times_ms: [11.347, 11.248, 8.132, 0.377],
+        shape: (5120.0, 40.0),
+        bubbles: [0.2552, 0.1397, 0.0672, 0.0066],
+    },
+    Profiled {
+        p: 32,
+        m: 96,
+        times_ms: [10.419, 10.207, 7.715, 0.408],
+        shape: (6144.0, 48.0),
+        bubbles: [0.2646, 0.1421, 0.0641, 0.0038],
+    },
+];
+
+impl Profiled {
+    fn bubble(&self, schedule: &Schedule) -> f64 {
+        let [f, b, w, c] = self.times_ms;
+        let durations = Durations::uniform(schedule, f, b, w, c);
+        let stage_ms = simulate(schedule, &durations).unwrap().longest_stage_s;
+        1.0 - self.m as f64 * (f + b + w) / stage_ms
+    }
+
+    /// Within twice the memory of 1F1B: a layer holds `34h + 5as` before `B` and `32h` behind it.
+    fn twice_the_memory(&self) -> AutoCosts {
+        let [forward, backward, weight, latency] = self.times_ms;
+        let (h, heads) = self.shape;
+        let (held, freed_by_w) = (34.0 * h + 5.0 * heads * 1024.0, 32.0 * h);
+        let limit = 2.0 * self.p as f64 * held;
+        let freed_by_b = held - freed_by_w;
+        AutoCosts { forward, backward, weight, latency, freed_by_b, freed_by_w, limit }
+    }
+}
+
+#[test]
+fn bubbles_of_profiled_models_are_those_of_the_zero_bubble_paper() {
+    for profiled in PROFILED {
+        let Profiled { p, m, bubbles, .. } = profiled;
+        let by_hand = [ScheduleName::OneFOneB, ScheduleName::ZbH1, ScheduleName::ZbH2];
+        for (name, printed) in by_hand.into_iter().zip(bubbles) {
+            let bubble = profiled.bubble(&name.build(p, m, 1).unwrap());
+            assert!((bubble - printed).abs() < 5.1e-5, "{name} {p}: {bubble} {printed}");
+        }
+        // Found by search, and so at best better.
+        let searched = zb_auto(p, m, 1, profiled.twice_the_memory()).unwrap();
+        let bubble = profiled.bubble(&searched);
+        assert!(bubble < bubbles[3] + 5.1e-5, "zb_auto {p}: {bubble} {}", bubbles[3]);
+    }
+}
