@@ -24,6 +24,7 @@ fn cluster(device: &str) -> ClusterSpec {
     let mut cluster = shipped(name).unwrap().unwrap();
     cluster.software.gemm_slowdown = 1.0;
     cluster.software.fp8_slowdown = 1.0;
+    cluster.software.gradient_add_bytes = 0.0;
     cluster.device.sustained_slowdown = 1.0;
     cluster.software.attention_slowdown = 1.0;
     cluster
