@@ -55,9 +55,10 @@ fn vocabulary_parallelism_pulls_ahead_as_the_vocabulary_grows() {
     }
     for (name, ratios) in found {
         // Whole layers move, so that redistribution is lucky at one size and unlucky at another: measured, it
-        // takes 1.096, 1.084, 1.129, 1.288 times as long on 4B (the paper's runs, vocp-005 to vocp-012).
-        let (first, last) = (ratios[0].min(ratios[1]), ratios[2].min(ratios[3]));
-        assert!(last > first && ratios[3] > ratios[0], "{name}: {ratios:?}");
+        // takes 1.096, 1.084, 1.129, 1.288 times as long on 4B (the paper's runs, vocp-005 to vocp-012). So
+        // two sizes together are compared with the next two.
+        let (first, last) = (ratios[0] + ratios[1], ratios[2] + ratios[3]);
+        assert!(last > first && ratios[3] > ratios[0] + 0.1, "{name}: {ratios:?}");
         assert!(ratios.iter().all(|&ratio| ratio > 1.0), "{name}: {ratios:?}");
     }
 }
