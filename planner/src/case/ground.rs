@@ -11,7 +11,6 @@ use crate::cost::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
-use crate::simulate::Durations;
 use crate::space::divisors;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute};
@@ -208,21 +207,6 @@ impl<'a> Ground<'a> {
             pricer.expert_floor(shape, &splits)
         };
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
-    }
-
-    /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
-    pub fn fixed_durations(&self, d: &Decisions, sheet: &Sheet) -> Durations {
-        let hop = super::ways::hop(self, d, sheet);
-        let link_s = if hop.blocks { 0.0 } else { hop.time_s };
-        let passes = super::ways::vocab_passes(self, d, sheet);
-        Durations {
-            forward: vec![0.0; d.stages()],
-            backward: vec![0.0; d.stages()],
-            weight: vec![0.0; d.stages()],
-            link_s: vec![link_s; d.stages()],
-            pair: Vec::new(),
-            vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
-        }
     }
 
     /// The layer ranges of a list.

@@ -5,7 +5,7 @@ use crate::cost::collective::{self, Collective};
 use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
-use crate::simulate::VocabDurations;
+use crate::simulate::{Durations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::ScheduleName;
@@ -126,4 +126,19 @@ pub(crate) fn vocab_passes(
         after_last_s: barriers[3],
     };
     Some(VocabPassCost { cost, durations, parts: first + middle + last })
+}
+
+/// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
+pub(crate) fn fixed_durations(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Durations {
+    let hop = hop(ground, d, sheet);
+    let link_s = if hop.blocks { 0.0 } else { hop.time_s };
+    let passes = vocab_passes(ground, d, sheet);
+    Durations {
+        forward: vec![0.0; d.stages()],
+        backward: vec![0.0; d.stages()],
+        weight: vec![0.0; d.stages()],
+        link_s: vec![link_s; d.stages()],
+        pair: Vec::new(),
+        vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
+    }
 }

@@ -14,6 +14,7 @@ use crate::case::family::List;
 use crate::case::ground::Ground;
 use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
+use crate::case::ways::fixed_durations;
 use crate::placement::Scratch;
 use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
@@ -309,7 +310,7 @@ impl<'a> Worker<'a> {
             .iter()
             .map(|&rank_order| {
                 let d = Decisions { rank_order, ..d.clone() };
-                self.ground.fixed_durations(&d, &node.sheet)
+                fixed_durations(&self.ground, &d, &node.sheet)
             })
             .collect();
         let budget = self.budget_bytes(&line, &work, &node.states.least);

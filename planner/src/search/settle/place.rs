@@ -12,6 +12,7 @@ use crate::case::family::List;
 use crate::case::ground::{Ground, Sheet};
 use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
+use crate::case::ways::fixed_durations;
 use crate::cost::state::LocalParams;
 use crate::placement::{dynamic, ilp};
 use crate::simulate::CriticalPath;
@@ -124,7 +125,7 @@ impl Worker<'_> {
         let plain = Work::of(&self.ground, d, sheet);
         let budget = self.budget_bytes(&line, &plain, view);
         let work = view.added_to(&plain, &line);
-        let fixed = self.ground.fixed_durations(d, sheet);
+        let fixed = fixed_durations(&self.ground, d, sheet);
         let cutter = Cutter::new(&line, &work, view, &self.ground.layers, budget);
         let Some(cuts) = cutter.solve(self.core_s(bar_s)) else { return f64::INFINITY };
         known.map(|path| cutter.path_s(&cuts, path, path.length_s(&fixed))).fold(0.0, f64::max)
