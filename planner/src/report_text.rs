@@ -171,6 +171,8 @@ fn proven(answer: &Answer) -> String {
     let proof = &answer.proof;
     let verdict = if proof.proven_optimal {
         "optimal for this cost model".to_owned()
+    } else if proof.gap >= 1.0 {
+        "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {
         format!("within {:.2} % of the optimum for this cost model", 100.0 * proof.gap)
     };

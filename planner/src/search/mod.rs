@@ -98,7 +98,7 @@ pub struct Proof {
     pub elapsed_s: f64,
     /// Nothing faster exists in the space, by this cost model.
     pub proven_optimal: bool,
-    /// (time − bound) / time where not proven, else 0.
+    /// (time − bound) / time where not proven, else 0; 1 where there is no bound.
     pub gap: f64,
 }
 
