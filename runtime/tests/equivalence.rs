@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Run, Split, distance, model, train};
+use common::{Run, Split, check, distance, model, train};
 use models::decisions::{RankOrder, Vocab};
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
@@ -220,6 +220,16 @@ fn a_covering_set_of_splits() {
     let chosen = covering(all.clone());
     println!("{} of {} combinations", chosen.len(), all.len());
     run(&chosen);
+}
+
+/// PyTorch's own losses, norms, gradients and final weights, in f32 over all 20 steps.
+#[test]
+fn a_covering_set_trains_to_pytorchs_numbers() {
+    for of in covering(all()) {
+        let (case, split) = split(&of);
+        println!("{case} {split:?}");
+        check(case, &train::<f32>(case, &split, 20));
+    }
 }
 
 #[test]
