@@ -10,6 +10,7 @@ that calibration times.
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import struct
@@ -54,8 +55,11 @@ def main():
     tokens(folder / "tokens")
     cluster = folder / "cluster.yaml"
 
+    # Trainers share what they are built from.
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(folder / "target")}
+
     def plan(*words):
-        subprocess.run([flags.plan, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([flags.plan, *map(str, words)], check=True, stdout=subprocess.DEVNULL, env=environment)
 
     def planned_s(number, gpus, pinned):
         name = folder / f"{number}.yaml"
@@ -68,17 +72,22 @@ def main():
         plan("launch", folder / f"trainer{number}", "--", "--data", folder / "tokens.bin", "--steps", steps, "--metrics", metrics)
         return sorted(8 * 128 / json.loads(line)["tokens_per_s"] for line in metrics.read_text().splitlines()[1:])
 
+    def calibrate():
+        plan("calibrate", "--cluster", "laptop", "--gpus", flags.gpus, "-o", cluster)
+
+    # Built once: splits are pinned, so a later cluster gives the same programs.
+    calibrate()
+    for number, (gpus, pinned) in enumerate(SPLITS):
+        planned_s(number, gpus, pinned)
+        plan("generate", folder / f"{number}.yaml", "-o", folder / f"trainer{number}")
+        seen_s(number, 2)
+    print("built", flush=True)
     rounds = [[] for _ in SPLITS]
     for turn in range(flags.rounds):
-        plan("calibrate", "--cluster", "laptop", "--gpus", flags.gpus, "-o", cluster)
+        calibrate()
         for number, (gpus, pinned) in enumerate(SPLITS):
-            predicted = planned_s(number, gpus, pinned)
-            if turn == 0:
-                # Built once: the split is pinned, so a later cluster gives the same program.
-                plan("generate", folder / f"{number}.yaml", "-o", folder / f"trainer{number}")
-                seen_s(number, 2)
             seen = seen_s(number, flags.steps)
-            rounds[number].append((predicted, seen[0], middle(seen)))
+            rounds[number].append((planned_s(number, gpus, pinned), seen[0], middle(seen)))
             print(turn, " ".join(pinned) or "one rank", " ".join(f"{1e3 * s:.0f}" for s in rounds[number][-1]), "ms", flush=True)
     lines = ["| ranks | split | planned | seen, best | median | planned over best | of every round |", "|---|---|---|---|---|---|---|"]
     for (gpus, pinned), found in zip(SPLITS, rounds):
