@@ -364,6 +364,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         micro_batch: (model.global_batch as usize / dp).max(1),
         micro_batches: 1,
         layout: schedule.layout,
+        vocab: schedule.vocab,
         stages: vec![StageProgram {
             first_layer: 0,
             recompute: vec![Recompute::None; model.layers],
