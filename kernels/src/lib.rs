@@ -53,6 +53,7 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod cross_entropy;
+pub mod cuda;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;

@@ -1,0 +1,103 @@
+// Activations; the contract is in mod.rs. One pack a thread; `elements` is a multiple of PACK.
+//
+// Baked in: KIND (0 ReLU, 1 squared ReLU, 2 GELU by tanh, 3 GELU by erf, 4 SiLU).
+// Floor: plain reads x (backward dy too) and writes one tensor; gated reads gate and up (backward dy too) and writes one
+// (backward two).
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// tanh of the argument of GELU's approximation.
+__device__ __forceinline__ float gelu_tanh(float x) {
+  return tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
+}
+
+__device__ __forceinline__ float value(float x) {
+#if KIND == 0
+  return fmaxf(x, 0.0f);
+#elif KIND == 1
+  return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+#elif KIND == 2
+  return 0.5f * x * (1.0f + gelu_tanh(x));
+#elif KIND == 3
+  return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+#else
+  return x * sigmoid(x);
+#endif
+}
+
+__device__ __forceinline__ float derivative(float x) {
+#if KIND == 0
+  return x > 0.0f ? 1.0f : 0.0f;
+#elif KIND == 1
+  return 2.0f * fmaxf(x, 0.0f);
+#elif KIND == 2
+  const float t = gelu_tanh(x);
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * x * x);
+#elif KIND == 3
+  return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) + x * 0.3989422804014327f * expf(-0.5f * x * x);
+#else
+  const float s = sigmoid(x);
+  return s * (1.0f + x * (1.0f - s));
+#endif
+}
+
+// y = f(x).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_forward(const stored* __restrict__ x, stored* __restrict__ y, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float v[PACK];
+  load(x + start, v);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) v[i] = value(v[i]);
+  store(y + start, v);
+}
+
+// dx = dy f'(x).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_backward(const stored* __restrict__ x, const stored* __restrict__ dy, stored* __restrict__ dx,
+                        u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float v[PACK], g[PACK];
+  load(x + start, v);
+  load(dy + start, g);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) g[i] *= derivative(v[i]);
+  store(dx + start, g);
+}
+
+// y = f(gate) up.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_gated_forward(const stored* __restrict__ gate, const stored* __restrict__ up, stored* __restrict__ y,
+                             u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float a[PACK], b[PACK];
+  load(gate + start, a);
+  load(up + start, b);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) a[i] = value(a[i]) * b[i];
+  store(y + start, a);
+}
+
+// dgate = dy up f'(gate), dup = dy f(gate).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_gated_backward(const stored* __restrict__ gate, const stored* __restrict__ up,
+                              const stored* __restrict__ dy, stored* __restrict__ dgate, stored* __restrict__ dup,
+                              u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float a[PACK], b[PACK], g[PACK];
+  load(gate + start, a);
+  load(up + start, b);
+  load(dy + start, g);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) {
+    const float through = g[i] * value(a[i]);
+    b[i] *= g[i] * derivative(a[i]);
+    a[i] = through;
+  }
+  store(dgate + start, b);
+  store(dup + start, a);
+}

@@ -1,0 +1,97 @@
+// Softmax cross-entropy of a shard of the vocabulary; the contract is in mod.rs. One block a row.
+//
+// Baked in: COLUMNS, SOFT_CAP (0: none).
+// Floor of the statistics: reads the logits once (maximum and sum together). Of the gradient: reads and writes them once.
+// The softmax itself is never stored.
+
+// The logit, capped, and the slope of the cap.
+__device__ __forceinline__ float capped(float z, float& slope) {
+  slope = 1.0f;
+  if (SOFT_CAP > 0) {
+    const float t = tanhf(z / static_cast<float>(SOFT_CAP));
+    slope = 1.0f - t * t;
+    z = static_cast<float>(SOFT_CAP) * t;
+  }
+  return z;
+}
+
+// max[rows]: of the real columns, minus infinity where there are none; sum_exp[rows] around that maximum;
+// target_logit[rows]: 0 where the target is not in first_column..first_column + real_columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_statistics(const stored* __restrict__ logits, const long long* __restrict__ targets,
+                             float* __restrict__ max, float* __restrict__ sum_exp, float* __restrict__ target_logit,
+                             long long first_column, int real_columns) {
+  const stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
+  float most = Max::none(), sum = 0.0f, slope;
+  for (int column = threadIdx.x * PACK; column < real_columns; column += THREADS * PACK) {
+    float z[PACK];
+    load(row + column, z);
+    float here = most;
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+      z[i] = column + i < real_columns ? capped(z[i], slope) : Max::none();
+      here = fmaxf(here, z[i]);
+    }
+    if (here == Max::none()) continue;
+    // Around the larger maximum: what was summed before shrinks.
+    sum *= expf(most - here);
+    most = here;
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) sum += expf(z[i] - most);
+  }
+  const float whole = block_reduce<Max>(most);
+  // A thread without columns has a maximum of minus infinity and nothing to add.
+  sum = block_reduce<Sum>(sum == 0.0f ? 0.0f : sum * expf(most - whole));
+  if (threadIdx.x == 0) {
+    max[blockIdx.x] = whole;
+    sum_exp[blockIdx.x] = sum;
+    const long long column = targets[blockIdx.x] - first_column;
+    const bool here = targets[blockIdx.x] >= 0 && column >= 0 && column < real_columns;
+    target_logit[blockIdx.x] = here ? capped(widened(row[column]), slope) : 0.0f;
+  }
+}
+
+// sum_exp *= exp(local_max - max): from sums around a shard's own maximum to sums around the common one.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_rescale(const float* __restrict__ local_max, const float* __restrict__ max,
+                          float* __restrict__ sum_exp, int rows) {
+  const int row = blockIdx.x * THREADS + threadIdx.x;
+  if (row >= rows) return;
+  sum_exp[row] = local_max[row] == Max::none() ? 0.0f : sum_exp[row] * expf(local_max[row] - max[row]);
+}
+
+// loss[rows] = ln(sum_exp) + max - target_logit, 0 where the target is negative (ignored).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_loss(const long long* __restrict__ targets, const float* __restrict__ max,
+                       const float* __restrict__ sum_exp, const float* __restrict__ target_logit,
+                       float* __restrict__ loss, int rows) {
+  const int row = blockIdx.x * THREADS + threadIdx.x;
+  if (row >= rows) return;
+  loss[row] = targets[row] < 0 ? 0.0f : logf(sum_exp[row]) + (max[row] - target_logit[row]);
+}
+
+// Replaces the logits by `scale` times the gradient of each row's loss.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_gradient(stored* __restrict__ logits, const long long* __restrict__ targets,
+                           const float* __restrict__ max, const float* __restrict__ sum_exp, float scale,
+                           long long first_column, int real_columns) {
+  stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
+  const long long target = targets[blockIdx.x];
+  const long long hit = target - first_column;
+  const float most = max[blockIdx.x];
+  // Of an ignored row everything is 0.
+  const float each = target < 0 ? 0.0f : scale;
+  const float inverse = 1.0f / sum_exp[blockIdx.x];
+  for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
+    float z[PACK];
+    load(row + column, z);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+      float slope;
+      const float p = expf(capped(z[i], slope) - most) * inverse;
+      const float gradient = each * (p - (column + i == hit ? 1.0f : 0.0f)) * slope;
+      z[i] = column + i < real_columns && target >= 0 ? gradient : 0.0f;
+    }
+    store(row + column, z);
+  }
+}

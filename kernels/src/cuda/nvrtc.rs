@@ -1,0 +1,149 @@
+//! Compiling kernels with NVRTC, which needs no GPU: source text to machine code for one architecture, with what its
+//! assembler says of registers.
+
+use super::{Baked, Source, program};
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CString, c_char};
+use thiserror::Error;
+
+/// Machine code, and what each kernel takes.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The module.
+    pub cubin: Vec<u8>,
+    /// Its kernels.
+    pub kernels: Vec<Resources>,
+}
+
+/// What a kernel takes of a multiprocessor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Its name.
+    pub kernel: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that a thread stores to memory and loads back for want of registers.
+    pub spill_bytes: u32,
+    /// Bytes of a thread's stack.
+    pub stack_bytes: u32,
+    /// Shared memory of a block, bytes.
+    pub shared_bytes: u32,
+}
+
+/// Why there is no machine code.
+#[derive(Debug, Error)]
+pub enum NvrtcError {
+    /// NVRTC is not installed.
+    #[error(
+        "libnvrtc is not here: install CUDA's runtime compiler, or put its folder on LD_LIBRARY_PATH"
+    )]
+    Missing,
+    /// The source is wrong.
+    #[error("{operation}.cu does not compile for {architecture}:\n{log}")]
+    Source {
+        /// The operation.
+        operation: &'static str,
+        /// Compiled for.
+        architecture: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// NVRTC itself failed.
+    #[error("NVRTC: {0:?}")]
+    Nvrtc(result::NvrtcError),
+}
+
+impl From<result::NvrtcError> for NvrtcError {
+    fn from(error: result::NvrtcError) -> Self {
+        Self::Nvrtc(error)
+    }
+}
+
+/// Compiles an operation for `architecture`, such as `sm_90a`: for a real one, since for a virtual one inline assembly
+/// goes unchecked.
+///
+/// # Errors
+/// Where NVRTC is missing, or the source does not compile.
+#[allow(unsafe_code)]
+pub fn compile(source: Source, baked: &Baked, architecture: &str) -> Result<Compiled, NvrtcError> {
+    // SAFETY: asks the loader whether the library can be opened.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(NvrtcError::Missing);
+    }
+    let text = CString::new(program(source, baked)).unwrap_or_default();
+    let handle = Program(result::create_program(&text, None)?);
+    let options = [
+        format!("--gpu-architecture={architecture}"),
+        "--std=c++17".to_owned(),
+        "--ptxas-options=-v".to_owned(),
+    ];
+    // SAFETY: the program was created above and is destroyed once, by `Program`.
+    let compiled = unsafe { result::compile_program(handle.0, &options) };
+    // SAFETY: as above; the log is there after compiling, whether or not that succeeded.
+    let log = text_of(&unsafe { result::get_program_log(handle.0) }?);
+    if compiled.is_err() {
+        let (operation, architecture) = (source.operation, architecture.to_owned());
+        return Err(NvrtcError::Source { operation, architecture, log });
+    }
+    Ok(Compiled { cubin: handle.cubin()?, kernels: resources(&log) })
+}
+
+/// A program of NVRTC's, destroyed with this.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    #[allow(unsafe_code)]
+    fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut bytes = 0;
+        // SAFETY: the program is compiled; NVRTC writes one size.
+        unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut bytes) }.result()?;
+        let mut cubin = vec![0_u8; bytes];
+        // SAFETY: the buffer has the size that NVRTC just asked for.
+        unsafe { sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast::<c_char>()) }.result()?;
+        Ok(cubin)
+    }
+}
+
+impl Drop for Program {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: created by `create_program` and destroyed only here. Nothing can be done where that fails.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+#[allow(clippy::cast_sign_loss)] // characters of a log
+fn text_of(log: &[c_char]) -> String {
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What the assembler says of each kernel: a line with its name, one with stack and spills, one with registers.
+fn resources(log: &str) -> Vec<Resources> {
+    let mut found: Vec<Resources> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Function properties for ") {
+            let kernel = name.trim().to_owned();
+            let none =
+                Resources { kernel, registers: 0, spill_bytes: 0, stack_bytes: 0, shared_bytes: 0 };
+            found.push(none);
+        }
+        let Some(last) = found.last_mut() else { continue };
+        let before = |words: &str| {
+            let number =
+                line.split_once(words)?.0.rsplit([' ', ',']).find(|word| !word.is_empty())?;
+            number.parse::<u32>().ok()
+        };
+        if let (Some(stack), Some(stores), Some(loads)) = (
+            before(" bytes stack frame"),
+            before(" bytes spill stores"),
+            before(" bytes spill loads"),
+        ) {
+            (last.stack_bytes, last.spill_bytes) = (stack, stores.max(loads));
+        }
+        if let Some(registers) = before(" registers") {
+            (last.registers, last.shared_bytes) = (registers, before(" bytes smem").unwrap_or(0));
+        }
+    }
+    found
+}

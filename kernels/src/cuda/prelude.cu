@@ -1,0 +1,85 @@
+// In front of every kernel's source: element types, packs of 16 bytes, reductions of a block.
+//
+// Baked in by the host: STORED_BF16 (0 or 1), PACK (elements that one thread loads at once: a power of two that divides
+// every row and takes at most 16 bytes), THREADS (of a block, a multiple of 32). bf16 is held as 16 bits, so that
+// nothing has to be included.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#if STORED_BF16
+typedef unsigned short stored;
+__device__ __forceinline__ float widened(stored x) { return __uint_as_float(static_cast<u32>(x) << 16); }
+// Round to nearest, ties to even; a NaN stays one.
+__device__ __forceinline__ stored narrowed(float x) {
+  const u32 bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<stored>((bits >> 16) | 0x40u);
+  return static_cast<stored>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+#else
+typedef float stored;
+__device__ __forceinline__ float widened(stored x) { return x; }
+__device__ __forceinline__ stored narrowed(float x) { return x; }
+#endif
+
+// Elements side by side, moved by one instruction.
+template <typename T>
+struct alignas(sizeof(T) * PACK) Packed {
+  T at[PACK];
+};
+
+__device__ __forceinline__ void load(const stored* from, float (&to)[PACK]) {
+  const Packed<stored> pack = *reinterpret_cast<const Packed<stored>*>(from);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) to[i] = widened(pack.at[i]);
+}
+
+__device__ __forceinline__ void store(stored* to, const float (&from)[PACK]) {
+  Packed<stored> pack;
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) pack.at[i] = narrowed(from[i]);
+  *reinterpret_cast<Packed<stored>*>(to) = pack;
+}
+
+__device__ __forceinline__ void put(stored* to, const float (&from)[PACK], int accumulate) {
+  if (accumulate) {
+    float old[PACK];
+    load(to, old);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) old[i] += from[i];
+    store(to, old);
+  } else {
+    store(to, from);
+  }
+}
+
+struct Sum {
+  static __device__ __forceinline__ float none() { return 0.0f; }
+  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+
+struct Max {
+  static __device__ __forceinline__ float none() { return __int_as_float(0xff800000); }
+  static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+};
+
+// What all threads of a block hold, reduced in an order that does not change from run to run; every thread gets it.
+template <typename Op>
+__device__ __forceinline__ float block_reduce(float value) {
+  __shared__ float warps[THREADS / 32];
+#pragma unroll
+  for (int away = 16; away > 0; away /= 2) value = Op::of(value, __shfl_xor_sync(0xffffffffu, value, away));
+  if (THREADS == 32) return value;
+  __syncthreads();  // an earlier reduction's results may still be read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warps[0];
+#pragma unroll
+  for (int warp = 1; warp < THREADS / 32; ++warp) value = Op::of(value, warps[warp]);
+  return value;
+}
+
+// The place of a thread's first pack in a grid that covers a tensor once.
+__device__ __forceinline__ u64 pack_start() {
+  return (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) * PACK;
+}

@@ -1,0 +1,82 @@
+// Sums and scalings; the contract is in mod.rs. `elements` is a multiple of PACK.
+//
+// Baked in: COLUMNS (of tensors with a bias).
+// Floor: what the arguments say, each tensor once.
+
+// y = a + b.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_add(const stored* __restrict__ a, const stored* __restrict__ b, stored* __restrict__ y, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float left[PACK], right[PACK];
+  load(a + start, left);
+  load(b + start, right);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) left[i] += right[i];
+  store(y + start, left);
+}
+
+// x[rows, COLUMNS] += bias[COLUMNS].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_add_bias(const stored* __restrict__ bias, stored* __restrict__ x, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float v[PACK], b[PACK];
+  load(x + start, v);
+  load(bias + start % COLUMNS, b);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) v[i] += b[i];
+  store(x + start, v);
+}
+
+// sum[elements] += x: a micro-batch's gradient to the sum of all, which is f32.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_accumulate(const stored* __restrict__ x, float* __restrict__ sum, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float v[PACK];
+  load(x + start, v);
+  Packed<float> total = *reinterpret_cast<const Packed<float>*>(sum + start);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) total.at[i] += v[i];
+  *reinterpret_cast<Packed<float>*>(sum + start) = total;
+}
+
+// partial[gridDim.x, COLUMNS]: each block's column sums over its rows of dy, in row order. One thread a column.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_column_partials(const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
+  for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
+    float sum = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) sum += widened(dy[static_cast<u64>(row) * COLUMNS + column]);
+    partial[static_cast<u64>(blockIdx.x) * COLUMNS + column] = sum;
+  }
+}
+
+// dbias[COLUMNS] += sum of partial[parts, COLUMNS] in the order of parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_column_sum(const float* __restrict__ partial, float* __restrict__ dbias, int parts) {
+  const int column = blockIdx.x * THREADS + threadIdx.x;
+  if (column >= COLUMNS) return;
+  float sum = 0.0f;
+  for (int part = 0; part < parts; ++part) sum += partial[static_cast<u64>(part) * COLUMNS + column];
+  dbias[column] += sum;
+}
+
+// partial[gridDim.x]: each block's sum of squares of a gradient, in f64: norms of billions of elements are sums of few
+// large and many small ones.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_squares(const float* __restrict__ x, double* __restrict__ partial, u64 elements) {
+  __shared__ double sums[THREADS];
+  double sum = 0.0;
+  const u64 stride = static_cast<u64>(gridDim.x) * THREADS;
+  for (u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x; at < elements; at += stride) {
+    sum += static_cast<double>(x[at]) * static_cast<double>(x[at]);
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int away = THREADS / 2; away > 0; away /= 2) {
+    if (threadIdx.x < away) sums[threadIdx.x] += sums[threadIdx.x + away];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
+}

@@ -1,0 +1,158 @@
+// LayerNorm; the contract is in mod.rs. One block a row, whose elements stay in registers.
+//
+// Baked in: COLUMNS, EPS.
+// Floor of forward: reads x, w and bias, writes y; with a residual reads that too and writes the sum. Backward to the
+// input: reads x, dy and w, writes dx. Backward to weight and bias: reads x and dy.
+
+#define PACKS ((COLUMNS + THREADS * PACK - 1) / (THREADS * PACK))
+
+__device__ __forceinline__ int column_of(int pack) { return (pack * THREADS + threadIdx.x) * PACK; }
+
+// y[rows, COLUMNS], mean[rows] and inverse_std[rows] of x, or of x + residual, which goes to `sum`. The variance is
+// that of differences from the mean: no cancellation.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_forward(const stored* __restrict__ x, const stored* __restrict__ residual,
+                       const stored* __restrict__ w, const stored* __restrict__ bias, stored* __restrict__ sum,
+                       stored* __restrict__ y, float* __restrict__ mean, float* __restrict__ inverse_std) {
+  const u64 start = static_cast<u64>(blockIdx.x) * COLUMNS;
+  float held[PACKS][PACK];
+  float total = 0.0f;
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    const int column = column_of(pack);
+    if (column < COLUMNS) {
+      load(x + start + column, held[pack]);
+      if (residual != nullptr) {
+        float more[PACK];
+        load(residual + start + column, more);
+        // The norm is of what is stored: rounded.
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) held[pack][i] = widened(narrowed(held[pack][i] + more[i]));
+        store(sum + start + column, held[pack]);
+      }
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) total += held[pack][i];
+    }
+  }
+  const float m = block_reduce<Sum>(total) / COLUMNS;
+  float squares = 0.0f;
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    if (column_of(pack) < COLUMNS) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) {
+        held[pack][i] -= m;
+        squares += held[pack][i] * held[pack][i];
+      }
+    }
+  }
+  const float r = rsqrtf(block_reduce<Sum>(squares) / COLUMNS + static_cast<float>(EPS));
+  if (threadIdx.x == 0) {
+    mean[blockIdx.x] = m;
+    inverse_std[blockIdx.x] = r;
+  }
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    const int column = column_of(pack);
+    if (column < COLUMNS) {
+      float weight[PACK], shift[PACK];
+      load(w + column, weight);
+      load(bias + column, shift);
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) held[pack][i] = held[pack][i] * r * weight[i] + shift[i];
+      store(y + start + column, held[pack]);
+    }
+  }
+}
+
+// dx = r (g - mean(g) - n mean(g n)), g = dy w; added where `accumulate` is not 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_backward_input(const stored* __restrict__ x, const stored* __restrict__ w,
+                              const float* __restrict__ mean, const float* __restrict__ inverse_std,
+                              const stored* __restrict__ dy, stored* __restrict__ dx, int accumulate) {
+  const u64 start = static_cast<u64>(blockIdx.x) * COLUMNS;
+  const float m = mean[blockIdx.x], r = inverse_std[blockIdx.x];
+  float n[PACKS][PACK], g[PACKS][PACK];
+  float sum_g = 0.0f, sum_gn = 0.0f;
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    const int column = column_of(pack);
+    if (column < COLUMNS) {
+      float weight[PACK];
+      load(x + start + column, n[pack]);
+      load(dy + start + column, g[pack]);
+      load(w + column, weight);
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) {
+        n[pack][i] = (n[pack][i] - m) * r;
+        g[pack][i] *= weight[i];
+        sum_g += g[pack][i];
+        sum_gn += g[pack][i] * n[pack][i];
+      }
+    }
+  }
+  const float mean_g = block_reduce<Sum>(sum_g) / COLUMNS;
+  const float mean_gn = block_reduce<Sum>(sum_gn) / COLUMNS;
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    const int column = column_of(pack);
+    if (column < COLUMNS) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) g[pack][i] = r * (g[pack][i] - mean_g - n[pack][i] * mean_gn);
+      put(dx + start + column, g[pack], accumulate);
+    }
+  }
+}
+
+// partial[gridDim.x, 2, COLUMNS]: each block's sums over its rows of dy n and of dy, in row order.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ mean,
+                               const float* __restrict__ inverse_std, const stored* __restrict__ dy,
+                               float* __restrict__ partial, int rows) {
+  float of_w[PACKS][PACK] = {}, of_bias[PACKS][PACK] = {};
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    const u64 start = static_cast<u64>(row) * COLUMNS;
+    const float m = mean[row], r = inverse_std[row];
+#pragma unroll
+    for (int pack = 0; pack < PACKS; ++pack) {
+      const int column = column_of(pack);
+      if (column < COLUMNS) {
+        float value[PACK], gradient[PACK];
+        load(x + start + column, value);
+        load(dy + start + column, gradient);
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+          of_w[pack][i] += gradient[i] * ((value[i] - m) * r);
+          of_bias[pack][i] += gradient[i];
+        }
+      }
+    }
+  }
+  float* own = partial + static_cast<u64>(blockIdx.x) * 2 * COLUMNS;
+#pragma unroll
+  for (int pack = 0; pack < PACKS; ++pack) {
+    const int column = column_of(pack);
+    if (column < COLUMNS) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) {
+        own[column + i] = of_w[pack][i];
+        own[COLUMNS + column + i] = of_bias[pack][i];
+      }
+    }
+  }
+}
+
+// dw[COLUMNS] and dbias[COLUMNS] += sums of partial[parts, 2, COLUMNS] in the order of parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, float* __restrict__ dbias,
+                          int parts) {
+  const int column = blockIdx.x * THREADS + threadIdx.x;
+  if (column >= COLUMNS) return;
+  float of_w = 0.0f, of_bias = 0.0f;
+  for (int part = 0; part < parts; ++part) {
+    of_w += partial[static_cast<u64>(part) * 2 * COLUMNS + column];
+    of_bias += partial[(static_cast<u64>(part) * 2 + 1) * COLUMNS + column];
+  }
+  dw[column] += of_w;
+  dbias[column] += of_bias;
+}
