@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -68,7 +68,7 @@ fmt:
 
 lint:
 	$(call heading,lints)
-	cargo clippy --workspace --all-targets --features meshwright-tests/slow --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda --locked -- -D warnings
 
 # Recipe by recipe, because what comes later needs what setup installs.
 ci:
@@ -80,6 +80,8 @@ ci:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory quick
 	@$(MAKE) --no-print-directory slow
+	$(call heading,kernels for GPUs)
+	@$(MAKE) --no-print-directory cuda
 	$(call heading,ranks as processes)
 	@$(MAKE) --no-print-directory mpi
 	$(call heading,all passed)
@@ -116,6 +118,20 @@ mpi: setup mpi-packages
 	cargo build --locked -p meshwright-runtime --features mpi --example golden
 	tools/mpi_equals_threads.sh
 	tools/ends_cleanly.sh
+
+# Every CUDA kernel compiled for the GPUs it is meant for; registers and spills are printed, spills fail. Needs no GPU: NVRTC
+# comes from the Python package index.
+NVRTC := $(or $(CARGO_TARGET_DIR),target)/nvrtc
+cuda: setup
+	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
+	LD_LIBRARY_PATH=$(abspath $(NVRTC)) cargo test --locked -p meshwright-kernels --features cuda --test cuda_compiles -- --nocapture
+
+nvrtc:
+	@python3 -c 'import ensurepip' 2>/dev/null || { as=''; [ "$$(id -u)" = 0 ] || as=sudo; \
+	  $$as apt-get install -y -q --no-install-recommends python3-venv; }
+	@rm -rf $(NVRTC) && mkdir -p $(NVRTC) && python3 -m venv $(NVRTC)/venv
+	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
+	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \
