@@ -23,7 +23,19 @@ fn shapes(operation: &str) -> Vec<(usize, Vec<(&'static str, f64)>)> {
         ];
         (64, heads.into_iter().chain(pairs).collect())
     };
+    let attention = |[heads, kv_heads, qk, v]: [f64; 4], window: f64, soft_cap: f64| {
+        let sizes = [("Q_HEADS", heads), ("KV_HEADS", kv_heads), ("QK_DIM", qk), ("V_DIM", v)];
+        let rules = [("SCALE", 0.1), ("CAUSAL", 1.0), ("WINDOW", window), ("SOFT_CAP", soft_cap)];
+        (8, sizes.into_iter().chain(rules).collect())
+    };
     match operation {
+        "attention" => vec![
+            attention([32.0, 8.0, 128.0, 128.0], 0.0, 0.0),
+            attention([32.0, 8.0, 128.0, 128.0], 4096.0, 50.0),
+            attention([12.0, 12.0, 64.0, 64.0], 0.0, 0.0),
+            attention([25.0, 25.0, 64.0, 64.0], 0.0, 0.0),
+            attention([128.0, 128.0, 192.0, 128.0], 0.0, 0.0),
+        ],
         "rms_norm" => [768, 4096, 16384]
             .into_iter()
             .flat_map(|n| [0.0, 1.0].map(|offset| columns(n, &[("EPS", 1e-5), ("OFFSET", offset)])))
@@ -49,12 +61,28 @@ fn every_kernel_compiles_and_none_spills() {
     println!("|---|---|---|---|---|---|---|");
     for &source in SOURCES {
         for (row, constants) in shapes(source.operation) {
-            for storage in [Storage::F32, Storage::Bf16] {
+            for &storage in storages(source.operation) {
                 for architecture in ARCHITECTURES {
                     check(source, row, &constants, storage, architecture);
                 }
             }
         }
+    }
+}
+
+/// Tensor cores have no f32.
+fn storages(operation: &str) -> &'static [Storage] {
+    if operation == "attention" { &[Storage::Bf16] } else { &[Storage::F32, Storage::Bf16] }
+}
+
+/// Of a block: as many as the longest rows need to stay in registers, or as tiles of an attention head leave room for.
+fn threads(operation: &str, row: usize, constants: &[(&'static str, f64)]) -> usize {
+    let wide = constants.iter().any(|&(name, value)| name == "QK_DIM" && value > 128.0);
+    match operation {
+        "attention" if wide => 64,
+        "attention" => 128,
+        _ if row > 8192 => 512,
+        _ => 256,
     }
 }
 
@@ -65,8 +93,7 @@ fn check(
     storage: Storage,
     architecture: &str,
 ) {
-    // As many threads as the longest rows need to stay in registers.
-    let threads = if row > 8192 { 512 } else { 256 };
+    let threads = threads(source.operation, row, constants);
     let baked = Baked { storage, pack: storage.pack(row), threads, constants: constants.to_vec() };
     let compiled =
         nvrtc::compile(source, &baked, architecture).unwrap_or_else(|error| panic!("{error}"));

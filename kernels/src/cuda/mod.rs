@@ -28,7 +28,7 @@ macro_rules! sources {
     };
 }
 
-sources!(activation adamw cross_entropy dropout elementwise embedding layer_norm rms_norm rope);
+sources!(activation adamw attention cross_entropy dropout elementwise embedding layer_norm rms_norm rope);
 
 impl Source {
     /// The source of an operation, where it has one.
@@ -39,10 +39,10 @@ impl Source {
 
     /// Names of its kernels, in order.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
-        let after_bounds =
-            |(at, _): (usize, &str)| self.text[at..].split_once("(THREADS)").map(|(_, rest)| rest);
-        let declared = self.text.match_indices("extern \"C\" __global__").filter_map(after_bounds);
-        declared.filter_map(|rest| rest.split_once('(').map(|(name, _)| name.trim()))
+        let declared = self.text.split("extern \"C\" __global__").skip(1);
+        let declared = declared.filter_map(|rest| rest.split_once("__launch_bounds__("));
+        let declared = declared.filter_map(|(_, bounds)| bounds.split_once(')'));
+        declared.filter_map(|(_, rest)| rest.split_once('(').map(|(name, _)| name.trim()))
     }
 }
 

@@ -16,9 +16,13 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
+#define CUDA_ON_CPU
 
 struct Index {
   unsigned x, y;
+};
+struct uint4 {
+  unsigned x, y, z, w;
 };
 static Index threadIdx, blockIdx, gridDim, blockDim;
 
@@ -154,4 +158,61 @@ inline float __shfl_xor_sync(unsigned, float value, int away) {
   // Nobody writes before all have read.
   machine::wait(machine::State::at_shuffle);
   return other;
+}
+
+// What attention.cu does by instructions of its own: products of 16 x 16 by 16 x 8 in fragments, matrices of shared memory
+// as fragments, pairs of bf16. A lane's elements lie as the PTX manual has them (mma.m16n8k16, ldmatrix).
+
+namespace machine {
+
+struct Posted {
+  unsigned a[4], b[2];
+  const unsigned short* row;
+};
+static std::vector<Posted> posted(1024);
+
+inline float half_of(unsigned both, int upper) { return __uint_as_float(upper ? both & 0xffff0000u : both << 16); }
+
+inline void gather(unsigned (&to)[4], const unsigned short* row, bool transposed) {
+  const unsigned own = current, base = own / 32 * 32, lane = own % 32;
+  posted[own].row = row;
+  wait(State::at_shuffle);
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    unsigned halves[2];
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned r = transposed ? lane % 4 * 2 + i : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2 + i;
+      halves[i] = posted[base + matrix * 8 + r].row[c];
+    }
+    to[matrix] = halves[0] | halves[1] << 16;
+  }
+  wait(State::at_shuffle);
+}
+
+}  // namespace machine
+
+inline void fragments(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, false); }
+inline void fragments_transposed(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, true); }
+
+inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  using machine::posted;
+  const unsigned own = machine::current, base = own / 32 * 32, lane = own % 32;
+  posted[own] = {{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr};
+  machine::wait(machine::State::at_shuffle);
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned left = posted[base + row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
+      const unsigned right = posted[base + column * 4 + k % 8 / 2].b[k / 8];
+      d[i] += machine::half_of(left, k % 2) * machine::half_of(right, k % 2);
+    }
+  }
+  machine::wait(machine::State::at_shuffle);
+}
+
+inline unsigned pair(float low, float high) {
+  const auto narrow = [](float x) {
+    const unsigned bits = __float_as_uint(x);
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return narrow(low) | narrow(high) << 16;
 }

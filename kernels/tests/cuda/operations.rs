@@ -3,6 +3,7 @@
 use super::machine::{Run, narrowed, widened};
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW, Parameter};
+use kernels::attention::{self, Attention, Gradients, Saved};
 use kernels::cross_entropy::{self, Logits};
 use kernels::cuda::Storage;
 use kernels::dropout::{self, Dropout};
@@ -583,5 +584,103 @@ fn dropout_draws_the_references_words() {
         close("y", storage, &found.stored(by), &y);
         let kept = y.iter().filter(|&&y| y != 0.0).count();
         assert!((100..180).contains(&kept), "{kept} of {}", rows * columns);
+    }
+}
+
+/// Of tensor-core products with factors rounded to bf16: by norm, and no element far out.
+fn close_by_norm(what: &str, found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let off = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let whole = norm(&mut expected.iter().copied());
+    assert!(off <= 5e-3 * whole, "{what}: off by {off:e} of {whole:e}");
+    let most = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() <= 0.02 * most, "{what} [{at}]: {found}, not {expected}");
+    }
+}
+
+#[test]
+fn attention_is_the_references() {
+    let cpu = Cpu::serial();
+    let causal = |q_len, kv_len, dims: (usize, usize)| Attention {
+        q_len,
+        kv_len,
+        qk_dim: dims.0,
+        v_dim: dims.1,
+        ..Attention::causal(2, q_len, 4, 2, dims.0)
+    };
+    let shapes = [
+        causal(70, 70, (32, 32)),
+        Attention { causal: false, ..causal(17, 90, (48, 32)) },
+        Attention { window: Some(20), ..causal(80, 80, (16, 16)) },
+        Attention { soft_cap: Some(1.5), kv_heads: 4, ..causal(33, 33, (16, 32)) },
+        Attention { kv_heads: 1, ..causal(40, 40, (32, 16)) },
+        // A chunk of queries and of keys that begins before them and ends within; and keys that nobody sees.
+        Attention { q_offset: 50, kv_offset: 30, ..causal(40, 45, (16, 16)) },
+        Attention { q_offset: 0, kv_offset: 20, ..causal(40, 40, (16, 16)) },
+    ];
+    let storage = Storage::Bf16;
+    for a in shapes {
+        let [q, k, v, dout] = [a.q_elements(), a.k_elements(), a.v_elements(), a.out_elements()]
+            .map(|len| numbers(storage, len, len % 97));
+        let constants = [
+            ("Q_HEADS", a.q_heads as f64),
+            ("KV_HEADS", a.kv_heads as f64),
+            ("QK_DIM", a.qk_dim as f64),
+            ("V_DIM", a.v_dim as f64),
+            ("SCALE", a.scale),
+            ("CAUSAL", f64::from(u8::from(a.causal))),
+            ("WINDOW", a.window.unwrap_or(0) as f64),
+            ("SOFT_CAP", a.soft_cap.unwrap_or(0.0)),
+        ];
+        let threads = 64;
+        let mut run = Run::new("attention", storage, 8, threads, &constants);
+        let [bq, bk, bv, bdout] = [&q, &k, &v, &dout].map(|tensor| run.stored(tensor));
+        let [bout, bdq, bdk, bdv] =
+            [&dout, &q, &k, &v].map(|tensor| run.stored(&vec![9.0; tensor.len()]));
+        let [blse, bdelta] = [(); 2].map(|()| run.floats(&vec![9.0; a.lse_elements()]));
+        let lengths = format!("{}, {}, {}, {}", a.q_len, a.kv_len, a.q_offset, a.kv_offset);
+        let blocks = |rows: usize| rows.div_ceil(threads / 2);
+        let by_query = (blocks(a.q_len), a.batch * a.q_heads);
+        run.launch(
+            "attention_forward",
+            by_query,
+            &format!("s{bq}, s{bk}, s{bv}, s{bout}, f{blse}, {lengths}"),
+        );
+        let rows = a.batch * a.q_len * a.q_heads;
+        let grid = (rows.div_ceil(threads / 32), 1);
+        run.launch(
+            "attention_delta",
+            grid,
+            &format!("s{bout}, s{bdout}, f{bdelta}, {}, {}", a.batch, a.q_len),
+        );
+        let saved = format!("s{bq}, s{bk}, s{bv}, s{bdout}, f{blse}, f{bdelta}");
+        run.launch("attention_backward_query", by_query, &format!("{saved}, s{bdq}, {lengths}"));
+        let by_key = (blocks(a.kv_len), a.batch * a.kv_heads);
+        run.launch(
+            "attention_backward_key_value",
+            by_key,
+            &format!("{saved}, s{bdk}, s{bdv}, {lengths}"),
+        );
+        let found = run.finish();
+
+        let [q, k, v, dout] = [q, k, v, dout].map(|tensor| wide(&tensor));
+        let (mut out, mut lse) = (vec![0.0; dout.len()], vec![0.0; a.lse_elements()]);
+        attention::reference::forward(&cpu, &a, &q, &k, &v, &mut out, &mut lse);
+        let what = format!("{a:?}");
+        close_by_norm(&format!("out of {what}"), &found.stored(bout), &out);
+        for (found, expected) in found.floats(blse).iter().zip(&lse) {
+            let same =
+                found == expected || (found - expected).abs() < 1e-5 * expected.abs().max(1.0);
+            assert!(same, "lse {found}, not {expected}: {what}");
+        }
+        let (mut dq, mut dk, mut dv) = (q.clone(), k.clone(), v.clone());
+        let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        attention::reference::backward(&cpu, &a, &saved, &dout, &mut gradients, Output::Overwrite);
+        for (name, buffer, expected) in [("dq", bdq, &dq), ("dk", bdk, &dk), ("dv", bdv, &dv)] {
+            close_by_norm(&format!("{name} of {what}"), &found.stored(buffer), expected);
+        }
     }
 }

@@ -1,0 +1,458 @@
+// Attention by tiles with an online softmax (Dao 2023, FlashAttention-2), on tensor cores; the contract is in mod.rs.
+// bf16 tensors, f32 sums. No atomics: dq and dk, dv come from kernels of their own, so runs repeat to the bit.
+//
+// Baked in: Q_HEADS, KV_HEADS, QK_DIM, V_DIM (multiples of 16), SCALE, CAUSAL (0 or 1), WINDOW (0: none), SOFT_CAP (0:
+// none). A warp has 16 rows of a block's 16 * THREADS / 32. Probability dropout has no twin yet, nor have heads wider than
+// 192, whose sums no thread's registers hold.
+// Floor of forward: 2 products of visible pairs times QK_DIM and V_DIM; backward 7 such (scores are made twice, and their
+// gradient, once for dq and once for dk and dv); bytes are those of the arguments.
+
+#if !STORED_BF16
+#error "attention.cu is for bf16: tensor cores round f32 to fewer bits"
+#endif
+
+#define ROWS (16 * (THREADS / 32))
+#define GROUP (Q_HEADS / KV_HEADS)
+// Rows in shared memory are 16 bytes longer than needed, so that the rows of a fragment lie in different banks.
+#define QK_STRIDE (QK_DIM + 8)
+#define V_STRIDE (V_DIM + 8)
+#define KEYS 64
+#define KEYS_BACKWARD (QK_DIM > 128 ? 16 : 32)
+#define QUERIES_BACKWARD 16
+
+#ifndef CUDA_ON_CPU
+// d[16, 8] += a[16, 16] b[16, 8]. Lane l holds, with g = l / 4 and t = l % 4: of a the pairs at columns 2t of rows g and
+// g + 8, then at columns 2t + 8; of b the pairs of rows 2t and 2t + 8 in column g; of d columns 2t, 2t + 1 of rows g, g + 8.
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of shared memory; lanes 8i .. 8i + 7 say where the rows of matrix i are. Of each, lane l gets
+// elements 2t and 2t + 1 of row g.
+__device__ __forceinline__ void fragments(u32 (&to)[4], const stored* row) {
+  const u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at)
+               : "memory");
+}
+
+// The same of the matrices transposed: lane l gets rows 2t and 2t + 1 of column g.
+__device__ __forceinline__ void fragments_transposed(u32 (&to)[4], const stored* row) {
+  const u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at)
+               : "memory");
+}
+
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+#endif
+
+__device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+__device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// The rows of a tile that hold the left factor of a product: 16 rows, columns from `column` on.
+__device__ __forceinline__ void left(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
+  fragments(to, tile + (row + lane() % 16) * stride + column + lane() / 16 * 8);
+}
+
+// The right factor is a tile's transpose: two times 8 of its rows, 16 of its columns.
+__device__ __forceinline__ void right_of_rows(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
+  fragments(to, tile + (row + lane() % 8 + lane() / 16 * 8) * stride + column + lane() / 8 % 2 * 8);
+}
+
+// The right factor is a tile: 16 of its rows, two times 8 of its columns.
+__device__ __forceinline__ void right_of_columns(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
+  fragments_transposed(to, tile + (row + lane() % 16) * stride + column + lane() / 16 * 8);
+}
+
+// Rows first..first + count of one head of [length, heads, DIM] to a tile of shared memory; 0 beyond the end.
+template <int DIM>
+__device__ __forceinline__ void fill(stored* tile, const stored* from, int first, int count, int length, int heads) {
+  const int packs = DIM / 8;
+  for (int at = threadIdx.x; at < count * packs; at += THREADS) {
+    const int row = at / packs, column = at % packs * 8;
+    uint4 pack = {0, 0, 0, 0};
+    if (first + row < length) {
+      pack = *reinterpret_cast<const uint4*>(from + static_cast<u64>(first + row) * heads * DIM + column);
+    }
+    *reinterpret_cast<uint4*>(tile + row * (DIM + 8) + column) = pack;
+  }
+}
+
+// 16 rows of a head from memory as left factors; 0 beyond the end.
+template <int DIM>
+__device__ __forceinline__ void rows_of(u32 (&to)[DIM / 16][4], const stored* from, int first, int length, int heads) {
+#pragma unroll
+  for (int step = 0; step < DIM / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + lane() / 4 + i % 2 * 8, column = step * 16 + lane() % 4 * 2 + i / 2 * 8;
+      to[step][i] = 0;
+      if (row < length) {
+        to[step][i] = *reinterpret_cast<const u32*>(from + static_cast<u64>(row) * heads * DIM + column);
+      }
+    }
+  }
+}
+
+struct Lengths {
+  int queries, keys, query_offset, key_offset;
+
+  __device__ __forceinline__ bool visible(int query, int key) const {
+    const int at = query_offset + query, to = key_offset + key;
+    const bool seen = !(CAUSAL || WINDOW) || to <= at;
+    return query < queries && key < keys && seen && (!WINDOW || to + WINDOW > at);
+  }
+  // Keys that any of the queries first..last sees lie in begin..end.
+  __device__ __forceinline__ int begin(int first) const {
+    return WINDOW ? max_of(0, query_offset + first + 1 - WINDOW - key_offset) : 0;
+  }
+  __device__ __forceinline__ int end(int last) const {
+    return CAUSAL || WINDOW ? min_of(keys, query_offset + last + 1 - key_offset) : keys;
+  }
+  // Queries that see any of the keys first..last.
+  __device__ __forceinline__ int viewers_begin(int first) const {
+    return CAUSAL || WINDOW ? max_of(0, key_offset + first - query_offset) : 0;
+  }
+  __device__ __forceinline__ int viewers_end(int last) const {
+    return WINDOW ? min_of(queries, key_offset + last + WINDOW - query_offset) : queries;
+  }
+  static __device__ __forceinline__ int max_of(int a, int b) { return a > b ? a : b; }
+  static __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
+};
+
+// The score of a product, and the slope of the cap.
+__device__ __forceinline__ float score(float product, float& slope) {
+  product *= static_cast<float>(SCALE);
+  slope = 1.0f;
+  if (SOFT_CAP > 0) {
+    const float t = tanhf(product / static_cast<float>(SOFT_CAP));
+    slope = 1.0f - t * t;
+    product = static_cast<float>(SOFT_CAP) * t;
+  }
+  return product;
+}
+
+// Over the four lanes that share a row.
+template <typename Op>
+__device__ __forceinline__ float row_reduce(float value) {
+  value = Op::of(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return Op::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch times query heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    attention_forward(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
+                      stored* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,
+                      int key_offset) {
+  alignas(16) __shared__ stored key_tile[KEYS * QK_STRIDE];
+  alignas(16) __shared__ stored value_tile[KEYS * V_STRIDE];
+  const Lengths lengths = {queries, keys, query_offset, key_offset};
+  const u64 batch = blockIdx.y / Q_HEADS;
+  const int head = blockIdx.y % Q_HEADS;
+  // Those with most keys first.
+  const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;
+  const int own = first + warp() * 16;
+  u32 query[QK_DIM / 16][4];
+  rows_of<QK_DIM>(query, q + (batch * queries * Q_HEADS + head) * QK_DIM, own, queries, Q_HEADS);
+  const stored* of_keys = k + (batch * keys * KV_HEADS + head / GROUP) * QK_DIM;
+  const stored* of_values = v + (batch * keys * KV_HEADS + head / GROUP) * V_DIM;
+
+  float sums[V_DIM / 8][4] = {};
+  float most[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
+  const int end = lengths.end(Lengths::min_of(first + ROWS, queries) - 1);
+  for (int start = lengths.begin(first) / KEYS * KEYS; start < end; start += KEYS) {
+    __syncthreads();
+    fill<QK_DIM>(key_tile, of_keys, start, KEYS, keys, KV_HEADS);
+    fill<V_DIM>(value_tile, of_values, start, KEYS, keys, KV_HEADS);
+    __syncthreads();
+    float scores[KEYS / 8][4] = {};
+#pragma unroll
+    for (int step = 0; step < QK_DIM / 16; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < KEYS / 16; ++tile) {
+        u32 b[4];
+        right_of_rows(b, key_tile, QK_STRIDE, tile * 16, step * 16);
+        multiply(scores[2 * tile], query[step], b[0], b[1]);
+        multiply(scores[2 * tile + 1], query[step], b[2], b[3]);
+      }
+    }
+    float larger[2] = {most[0], most[1]};
+#pragma unroll
+    for (int tile = 0; tile < KEYS / 8; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
+        float slope;
+        scores[tile][i] = lengths.visible(row, key) ? score(scores[tile][i], slope) : minus_infinity();
+        larger[i / 2] = fmaxf(larger[i / 2], scores[tile][i]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      larger[half] = row_reduce<Max>(larger[half]);
+      // Of a row that has seen no key yet everything is 0, around whatever maximum.
+      const float around = larger[half] == minus_infinity() ? 0.0f : larger[half];
+      const float shrink = expf(most[half] - around);
+      most[half] = larger[half];
+      total[half] *= shrink;
+#pragma unroll
+      for (int tile = 0; tile < V_DIM / 8; ++tile) {
+        sums[tile][2 * half] *= shrink;
+        sums[tile][2 * half + 1] *= shrink;
+      }
+#pragma unroll
+      for (int tile = 0; tile < KEYS / 8; ++tile) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          scores[tile][i] = expf(scores[tile][i] - around);
+          total[half] += scores[tile][i];
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step) {
+      const u32 a[4] = {pair(scores[2 * step][0], scores[2 * step][1]), pair(scores[2 * step][2], scores[2 * step][3]),
+                        pair(scores[2 * step + 1][0], scores[2 * step + 1][1]),
+                        pair(scores[2 * step + 1][2], scores[2 * step + 1][3])};
+#pragma unroll
+      for (int tile = 0; tile < V_DIM / 16; ++tile) {
+        u32 b[4];
+        right_of_columns(b, value_tile, V_STRIDE, step * 16, tile * 16);
+        multiply(sums[2 * tile], a, b[0], b[1]);
+        multiply(sums[2 * tile + 1], a, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = row_reduce<Sum>(total[half]);
+    const int row = own + lane() / 4 + half * 8;
+    if (row >= queries) continue;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    stored* to = out + ((batch * queries + row) * Q_HEADS + head) * V_DIM + lane() % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < V_DIM / 8; ++tile) {
+      *reinterpret_cast<u32*>(to + tile * 8) = pair(sums[tile][2 * half] * inverse, sums[tile][2 * half + 1] * inverse);
+    }
+    if (lane() % 4 == 0) {
+      lse[(batch * Q_HEADS + head) * queries + row] = sum == 0.0f ? minus_infinity() : most[half] + logf(sum);
+    }
+  }
+}
+
+// delta[b, Q_HEADS, q] = sum over V_DIM of dout out. One warp a row of a head.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_delta(const stored* __restrict__ out, const stored* __restrict__ dout, float* __restrict__ delta,
+                    int batches, int queries) {
+  const u64 number = static_cast<u64>(blockIdx.x) * (THREADS / 32) + warp();
+  const bool here = number < static_cast<u64>(batches) * queries * Q_HEADS;
+  float sum = 0.0f;
+  if (here) {
+    for (int column = lane(); column < V_DIM; column += 32) {
+      sum += widened(out[number * V_DIM + column]) * widened(dout[number * V_DIM + column]);
+    }
+  }
+#pragma unroll
+  for (int away = 16; away > 0; away /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, away);
+  if (here && lane() == 0) {
+    const u64 token = number / Q_HEADS, head = number % Q_HEADS;
+    delta[(token / queries * Q_HEADS + head) * queries + token % queries] = sum;
+  }
+}
+
+// dq[b, q, Q_HEADS, QK_DIM]. Grid as forward.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    attention_backward_query(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
+                             const stored* __restrict__ dout, const float* __restrict__ lse,
+                             const float* __restrict__ delta, stored* __restrict__ dq, int queries, int keys,
+                             int query_offset, int key_offset) {
+  alignas(16) __shared__ stored key_tile[KEYS_BACKWARD * QK_STRIDE];
+  alignas(16) __shared__ stored value_tile[KEYS_BACKWARD * V_STRIDE];
+  const Lengths lengths = {queries, keys, query_offset, key_offset};
+  const u64 batch = blockIdx.y / Q_HEADS;
+  const int head = blockIdx.y % Q_HEADS;
+  const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;
+  const int own = first + warp() * 16;
+  u32 query[QK_DIM / 16][4], gradient[V_DIM / 16][4];
+  rows_of<QK_DIM>(query, q + (batch * queries * Q_HEADS + head) * QK_DIM, own, queries, Q_HEADS);
+  rows_of<V_DIM>(gradient, dout + (batch * queries * Q_HEADS + head) * V_DIM, own, queries, Q_HEADS);
+  const stored* of_keys = k + (batch * keys * KV_HEADS + head / GROUP) * QK_DIM;
+  const stored* of_values = v + (batch * keys * KV_HEADS + head / GROUP) * V_DIM;
+  float log_sum[2], shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = own + lane() / 4 + half * 8;
+    const u64 at = (batch * Q_HEADS + head) * queries + row;
+    log_sum[half] = row < queries ? lse[at] : 0.0f;
+    shift[half] = row < queries ? delta[at] : 0.0f;
+  }
+  float sums[QK_DIM / 8][4] = {};
+  const int end = lengths.end(Lengths::min_of(first + ROWS, queries) - 1);
+  for (int start = lengths.begin(first) / KEYS_BACKWARD * KEYS_BACKWARD; start < end; start += KEYS_BACKWARD) {
+    __syncthreads();
+    fill<QK_DIM>(key_tile, of_keys, start, KEYS_BACKWARD, keys, KV_HEADS);
+    fill<V_DIM>(value_tile, of_values, start, KEYS_BACKWARD, keys, KV_HEADS);
+    __syncthreads();
+    float scores[KEYS_BACKWARD / 8][4] = {}, changes[KEYS_BACKWARD / 8][4] = {};
+#pragma unroll
+    for (int tile = 0; tile < KEYS_BACKWARD / 16; ++tile) {
+#pragma unroll
+      for (int step = 0; step < QK_DIM / 16; ++step) {
+        u32 b[4];
+        right_of_rows(b, key_tile, QK_STRIDE, tile * 16, step * 16);
+        multiply(scores[2 * tile], query[step], b[0], b[1]);
+        multiply(scores[2 * tile + 1], query[step], b[2], b[3]);
+      }
+#pragma unroll
+      for (int step = 0; step < V_DIM / 16; ++step) {
+        u32 b[4];
+        right_of_rows(b, value_tile, V_STRIDE, tile * 16, step * 16);
+        multiply(changes[2 * tile], gradient[step], b[0], b[1]);
+        multiply(changes[2 * tile + 1], gradient[step], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < KEYS_BACKWARD / 8; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
+        float slope;
+        const float p = expf(score(scores[tile][i], slope) - log_sum[i / 2]);
+        const float ds = p * (changes[tile][i] - shift[i / 2]) * slope * static_cast<float>(SCALE);
+        scores[tile][i] = lengths.visible(row, key) ? ds : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < KEYS_BACKWARD / 16; ++step) {
+      const u32 a[4] = {pair(scores[2 * step][0], scores[2 * step][1]), pair(scores[2 * step][2], scores[2 * step][3]),
+                        pair(scores[2 * step + 1][0], scores[2 * step + 1][1]),
+                        pair(scores[2 * step + 1][2], scores[2 * step + 1][3])};
+#pragma unroll
+      for (int tile = 0; tile < QK_DIM / 16; ++tile) {
+        u32 b[4];
+        right_of_columns(b, key_tile, QK_STRIDE, step * 16, tile * 16);
+        multiply(sums[2 * tile], a, b[0], b[1]);
+        multiply(sums[2 * tile + 1], a, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = own + lane() / 4 + half * 8;
+    if (row >= queries) continue;
+    stored* to = dq + ((batch * queries + row) * Q_HEADS + head) * QK_DIM + lane() % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < QK_DIM / 8; ++tile) {
+      *reinterpret_cast<u32*>(to + tile * 8) = pair(sums[tile][2 * half], sums[tile][2 * half + 1]);
+    }
+  }
+}
+
+// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
+// Grid: blocks of ROWS keys, batch times key-value heads. Here rows are keys and columns queries.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    attention_backward_key_value(const stored* __restrict__ q, const stored* __restrict__ k,
+                                 const stored* __restrict__ v, const stored* __restrict__ dout,
+                                 const float* __restrict__ lse, const float* __restrict__ delta,
+                                 stored* __restrict__ dk, stored* __restrict__ dv, int queries, int keys,
+                                 int query_offset, int key_offset) {
+  alignas(16) __shared__ stored key_tile[ROWS * QK_STRIDE];
+  alignas(16) __shared__ stored value_tile[ROWS * V_STRIDE];
+  alignas(16) __shared__ stored query_tile[QUERIES_BACKWARD * QK_STRIDE];
+  alignas(16) __shared__ stored gradient_tile[QUERIES_BACKWARD * V_STRIDE];
+  const Lengths lengths = {queries, keys, query_offset, key_offset};
+  const u64 batch = blockIdx.y / KV_HEADS;
+  const int kv_head = blockIdx.y % KV_HEADS;
+  const int first = blockIdx.x * ROWS;
+  const int own = first + warp() * 16;
+  fill<QK_DIM>(key_tile, k + (batch * keys * KV_HEADS + kv_head) * QK_DIM, first, ROWS, keys, KV_HEADS);
+  fill<V_DIM>(value_tile, v + (batch * keys * KV_HEADS + kv_head) * V_DIM, first, ROWS, keys, KV_HEADS);
+  float sums_k[QK_DIM / 8][4] = {}, sums_v[V_DIM / 8][4] = {};
+  const int end = lengths.viewers_end(Lengths::min_of(first + ROWS, keys) - 1);
+  const int begin = lengths.viewers_begin(first) / QUERIES_BACKWARD * QUERIES_BACKWARD;
+  for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; ++head) {
+    const stored* of_queries = q + (batch * queries * Q_HEADS + head) * QK_DIM;
+    const stored* of_gradients = dout + (batch * queries * Q_HEADS + head) * V_DIM;
+    for (int start = begin; start < end; start += QUERIES_BACKWARD) {
+      __syncthreads();
+      fill<QK_DIM>(query_tile, of_queries, start, QUERIES_BACKWARD, queries, Q_HEADS);
+      fill<V_DIM>(gradient_tile, of_gradients, start, QUERIES_BACKWARD, queries, Q_HEADS);
+      __syncthreads();
+      float scores[2][4] = {}, changes[2][4] = {};
+#pragma unroll 2  // in full the assembler loads ahead more than there are registers for
+      for (int step = 0; step < QK_DIM / 16; ++step) {
+        u32 a[4], b[4];
+        left(a, key_tile, QK_STRIDE, warp() * 16, step * 16);
+        right_of_rows(b, query_tile, QK_STRIDE, 0, step * 16);
+        multiply(scores[0], a, b[0], b[1]);
+        multiply(scores[1], a, b[2], b[3]);
+      }
+#pragma unroll 2  // in full the assembler loads ahead more than there are registers for
+      for (int step = 0; step < V_DIM / 16; ++step) {
+        u32 a[4], b[4];
+        left(a, value_tile, V_STRIDE, warp() * 16, step * 16);
+        right_of_rows(b, gradient_tile, V_STRIDE, 0, step * 16);
+        multiply(changes[0], a, b[0], b[1]);
+        multiply(changes[1], a, b[2], b[3]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = own + lane() / 4 + i / 2 * 8, query = start + tile * 8 + lane() % 4 * 2 + i % 2;
+          const bool seen = lengths.visible(query, key);
+          const u64 at = (batch * Q_HEADS + head) * queries + query;
+          float slope;
+          const float p = seen ? expf(score(scores[tile][i], slope) - lse[at]) : 0.0f;
+          changes[tile][i] = seen ? p * (changes[tile][i] - delta[at]) * slope * static_cast<float>(SCALE) : 0.0f;
+          scores[tile][i] = p;
+        }
+      }
+      const u32 p[4] = {pair(scores[0][0], scores[0][1]), pair(scores[0][2], scores[0][3]),
+                        pair(scores[1][0], scores[1][1]), pair(scores[1][2], scores[1][3])};
+      const u32 ds[4] = {pair(changes[0][0], changes[0][1]), pair(changes[0][2], changes[0][3]),
+                         pair(changes[1][0], changes[1][1]), pair(changes[1][2], changes[1][3])};
+#pragma unroll
+      for (int tile = 0; tile < V_DIM / 16; ++tile) {
+        u32 b[4];
+        right_of_columns(b, gradient_tile, V_STRIDE, 0, tile * 16);
+        multiply(sums_v[2 * tile], p, b[0], b[1]);
+        multiply(sums_v[2 * tile + 1], p, b[2], b[3]);
+      }
+#pragma unroll
+      for (int tile = 0; tile < QK_DIM / 16; ++tile) {
+        u32 b[4];
+        right_of_columns(b, query_tile, QK_STRIDE, 0, tile * 16);
+        multiply(sums_k[2 * tile], ds, b[0], b[1]);
+        multiply(sums_k[2 * tile + 1], ds, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = own + lane() / 4 + half * 8;
+    if (row >= keys) continue;
+    const u64 at = (batch * keys + row) * KV_HEADS + kv_head;
+#pragma unroll
+    for (int tile = 0; tile < QK_DIM / 8; ++tile) {
+      u32* to = reinterpret_cast<u32*>(dk + at * QK_DIM + tile * 8 + lane() % 4 * 2);
+      *to = pair(sums_k[tile][2 * half], sums_k[tile][2 * half + 1]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < V_DIM / 8; ++tile) {
+      u32* to = reinterpret_cast<u32*>(dv + at * V_DIM + tile * 8 + lane() % 4 * 2);
+      *to = pair(sums_v[tile][2 * half], sums_v[tile][2 * half + 1]);
+    }
+  }
+}
