@@ -298,8 +298,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         self.computing = begin;
         match pass.kind {
             PassKind::F => self.forward(pass, watch)?,
-            PassKind::BW => self.backward(pass, Some(gradients), last, reducer)?,
-            PassKind::B => self.backward(pass, None, last, reducer)?,
+            PassKind::B | PassKind::BW => self.backward(pass, last, gradients, reducer)?,
             PassKind::W => self.weights(pass, last, gradients, reducer)?,
             PassKind::S => self.first_of_vocabulary(pass)?,
             PassKind::S2 => self.middle_of_vocabulary(pass)?,
@@ -359,7 +358,7 @@ impl<T: Scalar> Step<'_, '_, T> {
     }
 
     fn note_peak(&mut self) {
-        let works = self.later.values().flatten().map(WeightWork::elements).sum::<usize>();
+        let works = WeightWork::elements(self.later.values().flatten());
         let held = self.kept.values().map(StageKept::elements).sum::<usize>();
         let shards = self.shards.values().map(ShardKept::elements).sum::<usize>();
         let outcome = &mut self.outcome;
@@ -367,12 +366,12 @@ impl<T: Scalar> Step<'_, '_, T> {
         outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
     }
 
-    /// Backward to inputs; to weights too where there are gradients to add to.
+    /// Backward to inputs; to weights too unless they have a pass of their own.
     fn backward(
         &mut self,
         pass: Pass,
-        gradients: Option<&mut Store<T>>,
         last: bool,
+        gradients: &mut Store<T>,
         reducer: &mut Reducer<'_, T>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
@@ -387,9 +386,9 @@ impl<T: Scalar> Step<'_, '_, T> {
         let held = &self.executor.stages[chunk];
         let (end, inventory) = (held.end(), self.executor.inventory);
         let mut later = Vec::new();
-        let mut weights = match gradients {
-            Some(gradients) => Weights::Now(gradients),
-            None => Weights::Later(&mut later),
+        let mut weights = match pass.kind {
+            PassKind::B => Weights::Later(&mut later, gradients),
+            _ => Weights::Now(gradients),
         };
         let mut finished = |gradients: &Store<T>, from: usize| match last {
             true => reducer.complete(inventory, gradients, from, end),
@@ -399,6 +398,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         let dx = held.backward(&ctx, kept, dy, &mut weights, &mut finished)?;
         if pass.kind == PassKind::B {
             self.later.insert((pass.chunk, pass.micro_batch), later);
+            self.note_peak();
         }
         match stage {
             0 => self.tell_input_gradient(pass, dx),

@@ -329,7 +329,7 @@ fn every_combination() {
 /// Golden cases: four layers and eight sequences.
 fn golden_cases() -> Vec<(&'static str, Split)> {
     let mut cases = Vec::new();
-    for case in ["llama_gqa", "llama_tied", "gpt2", "gemma2"] {
+    for case in ["llama_gqa", "llama_tied", "gpt2"] {
         for schedule in ScheduleName::ALL.into_iter().filter(|&name| name != ScheduleName::Naive) {
             for vocab in PLACES {
                 for (pp, tp) in [(2, 1), (2, 2), (4, 1), (4, 2)] {

@@ -490,7 +490,9 @@ fn activations_take_the_bytes_that_were_planned() {
             let holds = device == program.last_device() || program.vocab.is_some();
             let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
-            let most = 1.01 * planned + number(&rank["peak_in_flight"]) as f64 * head;
+            // What a split backward leaves for `W` is about what it frees.
+            let more = if run.schedule.splits_backward() { 1.03 } else { 1.01 };
+            let most = more * planned + number(&rank["peak_in_flight"]) as f64 * head;
             assert!(
                 (planned..=most).contains(&seen),
                 "{} device {device}: {seen}, not {planned} to {most}",
