@@ -456,7 +456,7 @@ fn trained_ahead(case: &Case, optimizer: &Optimizer, steps: u64, delays: Option<
             results.extend(rank.step_ahead(&samples, step, optimizer, lr).unwrap());
         }
         results.extend(rank.settle().unwrap());
-        finished(&rank, results)
+        finished(&rank, &results)
     };
     let options = Options { delays, ..Options::default() };
     run_ranks(program.world_size(), options, rank).swap_remove(0).unwrap()
@@ -474,13 +474,13 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
             rank.update(optimizer, 1e-3 / (step + 1) as f64, result.norm);
             results.push(result);
         }
-        finished(&rank, results)
+        finished(&rank, &results)
     };
     run_ranks(program.world_size(), Options::default(), rank).swap_remove(0).unwrap()
 }
 
 /// Rank 0's numbers, and its last gradients.
-fn finished(rank: &Rank<'_, f64>, results: Vec<Gradients>) -> Option<Run> {
+fn finished(rank: &Rank<'_, f64>, results: &[Gradients]) -> Option<Run> {
     let (gradients, weights) = (rank.whole_gradients().unwrap(), rank.whole_weights().unwrap());
     let losses = results.iter().map(|result| result.loss).collect();
     let norms = results.iter().map(|result| result.norm).collect();

@@ -316,10 +316,10 @@ impl<T: Scalar> Weights<'_, T> {
                 for work in works {
                     match work {
                         WeightWork::Norm { .. } | WeightWork::Bias { .. } => {
-                            work.run(cpu, gradients)
+                            work.run(cpu, gradients);
                         }
                         WeightWork::Linear { .. } | WeightWork::Embedding { .. } => {
-                            later.push(work)
+                            later.push(work);
                         }
                     }
                 }
