@@ -251,10 +251,18 @@ pub struct Software {
     /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
     /// lives only while it runs.
     pub optimizer_state_bytes: f64,
-    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads that.
+    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads and writes that.
     pub loss_bytes: f64,
+    /// The same in a backward pass.
+    pub loss_gradient_bytes: f64,
     /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
     pub logit_bytes: f64,
+    /// Bytes, for each weight of one layer and of the output layer, of tensors that stand for gradients which the
+    /// products have already added to the sum: Transformer Engine keeps one of each shape since its release 2.3.
+    pub placeholder_bytes: f64,
+    /// Hidden states of a micro-batch that vocabulary passes hold on every device: inputs, gradients and what
+    /// the collectives between the passes have not yet let go.
+    pub vocab_hidden_states: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
     /// table's.
     pub fp8_slowdown: f64,

@@ -124,7 +124,7 @@ impl<'a> Case<'a> {
         let vocab = self
             .passes
             .as_ref()
-            .map_or(0.0, |passes| passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes);
+            .map_or(0.0, |passes| passes.workspace_bytes);
         self.sheet.transient_bytes + received + vocab + self.in_motion_bytes()
     }
 
