@@ -220,6 +220,8 @@ pub struct Software {
     pub zero3_slowdown: f64,
     /// Part of those that can run under a pass.
     pub zero3_overlap: f64,
+    /// ZeRO stage 3 gathers and reduces matrix by matrix (DeepSpeed), not layer by layer.
+    pub zero3_by_matrix: bool,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
     /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
@@ -263,6 +265,9 @@ pub struct Software {
     /// Hidden states of a micro-batch that vocabulary passes hold on every device: inputs, gradients and what
     /// the collectives between the passes have not yet let go.
     pub vocab_hidden_states: f64,
+    /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
+    /// what they take else: at least 1, or bounds would not hold.
+    pub vocab_slowdown: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
     /// table's.
     pub fp8_slowdown: f64,
