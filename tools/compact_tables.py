@@ -9,7 +9,10 @@ seventh row is held out of the tables; a sample of those rows, and of what other
 """
 
 import csv
+import functools
+import itertools
 import math
+import operator
 import random
 import statistics
 import sys
@@ -26,6 +29,9 @@ FORMAT = 1e4  # fractions are written in units of 1e-4
 QUANTISE_S = 6e-6
 QUANTISE_ELEMENT_S = 2.3e-12
 LIMIT = 0.9
+# Sequences times heads beyond which nothing changes, and tokens at which kernels run at half their speed.
+MOST_HEADS = 1024
+HALF_TOKENS = 1000
 # XLA's times are of single executions and hold a launch.
 XLA_LAUNCH_S = 3e-6
 
@@ -90,29 +96,80 @@ def sample(held):
     return held[::step]
 
 
+@functools.cache
+def near(distance, reach):
+    """How alike values are so many doublings apart: Matern's covariance of order 3/2."""
+    scaled = math.sqrt(3) * abs(distance) / reach
+    return (1 + scaled) * math.exp(-scaled)
+
+
+class Surface:
+    """Regression by a Gaussian process through logarithms of values at points on logarithmic axes.
+
+    What was measured says by itself how far it reaches, which no choice of neighbours does; every constant of the
+    covariances was chosen by leaving measured rows out, and is the same for all devices.
+    """
+
+    def __init__(self, values, covariance, noise):
+        self.points = list(values)
+        self.covariance = covariance
+        logs = [math.log(values[point]) for point in self.points]
+        self.mean = statistics.fmean(logs)
+        lower = []
+        for i, point in enumerate(self.points):
+            row = []
+            for j in range(i):
+                known = sum(map(operator.mul, row, lower[j]))
+                row.append((covariance(point, self.points[j]) - known) / lower[j][j])
+            own = covariance(point, point) + noise**2
+            row.append(math.sqrt(own - sum(map(operator.mul, row, row))))
+            lower.append(row)
+        self.weights = solve(lower, [log - self.mean for log in logs])
+
+    def at(self, point):
+        """The value expected at a point."""
+        alike = (self.covariance(point, other) for other in self.points)
+        return math.exp(self.mean + sum(map(operator.mul, alike, self.weights)))
+
+
+def solve(lower, right):
+    """Solves L L' x = right."""
+    x = []
+    for row, value in zip(lower, right):
+        x.append((value - sum(map(operator.mul, row, x))) / row[-1])
+    for i in reversed(range(len(x))):
+        x[i] /= lower[i][i]
+        for j in range(i):
+            x[j] -= lower[i][j] * x[i]
+    return x
+
+
+def tiled(a, b):
+    """Covariance of products' efficiencies: smooth in all sizes, and what the tiles of one output have in common."""
+    together = 0.28**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 3) * near(a[2] - b[2], 3)
+    return together + (0.04**2 * near(a[2] - b[2], 2.8) if a[:2] == b[:2] else 0)
+
+
+def fused(a, b):
+    """Covariance of attention's efficiencies over width, sequence, and sequences times heads."""
+    return 0.4**2 * near(a[0] - b[0], 2.5) * near(a[1] - b[1], 2.5) * near(a[2] - b[2], 2.5)
+
+
+def sent(a, b):
+    """Covariance of a collective's times over ranks and bytes: algorithms change with both."""
+    together = 0.5**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 4)
+    return together + (0.3**2 * near(a[1] - b[1], 2) if a[0] == b[0] else 0)
+
+
+def doublings(shape):
+    return tuple(math.log2(size) for size in shape)
+
+
 def fill(grid, axes):
-    """Fills holes: nearest neighbour, then relaxed towards the mean of both neighbours of each axis."""
-    known = dict(grid)
-    index = [(i, j, l) for i in range(len(axes[0])) for j in range(len(axes[1])) for l in range(len(axes[2]))]
-    at = lambda p: (axes[0][p[0]], axes[1][p[1]], axes[2][p[2]])
-    field = {}
-    for p in index:
-        near = min(
-            (q for q in index if at(q) in known),
-            key=lambda q: sum((a - b) ** 2 for a, b in zip(p, q)),
-        ) if at(p) not in known else p
-        field[p] = math.log(known[at(near)])
-    holes = [p for p in index if at(p) not in known]
-    for _ in range(200):
-        for p in holes:
-            means = []
-            for axis in range(3):
-                sides = [field.get(tuple(x + s * (a == axis) for a, x in enumerate(p))) for s in (-1, 1)]
-                if None not in sides:
-                    means.append(sum(sides) / 2)
-            if means:
-                field[p] = sum(means) / len(means)
-    return {at(p): math.exp(v) for p, v in field.items()}
+    """What was measured, and between it what is expected."""
+    surface = Surface({doublings(shape): value for shape, value in grid.items()}, tiled, 0.02)
+    every = itertools.product(*axes)
+    return {shape: grid[shape] if shape in grid else surface.at(doublings(shape)) for shape in every}
 
 
 def product(row):
@@ -171,9 +228,18 @@ def attention(folder, spec, held_out, device):
         ])
     cells = defaultdict(list)
     for r in used:
-        heads = 2 ** round(math.log2(int(r["batch"]) * int(r["heads"])))
-        cells[int(r["head_dim_qk"]), int(r["seq"]), min(heads, 1024)].append(float(r["fraction_of_peak"]))
-    lines = [["attention", *key, round(statistics.median(v) * FORMAT)] for key, v in sorted(cells.items())]
+        heads = min(int(r["batch"]) * int(r["heads"]), MOST_HEADS)
+        cells[int(r["head_dim_qk"]), int(r["seq"]), heads].append(float(r["fraction_of_peak"]))
+    short = lambda sequence: sequence / (sequence + HALF_TOKENS)
+    medians = {shape: statistics.median(v) / short(shape[1]) for shape, v in cells.items()}
+    surface = Surface({doublings(shape): v for shape, v in medians.items()}, fused, 0.05)
+    every = sorted({heads for _, _, heads in cells})
+    lines = []
+    for width, sequence in sorted({shape[:2] for shape in cells}):
+        seen = [heads for w, s, heads in cells if (w, s) == (width, sequence)]
+        for heads in (heads for heads in every if min(seen) <= heads <= max(seen)):
+            expected = surface.at(doublings((width, sequence, heads))) * short(sequence)
+            lines.append(["attention", width, sequence, heads, round(expected * FORMAT)])
     return lines + backward(everything, *spec["backward"])
 
 
@@ -224,21 +290,26 @@ def links(folder, spec, held_out, device):
     lines = [["link", f"{spec['link']:.4g}"]]
     exponents = range(12, 31, 1)
     lines.append(["collective_bytes", *[2**e for e in exponents]])
-    for (op, ranks), times in sorted(series.items()):
-        lines.append([f"collective:{op}", ranks, *[f"{interpolate(times, 2**e):.4g}" for e in exponents]])
+    for op in sorted(OPS):
+        ideal = lambda ranks, size: ideal_us(op, ranks, size, spec["link"])
+        of_op = {ranks: times for (other, ranks), times in series.items() if other == op}
+        points = {(ranks, size): us / ideal(ranks, size) for ranks, times in of_op.items() for size, us in times.items()}
+        surface = Surface({doublings(point): v for point, v in points.items()}, sent, 0.05)
+        for ranks, times in sorted(of_op.items()):
+            least, most = min(times), max(times)
+            row = []
+            for size in (2**e for e in exponents):
+                inside = min(max(size, least), most)
+                known = times[inside] if inside in times else surface.at(doublings((ranks, inside))) * ideal(ranks, inside)
+                row.append(f"{known * max(1, size / most):.4g}")
+            lines.append([f"collective:{op}", ranks, *row])
     return lines
 
 
-def interpolate(times, size):
-    """Log-log between the neighbours; beyond the last point in proportion to the bytes."""
-    points = sorted(times.items())
-    if size >= points[-1][0]:
-        return points[-1][1] * size / points[-1][0]
-    if size <= points[0][0]:
-        return points[0][1]
-    (x0, y0), (x1, y1) = next(p for p in zip(points, points[1:]) if p[1][0] >= size)
-    share = math.log(size / x0) / math.log(x1 / x0)
-    return math.exp(math.log(y0) + share * math.log(y1 / y0))
+def ideal_us(op, ranks, size, link):
+    """Microseconds at the links' rate, behind a start."""
+    turns = 2 if op == "all_reduce" else 1
+    return 15 + turns * (ranks - 1) / ranks * size / link * 1e6
 
 
 def elsewhere(folder):

@@ -76,6 +76,7 @@ impl Answer {
             "decisions": decisions,
             "feasible": self.feasible,
             "short_of_memory": (!self.feasible).then(|| json!({"stage": stage, "bytes": short.max(0)})),
+            "warnings": warnings(&self.plan),
             "stages": stages,
             "predicted": predicted,
             "attention_flops": "full (s squared, no causal credit)",
@@ -84,6 +85,23 @@ impl Answer {
             "tool": TOOL,
         })
     }
+}
+
+/// Share of memory below its limit in which a configuration fits with a warning: predictions of what fits err by
+/// that much, and allocators retry before they fail.
+pub const NEAR_LIMIT: f64 = 0.05;
+
+/// What to mind of a share of memory that is filled; nothing where it fits with room to spare, or not at all.
+pub fn memory_warning(filled: f64) -> Option<String> {
+    let near = filled <= 1.0 && filled > 1.0 - NEAR_LIMIT;
+    let [percent, limit] = [filled, NEAR_LIMIT].map(|share| 100.0 * share);
+    near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
+}
+
+/// What to mind of a plan.
+pub fn warnings(plan: &Plan) -> Vec<String> {
+    let (_, memory, _) = fullest(plan);
+    memory_warning(memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64).into_iter().collect()
 }
 
 /// The fullest device of a plan; see [`Answer::fullest`].

@@ -1,6 +1,6 @@
 //! Answers on one screen: aligned, no colour, units on every number.
 
-use crate::report::{Alternative, Answer, fullest};
+use crate::report::{Alternative, Answer, fullest, warnings};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
 use models::model::params;
 use models::placement::StageMemory;
@@ -24,12 +24,14 @@ pub fn screen(answer: &Answer) -> String {
 /// What a plan says by itself.
 pub fn summary(plan: &Plan) -> String {
     let (stage, memory, _) = fullest(plan);
+    let warnings: String = warnings(plan).iter().map(|warning| line("warning", warning)).collect();
     heading(plan)
         + "\n"
         + &line("plan", &order(&plan.decisions))
         + &line("", &kept(&plan.decisions))
         + &line("time", &time(&plan.predicted))
         + &line("memory", &memory_line(plan, stage, &memory))
+        + &warnings
         + &line("spent", &spent(plan))
 }
 

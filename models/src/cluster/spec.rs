@@ -222,6 +222,8 @@ pub struct Software {
     pub zero3_slowdown: f64,
     /// Part of those that can run under a pass.
     pub zero3_overlap: f64,
+    /// ZeRO stage 3 gathers and reduces matrix by matrix (DeepSpeed), not layer by layer.
+    pub zero3_by_matrix: bool,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
     /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
@@ -253,10 +255,21 @@ pub struct Software {
     /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
     /// lives only while it runs.
     pub optimizer_state_bytes: f64,
-    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads that.
+    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads and writes that.
     pub loss_bytes: f64,
+    /// The same in a backward pass.
+    pub loss_gradient_bytes: f64,
     /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
     pub logit_bytes: f64,
+    /// Bytes, for each weight of one layer and of the output layer, of tensors that stand for gradients which the
+    /// products have already added to the sum: Transformer Engine keeps one of each shape since its release 2.3.
+    pub placeholder_bytes: f64,
+    /// Hidden states of a micro-batch that vocabulary passes hold on every device: inputs, gradients and what
+    /// the collectives between the passes have not yet let go.
+    pub vocab_hidden_states: f64,
+    /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
+    /// what they take else: at least 1, or bounds would not hold.
+    pub vocab_slowdown: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
     /// table's.
     pub fp8_slowdown: f64,

@@ -112,11 +112,10 @@ impl Work {
         let Some(passes) = vocab_passes(ground, d, sheet) else { return self.clone() };
         let (embedding, head) = ground.vocab_params(d.tp * d.pp);
         let head = if ground.model.tied_embeddings { 0.0 } else { head };
-        let logits_bytes = passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes;
         Self {
             embedding: End { params: embedding + head, ..End::default() },
             head: End::default(),
-            workspace_bytes: self.workspace_bytes + logits_bytes,
+            workspace_bytes: self.workspace_bytes + passes.workspace_bytes,
             ..self.clone()
         }
     }

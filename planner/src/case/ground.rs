@@ -62,7 +62,8 @@ pub struct Sheet {
     pub tokens: f64,
     /// Bytes of the hidden states of one micro-batch on one rank.
     pub hidden_bytes: f64,
-    /// Largest temporary of a layer's backward pass: gradients of the widest activations.
+    /// Largest temporaries of a layer's backward pass: gradients of the widest activations, and what stands for
+    /// those of weights.
     pub transient_bytes: f64,
     mixes: RefCell<KnownMixes>,
 }
@@ -326,16 +327,17 @@ impl<'a> Ground<'a> {
         let tokens = shape.split.tokens(self.model) as f64;
         let e = shape.dtype.storage_bytes();
         let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
+        let params: Vec<LocalParams> =
+            kinds.iter().map(|&kind| layer_params(self.model, kind, &shape.split)).collect();
+        let largest = params.iter().map(|params| params.dense).fold(0.0, f64::max);
+        let placeholder_bytes = self.cluster.software.placeholder_bytes * largest;
         Sheet {
             layer: vec![],
-            params: kinds
-                .iter()
-                .map(|&kind| layer_params(self.model, kind, &shape.split))
-                .collect(),
+            params,
             vocab: pricer.vocabulary(shape, shape.split.tp, &shape.tp_group),
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
-            transient_bytes: 2.0 * e * tokens * widest as f64,
+            transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
             mixes: RefCell::default(),
         }
     }

@@ -25,6 +25,7 @@ use mixes::{Mix, MixCost};
 use models::decisions::{Decisions, Recompute};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{ScheduleError, ScheduleName, StageLayout};
+use priced::Placed;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -121,10 +122,7 @@ impl<'a> Case<'a> {
     /// the vocabulary shard's logits and input, and the units that ZeRO gathers or reduces at a time.
     pub fn common_workspace_bytes(&self) -> f64 {
         let received = if self.decisions.pp > 1 { 2.0 * self.sheet.hidden_bytes } else { 0.0 };
-        let vocab = self
-            .passes
-            .as_ref()
-            .map_or(0.0, |passes| passes.cost.logits_bytes + 2.0 * passes.cost.head_saved_bytes);
+        let vocab = self.passes.as_ref().map_or(0.0, |passes| passes.workspace_bytes);
         self.sheet.transient_bytes + received + vocab + self.in_motion_bytes()
     }
 
@@ -157,14 +155,20 @@ impl<'a> Case<'a> {
     fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
         let counts = self.ground.layers.counts(start, end);
         let mut cost = StageCost::default();
+        let beside_passes = |parts: Parts| match self.passes {
+            Some(_) => parts.slowed(self.ground.cluster.software.vocab_slowdown),
+            None => parts,
+        };
         for (kind, &count) in counts.iter().enumerate() {
             let layer = &self.sheet.layer[kind];
             let params = self.sheet.params[kind];
-            cost.forward += self.with_gather(layer.forward, params, 1.0, 0.0) * count as f64;
-            cost.backward += self.with_gather(layer.backward(), params, 1.0, 1.0) * count as f64;
+            let (forward, backward) =
+                (beside_passes(layer.forward), beside_passes(layer.backward()));
+            cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
+            cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
             if self.decisions.schedule.splits_backward() {
-                cost.weight_s += layer.backward_weight.total_s() * count as f64;
+                cost.weight_s += beside_passes(layer.backward_weight).total_s() * count as f64;
             }
         }
         cost
@@ -428,6 +432,19 @@ impl<'a> Case<'a> {
             mixes::fastest_of_two(&self.sheet.layer, &counts, n, bytes - budget * less)
         });
         found.into_iter().find(|mix| fits(mix))
+    }
+
+    /// Gives each stage the fastest mix with which it fits, were the device's other chunks empty; where none
+    /// does, stages stay as they are.
+    pub fn recompute_as_must_be(&self, placed: &mut Placed) {
+        let budget = self.budget_bytes();
+        for (stage, placed) in placed.iter_mut().enumerate() {
+            let cost = self.stage(stage, placed.start, placed.end);
+            let range = (placed.start, placed.end);
+            if let Some(found) = self.fastest_mix(stage, range, &cost, budget) {
+                placed.mix = found.mix;
+            }
+        }
     }
 
     /// Whether a rank's share of host memory holds so many bytes.

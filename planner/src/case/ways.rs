@@ -2,7 +2,6 @@
 
 use super::ground::{Ground, Sheet};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::VocabCost;
 use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
 use crate::simulate::{Durations, VocabDurations};
@@ -21,10 +20,11 @@ pub(crate) struct Hop {
 /// The vocabulary passes of one device.
 #[derive(Clone, Debug)]
 pub(crate) struct VocabPassCost {
-    pub(crate) cost: VocabCost,
     pub(crate) durations: VocabDurations,
     /// Computation and exposed collectives of all passes of one micro-batch.
     pub(crate) parts: Parts,
+    /// Logits and hidden states that the passes hold.
+    pub(crate) workspace_bytes: f64,
 }
 
 impl VocabPassCost {
@@ -65,7 +65,10 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
         d.schedule,
         ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
     );
-    Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
+    // Passes of a schedule with split backwards run off a list: so do its transfers, on a stream of their own (Zero
+    // Bubble's runtime).
+    let apart = d.schedule.splits_backward() || (looped && ground.cluster.software.p2p_overlap);
+    Hop { time_s, blocks: !apart }
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
@@ -125,7 +128,9 @@ pub(crate) fn vocab_passes(
         after_middle_s: barriers[2],
         after_last_s: barriers[3],
     };
-    Some(VocabPassCost { cost, durations, parts: first + middle + last })
+    let held = ground.cluster.software.vocab_hidden_states * sheet.hidden_bytes;
+    let workspace_bytes = cost.logits_bytes + held;
+    Some(VocabPassCost { durations, parts: first + middle + last, workspace_bytes })
 }
 
 /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.

@@ -92,7 +92,7 @@ pub struct VocabCost {
     pub embed_saved_bytes: f64,
     /// Head activations held: its input.
     pub head_saved_bytes: f64,
-    /// Logits and their gradient while they live.
+    /// Logits, their gradient and what stands for the output matrix's, while they live.
     pub logits_bytes: f64,
 }
 
@@ -546,18 +546,27 @@ impl LayerPricer<'_> {
         let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
         let wide = e >= 4.0;
         let loss_bytes = if wide { e + 4.0 } else { self.cluster.software.loss_bytes };
+        let loss_gradient_bytes =
+            if wide { e + 4.0 } else { self.cluster.software.loss_gradient_bytes };
         let logit_bytes = if wide { e + 4.0 } else { self.cluster.software.logit_bytes };
+        let placeholder_bytes = self.cluster.software.placeholder_bytes * (columns * h) as f64;
         let gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
-        let dense_gradient_s = memory_bound::streaming_s(self.cluster, gradient_bytes);
+        let dense_gradient_s = memory_bound::regular_s(self.cluster, gradient_bytes);
+        let loss = |bytes: f64| {
+            if wide {
+                return stream(logits * bytes);
+            }
+            Parts::compute(memory_bound::regular_s(self.cluster, logits * bytes))
+        };
         VocabCost {
             embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
             embed_backward: stream(hidden_bytes * 3.0) + Parts::compute(dense_gradient_s),
-            head_forward: head.forward + stream(logits * loss_bytes) + tp(loss_s),
-            head_backward_input: head.input + stream(logits * (4.0 + e)) + tp(reduce_s),
+            head_forward: head.forward + loss(loss_bytes) + tp(loss_s),
+            head_backward_input: head.input + loss(loss_gradient_bytes) + tp(reduce_s),
             head_backward_weight: head.weight,
             embed_saved_bytes: mask * hidden_bytes / e,
             head_saved_bytes: 2.0 * hidden_bytes,
-            logits_bytes: logits * logit_bytes,
+            logits_bytes: logits * logit_bytes + placeholder_bytes,
         }
     }
 }

@@ -25,6 +25,12 @@ impl Parts {
         Self { compute_s, ..Self::default() }
     }
 
+    /// The same with computation so many times slower.
+    #[must_use]
+    pub fn slowed(self, slowdown: f64) -> Self {
+        Self { compute_s: self.compute_s * slowdown, ..self }
+    }
+
     /// Length of the work.
     pub fn total_s(&self) -> f64 {
         self.compute_s + self.tp_s + self.cp_s + self.ep_s + self.pp_s + self.dp_s

@@ -31,6 +31,9 @@ impl std::ops::Mul<f64> for LocalParams {
     }
 }
 
+/// Part of a layer's parameters that lie in its largest matrix: 4h² of GPT's 12h².
+const LARGEST_MATRIX: f64 = 1.0 / 3.0;
+
 /// Parameters of one layer on one rank; key/value heads are copied where `tp` exceeds them.
 pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalParams {
     let all = params::layer(model, kind);
@@ -196,12 +199,16 @@ impl<'a> StateCost<'a> {
         self.bytes.gradients.min(self.cluster.software.reduced_gradient_bytes)
     }
 
-    /// Bytes a parameter takes while ZeRO gathers or reduces the unit it belongs to: gradients for stage 2,
-    /// for stage 3 also its weights and the next unit's on the way.
+    /// Bytes a layer's parameter takes while ZeRO gathers or reduces the unit it belongs to: gradients for stage 2,
+    /// for stage 3 also its weights and the next unit's on the way. Where units are matrices they are the largest's
+    /// weights and gradients, both as they are computed.
     pub fn motion_bytes_a_parameter(&self, dtype: Dtype) -> f64 {
         match self.zero_stage {
             0 | 1 => 0.0,
             2 => 4.0,
+            _ if self.cluster.software.zero3_by_matrix => {
+                2.0 * dtype.storage_bytes() * LARGEST_MATRIX
+            }
             _ => 2.0 * dtype.storage_bytes() + 4.0,
         }
     }

@@ -25,6 +25,10 @@ const CARDS: [(&str, &str); 18] = [
     ("", "gpt3_175b"),
 ];
 
+/// Software whose authors say that all their runs had separate input and output embeddings (Vocabulary
+/// Parallelism, section 6.1).
+const UNTIED: [&str; 2] = ["sail-megatron-2024", "sail-megatron-artifact"];
+
 /// The model.
 ///
 /// # Errors
@@ -47,6 +51,7 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
         *max = spec.seq_len;
     }
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
+    spec.tied_embeddings &= !UNTIED.iter().any(|name| row.software.starts_with(name));
     Ok(spec)
 }
 

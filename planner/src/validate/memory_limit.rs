@@ -2,10 +2,9 @@
 
 use super::Predicted;
 use super::row::Row;
+use crate::report::NEAR_LIMIT;
 use serde::Serialize;
 
-/// Share of the limit below which a configuration is called safe without a warning.
-pub const AT_EDGE: f64 = 0.05;
 /// Share by which the prediction of a run that ran may exceed memory and still count as near.
 const NEAR: f64 = 0.02;
 
@@ -39,7 +38,7 @@ impl Called {
     fn add(&mut self, filled: f64) {
         match filled {
             _ if filled > 1.0 => self.infeasible += 1,
-            _ if filled > 1.0 - AT_EDGE => self.at_edge += 1,
+            _ if filled > 1.0 - NEAR_LIMIT => self.at_edge += 1,
             _ => self.safe += 1,
         }
     }

@@ -19,6 +19,8 @@ use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::{Breakdown, Priced};
 use crate::placement::Scratch;
+use crate::report::memory_warning;
+use models::decisions::Recompute;
 use row::{Reason, Row};
 use serde::Serialize;
 use setup::{Setup, setup};
@@ -48,6 +50,8 @@ pub struct Predicted {
     pub limit_bytes: Option<f64>,
     /// Whether it is predicted to fit.
     pub feasible: Option<bool>,
+    /// What to mind: it is predicted to fit, but hardly.
+    pub warning: Option<String>,
     /// Where the predicted seconds go.
     pub breakdown: Option<Breakdown>,
 }
@@ -70,6 +74,7 @@ fn predict(row: &Row) -> Predicted {
         predicted_allocated_bytes: None,
         limit_bytes: None,
         feasible: None,
+        warning: None,
         breakdown: None,
     };
     let priced = setup(row).and_then(|setup| Ok((price(&setup)?, setup)));
@@ -82,6 +87,7 @@ fn predict(row: &Row) -> Predicted {
             answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
             answer.limit_bytes = Some(setup.cluster.device.hbm_bytes);
             answer.feasible = Some(priced.fits);
+            answer.warning = memory_limit::filled(&answer).and_then(memory_warning);
             answer.breakdown = Some(priced.breakdown);
         }
         Err(reason) => answer.reason = Some(reason),
@@ -98,5 +104,9 @@ fn price(setup: &Setup) -> Result<Priced, Reason> {
         let ranges = ranges.ok_or("its layers are not listed")?;
         setup.counts = ranges.iter().map(|(start, end)| end - start).collect();
     }
-    Ok(case.price(&setup.placed(), &mut Scratch::default()))
+    let mut placed = setup.placed();
+    if setup.decisions.recompute == Recompute::PerLayer {
+        case.recompute_as_must_be(&mut placed);
+    }
+    Ok(case.price(&placed, &mut Scratch::default()))
 }

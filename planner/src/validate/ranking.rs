@@ -3,8 +3,9 @@
 //! A planner is worth what its ranking is worth: a model that is 10 % slow everywhere still picks the fastest.
 
 use super::Predicted;
-use super::memory_limit::{AT_EDGE, filled};
+use super::memory_limit::filled;
 use super::row::Row;
+use crate::report::NEAR_LIMIT;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -85,7 +86,7 @@ fn timed<'a>(
 ) -> impl Iterator<Item = (Timed<'a>, bool)> {
     rows.iter().zip(predicted).filter_map(|(row, predicted)| {
         let (predicted_s, measured_s) = (predicted.predicted_s?, row.measured_s()?);
-        let at_edge = filled(predicted).is_some_and(|filled| filled > 1.0 - AT_EDGE);
+        let at_edge = filled(predicted).is_some_and(|filled| filled > 1.0 - NEAR_LIMIT);
         Some((Timed { row, predicted_s, measured_s }, at_edge))
     })
 }

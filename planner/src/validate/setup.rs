@@ -182,6 +182,8 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
 fn recompute(row: &Row) -> Result<Recompute, Reason> {
     match row.recompute.as_str() {
         "" | "none" => Ok(Recompute::None),
+        // What FMS calls so recomputes a part of the blocks, which it does not state: as many as must be.
+        "selective" if row.software.starts_with("fms") => Ok(Recompute::PerLayer),
         "selective" => Ok(Recompute::Selective),
         "full" => Ok(Recompute::Full),
         other => Err(format!("recompute `{other}` is unknown")),

@@ -3,6 +3,7 @@
 use crate::args::ValidateArgs;
 use crate::failure::Failure;
 use crate::output;
+use planner::report::NEAR_LIMIT;
 use planner::validate::claims::{Claim, claims};
 use planner::validate::memory_limit::{Called, MemoryLimit, memory_limit};
 use planner::validate::ranking::{self, Pairs, Sweep, SweepScore, sweeps, vocabulary_pairs};
@@ -10,6 +11,9 @@ use planner::validate::score::{SourceScore, by_source, memory_by_source};
 use planner::validate::{Predicted, predict_all, row};
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+/// Names of rows in a line.
+const ROWS_A_LINE: usize = 12;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -45,12 +49,13 @@ pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
         });
     }
     output::print(&format!(
-        "{}\n{}\n{}\n{}\n{}\n{}\n{}",
+        "{}\n{}\n{}\n{}\n{}{}\n{}\n{}",
         table("source (tier 1, time)", &sources),
         table("source (memory)", &memory),
         ranked(&sweeps),
         pairs(vocabulary_pairs),
         limit(&memory_limit),
+        warned(&predicted),
         claimed(&claims),
         unused(&predicted)
     ))
@@ -131,6 +136,18 @@ fn limit(found: &MemoryLimit) -> String {
         if !rows.is_empty() {
             text += &format!("  {name}: {}\n", rows.join(" "));
         }
+    }
+    text
+}
+
+/// Rows that are predicted to fit, but hardly.
+fn warned(predicted: &[Predicted]) -> String {
+    let rows: Vec<&str> =
+        predicted.iter().filter(|row| row.warning.is_some()).map(|row| row.id.as_str()).collect();
+    let limit = 100.0 * NEAR_LIMIT;
+    let mut text = format!("  {} with a warning, within {limit:.0} % of the limit:\n", rows.len());
+    for some in rows.chunks(ROWS_A_LINE) {
+        text += &format!("    {}\n", some.join(" "));
     }
     text
 }
