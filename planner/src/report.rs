@@ -232,3 +232,15 @@ pub fn breakdown(priced: &Priced) -> Breakdown {
         other_s: significant(priced.other_s),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::memory_warning;
+
+    #[test]
+    fn only_what_hardly_fits_is_warned_of() {
+        assert_eq!(memory_warning(0.95), None);
+        assert_eq!(memory_warning(1.001), None);
+        assert!(memory_warning(0.973).is_some_and(|text| text.contains("97.3 % full")));
+    }
+}
