@@ -16,6 +16,7 @@ use planner::case::ground::Ground;
 use planner::placement::Scratch;
 use planner::search::Task;
 use planner::space::Node;
+use std::sync::Arc;
 
 /// Placements that one configuration may take to look through.
 const MOST_PLACEMENTS: usize = 3000;
@@ -100,7 +101,8 @@ impl<'a> Subject<'a> {
         bounds: &mut Vec<(&'static str, f64)>,
     ) {
         let (line, layers) = (&self.line, &self.case.ground.layers);
-        let members = Members::new(layers, line, list);
+        let pipeline = || Arc::clone(self.case.pipeline());
+        let members = Members::new(layers, line, list, pipeline);
         for (name, work, state) in self.choices() {
             let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
             let bound_s = lister.bound_s(&members, f64::INFINITY);

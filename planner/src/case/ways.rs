@@ -61,11 +61,16 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
         time_s +=
             collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
     }
+    Hop { time_s, blocks: hop_blocks(ground, d) }
+}
+
+/// Whether transfers are part of passes: looped schedules hide them where the software can.
+pub(crate) fn hop_blocks(ground: &Ground<'_>, d: &Decisions) -> bool {
     let looped = matches!(
         d.schedule,
         ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
     );
-    Hop { time_s, blocks: !(looped && ground.cluster.software.p2p_overlap) }
+    d.pp == 1 || !(looped && ground.cluster.software.p2p_overlap)
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

@@ -99,14 +99,13 @@ impl Worker<'_> {
 
     /// A pipeline without vocabulary passes.
     pub(super) fn bare_line(&self, hop_s: f64, d: &Decisions) -> Line {
-        let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
         Line {
             schedule: d.schedule,
             devices: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             hop_s,
-            hop_blocks: !(looped && self.task.cluster.software.p2p_overlap) || d.pp == 1,
+            hop_blocks: ways::hop_blocks(&self.ground, d),
             vocab: d.vocab,
             passes: None,
             recompute: d.recompute,
@@ -162,7 +161,10 @@ impl Worker<'_> {
         let least = node.states.least.bytes;
         let trade = node.trade(d.recompute);
         let spent_s = match List::of(d.vocab, d.vpp) {
-            Some(list) if d.vpp > 1 => {
+            // Orders that are not counted are not made for a quick look.
+            Some(list)
+                if d.vpp > 1 && (d.schedule.is_whole() || line.counted_marks(0).is_some()) =>
+            {
                 self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
             }
             _ => trade.at_first(&work.counts).0,
@@ -211,7 +213,8 @@ impl Worker<'_> {
         let ground = &self.ground;
         let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
             let ranges = ground.listed_ranges(list, line.devices * line.chunks);
-            Rc::new(Members::new(&ground.layers, line, ranges))
+            let pipeline = || ground.pipeline_of(line.key());
+            Rc::new(Members::new(&ground.layers, line, ranges, pipeline))
         });
         Rc::clone(members)
     }
