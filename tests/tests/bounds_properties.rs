@@ -108,6 +108,11 @@ impl<'a> Subject<'a> {
             let bound_s = lister.bound_s(&members, f64::INFINITY);
             bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
         }
+        if !line.schedule.is_whole() && line.passes.is_none() {
+            let any = Members::of_any(layers, line, self.case.listed_ranges().unwrap_or_default());
+            let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
+            bounds.push(("any order", lister.bound_s(&any, f64::INFINITY) + step_s));
+        }
         if line.chunks > 1 {
             let (bytes, budget) = (self.state.bytes, self.budget_bytes);
             let spent_s = members.recompute_s(line, &self.plain, trade, bytes, budget);

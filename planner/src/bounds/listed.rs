@@ -99,22 +99,31 @@ impl Members {
         let line = Line { micro_batches: Self::key(line).3, ..*line };
         let counted: Vec<Marks> =
             (0..line.devices).filter_map(|device| line.counted_marks(device)).collect();
-        let unknown = !line.schedule.is_whole() && counted.is_empty();
-        let pipeline = unknown.then(pipeline);
-        let in_flight: Vec<Vec<usize>> = (0..line.devices)
-            .map(|device| match &pipeline {
-                Some(pipeline) => fullest(&pipeline.in_flight[device]),
-                None => {
-                    let mut counts = vec![];
-                    line.in_flight(device, &mut counts);
-                    counts
-                }
-            })
-            .collect();
-        let marks = pipeline.map_or(counted, |pipeline| pipeline.marks.clone());
+        if line.schedule.is_whole() || !counted.is_empty() {
+            return Self::with(layers, &line, list, held_by(&line), counted);
+        }
+        let pipeline = pipeline();
+        let in_flight = pipeline.in_flight.iter().map(|vectors| fullest(vectors)).collect();
+        Self::with(layers, &line, list, in_flight, pipeline.marks.clone())
+    }
+
+    /// The same with what holds of any order without vocabulary passes, and nothing in flight.
+    pub fn of_any(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
+        let any = Marks::of_any(line.micro_batches, line.chunks);
+        let nothing = vec![vec![0; line.chunks]; line.devices];
+        Self::with(layers, line, list, nothing, vec![any; line.devices])
+    }
+
+    fn with(
+        layers: &Layers,
+        line: &Line,
+        list: Vec<Ranges>,
+        in_flight: Vec<Vec<usize>>,
+        marks: Vec<Marks>,
+    ) -> Self {
         let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
         let members: Vec<Member> =
-            list.iter().map(|ranges| Member::new(layers, &line, &in_flight, ranges)).collect();
+            list.iter().map(|ranges| Member::new(layers, line, &in_flight, ranges)).collect();
         let of_kind = |kind: usize| {
             members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
         };
@@ -163,6 +172,16 @@ impl Members {
 
 /// See [`Members::key`].
 pub type MembersKey = (ScheduleName, usize, usize, usize, Vocab);
+
+/// By device, micro-batches in flight of each chunk at a moment that it certainly reaches.
+fn held_by(line: &Line) -> Vec<Vec<usize>> {
+    let held = |device| {
+        let mut counts = vec![];
+        line.in_flight(device, &mut counts);
+        counts
+    };
+    (0..line.devices).map(held).collect()
+}
 
 /// Micro-batches in flight of each chunk at a moment when there are most in all.
 fn fullest(vectors: &[Vec<u32>]) -> Vec<usize> {

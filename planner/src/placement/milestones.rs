@@ -160,6 +160,24 @@ impl Marks {
         })
     }
 
+    /// What holds of any order without vocabulary passes: all forwards may come before the first backward, and all weight gradients
+    /// behind the last.
+    pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
+        let m = micro_batches as f64;
+        let chunk = |chunk: usize| ChunkMarks {
+            first_backward: [m, 0.0, 0.0],
+            last_forward: [if chunk == 0 { m } else { 0.0 }, 0.0, 0.0],
+            last_backward: [m, m, 0.0],
+        };
+        Self {
+            chunks: (0..chunks).map(chunk).collect(),
+            vocab: [[0.0; 3]; 3],
+            first_chunk: chunks - 1,
+            apart: false,
+            micro_batches: m,
+        }
+    }
+
     /// When the last milestones are reached at the earliest.
     pub fn ends(&self, own: &OwnSeconds<'_>, around: &Around) -> Ends {
         let work_s = |from: At, to: At| self.work_s(own, from, to);
@@ -232,6 +250,35 @@ fn difference(until: PassCounts, before: PassCounts) -> PassCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Some durations, different ones for each seed.
+    fn seconds(seed: usize, count: usize) -> Vec<PassCounts> {
+        let value = |n: usize| 0.2 + ((seed * 7919 + n * 104_729) % 997) as f64 / 500.0;
+        (0..count).map(|n| [value(3 * n), value(3 * n + 1), value(3 * n + 2)]).collect()
+    }
+
+    #[test]
+    fn what_holds_of_any_order_is_no_more_than_what_holds_of_one() {
+        let mut compared = 0;
+        let split = |name: &ScheduleName| !name.is_whole() && name.layout(2).copies() == 1;
+        for schedule in ScheduleName::ALL.into_iter().filter(split) {
+            for (p, m, v) in [(2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 3, 2), (4, 4, 1)] {
+                let Ok(order) = schedule.build(p, m, v) else { continue };
+                for device in 0..p {
+                    let (any, own) = (Marks::of_any(m, v), Marks::of(&order, device));
+                    let chunks = seconds(compared, v);
+                    let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
+                    let around = Around { arrive_s: 1.0, ready_s: 4.0, way_s: 2.0 };
+                    let (any, one) = (any.ends(&own_s, &around), own.ends(&own_s, &around));
+                    let none_later = any.own_s <= one.own_s + 1e-9
+                        && any.last_backward_s <= one.last_backward_s + 1e-9;
+                    assert!(none_later, "{schedule} {p} {m} {v} device {device}: {any:?} {one:?}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 60, "{compared}");
+    }
 
     #[test]
     fn counted_milestones_are_those_of_the_order() {

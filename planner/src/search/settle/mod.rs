@@ -129,6 +129,8 @@ pub(super) struct Worker<'a> {
     pub scratch: Scratch,
     states: HashMap<StatesKey, Rc<States>>,
     members: HashMap<(List, MembersKey), Rc<Members>>,
+    /// By list, devices, micro-batches and chunks: what holds of any order on a V of stages.
+    any_members: HashMap<(List, usize, usize, usize), Rc<Members>>,
     inners: HashMap<InnerKey, Rc<Inner>>,
 }
 
@@ -141,6 +143,7 @@ impl<'a> Worker<'a> {
             scratch: Scratch::default(),
             states: HashMap::default(),
             members: HashMap::default(),
+            any_members: HashMap::default(),
             inners: HashMap::default(),
         }
     }

@@ -199,14 +199,35 @@ impl Worker<'_> {
         let budget_bytes = self.budget_bytes(line, work, state);
         match List::of(line.vocab, line.chunks as u64) {
             Some(list) => {
-                let members = self.members(list, line);
-                Lister { line, work, state, budget_bytes }.bound_s(&members, limit_s)
+                let lister = Lister { line, work, state, budget_bytes };
+                // Most pipelines are cut without their order.
+                let any = self.any_members(list, line);
+                if any.is_some_and(|any| lister.bound_s(&any, limit_s) >= limit_s) {
+                    return f64::INFINITY;
+                }
+                lister.bound_s(&self.members(list, line), limit_s)
             }
             None => {
                 let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
                 cutter.least_s(limit_s)
             }
         }
+    }
+
+    /// What holds of any order, where a pipeline's own is known only once it is made, and it is not yet.
+    fn any_members(&mut self, list: List, line: &Line) -> Option<Rc<Members>> {
+        let known = line.schedule.is_whole() || line.counted_marks(0).is_some();
+        if known || line.passes.is_some() || self.members.contains_key(&(list, Members::key(line)))
+        {
+            return None;
+        }
+        let ground = &self.ground;
+        let key = (list, line.devices, line.micro_batches, line.chunks);
+        let members = self.any_members.entry(key).or_insert_with(|| {
+            let ranges = ground.listed_ranges(list, line.stages());
+            Rc::new(Members::of_any(&ground.layers, line, ranges))
+        });
+        Some(Rc::clone(members))
     }
 
     pub(super) fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
