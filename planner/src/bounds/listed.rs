@@ -16,7 +16,7 @@ use crate::cost::state::LocalParams;
 use crate::placement::milestones::{Around, OwnSeconds, PassCounts};
 use crate::placement::{Marks, Pipeline};
 use models::decisions::Vocab;
-use models::schedule::ScheduleName;
+use models::schedule::{ScheduleName, StageLayout};
 use std::sync::Arc;
 
 /// Listed placements on one pipeline, with what devices hold.
@@ -263,6 +263,7 @@ impl Device {
 }
 
 /// What the bounds of listed placements are computed from.
+#[derive(Clone, Copy)]
 pub struct Lister<'a> {
     /// The pipeline.
     pub line: &'a Line,
@@ -304,11 +305,17 @@ impl Lister<'_> {
         if self.budget_bytes == f64::INFINITY {
             return free_s;
         }
-        self.fitting_s(members, member, trade, limit_s)
+        self.fitting_s(members, member, trade, (free_s, limit_s))
     }
 
     /// With the recomputation that memory makes necessary.
-    fn fitting_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
+    fn fitting_s(
+        &self,
+        members: &Members,
+        member: &Member,
+        trade: &Trade,
+        (free_s, limit_s): (f64, f64),
+    ) -> f64 {
         let p = self.line.devices;
         let all: Vec<usize> = (0..p).collect();
         let free = |device: usize| self.free_bytes(member, device, members.held[device]);
@@ -342,12 +349,11 @@ impl Lister<'_> {
                     break;
                 }
             }
-            let corners = if any { &all } else { &member.corners };
-            least_s =
-                least_s.min(self.rows_s(members, member, corners, |device| recompute_s[device]));
             if !any {
-                break;
+                // No recomputation is what the rows were without memory.
+                return least_s.min(free_s);
             }
+            least_s = least_s.min(self.rows_s(members, member, &all, |device| recompute_s[device]));
         }
         least_s
     }
@@ -558,21 +564,28 @@ struct Ways {
 
 impl Ways {
     fn new(line: &Line, work: &Work, stages: &[Counts]) -> Self {
-        let splits = line.splits_backward();
-        let (mut seconds, mut down_s, mut back_s, mut links_s) =
-            (vec![], vec![0.0], vec![0.0], vec![0.0]);
+        let (splits, blocks) = (line.splits_backward(), line.hop_blocks && line.devices > 1);
+        // On a V there is no transfer where it turns.
+        let turn = (line.layout() == StageLayout::V).then_some(line.devices - 1);
+        let hop_s = |stage: usize| {
+            let crosses = line.devices > 1 && stage + 1 < stages.len() && turn != Some(stage);
+            if crosses { line.hop_s } else { 0.0 }
+        };
+        let more = stages.len() + 1;
+        let mut seconds = Vec::with_capacity(more);
+        let [mut down_s, mut back_s, mut links_s] = [0, 1, 2].map(|_| Vec::with_capacity(more));
+        [&mut down_s, &mut back_s, &mut links_s].into_iter().for_each(|sums| sums.push(0.0));
+        let mut before_s = 0.0;
         for (stage, counts) in stages.iter().enumerate() {
-            let layers = |value: &dyn Fn(&KindWork) -> f64| -> f64 {
-                work.kinds.iter().zip(counts).map(|(kind, &n)| n as f64 * value(kind)).sum()
-            };
-            let (mut forward_s, mut backward_s) = line.crossings_s(stage);
+            let behind_s = hop_s(stage);
+            let (mut forward_s, mut backward_s) =
+                if blocks { (before_s, behind_s) } else { (0.0, 0.0) };
+            before_s = behind_s;
             let mut weight_s = 0.0;
-            forward_s += layers(&|kind| kind.forward_s);
-            if splits {
-                backward_s += layers(&|kind| kind.input_s);
-                weight_s += layers(&|kind| kind.weight_s);
-            } else {
-                backward_s += layers(&|kind| kind.backward_s);
+            for (kind, &n) in work.kinds.iter().zip(counts) {
+                forward_s += n as f64 * kind.forward_s;
+                backward_s += n as f64 * if splits { kind.input_s } else { kind.backward_s };
+                weight_s += if splits { n as f64 * kind.weight_s } else { 0.0 };
             }
             let ends = [(stage == 0, &work.embedding), (stage + 1 == stages.len(), &work.head)];
             for (_, end) in ends.into_iter().filter(|(here, _)| *here && line.passes.is_none()) {
@@ -581,7 +594,7 @@ impl Ways {
                 backward_s += end.backward_s - apart_s;
                 weight_s += apart_s;
             }
-            let link_s = line.link_s(stage);
+            let link_s = if blocks { 0.0 } else { behind_s };
             down_s.push(down_s[stage] + forward_s + link_s);
             back_s.push(back_s[stage] + backward_s + link_s);
             links_s.push(links_s[stage] + link_s);

@@ -244,11 +244,6 @@ impl Line {
         (hop_s(stage > 0 && self.crosses(stage - 1)), hop_s(self.crosses(stage)))
     }
 
-    /// Latency between two neighbouring stages where transfers are no part of passes, s.
-    pub fn link_s(&self, stage: usize) -> f64 {
-        if self.hop_blocks || !self.crosses(stage) { 0.0 } else { self.hop_s }
-    }
-
     /// Whether the order has weight gradients apart.
     pub fn splits_backward(&self) -> bool {
         self.schedule.splits_backward()

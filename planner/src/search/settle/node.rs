@@ -31,6 +31,8 @@ pub(super) struct NodeView {
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     pub(super) states_s: [Option<f64>; 2],
     pub(super) trades: HashMap<Recompute, Rc<Trade>>,
+    /// By list, recomputation and whether backward is split, what holds of any order on a V, finished, s.
+    pub(super) any_order_s: Vec<((List, Recompute, bool), f64)>,
 }
 
 impl NodeView {
@@ -78,6 +80,7 @@ impl Worker<'_> {
             passes: HashMap::default(),
             states_s: [None; 2],
             trades: HashMap::default(),
+            any_order_s: vec![],
         }
     }
 
@@ -182,8 +185,28 @@ impl Worker<'_> {
     pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, best_s: f64) -> f64 {
         let (line, work) = self.line(node, d);
         let states = Rc::clone(&node.states);
+        if self.any_order_s(node, &line, &work, best_s) >= best_s {
+            return f64::INFINITY;
+        }
         let core_s = self.placed_s(&line, &work, &states.least, best_s);
         self.finish_s(core_s)
+    }
+
+    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Where it is
+    /// beyond the limit, the limit. Schedules that split backward share it.
+    fn any_order_s(&mut self, node: &mut NodeView, line: &Line, work: &Work, limit_s: f64) -> f64 {
+        let Some(list) = List::of(line.vocab, line.chunks as u64) else { return 0.0 };
+        let Some(any) = self.any_members(list, line) else { return 0.0 };
+        let kind = (list, line.recompute, line.splits_backward());
+        if let Some((_, known_s)) = node.any_order_s.iter().find(|(known, _)| *known == kind) {
+            return *known_s;
+        }
+        let state = &node.states.least;
+        let budget_bytes = self.budget_bytes(line, work, state);
+        let core_s = Lister { line, work, state, budget_bytes }.bound_s(&any, self.core_s(limit_s));
+        let bound_s = self.finish_s(core_s).min(limit_s);
+        node.any_order_s.push((kind, bound_s));
+        bound_s
     }
 
     /// Lower bound on the passes of any placement under states, s; infinite where none is faster than
@@ -200,11 +223,6 @@ impl Worker<'_> {
         match List::of(line.vocab, line.chunks as u64) {
             Some(list) => {
                 let lister = Lister { line, work, state, budget_bytes };
-                // Most pipelines are cut without their order.
-                let any = self.any_members(list, line);
-                if any.is_some_and(|any| lister.bound_s(&any, limit_s) >= limit_s) {
-                    return f64::INFINITY;
-                }
                 lister.bound_s(&self.members(list, line), limit_s)
             }
             None => {
