@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Calibrates this machine, plans a model for some splits, trains each as planned, and compares step times.
 
-    tools/planned_and_seen.py --plan target/release/plan [--gpus 2] [--steps 12] [--markdown FILE]
+    tools/planned_and_seen.py --plan target/release/plan [--gpus 2] [--rounds 3] [--steps 10] [--markdown FILE]
 
-Steps are compared by their best, as everything is measured here: other programs disturb the mean. The model is none
-of those that calibration times.
+Every round calibrates anew and then trains, because a machine's speed drifts; the middle round counts. Steps are
+compared by their best, as everything is measured here: other programs disturb the mean. The model is none of those
+that calibration times.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import statistics
 import struct
 import subprocess
 import tempfile
@@ -35,40 +38,67 @@ def tokens(path):
     path.with_suffix(".idx").write_bytes(header + struct.pack("<iqqq", count, 0, 0, 1))
 
 
+def middle(values):
+    return statistics.median(values)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--plan", required=True)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--markdown", type=pathlib.Path)
     flags = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="seen-"))
     (folder / "model.yaml").write_text(MODEL)
     tokens(folder / "tokens")
+    cluster = folder / "cluster.yaml"
+
+    # Trainers share what they are built from.
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(folder / "target")}
 
     def plan(*words):
-        subprocess.run([flags.plan, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([flags.plan, *map(str, words)], check=True, stdout=subprocess.DEVNULL, env=environment)
 
-    cluster = folder / "cluster.yaml"
-    plan("calibrate", "--cluster", "laptop", "--gpus", flags.gpus, "-o", cluster)
-    lines = ["| ranks | split | planned | seen, best | median | planned over best |", "|---|---|---|---|---|---|"]
-    for number, (gpus, pinned) in enumerate(SPLITS):
-        name, trainer = folder / f"{number}.yaml", folder / f"trainer{number}"
+    def planned_s(number, gpus, pinned):
+        name = folder / f"{number}.yaml"
         settings = [word for setting in [*pinned, "recompute=none"] for word in ("--set", setting)]
         plan("--model", folder / "model.yaml", "--cluster", cluster, "--gpus", gpus, *settings, "-o", name)
-        predicted = next(float(line.split(":")[1]) for line in name.read_text().splitlines() if "iteration_s:" in line)
-        plan("generate", name, "-o", trainer)
+        return next(float(line.split(":")[1]) for line in name.read_text().splitlines() if "iteration_s:" in line)
+
+    def seen_s(number, steps):
         metrics = folder / f"{number}.jsonl"
-        plan("launch", trainer, "--", "--data", folder / "tokens.bin", "--steps", flags.steps, "--metrics", metrics)
-        seen = sorted(8 * 128 / json.loads(line)["tokens_per_s"] for line in metrics.read_text().splitlines()[1:])
-        best, median = seen[0], seen[len(seen) // 2]
-        split = " ".join(pinned) or "one rank"
-        lines.append(f"| {gpus} | {split} | {predicted * 1e3:.0f} ms | {best * 1e3:.0f} ms | {median * 1e3:.0f} ms | {predicted / best:.2f} |")
-        print(lines[-1], flush=True)
-    print(cluster.read_text())
+        plan("launch", folder / f"trainer{number}", "--", "--data", folder / "tokens.bin", "--steps", steps, "--metrics", metrics)
+        return sorted(8 * 128 / json.loads(line)["tokens_per_s"] for line in metrics.read_text().splitlines()[1:])
+
+    def calibrate():
+        plan("calibrate", "--cluster", "laptop", "--gpus", flags.gpus, "-o", cluster)
+
+    # Built once: splits are pinned, so a later cluster gives the same programs.
+    calibrate()
+    for number, (gpus, pinned) in enumerate(SPLITS):
+        planned_s(number, gpus, pinned)
+        plan("generate", folder / f"{number}.yaml", "-o", folder / f"trainer{number}")
+        seen_s(number, 2)
+    print("built", flush=True)
+    rounds = [[] for _ in SPLITS]
+    for turn in range(flags.rounds):
+        calibrate()
+        for number, (gpus, pinned) in enumerate(SPLITS):
+            seen = seen_s(number, flags.steps)
+            rounds[number].append((planned_s(number, gpus, pinned), seen[0], middle(seen)))
+            print(turn, " ".join(pinned) or "one rank", " ".join(f"{1e3 * s:.0f}" for s in rounds[number][-1]), "ms", flush=True)
+    lines = ["| ranks | split | planned | seen, best | median | planned over best | of every round |", "|---|---|---|---|---|---|---|"]
+    for (gpus, pinned), found in zip(SPLITS, rounds):
+        ratios = [predicted / best for predicted, best, _ in found]
+        columns = " | ".join(f"{1e3 * middle(column):.0f} ms" for column in zip(*found))
+        every = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        lines.append(f"| {gpus} | {' '.join(pinned) or 'one rank'} | {columns} | {middle(ratios):.2f} | {every} |")
+    text = "# Planned and seen\n\nWritten by `make calibration`.\n\n" + "\n".join(lines) + "\n\n```yaml\n" + cluster.read_text() + "```\n"
+    print(text)
     if flags.markdown:
-        flags.markdown.write_text("# Planned and seen\n\nWritten by `make calibration`.\n\n" + "\n".join(lines) + "\n\n```yaml\n"
-                                  + cluster.read_text() + "```\n")
+        flags.markdown.write_text(text)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,12 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "stages": stages(program),
         "rank_elements": shapes::rank_elements(program),
         "passes": program.passes.iter().map(|device| pass_lines(device)).collect::<Vec<_>>(),
-        "split_backward": program.passes.iter().flatten().any(|pass| pass.kind == PassKind::W),
+        "kinds": kinds(program),
+        "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
+        "vocab_shard": match program.vocab {
+            Some(_) => described(&shapes::vocabulary_shard(&program.model, program.mesh.tp * program.mesh.pp)),
+            None => String::new(),
+        },
         "planned_memory_bytes": program.planned_memory_bytes,
     })
 }
@@ -156,13 +161,9 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
 }
 
 fn stages(program: &Program) -> Vec<Value> {
-    let last = program.stages.len() - 1;
     let devices = program.mesh.pp as usize;
     let stage = |(index, stage): (usize, &models::program::StageProgram)| {
-        let tp = program.mesh.tp;
-        let before = if index == 0 { shapes::embedding(&program.model, tp) } else { vec![] };
-        let behind =
-            if index == last { shapes::head(&program.model, tp, devices == 1) } else { vec![] };
+        let [before, behind] = shapes::ends(program, index);
         json!({
             "index": index,
             "device": program.layout.device_of(devices, index),
@@ -190,8 +191,9 @@ fn described(tensors: &[Held]) -> String {
     tensors.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn pass_lines(passes: &[Pass]) -> Vec<String> {
-    let name = |kind: PassKind| match kind {
+/// How each kind of pass is called in the table.
+fn short(kind: PassKind) -> &'static str {
+    match kind {
         PassKind::F => "f",
         PassKind::B => "b",
         PassKind::W => "w",
@@ -199,8 +201,27 @@ fn pass_lines(passes: &[Pass]) -> Vec<String> {
         PassKind::S => "s",
         PassKind::S2 => "s2",
         PassKind::T => "t",
-    };
-    let one = |pass: &Pass| format!("{}({}, {})", name(pass.kind), pass.micro_batch, pass.chunk);
+    }
+}
+
+/// The kinds of pass that there are, as functions of the table.
+fn kinds(program: &Program) -> Vec<Value> {
+    let all = [
+        (PassKind::F, "Forward."),
+        (PassKind::B, "Backward with respect to inputs."),
+        (PassKind::W, "Backward with respect to weights."),
+        (PassKind::BW, "Backward."),
+        (PassKind::S, "Output layer: logits, and what a softmax needs of them."),
+        (PassKind::S2, "Output layer: sums around the common maximum."),
+        (PassKind::T, "Output layer: gradients."),
+    ];
+    let runs = |kind| program.passes.iter().flatten().any(|pass| pass.kind == kind);
+    let value = |(kind, doc): (PassKind, &str)| json!({ "name": short(kind), "kind": format!("{kind:?}"), "doc": doc });
+    all.into_iter().filter(|&(kind, _)| runs(kind)).map(value).collect()
+}
+
+fn pass_lines(passes: &[Pass]) -> Vec<String> {
+    let one = |pass: &Pass| format!("{}({}, {})", short(pass.kind), pass.micro_batch, pass.chunk);
     passes
         .chunks(PASSES_A_LINE)
         .map(|line| line.iter().map(one).collect::<Vec<_>>().join(", "))

@@ -5,7 +5,7 @@ use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Plan, Predicted, Timing, VERSION};
-use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, StageLayout, VocabPasses};
+use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, StageLayout};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -309,13 +309,7 @@ fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     if d.schedule.layout(v) == StageLayout::Bidirectional {
         return Err(ScheduleError::TwoCopies { schedule: d.schedule });
     }
-    let passes = match d.vocab {
-        Vocab::ParallelNaive => Some(VocabPasses::Naive),
-        Vocab::Parallel1 | Vocab::Interlaced => Some(VocabPasses::One),
-        Vocab::Parallel2 => Some(VocabPasses::Two),
-        Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => None,
-    };
-    let schedule = match passes {
+    let schedule = match d.vocab.passes() {
         Some(passes) if d.schedule.takes_vocab() => {
             d.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
         }

@@ -1,7 +1,7 @@
 //! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
 
 pub use crate::cluster::Dtype;
-use crate::schedule::ScheduleName;
+use crate::schedule::{ScheduleName, VocabPasses};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -87,7 +87,18 @@ names! {
 impl Vocab {
     /// Whether every pipeline device holds a slice of the vocabulary.
     pub fn over_pipeline(self) -> bool {
-        matches!(self, Self::ParallelNaive | Self::Parallel1 | Self::Parallel2 | Self::Interlaced)
+        self.passes().is_some()
+    }
+
+    /// The passes of a vocabulary split over the pipeline. Interlaced layers run in the order of two
+    /// barriers.
+    pub fn passes(self) -> Option<VocabPasses> {
+        match self {
+            Self::ParallelNaive => Some(VocabPasses::Naive),
+            Self::Parallel1 | Self::Interlaced => Some(VocabPasses::One),
+            Self::Parallel2 => Some(VocabPasses::Two),
+            Self::FirstLast | Self::Redistribute | Self::Tensor => None,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::mesh::Mesh;
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
-use crate::schedule::{Pass, ScheduleError, StageLayout};
+use crate::schedule::{Pass, PassTimes, ScheduleError, StageLayout, VocabPasses};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
@@ -25,7 +25,8 @@ pub enum Recompute {
     Full,
 }
 
-/// One (virtual) pipeline stage. The first also holds the embedding, the last the output layer.
+/// One (virtual) pipeline stage. The first also holds the embedding, the last the output layer; where the
+/// vocabulary is split over the pipeline, what of them has nothing to do with it: positions and norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageProgram {
     /// First layer, 0-based.
@@ -56,6 +57,8 @@ pub struct Program {
     pub micro_batches: usize,
     /// Which device holds which stage.
     pub layout: StageLayout,
+    /// How the vocabulary's layers are split over all pipeline devices, where they are.
+    pub vocab: Option<VocabPasses>,
     /// Stages, in model order.
     pub stages: Vec<StageProgram>,
     /// For each pipeline device, its passes in order.
@@ -106,7 +109,13 @@ impl Program {
         // `naive` runs a replica's whole share of the batch as one.
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
-        let schedule = d.schedule.build(devices, micro_batches, chunks)?;
+        let schedule = match d.vocab.passes() {
+            Some(passes) => {
+                let times = PassTimes::default();
+                d.schedule.build_with_vocab(devices, micro_batches, chunks, passes, times)
+            }
+            None => d.schedule.build(devices, micro_batches, chunks),
+        }?;
         // Both copies of an end would have to share its table.
         let apart = schedule.layout != StageLayout::Bidirectional || !model.tied_embeddings;
         refuse(apart, "schedule", &d.schedule, "another for tied embeddings")?;
@@ -118,6 +127,7 @@ impl Program {
             micro_batch,
             micro_batches,
             layout: schedule.layout,
+            vocab: schedule.vocab,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
             planned_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
@@ -147,7 +157,7 @@ impl Program {
     /// Whether device `device` holds embedding and output layer as one tensor in two of its chunks.
     pub fn shares_table(&self, device: usize) -> bool {
         let ends = device == 0 && self.last_device() == 0;
-        self.model.tied_embeddings && ends && self.stages.len() > 1
+        self.model.tied_embeddings && self.vocab.is_none() && ends && self.stages.len() > 1
     }
 
     /// The stages of pipeline device `device`, in the order of its chunks.
@@ -199,20 +209,13 @@ fn refuse(
 
 /// What training can carry out so far, as settings that narrow a search; the number format aside, which a
 /// cluster gives.
-pub const RUNNABLE: [&str; 6] = [
-    "cp=1",
-    "ep=1",
-    "zero_stage=0",
-    "vocab=first_last,redistribute,tensor",
-    "moe_overlap=none",
-    "offload=none",
-];
+pub const RUNNABLE: [&str; 5] =
+    ["cp=1", "ep=1", "zero_stage=0", "moe_overlap=none", "offload=none"];
 
 fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
     refuse(d.cp == 1, "cp", &d.cp, "1")?;
     refuse(d.ep == 1, "ep", &d.ep, "1")?;
     refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
-    refuse(!d.vocab.over_pipeline(), "vocab", &d.vocab, "first_last, redistribute, tensor")?;
     refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
     refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
     refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", &d.dtype, "f32, f64")

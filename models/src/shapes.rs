@@ -2,7 +2,7 @@
 //!
 //! Symbols as in the crate `models`: column-parallel weights have `out/t` rows, row-parallel ones `in/t` columns
 //! (SC'21, section 2.3); key/value heads are copied where tensor-parallel ranks outnumber them; the vocabulary is padded
-//! until all ranks hold as many rows.
+//! until all ranks hold as many rows; over the pipeline, an even number of them (Vocabulary Parallelism, section 6.1).
 
 use crate::layer::LocalHeads;
 use crate::model::{ModelSpec, NormKind, Positions};
@@ -62,11 +62,16 @@ fn vocabulary_rows(model: &ModelSpec, tp: u64) -> u64 {
 
 /// Tensors in front of the first layer.
 pub fn embedding(model: &ModelSpec, tp: u64) -> Vec<Held> {
-    let mut tensors = vec![held("embedding", &[vocabulary_rows(model, tp), model.hidden])];
-    if let Positions::Learned { max } = model.positions {
-        tensors.push(held("positions", &[max, model.hidden]));
+    let table = held("embedding", &[vocabulary_rows(model, tp), model.hidden]);
+    std::iter::once(table).chain(positions(model)).collect()
+}
+
+/// Learned positions, where there are any.
+fn positions(model: &ModelSpec) -> Option<Held> {
+    match model.positions {
+        Positions::Learned { max } => Some(held("positions", &[max, model.hidden])),
+        Positions::Rope => None,
     }
-    tensors
 }
 
 /// Tensors behind the last layer. A tied output matrix is the embedding where both lie on one device.
@@ -78,6 +83,31 @@ pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
     tensors
 }
 
+/// Rows of a vocabulary split over `shards` ranks, those of all pipeline devices: an even number.
+pub fn vocabulary_shard_rows(vocab: u64, shards: u64) -> u64 {
+    crate::formulas::vocabulary::padded_vocab(vocab, shards, 1) / shards
+}
+
+/// Tensors of a vocabulary split over `shards` ranks, on each of them. Tied ones are one.
+pub fn vocabulary_shard(model: &ModelSpec, shards: u64) -> Vec<Held> {
+    let shape = [vocabulary_shard_rows(model.vocab, shards), model.hidden];
+    let output = (!model.tied_embeddings).then(|| held("output", &shape));
+    std::iter::once(held("embedding", &shape)).chain(output).collect()
+}
+
+/// Tensors of a program's stage in front of its first layer and behind its last.
+pub fn ends(program: &Program, index: usize) -> [Vec<Held>; 2] {
+    let (model, tp) = (&program.model, program.mesh.tp);
+    let over_pipeline = program.vocab.is_some();
+    let first = || {
+        if over_pipeline { positions(model).into_iter().collect() } else { embedding(model, tp) }
+    };
+    let last =
+        || if over_pipeline { norm(model) } else { head(model, tp, program.last_device() == 0) };
+    let at = |holds: bool, tensors: &dyn Fn() -> Vec<Held>| if holds { tensors() } else { vec![] };
+    [at(index == 0, &first), at(index + 1 == program.stages.len(), &last)]
+}
+
 /// Elements of some tensors.
 pub fn elements(tensors: &[Held]) -> u64 {
     tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
@@ -86,18 +116,18 @@ pub fn elements(tensors: &[Held]) -> u64 {
 /// Elements that a rank of each pipeline device holds.
 pub fn rank_elements(program: &Program) -> Vec<u64> {
     let (model, tp) = (&program.model, program.mesh.tp);
-    let devices = program.mesh.pp as usize;
-    let last = program.stages.len() - 1;
+    let devices = program.mesh.pp;
+    let shard = match program.vocab {
+        Some(_) => elements(&vocabulary_shard(model, devices * tp)),
+        None => 0,
+    };
     let stage = |index: usize| {
         let layers = program.stages[index].recompute.len() as u64;
-        let mut count = layers * elements(&layer(model, tp));
-        if index == 0 {
-            count += elements(&embedding(model, tp));
-        }
-        if index == last {
-            count += elements(&head(model, tp, devices == 1));
-        }
-        count
+        let [before, behind] = ends(program, index);
+        layers * elements(&layer(model, tp)) + elements(&before) + elements(&behind)
     };
-    (0..devices).map(|device| program.stages_of(device).into_iter().map(stage).sum()).collect()
+    let device = |device: u64| -> u64 {
+        shard + program.stages_of(device as usize).into_iter().map(stage).sum::<u64>()
+    };
+    (0..devices).map(device).collect()
 }

@@ -2,7 +2,8 @@
 //! the measured time.
 //!
 //! Kernels and links alone give the device; whole training steps give what the software makes of it
-//! (`gemm_slowdown`, `tp_exposed`, `dp_slowdown`, `step_overhead_s`), each from a step in which it alone is new.
+//! (`gemm_slowdown`, `step_overhead_s`, `thread_slowdown`, `dp_slowdown`, `slowdown_per_doubling`, `tp_exposed`),
+//! each from a step in which it alone is new.
 
 use crate::cost::attention::{self, AttentionShape};
 use crate::cost::{gemm, memory_bound};
@@ -19,10 +20,8 @@ use std::ops::RangeInclusive;
 /// A starting value for figures that the times are divided by.
 const UNIT: f64 = 1e9;
 
-/// Most time that a step's communication may take over the collectives alone. What a measured step takes beyond
-/// that, ranks spent waiting for one that the system had put aside: that grows with the work, not with the bytes,
-/// and must not be carried over to other models as communication.
-const MOST_WAITING: f64 = 2.0;
+/// Turns in which two constants settle, where one step's computation is a few times the other's.
+const TURNS: usize = 12;
 
 /// The cluster of a machine, from `base`, whose other figures stay.
 ///
@@ -35,6 +34,8 @@ pub fn calibrated(base: &ClusterSpec, measured: &Measured) -> Result<ClusterSpec
     let software = &mut cluster.software;
     [software.gemm_slowdown, software.attention_slowdown, software.stream_slowdown] = [1.0; 3];
     software.step_overhead_s = 0.0;
+    software.slowdown_per_doubling = 0.0;
+    cluster.thread_slowdown = 1.0;
     cluster.device.kernel_launch_s = 0.0;
     if let Some(bytes) = measured.memory_bytes {
         cluster.device.hbm_bytes = bytes / measured.ranks as f64;
@@ -124,22 +125,31 @@ fn line(exchanges: &[Exchange]) -> Option<(f64, f64)> {
 
 /// What the software makes of the device, from whole steps.
 fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError> {
-    let alone: Vec<&Step> = steps.iter().filter(|step| step.tp * step.dp == 1).collect();
-    let longest = alone.iter().max_by(|a, b| a.s.total_cmp(&b.s)).copied();
-    let shortest = alone.iter().min_by(|a, b| a.s.total_cmp(&b.s)).copied();
-    let (Some(longest), Some(shortest)) = (longest, shortest) else {
+    let ranks = cluster.measured_ranks.unwrap_or(1);
+    let by_time = |a: &&Step, b: &&Step| a.s.total_cmp(&b.s);
+    let each = || steps.iter().filter(|step| step.ranks == ranks && step.tp * step.dp == 1);
+    let (Some(longest), Some(shortest)) = (each().max_by(by_time), each().min_by(by_time)) else {
         return Err(InputError::new("no step of a single rank was measured"));
     };
     // The short step has little but fixed work, the long one hardly any: a few turns settle both.
     for _ in 0..4 {
-        solve(cluster, longest, 0.1..=10.0, |software| &mut software.gemm_slowdown)?;
-        solve(cluster, shortest, 0.0..=1.0, |software| &mut software.step_overhead_s)?;
+        solve(cluster, longest, 0.1..=10.0, |cluster| &mut cluster.software.gemm_slowdown)?;
+        solve(cluster, shortest, 0.0..=1.0, |cluster| &mut cluster.software.step_overhead_s)?;
+    }
+    if let Some(step) = steps.iter().find(|step| step.ranks < ranks) {
+        solve(cluster, step, 0.5..=100.0, |cluster| &mut cluster.thread_slowdown)?;
+    }
+    let replicas = || steps.iter().filter(|step| step.dp > 1);
+    if let (Some(most), Some(least)) = (replicas().max_by(by_time), replicas().min_by(by_time)) {
+        // Both reduce as many bytes. What the one with more computation takes beyond that, replicas spent waiting
+        // for one that the system had put aside.
+        for _ in 0..TURNS {
+            solve(cluster, least, 0.01..=10.0, |cluster| &mut cluster.software.dp_slowdown)?;
+            solve(cluster, most, 0.0..=1.0, |cluster| &mut cluster.software.slowdown_per_doubling)?;
+        }
     }
     if let Some(step) = steps.iter().find(|step| step.tp > 1) {
-        solve(cluster, step, 0.0..=MOST_WAITING, |software| &mut software.tp_exposed)?;
-    }
-    if let Some(step) = steps.iter().find(|step| step.dp > 1) {
-        solve(cluster, step, 0.01..=MOST_WAITING, |software| &mut software.dp_slowdown)?;
+        solve(cluster, step, 0.0..=10.0, |cluster| &mut cluster.software.tp_exposed)?;
     }
     Ok(())
 }
@@ -150,16 +160,16 @@ fn solve(
     cluster: &mut ClusterSpec,
     step: &Step,
     valid: RangeInclusive<f64>,
-    constant: fn(&mut models::cluster::Software) -> &mut f64,
+    constant: fn(&mut ClusterSpec) -> &mut f64,
 ) -> Result<(), InputError> {
     let mut priced_with = |value: f64| {
-        *constant(&mut cluster.software) = value;
+        *constant(cluster) = value;
         priced_s(cluster, step)
     };
     let (one_s, two_s) = (priced_with(1.0)?, priced_with(2.0)?);
     let value = 1.0 + (step.s - one_s) / (two_s - one_s);
     let value = if value.is_finite() { value.clamp(*valid.start(), *valid.end()) } else { 1.0 };
-    *constant(&mut cluster.software) = value;
+    *constant(cluster) = value;
     Ok(())
 }
 
@@ -185,8 +195,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         model,
         file: Some(source),
         restrictions: restrictions(&settings, cluster)?,
-        // As measured: other ranks were at work too.
-        cluster: cluster.clone(),
+        cluster: cluster.clone().shared_by(step.ranks),
         gpus: step.tp * step.dp,
         tokens: None,
         settings,
@@ -262,6 +271,10 @@ pub fn yaml(cluster: &ClusterSpec, measured: &Measured) -> String {
     ));
     line(format_args!("  dp_slowdown: {:.4}  # a step on as many replicas", software.dp_slowdown));
     line(format_args!(
+        "  slowdown_per_doubling: {:.4}  # such a step with more computation",
+        software.slowdown_per_doubling
+    ));
+    line(format_args!(
         "  step_overhead_s: {:.4e}  # a step of a model of next to nothing",
         software.step_overhead_s
     ));
@@ -272,5 +285,9 @@ pub fn yaml(cluster: &ClusterSpec, measured: &Measured) -> String {
     line(format_args!("efficiency: none"));
     line(format_args!("any_gpu_count: true"));
     line(format_args!("measured_ranks: {}", measured.ranks));
+    line(format_args!(
+        "thread_slowdown: {:.4}  # a step of one rank with all cores, the others idle",
+        cluster.thread_slowdown
+    ));
     text
 }

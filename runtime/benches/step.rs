@@ -53,6 +53,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         micro_batch: 8 / dp as usize / micro_batches,
         micro_batches,
         layout: schedule.layout,
+        vocab: schedule.vocab,
         stages: (0..pp as usize).map(stage).collect(),
         passes: schedule.passes,
         planned_memory_bytes: 0,

@@ -2,19 +2,25 @@
 //!
 //! Transfers between stages are tagged by direction, stage and micro-batch. Sends never wait for their
 //! receiver, and a pass waits only for what it reads, so an order that the schedule's own check
-//! accepts cannot deadlock.
+//! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline go on beside the passes,
+//! in [`crate::lanes`].
 
 use crate::buffer::{Buffer, Pool};
 use crate::comm::{CommError, Communicator, Request, Tag};
-use crate::layers::{Context, Draws, MicroBatch, WeightWork, Weights};
+use crate::groups::VocabGroups;
+use crate::lanes::{Lanes, Read};
+use crate::layers::{
+    Context, Draws, Local, MicroBatch, Reduced, ShardKept, VocabularyShard, WeightWork, Weights,
+};
 use crate::params::{Inventory, Store};
 use crate::program::Program;
 use crate::reduce::Reducer;
 use crate::scalar::Scalar;
 use crate::stage::{Passed, Stage, StageKept};
 use kernels::Cpu;
-use models::schedule::{Pass, PassKind};
+use models::schedule::{Pass, PassKind, VocabPasses};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// What does not change from step to step.
@@ -29,8 +35,19 @@ pub struct Executor<'a> {
     pub pp: &'a dyn Communicator,
     /// This device's stages, by chunk.
     pub stages: &'a [Stage],
+    /// Its part of a vocabulary split over the pipeline.
+    pub vocab: Option<OverPipeline<'a>>,
     /// This rank's parameters.
     pub inventory: &'a Inventory,
+}
+
+/// One rank's part of a vocabulary split over the pipeline, and with whom it shares.
+#[derive(Clone, Copy)]
+pub struct OverPipeline<'a> {
+    /// Its rows.
+    pub shard: &'a VocabularyShard,
+    /// All ranks of its replica.
+    pub groups: &'a VocabGroups,
 }
 
 /// What a step reads.
@@ -46,7 +63,8 @@ pub struct Given<'a, T> {
     pub pool: &'a Pool<T>,
 }
 
-/// Looks at what the output layer computes.
+/// Looks at what the output layer computes; not where that is split over the pipeline, and no rank has the
+/// losses beside its logits.
 pub type Watch<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 
 /// One pass, as it ran.
@@ -76,9 +94,13 @@ pub struct Outcome {
 }
 
 /// State of one step.
-struct Step<'a, T> {
+struct Step<'a, 'l, T> {
     executor: &'a Executor<'a>,
     given: Given<'a, T>,
+    /// Reductions of a vocabulary split over the pipeline.
+    lanes: Option<Lanes<'l, T>>,
+    /// What the vocabulary's passes keep of a micro-batch.
+    shards: HashMap<u32, ShardKept<T>>,
     /// What a chunk keeps of a micro-batch.
     kept: HashMap<(u16, u32), StageKept<T>>,
     /// Work on weights that waits for its pass.
@@ -97,10 +119,13 @@ enum Carried {
     Gradient = 1,
     /// One of two copies' gradients of a stage's parameters, by chunk.
     Copy = 2,
+    /// The last stage's output, for an output layer that all devices share.
+    Output = 3,
 }
 
+/// Tags stay below bit 63, which marks collectives on a wire.
 fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
-    ((carried as u64) << 62) | ((to_stage as u64) << 32) | u64::from(micro_batch)
+    ((carried as u64) << 60) | ((to_stage as u64) << 32) | u64::from(micro_batch)
 }
 
 impl Executor<'_> {
@@ -113,12 +138,38 @@ impl Executor<'_> {
         given: Given<'_, T>,
         gradients: &mut Store<T>,
         reducer: &mut Reducer<'_, T>,
+        watch: Option<Watch<'_, T>>,
+    ) -> Result<Outcome, CommError> {
+        let Some(OverPipeline { shard, groups }) = self.vocab else {
+            return self.run_passes(given, None, gradients, reducer, watch);
+        };
+        let read = Read { program: self.program, shard, weights: given.weights, groups };
+        let tokens: Vec<&[i64]> = given.batches.iter().map(|batch| &batch.tokens[..]).collect();
+        std::thread::scope(|scope| {
+            let lanes = Lanes::open(scope, read, &tokens);
+            let outcome = self.run_passes(given, Some(lanes), gradients, reducer, watch);
+            if let Err(error) = &outcome {
+                // Else this rank's lanes would wait for the others', and theirs for this rank.
+                self.pp.abort(&error.to_string());
+            }
+            outcome
+        })
+    }
+
+    fn run_passes<T: Scalar>(
+        &self,
+        given: Given<'_, T>,
+        lanes: Option<Lanes<'_, T>>,
+        gradients: &mut Store<T>,
+        reducer: &mut Reducer<'_, T>,
         mut watch: Option<Watch<'_, T>>,
     ) -> Result<Outcome, CommError> {
         let passes = &self.program.passes[self.pp.rank()];
         let mut step = Step {
             executor: self,
             given,
+            lanes,
+            shards: HashMap::new(),
             kept: HashMap::new(),
             later: HashMap::new(),
             here: HashMap::new(),
@@ -134,11 +185,15 @@ impl Executor<'_> {
             let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
             step.pass(pass, last, gradients, reducer, &mut watch)?;
         }
+        step.close_lanes(gradients)?;
         if copied {
             self.add_copies(gradients)?;
         }
         for stage in self.stages {
             reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
+        }
+        if let Some(OverPipeline { shard, .. }) = self.vocab {
+            reducer.complete(self.inventory, gradients, shard.begin(), shard.end())?;
         }
         for send in step.sends {
             send.wait()?;
@@ -173,7 +228,7 @@ fn last_of_chunk(passes: &[Pass], n: usize) -> bool {
     weighs(&passes[n]) && !passes[n + 1..].iter().any(same)
 }
 
-impl<T: Scalar> Step<'_, T> {
+impl<T: Scalar> Step<'_, '_, T> {
     fn pass(
         &mut self,
         pass: Pass,
@@ -189,8 +244,9 @@ impl<T: Scalar> Step<'_, T> {
             PassKind::BW => self.backward(pass, Some(gradients), last, reducer)?,
             PassKind::B => self.backward(pass, None, last, reducer)?,
             PassKind::W => self.weights(pass, last, gradients, reducer)?,
-            // Programs with vocabulary passes are refused when they are made.
-            PassKind::S | PassKind::S2 | PassKind::T => {}
+            PassKind::S => self.first_of_vocabulary(pass)?,
+            PassKind::S2 => self.middle_of_vocabulary(pass)?,
+            PassKind::T => self.last_of_vocabulary(pass, gradients)?,
         }
         let (computing, end) = (self.computing, Instant::now());
         self.outcome.ran.push(Ran { pass, begin, computing, end });
@@ -219,7 +275,7 @@ impl<T: Scalar> Step<'_, T> {
     fn forward(&mut self, pass: Pass, watch: &mut Option<Watch<'_, T>>) -> Result<(), CommError> {
         let stage = self.stage_of(pass);
         let x = match stage {
-            0 => Buffer::empty(),
+            0 => self.looked_up(pass)?,
             _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
         };
         self.computing = Instant::now();
@@ -230,6 +286,7 @@ impl<T: Scalar> Step<'_, T> {
         }
         self.keep(pass, kept);
         match passed {
+            Passed::Stream(y) if self.is_last(stage) => self.send_to_all(pass, y)?,
             Passed::Stream(y) => self.send(Carried::Stream, stage + 1, pass, y)?,
             Passed::Losses(losses) => {
                 let sum = losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
@@ -241,10 +298,15 @@ impl<T: Scalar> Step<'_, T> {
 
     fn keep(&mut self, pass: Pass, kept: StageKept<T>) {
         self.kept.insert((pass.chunk, pass.micro_batch), kept);
+        self.note_peak();
+    }
+
+    fn note_peak(&mut self) {
         let works = self.later.values().flatten().map(WeightWork::elements).sum::<usize>();
         let held = self.kept.values().map(StageKept::elements).sum::<usize>();
+        let shards = self.shards.values().map(ShardKept::elements).sum::<usize>();
         let outcome = &mut self.outcome;
-        outcome.peak_elements = outcome.peak_elements.max(held + works);
+        outcome.peak_elements = outcome.peak_elements.max(held + works + shards);
         outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
     }
 
@@ -257,8 +319,8 @@ impl<T: Scalar> Step<'_, T> {
         reducer: &mut Reducer<'_, T>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
-        let dy = match stage + 1 == self.executor.program.stages.len() {
-            true => Buffer::empty(),
+        let dy = match self.is_last(stage) {
+            true => self.output_gradient(pass)?,
             false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
         };
         self.computing = Instant::now();
@@ -282,7 +344,7 @@ impl<T: Scalar> Step<'_, T> {
             self.later.insert((pass.chunk, pass.micro_batch), later);
         }
         match stage {
-            0 => Ok(()),
+            0 => self.tell_input_gradient(pass, dx),
             _ => self.send(Carried::Gradient, stage - 1, pass, dx),
         }
     }
@@ -331,7 +393,11 @@ impl<T: Scalar> Step<'_, T> {
         stage: usize,
         pass: Pass,
     ) -> Result<Buffer<T>, CommError> {
-        let (tag, from) = (tag(carried, stage, pass.micro_batch), self.device_of(from_stage, pass));
+        let from = self.device_of(from_stage, pass);
+        self.receive_from(from, tag(carried, stage, pass.micro_batch), pass)
+    }
+
+    fn receive_from(&mut self, from: usize, tag: Tag, pass: Pass) -> Result<Buffer<T>, CommError> {
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
@@ -348,7 +414,17 @@ impl<T: Scalar> Step<'_, T> {
         pass: Pass,
         data: Buffer<T>,
     ) -> Result<(), CommError> {
-        let (tag, to) = (tag(carried, to_stage, pass.micro_batch), self.device_of(to_stage, pass));
+        let to = self.device_of(to_stage, pass);
+        self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)
+    }
+
+    fn send_to(
+        &mut self,
+        to: usize,
+        tag: Tag,
+        pass: Pass,
+        data: Buffer<T>,
+    ) -> Result<(), CommError> {
         if to == self.executor.pp.rank() {
             self.here.insert(tag, data);
         } else {
@@ -359,6 +435,120 @@ impl<T: Scalar> Step<'_, T> {
                 _ => data[rank * count..(rank + 1) * count].to_vec(),
             };
             self.sends.push(self.executor.pp.start_send(part, to, tag)?);
+        }
+        Ok(())
+    }
+}
+
+/// What the passes of a vocabulary split over the pipeline do, and its part in others.
+impl<T: Scalar> Step<'_, '_, T> {
+    fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.executor.program.stages.len()
+    }
+
+    /// Rows of the tokens, `[r, h]`, where all devices look them up; else nothing.
+    fn looked_up(&mut self, pass: Pass) -> Result<Buffer<T>, CommError> {
+        let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
+        let rows = lanes.rows(pass.micro_batch)?;
+        Ok(self.own_rows(pass, rows))
+    }
+
+    /// This rank's rows of the stream, `[r, h]`, of the micro-batch's `[n, h]`.
+    fn own_rows(&self, pass: Pass, whole: Vec<T>) -> Buffer<T> {
+        let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
+        let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
+        let own = if count == whole.len() { whole } else { whole[first..first + count].to_vec() };
+        self.given.pool.adopt(own)
+    }
+
+    /// The last stage's output for all devices, which share the output layer (`C0`).
+    fn send_to_all(&mut self, pass: Pass, y: Buffer<T>) -> Result<(), CommError> {
+        let tag = tag(Carried::Output, 0, pass.micro_batch);
+        let (devices, own) = (self.executor.pp.size(), self.executor.pp.rank());
+        for to in (0..devices).filter(|&to| to != own) {
+            self.send_to(to, tag, pass, y.clone())?;
+        }
+        self.send_to(own, tag, pass, y)
+    }
+
+    fn shared(&self, pass: Pass) -> Result<&VocabularyShard, CommError> {
+        self.executor.vocab.map(|vocab| vocab.shard).ok_or_else(|| missing(pass))
+    }
+
+    /// Gives what a pass left to its lane.
+    fn reduce(&mut self, pass: Pass, local: Local<T>) -> Result<(), CommError> {
+        let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
+        lanes.reduce(pass.kind, pass.micro_batch, local);
+        Ok(())
+    }
+
+    /// What the reduction behind a pass of the same micro-batch knows of the logits.
+    fn sums(&mut self, behind: PassKind, pass: Pass) -> Result<Reduced<T>, CommError> {
+        let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
+        let sums = lanes.sums(behind, pass.micro_batch);
+        self.computing = Instant::now();
+        sums
+    }
+
+    fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
+        let from = self.executor.program.last_device();
+        let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
+        self.computing = Instant::now();
+        let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
+        self.shards.insert(pass.micro_batch, kept);
+        self.note_peak();
+        self.reduce(pass, local)
+    }
+
+    fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
+        let reduced = self.sums(PassKind::S, pass)?;
+        let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
+        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced);
+        self.reduce(pass, local)
+    }
+
+    fn last_of_vocabulary(
+        &mut self,
+        pass: Pass,
+        gradients: &mut Store<T>,
+    ) -> Result<(), CommError> {
+        let naive = self.shared(pass)?.passes() == VocabPasses::Naive;
+        let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
+        let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
+        let (shard, ctx) = (self.shared(pass)?, self.context(pass));
+        // All devices know the same losses: the last stage's tells.
+        let tells = self.executor.pp.rank() == self.executor.program.last_device();
+        let loss_sum = if tells { shard.loss_sum(&ctx, &reduced) } else { 0.0 };
+        let left = shard.last(&ctx, kept, &reduced, gradients)?;
+        self.outcome.loss_sum += loss_sum;
+        left.map_or(Ok(()), |local| self.reduce(pass, local))
+    }
+
+    /// Gradient of the last stage's output, `[r, h]`, where all devices share the output layer; else nothing.
+    fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<T>, CommError> {
+        let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
+        let two = self.executor.program.vocab == Some(VocabPasses::Two);
+        let behind = if two { PassKind::S } else { PassKind::T };
+        let whole = lanes.gradient(behind, pass.micro_batch)?;
+        Ok(self.own_rows(pass, whole))
+    }
+
+    /// Hands on the gradient of the tokens' rows where all devices hold the input layer.
+    fn tell_input_gradient(&mut self, pass: Pass, dx: Buffer<T>) -> Result<(), CommError> {
+        if self.lanes.is_none() {
+            return Ok(());
+        }
+        let whole = self.context(pass).enter(&Rc::new(dx))?;
+        if let (Some(lanes), 0) = (&mut self.lanes, self.executor.tp.rank()) {
+            lanes.add_to_rows(whole.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Waits for what is under way, and takes what came of the input layer.
+    fn close_lanes(&mut self, gradients: &mut Store<T>) -> Result<(), CommError> {
+        if let (Some(lanes), Some(vocab)) = (self.lanes.take(), self.executor.vocab) {
+            vocab.shard.add_scattered(&lanes.close()?, gradients);
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ mod error;
 mod executor;
 mod groups;
 mod interrupt;
+mod lanes;
 pub mod launched;
 pub mod layers;
 pub mod params;

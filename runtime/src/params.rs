@@ -3,9 +3,11 @@
 //! Every tensor is declared once: its Hugging Face name and shape, and what each tensor-parallel rank
 //! holds of it. Loading, initialisation, gradient reduction, counting for the clip norm, dumps and the rank
 //! report all follow from the declaration. Over data-parallel ranks a parameter is always
-//! replicated and its gradient a partial sum; over the pipeline it lies on its stage.
+//! replicated and its gradient a partial sum; over the pipeline it lies on its stage, or, a vocabulary's,
+//! on all devices.
 
 use crate::buffer::Buffer;
+use models::shapes;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -30,6 +32,15 @@ pub enum Placement {
     Columns,
     /// Rows of the vocabulary, padded at the end until all ranks hold as many.
     Vocabulary,
+    /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline devices, device after
+    /// device, padded at the end until all hold the same even number (Vocabulary Parallelism,
+    /// arXiv 2411.05288, section 6.1).
+    OverPipeline {
+        /// The device that declares it.
+        device: usize,
+        /// Devices.
+        devices: usize,
+    },
 }
 
 /// How ranks of the tensor-parallel group come to the whole gradient.
@@ -127,11 +138,10 @@ impl Declaration {
                 };
                 Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
-            Placement::Vocabulary => {
-                let each = rows.div_ceil(tp);
-                let range = (rank * each).min(rows)..((rank + 1) * each).min(rows);
-                let padding = each - range.len();
-                Extent { rows: vec![range], columns: 0..columns, padding }
+            Placement::Vocabulary => vocabulary_rows(rows, rows.div_ceil(tp), rank, columns),
+            Placement::OverPipeline { device, devices } => {
+                let each = shapes::vocabulary_shard_rows(rows as u64, (devices * tp) as u64);
+                vocabulary_rows(rows, each as usize, device * tp + rank, columns)
             }
         }
     }
@@ -178,6 +188,13 @@ impl Declaration {
     pub fn decays(&self) -> bool {
         self.shape.len() == 2
     }
+}
+
+/// The `n`-th of shards of `each` rows.
+fn vocabulary_rows(rows: usize, each: usize, n: usize, columns: usize) -> Extent {
+    let range = (n * each).min(rows)..((n + 1) * each).min(rows);
+    let padding = each - range.len();
+    Extent { rows: vec![range], columns: 0..columns, padding }
 }
 
 /// One of a rank's parameters.
@@ -252,6 +269,11 @@ impl Inventory {
     /// Tensor-parallel ranks.
     pub fn tp(&self) -> usize {
         self.tp
+    }
+
+    /// This rank among them.
+    pub fn tp_rank(&self) -> usize {
+        self.tp_rank
     }
 
     /// Adds a parameter.

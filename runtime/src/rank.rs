@@ -5,9 +5,9 @@ use crate::checkpoint::{Checkpoint, Whole};
 use crate::comm::{CommError, Communicator, Op};
 use crate::data::{Sample, Samples};
 use crate::error::Error;
-use crate::executor::{Executor, Given, Outcome, Watch};
+use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
-use crate::layers::{Draws, MicroBatch};
+use crate::layers::{Draws, MicroBatch, VocabularyShard};
 use crate::params::{Gradient, Held, Init, Inventory, Store};
 use crate::program::Program;
 use crate::reduce::{Reducer, Reduction, Span};
@@ -54,6 +54,8 @@ pub struct Rank<'a, T> {
     groups: Groups,
     cpu: Cpu,
     stages: Vec<Stage>,
+    /// Its rows of a vocabulary split over the pipeline.
+    shard: Option<VocabularyShard>,
     inventory: Inventory,
     weights: Store<T>,
     gradients: Store<T>,
@@ -80,9 +82,9 @@ impl<'a, T: Scalar> Rank<'a, T> {
         reduction: Reduction,
         seed: u64,
     ) -> Result<Self, CommError> {
-        let groups = Groups::new(world, &program.mesh)?;
+        let groups = Groups::new(world, program)?;
         let mut inventory = Inventory::new(groups.tp.rank(), groups.tp.size());
-        let stages = declare(program, groups.pp.rank(), &mut inventory);
+        let (stages, shard) = declare(program, groups.pp.rank(), &mut inventory);
         let positions = positions(program);
         let rope = Rc::new(rope_table(program, &cpu, &positions));
         let zeros = || Store::new(&inventory);
@@ -95,6 +97,7 @@ impl<'a, T: Scalar> Rank<'a, T> {
             groups,
             cpu,
             stages,
+            shard,
             inventory,
             reduction,
             seed,
@@ -166,6 +169,10 @@ impl<'a, T: Scalar> Rank<'a, T> {
             tp: &*self.groups.tp,
             pp: &*self.groups.pp,
             stages: &self.stages,
+            vocab: match (&self.shard, &self.groups.vocab) {
+                (Some(shard), Some(groups)) => Some(OverPipeline { shard, groups }),
+                _ => None,
+            },
             inventory: &self.inventory,
         };
         let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
@@ -261,7 +268,7 @@ impl<'a, T: Scalar> Rank<'a, T> {
 
     /// Sums the gradients of an embedding that first and last device share.
     fn sum_tied_gradients(&mut self) -> Result<(), CommError> {
-        let apart = self.program.last_device() != 0;
+        let apart = self.program.last_device() != 0 && self.shard.is_none();
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
@@ -379,8 +386,12 @@ fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
     first
 }
 
-/// Declares the stages of pipeline device `device`.
-fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Vec<Stage> {
+/// Declares the stages of pipeline device `device`, and its part of a vocabulary split over all.
+fn declare(
+    program: &Program,
+    device: usize,
+    inventory: &mut Inventory,
+) -> (Vec<Stage>, Option<VocabularyShard>) {
     let (mut stages, mut table) = (Vec::new(), None);
     for (chunk, index) in program.stages_of(device).into_iter().enumerate() {
         if chunk > 0 && program.layout.copies() > 1 {
@@ -390,7 +401,7 @@ fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Vec<S
         table = table.or(stage.table());
         stages.push(stage);
     }
-    stages
+    (stages, VocabularyShard::declare(program, device, inventory))
 }
 
 /// Positions of a micro-batch of whole sequences.

@@ -1,12 +1,17 @@
 //! A pipeline stage: a run of layers, with the embedding before the first and the output layer behind
-//! the last.
+//! the last. Where the vocabulary is split over the pipeline, these are positions and the last norm.
 
 use crate::buffer::Buffer;
 use crate::comm::CommError;
-use crate::layers::{Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Weights};
-use crate::params::{Inventory, Part, Store};
+use crate::layers::{
+    Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Names, Norm, Statistics,
+    WeightWork, Weights,
+};
+use crate::params::{Inventory, Part, Shared, Store};
 use crate::program::Program;
 use crate::scalar::Scalar;
+use kernels::Output;
+use std::rc::Rc;
 
 /// One stage as one rank holds it.
 #[derive(Clone, Debug)]
@@ -14,6 +19,8 @@ pub struct Stage {
     embedding: Option<EmbeddingLayer>,
     blocks: Vec<Block>,
     head: Option<HeadLayer>,
+    /// The norm in front of an output layer that all devices share.
+    norm: Option<Norm>,
     /// First element of the embedding's, each block's and the head's parameters, and the end.
     bounds: Vec<usize>,
 }
@@ -31,13 +38,22 @@ pub struct StageKept<T> {
     blocks: Vec<BlockKept<T>>,
     /// The output layer's.
     pub head: Option<HeadKept<T>>,
+    /// The last norm's, where the output layer is elsewhere.
+    norm: Option<NormKept<T>>,
+}
+
+/// What a norm keeps: its input `[r, h]` and its rows' statistics.
+struct NormKept<T> {
+    x: Shared<T>,
+    statistics: Rc<Statistics<T>>,
 }
 
 impl<T> StageKept<T> {
     /// Elements held.
     pub fn elements(&self) -> usize {
         let head = self.head.as_ref().map_or(0, HeadKept::elements);
-        self.blocks.iter().map(BlockKept::elements).sum::<usize>() + head
+        let norm = self.norm.as_ref().map_or(0, |norm| norm.x.len() + norm.statistics.elements());
+        self.blocks.iter().map(BlockKept::elements).sum::<usize>() + head + norm
     }
 }
 
@@ -56,7 +72,8 @@ impl Stage {
         let (model, split) = (&program.model, program.sequence_parallel);
         inventory.enter_stage(index);
         let mut bounds = vec![inventory.elements()];
-        let first = (index == 0).then(|| EmbeddingLayer::declare(model, split, inventory));
+        let here = program.vocab.is_none();
+        let first = (index == 0).then(|| EmbeddingLayer::declare(model, here, split, inventory));
         bounds.push(inventory.elements());
         let stage = &program.stages[index];
         let mut blocks = Vec::new();
@@ -64,17 +81,19 @@ impl Stage {
             blocks.push(Block::declare(model, layer, recompute, split, inventory));
             bounds.push(inventory.elements());
         }
-        let table = first.as_ref().map(EmbeddingLayer::table).or(embedding);
+        let table = first.as_ref().and_then(EmbeddingLayer::table).or(embedding);
         let shared = table.filter(|_| model.tied_embeddings);
         let last = index + 1 == program.stages.len();
-        let head = last.then(|| HeadLayer::declare(model, shared, split, inventory));
+        let head = (last && here).then(|| HeadLayer::declare(model, shared, split, inventory));
+        let name = Names::of(model).final_norm();
+        let norm = (last && !here).then(|| Norm::declare(model, name, split, inventory));
         bounds.push(inventory.elements());
-        Self { embedding: first, blocks, head, bounds }
+        Self { embedding: first, blocks, head, norm, bounds }
     }
 
     /// The embedding's table, if it is here.
     pub fn table(&self) -> Option<Part> {
-        self.embedding.as_ref().map(EmbeddingLayer::table)
+        self.embedding.as_ref().and_then(EmbeddingLayer::table)
     }
 
     /// First element of its parameters.
@@ -87,7 +106,8 @@ impl Stage {
         self.bounds.last().copied().unwrap_or(0)
     }
 
-    /// Forward; `x[r, h]` from the stage before, nothing for the first.
+    /// Forward; `x[r, h]` from the stage before; for the first nothing, or the tokens' rows where all devices
+    /// look them up. Gives the stream, behind the last norm where all devices share the output layer.
     ///
     /// # Errors
     /// As any collective call.
@@ -97,7 +117,7 @@ impl Stage {
         x: Buffer<T>,
     ) -> Result<(Passed<T>, StageKept<T>), CommError> {
         let mut x = match &self.embedding {
-            Some(embedding) => embedding.forward(ctx)?,
+            Some(embedding) => embedding.forward(ctx, x)?,
             None => x,
         };
         let mut blocks = Vec::with_capacity(self.blocks.len());
@@ -106,15 +126,22 @@ impl Stage {
             blocks.push(kept);
             x = y;
         }
-        let Some(head) = &self.head else {
-            return Ok((Passed::Stream(x), StageKept { blocks, head: None }));
+        if let Some(head) = &self.head {
+            let (losses, head) = head.forward(ctx, x)?;
+            let kept = StageKept { blocks, head: Some(head), norm: None };
+            return Ok((Passed::Losses(losses), kept));
+        }
+        let Some(norm) = &self.norm else {
+            return Ok((Passed::Stream(x), StageKept { blocks, head: None, norm: None }));
         };
-        let (losses, kept) = head.forward(ctx, x)?;
-        Ok((Passed::Losses(losses), StageKept { blocks, head: Some(kept) }))
+        let (y, statistics) = norm.forward(ctx, &x);
+        let norm = NormKept { x: Rc::new(x), statistics: Rc::new(statistics) };
+        Ok((Passed::Stream(y), StageKept { blocks, head: None, norm: Some(norm) }))
     }
 
-    /// Backward; `dy[r, h]` from the stage behind, nothing for the last. Gives the gradient for the
-    /// stage before; empty for the first.
+    /// Backward; `dy[r, h]` from the stage behind or from the shared output layer, nothing for a last stage
+    /// that has its own. Gives the gradient for the stage before, or, of the first stage, for the
+    /// shared input layer; empty where it has its own.
     ///
     /// # Errors
     /// As any collective call.
@@ -131,8 +158,9 @@ impl Stage {
             (Some(&from), Weights::Now(gradients)) => finished(gradients, from),
             _ => Ok(()),
         };
-        let mut dx = match (&self.head, kept.head) {
-            (Some(head), Some(kept)) => head.backward(ctx, kept, weights)?,
+        let mut dx = match (&self.head, kept.head, &self.norm, kept.norm) {
+            (Some(head), Some(kept), ..) => head.backward(ctx, kept, weights)?,
+            (_, _, Some(norm), Some(kept)) => norm_backward(ctx, norm, kept, dy, weights),
             _ => dy,
         };
         tell(weights)?;
@@ -141,10 +169,23 @@ impl Stage {
             tell(weights)?;
         }
         if let Some(embedding) = &self.embedding {
-            embedding.backward(ctx, dx, weights)?;
-            dx = Buffer::empty();
+            dx = embedding.backward(ctx, dx, weights)?;
         }
         tell(weights)?;
         Ok(dx)
     }
+}
+
+fn norm_backward<T: Scalar>(
+    ctx: &Context<'_, T>,
+    norm: &Norm,
+    kept: NormKept<T>,
+    dy: Buffer<T>,
+    weights: &mut Weights<'_, T>,
+) -> Buffer<T> {
+    let (NormKept { x, statistics }, dy) = (kept, Rc::new(dy));
+    let mut dx = ctx.buffer(x.len());
+    norm.backward_input(ctx, &x, &statistics, &dy, &mut dx, Output::Overwrite);
+    weights.take(ctx.cpu, [WeightWork::Norm { norm: *norm, x, statistics, dy }]);
+    dx
 }

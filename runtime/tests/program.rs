@@ -8,7 +8,7 @@ use models::decisions::{
     Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
-use models::schedule::ScheduleName;
+use models::schedule::{PassTimes, ScheduleName, VocabPasses};
 use runtime::program::{Program, Recompute};
 use std::collections::BTreeMap;
 
@@ -75,6 +75,23 @@ fn a_program_holds_what_was_planned() {
 }
 
 #[test]
+fn a_vocabulary_over_the_pipeline_has_passes() {
+    for (vocab, passes) in [
+        (Vocab::ParallelNaive, VocabPasses::Naive),
+        (Vocab::Parallel1, VocabPasses::One),
+        (Vocab::Parallel2, VocabPasses::Two),
+        (Vocab::Interlaced, VocabPasses::One),
+    ] {
+        let d = Decisions { vocab, ..decisions() };
+        let program = Program::new(&model("llama_tied"), &d, &stages()).unwrap();
+        let schedule = ScheduleName::OneFOneB;
+        let schedule = schedule.build_with_vocab(2, 4, 1, passes, PassTimes::default()).unwrap();
+        assert!(!program.shares_table(0));
+        assert_eq!((program.vocab, program.passes), (Some(passes), schedule.passes), "{vocab}");
+    }
+}
+
+#[test]
 fn naive_runs_the_batch_as_one() {
     let naive = Decisions { schedule: ScheduleName::Naive, ..decisions() };
     let program = Program::new(&model("llama_gqa"), &naive, &stages()).unwrap();
@@ -93,8 +110,6 @@ fn what_cannot_be_run_is_refused_by_name() {
         Decisions { zero_stage: 1, ..decisions() },
         ["zero_stage cannot be 1", "yet", "valid: 0"],
     );
-    let vocab = Decisions { vocab: Vocab::Parallel1, ..decisions() };
-    refused(vocab, ["vocab cannot be parallel_1", "yet", "first_last, redistribute, tensor"]);
     let dtype = Decisions { dtype: Dtype::Bf16, ..decisions() };
     refused(dtype, ["dtype cannot be bf16", "yet", "f32, f64"]);
     let offload = Decisions { offload: Offload::Optimizer, ..decisions() };

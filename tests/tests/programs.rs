@@ -15,7 +15,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, GPUs, and what is pinned.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 3] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 5] = [
     ("llama_gqa_tp2_pp2_dp2", "llama_gqa", 8, &["tp=2", "pp=2", "schedule=1f1b", "micro_batch=1"]),
     (
         "gpt2_pp2_two_chunks",
@@ -24,6 +24,18 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 3] = [
         &["tp=1", "pp=2", "vpp=2", "schedule=interleaved_1f1b", "micro_batch=2", "recompute=full"],
     ),
     ("gemma2_tp2", "gemma2", 2, &["tp=2", "pp=1", "micro_batch=4", "sequence_parallel=true"]),
+    (
+        "llama_tied_vocabulary",
+        "llama_tied",
+        4,
+        &["tp=2", "pp=2", "schedule=1f1b", "vocab=parallel_naive", "micro_batch=1"],
+    ),
+    (
+        "qwen2_dualpipe_v",
+        "qwen2",
+        2,
+        &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"],
+    ),
 ];
 
 fn files(plan: &Plan, runtime: &str) -> BTreeMap<&'static str, String> {

@@ -8,9 +8,9 @@ use models::formulas::communication::{
 use models::formulas::state::Zero;
 use models::plan::Plan;
 use models::program::{Program, Recompute};
-use models::schedule::{Release, Schedule};
+use models::schedule::{PassKind, PassTimes, Release, Schedule, VocabPasses};
 use models::shapes::{self, Held};
-use planner::simulate::{Durations, simulate};
+use planner::simulate::{Durations, VocabDurations, simulate};
 use runtime::Interrupt;
 use runtime::trainer::{Flags, train};
 use serde_json::Value;
@@ -22,7 +22,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, GPUs, and what is pinned.
-const PLANS: [(&str, u64, &[&str]); 7] = [
+const PLANS: [(&str, u64, &[&str]); 13] = [
     (
         "llama_gqa",
         8,
@@ -66,6 +66,40 @@ const PLANS: [(&str, u64, &[&str]); 7] = [
         4,
         &["tp=2", "pp=2", "dp=1", "schedule=naive", "micro_batch=8", "sequence_parallel=false"],
     ),
+    (
+        "llama_tied",
+        8,
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "schedule=1f1b",
+            "vocab=parallel_1",
+            "micro_batch=1",
+            "sequence_parallel=false",
+        ],
+    ),
+    (
+        "llama_gqa",
+        8,
+        &[
+            "tp=2",
+            "pp=4",
+            "dp=1",
+            "schedule=1f1b",
+            "vocab=parallel_2",
+            "micro_batch=1",
+            "sequence_parallel=true",
+        ],
+    ),
+    ("gpt2", 2, &["tp=1", "pp=2", "schedule=1f1b", "vocab=parallel_naive", "micro_batch=2"]),
+    (
+        "llama_gqa",
+        2,
+        &["tp=1", "pp=2", "vpp=2", "schedule=v_half", "vocab=parallel_1", "micro_batch=1"],
+    ),
+    ("llama_gqa", 4, &["tp=1", "pp=4", "schedule=zb_h1", "vocab=tensor", "micro_batch=1"]),
+    ("gpt2", 2, &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"]),
 ];
 
 struct Ran {
@@ -124,7 +158,15 @@ impl Ran {
 fn schedule(plan: &Plan) -> Schedule {
     let d = &plan.decisions;
     let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
-    d.schedule.build(d.pp as usize, micro_batches, d.vpp as usize).expect("it was planned")
+    let (p, v) = (d.pp as usize, d.vpp as usize);
+    let schedule = match d.vocab.passes() {
+        Some(passes) => {
+            let times = PassTimes::default();
+            d.schedule.build_with_vocab(p, micro_batches, v, passes, times)
+        }
+        None => d.schedule.build(p, micro_batches, v),
+    };
+    schedule.expect("it was planned")
 }
 
 fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
@@ -166,15 +208,14 @@ fn local_shapes_are_those_of_the_program() {
         for rank in &run.ranks {
             let mut planned = Vec::new();
             for index in run.program.stages_of(run.device(rank)) {
-                let last = index + 1 == run.program.stages.len();
                 let layers = run.program.stages[index].recompute.len();
-                let before = if index == 0 { shapes::embedding(model, tp) } else { vec![] };
-                let behind = match last {
-                    true => shapes::head(model, tp, run.program.last_device() == 0),
-                    false => vec![],
-                };
+                let [before, behind] = shapes::ends(&run.program, index);
                 let layers = (0..layers).flat_map(|_| shapes::layer(model, tp));
                 planned.extend(before.into_iter().chain(layers).chain(behind).map(of_plan));
+            }
+            if run.program.vocab.is_some() {
+                let shard = shapes::vocabulary_shard(model, tp * run.program.mesh.pp);
+                planned.extend(shard.into_iter().map(of_plan));
             }
             let mut held: Vec<Vec<u64>> =
                 rank["tensors"].as_array().expect("a list").iter().map(of_report).collect();
@@ -244,15 +285,9 @@ fn cover(covered: &mut BTreeMap<(u64, String), Vec<u8>>, replica: u64, piece: &V
 #[test]
 fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
     for run in Ran::all("passes") {
-        let stages = run.program.stages.len();
-        let each = |seconds: f64| vec![seconds; stages];
-        let durations = Durations {
-            forward: each(1.0),
-            backward: each(2.0),
-            weight: each(0.0),
-            link_s: each(0.1),
-            ..Durations::default()
-        };
+        let vocab = VocabDurations::uniform(run.schedule.devices, 0.2, 0.3);
+        let durations =
+            Durations { vocab, ..Durations::uniform(&run.schedule, 1.0, 1.1, 0.9, 0.1) };
         let timeline = simulate(&run.schedule, &durations).expect("it was planned");
         for rank in &run.ranks {
             let device = run.device(rank);
@@ -264,7 +299,8 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
             let ran = rank["passes"].as_array().expect("a list").iter();
             let ran: Vec<&str> = ran.map(|pass| pass.as_str().expect("a name")).collect();
             assert_eq!(ran, simulated, "{} device {device}", run.what);
-            let vectors = run.schedule.max_in_flight(device, Release::AtW);
+            // Of a split backward, what is held for `W` is no longer a micro-batch in flight.
+            let vectors = run.schedule.max_in_flight(device, Release::AtB);
             let most = vectors.iter().map(|counts| counts.iter().sum::<u32>()).max();
             assert_eq!(
                 number(&rank["peak_in_flight"]),
@@ -274,7 +310,7 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
             );
             // The simulator counts in a device's whole share, of which a chunk is one part.
             let chunks = run.schedule.chunks as f64;
-            let simulated = timeline.peak_activations_until_w[device] * chunks;
+            let simulated = timeline.peak_activations[device] * chunks;
             assert_eq!(number(&rank["peak_in_flight"]) as f64, simulated, "{}", run.what);
         }
     }
@@ -293,11 +329,18 @@ fn pipeline_transfers_send_what_was_planned() {
                 usize::from(stage + 1 < stages && other(stage + 1))
                     + usize::from(stage > 0 && other(stage - 1))
             });
-            let boundaries = boundaries.sum::<usize>() as f64;
+            let boundaries = boundaries.sum::<usize>();
             let each = communication::pipeline_scattered_elements(run.activation(), 1.0, tp);
-            let planned = run.micro_batches() * boundaries * each * F32;
-            assert_eq!(handed(rank, "pp", "send"), planned, "{} device {device}", run.what);
-            assert_eq!(handed(rank, "pp", "recv"), planned, "{} device {device}", run.what);
+            let planned = |transfers: usize| run.micro_batches() * transfers as f64 * each * F32;
+            // An output layer on all devices has its input from the last stage's.
+            let (told, heard) = match (&run.program.vocab, run.program.last_device() == device) {
+                (None, _) => (0, 0),
+                (Some(_), true) => (devices - 1, 0),
+                (Some(_), false) => (0, 1),
+            };
+            let (sent, received) = (planned(boundaries + told), planned(boundaries + heard));
+            assert_eq!(handed(rank, "pp", "send"), sent, "{} device {device}", run.what);
+            assert_eq!(handed(rank, "pp", "recv"), received, "{} device {device}", run.what);
         }
     }
 }
@@ -350,15 +393,14 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
         all_reduce_elements(forward + backward, tp)
     };
     let mut micro_batch = layers as f64 * each_layer;
-    if stages.contains(&0) {
-        micro_batch += ends(Part::InputEmbedding);
-    }
-    if stages.contains(&(program.stages.len() - 1)) {
-        micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
+    if program.vocab.is_some() {
         if program.sequence_parallel {
-            // The output layer's input, stored sharded as those of layers.
-            micro_batch += all_gather_elements(activation, tp);
+            // The output layer's input, for logits and for weights; and the input layer's gradient.
+            let gathers = 2.0 + if stages.contains(&0) { 1.0 } else { 0.0 };
+            micro_batch += gathers * all_gather_elements(activation, tp);
         }
+    } else {
+        micro_batch += vocabulary_in_tensor_groups(run, &stages, ends, tp);
     }
     // Where tensor-parallel ranks hold the same stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
@@ -377,6 +419,62 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     run.micro_batches() * micro_batch * F32 + STEPS * step
 }
 
+/// Elements of a micro-batch where stages hold embedding and output layer.
+fn vocabulary_in_tensor_groups(
+    run: &Ran,
+    stages: &[usize],
+    ends: impl Fn(Part) -> f64,
+    tp: f64,
+) -> f64 {
+    let program = &run.program;
+    let mut micro_batch = 0.0;
+    if stages.contains(&0) {
+        micro_batch += ends(Part::InputEmbedding);
+    }
+    if stages.contains(&(program.stages.len() - 1)) {
+        micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
+        if program.sequence_parallel {
+            // The output layer's input, stored sharded as those of layers.
+            micro_batch += all_gather_elements(run.activation(), tp);
+        }
+    }
+    micro_batch
+}
+
+/// What a vocabulary over the pipeline reduces: of every token the maximum, sum and target (`C1`), of every
+/// micro-batch the output layer's input gradient (`C2`, or with `C1`), the input layer's rows and their gradient
+/// (Vocabulary Parallelism, section 4 and appendix C).
+#[test]
+fn vocabulary_passes_reduce_what_was_planned() {
+    for run in Ran::all("vocabulary") {
+        let Some(vocab) = run.program.vocab else { continue };
+        let (tokens, activation) = (run.tokens(), run.activation());
+        let [first, middle, last] = match vocab {
+            VocabPasses::Naive => [tokens, 2.0 * tokens, activation],
+            VocabPasses::One => [3.0 * tokens, 0.0, activation],
+            VocabPasses::Two => [3.0 * tokens + activation, 0.0, 0.0],
+        };
+        let barriers = vocab.kinds().iter().filter(|&&kind| match kind {
+            PassKind::S => first > 0.0,
+            PassKind::S2 => middle > 0.0,
+            _ => last > 0.0,
+        });
+        assert_eq!(barriers.count(), vocab.barriers(), "{}", run.what);
+        for rank in &run.ranks {
+            for (group, call, elements) in [
+                ("vocab_s", "all_reduce", first),
+                ("vocab_s2", "all_reduce", middle),
+                ("vocab_t", "all_reduce", last),
+                ("vocab_input", "all_reduce", activation),
+                ("vocab_input_gradient", "broadcast", activation),
+            ] {
+                let planned = run.micro_batches() * elements * F32;
+                assert_eq!(handed(rank, group, call), planned, "{} {group}", run.what);
+            }
+        }
+    }
+}
+
 #[test]
 fn activations_take_the_bytes_that_were_planned() {
     for run in Ran::all("activations") {
@@ -389,7 +487,8 @@ fn activations_take_the_bytes_that_were_planned() {
             let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
             // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And the
             // statistics of norms and softmax, which plans leave out.
-            let head = if device == program.last_device() { run.logits_bytes() } else { 0.0 };
+            let holds = device == program.last_device() || program.vocab.is_some();
+            let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
             let most = 1.01 * planned + number(&rank["peak_in_flight"]) as f64 * head;
             assert!(

@@ -99,6 +99,8 @@ pub struct Step {
     pub model: String,
     /// Sequences of the step.
     pub global_batch: u64,
+    /// Ranks that share the machine: those measured, or one alone with all cores.
+    pub ranks: u64,
     /// Tensor-parallel ranks; all other ranks train copies of their own, with nothing in common.
     pub tp: u64,
     /// Replicas.

@@ -30,6 +30,7 @@ pub(super) struct RawCluster {
     #[serde(default)]
     any_gpu_count: bool,
     measured_ranks: Option<Spanned<u64>>,
+    thread_slowdown: Option<Number>,
 }
 
 #[derive(Deserialize)]
@@ -129,6 +130,10 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
             .as_ref()
             .map(|ranks| check.count("measured_ranks", ranks))
             .transpose()?,
+        thread_slowdown: match &raw.thread_slowdown {
+            Some(number) => check.positive("thread_slowdown", number)?,
+            None => 1.0,
+        },
     })
 }
 

@@ -87,6 +87,8 @@ pub struct ClusterSpec {
     /// Ranks that shared the machine when its figures were measured, where ranks are threads of one machine:
     /// with more of them each has less of it. See [`ClusterSpec::shared_by`].
     pub measured_ranks: Option<u64>,
+    /// Time of work on all cores by the threads of one rank, over its time by `measured_ranks` ranks at once.
+    pub thread_slowdown: f64,
 }
 
 /// One accelerator.
@@ -273,15 +275,16 @@ pub struct Software {
 }
 
 impl ClusterSpec {
-    /// The cluster as each of `ranks` sees it. Where they share one machine, each has its part: one rank
-    /// works with all cores, and more ranks than cores take turns.
+    /// The cluster as each of `ranks` sees it. Where they share one machine, each has its part: fewer ranks
+    /// work with more threads each, and more ranks than cores take turns.
     pub fn shared_by(mut self, ranks: u64) -> Self {
         let Some(measured) = self.measured_ranks else { return self };
         let share = measured as f64 / ranks as f64;
+        let speed = share / self.threads_lose(share, measured as f64);
         self.measured_ranks = Some(ranks);
-        self.device.peak_flops.values_mut().for_each(|flops| *flops *= share);
+        self.device.peak_flops.values_mut().for_each(|flops| *flops *= speed);
         self.device.hbm_bytes *= share;
-        self.device.hbm_bytes_per_s *= share;
+        self.device.hbm_bytes_per_s *= speed;
         // What a rank waits for another grows with their turns, but does not shrink where it is alone.
         let turns = share.min(1.0);
         for level in &mut self.levels {
@@ -289,6 +292,12 @@ impl ClusterSpec {
             level.latency_s /= turns;
         }
         self
+    }
+
+    /// Slowdown of a rank that works with the threads of `share` of the `measured` ranks: each doubling of
+    /// threads costs alike, and `measured` ranks' threads cost `thread_slowdown`.
+    fn threads_lose(&self, share: f64, measured: f64) -> f64 {
+        if share <= 1.0 { 1.0 } else { self.thread_slowdown.powf(share.ln() / measured.ln()) }
     }
 
     /// GPUs in one domain of each level when `gpus` are used, innermost first; never falls, the last is

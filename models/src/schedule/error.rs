@@ -1,6 +1,6 @@
 //! What is wrong with a request for a schedule, or with a schedule.
 
-use super::{Pass, ScheduleName};
+use super::{Pass, PassKind, ScheduleName};
 use std::fmt;
 use thiserror::Error;
 
@@ -166,6 +166,16 @@ pub enum ScheduleError {
         device: usize,
         /// Place of the first in the device's order.
         place: u32,
+    },
+    /// Reductions of vocabulary passes would meet those of other micro-batches.
+    #[error(
+        "device {device} runs its {kind} passes in another order of micro-batches than device 0"
+    )]
+    VocabOrder {
+        /// Device, 0-based.
+        device: usize,
+        /// The kind of vocabulary pass.
+        kind: PassKind,
     },
     /// The devices wait for one another for ever.
     #[error("the devices wait for one another: {}", waiting_list(waiting))]

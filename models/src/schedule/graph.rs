@@ -66,6 +66,7 @@ impl Graph {
         places.check_complete()?;
         places.check_local_order()?;
         places.check_pairs()?;
+        places.check_vocab_order()?;
         Walk::new(&places).run()
     }
 }
@@ -231,6 +232,22 @@ impl<'a> Places<'a> {
             };
             if let Some(&place) = pairs.iter().find(|&&place| !fits(place)) {
                 return Err(ScheduleError::Pair { device, place });
+            }
+        }
+        Ok(())
+    }
+
+    /// All devices run the vocabulary passes of a kind in one order of micro-batches: each kind's reductions
+    /// follow one another on a lane of their own, and would meet others' on a device that has another order.
+    fn check_vocab_order(&self) -> Result<(), ScheduleError> {
+        let order = |device: usize, kind: PassKind| {
+            let of_kind = self.schedule.passes[device].iter().filter(move |pass| pass.kind == kind);
+            of_kind.map(|pass| pass.micro_batch)
+        };
+        for &kind in vocab_kinds(self.schedule.vocab) {
+            let differs = |&device: &usize| !order(device, kind).eq(order(0, kind));
+            if let Some(device) = (1..self.schedule.devices).find(differs) {
+                return Err(ScheduleError::VocabOrder { device, kind });
             }
         }
         Ok(())

@@ -46,14 +46,18 @@ const HEAD_DIM: usize = 64;
 /// Models whose steps are timed: one whose products take the time, one whose fixed work does.
 const MODEL: &str = "name: probe\nlayers: 2\nhidden: 384\nheads: 6\nkv_heads: 2\nffn: 1024\n\
     vocab: 1000\nseq_len: 128\nglobal_batch: 4\n";
+/// A replica's sequences: once the gradients' reduction weighs, once the computation.
+const REPLICA: [u64; 2] = [2, 8];
 const TINY: &str = "name: tiny\nlayers: 1\nhidden: 32\nheads: 2\nffn: 64\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
 
 /// Shortest time of one round, seconds: work is repeated so often.
 const ROUND_S: f64 = 0.004;
 /// Time of all rounds of a kernel and of a training step, seconds, and their least number.
 const ALL_S: f64 = 1.0;
-const STEPS_S: f64 = 3.0;
+const STEPS_S: f64 = 1.5;
 const ROUNDS: usize = 8;
+/// All steps are timed so often in turn, so that a slow spell of the machine does not meet one of them alone.
+const SWEEPS: usize = 3;
 /// Bytes of tensors that are exchanged: one whose latency counts, and two whose bandwidth does.
 const EXCHANGED: [usize; 3] = [1 << 12, 1 << 20, 1 << 22];
 
@@ -280,21 +284,26 @@ fn pass_on(world: &dyn Communicator, data: &mut [f32]) -> Result<(), CommError> 
 }
 
 fn steps(clock: &Clock<'_>) -> Result<Vec<Step>, Error> {
-    let ranks = clock.world.size();
-    let mut splits = vec![(TINY, 1, 1), (MODEL, 1, 1)];
+    let ranks = clock.world.size() as u64;
+    let step = |model: &str, global_batch, ranks, tp, dp| {
+        let model = model.to_owned();
+        Step { model, global_batch, ranks, tp, dp, s: 0.0 }
+    };
+    let mut steps = vec![step(TINY, 4, ranks, 1, 1), step(MODEL, 4, ranks, 1, 1)];
     if ranks > 1 {
-        splits.push((MODEL, 1, ranks));
+        steps.push(step(MODEL, 8, 1, 1, 1));
+        steps.extend(REPLICA.map(|each| step(MODEL, each * ranks, ranks, 1, ranks)));
     }
     if ranks.is_multiple_of(2) {
-        splits.push((MODEL, 2, 1));
+        steps.push(step(MODEL, 8, ranks, 2, 1));
     }
-    let mut found = Vec::new();
-    for (model, tp, dp) in splits {
-        let (global_batch, s) = step_s(clock, model, tp, dp)?;
-        let (model, tp, dp) = (model.to_owned(), tp as u64, dp as u64);
-        found.push(Step { model, global_batch, tp, dp, s });
+    steps.iter_mut().for_each(|step| step.s = f64::INFINITY);
+    for _ in 0..SWEEPS {
+        for step in &mut steps {
+            step.s = step.s.min(step_s(clock, step)?);
+        }
     }
-    Ok(found)
+    Ok(steps)
 }
 
 /// Tokens of no meaning.
@@ -318,28 +327,31 @@ impl Samples for Noise {
     }
 }
 
-/// A step of the model over the ranks of a split, with its global batch; each such group of ranks trains a copy
-/// of its own.
-fn step_s(clock: &Clock<'_>, model: &str, tp: usize, dp: usize) -> Result<(u64, f64), Error> {
-    let source = Source::from_bytes("probe.yaml", model.as_bytes().to_vec());
+/// Seconds of a step. Each group of `tp * dp` ranks trains a copy of its own; where one rank is to be alone, the
+/// others wait for it.
+fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
+    let source = Source::from_bytes("probe.yaml", step.model.as_bytes().to_vec());
     let model = source
-        .and_then(|source| read(&source))
+        .and_then(|source| read(&source)?.with_run(None, Some(step.global_batch)))
         .map_err(|error| Error::World { problem: error.to_string() })?;
+    let (tp, dp) = (step.tp as usize, step.dp as usize);
     let program = program(&model, tp, dp)?;
     let group = clock.world.split("copy", clock.world.rank() / (tp * dp), clock.world.rank())?;
-    let cpu = Cpu::new(clock.cpu.threads())?;
+    if clock.world.rank() as u64 >= step.ranks {
+        return clock.best_s(|| Ok::<(), Error>(()));
+    }
+    let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
     let mut rank = Rank::<f32>::new(&program, group, cpu, Reduction::default(), 1)?;
     rank.initialise();
     let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut number = 0;
-    let s = clock.best_s(|| {
+    clock.best_s(|| {
         let result = rank.gradients(&samples, number, None)?;
         rank.update(&optimizer, 1e-4, result.norm);
         number += 1;
         Ok::<(), Error>(())
-    })?;
-    Ok((program.global_batch() as u64, s))
+    })
 }
 
 fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
@@ -352,6 +364,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         micro_batch: (model.global_batch as usize / dp).max(1),
         micro_batches: 1,
         layout: schedule.layout,
+        vocab: schedule.vocab,
         stages: vec![StageProgram {
             first_layer: 0,
             recompute: vec![Recompute::None; model.layers],

@@ -1,4 +1,5 @@
-//! Token embedding, split over the vocabulary, and learned positions.
+//! Token embedding, split over the vocabulary, and learned positions. Where the vocabulary is split over the
+//! whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only positions.
 
 use super::{Context, Names, WeightWork, Weights};
 use crate::buffer::Buffer;
@@ -12,7 +13,8 @@ use std::rc::Rc;
 /// What the first stage begins with.
 #[derive(Clone, Debug)]
 pub struct EmbeddingLayer {
-    table: Part,
+    /// The token table, unless it is split over the pipeline.
+    table: Option<Part>,
     positions: Option<(Part, usize)>,
     hidden: usize,
     /// Vocabulary rows on each rank.
@@ -34,10 +36,16 @@ pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declarati
 }
 
 impl EmbeddingLayer {
-    /// Declares the tables. Positions lie on every rank; with sequence parallelism each sees others.
-    pub fn declare(model: &ModelSpec, sequence_parallel: bool, inventory: &mut Inventory) -> Self {
+    /// Declares the tables, that of the tokens only if it is on this stage alone. Positions lie on every
+    /// rank; with sequence parallelism each sees others.
+    pub fn declare(
+        model: &ModelSpec,
+        tokens: bool,
+        sequence_parallel: bool,
+        inventory: &mut Inventory,
+    ) -> Self {
         let (names, hidden) = (Names::of(model), model.hidden as usize);
-        let table = inventory.declare(table(model, names.embedding(), false));
+        let table = tokens.then(|| inventory.declare(table(model, names.embedding(), false)));
         let positions = match model.positions {
             Positions::Rope => None,
             Positions::Learned { max } => {
@@ -53,12 +61,13 @@ impl EmbeddingLayer {
                 Some((part, max as usize))
             }
         };
-        let (rows, scale) = (table.len / hidden, model.numerics.embedding_scale);
+        let rows = table.map_or(0, |table| table.len / hidden);
+        let scale = model.numerics.embedding_scale;
         Self { table, positions, hidden, rows, scale }
     }
 
-    /// The token table, where the output layer shares it.
-    pub fn table(&self) -> Part {
+    /// The token table, where the output layer may share it.
+    pub fn table(&self) -> Option<Part> {
         self.table
     }
 
@@ -80,16 +89,19 @@ impl EmbeddingLayer {
         (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
     }
 
-    /// The stream's first rows, `[r, h]`.
+    /// The stream's first rows, `[r, h]`. `looked_up` are the tokens' where their table is elsewhere.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>) -> Result<Buffer<T>, CommError> {
-        let shape = self.vocabulary(ctx);
-        let mut partial = ctx.buffer(shape.tokens * self.hidden);
-        let table = ctx.weights.get(self.table);
-        embedding::forward(ctx.cpu, &shape, &ctx.batch.tokens, table, &mut partial);
-        let mut x = ctx.leave(partial)?;
+    pub fn forward<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        looked_up: Buffer<T>,
+    ) -> Result<Buffer<T>, CommError> {
+        let mut x = match self.table {
+            Some(table) => self.look_up(ctx, table)?,
+            None => looked_up,
+        };
         if let Some((part, rows)) = self.positions {
             let (shape, ids) = self.positions(ctx, rows);
             let mut y = ctx.buffer(x.len());
@@ -100,7 +112,20 @@ impl EmbeddingLayer {
         Ok(x)
     }
 
-    /// The work on the tables, from the gradient of the stream's first rows.
+    fn look_up<T: Scalar>(
+        &self,
+        ctx: &Context<'_, T>,
+        table: Part,
+    ) -> Result<Buffer<T>, CommError> {
+        let shape = self.vocabulary(ctx);
+        let mut partial = ctx.buffer(shape.tokens * self.hidden);
+        let table = ctx.weights.get(table);
+        embedding::forward(ctx.cpu, &shape, &ctx.batch.tokens, table, &mut partial);
+        ctx.leave(partial)
+    }
+
+    /// The work on the tables, from the gradient of the stream's first rows. Gives the gradient of the
+    /// tokens' rows, `[r, h]`, where their table is elsewhere; else nothing.
     ///
     /// # Errors
     /// As any collective call.
@@ -109,7 +134,7 @@ impl EmbeddingLayer {
         ctx: &Context<'_, T>,
         mut dx: Buffer<T>,
         weights: &mut Weights<'_, T>,
-    ) -> Result<(), CommError> {
+    ) -> Result<Buffer<T>, CommError> {
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);
         let dx = Rc::new(dx);
         if let Some((table, rows)) = self.positions {
@@ -117,9 +142,11 @@ impl EmbeddingLayer {
             let (ids, dy) = (Rc::new(ids), dx.clone());
             weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
         }
-        let (shape, table) = (self.vocabulary(ctx), self.table);
-        let (ids, dy) = (ctx.batch.tokens.clone(), ctx.enter(&dx)?);
+        let Some(table) = self.table else {
+            return Ok(Rc::try_unwrap(dx).unwrap_or_else(|shared| (*shared).clone()));
+        };
+        let (shape, ids, dy) = (self.vocabulary(ctx), ctx.batch.tokens.clone(), ctx.enter(&dx)?);
         weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
-        Ok(())
+        Ok(Buffer::empty())
     }
 }

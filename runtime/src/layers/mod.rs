@@ -23,11 +23,14 @@ mod linear;
 mod mlp;
 mod names;
 mod norm;
+mod vocabulary;
 
 pub use block::{Block, BlockKept};
 pub use embedding::EmbeddingLayer;
 pub use head::{HeadKept, HeadLayer};
 pub use names::Names;
+pub use norm::{Norm, Statistics};
+pub use vocabulary::{Local, Parts, Reduced, ShardKept, Sums, VocabularyShard};
 
 use crate::buffer::{Buffer, Pool};
 use crate::comm::{CommError, Communicator, Op, Request};
@@ -37,7 +40,6 @@ use kernels::dropout::{self, Dropout};
 use kernels::random::{Stream, View};
 use kernels::{Cpu, elementwise, embedding as rows};
 use linear::Linear;
-use norm::{Norm, Statistics};
 use std::rc::Rc;
 
 /// The tokens of one micro-batch on one data-parallel replica, and what follows from them.
@@ -107,7 +109,7 @@ impl<T: Scalar> Context<'_, T> {
     }
 
     /// Memory for `len` elements, to be written before it is read.
-    fn buffer(&self, len: usize) -> Buffer<T> {
+    pub(crate) fn buffer(&self, len: usize) -> Buffer<T> {
         self.pool.take(len)
     }
 
@@ -296,7 +298,7 @@ pub enum Weights<'a, T> {
 
 impl<T: Scalar> Weights<'_, T> {
     /// Does or collects it.
-    fn take(&mut self, cpu: &Cpu, works: impl IntoIterator<Item = WeightWork<T>>) {
+    pub(crate) fn take(&mut self, cpu: &Cpu, works: impl IntoIterator<Item = WeightWork<T>>) {
         match self {
             Self::Now(gradients) => works.into_iter().for_each(|work| work.run(cpu, gradients)),
             Self::Later(later) => later.extend(works),

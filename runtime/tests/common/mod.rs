@@ -7,7 +7,7 @@ use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
-use models::schedule::ScheduleName;
+use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
@@ -127,7 +127,8 @@ impl Split {
             true => (8 / self.dp, 1),
             false => (self.micro_batch, self.micro_batches()),
         };
-        let schedule = self.schedule.build(self.pp, micro_batches, self.vpp).unwrap();
+        let schedule =
+            schedule(self.schedule, self.pp, micro_batches, self.vpp, self.vocab).unwrap();
         Program {
             model: model.clone(),
             mesh: Mesh {
@@ -141,10 +142,28 @@ impl Split {
             micro_batch,
             micro_batches,
             layout: schedule.layout,
+            vocab: schedule.vocab,
             stages: self.stages(model),
             passes: schedule.passes,
             planned_memory_bytes: 0,
         }
+    }
+}
+
+/// A schedule, with the passes of a vocabulary where it is split over the pipeline.
+pub fn schedule(
+    name: ScheduleName,
+    devices: usize,
+    micro_batches: usize,
+    chunks: usize,
+    vocab: Vocab,
+) -> Result<Schedule, ScheduleError> {
+    match vocab.passes() {
+        Some(passes) => {
+            let times = PassTimes::default();
+            name.build_with_vocab(devices, micro_batches, chunks, passes, times)
+        }
+        None => name.build(devices, micro_batches, chunks),
     }
 }
 
@@ -307,4 +326,19 @@ fn check_weights(case: &str, expected: &Value, run: &Run) {
         near(&format!("sum of {name}"), sum, number(&wanted["sum"]), wide);
         near(&format!("dot of {name}"), dot, number(&wanted["dot"]), wide);
     }
+}
+
+/// Replaces a section of docs/equivalence.md, from its heading to the next.
+pub fn write_section(title: &str, text: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/equivalence.md");
+    let known = std::fs::read_to_string(&path).unwrap_or_default();
+    let (head, sections) = known.split_once("\n## ").unwrap_or((&known, ""));
+    let others = sections.split("\n## ").filter_map(|section| section.split_once("\n\n"));
+    let mut sections: BTreeMap<&str, &str> = others.collect();
+    sections.insert(title, text);
+    let mut page = head.trim_end().to_owned() + "\n";
+    for (title, text) in sections {
+        page += &format!("\n## {title}\n\n{}\n", text.trim());
+    }
+    std::fs::write(path, page).unwrap();
 }
