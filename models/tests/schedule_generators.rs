@@ -71,7 +71,8 @@ proptest! {
             Err(
                 ScheduleError::TooEarly { .. }
                 | ScheduleError::Deadlock { .. }
-                | ScheduleError::Pair { .. },
+                | ScheduleError::Pair { .. }
+                | ScheduleError::VocabOrder { .. },
             ) => {
                 prop_assert!(!unchanged);
             }
@@ -346,7 +347,9 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
                 let (with, without) = (with(name, v), name.build(p, 4 * p, v).unwrap());
                 for device in 0..p {
                     let (with, without) = (held(&with, device), held(&without, device));
-                    assert!((with - without - more).abs() < 1e-9, "{name} {p} {with} {without}");
+                    // The fullest moment may come before so many backwards.
+                    let held = with - without;
+                    assert!(held <= more && held > more - 1.0, "{name} {p} {with} {without}");
                 }
             }
             let half = with(ScheduleName::VHalf, 2);

@@ -36,6 +36,8 @@ pub struct Marks {
     pub first_chunk: usize,
     /// The first backward comes before the last forward of the first chunk.
     pub apart: bool,
+    /// What comes before a milestone need not come behind it: see [`Self::of_any`].
+    any_order: bool,
     micro_batches: f64,
 }
 
@@ -114,6 +116,7 @@ impl Marks {
             vocab,
             first_chunk: order.get(first).map_or(0, |pass| usize::from(pass.chunk)),
             apart: first < forward,
+            any_order: false,
             micro_batches: schedule.micro_batches as f64,
         }
     }
@@ -156,6 +159,7 @@ impl Marks {
             vocab: [[0.0; 3]; 3],
             first_chunk: v - 1,
             apart: warm_up <= last,
+            any_order: false,
             micro_batches: m as f64,
         })
     }
@@ -174,6 +178,7 @@ impl Marks {
             vocab: [[0.0; 3]; 3],
             first_chunk: chunks - 1,
             apart: false,
+            any_order: true,
             micro_batches: m,
         }
     }
@@ -190,6 +195,16 @@ impl Marks {
         backward_s = backward_s.max(around.ready_s + work_s(At::FirstBackward, At::LastBackward));
         let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
         let last_backward_s = backward_s.max(forward_s + around.way_s + first_s);
+        if self.any_order {
+            // Weight gradients of other micro-batches may run wherever the device waits.
+            let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
+            let all_s = around.arrive_s + work_s(At::Start, At::End);
+            let behind_s = around.ready_s + work_s(At::FirstBackward, At::End);
+            return Ends {
+                last_backward_s,
+                own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
+            };
+        }
         Ends { last_backward_s, own_s: last_backward_s + work_s(At::LastBackward, At::End) }
     }
 
@@ -262,13 +277,14 @@ mod tests {
         let mut compared = 0;
         let split = |name: &ScheduleName| !name.is_whole() && name.layout(2).copies() == 1;
         for schedule in ScheduleName::ALL.into_iter().filter(split) {
-            for (p, m, v) in [(2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 3, 2), (4, 4, 1)] {
+            for (p, m, v) in [(2, 1, 2), (2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 2, 1)] {
                 let Ok(order) = schedule.build(p, m, v) else { continue };
                 for device in 0..p {
                     let (any, own) = (Marks::of_any(m, v), Marks::of(&order, device));
                     let chunks = seconds(compared, v);
                     let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
-                    let around = Around { arrive_s: 1.0, ready_s: 4.0, way_s: 2.0 };
+                    let way_s = [2.0, 20.0][compared % 2];
+                    let around = Around { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
                     let (any, one) = (any.ends(&own_s, &around), own.ends(&own_s, &around));
                     let none_later = any.own_s <= one.own_s + 1e-9
                         && any.last_backward_s <= one.last_backward_s + 1e-9;
