@@ -45,6 +45,7 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "passes": program.passes.iter().map(|device| pass_lines(device)).collect::<Vec<_>>(),
         "kinds": kinds(program),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
+        "post_validation": program.post_validation,
         "vocab_shard": match program.vocab {
             Some(_) => described(&shapes::vocabulary_shard(&program.model, program.mesh.tp * program.mesh.pp)),
             None => String::new(),

@@ -266,8 +266,10 @@ fn state(plan: &Plan, checks: &mut Checks) {
         (d.dp_shard > 1 && replicas.is_multiple_of(d.dp_shard), valid)
     };
     checks.that(holds, "decisions.dp_shard", d.dp_shard, valid);
-    let valid = "false: no schedule here can use it yet";
-    checks.that(!d.post_validation, "decisions.post_validation", d.post_validation, valid);
+    let useful = d.pp > 1 && d.schedule.splits_backward() && !d.vocab.over_pipeline();
+    let valid = "false; true only with pp above 1, a schedule that splits backward, and no vocabulary passes";
+    let field = "decisions.post_validation";
+    checks.that(!d.post_validation || useful, field, d.post_validation, valid);
 }
 
 /// The schedule exists for these counts and runs to its end.

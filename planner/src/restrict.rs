@@ -292,7 +292,7 @@ impl<'a> Setting<'a> {
         if self.values == ["false"] {
             return Ok(());
         }
-        Err(self.wrong(&self.values.join(","), "false: no schedule here can use it yet"))
+        Err(self.wrong(&self.values.join(","), "false: the search does not price it yet; a plan may say true, where its schedule splits backward"))
     }
 }
 

@@ -54,6 +54,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         micro_batches,
         layout: schedule.layout,
         vocab: schedule.vocab,
+        post_validation: false,
         stages: (0..pp as usize).map(stage).collect(),
         passes: schedule.passes,
         planned_memory_bytes: 0,

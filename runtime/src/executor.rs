@@ -5,6 +5,7 @@
 //! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline go on beside the passes,
 //! in [`crate::lanes`].
 
+use crate::ahead::{left_over, passes_ahead};
 use crate::buffer::{Buffer, Pool};
 use crate::comm::{CommError, Communicator, Request, Tag};
 use crate::groups::VocabGroups;
@@ -67,6 +68,10 @@ pub struct Given<'a, T> {
 /// losses beside its logits.
 pub type Watch<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 
+/// Whether a step may go on: asked behind the forwards that run ahead ([`crate::ahead`]), before anything is
+/// added to the gradients, which are of the step before until then.
+pub type Gate<'a, T> = &'a mut dyn FnMut(&mut Store<T>) -> Result<bool, CommError>;
+
 /// One pass, as it ran.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
@@ -99,6 +104,8 @@ struct Step<'a, 'l, T> {
     given: Given<'a, T>,
     /// Reductions of a vocabulary split over the pipeline.
     lanes: Option<Lanes<'l, T>>,
+    /// Set in the tags of a step that is begun again.
+    again: Tag,
     /// What the vocabulary's passes keep of a micro-batch.
     shards: HashMap<u32, ShardKept<T>>,
     /// What a chunk keeps of a micro-batch.
@@ -122,6 +129,9 @@ enum Carried {
     /// The last stage's output, for an output layer that all devices share.
     Output = 3,
 }
+
+/// Marks transfers of a step that is begun again.
+const AGAIN: Tag = 1 << 59;
 
 /// Tags stay below bit 63, which marks collectives on a wire.
 fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
@@ -156,19 +166,54 @@ impl Executor<'_> {
         })
     }
 
+    /// Runs all passes, the first of them ahead of what `gate` waits for: `None` where it says that they were
+    /// in vain. `again` where that has been so once.
+    ///
+    /// # Errors
+    /// As any collective call, and as the gate.
+    pub fn run_gated<T: Scalar>(
+        &self,
+        given: Given<'_, T>,
+        again: bool,
+        gate: Gate<'_, T>,
+        gradients: &mut Store<T>,
+        reducer: &mut Reducer<'_, T>,
+    ) -> Result<Option<Outcome>, CommError> {
+        let (device, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
+        let (passes, ahead) = (&self.program.passes[device], passes_ahead(self.program));
+        let mut step = self.step(given, None, again);
+        for &pass in &passes[..ahead[device]] {
+            step.pass(pass, false, gradients, reducer, &mut None)?;
+        }
+        if !gate(gradients)? {
+            step.drop_left_over(&ahead)?;
+            return Ok(None);
+        }
+        self.rest(step, ahead[device], gradients, reducer, None).map(Some)
+    }
+
     fn run_passes<T: Scalar>(
         &self,
         given: Given<'_, T>,
         lanes: Option<Lanes<'_, T>>,
         gradients: &mut Store<T>,
         reducer: &mut Reducer<'_, T>,
-        mut watch: Option<Watch<'_, T>>,
+        watch: Option<Watch<'_, T>>,
     ) -> Result<Outcome, CommError> {
-        let passes = &self.program.passes[self.pp.rank()];
-        let mut step = Step {
+        self.rest(self.step(given, lanes, 0), 0, gradients, reducer, watch)
+    }
+
+    fn step<'a, 'l, T>(
+        &'a self,
+        given: Given<'a, T>,
+        lanes: Option<Lanes<'l, T>>,
+        again: Tag,
+    ) -> Step<'a, 'l, T> {
+        Step {
             executor: self,
             given,
             lanes,
+            again,
             shards: HashMap::new(),
             kept: HashMap::new(),
             later: HashMap::new(),
@@ -176,12 +221,24 @@ impl Executor<'_> {
             sends: Vec::new(),
             outcome: Outcome::default(),
             computing: Instant::now(),
-        };
+        }
+    }
+
+    /// Runs the passes from a place on, and what comes behind the last.
+    fn rest<T: Scalar>(
+        &self,
+        mut step: Step<'_, '_, T>,
+        from: usize,
+        gradients: &mut Store<T>,
+        reducer: &mut Reducer<'_, T>,
+        mut watch: Option<Watch<'_, T>>,
+    ) -> Result<Outcome, CommError> {
+        let passes = &self.program.passes[self.pp.rank()];
         // The output layer adds to a table that it shares with the first chunk, which is then complete
         // only behind all passes.
         let shared = self.program.shares_table(self.pp.rank());
         let copied = self.program.layout.copies() > 1;
-        for (n, &pass) in passes.iter().enumerate() {
+        for (n, &pass) in passes.iter().enumerate().skip(from) {
             let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
             step.pass(pass, last, gradients, reducer, &mut watch)?;
         }
@@ -241,8 +298,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         self.computing = begin;
         match pass.kind {
             PassKind::F => self.forward(pass, watch)?,
-            PassKind::BW => self.backward(pass, Some(gradients), last, reducer)?,
-            PassKind::B => self.backward(pass, None, last, reducer)?,
+            PassKind::B | PassKind::BW => self.backward(pass, last, gradients, reducer)?,
             PassKind::W => self.weights(pass, last, gradients, reducer)?,
             PassKind::S => self.first_of_vocabulary(pass)?,
             PassKind::S2 => self.middle_of_vocabulary(pass)?,
@@ -302,7 +358,7 @@ impl<T: Scalar> Step<'_, '_, T> {
     }
 
     fn note_peak(&mut self) {
-        let works = self.later.values().flatten().map(WeightWork::elements).sum::<usize>();
+        let works = WeightWork::elements(self.later.values().flatten());
         let held = self.kept.values().map(StageKept::elements).sum::<usize>();
         let shards = self.shards.values().map(ShardKept::elements).sum::<usize>();
         let outcome = &mut self.outcome;
@@ -310,12 +366,12 @@ impl<T: Scalar> Step<'_, '_, T> {
         outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
     }
 
-    /// Backward to inputs; to weights too where there are gradients to add to.
+    /// Backward to inputs; to weights too unless they have a pass of their own.
     fn backward(
         &mut self,
         pass: Pass,
-        gradients: Option<&mut Store<T>>,
         last: bool,
+        gradients: &mut Store<T>,
         reducer: &mut Reducer<'_, T>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
@@ -330,9 +386,9 @@ impl<T: Scalar> Step<'_, '_, T> {
         let held = &self.executor.stages[chunk];
         let (end, inventory) = (held.end(), self.executor.inventory);
         let mut later = Vec::new();
-        let mut weights = match gradients {
-            Some(gradients) => Weights::Now(gradients),
-            None => Weights::Later(&mut later),
+        let mut weights = match pass.kind {
+            PassKind::B => Weights::Later(&mut later, gradients),
+            _ => Weights::Now(gradients),
         };
         let mut finished = |gradients: &Store<T>, from: usize| match last {
             true => reducer.complete(inventory, gradients, from, end),
@@ -342,6 +398,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         let dx = held.backward(&ctx, kept, dy, &mut weights, &mut finished)?;
         if pass.kind == PassKind::B {
             self.later.insert((pass.chunk, pass.micro_batch), later);
+            self.note_peak();
         }
         match stage {
             0 => self.tell_input_gradient(pass, dx),
@@ -398,6 +455,7 @@ impl<T: Scalar> Step<'_, '_, T> {
     }
 
     fn receive_from(&mut self, from: usize, tag: Tag, pass: Pass) -> Result<Buffer<T>, CommError> {
+        let tag = tag | self.again;
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
@@ -425,6 +483,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         pass: Pass,
         data: Buffer<T>,
     ) -> Result<(), CommError> {
+        let tag = tag | self.again;
         if to == self.executor.pp.rank() {
             self.here.insert(tag, data);
         } else {
@@ -437,6 +496,21 @@ impl<T: Scalar> Step<'_, '_, T> {
             self.sends.push(self.executor.pp.start_send(part, to, tag)?);
         }
         Ok(())
+    }
+}
+
+impl<T: Scalar> Step<'_, '_, T> {
+    /// Takes what other devices' forwards have sent in vain, and sees own transfers to their end.
+    fn drop_left_over(self, ahead: &[usize]) -> Result<(), CommError> {
+        let (pp, program) = (self.executor.pp, self.executor.program);
+        for pass in left_over(program, ahead, pp.rank()) {
+            let stage = self.stage_of(pass);
+            let from = self.device_of(stage - 1, pass);
+            let tag = tag(Carried::Stream, stage, pass.micro_batch) | self.again;
+            let count = self.stream_elements(pass) / self.ways(pass);
+            let _in_vain: Vec<T> = pp.recv(count, from, tag)?;
+        }
+        self.sends.into_iter().try_for_each(|send| send.wait().map(drop))
     }
 }
 

@@ -13,6 +13,7 @@
 //! A [`program::Program`] holds everything that was planned. Nothing here reads a plan or decides
 //! anything that a plan should have decided.
 
+mod ahead;
 mod buffer;
 pub mod checkpoint;
 pub mod comm;

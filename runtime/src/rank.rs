@@ -2,7 +2,7 @@
 
 use crate::buffer::Pool;
 use crate::checkpoint::{Checkpoint, Whole};
-use crate::comm::{CommError, Communicator, Op};
+use crate::comm::{CommError, Communicator, Op, Request};
 use crate::data::{Sample, Samples};
 use crate::error::Error;
 use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
@@ -13,7 +13,7 @@ use crate::program::Program;
 use crate::reduce::{Reducer, Reduction, Span};
 use crate::scalar::Scalar;
 use crate::stage::Stage;
-use kernels::adamw::{self, AdamW, Parameter};
+use kernels::adamw::{self, AdamW, Parameter, Proposal};
 use kernels::random::{self, Stream, View};
 use kernels::{Cpu, elementwise, rope};
 use models::model::Positions;
@@ -33,6 +33,17 @@ pub struct Optimizer {
     pub clip: Option<f64>,
 }
 
+impl Optimizer {
+    /// Factor of gradients of norm `norm`.
+    fn gradient_scale(&self, norm: f64) -> f64 {
+        self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0))
+    }
+
+    fn decay_of(&self, held: &Held) -> f64 {
+        if held.declaration.decays() { self.weight_decay } else { 0.0 }
+    }
+}
+
 /// What a step's gradients came to, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Gradients {
@@ -46,6 +57,25 @@ pub struct Gradients {
     pub outcome: Outcome,
     /// How its replicas' gradients were summed.
     pub reductions: Vec<Span>,
+}
+
+/// A step whose gradients are there, and whose norm is still being summed.
+struct Pending {
+    /// Of this rank's tensor-parallel group, on its way over the pipeline: the squared norm.
+    squares: Request<f64>,
+    loss_sum: Request<f64>,
+    optimizer: Optimizer,
+    /// Without clipping.
+    adamw: AdamW,
+    valid_tokens: u64,
+    outcome: Outcome,
+    reductions: Vec<Span>,
+}
+
+/// Weights, and the state that belongs to them.
+struct State<'a, T> {
+    w: &'a mut Store<T>,
+    moments: &'a mut [Store<T>; 2],
 }
 
 /// One rank of a run.
@@ -62,6 +92,10 @@ pub struct Rank<'a, T> {
     moments: [Store<T>; 2],
     /// Updates made so far.
     updates: u32,
+    /// Where steps begin ahead of the norm: the weights as they are known to be right; those that passes read
+    /// are proposals.
+    settled: Option<Store<T>>,
+    pending: Option<Pending>,
     reduction: Reduction,
     seed: u64,
     /// Positions and their table, the same for every micro-batch of whole sequences.
@@ -93,6 +127,8 @@ impl<'a, T: Scalar> Rank<'a, T> {
             gradients: zeros(),
             moments: [zeros(), zeros()],
             updates: 0,
+            settled: None,
+            pending: None,
             program,
             groups,
             cpu,
@@ -117,9 +153,10 @@ impl<'a, T: Scalar> Rank<'a, T> {
         &self.inventory
     }
 
-    /// Bytes of weights, gradients and both moments.
+    /// Bytes of weights, gradients and both moments; with post-validation of settled weights, too.
     pub fn state_bytes(&self) -> u64 {
-        4 * (self.inventory.elements() * size_of::<T>()) as u64
+        let stores = if self.program.post_validation { 5 } else { 4 };
+        stores * (self.inventory.elements() * size_of::<T>()) as u64
     }
 
     /// Draws initial weights by seed, name and global index: the same ones for every split.
@@ -161,8 +198,7 @@ impl<'a, T: Scalar> Rank<'a, T> {
     ) -> Result<Gradients, Error> {
         let (batches, valid_tokens) = self.batches(samples, step)?;
         self.gradients.all_mut().fill(T::ZERO);
-        let p = self.program.model.dropout;
-        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: step as u32 });
+        let draws = self.draws(step);
         let executor = Executor {
             program: self.program,
             cpu: &self.cpu,
@@ -182,8 +218,130 @@ impl<'a, T: Scalar> Rank<'a, T> {
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients()?;
         self.sum_tied_gradients()?;
-        let loss = self.mean_loss(&outcome, valid_tokens)?;
-        Ok(Gradients { loss, valid_tokens, norm: self.gradient_norm()?, outcome, reductions })
+        let loss = mean(self.start_loss(&outcome)?, valid_tokens)?;
+        let norm = root(self.start_squares()?)?;
+        Ok(Gradients { loss, valid_tokens, norm, outcome, reductions })
+    }
+
+    fn draws(&self, step: u64) -> Option<Draws> {
+        let p = self.program.model.dropout;
+        (p > 0.0).then_some(Draws { p, seed: self.seed, step: step as u32 })
+    }
+
+    /// Runs step `step` and proposes its update, without waiting for its gradient norm: the first forwards run
+    /// while that of the step before is summed, and again where it clips (optimizer post-validation,
+    /// Zero Bubble, arXiv 2401.10241, section 4). Where the paper undoes an update, the state stays as it is here
+    /// until the norm is known, at the price of a second copy of the weights; so all numbers are those of
+    /// [`Self::gradients`] and [`Self::update`], to the bit.
+    ///
+    /// Gives what the step before came to. Where that is not finite, nothing has been run.
+    ///
+    /// # Errors
+    /// Data that cannot be read, and as any collective call.
+    pub fn step_ahead(
+        &mut self,
+        samples: &dyn Samples,
+        step: u64,
+        optimizer: &Optimizer,
+        lr: f64,
+    ) -> Result<Option<Gradients>, Error> {
+        let (batches, valid_tokens) = self.batches(samples, step)?;
+        if self.settled.is_none() {
+            self.settled = Some(self.weights.clone());
+        }
+        let mut before = None;
+        let (outcome, reductions) = match self.run_ahead(&batches, step, false, &mut before)? {
+            Some(ran) => ran,
+            None => {
+                self.take_settled();
+                let finite =
+                    |before: &Gradients| before.norm.is_finite() && before.loss.is_finite();
+                if !before.as_ref().is_some_and(finite) {
+                    return Ok(before);
+                }
+                let ran = self.run_ahead(&batches, step, true, &mut before)?;
+                ran.ok_or_else(|| begun_twice(step))?
+            }
+        };
+        self.sum_partial_gradients()?;
+        self.sum_tied_gradients()?;
+        let (loss_sum, squares) = (self.start_loss(&outcome)?, self.start_squares()?);
+        let adamw = self.next_step(optimizer, lr, 1.0);
+        self.propose(optimizer, &adamw);
+        let optimizer = *optimizer;
+        self.pending = Some(Pending {
+            squares,
+            loss_sum,
+            optimizer,
+            adamw,
+            valid_tokens,
+            outcome,
+            reductions,
+        });
+        Ok(before)
+    }
+
+    /// How the last step's passes ran, of which [`Self::step_ahead`] has not told yet.
+    pub fn pending_outcome(&self) -> Option<&Outcome> {
+        self.pending.as_ref().map(|pending| &pending.outcome)
+    }
+
+    /// Waits for the last step of [`Self::step_ahead`] and gives what it came to.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn settle(&mut self) -> Result<Option<Gradients>, Error> {
+        let (Some(pending), Some(settled)) = (self.pending.take(), &mut self.settled) else {
+            return Ok(None);
+        };
+        let state = State { w: settled, moments: &mut self.moments };
+        let (result, _) = pending.settle(&self.cpu, &self.inventory, &self.gradients, state)?;
+        self.take_settled();
+        Ok(Some(result))
+    }
+
+    fn take_settled(&mut self) {
+        if let Some(settled) = &self.settled {
+            self.weights.all_mut().copy_from_slice(settled.all());
+        }
+    }
+
+    /// Runs the passes of a step, and settles the one before on the way; `None` where its proposal was wrong.
+    fn run_ahead(
+        &mut self,
+        batches: &[MicroBatch<T>],
+        step: u64,
+        again: bool,
+        before: &mut Option<Gradients>,
+    ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
+        let draws = self.draws(step);
+        let executor = Executor {
+            program: self.program,
+            cpu: &self.cpu,
+            tp: &*self.groups.tp,
+            pp: &*self.groups.pp,
+            stages: &self.stages,
+            vocab: None,
+            inventory: &self.inventory,
+        };
+        let (pending, settled, moments) = (&mut self.pending, &mut self.settled, &mut self.moments);
+        let (cpu, inventory) = (&self.cpu, &self.inventory);
+        let mut gate = |gradients: &mut Store<T>| {
+            let mut right = true;
+            if let (Some(pending), Some(w)) = (pending.take(), settled.as_mut()) {
+                let state = State { w, moments: &mut *moments };
+                let (result, was_right) = pending.settle(cpu, inventory, gradients, state)?;
+                (*before, right) = (Some(result), was_right);
+            }
+            gradients.all_mut().fill(T::ZERO);
+            Ok(right)
+        };
+        let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
+        let given = Given { weights: &self.weights, batches, draws, pool: &self.pool };
+        let gradients = &mut self.gradients;
+        let ran = executor.run_gated(given, again, &mut gate, gradients, &mut reducer)?;
+        let Some(outcome) = ran else { return Ok(None) };
+        Ok(Some((outcome, reducer.finish(gradients)?)))
     }
 
     /// This replica's micro-batches, and the valid tokens of all replicas.
@@ -278,48 +436,56 @@ impl<'a, T: Scalar> Rank<'a, T> {
         self.groups.ends.all_reduce(self.gradients.get_mut(part), Op::Sum)
     }
 
-    /// Mean over the iteration's valid tokens, from the ranks that hold the output layer.
-    fn mean_loss(&self, outcome: &Outcome, valid_tokens: u64) -> Result<f64, CommError> {
+    /// Starts summing the iteration's losses, from the ranks that hold the output layer.
+    fn start_loss(&self, outcome: &Outcome) -> Result<Request<f64>, CommError> {
         // All tensor-parallel ranks know the same losses: one of them tells.
-        let mut sum = [if self.groups.tp.rank() == 0 { outcome.loss_sum } else { 0.0 }];
-        self.groups.world.all_reduce(&mut sum, Op::Sum)?;
-        Ok(sum[0] / valid_tokens.max(1) as f64)
+        let sum = if self.groups.tp.rank() == 0 { outcome.loss_sum } else { 0.0 };
+        self.groups.world.start_all_reduce(vec![sum], Op::Sum)
     }
 
-    /// Norm over all parameters of the model, each element counted once.
-    fn gradient_norm(&self) -> Result<f64, CommError> {
+    /// Starts summing squares over all parameters of the model, each element counted once.
+    fn start_squares(&self) -> Result<Request<f64>, CommError> {
         let counted = self.inventory.all().iter().filter(|held| held.counted);
         let squares = counted
             .map(|held| elementwise::sum_of_squares(&self.cpu, self.gradients.get(held.part)));
         let mut sum = [squares.sum::<f64>()];
         // Replicas have the same gradients by now.
         self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
-        self.groups.pp.all_reduce(&mut sum, Op::Sum)?;
-        Ok(sum[0].sqrt())
+        self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
     }
 
     /// Updates the weights with gradients of norm `norm`.
     pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) {
+        let adamw = self.next_step(optimizer, lr, optimizer.gradient_scale(norm));
+        let state = State { w: &mut self.weights, moments: &mut self.moments };
+        state.update(&self.cpu, &self.inventory, &adamw, optimizer, &self.gradients);
+    }
+
+    /// Numbers of the next update.
+    fn next_step(&mut self, optimizer: &Optimizer, lr: f64, gradient_scale: f64) -> AdamW {
         self.updates += 1;
-        let clip = |most: f64| (most / (norm + 1e-6)).min(1.0);
-        let adamw = AdamW {
+        AdamW {
             lr,
             beta1: optimizer.betas.0,
             beta2: optimizer.betas.1,
             eps: optimizer.eps,
             step: self.updates,
-            gradient_scale: optimizer.clip.map_or(1.0, clip),
-        };
-        let [m, v] = &mut self.moments;
-        let (mut w, mut m, mut v) = (self.weights.all_mut(), m.all_mut(), v.all_mut());
+            gradient_scale,
+        }
+    }
+
+    /// Weights for passes as they are behind a step; the state stays.
+    fn propose(&mut self, optimizer: &Optimizer, adamw: &AdamW) {
+        let Some(settled) = &self.settled else { return };
+        let [m, v] = &self.moments;
+        let mut weights = self.weights.all_mut();
         let mut parameters = Vec::with_capacity(self.inventory.all().len());
         for held in self.inventory.all() {
-            let decay = if held.declaration.decays() { optimizer.weight_decay } else { 0.0 };
-            let g = self.gradients.get(held.part);
-            let (w, m, v) = (take(&mut w, g.len()), take(&mut m, g.len()), take(&mut v, g.len()));
-            parameters.push(Parameter { w, g, m, v, decay });
+            let to = take(&mut weights, held.part.len);
+            let [w, g, m, v] = [settled, &self.gradients, m, v].map(|store| store.get(held.part));
+            parameters.push(Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) });
         }
-        adamw::update(&self.cpu, &adamw, &mut parameters);
+        adamw::proposal(&self.cpu, adamw, &mut parameters);
     }
 
     /// The model's gradients, whole, on rank 0 of the world; nothing on the others.
@@ -378,6 +544,69 @@ impl<'a, T: Scalar> Rank<'a, T> {
         }
         Ok(Some(tensors))
     }
+}
+
+impl<T: Scalar> State<'_, T> {
+    fn update(
+        self,
+        cpu: &Cpu,
+        inventory: &Inventory,
+        adamw: &AdamW,
+        optimizer: &Optimizer,
+        gradients: &Store<T>,
+    ) {
+        let [m, v] = self.moments;
+        let (mut w, mut m, mut v) = (self.w.all_mut(), m.all_mut(), v.all_mut());
+        let mut parameters = Vec::with_capacity(inventory.all().len());
+        for held in inventory.all() {
+            let g = gradients.get(held.part);
+            let (w, m, v) = (take(&mut w, g.len()), take(&mut m, g.len()), take(&mut v, g.len()));
+            parameters.push(Parameter { w, g, m, v, decay: optimizer.decay_of(held) });
+        }
+        adamw::update(cpu, adamw, &mut parameters);
+    }
+}
+
+impl Pending {
+    /// Waits for the norm and updates the state, unless the numbers are not finite. Says what the step came
+    /// to, and whether its proposal was right.
+    fn settle<T: Scalar>(
+        self,
+        cpu: &Cpu,
+        inventory: &Inventory,
+        gradients: &Store<T>,
+        state: State<'_, T>,
+    ) -> Result<(Gradients, bool), CommError> {
+        let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
+        let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
+        let gradient_scale = optimizer.gradient_scale(norm);
+        let finite = norm.is_finite() && loss.is_finite();
+        if finite {
+            let adamw = AdamW { gradient_scale, ..adamw };
+            state.update(cpu, inventory, &adamw, &optimizer, gradients);
+        }
+        let right = finite && gradient_scale == adamw.gradient_scale;
+        Ok((Gradients { loss, valid_tokens, norm, outcome, reductions }, right))
+    }
+}
+
+/// A sum over an iteration's valid tokens, divided by them.
+fn mean(sum: Request<f64>, valid_tokens: u64) -> Result<f64, CommError> {
+    Ok(only(sum)? / valid_tokens.max(1) as f64)
+}
+
+fn root(squares: Request<f64>) -> Result<f64, CommError> {
+    Ok(only(squares)?.sqrt())
+}
+
+fn only(request: Request<f64>) -> Result<f64, CommError> {
+    Ok(request.wait()?.first().copied().unwrap_or(f64::NAN))
+}
+
+/// What is settled once cannot be wrong again: our bug.
+fn begun_twice(step: u64) -> CommError {
+    let reason = "the step before was settled, and still the gate is closed".to_owned();
+    CommError::Invalid { call: format!("step {step}"), reason }
 }
 
 fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {

@@ -1,7 +1,7 @@
 //! The front door: a generated trainer's `main` calls [`main`] with its program.
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::comm::{CommError, Communicator, Op, Options, Solo, Traffic, run_ranks};
+use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks};
 use crate::data::{self, Samples};
 use crate::error::Error;
 use crate::interrupt::{INTERRUPTED, Interrupt};
@@ -305,7 +305,18 @@ struct Run<'a, 'p, T> {
     before: Traffic,
     /// The last step's result; `None` before the first.
     last: Option<Gradients>,
+    /// Of the last step, where its norm is not awaited.
+    told: Option<Told>,
     peak_elements: usize,
+}
+
+/// What a step tells of itself, beside what its gradients came to.
+struct Told {
+    step: u64,
+    lr: f64,
+    seconds: f64,
+    /// Most bytes on any rank, and whether any was asked to end.
+    most: Request<i64>,
 }
 
 /// A file that is written line by line.
@@ -361,6 +372,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             trace,
             before,
             last,
+            told: None,
             peak_elements: 0,
         })
     }
@@ -368,10 +380,17 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
     fn train(mut self) -> Result<(), Error> {
         let mut interrupted = None;
         for step in 0..self.flags.steps {
-            if self.step(step)? {
+            let ends = match self.program.post_validation {
+                true => self.step_ahead(step)?,
+                false => self.step(step)?,
+            };
+            if ends {
                 interrupted = Some(Error::Interrupted { steps: step + 1 });
                 break;
             }
+        }
+        if let Some(result) = self.rank.settle()? {
+            self.settled(result)?;
         }
         self.bar.finish();
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
@@ -391,11 +410,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         let result = self.rank.gradients(&*self.samples, step, None)?;
         finite(step, "loss", result.loss)?;
         finite(step, "gradient norm", result.norm)?;
-        if let (0, Some(path)) = (step, &self.flags.dump_gradients)
-            && let Some(gradients) = self.rank.whole_gradients()?
-        {
-            checkpoint::write(path, &gradients)?;
-        }
+        self.dump_gradients(step)?;
         let (lr, updating) = (self.lr.at(step), Instant::now());
         self.rank.update(&self.flags.optimizer(), lr, result.norm);
         self.peak_elements = self.peak_elements.max(result.outcome.peak_elements);
@@ -404,25 +419,63 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             trace.reductions(&result.reductions);
             trace.phase("update", updating, Instant::now());
         }
-        let ends = self.tell(step, &result, lr, begin)?;
+        let told = self.start_telling(step, lr, begin)?;
+        let ends = self.tell(told, &result)?;
         self.last = Some(result);
         Ok(ends)
     }
 
-    /// Writes the step's metrics. All ranks agree here on whether they were asked to end.
-    fn tell(
-        &mut self,
-        step: u64,
-        result: &Gradients,
-        lr: f64,
-        begin: Instant,
-    ) -> Result<bool, Error> {
+    /// The same without waiting for the norm: tells of the step before, and says whether any rank was asked to
+    /// end by then.
+    fn step_ahead(&mut self, step: u64) -> Result<bool, Error> {
+        let (begin, lr) = (Instant::now(), self.lr.at(step));
+        let before = self.rank.step_ahead(&*self.samples, step, &self.flags.optimizer(), lr)?;
+        let ends = before.map_or(Ok(false), |before| self.settled(before))?;
+        self.dump_gradients(step)?;
+        if let Some(outcome) = self.rank.pending_outcome() {
+            self.peak_elements = self.peak_elements.max(outcome.peak_elements);
+        }
+        self.told = Some(self.start_telling(step, lr, begin)?);
+        Ok(ends)
+    }
+
+    /// Takes up what a step came to whose norm was not awaited.
+    fn settled(&mut self, result: Gradients) -> Result<bool, Error> {
+        let Some(told) = self.told.take() else { return Ok(false) };
+        finite(told.step, "loss", result.loss)?;
+        finite(told.step, "gradient norm", result.norm)?;
+        if let Some(trace) = &mut self.trace {
+            trace.passes(&result.outcome.ran);
+            trace.reductions(&result.reductions);
+        }
+        let ends = self.tell(told, &result)?;
+        self.last = Some(result);
+        Ok(ends)
+    }
+
+    /// Writes the first step's gradients, where they are asked for.
+    fn dump_gradients(&self, step: u64) -> Result<(), Error> {
+        if let (0, Some(path)) = (step, &self.flags.dump_gradients)
+            && let Some(gradients) = self.rank.whole_gradients()?
+        {
+            checkpoint::write(path, &gradients)?;
+        }
+        Ok(())
+    }
+
+    fn start_telling(&self, step: u64, lr: f64, begin: Instant) -> Result<Told, Error> {
         let activations = self.peak_elements * size_of::<T>();
         let peak = (self.rank.state_bytes() + activations as u64) as i64;
-        let mut most = [peak, i64::from(self.interrupt.is_asked())];
-        self.rank.groups().world.all_reduce(&mut most, Op::Max)?;
-        let [peak, asked] = most;
-        let seconds = begin.elapsed().as_secs_f64();
+        let most = vec![peak, i64::from(self.interrupt.is_asked())];
+        let most = self.rank.groups().world.start_all_reduce(most, Op::Max)?;
+        Ok(Told { step, lr, seconds: begin.elapsed().as_secs_f64(), most })
+    }
+
+    /// Writes a step's metrics. All ranks agree here on whether they were asked to end.
+    fn tell(&mut self, told: Told, result: &Gradients) -> Result<bool, Error> {
+        let Told { step, lr, seconds, most } = told;
+        let most = most.wait()?;
+        let [peak, asked] = [0, 1].map(|n| most.get(n).copied().unwrap_or_default());
         let tokens = (self.program.global_batch() * self.program.seq_len()) as f64;
         let flops = 3.0 * models::layer::forward_flops(&self.program.model, tokens);
         let metrics = Metrics {

@@ -11,7 +11,7 @@
 mod fast;
 pub mod reference;
 
-pub use fast::update;
+pub use fast::{proposal, update};
 
 /// Numbers of one step, the same for all its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +43,33 @@ pub struct Parameter<'a, T> {
     pub v: &'a mut [T],
     /// Weight decay of this parameter, 0 for none.
     pub decay: f64,
+}
+
+/// A parameter whose state stays as it is while the step's weights go elsewhere: slices of one length.
+#[derive(Debug)]
+pub struct Proposal<'a, T> {
+    /// The step's weights, written.
+    pub to: &'a mut [T],
+    /// Weights.
+    pub w: &'a [T],
+    /// Gradient.
+    pub g: &'a [T],
+    /// First moment.
+    pub m: &'a [T],
+    /// Second moment.
+    pub v: &'a [T],
+    /// Weight decay of this parameter, 0 for none.
+    pub decay: f64,
+}
+
+impl<T> Proposal<'_, T> {
+    #[track_caller]
+    fn check(&self) {
+        let lengths = [self.w.len(), self.g.len(), self.m.len(), self.v.len()];
+        for (name, got) in ["w", "g", "m", "v"].into_iter().zip(lengths) {
+            crate::check::length(name, got, self.to.len());
+        }
+    }
 }
 
 impl<T> Parameter<'_, T> {

@@ -1,6 +1,6 @@
 //! Element by element, in f64.
 
-use super::{AdamW, Parameter};
+use super::{AdamW, Parameter, Proposal};
 use crate::{Cpu, Real};
 
 /// One step of every parameter.
@@ -20,5 +20,17 @@ pub fn update<T: Real>(_cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>
             parameter.w[at] = T::from_f64(parameter.w[at].to_f64() * keep - change);
             (parameter.m[at], parameter.v[at]) = (T::from_f64(m), T::from_f64(v));
         }
+    }
+}
+
+/// The weights that [`update`] would give, beside the state as it is.
+///
+/// # Panics
+/// Where the slices of a parameter differ in length, or the step is 0.
+pub fn proposal<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Proposal<T>]) {
+    for Proposal { to, w, g, m, v, decay } in parameters {
+        to.copy_from_slice(w);
+        let (mut m, mut v) = (m.to_vec(), v.to_vec());
+        update(cpu, adamw, &mut [Parameter { w: to, g, m: &mut m, v: &mut v, decay: *decay }]);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{close, cpu, normal, tolerance};
 use kernels::Real;
-use kernels::adamw::{AdamW, Parameter, reference, update};
+use kernels::adamw::{AdamW, Parameter, Proposal, proposal, reference, update};
 use proptest::prelude::*;
 
 /// Decoupled decay, then the bias-corrected step, as written in the golden data's conventions.
@@ -66,6 +66,27 @@ proptest! {
     fn blocks_are_the_reference(n in prop_oneof![0usize..70, Just(40_001)], step in 1u32..100) {
         compare::<f64>(n, step);
         compare::<f32>(n, step);
+    }
+}
+
+/// What a step would give, to the bit, and nothing else changes.
+fn propose<T: Real>(n: usize, step: u32) {
+    let [mut w, g, mut m, mut v] = state::<T>(n);
+    let (mut to, mut plain) = (vec![T::ZERO; n], vec![T::ZERO; n]);
+    let of = |to| Proposal { to, w: &w, g: &g, m: &m, v: &v, decay: 0.1 };
+    proposal(&cpu(), &numbers(step), &mut [of(&mut to)]);
+    reference::proposal(&cpu(), &numbers(step), &mut [of(&mut plain)]);
+    close("plain", &to, &plain, tolerance::<T>());
+    let state = Parameter { w: &mut w, g: &g, m: &mut m, v: &mut v, decay: 0.1 };
+    update(&cpu(), &numbers(step), &mut [state]);
+    assert!(to == w, "step {step}");
+}
+
+#[test]
+fn proposals_are_what_steps_give() {
+    for (n, step) in [(0, 1), (7, 1), (70, 2), (40_001, 3)] {
+        propose::<f64>(n, step);
+        propose::<f32>(n, step);
     }
 }
 

@@ -365,6 +365,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         micro_batches: 1,
         layout: schedule.layout,
         vocab: schedule.vocab,
+        post_validation: false,
         stages: vec![StageProgram {
             first_layer: 0,
             recompute: vec![Recompute::None; model.layers],

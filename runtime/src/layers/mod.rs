@@ -40,6 +40,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::random::{Stream, View};
 use kernels::{Cpu, elementwise, embedding as rows};
 use linear::Linear;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 /// The tokens of one micro-batch on one data-parallel replica, and what follows from them.
@@ -279,11 +280,20 @@ impl<T: Scalar> WeightWork<T> {
         }
     }
 
-    /// Elements it keeps alive.
-    pub fn elements(&self) -> usize {
+    /// Elements that these keep alive, each buffer once: projections of one input share it.
+    pub fn elements<'a>(works: impl Iterator<Item = &'a Self>) -> usize
+    where
+        T: 'a,
+    {
+        let mut seen = HashSet::new();
+        let buffers = works.flat_map(Self::buffers).flatten();
+        buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.len()).sum()
+    }
+
+    fn buffers(&self) -> [Option<&Shared<T>>; 2] {
         match self {
-            Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => x.len() + dy.len(),
-            Self::Bias { dy, .. } | Self::Embedding { dy, .. } => dy.len(),
+            Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
+            Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
         }
     }
 }
@@ -292,8 +302,9 @@ impl<T: Scalar> WeightWork<T> {
 pub enum Weights<'a, T> {
     /// As soon as possible, while reductions of input gradients are under way.
     Now(&'a mut Store<T>),
-    /// Later: it is collected.
-    Later(&'a mut Vec<WeightWork<T>>),
+    /// Later: it is collected, but for sums over rows, which cost next to nothing and would keep a norm's input
+    /// and the gradient of its output.
+    Later(&'a mut Vec<WeightWork<T>>, &'a mut Store<T>),
 }
 
 impl<T: Scalar> Weights<'_, T> {
@@ -301,7 +312,18 @@ impl<T: Scalar> Weights<'_, T> {
     pub(crate) fn take(&mut self, cpu: &Cpu, works: impl IntoIterator<Item = WeightWork<T>>) {
         match self {
             Self::Now(gradients) => works.into_iter().for_each(|work| work.run(cpu, gradients)),
-            Self::Later(later) => later.extend(works),
+            Self::Later(later, gradients) => {
+                for work in works {
+                    match work {
+                        WeightWork::Norm { .. } | WeightWork::Bias { .. } => {
+                            work.run(cpu, gradients);
+                        }
+                        WeightWork::Linear { .. } | WeightWork::Embedding { .. } => {
+                            later.push(work);
+                        }
+                    }
+                }
+            }
         }
     }
 }

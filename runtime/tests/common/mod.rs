@@ -143,6 +143,7 @@ impl Split {
             micro_batches,
             layout: schedule.layout,
             vocab: schedule.vocab,
+            post_validation: false,
             stages: self.stages(model),
             passes: schedule.passes,
             planned_memory_bytes: 0,

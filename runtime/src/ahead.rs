@@ -1,0 +1,123 @@
+//! Which forwards each device runs before it must know that the step before was right.
+//!
+//! With optimizer post-validation (Zero Bubble, arXiv 2401.10241, section 4) devices begin a step with weights
+//! that are proposed, not yet settled: the norm of the gradients is still being summed. A device runs the
+//! forwards of its warm-up meanwhile. Where the proposal was wrong, all devices throw these away and
+//! begin again.
+
+use crate::program::Program;
+use models::schedule::{Pass, PassKind};
+
+/// For each device, how many passes it runs before it waits: forwards alone, and only those whose inputs are
+/// such forwards, too, so that all devices come to the point where they wait.
+pub fn passes_ahead(program: &Program) -> Vec<usize> {
+    let is_forward = |pass: &Pass| pass.kind == PassKind::F;
+    let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
+    let mut ahead: Vec<usize> = program.passes.iter().map(warm_up).collect();
+    loop {
+        let fits = |device: usize, &pass: &Pass| match input(program, device, pass) {
+            Some((other, needs)) => program.passes[other][..ahead[other]].contains(&needs),
+            None => true,
+        };
+        let count = |device: usize| {
+            let passes = program.passes[device][..ahead[device]].iter();
+            passes.take_while(|pass| fits(device, pass)).count()
+        };
+        let next: Vec<usize> = (0..ahead.len()).map(count).collect();
+        if next == ahead {
+            return ahead;
+        }
+        ahead = next;
+    }
+}
+
+/// The forward whose output a forward takes, and the device that runs it; `None` for the first stage's.
+pub fn input(program: &Program, device: usize, pass: Pass) -> Option<(usize, Pass)> {
+    let (layout, devices) = (program.layout, program.mesh.pp as usize);
+    let stage = layout.stage_of(devices, device, usize::from(pass.chunk));
+    let (other, chunk) = layout.holder(devices, stage.checked_sub(1)?, pass.chunk);
+    Some((other, Pass { chunk, ..pass }))
+}
+
+/// Forwards that a device has run ahead of one of this device's, which has not.
+pub fn left_over(program: &Program, ahead: &[usize], device: usize) -> Vec<Pass> {
+    let of = |device: usize| &program.passes[device][..ahead[device]];
+    let forwards = program.passes[device].iter().filter(|pass| pass.kind == PassKind::F);
+    let arrived = |pass: &&Pass| match input(program, device, **pass) {
+        Some((other, needs)) => other != device && of(other).contains(&needs),
+        None => false,
+    };
+    forwards.filter(arrived).filter(|pass| !of(device).contains(pass)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::StageProgram;
+    use models::decisions::RankOrder;
+    use models::input::Source;
+    use models::mesh::Mesh;
+    use models::schedule::{Schedule, ScheduleName};
+
+    fn program(schedule: Schedule) -> Program {
+        let text = "name: a\nlayers: 8\nhidden: 8\nheads: 2\nkv_heads: 2\nffn: 8\nvocab: 8\n\
+                    max_positions: 8\nseq_len: 8\nglobal_batch: 8\ntied_embeddings: false\n";
+        let source = Source::from_bytes("a.yaml", text.as_bytes().to_vec()).unwrap();
+        let (tp, cp, dp, pp) = (1, 1, 1, schedule.devices as u64);
+        Program {
+            model: models::model::read(&source).unwrap(),
+            mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
+            sequence_parallel: false,
+            micro_batch: 1,
+            micro_batches: schedule.micro_batches,
+            layout: schedule.layout,
+            vocab: None,
+            post_validation: true,
+            stages: vec![StageProgram { first_layer: 0, recompute: vec![] }; schedule.stages()],
+            passes: schedule.passes,
+            planned_memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn warm_ups_of_one_chunk_run_whole() {
+        let ahead = |name: ScheduleName| passes_ahead(&program(name.build(4, 8, 1).unwrap()));
+        assert_eq!(ahead(ScheduleName::ZbH1), [4, 3, 2, 1]);
+        assert_eq!(ahead(ScheduleName::ZbH2), [7, 5, 3, 1]);
+        assert_eq!(ahead(ScheduleName::GPipe), [8, 8, 8, 8]);
+    }
+
+    /// Every forward that runs ahead has its input from one that does.
+    #[test]
+    fn inputs_of_what_runs_ahead_run_ahead() {
+        for name in ScheduleName::ALL {
+            let chunks = name.chunk_rule().nearest(2);
+            for (p, m) in [(2, 4), (4, 8), (4, 13)] {
+                let Ok(schedule) = name.build(p, m, chunks) else { continue };
+                let program = program(schedule);
+                let ahead = passes_ahead(&program);
+                assert!(ahead[0] > 0, "{name}");
+                for device in 0..p {
+                    for &pass in &program.passes[device][..ahead[device]] {
+                        let there = |(other, needs): (usize, Pass)| {
+                            program.passes[other][..ahead[other]].contains(&needs)
+                        };
+                        assert!(input(&program, device, pass).is_none_or(there), "{name} {pass}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_arrives_and_is_not_taken_is_left_over() {
+        let schedule = ScheduleName::ZbH1.build(2, 4, 1).unwrap();
+        let program = program(schedule);
+        let ahead = passes_ahead(&program);
+        assert_eq!(ahead, [2, 1]);
+        let left: Vec<u32> =
+            left_over(&program, &ahead, 1).iter().map(|pass| pass.micro_batch).collect();
+        assert_eq!(left, [1]);
+        assert_eq!(left_over(&program, &ahead, 0), []);
+    }
+}
