@@ -77,7 +77,7 @@ impl Schedule {
         let (micro_batch, stage) = (micro_batch.parse().ok()?, stage.parse::<usize>().ok()?);
         let chunk = stage / self.devices;
         let here = chunk < self.chunks && self.stage_of(device, chunk) == stage;
-        here.then(|| Pass { kind, micro_batch, chunk: chunk as u16 })
+        here.then_some(Pass { kind, micro_batch, chunk: chunk as u16 })
     }
 
     fn word(&self, device: usize, pass: Pass) -> String {

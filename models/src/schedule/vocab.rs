@@ -58,7 +58,7 @@ pub fn one_f_one_b_with_vocab(
         one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// Interleaved 1F1B with vocabulary passes: for each barrier a round more of forwards first.
@@ -75,7 +75,7 @@ pub(super) fn interleaved_with_vocab(
         one_forward_one_backward(forwards, backwards, warm_up)
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with vocabulary passes.
@@ -93,7 +93,7 @@ pub(super) fn zero_bubble_with_vocab(
         split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// V-Half and V-Min with vocabulary passes: backwards come a period later for each barrier, and every
@@ -108,7 +108,7 @@ pub(super) fn building_block_with_vocab(
     let delayed = |[f0, f1, b1, b0]: Block| [f0, f1, b1 + later, b0 + later];
     let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
     let passes = repeated(&blocks, counts.micro_batches);
-    insert(counts.schedule(StageLayout::V, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::V, passes), vocab, times)
 }
 
 /// Any other schedule with one copy of each stage: its order for as many micro-batches more as there are
@@ -140,7 +140,7 @@ pub(super) fn delayed_with_vocab(
     };
     let orders = longer.passes.iter().zip(&longer.pairs).map(|(order, pairs)| delay(order, pairs));
     let (passes, pairs) = orders.unzip();
-    insert(Schedule { micro_batches, passes, pairs, ..longer }, vocab, times)
+    insert(&Schedule { micro_batches, passes, pairs, ..longer }, vocab, times)
 }
 
 /// A pass of the longer order as one of the order with later backwards; `None` where there is no such
@@ -171,7 +171,7 @@ pub(super) fn breadth_first_with_vocab(
     } else {
         gpipe(devices, micro_batches)?
     };
-    insert(base, vocab, times)
+    insert(&base, vocab, times)
 }
 
 /// The blocks of V-Half or V-Min.
@@ -181,13 +181,14 @@ pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
 
 /// Puts vocabulary passes into a schedule whose order leaves room for the barriers.
 fn insert(
-    schedule: Schedule,
+    schedule: &Schedule,
     vocab: VocabPasses,
     times: PassTimes,
 ) -> Result<Schedule, ScheduleError> {
     times.check()?;
-    let (passes, pairs) = Greedy::new(&schedule, vocab, times).run();
-    Ok(Schedule { vocab: Some(vocab), passes, pairs, ..schedule })
+    let (passes, pairs) = Greedy::new(schedule, vocab, times).run();
+    let Schedule { devices, chunks, micro_batches, layout, .. } = *schedule;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes, pairs })
 }
 
 /// Not known yet.
@@ -494,6 +495,7 @@ impl<'a> Device<'a> {
 }
 
 /// What a pass makes ready.
+#[derive(Clone, Copy)]
 enum Opens {
     /// The next pass of this device.
     One(usize),

@@ -100,30 +100,30 @@ impl Members {
         let counted: Vec<Marks> =
             (0..line.devices).filter_map(|device| line.counted_marks(device)).collect();
         if line.schedule.is_whole() || !counted.is_empty() {
-            return Self::with(layers, &line, list, held_by(&line), counted);
+            return Self::with(layers, &line, list, &held_by(&line), counted);
         }
         let pipeline = pipeline();
-        let in_flight = pipeline.in_flight.iter().map(|vectors| fullest(vectors)).collect();
-        Self::with(layers, &line, list, in_flight, pipeline.marks.clone())
+        let in_flight: Vec<_> = pipeline.in_flight.iter().map(|held| fullest(held)).collect();
+        Self::with(layers, &line, list, &in_flight, pipeline.marks.clone())
     }
 
     /// The same with what holds of any order without vocabulary passes, and nothing in flight.
     pub fn of_any(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
         let any = Marks::of_any(line.micro_batches, line.chunks);
         let nothing = vec![vec![0; line.chunks]; line.devices];
-        Self::with(layers, line, list, nothing, vec![any; line.devices])
+        Self::with(layers, line, list, &nothing, vec![any; line.devices])
     }
 
     fn with(
         layers: &Layers,
         line: &Line,
         list: Vec<Ranges>,
-        in_flight: Vec<Vec<usize>>,
+        in_flight: &[Vec<usize>],
         marks: Vec<Marks>,
     ) -> Self {
         let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
         let members: Vec<Member> =
-            list.iter().map(|ranges| Member::new(layers, line, &in_flight, ranges)).collect();
+            list.iter().map(|ranges| Member::new(layers, line, in_flight, ranges)).collect();
         let of_kind = |kind: usize| {
             members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
         };

@@ -99,7 +99,7 @@ impl PipelineKey {
     fn other(self) -> Result<Pipeline, ScheduleError> {
         let marked = !self.schedule.is_whole();
         let schedule = self.schedule()?;
-        let marks = marked.then(|| marks(&schedule)).unwrap_or_default();
+        let marks = if marked { marks(&schedule) } else { vec![] };
         Ok(Pipeline { marks, ..of_schedule(schedule, self.post_validation) })
     }
 

@@ -393,14 +393,13 @@ impl Writer<'_> {
             passes(stage, counts) + sets * problem.vocab.passes_s * self.scale
         };
         let tail = |stage: usize| self.seconds(stage, |c| c.tail_s);
-        for stage in 0..stages {
+        for (stage, own_marks) in marks.iter().enumerate() {
             let ramp: Expression = (0..stage).map(|j| passes(j, [1.0, 0.0, 0.0]) + link(j)).sum();
             let back: Expression = (0..stage).map(|j| passes(j, [0.0, 1.0, 0.0]) + link(j)).sum();
             let below: Expression =
                 (stage + 1..stages).map(|j| passes(j, [1.0, 1.0, 0.0]) + 2.0 * link(j - 1)).sum();
             let ready = ramp.clone() + passes(stage, [1.0, 0.0, 0.0]) + below.clone();
-            let mut starts = vec![(ramp, At::Start)];
-            starts.push((ready, At::FirstBackward));
+            let starts = [(ramp, At::Start), (ready, At::FirstBackward)];
             let ends = [
                 own(stage, At::LastBackward, At::End) + tail(stage),
                 back + own(0, At::LastBackward, At::End) + tail(0),
@@ -408,7 +407,7 @@ impl Writer<'_> {
             for (start, from) in starts {
                 let through = start.clone() + own(stage, from, At::LastBackward);
                 let mut rows = vec![through];
-                if from == At::Start || marks[stage].apart {
+                if from == At::Start || own_marks.apart {
                     let way = below.clone() + passes(stage, [0.0, 1.0, 0.0]);
                     rows.push(start + own(stage, from, At::LastForward) + way);
                 }
