@@ -64,7 +64,7 @@ pub fn generate(
     if !violations.is_empty() {
         return Err(GenerateError::Violations(violations));
     }
-    let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages)?;
+    let program = Program::of(plan)?;
     let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
     let context = Context::from_serialize(&context::context(plan, &program, &hash, runtime))?;
     let mut files = BTreeMap::from([

@@ -5,7 +5,7 @@ use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Plan, Predicted, Timing, VERSION};
-use crate::schedule::{PassTimes, Schedule, ScheduleError, StageLayout};
+use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, StageLayout};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -285,7 +285,18 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     if d.pp.saturating_mul(d.vpp).saturating_mul(d.micro_batches) > MOST_PASSES {
         return None;
     }
-    match built(d) {
+    let searched = plan.order.is_empty() || d.schedule == ScheduleName::ZbAuto;
+    checks.that(searched, "order", "an order", "none: only zb_auto has an order of its own");
+    let ends = plan.order.is_empty() || !d.vocab.over_pipeline();
+    checks.that(ends, "order", "an order", "none with vocabulary passes");
+    let own = match plan.own_order() {
+        Ok(own) => own,
+        Err(error) => {
+            checks.that(false, "order", "an order", error);
+            return None;
+        }
+    };
+    match own.map_or_else(|| built(d), Ok) {
         Ok(schedule) => Some(schedule),
         Err(error) => {
             checks.that(false, "decisions.schedule", d.schedule, error);

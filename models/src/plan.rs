@@ -10,6 +10,7 @@ use crate::input::{InputError, Source, parse_yaml};
 use crate::layer::{self, LocalHeads, Split};
 use crate::model::ModelSpec;
 use crate::placement::{Stage, device_memory};
+use crate::schedule::{Schedule, ScheduleError};
 use serde::{Deserialize, Serialize};
 
 /// The version of plans that this crate reads and writes.
@@ -33,6 +34,10 @@ pub struct Plan {
     pub proof: Proof,
     /// Which layers lie where.
     pub stages: Vec<Stage>,
+    /// The order of passes where it was looked for and is no named schedule's: a line for each pipeline
+    /// device, in the words of `plan schedule --orders`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub order: Vec<String>,
 }
 
 /// What was asked.
@@ -355,6 +360,30 @@ impl Plan {
     pub fn to_yaml(&self) -> Result<String, serde_yaml::ser::Error> {
         let body = serde_yaml::to_string(self)?;
         Ok(format!("# Written by {}. To read it: plan explain plan.yaml\n{body}", self.tool))
+    }
+
+    /// The passes of every pipeline device that have an order of their own; `None` where the schedule's name
+    /// says all.
+    ///
+    /// # Errors
+    /// The order has words that are no passes, or passes that cannot run.
+    pub fn own_order(&self) -> Result<Option<Schedule>, ScheduleError> {
+        let d = &self.decisions;
+        if self.order.is_empty() {
+            return Ok(None);
+        }
+        let schedule = Schedule {
+            devices: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            layout: d.schedule.layout(d.vpp as usize),
+            vocab: None,
+            passes: vec![],
+            pairs: vec![],
+        };
+        let schedule = schedule.with_orders(&self.order)?;
+        schedule.validate()?;
+        Ok(Some(schedule))
     }
 
     /// Memory of each pipeline device.

@@ -6,6 +6,7 @@ use crate::decisions::{Decisions, Dtype, MoeOverlap, Offload};
 use crate::mesh::Mesh;
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
+use crate::plan::Plan;
 use crate::schedule::{Pass, PassTimes, ScheduleError, StageLayout, VocabPasses};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -88,6 +89,18 @@ pub enum ProgramError {
 }
 
 impl Program {
+    /// The program of a plan that [`crate::check`] has accepted, in its own order where it has one.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of(plan: &Plan) -> Result<Self, ProgramError> {
+        let program = Self::new(&plan.inputs.model, &plan.decisions, &plan.stages)?;
+        Ok(match plan.own_order()? {
+            Some(schedule) => Self { passes: schedule.passes, ..program },
+            None => program,
+        })
+    }
+
     /// The program of a plan that [`crate::check`] has accepted.
     ///
     /// # Errors

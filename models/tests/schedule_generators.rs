@@ -71,7 +71,8 @@ proptest! {
             Err(
                 ScheduleError::TooEarly { .. }
                 | ScheduleError::Deadlock { .. }
-                | ScheduleError::Pair { .. },
+                | ScheduleError::Pair { .. }
+                | ScheduleError::VocabOrder { .. },
             ) => {
                 prop_assert!(!unchanged);
             }
@@ -335,12 +336,42 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
             for (name, v) in [(ScheduleName::OneFOneB, 1), (ScheduleName::ZbH1, 1)] {
                 assert_eq!(with(name, v).peak_activations(0, Release::AtB), p as f64 + more);
             }
+            let held =
+                |schedule: &Schedule, device| schedule.peak_activations(device, Release::AtW);
+            for (name, v) in [
+                (ScheduleName::ZbV, 2),
+                (ScheduleName::V1F1B, 2),
+                (ScheduleName::DualPipeV, 2),
+                (ScheduleName::ZbAuto, 1),
+            ] {
+                let (with, without) = (with(name, v), name.build(p, 4 * p, v).unwrap());
+                for device in 0..p {
+                    let (with, without) = (held(&with, device), held(&without, device));
+                    // The fullest moment may come before so many backwards.
+                    let held = with - without;
+                    assert!(held <= more && held > more - 1.0, "{name} {p} {with} {without}");
+                }
+            }
             let half = with(ScheduleName::VHalf, 2);
             for device in 0..p {
                 let expected = (p / 2 + 1) as f64 + more;
                 assert_eq!(half.peak_activations(device, Release::AtW), expected, "{p} {vocab:?}");
             }
         }
+    }
+}
+
+/// Where the order pairs forwards with backwards, so does the one with vocabulary passes.
+#[test]
+fn pairs_stay_together_beside_vocabulary_passes() {
+    for vocab in VocabPasses::ALL {
+        let (p, m, times) = (4, 16, PassTimes::default());
+        let with = ScheduleName::DualPipeV.build_with_vocab(p, m, 2, vocab, times).unwrap();
+        assert_eq!(with.validate(), Ok(()));
+        let without = ScheduleName::DualPipeV.build(p, m, 2).unwrap();
+        let pairs = |schedule: &Schedule| schedule.pairs.iter().map(Vec::len).sum::<usize>();
+        let lost = pairs(&without) as f64 - pairs(&with) as f64;
+        assert!(pairs(&with) > 0 && lost.abs() <= (2 * p * vocab.barriers()) as f64, "{lost}");
     }
 }
 

@@ -7,6 +7,7 @@ pub mod cost;
 pub mod explain;
 pub mod explain_text;
 pub mod flags;
+pub mod ordered;
 pub mod ordering;
 pub mod placement;
 pub mod report;

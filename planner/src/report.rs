@@ -2,7 +2,8 @@
 
 use crate::case::ground::Ground;
 use crate::case::mixes::Mix;
-use crate::case::priced::{Breakdown as Priced, MemoryBytes};
+use crate::case::priced::{Breakdown as Priced, MemoryBytes, Placed};
+use crate::ordered::Ordered;
 use crate::request::Request;
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use models::decisions::Decisions;
@@ -25,6 +26,8 @@ pub struct Answer {
     pub plan: Plan,
     /// Whether it fits.
     pub feasible: bool,
+    /// Where its layers lie.
+    pub placed: Placed,
     /// How the search went, wall times included.
     pub proof: SearchProof,
     /// Other ways to do it, fastest first.
@@ -52,7 +55,15 @@ impl Answer {
         let Outcome { best, proof } = outcome;
         let best = best?;
         let plan = plan(request, &best, &proof);
-        Some(Self { plan, feasible: best.priced.fits, proof, alternatives: vec![] })
+        let (feasible, placed) = (best.priced.fits, best.placed);
+        Some(Self { plan, feasible, placed, proof, alternatives: vec![] })
+    }
+
+    /// The same in an order of its own; what was searched and proven stays as it was.
+    #[must_use]
+    pub fn in_order(self, request: &Request, ordered: Ordered) -> Self {
+        let plan = plan(request, &ordered.found, &self.proof);
+        Self { plan: Plan { order: ordered.order, ..plan }, ..self }
     }
 
     /// Stage of the fullest device, its memory, and by how much that is more than there is (negative
@@ -63,7 +74,7 @@ impl Answer {
 
     /// By the documented names.
     pub fn json(&self) -> Value {
-        let Plan { inputs, decisions, predicted, stages, .. } = &self.plan;
+        let Plan { inputs, decisions, predicted, stages, order, .. } = &self.plan;
         let (stage, _, short) = self.fullest();
         json!({
             "model": inputs.model.name,
@@ -78,6 +89,7 @@ impl Answer {
             "short_of_memory": (!self.feasible).then(|| json!({"stage": stage, "bytes": short.max(0)})),
             "warnings": warnings(&self.plan),
             "stages": stages,
+            "order": (!order.is_empty()).then_some(order),
             "predicted": predicted,
             "attention_flops": "full (s squared, no causal credit)",
             "search": search_json(&self.proof),
@@ -148,6 +160,7 @@ pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
         predicted,
         proof: proof_of(proof),
         stages,
+        order: vec![],
     }
 }
 

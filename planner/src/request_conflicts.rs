@@ -3,7 +3,7 @@
 use crate::request::Request;
 use crate::restrict::{NAMES, Restrictions};
 use crate::search::MOST_ONE_BY_ONE;
-use crate::space::{Inner, Node, Space, divisors};
+use crate::space::{Inner, Node, SEARCHED, Space, divisors};
 use models::decisions::Decisions;
 use models::input::{InputError, Place, Source};
 use models::schedule::ScheduleName;
@@ -30,7 +30,7 @@ pub fn check(request: &Request) -> Result<(), InputError> {
 /// Schedules that the search knows no bounds for are priced one combination at a time: alone, and few.
 fn unsearched(request: &Request) -> Result<(), InputError> {
     let schedules = &request.restrictions.schedule;
-    let others = ScheduleName::ALL.into_iter().filter(|name| !name.is_whole());
+    let others = ScheduleName::ALL.into_iter().filter(|name| !SEARCHED.contains(name));
     let Some(other) =
         others.into_iter().find(|&name| schedules.is_restricted() && schedules.allows(name))
     else {

@@ -13,6 +13,24 @@ use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
 
+/// Schedules that have bounds: those that the search chooses from. `zb_auto` has an order of its own for every
+/// set of times, and with `dualpipe` and `chimera` every stage is there twice.
+pub const SEARCHED: [ScheduleName; 13] = [
+    ScheduleName::Naive,
+    ScheduleName::GPipe,
+    ScheduleName::OneFOneB,
+    ScheduleName::Interleaved1F1B,
+    ScheduleName::LoopedBfs,
+    ScheduleName::ZbH1,
+    ScheduleName::ZbH2,
+    ScheduleName::InterleavedZb,
+    ScheduleName::ZbV,
+    ScheduleName::VHalf,
+    ScheduleName::VMin,
+    ScheduleName::V1F1B,
+    ScheduleName::DualPipeV,
+];
+
 /// Everything that says which combinations there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
@@ -100,6 +118,8 @@ pub struct InnerKey {
     one_micro_batch: bool,
     /// Whether the pipeline divides the micro-batches.
     divides: bool,
+    /// Whether there are twice as many micro-batches as devices.
+    fills: bool,
 }
 
 impl InnerKey {
@@ -111,6 +131,7 @@ impl InnerKey {
             one_replica: d.dp == 1,
             one_micro_batch: d.micro_batches == 1,
             divides: d.micro_batches.is_multiple_of(d.pp),
+            fills: d.micro_batches >= 2 * d.pp,
         }
     }
 }
@@ -410,9 +431,9 @@ impl<'a> Space<'a> {
     fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
         let r = self.restrictions;
         let mut found = vec![];
-        // Others have no bounds yet and must be asked for by name.
-        let named = r.schedule.pinned().filter(|schedule| !schedule.is_whole());
-        let known = named.map_or_else(|| r.schedule.among(&ScheduleName::WHOLE), |name| vec![name]);
+        // Others have no bounds and must be asked for by name.
+        let named = r.schedule.pinned().filter(|schedule| !SEARCHED.contains(schedule));
+        let known = named.map_or_else(|| r.schedule.among(&SEARCHED), |name| vec![name]);
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);
@@ -446,7 +467,9 @@ impl<'a> Space<'a> {
     /// Megatron's baseline, `first_last`, exists with several chunks only where all are equal.
     fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
         let plain = schedule == ScheduleName::OneFOneB;
-        let hosts_passes = (plain || !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
+        let wanted = self.restrictions.schedule.is_restricted();
+        let hosts_passes =
+            (plain || wanted && !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
         let equal = vpp == 1 || (self.model.layers as u64).is_multiple_of(d.pp * vpp);
         let possible = |vocab: &Vocab| match vocab {
             Vocab::FirstLast => equal,

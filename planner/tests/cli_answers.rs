@@ -177,6 +177,40 @@ fn a_schedule_is_reported_and_drawn() {
     assert!(drawn.contains("d0 F0"), "{drawn}");
 }
 
+/// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4 within p.
+#[test]
+fn the_shortest_order_is_drawn_with_its_proof() {
+    let words = "schedule zb_auto --stages 3 --micro-batches 4 --optimal stage --memory-limit 6";
+    let json = plan(&format!("{words} --json --orders")).json();
+    assert_eq!((&json["stage_time"], &json["proven_optimal"]), (&13.0.into(), &true.into()));
+    assert_eq!(json["orders"].as_array().map(Vec::len), Some(3));
+    let drawn = plan("schedule zb_auto --stages 3 --micro-batches 4 --optimal makespan").out;
+    assert!(drawn.contains("proven: no order is shorter"), "{drawn}");
+    let hurried = "schedule zb_auto --stages 4 --micro-batches 12 --backward 1.3 --weight 0.6";
+    let hurried = plan(&format!("{hurried} --optimal makespan --time-limit 0.1")).out;
+    assert!(hurried.contains("shorter"), "{hurried}");
+}
+
+/// The order is in the file, and the file works out without whoever found it.
+#[test]
+fn a_plan_keeps_the_order_that_an_integer_program_found() {
+    let file = scratch("ordered.yaml");
+    let path = file.display();
+    let small = "--model tiny --cluster laptop --gpus 2 --set pp=2 --set vpp=1 --set schedule=1f1b \
+                 --set micro_batch=2 --set vocab=tensor";
+    let run = plan(&format!("{small} --order ilp --time-limit 30 -o {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.out.contains("an integer program's"), "{}", run.out);
+    let text = std::fs::read_to_string(&file).expect("it was written");
+    assert!(text.contains("order:\n") && text.contains("F0@0 F1@0"), "{text}");
+    assert_eq!(plan(&format!("check {path}")).code, 0);
+    let broken = text.replacen("F0@0 F1@0", "F1@0 F0@0", 1).replacen("B0@1", "B9@1", 1);
+    std::fs::write(&file, broken).expect("it can be written");
+    let refused = plan(&format!("check {path}"));
+    assert!(refused.code != 0, "{refused:?}");
+    assert!(format!("{}{}", refused.out, refused.err).contains("order"), "{refused:?}");
+}
+
 #[test]
 fn two_plans_are_compared_field_by_field() {
     let (a, b) = (scratch("diff_a.yaml"), scratch("diff_b.yaml"));

@@ -101,13 +101,23 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 15] = [
+    let cases: [(&str, &[&str]); 19] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
         ("--model tiny --gpus eight", &["invalid value 'eight'"]),
         ("schedule 1f1c --stages 4 --micro-batches 8", &["did you mean `1f1b`"]),
+        ("schedule 1f1b --stages 4 --micro-batches 8 --optimal stage", &["no effect on 1f1b"]),
+        (
+            "schedule zb_auto --stages 4 --micro-batches 8 --optimal best",
+            &["--optimal cannot be `best`", "makespan, stage"],
+        ),
+        (
+            "schedule zb_auto --stages 16 --micro-batches 64 --optimal stage",
+            &["16 stages x 64 micro-batches", "128 at most"],
+        ),
+        ("schedule zb_v --stages 4 --micro-batches 8 --chunks 3", &["2 would do"]),
         (
             "schedule 1f1b --stages 4 --micro-batches 8 --pair-time max",
             &["--pair-time has no effect"],

@@ -84,8 +84,8 @@ fn requests_that_cannot_be_met_say_what_can() {
     );
     let vocab = VocabRequest { passes: VocabPasses::Two, first: 0.25, last: 0.25 };
     assert_eq!(
-        error(Request { vocab: Some(vocab), chunks: 2, ..request(ScheduleName::ZbV) }),
-        "zb_v has no place for vocabulary passes (parallel_2); valid: gpipe, 1f1b, interleaved_1f1b, \
-         looped_bfs, zb_h1, zb_h2, interleaved_zb, v_half, v_min"
+        error(Request { vocab: Some(vocab), chunks: 2, ..request(ScheduleName::Chimera) }),
+        "chimera has no place for vocabulary passes (parallel_2); valid: gpipe, 1f1b, interleaved_1f1b, \
+         looped_bfs, zb_h1, zb_h2, interleaved_zb, v_half, v_min, zb_auto, zb_v, v_1f1b, dualpipe_v"
     );
 }

@@ -139,7 +139,7 @@ fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
         chosen = chosen.iter().flat_map(more).collect();
     }
     let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
-        let device = stage % devices;
+        let device = case.device_of(stage);
         let counts = case.ground.layers.counts(start, end);
         PlacedStage { start, end, mix: levels[device].mix(chosen[device], &counts) }
     };

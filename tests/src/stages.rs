@@ -13,12 +13,15 @@ const MOST_CHOICES: u64 = 20_000;
 
 /// A random pipeline of up to four stages.
 pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
-    let looped = matches!(schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
+    let looped = schedule.chunk_rule().nearest(1) == 2 || schedule == ScheduleName::LoopedBfs;
     let devices = if looped { 2 } else { random.whole(1 + usize::from(vocab.over_pipeline()), 4) };
     let rounds = random.whole(1, 8);
     let micro_batches = match schedule {
         ScheduleName::Naive => 1,
-        ScheduleName::Interleaved1F1B => devices * rounds.div_ceil(devices),
+        ScheduleName::Interleaved1F1B | ScheduleName::InterleavedZb => {
+            devices * rounds.div_ceil(devices)
+        }
+        ScheduleName::DualPipeV => 2 * devices + rounds,
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
@@ -36,6 +39,15 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
         ScheduleName::GPipe,
         ScheduleName::Interleaved1F1B,
         ScheduleName::LoopedBfs,
+        ScheduleName::ZbH1,
+        ScheduleName::ZbH1,
+        ScheduleName::ZbH2,
+        ScheduleName::InterleavedZb,
+        ScheduleName::ZbV,
+        ScheduleName::VHalf,
+        ScheduleName::VMin,
+        ScheduleName::V1F1B,
+        ScheduleName::DualPipeV,
     ]);
     let over = schedule == ScheduleName::OneFOneB && random.percent(40);
     let vocab =
@@ -72,6 +84,8 @@ struct Maker<'a> {
     uniform: bool,
     tail_s: f64,
     step_s: f64,
+    /// Weight gradients in a backward that is split.
+    weight_share: f64,
 }
 
 impl<'a> Maker<'a> {
@@ -80,7 +94,8 @@ impl<'a> Maker<'a> {
         let count = random.whole(pipeline.device_of.len(), 12);
         let layers = layers(random, count, uniform);
         let (tail_s, step_s) = (random.between(0.0, 3.0), random.between(0.0, 1.0));
-        Self { random, pipeline, vocab, layers, uniform, tail_s, step_s }
+        let weight_share = random.between(0.1, 0.7);
+        Self { random, pipeline, vocab, layers, uniform, tail_s, step_s, weight_share }
     }
 
     fn problem(mut self) -> Problem {
@@ -142,13 +157,16 @@ impl<'a> Maker<'a> {
         let forward_s = sum(|layer| layer.forward_s) + extra_s;
         let kept = [1.0, 0.6, 0.2][mix];
         let states = sum(|layer| layer.state_bytes);
+        let backward_s = sum(|layer| layer.backward_s);
+        let weight_s =
+            if self.pipeline.splits_backward { self.weight_share * backward_s } else { 0.0 };
         Column {
             start,
             end,
             mix,
             forward_s,
-            backward_s: sum(|layer| layer.backward_s) + forward_s * [0.0, 0.15, 0.9][mix],
-            weight_s: 0.0,
+            backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][mix],
+            weight_s,
             tail_s: self.tail_s * (states + extra_s),
             step_s: self.step_s * (states + extra_s),
             in_flight_bytes: sum(|layer| layer.in_flight_bytes) * kept,

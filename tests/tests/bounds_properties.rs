@@ -16,6 +16,7 @@ use planner::case::ground::Ground;
 use planner::placement::Scratch;
 use planner::search::Task;
 use planner::space::Node;
+use std::sync::Arc;
 
 /// Placements that one configuration may take to look through.
 const MOST_PLACEMENTS: usize = 3000;
@@ -100,11 +101,17 @@ impl<'a> Subject<'a> {
         bounds: &mut Vec<(&'static str, f64)>,
     ) {
         let (line, layers) = (&self.line, &self.case.ground.layers);
-        let members = Members::new(layers, line, list);
+        let pipeline = || Arc::clone(self.case.pipeline());
+        let members = Members::new(layers, line, list, pipeline);
         for (name, work, state) in self.choices() {
             let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
             let bound_s = lister.bound_s(&members, f64::INFINITY);
             bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
+        }
+        if !line.schedule.is_whole() && line.passes.is_none() {
+            let any = Members::of_any(layers, line, self.case.listed_ranges().unwrap_or_default());
+            let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
+            bounds.push(("any order", lister.bound_s(&any, f64::INFINITY) + step_s));
         }
         if line.chunks > 1 {
             let (bytes, budget) = (self.state.bytes, self.budget_bytes);

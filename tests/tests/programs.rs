@@ -3,9 +3,10 @@
 
 use codegen::{GenerateError, RuntimeSource, generate};
 use meshwright_tests::golden::planned;
+use models::input::Source;
 use models::plan::Plan;
-#[cfg(feature = "slow")]
 use models::program::Program;
+use models::schedule::ScheduleName;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -104,6 +105,29 @@ fn two_splits_of_a_model_differ_where_the_split_is() {
     assert!(same.contains(&"src/model.rs") && !same.contains(&"src/stages.rs"), "{same:?}");
 }
 
+/// A plan that carries an order of its own runs that, not its schedule's.
+#[test]
+fn a_plans_own_order_is_what_its_program_runs() {
+    let settings = ["tp=1", "pp=2", "schedule=zb_h1", "micro_batch=1"];
+    let mut plan = planned("llama_gqa", 2, &settings);
+    let own = ScheduleName::ZbH2.build(2, plan.decisions.micro_batches as usize, 1);
+    let own = own.expect("it exists for these counts");
+    plan.decisions.schedule = ScheduleName::ZbAuto;
+    let named = files(&plan, "../../runtime");
+    plan.order = (0..2).map(|device| own.order_words(device).join(" ")).collect();
+    let read = plan.to_yaml().expect("plans can be written");
+    let source = Source::from_bytes("plan.yaml", read.into_bytes()).expect("not empty");
+    let plan = Plan::read(&source).expect("what was written can be read");
+    assert_eq!(Program::of(&plan).expect("it can be trained").passes, own.passes);
+    let ordered = files(&plan, "../../runtime");
+    let passes = |files: &BTreeMap<&'static str, String>| files["src/passes.rs"].clone();
+    assert!(passes(&ordered) != passes(&named), "the order is nowhere in the program");
+    let mut broken = plan.clone();
+    broken.order[0] = broken.order[0].replacen("F0@0 F1@0", "F1@0 F1@0", 1);
+    let found = models::check::check(&broken);
+    assert!(found.iter().any(|violation| violation.field == "order"), "{found:?}");
+}
+
 #[test]
 fn what_training_cannot_do_yet_is_refused_by_name() {
     let mut plan = planned("llama_gqa", 2, &["tp=1", "pp=1", "zero_stage=1"]);
@@ -191,7 +215,7 @@ fn other_numbers_of_processes_are_refused(
 /// of the runtime declared.
 #[cfg(feature = "slow")]
 fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
-    let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
+    let program = Program::of(plan);
     let expected = models::shapes::rank_elements(&program.expect("it has been trained"));
     let report = std::fs::read_to_string(report).expect("the trainer wrote it");
     for line in report.lines() {

@@ -7,7 +7,21 @@ use models::model::ModelSpec;
 use planner::restrict::Restrictions;
 use planner::space::Space;
 
-const SCHEDULES: [&str; 5] = ["naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"];
+const SCHEDULES: [&str; 13] = [
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "zb_h1",
+    "zb_h2",
+    "interleaved_zb",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "v_1f1b",
+    "dualpipe_v",
+];
 const VOCABS_AT_ENDS: u64 = 3; // first_last (with several chunks only where they are equal), redistribute, tensor
 const VOCABS_OVER_PIPELINE: u64 = 4; // parallel_naive, parallel_1, parallel_2, interlaced
 const RECOMPUTE: u64 = 4; // none, selective, full, per_layer
@@ -127,8 +141,11 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
     match schedule {
         "naive" => chunks == 1 && micro_batches == 1,
         "gpipe" | "1f1b" => chunks == 1,
-        "interleaved_1f1b" => looped && splits(micro_batches, pp),
-        _ => looped,
+        "interleaved_1f1b" | "interleaved_zb" => looped && splits(micro_batches, pp),
+        "looped_bfs" => looped,
+        "zb_h1" | "zb_h2" => pp > 1 && chunks == 1,
+        "dualpipe_v" => looped && chunks == 2 && micro_batches >= 2 * pp,
+        _ => looped && chunks == 2,
     }
 }
 

@@ -116,7 +116,7 @@ impl Device {
 }
 
 /// A pass in its slot.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 struct Event {
     slot: usize,
     device: usize,
@@ -126,14 +126,24 @@ struct Event {
 
 /// All passes by time.
 fn events(devices: &[Device]) -> Vec<Event> {
-    let mut events = Vec::new();
-    for (device, Device { slots }) in devices.iter().enumerate() {
-        for (kind, slots) in slots.iter().enumerate() {
-            let event = |(k, &slot): (usize, &usize)| Event { slot, device, kind, k };
-            events.extend(slots.iter().enumerate().map(event));
+    let kinds =
+        || devices.iter().enumerate().flat_map(|(d, own)| own.slots.iter().map(move |s| (d, s)));
+    let end = kinds().filter_map(|(_, slots)| slots.last()).max().map_or(0, |last| last + 1);
+    // Slots are few and dense: each gets its place by counting instead of comparing.
+    let mut places = vec![0_usize; end + 1];
+    kinds().flat_map(|(_, slots)| slots).for_each(|&slot| places[slot + 1] += 1);
+    for slot in 0..end {
+        places[slot + 1] += places[slot];
+    }
+    let none = Event { slot: 0, device: 0, kind: 0, k: 0 };
+    let mut events = vec![none; places[end]];
+    for (at, (device, slots)) in kinds().enumerate() {
+        let kind = at % (WEIGHTS + 1);
+        for (k, &slot) in slots.iter().enumerate() {
+            events[places[slot]] = Event { slot, device, kind, k };
+            places[slot] += 1;
         }
     }
-    events.sort_unstable();
     events
 }
 
@@ -143,15 +153,26 @@ fn ready(devices: &[Device], Event { device, kind, k, .. }: Event) -> usize {
     let after = |slot: usize| slot + 1;
     let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
     if kind == WEIGHTS {
-        let mut backwards = [&own[FIRST_BACKWARD][..], &own[LAST]].concat();
-        backwards.sort_unstable();
-        return same.max(after(backwards[k]));
+        return same.max(after(nth_of_two(&own[FIRST_BACKWARD], &own[LAST], k)));
     }
     let here = kind.checked_sub(1).map_or(0, |before| after(own[before][k]));
     let down = kind == 0 || kind == FIRST_BACKWARD;
     let other = if down { device.checked_sub(1) } else { Some(device + 1) };
     let other = other.and_then(|other| devices.get(other));
     same.max(here).max(other.map_or(0, |other| after(other.slots[kind][k])))
+}
+
+/// The `n`-th of all values of two ascending lists, 0-based.
+fn nth_of_two(one: &[usize], other: &[usize], n: usize) -> usize {
+    // So many of the values before it are in `one`: the fewest with which the next there is no less than the
+    // last that is then taken of `other`.
+    let (mut low, mut high) = (n.saturating_sub(other.len()), n.min(one.len()));
+    while low < high {
+        let middle = low.midpoint(high);
+        if one[middle] >= other[n - middle - 1] { high = middle } else { low = middle + 1 }
+    }
+    let next = [one.get(low), other.get(n - low)];
+    next.into_iter().flatten().copied().min().unwrap_or(0)
 }
 
 /// Where in its filling, steady or draining state the pipeline is as passes come by.

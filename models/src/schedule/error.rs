@@ -125,6 +125,14 @@ pub enum ScheduleError {
         /// The pass.
         pass: Pass,
     },
+    /// A word of a written order is no pass of its device.
+    #[error("`{word}` is no pass of device {device}; F0@{device} would be one")]
+    Word {
+        /// Device, 0-based.
+        device: usize,
+        /// The word.
+        word: String,
+    },
     /// A device runs a pass twice.
     #[error("device {device} runs {pass} twice")]
     Duplicate {

@@ -307,7 +307,7 @@ impl ScheduleName {
     }
 
     /// Schedules that can run the passes of a vocabulary split over their devices.
-    pub const VOCAB: [Self; 9] = [
+    pub const VOCAB: [Self; 13] = [
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved1F1B,
@@ -317,6 +317,10 @@ impl ScheduleName {
         Self::InterleavedZb,
         Self::VHalf,
         Self::VMin,
+        Self::ZbAuto,
+        Self::ZbV,
+        Self::V1F1B,
+        Self::DualPipeV,
     ];
 
     /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready. It holds
@@ -346,6 +350,10 @@ impl ScheduleName {
             Self::VHalf | Self::VMin => {
                 let blocks = vocab::blocks(devices, self == Self::VMin);
                 vocab::building_block_with_vocab(counts, blocks, vocab, times)
+            }
+            Self::ZbAuto | Self::ZbV | Self::V1F1B | Self::DualPipeV => {
+                let build = |micro_batches| self.build(devices, micro_batches, chunks);
+                vocab::delayed_with_vocab(micro_batches, build, vocab, times)
             }
             _ => Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() }),
         }

@@ -1,6 +1,6 @@
 //! Schedules in print: one line a device.
 
-use super::{Pass, PassKind, Schedule};
+use super::{Pass, PassKind, Schedule, ScheduleError};
 use std::fmt;
 
 impl fmt::Display for PassKind {
@@ -44,6 +44,40 @@ impl Schedule {
             });
         }
         words
+    }
+
+    /// The same with other orders, a line for each device in that notation without its name: forwards and
+    /// backwards of one direction, none together. It may still be one that cannot run: see
+    /// [`Self::validate`].
+    ///
+    /// # Errors
+    /// A word that is no pass of this schedule.
+    pub fn with_orders(self, lines: &[String]) -> Result<Self, ScheduleError> {
+        if lines.len() != self.devices {
+            return Err(ScheduleError::DeviceLists { lists: lines.len(), devices: self.devices });
+        }
+        let line = |(device, line): (usize, &String)| {
+            let word = |word: &str| {
+                let refused = || ScheduleError::Word { device, word: word.to_owned() };
+                self.pass(device, word).ok_or_else(refused)
+            };
+            line.split_whitespace().map(word).collect::<Result<Vec<Pass>, _>>()
+        };
+        let passes = lines.iter().enumerate().map(line).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { pairs: vec![Vec::new(); self.devices], passes, ..self })
+    }
+
+    /// The pass that a word says.
+    fn pass(&self, device: usize, word: &str) -> Option<Pass> {
+        let (head, stage) = word.split_once('@')?;
+        let digits = head.find(|letter: char| letter.is_ascii_digit())?;
+        let (kind, micro_batch) = head.split_at(digits);
+        let kinds = [PassKind::F, PassKind::B, PassKind::W, PassKind::BW];
+        let kind = kinds.into_iter().find(|known| known.to_string() == kind)?;
+        let (micro_batch, stage) = (micro_batch.parse().ok()?, stage.parse::<usize>().ok()?);
+        let chunk = stage / self.devices;
+        let here = chunk < self.chunks && self.stage_of(device, chunk) == stage;
+        here.then_some(Pass { kind, micro_batch, chunk: chunk as u16 })
     }
 
     fn word(&self, device: usize, pass: Pass) -> String {

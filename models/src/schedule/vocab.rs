@@ -58,7 +58,7 @@ pub fn one_f_one_b_with_vocab(
         one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// Interleaved 1F1B with vocabulary passes: for each barrier a round more of forwards first.
@@ -75,7 +75,7 @@ pub(super) fn interleaved_with_vocab(
         one_forward_one_backward(forwards, backwards, warm_up)
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with vocabulary passes.
@@ -93,7 +93,7 @@ pub(super) fn zero_bubble_with_vocab(
         split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
     };
     let passes = (0..devices).map(order).collect();
-    insert(counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
 }
 
 /// V-Half and V-Min with vocabulary passes: backwards come a period later for each barrier, and every
@@ -108,7 +108,49 @@ pub(super) fn building_block_with_vocab(
     let delayed = |[f0, f1, b1, b0]: Block| [f0, f1, b1 + later, b0 + later];
     let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
     let passes = repeated(&blocks, counts.micro_batches);
-    insert(counts.schedule(StageLayout::V, passes), vocab, times)
+    insert(&counts.schedule(StageLayout::V, passes), vocab, times)
+}
+
+/// Any other schedule with one copy of each stage: its order for as many micro-batches more as there are
+/// barriers, in which each backward is that of a micro-batch so many before. So every device's backwards
+/// come later by a micro-batch for each barrier, and it holds as many more (the building block of Vocabulary
+/// Parallelism, arXiv 2411.05288, section 5.1, of an order that need not repeat a block).
+///
+/// `build` makes the order of a number of micro-batches.
+pub(super) fn delayed_with_vocab(
+    micro_batches: usize,
+    build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Result<Schedule, ScheduleError> {
+    let longer = build(micro_batches + vocab.barriers())?;
+    let delay = |order: &Vec<Pass>, pairs: &Vec<u32>| {
+        let (mut kept, mut kept_pairs) = (Vec::new(), Vec::new());
+        let delayed = |pass: &Pass| delayed(*pass, micro_batches, vocab.barriers());
+        for (place, pass) in order.iter().enumerate() {
+            let Some(pass) = delayed(pass) else { continue };
+            // A pair of which only one is left runs alone.
+            let behind = order.get(place + 1).and_then(delayed);
+            if pairs.binary_search(&(place as u32)).is_ok() && behind.is_some() {
+                kept_pairs.push(kept.len() as u32);
+            }
+            kept.push(pass);
+        }
+        (kept, kept_pairs)
+    };
+    let orders = longer.passes.iter().zip(&longer.pairs).map(|(order, pairs)| delay(order, pairs));
+    let (passes, pairs) = orders.unzip();
+    insert(&Schedule { micro_batches, passes, pairs, ..longer }, vocab, times)
+}
+
+/// A pass of the longer order as one of the order with later backwards; `None` where there is no such
+/// micro-batch.
+fn delayed(pass: Pass, micro_batches: usize, by: usize) -> Option<Pass> {
+    if pass.kind == PassKind::F {
+        return ((pass.micro_batch as usize) < micro_batches).then_some(pass);
+    }
+    let micro_batch = pass.micro_batch.checked_sub(by as u32)?;
+    Some(Pass { micro_batch, ..pass })
 }
 
 /// Breadth-first schedules have room as they are: backwards begin behind all forwards.
@@ -129,7 +171,7 @@ pub(super) fn breadth_first_with_vocab(
     } else {
         gpipe(devices, micro_batches)?
     };
-    insert(base, vocab, times)
+    insert(&base, vocab, times)
 }
 
 /// The blocks of V-Half or V-Min.
@@ -139,13 +181,14 @@ pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
 
 /// Puts vocabulary passes into a schedule whose order leaves room for the barriers.
 fn insert(
-    schedule: Schedule,
+    schedule: &Schedule,
     vocab: VocabPasses,
     times: PassTimes,
 ) -> Result<Schedule, ScheduleError> {
     times.check()?;
-    let passes = Greedy::new(&schedule, vocab, times).run();
-    Ok(Schedule { vocab: Some(vocab), passes, ..schedule })
+    let (passes, pairs) = Greedy::new(schedule, vocab, times).run();
+    let Schedule { devices, chunks, micro_batches, layout, .. } = *schedule;
+    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes, pairs })
 }
 
 /// Not known yet.
@@ -182,6 +225,10 @@ struct Device<'a> {
     vocab: [usize; 3],
     free: f64,
     passes: Vec<Pass>,
+    /// Places in its order of forwards that run together with the backward behind them, and in what is made
+    /// of it.
+    pairs: &'a [u32],
+    paired: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -203,7 +250,12 @@ impl<'a> Greedy<'a> {
             vocab,
             fused: schedule.chunks == 1 || schedule.layout == StageLayout::V,
             times: PassTimes { forward: forward / part, backward: backward / part, vocab: each },
-            devices: schedule.passes.iter().map(|order| Device::new(order)).collect(),
+            devices: schedule
+                .passes
+                .iter()
+                .zip(&schedule.pairs)
+                .map(|(order, pairs)| Device::new(order, pairs))
+                .collect(),
             forward_end: vec![NEVER; passes],
             backward_end: vec![NEVER; passes],
             barriers: vec![(0, 0.0); vocab.kinds().len() * micro_batches],
@@ -212,7 +264,7 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    fn run(mut self) -> Vec<Vec<Pass>> {
+    fn run(mut self) -> (Vec<Vec<Pass>>, Vec<Vec<u32>>) {
         let all = self.schedule.devices;
         self.look_ahead(0..all);
         while let Some((device, (start, next))) = self.earliest() {
@@ -220,15 +272,19 @@ impl<'a> Greedy<'a> {
                 Next::Vocab(kind) => self.run_vocab(device, kind, start),
                 Next::Pass(pass) => self.run_pass(device, pass, start),
             };
-            match opens {
-                Opens::One(other) => self.look_ahead([device, other]),
-                Opens::Vocab(passes) => {
-                    self.look_ahead([device]);
-                    self.look_ahead_to(passes);
-                }
+            self.open(device, opens);
+        }
+        self.devices.into_iter().map(|device| (device.passes, device.paired)).unzip()
+    }
+
+    fn open(&mut self, device: usize, opens: Opens) {
+        match opens {
+            Opens::One(other) => self.look_ahead([device, other]),
+            Opens::Vocab(passes) => {
+                self.look_ahead([device]);
+                self.look_ahead_to(passes);
             }
         }
-        self.devices.into_iter().map(|device| device.passes).collect()
     }
 
     /// What can start first of all; `None` when all is done.
@@ -323,17 +379,28 @@ impl<'a> Greedy<'a> {
     fn next_pass(&self, device: usize) -> (f64, Next) {
         let Device { order, done, free, .. } = &self.devices[device];
         let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
+        let partner = self.partner(device).map_or(0.0, |pass| self.ready(device, pass));
+        (self.ready(device, pass).max(partner).max(*free), Next::Pass(pass))
+    }
+
+    /// The backward that runs together with a device's next pass.
+    fn partner(&self, device: usize) -> Option<Pass> {
+        let Device { order, done, pairs, .. } = &self.devices[device];
+        let paired = pairs.binary_search(&(*done as u32)).is_ok();
+        order.get(done + 1).copied().filter(|_| paired)
+    }
+
+    fn ready(&self, device: usize, pass: Pass) -> f64 {
         let k = pass.micro_batch as usize;
         let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
-        let ready = match pass.kind {
+        match pass.kind {
             PassKind::F if stage == 0 => 0.0,
             PassKind::F => self.forward_end[self.at(stage - 1, k)],
             // Behind its backward in the device's own order.
             PassKind::W => 0.0,
             _ if stage + 1 < self.schedule.stages() => self.backward_end[self.at(stage + 1, k)],
             _ => self.last_backward_ready(k),
-        };
-        (ready.max(*free), Next::Pass(pass))
+        }
     }
 
     fn last_backward_ready(&self, k: usize) -> f64 {
@@ -361,11 +428,22 @@ impl<'a> Greedy<'a> {
         if completes { Opens::Vocab(opened) } else { Opens::One(device) }
     }
 
-    /// Runs a forward, a backward or weights.
+    /// Runs a forward, a backward or weights; with a forward the backward that is paired with it.
     fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> Opens {
+        let Some(partner) = self.partner(device) else {
+            return self.end_pass(device, pass, start + self.time(pass.kind));
+        };
+        let end = start + self.time(pass.kind) + self.time(partner.kind);
+        let place = self.devices[device].passes.len() as u32;
+        self.devices[device].paired.push(place);
+        let opens = self.end_pass(device, pass, end);
+        self.open(device, opens);
+        self.end_pass(device, partner, end)
+    }
+
+    fn end_pass(&mut self, device: usize, pass: Pass, end: f64) -> Opens {
         let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
         let slot = self.at(stage, pass.micro_batch as usize);
-        let end = start + self.time(pass.kind);
         let other = match pass.kind {
             PassKind::F => {
                 self.forward_end[slot] = end;
@@ -410,12 +488,14 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
 }
 
 impl<'a> Device<'a> {
-    fn new(order: &'a [Pass]) -> Self {
-        Self { order, done: 0, vocab: [0; 3], free: 0.0, passes: Vec::new() }
+    fn new(order: &'a [Pass], pairs: &'a [u32]) -> Self {
+        let (passes, paired) = (Vec::new(), Vec::new());
+        Self { order, done: 0, vocab: [0; 3], free: 0.0, passes, pairs, paired }
     }
 }
 
 /// What a pass makes ready.
+#[derive(Clone, Copy)]
 enum Opens {
     /// The next pass of this device.
     One(usize),

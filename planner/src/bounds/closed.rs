@@ -9,9 +9,11 @@ use models::schedule::ScheduleName;
 /// The loads are those of layers, vocabulary where stages hold it, and transfers that block.
 pub fn passes_s(line: &Line, work: &Work, spent_s: f64) -> f64 {
     let (m, p) = (line.m(), line.devices as f64);
-    let stages = (line.devices * line.chunks) as f64;
-    let crossings_s = 2.0 * (stages - 1.0) * line.hop_s;
+    let crossings_s = 2.0 * line.boundaries() as f64 * line.hop_s;
     let blocking_s = if line.hop_blocks { crossings_s } else { 0.0 };
+    if !line.schedule.is_whole() {
+        return unlike_1f1b_s(line, work, spent_s, blocking_s);
+    }
     if let Some(way) = line.passes {
         return with_passes_s(m, p, work.load_s() + spent_s + blocking_s, way.passes_s);
     }
@@ -26,6 +28,44 @@ pub fn passes_s(line: &Line, work: &Work, spent_s: f64) -> f64 {
     one_chunk_s(m, p, forward_s, backward_s, total_s)
 }
 
+/// Split backwards, or stages on a V: some device has at least the mean of the devices' work; one
+/// micro-batch's way leads down all stages and back, where weight gradients need not be part of it; and
+/// with one chunk a device every stage does all its micro-batches behind the first forwards of the stages
+/// before it (`split_rows_s`).
+fn unlike_1f1b_s(line: &Line, work: &Work, spent_s: f64, blocking_s: f64) -> f64 {
+    let (m, p) = (line.m(), line.devices as f64);
+    let held =
+        |end: &End, value: f64| if line.passes.is_some() { 0.0 } else { end.load_s() - value };
+    let ends_s = held(&work.embedding, 0.0) + held(&work.head, 0.0);
+    let mean_s = (work.load_s() + ends_s + spent_s + blocking_s) / p + line.passes_s();
+    let apart = |weight_s: f64| if line.splits_backward() { weight_s } else { 0.0 };
+    let way_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
+        + held(&work.embedding, 0.0)
+        + held(&work.head, apart(work.head.weight_s))
+        + blocking_s
+        + spent_s;
+    let longest_s = (m * mean_s).max(looped_way_s(line, way_s));
+    if line.chunks > 1 {
+        return longest_s;
+    }
+    let forward_share = |kind: &KindWork| kind.forward_s / kind.load_s();
+    let share = work.kinds.iter().map(forward_share).fold(1.0, f64::min);
+    longest_s.max(split_rows_s(m, p, share, work.load_s(), spent_s) + m * line.passes_s())
+}
+
+/// Stage `q` does all its micro-batches and, before them, the stages before it each a forward, which is at
+/// least a share `r` of what they do to a micro-batch: `T ≥ r Σ_{j<q} ℓ_j + m ℓ_q`. The average of these
+/// rows that weighs all stages alike counts the layers `r/(1 − (1 − r/m)^p)` times, and what is spent beside
+/// them, which is no forward, at least as often as the first stage's row counts.
+fn split_rows_s(m: f64, p: f64, share: f64, layers_s: f64, spent_s: f64) -> f64 {
+    if share <= 0.0 || !share.is_finite() {
+        return 0.0;
+    }
+    let kept = 1.0 - share / m;
+    let times = share / (1.0 - kept.powf(p));
+    times * (layers_s + kept.powf(p - 1.0) * spent_s)
+}
+
 /// Several chunks: some device has at least the mean of the devices' work and does its micro-batches one
 /// after another.
 fn several_chunks_s(line: &Line, total_s: f64) -> f64 {
@@ -38,8 +78,8 @@ fn several_chunks_s(line: &Line, total_s: f64) -> f64 {
 /// the last micro-batch goes on, and as many backwards of another before the first one does: at least
 /// their means over stages.
 pub(super) fn looped_way_s(line: &Line, total_s: f64) -> f64 {
-    let stages = (line.devices * line.chunks) as f64;
-    let latency_s = (stages - 1.0) * line.round_trip_s();
+    let stages = line.stages() as f64;
+    let latency_s = line.boundaries() as f64 * line.round_trip_s();
     let others_s = match line.schedule {
         ScheduleName::LoopedBfs | ScheduleName::GPipe => (line.m() - 1.0) * total_s / stages,
         _ => 0.0,

@@ -4,14 +4,18 @@
 //! it do to one micro-batch, its own work with all of them, and its waits. The layers before the stage
 //! are known once it is known where it starts, however they are cut, and so are those behind it; their
 //! recomputation is left out, its own is the least that memory allows. So a row depends on the stage's
-//! range alone, and the least of the largest rows is found by going through stages and cuts once.
+//! range alone, and the least of the largest rows is found by going through stages and cuts once. Where
+//! backward is split, a row is the longest chain between the milestones of the stage's order
+//! ([`crate::placement::milestones`]).
 
 use super::states::StateView;
 use super::trade::Trade;
-use super::work::{End, Line, Work};
+use super::work::{End, KindWork, Line, Work};
 use crate::case::layers::Layers;
 use crate::cost::state::LocalParams;
+use crate::placement::Marks;
 use crate::placement::dynamic::Warm;
+use crate::placement::milestones::{Around, OwnSeconds};
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 
@@ -40,7 +44,10 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Default)]
 struct Sums {
     forward_s: f64,
+    /// Backward, to inputs alone where weight gradients run apart.
     backward_s: f64,
+    /// Weight gradients where they run apart.
+    weight_s: f64,
     params: LocalParams,
     state_bytes: f64,
     /// With the first option allowed.
@@ -53,8 +60,13 @@ struct StageView {
     /// Vocabulary layers and transfers in its forward and backward, s.
     forward_s: f64,
     backward_s: f64,
+    weight_s: f64,
     /// Vocabulary layers, transfers and links on the way to it and back, s.
     to_s: f64,
+    /// The back part of it, s.
+    back_s: f64,
+    /// Milestones of a split backward, where they are counted.
+    marks: Option<Marks>,
     /// The same from it to the last stage and back, s.
     from_s: f64,
     /// Micro-batches in flight.
@@ -82,8 +94,10 @@ impl<'a> Cutter<'a> {
         for layer in 0..layers.len() {
             let index = layers.kind_of(layer);
             let (kind, first) = (&work.kinds[index], trade.first_of(index));
+            let (backward_s, weight_s) = parts_of(line, kind);
             sums.forward_s += kind.forward_s;
-            sums.backward_s += kind.backward_s;
+            sums.backward_s += backward_s;
+            sums.weight_s += weight_s;
             sums.params = sums.params + kind.params;
             sums.state_bytes += state.bytes_of(kind.params);
             sums.recompute_s += first.0;
@@ -116,9 +130,32 @@ impl<'a> Cutter<'a> {
         let forward_s = to.forward_s - from.forward_s + own.forward_s;
         let passes_s = to.backward_s - from.backward_s + own.backward_s;
         let backward_s = passes_s + self.recompute_s(own, start, end);
-        let ramp_s = from.forward_s + from.backward_s + own.to_s;
-        let own_s = self.line.m() * (forward_s + backward_s + self.line.passes_s());
-        Row { forward_s, backward_s, total_s: ramp_s + own_s }
+        let weight_s = to.weight_s - from.weight_s + own.weight_s;
+        let ramp_s = if self.line.splits_backward() {
+            from.forward_s + own.to_s - own.back_s
+        } else {
+            from.forward_s + from.backward_s + own.to_s
+        };
+        let own_s = self.line.m() * (forward_s + backward_s + weight_s + self.line.passes_s());
+        Row { forward_s, backward_s, weight_s, ramp_s, total_s: ramp_s + own_s }
+    }
+
+    /// The longest chain of a stage whose backward is split, with its own reductions.
+    fn split_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
+        let (from, to, view) = (&self.before[start], &self.before[end], &self.stages[stage]);
+        let params = LocalParams {
+            dense: to.params.dense - from.params.dense,
+            expert: to.params.expert - from.params.expert,
+        };
+        let tail_s = self.state.tail_of_s(params, 1);
+        let Some(marks) = &view.marks else { return row.total_s + tail_s };
+        let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
+        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: 0.0 };
+        let way_s = self.way_from_s(stage, end);
+        let ready_s = row.ramp_s + row.forward_s + way_s;
+        let ends = marks.ends(&own, &Around { arrive_s: row.ramp_s, ready_s, way_s });
+        let back_s = from.backward_s + view.back_s;
+        (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
     }
 
     /// One micro-batch down from a stage that ends at a layer and back to it.
@@ -205,9 +242,15 @@ impl<'a> Cutter<'a> {
             if row.total_s >= limit_s {
                 break;
             }
-            let value_s = (row.total_s + self.waits_s(stage, end, &row)).max(*behind_s);
+            let splits = self.line.splits_backward();
+            let own_s = if splits {
+                self.split_s(stage, (start, end), &row)
+            } else {
+                row.total_s + self.waits_s(stage, end, &row)
+            };
+            let value_s = own_s.max(*behind_s);
             if value_s < limit_s {
-                let tail_s = if stage == 0 { self.tail_s(end) } else { 0.0 };
+                let tail_s = if stage == 0 && !splits { self.tail_s(end) } else { 0.0 };
                 best_s = best_s.min(value_s + tail_s);
                 ranges.push((start, end));
             }
@@ -223,11 +266,13 @@ impl<'a> Cutter<'a> {
         behind[self.len()] = 0.0;
         for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
             let mut here = vec![f64::INFINITY; self.len() + 1];
-            let (forwards, backwards) =
-                (f64::from(path.forward_count[stage]), f64::from(path.backward_count[stage]));
+            let [forwards, backwards, weights] =
+                [path.forward_count[stage], path.backward_count[stage], path.weight_count[stage]]
+                    .map(f64::from);
             for &(start, end) in ranges {
                 let row = self.row(stage, start, end);
-                let own_s = forwards * row.forward_s + backwards * row.backward_s;
+                let own_s =
+                    forwards * row.forward_s + backwards * row.backward_s + weights * row.weight_s;
                 here[start] = here[start].min(own_s + behind[end]);
             }
             behind = here;
@@ -288,6 +333,7 @@ impl StageView {
         line.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
         let (mut forward_s, mut backward_s) = line.crossings_s(stage);
+        let (mut weight_s, splits) = (0.0, line.splits_backward());
         // What just fits must not be declared too large by another order of summation.
         let mut free_bytes = budget_bytes * (1.0 + 1e-9);
         let mut hold = |end: &End, works: bool| {
@@ -295,7 +341,9 @@ impl StageView {
             free_bytes -= state.bytes_of(params);
             if works {
                 forward_s += end.forward_s;
-                backward_s += end.backward_s;
+                let apart_s = if splits { end.weight_s } else { 0.0 };
+                backward_s += end.backward_s - apart_s;
+                weight_s += apart_s;
                 free_bytes -= end.workspace_bytes + held * end.in_flight_bytes;
             }
         };
@@ -305,11 +353,22 @@ impl StageView {
         if stage + 1 == p || !holds_vocab {
             hold(&work.head, holds_vocab);
         }
-        let end_s = |there: bool, end: &End| if there && holds_vocab { end.load_s() } else { 0.0 };
+        let end_s = |there: bool, end: &End| {
+            let apart_s = if splits { end.weight_s } else { 0.0 };
+            if there && holds_vocab { end.load_s() - apart_s } else { 0.0 }
+        };
+        let before = stage > 0 && holds_vocab;
+        let embedding_s = if before { work.embedding.backward_s } else { 0.0 };
+        // Each stage before it has a transfer in its backward.
+        let blocking_s = if line.hop_blocks && p > 1 { line.hop_s } else { 0.0 };
+        let back_s = embedding_s + stage as f64 * (blocking_s + line.round_trip_s() / 2.0);
         Self {
             forward_s,
             backward_s,
+            weight_s,
             to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
+            back_s,
+            marks: line.counted_marks(stage),
             from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
             held,
             free_bytes,
@@ -332,5 +391,13 @@ fn way_s(line: &Line, from: usize, to: usize) -> f64 {
 struct Row {
     forward_s: f64,
     backward_s: f64,
+    weight_s: f64,
+    /// When the first micro-batch arrives; without split backwards, with the way back behind the last.
+    ramp_s: f64,
     total_s: f64,
+}
+
+/// Backward and what of it are weight gradients that run apart, s.
+fn parts_of(line: &Line, kind: &KindWork) -> (f64, f64) {
+    if line.splits_backward() { (kind.input_s, kind.weight_s) } else { (kind.backward_s, 0.0) }
 }

@@ -3,7 +3,8 @@
 //! Device `i` starts when the first micro-batch has come down the first chunks before it, does all its
 //! micro-batches of all its chunks one after another, and the last one still has to go back up those
 //! chunks to the first device, whose reductions come last. Every pass of that chain must follow the one
-//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike.
+//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike. In other orders the chains
+//! are those between the milestones of each device ([`crate::placement::milestones`]).
 
 use super::states::StateView;
 use super::trade::Trade;
@@ -12,7 +13,11 @@ use crate::case::family::{Ranges, few_cuts};
 use crate::case::layers::{Counts, Layers};
 use crate::case::levels::{Chain, Levels};
 use crate::cost::state::LocalParams;
-use models::schedule::ScheduleName;
+use crate::placement::milestones::{Around, OwnSeconds, PassCounts};
+use crate::placement::{Marks, Pipeline};
+use models::decisions::Vocab;
+use models::schedule::{ScheduleName, StageLayout};
+use std::sync::Arc;
 
 /// Listed placements on one pipeline, with what devices hold.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +34,8 @@ pub struct Members {
     most_held: f64,
     /// By device, most micro-batches in flight of a chunk, where every mix is open.
     open: Option<Vec<f64>>,
+    /// By device, the milestones of its order; none where chains are known without.
+    marks: Vec<Marks>,
 }
 
 /// One listed placement.
@@ -40,6 +47,8 @@ struct Member {
     devices: Vec<Device>,
     /// Devices that one behind them with the same layers does not stand for: it starts later.
     corners: Vec<usize>,
+    /// Layers by stage.
+    stages: Vec<Counts>,
 }
 
 /// What a device holds.
@@ -65,26 +74,56 @@ struct Alike {
 
 impl Members {
     /// What matters of a line to [`Self::new`]: the order of passes, devices, chunks, and the micro-batches as
-    /// far as they limit what is in flight.
-    pub fn key(line: &Line) -> (ScheduleName, usize, usize, usize) {
+    /// far as they limit what is in flight; all of them where milestones count.
+    pub fn key(line: &Line) -> MembersKey {
         let unlimited = 2 * line.devices + 3;
-        let m = if holds_all(line) { 1 } else { line.micro_batches.min(unlimited) };
-        (line.schedule, line.devices, line.chunks, m)
+        let whole = line.schedule.is_whole();
+        let m = match line.micro_batches {
+            _ if holds_all(line) => 1,
+            m if whole => m.min(unlimited),
+            m => m,
+        };
+        let over_pipeline = line.vocab.over_pipeline() && !whole;
+        let vocab = if over_pipeline { line.vocab } else { Vocab::Tensor };
+        (line.schedule, line.devices, line.chunks, m, vocab)
     }
 
-    /// The placements `list` on the pipeline that a key describes; stages go round the devices.
-    pub fn new(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
+    /// The placements `list` on the pipeline that a key describes. What is known of an order only once it is
+    /// made, `pipeline` says.
+    pub fn new(
+        layers: &Layers,
+        line: &Line,
+        list: Vec<Ranges>,
+        pipeline: impl FnOnce() -> Arc<Pipeline>,
+    ) -> Self {
         let line = Line { micro_batches: Self::key(line).3, ..*line };
-        let in_flight: Vec<Vec<usize>> = (0..line.devices)
-            .map(|device| {
-                let mut counts = vec![];
-                line.in_flight(device, &mut counts);
-                counts
-            })
-            .collect();
+        let counted: Vec<Marks> =
+            (0..line.devices).filter_map(|device| line.counted_marks(device)).collect();
+        if line.schedule.is_whole() || !counted.is_empty() {
+            return Self::with(layers, &line, list, &held_by(&line), counted);
+        }
+        let pipeline = pipeline();
+        let in_flight: Vec<_> = pipeline.in_flight.iter().map(|held| fullest(held)).collect();
+        Self::with(layers, &line, list, &in_flight, pipeline.marks.clone())
+    }
+
+    /// The same with what holds of any order without vocabulary passes, and nothing in flight.
+    pub fn of_any(layers: &Layers, line: &Line, list: Vec<Ranges>) -> Self {
+        let any = Marks::of_any(line.micro_batches, line.chunks);
+        let nothing = vec![vec![0; line.chunks]; line.devices];
+        Self::with(layers, line, list, &nothing, vec![any; line.devices])
+    }
+
+    fn with(
+        layers: &Layers,
+        line: &Line,
+        list: Vec<Ranges>,
+        in_flight: &[Vec<usize>],
+        marks: Vec<Marks>,
+    ) -> Self {
         let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
         let members: Vec<Member> =
-            list.iter().map(|ranges| Member::new(layers, &in_flight, ranges)).collect();
+            list.iter().map(|ranges| Member::new(layers, line, in_flight, ranges)).collect();
         let of_kind = |kind: usize| {
             members.iter().map(|member| member.held(kind)).fold(f64::INFINITY, f64::min)
         };
@@ -102,6 +141,7 @@ impl Members {
             open,
             members,
             list,
+            marks,
         }
     }
 
@@ -130,18 +170,39 @@ impl Members {
     }
 }
 
+/// See [`Members::key`].
+pub type MembersKey = (ScheduleName, usize, usize, usize, Vocab);
+
+/// By device, micro-batches in flight of each chunk at a moment that it certainly reaches.
+fn held_by(line: &Line) -> Vec<Vec<usize>> {
+    let held = |device| {
+        let mut counts = vec![];
+        line.in_flight(device, &mut counts);
+        counts
+    };
+    (0..line.devices).map(held).collect()
+}
+
+/// Micro-batches in flight of each chunk at a moment when there are most in all.
+fn fullest(vectors: &[Vec<u32>]) -> Vec<usize> {
+    let most = vectors.iter().max_by_key(|counts| counts.iter().sum::<u32>());
+    most.map_or_else(Vec::new, |counts| counts.iter().map(|&n| n as usize).collect())
+}
+
 /// Every micro-batch is in flight at once, so that one stands for all.
 fn holds_all(line: &Line) -> bool {
     matches!(line.schedule, ScheduleName::GPipe | ScheduleName::LoopedBfs)
 }
 
 impl Member {
-    fn new(layers: &Layers, in_flight: &[Vec<usize>], ranges: &Ranges) -> Self {
+    fn new(layers: &Layers, line: &Line, in_flight: &[Vec<usize>], ranges: &Ranges) -> Self {
         let p = in_flight.len();
         let mut devices = vec![Device::default(); p];
         let counts = |&(start, end): &(usize, usize)| layers.between(start, end);
-        for (stage, counts) in ranges.iter().map(counts).enumerate() {
-            devices[stage % p].add(counts, in_flight[stage % p][stage / p] as f64);
+        let stages: Vec<Counts> = ranges.iter().map(counts).collect();
+        for (stage, &counts) in stages.iter().enumerate() {
+            let device = line.layout().device_of(p, stage);
+            devices[device].add(counts, in_flight[device][stage / p] as f64);
         }
         let mut sum = Counts::default();
         let mut before = vec![];
@@ -153,7 +214,7 @@ impl Member {
         let stands_for =
             |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
         let corners = (0..p).filter(|&device| !stands_for(device)).collect();
-        Self { before, devices, corners }
+        Self { before, devices, corners, stages }
     }
 }
 
@@ -202,6 +263,7 @@ impl Device {
 }
 
 /// What the bounds of listed placements are computed from.
+#[derive(Clone, Copy)]
 pub struct Lister<'a> {
     /// The pipeline.
     pub line: &'a Line,
@@ -236,18 +298,24 @@ impl Lister<'_> {
     /// A member's bound; infinite where it is not below the limit.
     fn member_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
         let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
-        let free_s = self.rows_s(member, &member.corners, pinned_s);
+        let free_s = self.rows_s(members, member, &member.corners, pinned_s);
         if free_s >= limit_s {
             return f64::INFINITY;
         }
         if self.budget_bytes == f64::INFINITY {
             return free_s;
         }
-        self.fitting_s(members, member, trade, limit_s)
+        self.fitting_s(members, member, trade, (free_s, limit_s))
     }
 
     /// With the recomputation that memory makes necessary.
-    fn fitting_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
+    fn fitting_s(
+        &self,
+        members: &Members,
+        member: &Member,
+        trade: &Trade,
+        (free_s, limit_s): (f64, f64),
+    ) -> f64 {
         let p = self.line.devices;
         let all: Vec<usize> = (0..p).collect();
         let free = |device: usize| self.free_bytes(member, device, members.held[device]);
@@ -256,7 +324,7 @@ impl Lister<'_> {
                 let of = &member.devices[device];
                 trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
             };
-            return self.rows_s(member, &all, needs_s);
+            return self.rows_s(members, member, &all, needs_s);
         }
         // Most pipelines that do not fit show it on their first device.
         if !self.leanest_fits(&member.devices[0], free(0)) {
@@ -266,7 +334,7 @@ impl Lister<'_> {
             let needs_s = |device: usize| {
                 self.any_mix_s(&member.devices[device], trade, most[device], free(device))
             };
-            return self.rows_s(member, &all, needs_s);
+            return self.rows_s(members, member, &all, needs_s);
         }
         let chains = Levels::chains(self.line.recompute);
         let mut least_s = f64::INFINITY;
@@ -281,11 +349,11 @@ impl Lister<'_> {
                     break;
                 }
             }
-            let corners = if any { &all } else { &member.corners };
-            least_s = least_s.min(self.rows_s(member, corners, |device| recompute_s[device]));
             if !any {
-                break;
+                // No recomputation is what the rows were without memory.
+                return least_s.min(free_s);
             }
+            least_s = least_s.min(self.rows_s(members, member, &all, |device| recompute_s[device]));
         }
         least_s
     }
@@ -298,7 +366,7 @@ impl Lister<'_> {
     /// Bytes left on a device for activations of layers.
     fn free_bytes(&self, member: &Member, device: usize, held: (f64, f64)) -> f64 {
         let mut params = params_of(self.work, &member.devices[device].layers);
-        let (mut fixed, p) = (0.0, self.line.devices);
+        let mut fixed = 0.0;
         let (embedding, head) = (&self.work.embedding, &self.work.head);
         if self.line.passes.is_some() {
             params.dense += embedding.params + head.params;
@@ -308,7 +376,7 @@ impl Lister<'_> {
                 fixed +=
                     embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
             }
-            if device + 1 == p {
+            if device == self.head_device() {
                 params.dense += head.params;
                 fixed += head.workspace_bytes + held.1 * self.scale() * head.in_flight_bytes;
             }
@@ -385,10 +453,14 @@ impl Lister<'_> {
     /// micro-batch.
     fn rows_s(
         &self,
+        members: &Members,
         member: &Member,
         devices: &[usize],
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
+        if !members.marks.is_empty() {
+            return self.marked_rows_s(members, member, recompute_s);
+        }
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for &device in devices {
             let own_s = recompute_s(device);
@@ -401,23 +473,63 @@ impl Lister<'_> {
         longest_s.max(way_s) + tail_s
     }
 
+    /// The longest chain between milestones, s.
+    fn marked_rows_s(
+        &self,
+        members: &Members,
+        member: &Member,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let line = self.line;
+        let ways = Ways::new(line, self.work, &member.stages);
+        let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
+        for (device, marks) in members.marks.iter().enumerate() {
+            let shared_s = recompute_s(device);
+            let stage_of = |chunk: usize| line.layout().stage_of(line.devices, device, chunk);
+            chunks.clear();
+            chunks.extend((0..line.chunks).map(|chunk| ways.seconds[stage_of(chunk)]));
+            let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: line.passes_s() };
+            let around = Around {
+                arrive_s: ways.down_s[device],
+                ready_s: ways.there_and_back_s(0, stage_of(marks.first_chunk)),
+                way_s: ways.there_and_back_s(device + 1, device) + ways.link_s(device),
+            };
+            let ends = marks.ends(&own, &around);
+            let params = params_of(self.work, &member.devices[device].layers);
+            let tail_s = self.state.tail_of_s(params, line.chunks);
+            let last_s = ends.last_backward_s + ways.back_s[device];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            recomputing_s += shared_s;
+        }
+        longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)
+    }
+
+    /// The device of the output layer.
+    fn head_device(&self) -> usize {
+        self.line.layout().device_of(self.line.devices, self.line.stages() - 1)
+    }
+
     /// A device's chain, s.
     fn row_s(&self, member: &Member, device: usize, recompute_s: f64) -> f64 {
         let (line, work) = (self.line, self.work);
         let layers_s = load_s(work, &member.devices[device].layers);
-        let ends = usize::from(device == 0) + usize::from(device + 1 == line.devices);
-        let crossings_s = self.crossing_s() * (2 * line.chunks - ends) as f64;
+        let stage_of = |chunk: usize| line.layout().stage_of(line.devices, device, chunk);
+        let crossings_s: f64 = (0..line.chunks)
+            .map(|chunk| line.crossings_s(stage_of(chunk)))
+            .map(|(forward_s, backward_s)| forward_s + backward_s)
+            .sum();
         let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
         if line.passes.is_none() {
             own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
-            own_s += if device + 1 == line.devices { work.head.load_s() } else { 0.0 };
+            own_s += if device == self.head_device() { work.head.load_s() } else { 0.0 };
             ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
         }
-        if device > 0 {
+        if device > 0 && line.schedule.is_whole() {
             ramp_s += load_s(work, &member.before[device]);
             ramp_s += self.crossing_s() * (2 * device - 1) as f64;
             ramp_s += line.round_trip_s() * device as f64;
         }
+        let ramp_s = if line.schedule.is_whole() { ramp_s } else { 0.0 };
         ramp_s + line.m() * own_s
     }
 
@@ -435,6 +547,78 @@ impl Lister<'_> {
         };
         let stages = line.devices * line.chunks;
         work.load_s() + ends_s + 2.0 * (stages - 1) as f64 * self.crossing_s()
+    }
+}
+
+/// Seconds of one micro-batch by stage, with the vocabulary and transfers they hold, and of its ways.
+struct Ways {
+    /// Forward, backward (to inputs where it is split) and weight gradients apart.
+    seconds: Vec<PassCounts>,
+    /// By stage, the forwards before it and the links between, s.
+    down_s: Vec<f64>,
+    /// By stage, the backwards of the stages before it and the links between, s.
+    back_s: Vec<f64>,
+    /// By stage, links before it, s.
+    links_s: Vec<f64>,
+}
+
+impl Ways {
+    fn new(line: &Line, work: &Work, stages: &[Counts]) -> Self {
+        let (splits, blocks) = (line.splits_backward(), line.hop_blocks && line.devices > 1);
+        // On a V there is no transfer where it turns.
+        let turn = (line.layout() == StageLayout::V).then_some(line.devices - 1);
+        let hop_s = |stage: usize| {
+            let crosses = line.devices > 1 && stage + 1 < stages.len() && turn != Some(stage);
+            if crosses { line.hop_s } else { 0.0 }
+        };
+        let more = stages.len() + 1;
+        let mut seconds = Vec::with_capacity(more);
+        let [mut down_s, mut back_s, mut links_s] = [0, 1, 2].map(|_| Vec::with_capacity(more));
+        [&mut down_s, &mut back_s, &mut links_s].into_iter().for_each(|sums| sums.push(0.0));
+        let mut before_s = 0.0;
+        for (stage, counts) in stages.iter().enumerate() {
+            let behind_s = hop_s(stage);
+            let (mut forward_s, mut backward_s) =
+                if blocks { (before_s, behind_s) } else { (0.0, 0.0) };
+            before_s = behind_s;
+            let mut weight_s = 0.0;
+            for (kind, &n) in work.kinds.iter().zip(counts) {
+                forward_s += n as f64 * kind.forward_s;
+                backward_s += n as f64 * if splits { kind.input_s } else { kind.backward_s };
+                weight_s += if splits { n as f64 * kind.weight_s } else { 0.0 };
+            }
+            let ends = [(stage == 0, &work.embedding), (stage + 1 == stages.len(), &work.head)];
+            for (_, end) in ends.into_iter().filter(|(here, _)| *here && line.passes.is_none()) {
+                let apart_s = if splits { end.weight_s } else { 0.0 };
+                forward_s += end.forward_s;
+                backward_s += end.backward_s - apart_s;
+                weight_s += apart_s;
+            }
+            let link_s = if blocks { 0.0 } else { behind_s };
+            down_s.push(down_s[stage] + forward_s + link_s);
+            back_s.push(back_s[stage] + backward_s + link_s);
+            links_s.push(links_s[stage] + link_s);
+            seconds.push([forward_s, backward_s, weight_s]);
+        }
+        Self { seconds, down_s, back_s, links_s }
+    }
+
+    /// The forwards of stage `from` and those behind it, and the backwards of the stages behind `to`.
+    fn there_and_back_s(&self, from: usize, to: usize) -> f64 {
+        let last = self.seconds.len();
+        let down_s = self.down_s[last] - self.down_s[from];
+        let back_s = self.back_s[last] - self.back_s[to + 1];
+        // The links to stages behind `to` are on the way back to it.
+        down_s + back_s + self.link_s(to)
+    }
+
+    /// The link behind a stage, s.
+    fn link_s(&self, stage: usize) -> f64 {
+        self.links_s[stage + 1] - self.links_s[stage]
+    }
+
+    fn first_backward_s(&self) -> f64 {
+        self.seconds[0][1]
     }
 }
 

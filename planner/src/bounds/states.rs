@@ -134,6 +134,7 @@ impl StateView {
                 let (forward_s, backward_s) = self.exposed_s(index, kind, line);
                 kind.forward_s += forward_s;
                 kind.backward_s += backward_s;
+                kind.input_s += backward_s;
             }
         }
         work

@@ -2,11 +2,12 @@
 
 use crate::case::ground::{Ground, Sheet};
 use crate::case::mixes::options;
+use crate::case::pipelines::PipelineKey;
 use crate::case::ways::{hop, vocab_passes};
 use crate::cost::state::LocalParams;
-use crate::placement::VocabWay;
+use crate::placement::{Marks, VocabWay};
 use models::decisions::{Decisions, Recompute, Vocab};
-use models::schedule::ScheduleName;
+use models::schedule::{ScheduleName, StageLayout};
 
 /// One layer kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -15,6 +16,10 @@ pub struct KindWork {
     pub forward_s: f64,
     /// Backward pass without recomputation, s.
     pub backward_s: f64,
+    /// What of it is backward to inputs alone, s.
+    pub input_s: f64,
+    /// What of it are weight gradients, s.
+    pub weight_s: f64,
     /// Recomputation, by `RECOMPUTE_OPTIONS`, s.
     pub recompute_s: [f64; 3],
     /// Activation bytes kept, by `RECOMPUTE_OPTIONS`.
@@ -37,6 +42,8 @@ pub struct End {
     pub forward_s: f64,
     /// Backward pass, s.
     pub backward_s: f64,
+    /// What of it are weight gradients that may run apart, s.
+    pub weight_s: f64,
     /// Dense parameters.
     pub params: f64,
     /// Activation bytes of a micro-batch in flight.
@@ -78,6 +85,8 @@ impl Work {
         let kind = |(layer, &params): (&crate::cost::layer::LayerCost, &LocalParams)| KindWork {
             forward_s: layer.forward.total_s(),
             backward_s: layer.backward().total_s(),
+            input_s: layer.backward().total_s() - layer.backward_weight.total_s(),
+            weight_s: layer.backward_weight.total_s(),
             recompute_s: layer.recompute.map(|parts| parts.total_s()),
             saved_bytes: layer.saved_bytes,
             params,
@@ -92,6 +101,7 @@ impl Work {
             embedding: End {
                 forward_s: vocab.embed_forward.total_s(),
                 backward_s: vocab.embed_backward.total_s(),
+                weight_s: 0.0,
                 params: embedding_params,
                 in_flight_bytes: vocab.embed_saved_bytes,
                 workspace_bytes: 0.0,
@@ -99,6 +109,7 @@ impl Work {
             head: End {
                 forward_s: vocab.head_forward.total_s(),
                 backward_s: (vocab.head_backward_input + vocab.head_backward_weight).total_s(),
+                weight_s: vocab.head_backward_weight.total_s(),
                 params: if tied_here { 0.0 } else { head_params },
                 in_flight_bytes: vocab.head_saved_bytes,
                 workspace_bytes: vocab.logits_bytes,
@@ -125,6 +136,8 @@ impl Work {
         for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
             kind.forward_s = kind.forward_s.min(other.forward_s);
             kind.backward_s = kind.backward_s.min(other.backward_s);
+            kind.input_s = kind.input_s.min(other.input_s);
+            kind.weight_s = kind.weight_s.min(other.weight_s);
             for (own_s, other_s) in kind.recompute_s.iter_mut().zip(other.recompute_s) {
                 *own_s = own_s.min(other_s);
             }
@@ -199,14 +212,40 @@ impl Line {
         self.passes.map_or(0.0, |way| way.passes_s)
     }
 
+    /// Stages, p·v.
+    pub fn stages(&self) -> usize {
+        self.devices * self.chunks
+    }
+
+    /// Which device holds which stage.
+    pub fn layout(&self) -> StageLayout {
+        self.schedule.layout(self.chunks)
+    }
+
+    /// Whether a device's neighbouring stages `stage` and `stage + 1` are different devices'.
+    pub fn crosses(&self, stage: usize) -> bool {
+        let device = |stage| self.layout().device_of(self.devices, stage);
+        stage + 1 < self.stages() && device(stage) != device(stage + 1)
+    }
+
+    /// Boundaries between stages of different devices.
+    pub fn boundaries(&self) -> usize {
+        let turns = usize::from(self.layout() == StageLayout::V && self.chunks > 1);
+        if self.devices == 1 { 0 } else { self.stages() - 1 - turns }
+    }
+
     /// Transfers that a stage's forward and its backward wait for, s.
     pub fn crossings_s(&self, stage: usize) -> (f64, f64) {
         if self.devices == 1 || !self.hop_blocks {
             return (0.0, 0.0);
         }
-        let last = self.devices * self.chunks - 1;
         let hop_s = |crosses: bool| if crosses { self.hop_s } else { 0.0 };
-        (hop_s(stage > 0), hop_s(stage < last))
+        (hop_s(stage > 0 && self.crosses(stage - 1)), hop_s(self.crosses(stage)))
+    }
+
+    /// Whether the order has weight gradients apart.
+    pub fn splits_backward(&self) -> bool {
+        self.schedule.splits_backward()
     }
 
     /// There and back between two neighbouring stages beside their passes, s.
@@ -232,6 +271,25 @@ impl Line {
         options(self.recompute)
     }
 
+    /// The pipeline's key.
+    pub fn key(&self) -> PipelineKey {
+        PipelineKey {
+            schedule: self.schedule,
+            devices: self.devices,
+            micro_batches: self.micro_batches,
+            chunks: self.chunks,
+            vocab: if self.vocab.over_pipeline() { self.vocab } else { Vocab::Tensor },
+            post_validation: false,
+        }
+    }
+
+    /// Milestones of a device's order, where they can be counted without making it.
+    pub fn counted_marks(&self, device: usize) -> Option<Marks> {
+        let counts = (self.devices, self.micro_batches, self.chunks);
+        let plain = self.passes.is_none();
+        plain.then(|| Marks::counted(self.schedule, counts, device)).flatten()
+    }
+
     /// Micro-batches in flight of each chunk of a device at one moment that it certainly reaches: the end
     /// of its warm-up.
     pub fn in_flight(&self, device: usize, counts: &mut Vec<usize>) {
@@ -247,7 +305,11 @@ impl Line {
                 let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
                 counts.extend((0..v).map(of));
             }
-            // Not searched; nothing is claimed of them.
+            ScheduleName::ZbH1 if self.passes.is_none() => counts.resize(v, p.min(m)),
+            ScheduleName::ZbH2 if self.passes.is_none() => counts.resize(v, (2 * p - 1).min(m)),
+            // The forwards up to the first weight gradients: one round.
+            ScheduleName::InterleavedZb if self.passes.is_none() => counts.resize(v, p.min(m)),
+            // What their orders hold is counted there (`bounds::listed`).
             _ => counts.resize(v, 0),
         }
     }

@@ -12,6 +12,7 @@ use super::levels::{Chain, Levels};
 use super::mixes::{MixCost, options};
 use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
+use crate::placement::milestones::{Around, OwnSeconds};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
 use rustc_hash::FxHashMap as HashMap;
@@ -58,8 +59,7 @@ impl Case<'_> {
 
     /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
     pub fn is_open(&self) -> bool {
-        let d = &self.decisions;
-        d.vpp > 1 && d.schedule.is_whole() && few_cuts(self.ground.layers.len(), self.stages())
+        self.decisions.vpp > 1 && few_cuts(self.ground.layers.len(), self.stages())
     }
 
     /// The best placement of a list below `cutoff_s`.
@@ -126,8 +126,7 @@ impl Case<'_> {
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
         if !self.decisions.schedule.is_whole() {
-            // Nothing is claimed of other schedules yet.
-            return 0.0;
+            return self.marked_chain_s(columns);
         }
         let devices = self.devices();
         let (m, link_s) = (self.micro_batches(), self.link_s());
@@ -146,14 +145,54 @@ impl Case<'_> {
         longest_s + step_s
     }
 
+    /// The longest chain between milestones; see [`crate::placement::milestones`].
+    fn marked_chain_s(&self, columns: &[Column]) -> f64 {
+        let (devices, stages, link_s) = (self.devices(), columns.len(), self.link_s());
+        let link_s = |stage: usize| {
+            let crosses = stage + 1 < stages && self.device_of(stage) != self.device_of(stage + 1);
+            if crosses { link_s } else { 0.0 }
+        };
+        let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
+        for (stage, column) in columns.iter().enumerate() {
+            down_s.push(down_s[stage] + column.forward_s + link_s(stage));
+            back_s.push(back_s[stage] + column.backward_s + link_s(stage));
+        }
+        let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
+        let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
+        for (device, marks) in self.pipeline().marks.iter().enumerate() {
+            let stage_of = |chunk: usize| layout.stage_of(devices, device, chunk);
+            let own: Vec<&Column> =
+                (0..marks.chunks.len()).map(|chunk| &columns[stage_of(chunk)]).collect();
+            let chunks: Vec<_> =
+                own.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
+            let seconds =
+                OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.vocab_pass_s() };
+            let behind_s = |stage: usize| back_s[stages] - back_s[stage + 1] + link_s(stage);
+            let around = Around {
+                arrive_s: down_s[device],
+                ready_s: down_s[stages] + behind_s(stage_of(marks.first_chunk)),
+                way_s: link_s(device) + down_s[stages] - down_s[device + 1] + behind_s(device),
+            };
+            let ends = marks.ends(&seconds, &around);
+            let tail_s: f64 = own.iter().map(|column| column.tail_s).sum();
+            let last_s = ends.last_backward_s + back_s[device];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            step_s = step_s.max(own.iter().map(|column| column.step_s).sum());
+        }
+        longest_s + step_s
+    }
+
     /// Costs of the stages; where layers are alike, equal stages are priced once.
     fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
         let stages = ranges.len();
         let uniform = self.ground.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
-            // Stages that do not lie on the first device and at no end of the model are alike, but for
-            // vocabulary shards, which only first chunks hold.
-            let inner = stage > 0 && stage + 1 < stages && self.vocab_pass_s() == 0.0;
+            // Stages at no end of the model are alike, but for vocabulary shards, which only first chunks hold,
+            // and where both neighbours lie on other devices.
+            let inside = stage > 0 && stage + 1 < stages && self.vocab_pass_s() == 0.0;
+            let own = self.device_of(stage);
+            let inner =
+                inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;
             let key = match (inner, uniform) {
                 (true, true) => (1, 0, end - start),
                 (false, true) => (stage, 0, end - start),
@@ -172,7 +211,8 @@ impl Case<'_> {
             let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);
             Column {
                 forward_s: cost.forward.total_s(),
-                backward_s: cost.backward.total_s() + recompute.sum::<f64>(),
+                backward_s: cost.backward.total_s() - cost.weight_s + recompute.sum::<f64>(),
+                weight_s: cost.weight_s,
                 tail_s: cost.tail_s,
                 step_s: cost.optimizer_s + cost.gather_s,
                 ..Column::default()
@@ -247,7 +287,7 @@ impl Case<'_> {
             let levels = self.levels_of(device, ranges, chain);
             let level =
                 levels.least(|level| self.device_fits(device, ranges, stages, levels, level))?;
-            for stage in (device..ranges.len()).step_by(self.devices()) {
+            for stage in self.stages_of(device) {
                 mixes[stage] = self.mix_at(ranges[stage], levels, level);
             }
         }
@@ -256,8 +296,8 @@ impl Case<'_> {
 
     /// The levels of a device's chunks.
     pub fn levels_of(&self, device: usize, ranges: &Ranges, chain: Chain) -> Levels {
-        let chunks = ranges.iter().skip(device).step_by(self.devices());
-        let longest = chunks.flat_map(|&(start, end)| self.ground.layers.between(start, end)).max();
+        let chunks = self.stages_of(device).map(|stage| ranges[stage]);
+        let longest = chunks.flat_map(|(start, end)| self.ground.layers.between(start, end)).max();
         Levels::new(chain, self.decisions.recompute, longest.unwrap_or(0))
     }
 
@@ -273,8 +313,8 @@ impl Case<'_> {
         levels: Levels,
         level: usize,
     ) -> bool {
-        let own = (device..ranges.len()).step_by(self.devices());
-        let columns: Vec<Column> = own
+        let columns: Vec<Column> = self
+            .stages_of(device)
             .map(|stage| {
                 self.column(
                     ranges[stage],

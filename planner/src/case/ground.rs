@@ -161,6 +161,11 @@ impl<'a> Ground<'a> {
         self.pipelines.get(PipelineKey::new(d))
     }
 
+    /// The pipeline of a key whose counts its schedule approves.
+    pub fn pipeline_of(&self, key: PipelineKey) -> Arc<Pipeline> {
+        self.pipelines.get(key)
+    }
+
     /// Prices of the layers under decisions.
     pub fn sheet(&self, d: &Decisions) -> Rc<Sheet> {
         let shape = self.shape(d);

@@ -24,7 +24,7 @@ use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
 use models::decisions::{Decisions, Recompute};
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::schedule::{ScheduleError, ScheduleName, StageLayout};
+use models::schedule::{Schedule, ScheduleError, ScheduleName, StageLayout};
 use priced::Placed;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -87,6 +87,13 @@ impl<'a> Case<'a> {
         Ok(Self { ground, decisions, pipeline: OnceCell::new(), sheet, state, hop, passes })
     }
 
+    /// The same in another order of passes.
+    #[must_use]
+    pub fn in_order(self, schedule: Schedule) -> Self {
+        let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
+        Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
+    }
+
     /// Order of passes, made when first asked for: many cases are cut without it.
     pub fn pipeline(&self) -> &Arc<Pipeline> {
         self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))
@@ -96,6 +103,13 @@ impl<'a> Case<'a> {
     pub fn device_of(&self, stage: usize) -> usize {
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
         layout.device_of(self.devices(), stage)
+    }
+
+    /// Stages of a device, by chunk.
+    pub fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + use<> {
+        let (devices, chunks) = (self.devices(), self.decisions.vpp as usize);
+        let layout = self.decisions.schedule.layout(chunks);
+        (0..chunks).map(move |chunk| layout.stage_of(devices, device, chunk))
     }
 
     /// Pipeline devices, p.
@@ -243,7 +257,8 @@ impl<'a> Case<'a> {
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
         }
-        if tied && first != last {
+        // On a V of stages the first device holds both.
+        if tied && first != last && self.device_of(0) != self.device_of(self.stages() - 1) {
             cost.tail_s += self.tied_gradient_s(head);
         }
     }

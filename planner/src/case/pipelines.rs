@@ -1,6 +1,6 @@
 //! Prepared pipelines by name and size: built once, shared by every case that uses them.
 
-use crate::placement::Pipeline;
+use crate::placement::{Marks, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
@@ -54,7 +54,28 @@ impl PipelineKey {
 
     /// The pipeline, its order of passes prepared on first use: many pipelines are cut without it.
     fn pipeline(self) -> Result<Pipeline, ScheduleError> {
-        if self.schedule == ScheduleName::OneFOneB { Ok(self.one_f_one_b()) } else { self.other() }
+        match self.schedule {
+            ScheduleName::OneFOneB => Ok(self.one_f_one_b()),
+            ScheduleName::ZbH1 | ScheduleName::ZbH2 if !self.vocab.over_pipeline() => {
+                Ok(self.zero_bubble())
+            }
+            _ => self.other(),
+        }
+    }
+
+    /// ZB-H1 and ZB-H2, whose orders are not made before they are priced either.
+    fn zero_bubble(self) -> Pipeline {
+        let twice = self.schedule == ScheduleName::ZbH2;
+        let most = if twice { 2 * self.devices - 1 } else { self.devices };
+        let counts = (self.devices, self.micro_batches, 1);
+        let marks = (0..self.devices).filter_map(|i| Marks::counted(self.schedule, counts, i));
+        Pipeline {
+            in_flight: vec![vec![vec![most.min(self.micro_batches) as u32]]; self.devices],
+            splits_backward: true,
+            one_f_one_b: false,
+            marks: marks.collect(),
+            ..self.one_f_one_b()
+        }
     }
 
     /// 1F1B, whose order is not even made before it is priced.
@@ -71,25 +92,15 @@ impl PipelineKey {
             pairs: false,
             post_validation: self.post_validation,
             one_f_one_b: true,
+            marks: vec![],
         }
     }
 
     fn other(self) -> Result<Pipeline, ScheduleError> {
+        let marked = !self.schedule.is_whole();
         let schedule = self.schedule()?;
-        let stages = schedule.stages();
-        let held = |device| schedule.max_in_flight(device, Release::AtW);
-        Ok(Pipeline {
-            devices: schedule.devices,
-            micro_batches: schedule.micro_batches,
-            device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
-            chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
-            in_flight: (0..schedule.devices).map(held).collect(),
-            splits_backward: schedule.splits_backward(),
-            pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
-            post_validation: self.post_validation,
-            one_f_one_b: false,
-            prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
-        })
+        let marks = if marked { marks(&schedule) } else { vec![] };
+        Ok(Pipeline { marks, ..of_schedule(schedule, self.post_validation) })
     }
 
     /// Micro-batches that a device of 1F1B holds: `p − i`, one more for each barrier of vocabulary passes.
@@ -110,6 +121,29 @@ impl PipelineKey {
     fn approved(&self) -> Schedule {
         self.schedule().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
+}
+
+/// The pipeline of any order that can run, without milestones.
+pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline {
+    let stages = schedule.stages();
+    let held = |device| schedule.max_in_flight(device, Release::AtW);
+    Pipeline {
+        devices: schedule.devices,
+        micro_batches: schedule.micro_batches,
+        device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
+        chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
+        in_flight: (0..schedule.devices).map(held).collect(),
+        splits_backward: schedule.splits_backward(),
+        pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
+        post_validation,
+        one_f_one_b: false,
+        marks: vec![],
+        prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
+    }
+}
+
+fn marks(schedule: &Schedule) -> Vec<Marks> {
+    (0..schedule.devices).map(|device| Marks::of(schedule, device)).collect()
 }
 
 /// # Panics
@@ -188,11 +222,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_1f1b_holds_is_what_its_passes_hold() {
+    fn what_is_said_to_be_held_is_what_passes_hold() {
         let vocabs = [Vocab::Tensor, Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2];
+        let one_f_one_b = vocabs.map(|vocab| (ScheduleName::OneFOneB, vocab));
+        let split = [ScheduleName::ZbH1, ScheduleName::ZbH2].map(|name| (name, Vocab::Tensor));
         for (devices, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
-            for vocab in vocabs {
-                let schedule = ScheduleName::OneFOneB;
+            for (schedule, vocab) in one_f_one_b.into_iter().chain(split) {
                 let key = PipelineKey {
                     schedule,
                     devices,

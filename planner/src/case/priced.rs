@@ -91,7 +91,7 @@ pub struct Priced {
 
 impl Case<'_> {
     /// Whether a placement is one this configuration allows, and its columns.
-    fn columns_of_placed(&self, placed: &Placed) -> Vec<Vec<Column>> {
+    pub(crate) fn columns_of_placed(&self, placed: &Placed) -> Vec<Vec<Column>> {
         let column = |(stage, s): (usize, &PlacedStage)| {
             let cost = self.stage(stage, s.start, s.end);
             let mixes = self.mix_cost(&s.mix);

@@ -61,6 +61,11 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
         time_s +=
             collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
     }
+    Hop { time_s, blocks: hop_blocks(ground, d) }
+}
+
+/// Whether transfers are part of passes: looped schedules hide them where the software can.
+pub(crate) fn hop_blocks(ground: &Ground<'_>, d: &Decisions) -> bool {
     let looped = matches!(
         d.schedule,
         ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
@@ -68,7 +73,7 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     // Passes of a schedule with split backwards run off a list: so do its transfers, on a stream of their own (Zero
     // Bubble's runtime).
     let apart = d.schedule.splits_backward() || (looped && ground.cluster.software.p2p_overlap);
-    Hop { time_s, blocks: !apart }
+    d.pp == 1 || !apart
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

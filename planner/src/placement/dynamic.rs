@@ -10,8 +10,12 @@
 //! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes more forwards
 //! come first, and the way leads through those passes (`Warm`). GPipe and naive have neither term here: the
 //! order of passes there differs.
+//!
+//! Where backward is split, the way back leaves out the weight gradients, which may also come behind the
+//! last backward; the chains are those between the milestones of the order ([`super::milestones`]).
 
-use super::{Choice, Problem};
+use super::milestones::{Around, OwnSeconds};
+use super::{Choice, Column, Problem};
 
 /// The optimum of the closed form and a choice that attains it.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,17 +33,20 @@ struct Label {
     load_s: f64,
     /// From the first forward reaching these stages to the last backward leaving them, s.
     span_s: f64,
+    /// The same to the last of their passes and, where weight gradients may come behind the last backward,
+    /// their devices' reductions, s.
+    finish_s: f64,
     /// Largest step behind the barrier among them, s.
     step_s: f64,
     column: usize,
     next: usize,
 }
 
-/// Solves the closed form of a 1F1B problem; `None` where nothing fits.
+/// Solves the closed form of a problem with one chunk a device; `None` where nothing fits.
 ///
 /// Stage-local memory is checked column by column: with one chunk a device, a device is a stage.
-/// Labels that are no better in any of load, span and step are dropped, which keeps the optimum
-/// because the value of a longer chain never falls when any of the three grows.
+/// Labels that are no better in any of load, span, finish and step are dropped, which keeps the optimum
+/// because the value of a longer chain never falls when any of these grows.
 pub fn solve(problem: &Problem) -> Option<Bounded> {
     let stages = problem.stages();
     let reach = reachable(problem);
@@ -55,8 +62,8 @@ pub fn solve(problem: &Problem) -> Option<Bounded> {
 /// First layers each stage may have: the stages before it hold at least their fewest and at most their
 /// most layers, and so do the stages from it on.
 fn reachable(problem: &Problem) -> Vec<(usize, usize)> {
-    let counts = |columns: &Vec<super::Column>| {
-        let layers = columns.iter().map(super::Column::layers);
+    let counts = |columns: &Vec<Column>| {
+        let layers = columns.iter().map(Column::layers);
         (layers.clone().min().unwrap_or(0), layers.max().unwrap_or(0))
     };
     let ends: Vec<(usize, usize)> = problem.columns.iter().map(counts).collect();
@@ -133,6 +140,9 @@ fn join(
 ) -> Label {
     let c = &problem.columns[stage][column];
     let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
+    if !problem.pipeline.marks.is_empty() {
+        return Label { column, next, ..join_split(problem, stage, c, link_s, after) };
+    }
     let (below_s, span_below_s, step_below_s) = after.map_or((0.0, 0.0, 0.0), |label| {
         (label.load_s + 2.0 * link_s, label.span_s + 2.0 * link_s, label.step_s)
     });
@@ -144,12 +154,46 @@ fn join(
     let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
     // Nothing hides the first stage's tail: it is the last to be done with its passes.
     let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
+    let span_s = own_s.max(c.load_s() + span_below_s) + tail_s;
     Label {
         load_s: c.load_s() + below_s,
-        span_s: own_s.max(c.load_s() + span_below_s) + tail_s,
+        span_s,
+        finish_s: span_s,
         step_s: c.step_s.max(step_below_s),
         column,
         next,
+    }
+}
+
+/// A stage whose backward is split before the stages below it. `load_s` is a micro-batch's way down these
+/// stages and back.
+fn join_split(
+    problem: &Problem,
+    stage: usize,
+    c: &Column,
+    link_s: f64,
+    after: Option<&Label>,
+) -> Label {
+    let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
+    let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
+    let own = OwnSeconds { chunks: &seconds, shared_s: 0.0, vocab_s: problem.vocab.passes_s };
+    let around = Around { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
+    let marks = &problem.pipeline.marks[stage];
+    let behind_s = marks.ends(&own, &Around::default());
+    let behind_s = behind_s.own_s - behind_s.last_backward_s;
+    let mut span_s = marks.ends(&own, &around).last_backward_s;
+    if let Some(below) = after {
+        span_s = span_s.max(c.forward_s + link_s + below.span_s + link_s + c.backward_s);
+    }
+    let own_finish_s = span_s + behind_s + c.tail_s;
+    let finish_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.finish_s);
+    Label {
+        load_s: c.forward_s + c.backward_s + way_s,
+        span_s,
+        finish_s: own_finish_s.max(finish_below_s),
+        step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
+        column: 0,
+        next: 0,
     }
 }
 
@@ -227,8 +271,10 @@ impl Warm {
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {
-    let no_worse =
-        |a: &Label, b: &Label| a.load_s <= b.load_s && a.span_s <= b.span_s && a.step_s <= b.step_s;
+    let no_worse = |a: &Label, b: &Label| {
+        let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.finish_s <= b.finish_s;
+        faster && a.step_s <= b.step_s
+    };
     if labels.iter().any(|old| no_worse(old, &new)) {
         return;
     }
@@ -238,7 +284,7 @@ fn insert(labels: &mut Vec<Label>, new: Label) {
 
 /// The best label that starts at layer 0.
 fn best_start(labels: &[Label]) -> Option<(usize, f64)> {
-    let value = |label: &Label| label.span_s + label.step_s;
+    let value = |label: &Label| label.finish_s + label.step_s;
     labels
         .iter()
         .enumerate()

@@ -12,6 +12,7 @@
 //!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
 //! - *device load*: `barrier_s ≥ m·load_i + tail_i` for every device;
 //! - *closed form* (1F1B): the rows of [`super::dynamic`], with their two waiting terms as variables;
+//! - *milestones* (split backward): the chains of [`super::milestones`];
 //! - *step*: `step_s ≥ Σ step(c)·y` for every device;
 //! - *paths*: for a fixed order of passes the simulated time is the maximum over chains of passes, each
 //!   linear in the columns' seconds. Whenever the simulation of a solution is longer than the
@@ -20,6 +21,7 @@
 //! - *cut-off*: `barrier_s + step_s ≤` the best value known.
 
 use super::dynamic::Warm;
+use super::milestones::{At, PassCounts};
 use super::{Choice, Problem, Scratch};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
@@ -258,6 +260,8 @@ impl Writer<'_> {
         self.device_loads(&mut model);
         if self.problem.pipeline.one_f_one_b {
             self.closed_form(&mut model);
+        } else if self.problem.pipeline.marks.len() == self.problem.stages() {
+            self.milestones(&mut model);
         }
         for path in paths {
             let row = self.path(path);
@@ -375,6 +379,46 @@ impl Writer<'_> {
         }
     }
 
+    /// Chains between milestones, of one chunk a device.
+    fn milestones(&self, model: &mut HighsProblem) {
+        let problem = self.problem;
+        let (marks, stages) = (&problem.pipeline.marks, problem.stages());
+        let link =
+            |stage: usize| problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale;
+        let passes = |stage: usize, [f, b, w]: PassCounts| {
+            self.seconds(stage, |c| f * c.forward_s + b * c.backward_s + w * c.weight_s)
+        };
+        let own = |stage: usize, from: At, to: At| {
+            let (counts, sets) = marks[stage].between(from, to);
+            passes(stage, counts) + sets * problem.vocab.passes_s * self.scale
+        };
+        let tail = |stage: usize| self.seconds(stage, |c| c.tail_s);
+        for (stage, own_marks) in marks.iter().enumerate() {
+            let ramp: Expression = (0..stage).map(|j| passes(j, [1.0, 0.0, 0.0]) + link(j)).sum();
+            let back: Expression = (0..stage).map(|j| passes(j, [0.0, 1.0, 0.0]) + link(j)).sum();
+            let below: Expression =
+                (stage + 1..stages).map(|j| passes(j, [1.0, 1.0, 0.0]) + 2.0 * link(j - 1)).sum();
+            let ready = ramp.clone() + passes(stage, [1.0, 0.0, 0.0]) + below.clone();
+            let starts = [(ramp, At::Start), (ready, At::FirstBackward)];
+            let ends = [
+                own(stage, At::LastBackward, At::End) + tail(stage),
+                back + own(0, At::LastBackward, At::End) + tail(0),
+            ];
+            for (start, from) in starts {
+                let through = start.clone() + own(stage, from, At::LastBackward);
+                let mut rows = vec![through];
+                if from == At::Start || own_marks.apart {
+                    let way = below.clone() + passes(stage, [0.0, 1.0, 0.0]);
+                    rows.push(start + own(stage, from, At::LastForward) + way);
+                }
+                for (row, end) in rows.iter().flat_map(|row| ends.iter().map(move |end| (row, end)))
+                {
+                    model.add_constraint(constraint!(self.barrier >= row.clone() + end.clone()));
+                }
+            }
+        }
+    }
+
     /// One chain of passes as a function of the columns.
     fn path(&self, path: &CriticalPath) -> Expression {
         let stages = self.problem.stages();
@@ -383,12 +427,15 @@ impl Writer<'_> {
         fixed.backward = vec![0.0; stages];
         let mut row = Expression::from(path.length_s(&fixed) * self.scale);
         for stage in 0..stages {
-            let forward = f64::from(path.forward_count[stage]);
-            let backward = f64::from(path.backward_count[stage]);
+            let counts = self.problem.pipeline.counts_on(path, stage);
+            let [forward, backward, weight] = counts.map(f64::from);
             let ends_here = self.problem.pipeline.device_of[stage] == path.end_device;
             let tail = if ends_here { 1.0 } else { 0.0 };
             row += self.seconds(stage, |c| {
-                forward * c.forward_s + backward * c.backward_s + tail * c.tail_s
+                forward * c.forward_s
+                    + backward * c.backward_s
+                    + weight * c.weight_s
+                    + tail * c.tail_s
             });
         }
         row

@@ -7,8 +7,10 @@
 
 pub mod dynamic;
 pub mod ilp;
+pub mod milestones;
 
 pub use dynamic::VocabWay;
+pub use milestones::Marks;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::{Arc, LazyLock};
@@ -78,6 +80,28 @@ pub struct Pipeline {
     pub post_validation: bool,
     /// The order is 1F1B with one chunk a device, vocabulary passes allowed: closed forms hold.
     pub one_f_one_b: bool,
+    /// By device, milestones of orders for which no closed form is known: those with split backwards or on a
+    /// V of stages; none for others.
+    pub marks: Vec<Marks>,
+}
+
+impl Pipeline {
+    /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in pairs
+    /// included.
+    pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
+        let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
+        let pairs = |forward: usize| {
+            path.pair_count.get(forward).and_then(|counts| counts.get(device)).copied().unwrap_or(0)
+        };
+        // A pair runs the forward of one chunk and the whole backward of the other.
+        let (forward, backward) =
+            if self.pairs { (pairs(chunk), pairs(1 - chunk)) } else { (0, 0) };
+        [
+            path.forward_count[stage] + forward,
+            path.backward_count[stage] + backward,
+            path.weight_count[stage] + backward,
+        ]
+    }
 }
 
 /// A placement problem.

@@ -21,7 +21,7 @@ mod settle;
 
 use crate::case::priced::{Placed, Priced};
 use crate::restrict::Restrictions;
-use crate::space::Space;
+use crate::space::{SEARCHED, Space};
 use models::cluster::ClusterSpec;
 use models::decisions::Decisions;
 use models::model::ModelSpec;
@@ -131,7 +131,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     match task.restrictions.schedule.pinned() {
-        Some(schedule) if !schedule.is_whole() => one_by_one::run(task, progress),
+        Some(schedule) if !SEARCHED.contains(&schedule) => one_by_one::run(task, progress),
         _ => queue::run(task, progress),
     }
 }

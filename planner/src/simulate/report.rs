@@ -80,6 +80,12 @@ pub struct Report {
     pub peak_activations: Vec<f64>,
     /// The same if they are held to `W`.
     pub peak_activations_until_w: Vec<f64>,
+    /// Whether an integer program has proven that no order is shorter, where it was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proven_optimal: Option<bool>,
+    /// How far its bound lies below this order, as a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap: Option<f64>,
     /// By device, its passes in order, as in `F0@0`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orders: Option<Vec<Vec<String>>>,
@@ -101,7 +107,8 @@ impl Request {
         }
     }
 
-    fn auto_costs(&self) -> AutoCosts {
+    /// What an order is searched for.
+    pub fn auto_costs(&self) -> AutoCosts {
         let even = AutoCosts::even(self.stages);
         let MemoryRequest { freed_by_b, freed_by_w, limit } = self.memory;
         let freed_by_b = freed_by_b.unwrap_or(even.freed_by_b);
@@ -149,7 +156,14 @@ impl Request {
     /// # Errors
     /// As [`Self::build`].
     pub fn run(&self) -> Result<(Schedule, Timeline), ScheduleError> {
-        let schedule = self.build()?;
+        self.run_order(self.build()?)
+    }
+
+    /// Runs another order of the schedule.
+    ///
+    /// # Errors
+    /// The passes are incomplete or wait for one another.
+    pub fn run_order(&self, schedule: Schedule) -> Result<(Schedule, Timeline), ScheduleError> {
         let durations = self.durations(&schedule);
         let prepared = Prepared::new(&schedule)?;
         let mut timeline = prepared.timeline(&schedule, &durations, &mut Workspace::default());
@@ -169,6 +183,8 @@ impl Report {
             bubble_fraction: timeline.bubble_fraction(),
             peak_activations: timeline.peak_activations.clone(),
             peak_activations_until_w: timeline.peak_activations_until_w.clone(),
+            proven_optimal: None,
+            gap: None,
             orders: None,
         }
     }

@@ -108,6 +108,12 @@ pub struct PlanArgs {
     /// more memory would buy
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
+    /// Look for a faster order of passes than any schedule's by an integer program, for small pipelines
+    #[arg(long, value_enum)]
+    pub order: Option<Order>,
+    /// Seconds for it [default: 60]
+    #[arg(long, value_name = "SECONDS", requires = "order")]
+    pub time_limit: Option<f64>,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -120,6 +126,13 @@ pub enum Objective {
     Time,
     /// The device memory that anything fits into, to 1 %; then time.
     Memory,
+}
+
+/// How a plan's order of passes is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// By an integer program.
+    Ilp,
 }
 
 /// `plan estimate`.
@@ -203,6 +216,12 @@ pub struct ScheduleArgs {
     /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
+    /// Look for the shortest order of zb_auto by an integer program: of makespan or stage time
+    #[arg(long, value_name = "makespan|stage")]
+    pub optimal: Option<String>,
+    /// Seconds for it [default: 60]
+    #[arg(long, value_name = "SECONDS", requires = "optimal")]
+    pub time_limit: Option<f64>,
     /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
     #[arg(long, value_name = "NAME")]
     pub vocab: Option<String>,

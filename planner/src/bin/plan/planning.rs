@@ -1,17 +1,20 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, Objective, PlanArgs};
+use crate::args::{EstimateArgs, Objective, Order, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress};
 use models::decisions::Offload;
+use models::input::InputError;
 use planner::explain::{self, Asker};
 use planner::explain_text;
+use planner::ordered::{self, Kept};
 use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
 use planner::restrict::{Choice, Restrictions};
 use planner::search::{Task, search};
 use std::path::Path;
+use std::time::Duration;
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
@@ -20,19 +23,56 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         return Err(nothing_fits(&request));
     };
     answer.alternatives = alternatives(&request, &answer, args);
+    let (answer, order) = ordered(&request, answer, args)?;
     if let Some(path) = &args.output {
         output::write(path, &answer.plan.to_yaml()?)?;
     }
     if args.request.json {
         return output::print_json(&answer.json());
     }
-    let mut around = report_text::close(&answer);
+    let mut around = order + &report_text::close(&answer);
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref());
     output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))
+}
+
+/// The answer in an order of its own, where one is asked for and found, and what came of it in words.
+fn ordered(
+    request: &Request,
+    answer: Answer,
+    args: &PlanArgs,
+) -> Result<(Answer, String), Failure> {
+    let Some(Order::Ilp) = args.order else { return Ok((answer, String::new())) };
+    let seconds = args.time_limit.unwrap_or(60.0);
+    if !(0.0..=1e6).contains(&seconds) {
+        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
+        return Err(error.help("valid: 0 to 1000000 seconds").into());
+    }
+    let decisions = answer.plan.decisions.clone();
+    let (named, time) = (decisions.schedule, Duration::from_secs_f64(seconds));
+    let proof = |proven: bool, gap: f64| match proven {
+        true => "by mean times none is shorter".to_owned(),
+        false => format!("by mean times another may be up to {:.2} % shorter", 100.0 * gap),
+    };
+    Ok(match ordered::shorter(&request.task(), decisions, &answer.placed, time) {
+        Ok(found) => {
+            let saved = 1.0 - found.found.priced.iteration_s / answer.plan.predicted.iteration_s;
+            let proof = proof(found.proven, found.gap);
+            let text = format!(
+                "an integer program's, {:.2} % faster than {named}; {proof}",
+                100.0 * saved
+            );
+            (answer.in_order(request, found), line("order", &text))
+        }
+        Err(Kept::Unknown(why)) => (answer, line("order", &format!("{named}'s: {why}"))),
+        Err(Kept::Shortest { proven, gap }) => {
+            let text = format!("{named}'s: no faster one was found; {}", proof(proven, gap));
+            (answer, line("order", &text))
+        }
+    })
 }
 
 fn best(request: &Request, objective: Objective) -> Option<Answer> {

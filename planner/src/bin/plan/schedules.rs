@@ -5,8 +5,10 @@ use crate::failure::Failure;
 use crate::output;
 use models::input::{InputError, nearest};
 use models::schedule::{Schedule, ScheduleError, ScheduleName, VocabPasses};
+use planner::ordering::{Found, Objective, Ordering};
 use planner::report_text::line;
 use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeline, VocabRequest};
+use std::time::Duration;
 
 /// Columns of a drawing.
 const WIDTH: usize = 100;
@@ -14,21 +16,60 @@ const WIDTH: usize = 100;
 /// Devices that are drawn.
 const DRAWN: usize = 64;
 
+/// Most stages times micro-batches that an integer program orders: beyond, it finds nothing within minutes.
+const MOST_ORDERED: usize = 128;
+
 /// Most passes: what is simulated and listed within seconds.
 const MOST_PASSES: usize = 20_000_000;
 
 /// Runs a schedule by itself.
 pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
     let request = request(args)?;
-    let (schedule, timeline) = request.run().map_err(|error| refused(&error))?;
+    let proof = optimal(args, &request)?;
+    let run = match &proof {
+        Some(found) => request.run_order(found.schedule.clone()),
+        None => request.run(),
+    };
+    let (schedule, timeline) = run.map_err(|error| refused(&error))?;
     let mut report = Report::new(&timeline);
+    report.proven_optimal = proof.as_ref().map(|found| found.proven);
+    report.gap = proof.as_ref().map(|found| found.gap);
     if args.orders {
         report = report.with_orders(&schedule);
     }
     if args.json {
         return output::print_json(&report);
     }
-    output::print(&text(args, &schedule, &timeline))
+    output::print(&text(args, &schedule, &timeline, &report))
+}
+
+/// The shortest order that an integer program finds, where it is asked for.
+fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, InputError> {
+    let Some(objective) = args.optimal.as_deref() else { return Ok(None) };
+    let objective = match objective {
+        "makespan" => Objective::Makespan,
+        "stage" => Objective::LongestStage,
+        other => {
+            return Err(InputError::new(format!("--optimal cannot be `{other}`"))
+                .help("valid: makespan, stage"));
+        }
+    };
+    let (p, m, v) = (request.stages, request.micro_batches, request.chunks);
+    if v != 1 {
+        return Err(InputError::new(format!("--optimal cannot order {v} chunks a device"))
+            .help("it takes one: leave --chunks out"));
+    }
+    if p * m > MOST_ORDERED {
+        return Err(InputError::new(format!("--optimal cannot order {p} stages x {m} micro-batches"))
+            .help(format!(
+                "stages x micro-batches may be {MOST_ORDERED} at most: the program has 3pm(m - 1)/2 choices"
+            )));
+    }
+    let seconds = time("--time-limit", args.time_limit.unwrap_or(60.0))?;
+    let (devices, micro_batches, costs) = (p, m, request.auto_costs());
+    let time = Duration::from_secs_f64(seconds.min(1e6));
+    let found = Ordering { devices, micro_batches, costs, objective, time }.solve();
+    found.map(Some).map_err(|error| refused(&error))
 }
 
 fn refused(error: &ScheduleError) -> InputError {
@@ -79,6 +120,7 @@ fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), Inp
         ("--act-b", args.act_b.is_some() && !chooses, order),
         ("--act-w", args.act_w.is_some() && !chooses, order),
         ("--memory-limit", args.memory_limit.is_some() && !chooses, order),
+        ("--optimal", args.optimal.is_some() && !chooses, order),
     ];
     match flags.into_iter().find(|(_, stray, _)| *stray) {
         None => Ok(()),
@@ -147,14 +189,17 @@ fn within(request: &Request) -> Result<(), InputError> {
     .help(format!("stages x micro-batches x chunks x 2 may be {MOST_PASSES} at most")))
 }
 
-fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline) -> String {
-    let report = Report::new(timeline);
+fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline, report: &Report) -> String {
     let mut text = line("makespan", &short(report.makespan));
     text += &line("bubble", &format!("{:.2} %", 100.0 * report.bubble_fraction));
     text += &line("stage time", &short(report.stage_time));
     text += &line("in flight", &peaks(&report.peak_activations));
     if report.peak_activations_until_w != report.peak_activations {
         text += &line("until W", &peaks(&report.peak_activations_until_w));
+    }
+    if let (Some(proven), Some(gap)) = (report.proven_optimal, report.gap) {
+        let gap = format!("not proven: an order may be up to {:.2} % shorter", 100.0 * gap);
+        text += &line("optimal", if proven { "proven: no order is shorter" } else { &gap });
     }
     text += "\n";
     let passes = if args.orders { schedule.orders() } else { drawing(schedule, timeline) };

@@ -7,7 +7,7 @@ use node::NodeView;
 
 use super::Task;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::Members;
+use crate::bounds::listed::{Members, MembersKey};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::work::{Line, Work};
 use crate::case::family::List;
@@ -19,7 +19,6 @@ use crate::placement::Scratch;
 use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
 use models::decisions::{Decisions, Dtype, Recompute};
-use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -122,9 +121,6 @@ impl Settled {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
-/// See [`Members::key`].
-type MembersKey = (ScheduleName, usize, usize, usize);
-
 /// Prices and bounds; one for each thread, with memory of its own.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -133,6 +129,8 @@ pub(super) struct Worker<'a> {
     pub scratch: Scratch,
     states: HashMap<StatesKey, Rc<States>>,
     members: HashMap<(List, MembersKey), Rc<Members>>,
+    /// By list, devices, micro-batches and chunks: what holds of any order on a V of stages.
+    any_members: HashMap<(List, usize, usize, usize), Rc<Members>>,
     inners: HashMap<InnerKey, Rc<Inner>>,
 }
 
@@ -145,6 +143,7 @@ impl<'a> Worker<'a> {
             scratch: Scratch::default(),
             states: HashMap::default(),
             members: HashMap::default(),
+            any_members: HashMap::default(),
             inners: HashMap::default(),
         }
     }

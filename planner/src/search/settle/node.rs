@@ -31,6 +31,8 @@ pub(super) struct NodeView {
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     pub(super) states_s: [Option<f64>; 2],
     pub(super) trades: HashMap<Recompute, Rc<Trade>>,
+    /// By list, recomputation and whether backward is split, what holds of any order on a V, finished, s.
+    pub(super) any_order_s: Vec<((List, Recompute, bool), f64)>,
 }
 
 impl NodeView {
@@ -78,6 +80,7 @@ impl Worker<'_> {
             passes: HashMap::default(),
             states_s: [None; 2],
             trades: HashMap::default(),
+            any_order_s: vec![],
         }
     }
 
@@ -99,14 +102,13 @@ impl Worker<'_> {
 
     /// A pipeline without vocabulary passes.
     pub(super) fn bare_line(&self, hop_s: f64, d: &Decisions) -> Line {
-        let looped = matches!(d.schedule, ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs);
         Line {
             schedule: d.schedule,
             devices: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             hop_s,
-            hop_blocks: !(looped && self.task.cluster.software.p2p_overlap) || d.pp == 1,
+            hop_blocks: ways::hop_blocks(&self.ground, d),
             vocab: d.vocab,
             passes: None,
             recompute: d.recompute,
@@ -162,7 +164,10 @@ impl Worker<'_> {
         let least = node.states.least.bytes;
         let trade = node.trade(d.recompute);
         let spent_s = match List::of(d.vocab, d.vpp) {
-            Some(list) if d.vpp > 1 => {
+            // Orders that are not counted are not made for a quick look.
+            Some(list)
+                if d.vpp > 1 && (d.schedule.is_whole() || line.counted_marks(0).is_some()) =>
+            {
                 self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
             }
             _ => trade.at_first(&work.counts).0,
@@ -180,8 +185,28 @@ impl Worker<'_> {
     pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, best_s: f64) -> f64 {
         let (line, work) = self.line(node, d);
         let states = Rc::clone(&node.states);
+        if self.any_order_s(node, &line, &work, best_s) >= best_s {
+            return f64::INFINITY;
+        }
         let core_s = self.placed_s(&line, &work, &states.least, best_s);
         self.finish_s(core_s)
+    }
+
+    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Where it is
+    /// beyond the limit, the limit. Schedules that split backward share it.
+    fn any_order_s(&mut self, node: &mut NodeView, line: &Line, work: &Work, limit_s: f64) -> f64 {
+        let Some(list) = List::of(line.vocab, line.chunks as u64) else { return 0.0 };
+        let Some(any) = self.any_members(list, line) else { return 0.0 };
+        let kind = (list, line.recompute, line.splits_backward());
+        if let Some((_, known_s)) = node.any_order_s.iter().find(|(known, _)| *known == kind) {
+            return *known_s;
+        }
+        let state = &node.states.least;
+        let budget_bytes = self.budget_bytes(line, work, state);
+        let core_s = Lister { line, work, state, budget_bytes }.bound_s(&any, self.core_s(limit_s));
+        let bound_s = self.finish_s(core_s).min(limit_s);
+        node.any_order_s.push((kind, bound_s));
+        bound_s
     }
 
     /// Lower bound on the passes of any placement under states, s; infinite where none is faster than
@@ -197,8 +222,8 @@ impl Worker<'_> {
         let budget_bytes = self.budget_bytes(line, work, state);
         match List::of(line.vocab, line.chunks as u64) {
             Some(list) => {
-                let members = self.members(list, line);
-                Lister { line, work, state, budget_bytes }.bound_s(&members, limit_s)
+                let lister = Lister { line, work, state, budget_bytes };
+                lister.bound_s(&self.members(list, line), limit_s)
             }
             None => {
                 let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
@@ -207,11 +232,28 @@ impl Worker<'_> {
         }
     }
 
+    /// What holds of any order, where a pipeline's own is known only once it is made, and it is not yet.
+    fn any_members(&mut self, list: List, line: &Line) -> Option<Rc<Members>> {
+        let known = line.schedule.is_whole() || line.counted_marks(0).is_some();
+        if known || line.passes.is_some() || self.members.contains_key(&(list, Members::key(line)))
+        {
+            return None;
+        }
+        let ground = &self.ground;
+        let key = (list, line.devices, line.micro_batches, line.chunks);
+        let members = self.any_members.entry(key).or_insert_with(|| {
+            let ranges = ground.listed_ranges(list, line.stages());
+            Rc::new(Members::of_any(&ground.layers, line, ranges))
+        });
+        Some(Rc::clone(members))
+    }
+
     pub(super) fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
         let ground = &self.ground;
         let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
             let ranges = ground.listed_ranges(list, line.devices * line.chunks);
-            Rc::new(Members::new(&ground.layers, line, ranges))
+            let pipeline = || ground.pipeline_of(line.key());
+            Rc::new(Members::new(&ground.layers, line, ranges, pipeline))
         });
         Rc::clone(members)
     }
