@@ -54,7 +54,7 @@ impl Case<'_> {
     /// `redistribute`, the family for several chunks; `None` where the solver places layers freely.
     pub fn listed_ranges(&self) -> Option<Vec<Ranges>> {
         let list = List::of(self.decisions.vocab, self.decisions.vpp)?;
-        Some(self.ground.listed_ranges(list, self.stages()))
+        Some(self.ground.listed_ranges(list, self.stages(), self.decisions.vocab))
     }
 
     /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.

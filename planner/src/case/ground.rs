@@ -13,7 +13,7 @@ use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
 use crate::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute};
+use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute, Vocab};
 use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -215,8 +215,8 @@ impl<'a> Ground<'a> {
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
     }
 
-    /// The layer ranges of a list.
-    pub fn listed_ranges(&self, list: List, stages: usize) -> Vec<Ranges> {
+    /// The layer ranges of a list; none with an empty stage where the ends hold no vocabulary layers instead.
+    pub fn listed_ranges(&self, list: List, stages: usize, vocab: Vocab) -> Vec<Ranges> {
         let layers = self.layers.len();
         let counts = match list {
             List::Even => vec![even_counts(layers, stages)],
@@ -230,7 +230,8 @@ impl<'a> Ground<'a> {
                 family
             }
         };
-        counts.into_iter().map(to_ranges).collect()
+        let full = |counts: &Vec<usize>| !vocab.over_pipeline() || !counts.contains(&0);
+        counts.into_iter().filter(full).map(to_ranges).collect()
     }
 
     /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,

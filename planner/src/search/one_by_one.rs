@@ -53,7 +53,7 @@ fn fastest(
 ) -> Option<(Placed, f64)> {
     let d = &case.decisions;
     let list = List::of(d.vocab, d.vpp).unwrap_or(List::Family);
-    let ranges = case.ground.listed_ranges(list, case.stages());
+    let ranges = case.ground.listed_ranges(list, case.stages(), d.vocab);
     let core_s = if bar_s.is_finite() { case.core_s(bar_s) } else { bar_s };
     let (placed, core_s) = case.best_listed(&ranges, core_s, task.ignore_memory, scratch).best?;
     Some((placed, case.finish_s(core_s)))

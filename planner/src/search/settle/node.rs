@@ -242,7 +242,7 @@ impl Worker<'_> {
         let ground = &self.ground;
         let key = (list, line.devices, line.micro_batches, line.chunks);
         let members = self.any_members.entry(key).or_insert_with(|| {
-            let ranges = ground.listed_ranges(list, line.stages());
+            let ranges = ground.listed_ranges(list, line.stages(), line.vocab);
             Rc::new(Members::of_any(&ground.layers, line, ranges))
         });
         Some(Rc::clone(members))
@@ -251,7 +251,7 @@ impl Worker<'_> {
     pub(super) fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
         let ground = &self.ground;
         let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
-            let ranges = ground.listed_ranges(list, line.devices * line.chunks);
+            let ranges = ground.listed_ranges(list, line.stages(), line.vocab);
             let pipeline = || ground.pipeline_of(line.key());
             Rc::new(Members::new(&ground.layers, line, ranges, pipeline))
         });
