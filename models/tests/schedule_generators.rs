@@ -375,6 +375,33 @@ fn pairs_stay_together_beside_vocabulary_passes() {
     }
 }
 
+/// Reductions behind a kind of vocabulary pass follow one another on a lane of their own: a device with another
+/// order would add up what does not belong together.
+#[test]
+fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
+    for vocab in VocabPasses::ALL {
+        let times = PassTimes::default();
+        let schedule = ScheduleName::GPipe.build_with_vocab(4, 8, 1, vocab, times).unwrap();
+        assert_eq!(schedule.validate(), Ok(()));
+        let reversed = |passes: &mut Vec<Pass>| {
+            let vocab = |pass: &&mut Pass| pass.kind != PassKind::F && pass.kind != PassKind::BW;
+            passes
+                .iter_mut()
+                .filter(vocab)
+                .for_each(|pass| pass.micro_batch = 7 - pass.micro_batch);
+        };
+        let mut one = schedule.clone();
+        reversed(&mut one.passes[2]);
+        let order = ScheduleError::VocabOrder { device: 2, kind: PassKind::S };
+        assert_eq!(one.validate(), Err(order), "{vocab:?}");
+        // On all devices alike it is an order like any other, though this one waits for ever.
+        let mut all = schedule;
+        all.passes.iter_mut().for_each(reversed);
+        let found = all.validate();
+        assert!(matches!(found, Err(ScheduleError::Deadlock { .. })), "{vocab:?}: {found:?}");
+    }
+}
+
 /// A pair is a forward and the whole backward of another chunk, side by side in the order.
 #[test]
 fn pairs_that_cannot_run_together_are_refused() {
