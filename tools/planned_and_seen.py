@@ -4,7 +4,7 @@
     tools/planned_and_seen.py --plan target/release/plan [--gpus 2] [--rounds 3] [--steps 10] [--markdown FILE]
 
 Every round calibrates anew and then trains, because a machine's speed drifts; the middle round counts. Steps are
-compared by their best, as everything is measured here: other programs disturb the mean. The model is none of those
+compared by the middle one, as calibration times them. The model is none of those
 that calibration times.
 """
 
@@ -89,9 +89,9 @@ def main():
             seen = seen_s(number, flags.steps)
             rounds[number].append((planned_s(number, gpus, pinned), seen[0], middle(seen)))
             print(turn, " ".join(pinned) or "one rank", " ".join(f"{1e3 * s:.0f}" for s in rounds[number][-1]), "ms", flush=True)
-    lines = ["| ranks | split | planned | seen, best | median | planned over best | of every round |", "|---|---|---|---|---|---|---|"]
+    lines = ["| ranks | split | planned | seen, best | median | planned over median | of every round |", "|---|---|---|---|---|---|---|"]
     for (gpus, pinned), found in zip(SPLITS, rounds):
-        ratios = [predicted / best for predicted, best, _ in found]
+        ratios = [predicted / median for predicted, _, median in found]
         columns = " | ".join(f"{1e3 * middle(column):.0f} ms" for column in zip(*found))
         every = " ".join(f"{ratio:.2f}" for ratio in ratios)
         lines.append(f"| {gpus} | {' '.join(pinned) or 'one rank'} | {columns} | {middle(ratios):.2f} | {every} |")

@@ -1,8 +1,9 @@
 //! Measures this machine for `plan calibrate`: products, copies, elementwise kernels, attention, AdamW,
 //! collectives, messages, and whole training steps. Prints [`Measured`] as JSON.
 //!
-//! All ranks do the same at the same time, as in training, and a time is the best of many: other programs
-//! disturb the mean.
+//! All ranks do the same at the same time, as in training. A kernel's time is the best of many: other programs
+//! disturb the mean. A training step's is the middle one, which does not fall with the number of steps: what a
+//! machine's other work costs is part of what a run will see.
 
 use clap::Parser;
 use kernels::activation::{self, Activation};
@@ -106,10 +107,21 @@ struct Clock<'a> {
 
 impl Clock<'_> {
     /// Best round's time of one `work`, of the slowest rank.
-    fn best_s<E: Into<Error>>(
+    fn best_s<E: Into<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<f64, Error> {
+        Ok(self.rounds_s(work)?.first().copied().unwrap_or(f64::INFINITY))
+    }
+
+    /// The middle round's.
+    fn middle_s<E: Into<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<f64, Error> {
+        let rounds_s = self.rounds_s(work)?;
+        Ok(rounds_s[rounds_s.len() / 2])
+    }
+
+    /// Times of one `work` in every round, of the slowest rank, the best first.
+    fn rounds_s<E: Into<Error>>(
         &self,
         mut work: impl FnMut() -> Result<(), E>,
-    ) -> Result<f64, Error> {
+    ) -> Result<Vec<f64>, Error> {
         let mut timed = |repeats: usize| -> Result<f64, Error> {
             self.world.barrier()?;
             let begin = Instant::now();
@@ -120,14 +132,13 @@ impl Clock<'_> {
         };
         timed(1)?;
         // All ranks know the slowest's time and so repeat it equally often, or collectives would not meet.
-        let mut best = timed(1)?;
+        let best = timed(1)?;
         let repeats = (ROUND_S / best).ceil().clamp(1.0, 1e4) as usize;
         let rounds =
             (self.all_s / (best * repeats as f64)).ceil().clamp(ROUNDS as f64, 1e3) as usize;
-        for _ in 0..rounds {
-            best = best.min(timed(repeats)?);
-        }
-        Ok(best)
+        let mut found = (0..rounds).map(|_| timed(repeats)).collect::<Result<Vec<f64>, Error>>()?;
+        found.sort_by(f64::total_cmp);
+        Ok(found)
     }
 
     fn slowest(&self, s: f64) -> Result<f64, CommError> {
@@ -297,11 +308,14 @@ fn steps(clock: &Clock<'_>) -> Result<Vec<Step>, Error> {
     if ranks.is_multiple_of(2) {
         steps.push(step(MODEL, 8, ranks, 2, 1));
     }
-    steps.iter_mut().for_each(|step| step.s = f64::INFINITY);
+    let mut sweeps = Vec::new();
     for _ in 0..SWEEPS {
-        for step in &mut steps {
-            step.s = step.s.min(step_s(clock, step)?);
-        }
+        sweeps.push(steps.iter().map(|step| step_s(clock, step)).collect::<Result<Vec<_>, _>>()?);
+    }
+    for (n, step) in steps.iter_mut().enumerate() {
+        let mut found: Vec<f64> = sweeps.iter().map(|sweep| sweep[n]).collect();
+        found.sort_by(f64::total_cmp);
+        step.s = found[SWEEPS / 2];
     }
     Ok(steps)
 }
@@ -338,7 +352,7 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
     let program = program(&model, tp, dp)?;
     let group = clock.world.split("copy", clock.world.rank() / (tp * dp), clock.world.rank())?;
     if clock.world.rank() as u64 >= step.ranks {
-        return clock.best_s(|| Ok::<(), Error>(()));
+        return clock.middle_s(|| Ok::<(), Error>(()));
     }
     let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
     let mut rank = Rank::<f32>::new(&program, group, cpu, Reduction::default(), 1)?;
@@ -346,7 +360,7 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
     let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut number = 0;
-    clock.best_s(|| {
+    clock.middle_s(|| {
         let result = rank.gradients(&samples, number, None)?;
         rank.update(&optimizer, 1e-4, result.norm);
         number += 1;
