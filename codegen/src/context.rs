@@ -21,6 +21,8 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
     json!({
         "tool": plan.tool,
         "hash": hash,
+        // Programs of one name may share a build folder, where cargo tells them apart by version.
+        "version": format!("0.1.0+{}", hash.get(..12).unwrap_or(hash)),
         "name": package_name(&program.model.name),
         "runtime": runtime_dependency(runtime),
         "model": model(&program.model),

@@ -52,7 +52,7 @@ fn reviewed(files: &BTreeMap<&'static str, String>) -> String {
         }
     }
     let hash = text.split("from plan ").nth(1).and_then(|rest| rest.get(..64)).unwrap_or_default();
-    text.replace(hash, "HASH")
+    text.replace(hash, "HASH").replace(&hash[..12], "HASH")
 }
 
 #[test]
