@@ -138,7 +138,7 @@ fn every_member_holds_code() {
 
 /// Elsewhere in the crate the lint denies it; here it is allowed for one file, which this test names.
 #[test]
-fn unsafe_code_of_kernels_is_in_one_file() {
+fn unsafe_code_of_kernels_is_in_two_files() {
     let allowed = |path: &std::path::Path| {
         let text = std::fs::read_to_string(path).expect("sources can be read");
         text.contains("allow(unsafe_code)")
@@ -155,5 +155,6 @@ fn unsafe_code_of_kernels_is_in_one_file() {
             }
         }
     }
-    assert_eq!(found, ["matrix.rs"]);
+    found.sort();
+    assert_eq!(found, ["matrix.rs", "nvrtc.rs"]);
 }
