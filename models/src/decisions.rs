@@ -91,7 +91,7 @@ impl Vocab {
     }
 
     /// The passes of a vocabulary split over the pipeline. Interlaced layers run in the order of two
-    /// barriers.
+    /// barriers, whose reductions then keep the devices busy instead of running beside them.
     pub fn passes(self) -> Option<VocabPasses> {
         match self {
             Self::ParallelNaive => Some(VocabPasses::Naive),

@@ -105,10 +105,7 @@ fn errors(rows: &str) -> BTreeMap<String, Error> {
     for line in rows.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
         let on = clusters.entry(cells[1].to_owned()).or_insert_with(|| cluster(cells[1]));
-        let alone_s = cells[6].parse::<f64>().unwrap();
-        // XLA's products without their launch; in a stream none takes less than that.
-        let least_s = if cells[0] == "gemm" { on.device.kernel_launch_s } else { 0.0 };
-        let ratio = predicted_s(on, &cells) / alone_s.max(least_s);
+        let ratio = predicted_s(on, &cells) / cells[6].parse::<f64>().unwrap();
         if std::env::var_os("SHOW_ROWS").is_some() && (ratio - 1.0).abs() > 0.15 {
             println!("{ratio:.2} {line}");
         }

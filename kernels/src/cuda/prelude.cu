@@ -79,6 +79,13 @@ __device__ __forceinline__ float block_reduce(float value) {
   return value;
 }
 
+// The sum of a column of partial[parts, columns] in the order of parts.
+__device__ __forceinline__ float column_total(const float* __restrict__ partial, int column, u64 columns, int parts) {
+  float sum = 0.0f;
+  for (int part = 0; part < parts; ++part) sum += partial[part * columns + column];
+  return sum;
+}
+
 // The place of a thread's first pack in a grid that covers a tensor once.
 __device__ __forceinline__ u64 pack_start() {
   return (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) * PACK;

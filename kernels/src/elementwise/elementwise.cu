@@ -56,10 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_sum(const float* __restrict__ partial, float* __restrict__ dbias, int parts) {
   const int column = blockIdx.x * THREADS + threadIdx.x;
-  if (column >= COLUMNS) return;
-  float sum = 0.0f;
-  for (int part = 0; part < parts; ++part) sum += partial[static_cast<u64>(part) * COLUMNS + column];
-  dbias[column] += sum;
+  if (column < COLUMNS) dbias[column] += column_total(partial, column, COLUMNS, parts);
 }
 
 // partial[gridDim.x]: each block's sum of squares of a gradient, in f64: norms of billions of elements are sums of few

@@ -148,11 +148,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                           int parts) {
   const int column = blockIdx.x * THREADS + threadIdx.x;
   if (column >= COLUMNS) return;
-  float of_w = 0.0f, of_bias = 0.0f;
-  for (int part = 0; part < parts; ++part) {
-    of_w += partial[static_cast<u64>(part) * 2 * COLUMNS + column];
-    of_bias += partial[(static_cast<u64>(part) * 2 + 1) * COLUMNS + column];
-  }
-  dw[column] += of_w;
-  dbias[column] += of_bias;
+  dw[column] += column_total(partial, column, 2 * COLUMNS, parts);
+  dbias[column] += column_total(partial, COLUMNS + column, 2 * COLUMNS, parts);
 }

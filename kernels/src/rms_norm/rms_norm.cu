@@ -118,8 +118,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, int parts) {
   const int column = blockIdx.x * THREADS + threadIdx.x;
-  if (column >= COLUMNS) return;
-  float sum = 0.0f;
-  for (int part = 0; part < parts; ++part) sum += partial[static_cast<u64>(part) * COLUMNS + column];
-  dw[column] += sum;
+  if (column < COLUMNS) dw[column] += column_total(partial, column, COLUMNS, parts);
 }

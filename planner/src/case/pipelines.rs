@@ -43,7 +43,7 @@ impl PipelineKey {
     /// # Errors
     /// The schedule does not exist for these counts.
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
-        match vocab_passes(self.vocab) {
+        match self.vocab.passes() {
             Some(passes) => {
                 let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
                 self.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
@@ -108,7 +108,7 @@ impl PipelineKey {
     /// again (Vocabulary Parallelism, section 2).
     fn held_by_1f1b(self, device: usize) -> usize {
         let plain = (self.devices - device).min(self.micro_batches);
-        let held = match (self.vocab, vocab_passes(self.vocab)) {
+        let held = match (self.vocab, self.vocab.passes()) {
             (Vocab::Interlaced, _) => (3 * plain).div_ceil(2),
             (_, Some(passes)) => self.devices - device + passes.barriers(),
             (_, None) => plain,
@@ -150,17 +150,6 @@ fn marks(schedule: &Schedule) -> Vec<Marks> {
 /// The generator breaks its own rules: our bug.
 fn prepare(schedule: &Schedule) -> Prepared {
     Prepared::new(schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"))
-}
-
-/// The vocabulary passes of a decision. Interlaced layers run in the order of two barriers, whose
-/// reductions then keep the devices busy instead of running beside them.
-fn vocab_passes(vocab: Vocab) -> Option<VocabPasses> {
-    match vocab {
-        Vocab::ParallelNaive => Some(VocabPasses::Naive),
-        Vocab::Parallel1 | Vocab::Interlaced => Some(VocabPasses::One),
-        Vocab::Parallel2 => Some(VocabPasses::Two),
-        Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => None,
-    }
 }
 
 /// Pipelines made so far, the latest of them up to [`MOST_KEPT`] passes; threads may share them.
@@ -209,7 +198,7 @@ impl Pipelines {
 impl PipelineKey {
     /// Passes, roughly.
     fn passes(&self) -> usize {
-        let of_vocab = vocab_passes(self.vocab).map_or(0, |passes| passes.kinds().len());
+        let of_vocab = self.vocab.passes().map_or(0, |passes| passes.kinds().len());
         self.devices * self.micro_batches * (2 * self.chunks + of_vocab)
     }
 }
