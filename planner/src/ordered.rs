@@ -1,17 +1,19 @@
-//! A plan's own order of passes: where a small pipeline has one chunk a device, an integer program looks for
-//! an order with split backward that is shorter than any schedule by name ([`crate::ordering`]).
+//! A plan's own order of passes: where a pipeline has one chunk a device, an order with split backward that is
+//! shorter than any schedule by name, by an integer program for small ones ([`crate::ordering`]), or the best of
+//! the greedy runs of `zb_auto` for these times and this memory.
 //!
-//! The program sees every device with the mean times of all and as many micro-batches as the fullest device
-//! can hold. What it finds is then priced with each stage's own times, and taken only if it is faster and fits.
+//! Either sees every device with the mean times of all and as many micro-batches as the fullest device
+//! can hold. What is found is then priced with each stage's own times, and taken only if it is faster and fits.
 
 use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::case::priced::Placed;
-use crate::ordering::{Objective, Ordering};
+use crate::ordering::{Found as Orders, Objective, Ordering};
 use crate::placement::{Problem, Scratch};
 use crate::search::{Found, Task};
+use crate::simulate::{Durations, simulate};
 use models::decisions::Decisions;
-use models::schedule::{AutoCosts, ScheduleName};
+use models::schedule::{AutoCosts, ScheduleError, ScheduleName, zb_auto};
 use std::time::Duration;
 
 /// Most stages times micro-batches that the program orders: beyond, it finds nothing within minutes.
@@ -44,6 +46,40 @@ pub enum Kept {
     },
 }
 
+/// How an order is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// By an integer program within this time.
+    Program(Duration),
+    /// By the greedy runs of `zb_auto`.
+    Greedy,
+}
+
+impl How {
+    fn order(self, d: &Decisions, costs: AutoCosts) -> Result<Orders, ScheduleError> {
+        let (devices, micro_batches) = (d.pp as usize, d.micro_batches as usize);
+        match self {
+            Self::Program(time) => {
+                let objective = Objective::Makespan;
+                Ordering { devices, micro_batches, costs, objective, time }.solve()
+            }
+            Self::Greedy => greedy(devices, micro_batches, costs),
+        }
+    }
+}
+
+/// The order of `zb_auto`. No order is shorter than the way down to the last device and its work.
+fn greedy(devices: usize, micro_batches: usize, costs: AutoCosts) -> Result<Orders, ScheduleError> {
+    let AutoCosts { forward, backward, weight, latency, .. } = costs;
+    let schedule = zb_auto(devices, micro_batches, 1, costs)?;
+    let durations = Durations::uniform(&schedule, forward, backward, weight, latency);
+    let makespan_s = simulate(&schedule, &durations)?.makespan_s;
+    let work_s = micro_batches as f64 * (forward + backward + weight);
+    let bound_s = (devices - 1) as f64 * (forward + latency) + work_s;
+    let gap = (1.0 - bound_s / makespan_s).max(0.0);
+    Ok(Orders { schedule, value: makespan_s, proven: gap <= 1e-9, gap })
+}
+
 /// Looks for an order that makes a configuration faster.
 ///
 /// # Errors
@@ -52,24 +88,17 @@ pub fn shorter(
     task: &Task<'_>,
     decisions: Decisions,
     placed: &Placed,
-    time: Duration,
+    how: How,
 ) -> Result<Ordered, Kept> {
     let d = &decisions;
-    known(d).map_err(Kept::Unknown)?;
+    known(d, how).map_err(Kept::Unknown)?;
     let ground = Ground::new(task.model, task.cluster, task.gpus);
     let split = Decisions { schedule: ScheduleName::ZbH1, ..d.clone() };
-    let unknown = |error: models::schedule::ScheduleError| Kept::Unknown(error.to_string());
+    let unknown = |error: ScheduleError| Kept::Unknown(error.to_string());
     let case = Case::new(&ground, split).map_err(unknown)?;
     let problem = case.problem_of(case.columns_of_placed(placed));
     let costs = mean_costs(&problem, case.link_s(), d.micro_batches as f64);
-    let ordering = Ordering {
-        devices: d.pp as usize,
-        micro_batches: d.micro_batches as usize,
-        costs,
-        objective: Objective::Makespan,
-        time,
-    };
-    let answer = ordering.solve().map_err(unknown)?;
+    let answer = how.order(d, costs).map_err(unknown)?;
     let order = (0..answer.schedule.devices).map(|i| answer.schedule.order_words(i).join(" "));
     let order: Vec<String> = order.collect();
     let searched = Decisions { schedule: ScheduleName::ZbAuto, ..d.clone() };
@@ -84,8 +113,8 @@ pub fn shorter(
     Ok(Ordered { found, order, proven: answer.proven, gap: answer.gap })
 }
 
-/// What the program can order.
-fn known(d: &Decisions) -> Result<(), String> {
+/// What can be ordered.
+fn known(d: &Decisions, how: How) -> Result<(), String> {
     let rules = [
         (d.pp > 1, "pp above 1"),
         (d.vpp == 1, "one chunk a device"),
@@ -99,7 +128,7 @@ fn known(d: &Decisions) -> Result<(), String> {
     let small = format!(
         "an order is looked for where pp x micro-batches is {MOST_ORDERED} at most: {size}"
     );
-    if size > MOST_ORDERED { Err(small) } else { Ok(()) }
+    if size > MOST_ORDERED && how != How::Greedy { Err(small) } else { Ok(()) }
 }
 
 /// The means over stages, and what the fullest device can hold.

@@ -83,6 +83,9 @@ fn kept(d: &Decisions) -> String {
     if d.offload != Offload::None {
         parts.push(format!("offload {}", d.offload));
     }
+    if d.post_validation {
+        parts.push("post-validation".to_owned());
+    }
     if d.moe_overlap != MoeOverlap::None {
         parts.push(format!("{} {}", d.moe_overlap, d.moe_overlap_degree));
     }

@@ -27,14 +27,16 @@ pub fn check(request: &Request) -> Result<(), InputError> {
     unsearched(request)
 }
 
-/// Schedules that the search knows no bounds for are priced one combination at a time: alone, and few.
+/// Schedules that the search knows no bounds for are priced one combination at a time: alone, and few. So is
+/// what does not end at a barrier.
 fn unsearched(request: &Request) -> Result<(), InputError> {
     let schedules = &request.restrictions.schedule;
     let others = ScheduleName::ALL.into_iter().filter(|name| !SEARCHED.contains(name));
     let Some(other) =
         others.into_iter().find(|&name| schedules.is_restricted() && schedules.allows(name))
     else {
-        return Ok(());
+        let apart = request.restrictions.wants_post_validation();
+        return if apart { few(request, "post_validation=true") } else { Ok(()) };
     };
     if schedules.pinned().is_none() {
         return Err(InputError::new(format!(
@@ -42,16 +44,19 @@ fn unsearched(request: &Request) -> Result<(), InputError> {
         ))
         .help(format!("--set schedule={other} prices it by itself")));
     }
+    few(request, &format!("schedule={other}"))
+}
+
+/// So few combinations that they may be priced one by one.
+fn few(request: &Request, setting: &str) -> Result<(), InputError> {
     let space = space(request, &request.restrictions);
     let count: u64 = space.nodes().iter().map(|node| space.inner(node).count()).sum();
     if count <= MOST_ONE_BY_ONE {
         return Ok(());
     }
-    Err(InputError::new(format!("--set schedule={other} leaves {count} combinations")).help(
-        format!(
-            "it is priced one by one, so far for {MOST_ONE_BY_ONE} at most: set more decisions"
-        ),
-    ))
+    Err(InputError::new(format!("--set {setting} leaves {count} combinations")).help(format!(
+        "they are priced one by one, so far {MOST_ONE_BY_ONE} at most: set more decisions"
+    )))
 }
 
 /// Degrees the user pinned.

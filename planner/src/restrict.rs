@@ -116,6 +116,7 @@ pub struct Restrictions {
     pub dtype: Choice<Dtype>,
     pub offload: Choice<Offload>,
     pub rank_order: Choice<RankOrder>,
+    pub post_validation: Choice<bool>,
 }
 
 /// Names `--set` knows.
@@ -162,6 +163,11 @@ struct Setting<'a> {
 }
 
 impl Restrictions {
+    /// Whether optimizer post-validation is asked for.
+    pub fn wants_post_validation(&self) -> bool {
+        self.post_validation.pinned() == Some(true)
+    }
+
     /// Reads all `--set key=value`, `key=a,b`, `key<=n` and `key>=n`.
     ///
     /// # Errors
@@ -208,7 +214,7 @@ impl Restrictions {
                 self.capacity_factor = Some(set.capacity()?);
                 Ok(())
             }
-            "post_validation" => set.post_validation(),
+            "post_validation" => set.one_of_two(&mut self.post_validation),
             _ => Err(set.unknown()),
         }
     }
@@ -288,11 +294,12 @@ impl<'a> Setting<'a> {
             .ok_or_else(|| self.wrong(&self.values.join(","), "one positive number, such as 1.25"))
     }
 
-    fn post_validation(&self) -> Result<(), InputError> {
-        if self.values == ["false"] {
-            return Ok(());
+    /// True or false, not both: what the search does not choose.
+    fn one_of_two(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
+        match self.values.as_slice() {
+            [_] => self.choice(into, &BOOLS),
+            _ => Err(self.wrong(&self.values.join(","), "true or false")),
         }
-        Err(self.wrong(&self.values.join(","), "false: the search does not price it yet; a plan may say true, where its schedule splits backward"))
     }
 }
 
@@ -320,7 +327,8 @@ mod tests {
             ("schedule=2f2b", "1f1b"),
             ("zero_stage=4", "0, 1, 2 or 3"),
             ("vocab<=tensor", "first_last"),
-            ("post_validation=true", "false"),
+            ("post_validation=true,false", "true or false"),
+            ("post_validation=maybe", "false, true"),
             ("capacity_factor=-1", "positive"),
         ] {
             let error = Restrictions::parse(&[setting]).expect_err(setting).to_string();

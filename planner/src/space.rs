@@ -285,7 +285,7 @@ impl<'a> Space<'a> {
             dtype,
             offload: Offload::None,
             rank_order: RankOrder::DpInner,
-            post_validation: false,
+            post_validation: self.restrictions.wants_post_validation(),
         }
     }
 
@@ -434,7 +434,9 @@ impl<'a> Space<'a> {
         let mut found = vec![];
         // Others have no bounds and must be asked for by name.
         let named = r.schedule.pinned().filter(|schedule| !SEARCHED.contains(schedule));
-        let known = named.map_or_else(|| r.schedule.among(&SEARCHED), |name| vec![name]);
+        let mut known = named.map_or_else(|| r.schedule.among(&SEARCHED), |name| vec![name]);
+        // Nothing to gain where the whole backward has sent its gradients on only at its end.
+        known.retain(|schedule| !d.post_validation || schedule.splits_backward());
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);
@@ -477,6 +479,7 @@ impl<'a> Space<'a> {
         let stages = layout.stages(d.pp as usize, vpp as usize);
         let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
         let possible = |vocab: &Vocab| match vocab {
+            vocab if vocab.over_pipeline() && d.post_validation => false,
             Vocab::FirstLast => equal,
             Vocab::Interlaced => plain && d.pp > 1,
             vocab => !vocab.over_pipeline() || hosts_passes,

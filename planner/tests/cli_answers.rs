@@ -177,6 +177,99 @@ fn a_schedule_is_reported_and_drawn() {
     assert!(drawn.contains("d0 F0"), "{drawn}");
 }
 
+/// 33 and 27 units: `data/oracles.csv`.
+#[test]
+fn two_schedules_are_held_against_each_other() {
+    let words = "schedule zb_h1 --against 1f1b --stages 4 --micro-batches 8";
+    let out = plan(words).out;
+    assert!(out.contains("zb_h1\nd0 F0") && out.contains("1f1b\nd0 F0"), "{out}");
+    assert!(
+        out.contains("zb_h1 is 6 (18.2 %) shorter than 1f1b: on average a device waits"),
+        "{out}"
+    );
+    let json = plan(&format!("{words} --json")).json();
+    assert_eq!(json["report"]["makespan"], 27.0);
+    assert_eq!(json["comparison"]["against"]["makespan"], 33.0);
+    let last = &json["comparison"]["against"]["devices"][3];
+    assert_eq!((&last["work"], &last["drain_wait"]), (&24.0.into(), &6.0.into()));
+    for (flag, part) in [("--orders", "no effect"), ("--act-b 1", "no effect")] {
+        let run = plan(&format!("{words} {flag}"));
+        assert!(run.code != 0 && run.err.contains(part), "{run:?}");
+    }
+    let run = plan("schedule zb_h1 --against dualpipe --stages 3 --micro-batches 8");
+    assert!(run.code != 0 && run.err.contains("2 or 4 would do"), "{run:?}");
+}
+
+/// A plan says where its schedule gains on 1F1B, and its explanation shows it.
+#[test]
+fn a_plan_says_why_its_schedule_wins() {
+    let path = scratch("why.yaml");
+    let path = path.display();
+    let words = "--model llama8b --gpus 8 --set tp=1 --set cp=1 --set pp=4 --set schedule=zb_v --set micro_batch=1";
+    let run = plan(&format!("{words} -o {path}"));
+    let why = run.out.lines().find(|line| line.starts_with("why")).unwrap_or_default();
+    assert!(why.contains("shorter than") && why.contains("1f1b"), "{run:?}");
+    let out = plan(&format!("explain {path}")).out;
+    assert!(out.contains("\nzb_v, its start and its end\nd0 F0"), "{out}");
+    assert!(out.contains("\n1f1b, its start and its end\nd0 F0"), "{out}");
+    let sentence = why.trim_start_matches("why").trim();
+    assert!(out.contains(sentence), "{out}");
+}
+
+/// Two copies of each stage are written down, and checked.
+#[test]
+fn a_plan_with_two_copies_works_out() {
+    let path = scratch("copies.yaml");
+    let file = path.display();
+    let words = "--model tiny --cluster laptop --gpus 4 --set pp=4 --set schedule=dualpipe --set micro_batch=1";
+    let run = plan(&format!("{words} -o {file}"));
+    assert!(run.out.contains("pp 4 (2 copies)") && run.out.contains("dualpipe"), "{run:?}");
+    assert_eq!(plan(&format!("check {file}")).code, 0);
+    let text = std::fs::read_to_string(&path).expect("it was written");
+    for (from, to, field) in [
+        ("  copy:\n    device: 3\n", "  copy:\n    device: 2\n", "stages[0].copy"),
+        ("schedule: dualpipe", "schedule: dualpipe_v", "stages"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replacen(from, to, 1)).expect("it can be written");
+        let refused = plan(&format!("check {file}"));
+        let said = format!("{}{}", refused.out, refused.err);
+        assert!(refused.code != 0 && said.contains(field), "{refused:?}");
+    }
+    let run = plan(&format!("explain {file}"));
+    assert_eq!(run.code, 2, "the file still says dualpipe_v: {run:?}");
+}
+
+#[test]
+fn post_validation_is_decided_by_hand() {
+    let words = "estimate --model llama8b --gpus 8 --set tp=1 --set cp=1 --set pp=4 --set micro_batch=1 --set post_validation=true";
+    let run = plan(&format!("{words} --set schedule=zb_h1"));
+    assert!(run.code == 0 && run.out.contains("post-validation"), "{run:?}");
+    let json = plan(&format!("{words} --set schedule=zb_h1 --json")).json();
+    assert_eq!(json["decisions"]["post_validation"], true);
+    for (setting, valid) in [
+        ("schedule=1f1b", "leaves nothing to choose from"),
+        ("vocab=parallel_1", "leaves nothing to choose from"),
+        ("schedule=zb_auto,zb_h1", "cannot have zb_auto among others"),
+    ] {
+        let run = plan(&format!("{words} --set {setting}"));
+        assert!(run.code != 0 && run.err.contains(valid), "{run:?}");
+    }
+}
+
+/// The best order that greedy runs find for a plan's times and memory.
+#[test]
+fn a_plan_keeps_the_order_of_greedy_runs() {
+    let file = scratch("greedy.yaml");
+    let path = file.display();
+    let words = "--model llama8b --gpus 8 --set tp=1 --set cp=1 --set pp=8 --set schedule=1f1b --set micro_batch=1 --set vocab=tensor";
+    let run = plan(&format!("{words} --order auto -o {path}"));
+    assert!(run.out.contains("zb_auto's for these times"), "{run:?}");
+    assert_eq!(plan(&format!("check {path}")).code, 0);
+    let run = plan(&format!("{words} --order auto --time-limit 3"));
+    assert!(run.code != 0 && run.err.contains("no effect"), "{run:?}");
+}
+
 /// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4 within p.
 #[test]
 fn the_shortest_order_is_drawn_with_its_proof() {

@@ -89,7 +89,8 @@ impl Case<'_> {
                 let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
                 found.offer(placed(ranges, mixes), value_s);
             }
-            if open {
+            // The program's rows are chains from the start of the iteration to its end.
+            if open && !self.decisions.post_validation {
                 self.best_mixes(ranges, &stages, &mut found, scratch);
             }
         }
@@ -122,9 +123,23 @@ impl Case<'_> {
         }
     }
 
+    /// Least seconds of passes of every placement, in any order of passes: some device has at least the mean of the
+    /// devices' work, and does it one pass after another.
+    pub fn mean_load_s(&self) -> f64 {
+        let ranges = to_ranges(even_counts(self.ground.layers.len(), self.stages()));
+        let stages = self.stage_costs(&ranges, &mut HashMap::default());
+        // Where layers lie changes nothing in their sum.
+        let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
+        self.micro_batches() * (work_s / self.devices() as f64 + self.vocab_pass_s())
+    }
+
     /// A chain of passes in columns: see [`crate::bounds::listed`]; each device's own reductions may
     /// come instead of the way back.
     fn chain_s(&self, columns: &[Column]) -> f64 {
+        // Without a barrier devices do not count what comes before their first and behind their last pass.
+        if self.decisions.post_validation {
+            return 0.0;
+        }
         if !self.decisions.schedule.is_whole() {
             return self.marked_chain_s(columns);
         }

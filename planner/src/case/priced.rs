@@ -1,10 +1,13 @@
 //! The price of a configuration with its placement: what `estimate` prints and plans predict.
 
 use super::mixes::Mix;
+use super::pipelines::PipelineKey;
 use super::{Case, StageCost};
 use crate::cost::parts::Parts;
 use crate::placement::{Choice, Column, Problem, Scratch};
+use crate::simulate::{Timeline, simulate};
 use models::cluster::ClusterSpec;
+use models::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
 /// Layers and recomputation of one stage.
@@ -151,6 +154,16 @@ impl Case<'_> {
             fits: host_fits && problem.fits(&choice),
             device_bytes,
         }
+    }
+
+    /// The passes of a placement in time, of the schedule or in an order of its own; `None` where that cannot run.
+    pub fn timeline(&self, placed: &Placed, own: Option<Schedule>) -> Option<Timeline> {
+        let schedule = match own {
+            Some(order) => order,
+            None => PipelineKey::new(&self.decisions).schedule().ok()?,
+        };
+        let problem = self.problem_of(self.columns_of_placed(placed));
+        simulate(&schedule, &problem.durations(&vec![0; placed.len()])).ok()
     }
 
     /// An iteration with what comes on top of its passes: stragglers, a share for every doubling of

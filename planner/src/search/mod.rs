@@ -132,6 +132,8 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     match task.restrictions.schedule.pinned() {
         Some(schedule) if !SEARCHED.contains(&schedule) => one_by_one::run(task, progress),
+        // The bounds speak of iterations that end at a barrier.
+        _ if task.restrictions.wants_post_validation() => one_by_one::run(task, progress),
         _ => queue::run(task, progress),
     }
 }

@@ -1,17 +1,20 @@
 //! Schedules that no bound speaks of: every combination is priced, over the listed placements.
 //!
 //! Where placements are listed anyway, as with several chunks a device, that settles the combination. With one
-//! chunk others than the listed ones are possible, of which nothing is known.
+//! chunk, and where devices do not wait for one another at the end, others are possible: the mean load
+//! bounds them, and the best that a search with bounds finds for a schedule that is much alike is tried first.
 
-use super::queue::named_by_result;
+use super::queue::{self, named_by_result};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
 use crate::case::family::{List, Listed};
 use crate::case::ground::Ground;
 use crate::case::priced::Placed;
 use crate::placement::Scratch;
-use crate::space::{Inner, Node};
-use models::decisions::Decisions;
+use crate::restrict::{Choice, Restrictions};
+use crate::space::{Inner, Node, SEARCHED};
+use models::decisions::{Decisions, Vocab};
+use models::schedule::ScheduleName;
 use std::time::Instant;
 
 /// Prices the task's combinations; [`super::MOST_ONE_BY_ONE`] at most are asked for.
@@ -25,13 +28,18 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let mut scratch = Scratch::default();
     let mut best: Option<(Decisions, Placed, f64)> = None;
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
+    best = seed(task, &ground, &mut scratch).or(best);
     for (n, decisions) in all.into_iter().enumerate() {
         progress(n as u64, proof.candidates);
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
         let Ok(case) = Case::new(&ground, decisions) else { continue };
+        let bound_s = case.finish_s(case.mean_load_s());
+        if bound_s >= bar_s {
+            continue;
+        }
         proof.placed += 1;
         let (listed, settles) = tried(&case, task, bar_s, &mut scratch);
-        open_s = open_s.min(if settles { case.finish_s(listed.open_s) } else { 0.0 });
+        open_s = open_s.min(if settles { case.finish_s(listed.open_s) } else { bound_s });
         proof.ilps += listed.ilps;
         ilp_s += listed.ilp_s;
         match listed.best {
@@ -57,6 +65,37 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     Outcome { best, proof }
 }
 
+/// The fastest way of a schedule that is much alike and has bounds, run as is asked for.
+fn seed(
+    task: &Task<'_>,
+    ground: &Ground<'_>,
+    scratch: &mut Scratch,
+) -> Option<(Decisions, Placed, f64)> {
+    let asked = task.restrictions;
+    let post_validation = asked.wants_post_validation();
+    let alike = match asked.schedule.pinned() {
+        Some(ScheduleName::ZbAuto) => vec![ScheduleName::ZbH1, ScheduleName::ZbV],
+        Some(name) if !SEARCHED.contains(&name) => return None,
+        _ => asked.schedule.among(&SEARCHED).into_iter().filter(|s| s.splits_backward()).collect(),
+    };
+    let vocabs: Vec<Vocab> =
+        asked.vocab.among(Vocab::ALL).into_iter().filter(|v| !v.over_pipeline()).collect();
+    let restrictions = Restrictions {
+        schedule: Choice::of(&alike),
+        vocab: Choice::of(&vocabs),
+        post_validation: Choice::default(),
+        ..asked.clone()
+    };
+    let found = queue::run(&Task { restrictions: &restrictions, ..task.clone() }, &mut |_, _| {});
+    let Found { decisions, placed, .. } = found.best?;
+    let schedule = asked.schedule.pinned().unwrap_or(decisions.schedule);
+    let decisions = Decisions { schedule, post_validation, ..decisions };
+    let case = Case::new(ground, decisions).ok()?;
+    let priced = case.price(&placed, scratch);
+    let counts = (priced.fits || task.ignore_memory) && priced.iteration_s < task.cutoff_s;
+    counts.then(|| (case.decisions.clone(), placed, priced.iteration_s))
+}
+
 /// What the list holds below a time, and whether nothing else is possible.
 fn tried(case: &Case<'_>, task: &Task<'_>, bar_s: f64, scratch: &mut Scratch) -> (Listed, bool) {
     let d = &case.decisions;
@@ -64,7 +103,7 @@ fn tried(case: &Case<'_>, task: &Task<'_>, bar_s: f64, scratch: &mut Scratch) ->
     let ranges = case.ground.listed_ranges(list.unwrap_or(List::Family), case.stages(), d.vocab);
     let core_s = if bar_s.is_finite() { case.core_s(bar_s) } else { bar_s };
     let listed = case.best_listed(&ranges, core_s, task.ignore_memory, scratch);
-    (listed, list.is_some())
+    (listed, list.is_some() && !d.post_validation)
 }
 
 /// All that a node leaves open.

@@ -52,6 +52,20 @@ impl Timeline {
         1.0 - self.mean_busy_s() / self.makespan_s
     }
 
+    /// What lies between two moments, in time from the first; held and busy stay those of the whole.
+    #[must_use]
+    pub fn between(&self, from_s: f64, to_s: f64) -> Self {
+        let within = |span: &&Span| span.end_s > from_s && span.start_s < to_s;
+        let clipped = |span: &Span| Span {
+            start_s: span.start_s.max(from_s) - from_s,
+            end_s: span.end_s.min(to_s) - from_s,
+            ..*span
+        };
+        let device = |spans: &Vec<Span>| spans.iter().filter(within).map(clipped).collect();
+        let spans = self.spans.iter().map(device).collect();
+        Self { makespan_s: to_s - from_s, spans, ..self.clone() }
+    }
+
     /// The same with respect to the longest stage time.
     pub fn stage_bubble_fraction(&self) -> f64 {
         1.0 - self.mean_busy_s() / self.longest_stage_s

@@ -108,7 +108,7 @@ pub struct PlanArgs {
     /// more memory would buy
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
-    /// Look for a faster order of passes than any schedule's by an integer program, for small pipelines
+    /// Look for a faster order of passes than any schedule's, where devices have one chunk
     #[arg(long, value_enum)]
     pub order: Option<Order>,
     /// Seconds for it [default: 60]
@@ -131,8 +131,10 @@ pub enum Objective {
 /// How a plan's order of passes is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Order {
-    /// By an integer program.
+    /// By an integer program, for small pipelines.
     Ilp,
+    /// By zb_auto's greedy runs for the plan's own times and memory.
+    Auto,
 }
 
 /// `plan estimate`.
@@ -189,6 +191,9 @@ pub struct ScheduleArgs {
     /// Micro-batches an iteration
     #[arg(long, value_name = "M")]
     pub micro_batches: usize,
+    /// Another schedule to hold it against: both timelines, where each device's time goes, and where the faster gains
+    #[arg(long, value_name = "NAME")]
+    pub against: Option<String>,
     /// Chunks a device [default: the fewest the schedule has]
     #[arg(long, value_name = "V")]
     pub chunks: Option<usize>,

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::output::{self, Progress};
 use models::input::InputError;
 use models::plan::{ClusterFigures, Plan};
+use planner::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::explain::{Asker, Explanation};
 use planner::explain_text;
 use planner::flags::{read_cluster, restrictions};
@@ -18,12 +19,19 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
     let request = request(&plan, args.cluster.as_deref())?;
     let found = explanation(&request, &plan);
+    let beside_1f1b = against_one_f_one_b(&request, &plan);
     if args.json {
         let beside = serde_json::to_value(&found)?;
-        return output::print_json(&json!({"plan": plan, "explanation": beside}));
+        let answer = json!({"plan": plan, "explanation": beside, "against_1f1b": beside_1f1b});
+        return output::print_json(&answer);
     }
-    output::print(&text(&plan, &found))
+    let schedule = beside_1f1b.map(|both| both.text(SECONDS_AND_BYTES));
+    let schedule = schedule.map_or_else(String::new, |text| format!("\n{AGAINST}\n{text}"));
+    output::print(&(text(&plan, &found) + &schedule))
 }
+
+const AGAINST: &str =
+    "the schedule against 1f1b at the same degrees, micro-batch and state; passes alone\n";
 
 fn explanation(request: &Request, plan: &Plan) -> Explanation {
     let mut progress = Progress::new();

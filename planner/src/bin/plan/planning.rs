@@ -5,9 +5,10 @@ use crate::failure::Failure;
 use crate::output::{self, Progress};
 use models::decisions::Offload;
 use models::input::InputError;
+use planner::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::explain::{self, Asker};
 use planner::explain_text;
-use planner::ordered::{self, Kept};
+use planner::ordered::{self, How, Kept};
 use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
@@ -30,7 +31,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if args.request.json {
         return output::print_json(&answer.json());
     }
-    let mut around = order + &report_text::close(&answer);
+    let mut around = why(&request, &answer) + &order + &report_text::close(&answer);
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
     }
@@ -45,26 +46,31 @@ fn ordered(
     answer: Answer,
     args: &PlanArgs,
 ) -> Result<(Answer, String), Failure> {
-    let Some(Order::Ilp) = args.order else { return Ok((answer, String::new())) };
+    let Some(order) = args.order else { return Ok((answer, String::new())) };
     let seconds = args.time_limit.unwrap_or(60.0);
     if !(0.0..=1e6).contains(&seconds) {
         let error = InputError::new(format!("--time-limit cannot be {seconds}"));
         return Err(error.help("valid: 0 to 1000000 seconds").into());
     }
     let decisions = answer.plan.decisions.clone();
-    let (named, time) = (decisions.schedule, Duration::from_secs_f64(seconds));
+    if order == Order::Auto && args.time_limit.is_some() {
+        let error = InputError::new("--time-limit has no effect on --order auto");
+        return Err(error.help("it is for --order ilp; leave it out").into());
+    }
+    let (how, by) = match order {
+        Order::Ilp => (How::Program(Duration::from_secs_f64(seconds)), "an integer program's"),
+        Order::Auto => (How::Greedy, "zb_auto's for these times"),
+    };
+    let named = decisions.schedule;
     let proof = |proven: bool, gap: f64| match proven {
         true => "by mean times none is shorter".to_owned(),
         false => format!("by mean times another may be up to {:.2} % shorter", 100.0 * gap),
     };
-    Ok(match ordered::shorter(&request.task(), decisions, &answer.placed, time) {
+    Ok(match ordered::shorter(&request.task(), decisions, &answer.placed, how) {
         Ok(found) => {
             let saved = 1.0 - found.found.priced.iteration_s / answer.plan.predicted.iteration_s;
             let proof = proof(found.proven, found.gap);
-            let text = format!(
-                "an integer program's, {:.2} % faster than {named}; {proof}",
-                100.0 * saved
-            );
+            let text = format!("{by}, {:.2} % faster than {named}; {proof}", 100.0 * saved);
             (answer.in_order(request, found), line("order", &text))
         }
         Err(Kept::Unknown(why)) => (answer, line("order", &format!("{named}'s: {why}"))),
@@ -73,6 +79,12 @@ fn ordered(
             (answer, line("order", &text))
         }
     })
+}
+
+/// Where the plan's schedule gains on 1F1B, or loses, at the same degrees.
+fn why(request: &Request, answer: &Answer) -> String {
+    let both = against_one_f_one_b(request, &answer.plan);
+    both.map_or_else(String::new, |both| line("why", &both.sentence(SECONDS_AND_BYTES)))
 }
 
 fn best(request: &Request, objective: Objective) -> Option<Answer> {

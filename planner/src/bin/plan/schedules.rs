@@ -5,9 +5,11 @@ use crate::failure::Failure;
 use crate::output;
 use models::input::{InputError, nearest};
 use models::schedule::{Schedule, ScheduleError, ScheduleName, VocabPasses};
+use planner::compare::{Comparison, Side, Units};
 use planner::ordering::{Found, Objective, Ordering};
 use planner::report_text::line;
 use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeline, VocabRequest};
+use serde_json::json;
 use std::time::Duration;
 
 /// Columns of a drawing.
@@ -24,7 +26,9 @@ const MOST_PASSES: usize = 20_000_000;
 
 /// Runs a schedule by itself.
 pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
-    let request = request(args)?;
+    let schedule = name(&args.name)?;
+    let other = args.against.as_deref().map(name).transpose()?;
+    let request = request(args, schedule, other)?;
     let proof = optimal(args, &request)?;
     let run = match &proof {
         Some(found) => request.run_order(found.schedule.clone()),
@@ -37,10 +41,31 @@ pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
     if args.orders {
         report = report.with_orders(&schedule);
     }
+    let text = text(args, &schedule, &timeline, &report);
+    let Some(other) = other else {
+        return if args.json { output::print_json(&report) } else { output::print(&text) };
+    };
+    let of = Side::new(request.schedule, &timeline, &timeline.peak_activations_until_w);
+    let comparison = Comparison { of, against: side(&request, other)? };
     if args.json {
-        return output::print_json(&report);
+        let why = comparison.sentence(PLAIN);
+        let json = json!({"report": report, "comparison": comparison, "why": why});
+        return output::print_json(&json);
     }
-    output::print(&text(args, &schedule, &timeline, &report))
+    let head = text.split_once("\n\n").map_or(text.as_str(), |(head, _)| head);
+    output::print(&format!("{head}\n\n{}\n{LEGEND}\n", comparison.text(PLAIN)))
+}
+
+/// Times without a unit, activations in micro-batches of a device's whole share, held to W.
+const PLAIN: Units = Units { time: short, held: short };
+
+/// A run of another schedule with the same times, with as many chunks if it can have them.
+fn side(request: &Request, schedule: ScheduleName) -> Result<Side, InputError> {
+    let chunks = schedule.chunk_rule().nearest(request.chunks);
+    let request = Request { schedule, chunks, ..*request };
+    within(&request)?;
+    let (_, timeline) = request.run().map_err(|error| refused(&error))?;
+    Ok(Side::new(schedule, &timeline, &timeline.peak_activations_until_w))
 }
 
 /// The shortest order that an integer program finds, where it is asked for.
@@ -77,9 +102,12 @@ fn refused(error: &ScheduleError) -> InputError {
 }
 
 /// Flags become a request here; what would have no effect is refused.
-fn request(args: &ScheduleArgs) -> Result<Request, InputError> {
-    let schedule = name(&args.name)?;
-    without_effect(args, schedule)?;
+fn request(
+    args: &ScheduleArgs,
+    schedule: ScheduleName,
+    other: Option<ScheduleName>,
+) -> Result<Request, InputError> {
+    without_effect(args, schedule, other)?;
     let request = Request {
         schedule,
         stages: args.stages,
@@ -110,9 +138,15 @@ fn name(name: &str) -> Result<ScheduleName, InputError> {
 }
 
 /// Flags that would change nothing are refused.
-fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), InputError> {
-    let overlaps = matches!(schedule, ScheduleName::DualPipe | ScheduleName::DualPipeV);
-    let chooses = schedule == ScheduleName::ZbAuto;
+fn without_effect(
+    args: &ScheduleArgs,
+    schedule: ScheduleName,
+    other: Option<ScheduleName>,
+) -> Result<(), InputError> {
+    let paired = |name| matches!(name, ScheduleName::DualPipe | ScheduleName::DualPipeV);
+    let overlaps = paired(schedule) || other.is_some_and(paired);
+    let ordered = schedule == ScheduleName::ZbAuto;
+    let chooses = ordered || other == Some(ScheduleName::ZbAuto);
     let pairs = "only for schedules that run a forward and a backward together";
     let order = "only for schedules that choose their order by memory";
     let flags = [
@@ -120,7 +154,8 @@ fn without_effect(args: &ScheduleArgs, schedule: ScheduleName) -> Result<(), Inp
         ("--act-b", args.act_b.is_some() && !chooses, order),
         ("--act-w", args.act_w.is_some() && !chooses, order),
         ("--memory-limit", args.memory_limit.is_some() && !chooses, order),
-        ("--optimal", args.optimal.is_some() && !chooses, order),
+        ("--optimal", args.optimal.is_some() && !ordered, order),
+        ("--orders", args.orders && other.is_some(), "only without --against"),
     ];
     match flags.into_iter().find(|(_, stray, _)| *stray) {
         None => Ok(()),

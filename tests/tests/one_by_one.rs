@@ -1,0 +1,116 @@
+//! What the search prices one combination at a time because no bound of its own speaks of it: `zb_auto`, and iterations
+//! that do not end at a barrier. Its answers against brute force, and against what they build on.
+
+use meshwright_tests::random::Random;
+use meshwright_tests::small::Instance;
+use meshwright_tests::{brute, instances};
+use models::schedule::ScheduleName;
+use planner::search::{Task, search};
+
+const ROUNDING: f64 = 1e-9;
+
+/// Random instances with `asked` settled, in place of what they say of the same decisions.
+fn each(asked: &[&str], wanted: u64, mut check: impl FnMut(&Instance, &str)) {
+    let (mut checked, mut seed) = (0, 0);
+    while checked < wanted {
+        let mut instance = Instance::random(&mut Random::new(seed));
+        let what = format!("seed {seed}, {asked:?}");
+        seed += 1;
+        let names = ["schedule", "vocab"];
+        instance.settings.retain(|setting| !names.iter().any(|name| setting.starts_with(name)));
+        instance.settings.extend(asked.iter().map(|&setting| setting.to_owned()));
+        let restrictions = instance.restrictions();
+        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+        if task.space().count() > 0 {
+            check(&instance, &what);
+            checked += 1;
+        }
+    }
+}
+
+/// Nothing lies below what is found by more than its gap.
+#[test]
+fn the_gap_covers_what_is_missed() {
+    for asked in [
+        &["schedule=zb_auto"][..],
+        &["schedule=zb_h1", "post_validation=true"],
+        &["schedule=zb_v,v_half", "post_validation=true"],
+        &["schedule=dualpipe", "post_validation=true"],
+    ] {
+        let (mut compared, mut equal) = (0, 0);
+        each(asked, instances(25, 120), |instance, what| {
+            let restrictions = instance.restrictions();
+            let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+            let Some(answer) = brute::best(&task, 20_000) else { return };
+            let outcome = search(&task, &mut |_, _| {});
+            assert_eq!(outcome.proof.candidates, answer.combinations, "{what}");
+            let Some((.., best)) = answer.best else {
+                assert!(outcome.best.is_none(), "{what}");
+                return;
+            };
+            // Listed placements may all be too large where another fits.
+            let Some(found) = outcome.best else { return };
+            let (best_s, found_s) = (best.iteration_s, found.priced.iteration_s);
+            let least_s = found_s * (1.0 - outcome.proof.gap) * (1.0 - ROUNDING);
+            assert!(found.priced.fits && best_s >= least_s, "{what}: {best_s} below {least_s}");
+            assert!(found_s >= best_s * (1.0 - ROUNDING), "{what}: {found_s} below {best_s}");
+            compared += 1;
+            equal += u64::from(found_s <= best_s * (1.0 + ROUNDING));
+        });
+        println!("{asked:?}: {compared} compared, {equal} equal");
+        assert!(compared >= 3 && equal * 2 > compared, "{asked:?}: {equal} of {compared}");
+    }
+}
+
+/// Without a barrier no way takes longer than with one.
+#[test]
+fn post_validation_is_never_slower() {
+    let mut faster = 0;
+    each(
+        &["schedule=zb_h1,zb_h2,interleaved_zb,zb_v", "pp=2,4"],
+        instances(25, 200),
+        |instance, what| {
+            let iteration_s = |more: &[&str]| {
+                let mut instance = instance.clone();
+                instance.settings.extend(more.iter().map(|&setting| setting.to_owned()));
+                let restrictions = instance.restrictions();
+                let task =
+                    Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+                let found = search(&task, &mut |_, _| {}).best?;
+                assert_eq!(found.decisions.post_validation, !more[0].ends_with("false"), "{what}");
+                assert!(found.decisions.schedule.splits_backward(), "{what}");
+                Some(found.priced.iteration_s)
+            };
+            let plain = ["post_validation=false", "vocab=first_last,redistribute,tensor"];
+            let (with, without) = (iteration_s(&["post_validation=true"]), iteration_s(&plain));
+            match (with, without) {
+                (Some(with), Some(without)) => {
+                    assert!(with <= without * (1.0 + ROUNDING), "{what}: {with} after {without}");
+                    faster += u64::from(with < without * (1.0 - ROUNDING));
+                }
+                (with, without) => assert!(without.is_none(), "{what}: {with:?} {without:?}"),
+            }
+        },
+    );
+    assert!(faster > 2, "post-validation never gains");
+}
+
+/// On the best placement of the schedule that it is tried with first, too.
+#[test]
+fn zb_auto_takes_over_what_is_known_of_zb_h1() {
+    each(&["schedule=zb_auto", "vpp=1", "pp=2,4"], instances(10, 60), |instance, what| {
+        let restrictions = instance.restrictions();
+        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+        let found = search(&task, &mut |_, _| {}).best;
+        let mut other = instance.clone();
+        other.settings.retain(|setting| !setting.starts_with("schedule"));
+        other.settings.extend(["schedule=zb_h1".to_owned(), "vocab=tensor".to_owned()]);
+        let restrictions = other.restrictions();
+        let task = Task::new(&other.model, &other.cluster, other.gpus, &restrictions);
+        let Some(known) = search(&task, &mut |_, _| {}).best else { return };
+        let found = found.unwrap_or_else(|| panic!("{what}: nothing, though zb_h1 has a way"));
+        assert_eq!(found.decisions.schedule, ScheduleName::ZbAuto);
+        let (found_s, known_s) = (found.priced.iteration_s, known.priced.iteration_s);
+        assert!(found_s <= known_s * 1.02, "{what}: {found_s} against zb_h1's {known_s}");
+    });
+}
