@@ -163,13 +163,22 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
     axes.into_iter().filter(|(_, _, size)| *size > 1).map(of).collect()
 }
 
+/// Where a stage lies, in words.
+fn devices_of(program: &Program, stage: usize) -> String {
+    let (layout, devices) = (program.layout, program.mesh.pp as usize);
+    let first = layout.device_of(devices, stage);
+    match layout.copies() {
+        1 => format!("device {first}"),
+        _ => format!("devices {first} and {}", layout.holder(devices, stage, 1).0),
+    }
+}
+
 fn stages(program: &Program) -> Vec<Value> {
-    let devices = program.mesh.pp as usize;
     let stage = |(index, stage): (usize, &models::program::StageProgram)| {
         let [before, behind] = shapes::ends(program, index);
         json!({
             "index": index,
-            "device": program.layout.device_of(devices, index),
+            "devices": devices_of(program, index),
             "first_layer": stage.first_layer,
             "last_layer": stage.layers().end.saturating_sub(1),
             "empty": stage.recompute.is_empty(),

@@ -5,7 +5,7 @@ use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Plan, Predicted, Timing, VERSION};
-use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName, StageLayout};
+use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -172,8 +172,8 @@ fn degrees(plan: &Plan, checks: &mut Checks) {
     }
     let shared = model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
     checks.divides("decisions.tp", d.tp, "the shared experts' ffn", shared);
-    let (stages, layers) = (d.pp * d.vpp, model.layers as u64);
-    let most = format!("pp·vpp of at most layers ({layers})");
+    let (stages, layers) = (d.stages() as u64, model.layers as u64);
+    let most = format!("a number of stages of at most layers ({layers})");
     checks.that(d.vpp == 1 || stages <= layers, "decisions.vpp", d.vpp, &most);
     checks.that(d.pp <= layers, "decisions.pp", d.pp, &most);
     let splits = (model.seq_len / d.cp).is_multiple_of(d.tp) && d.tp > 1;
@@ -308,9 +308,6 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
 fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
     d.schedule.check(p, m, v)?;
-    if d.schedule.layout(v) == StageLayout::Bidirectional {
-        return Err(ScheduleError::TwoCopies { schedule: d.schedule });
-    }
     let schedule = match d.vocab.passes() {
         Some(passes) if d.schedule.takes_vocab() => {
             d.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
@@ -329,7 +326,7 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
         plan.stages.len() == stages,
         "stages",
         plan.stages.len(),
-        format!("pp·vpp ({stages})"),
+        format!("as many as the schedule has over pp·vpp chunks ({stages})"),
     );
     let mut next = 0;
     for (index, stage) in plan.stages.iter().enumerate() {
@@ -346,6 +343,7 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
         if let Some(schedule) = schedule.filter(|schedule| index < schedule.stages()) {
             checks.equals(&field("device"), stage.device, schedule.device_of(index));
             checks.equals(&field("chunk"), stage.chunk, schedule.chunk_of(index));
+            copy(stage, schedule, index, checks);
         }
         shares(d, stage, index, checks);
         recompute(d.recompute, model, stage, index, checks);
@@ -353,6 +351,21 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
     let valid = format!("layers that end at {}", model.layers);
     checks.that(next == model.layers, "stages", format!("layers that end at {next}"), valid);
     even(plan, checks);
+}
+
+/// The second copy lies where the schedule's other direction passes, and nowhere else.
+fn copy(stage: &Stage, schedule: &Schedule, index: usize, checks: &mut Checks) {
+    let twice = schedule.layout.copies() > 1;
+    let valid = twice.then(|| {
+        let (device, chunk) = schedule.layout.holder(schedule.devices, index, 1);
+        (device, usize::from(chunk))
+    });
+    let found = stage.copy.as_ref().map(|copy| (copy.device, copy.chunk));
+    let word = |at: Option<(usize, usize)>| match at {
+        Some((device, chunk)) => format!("on device {device}, chunk {chunk}"),
+        None => "absent".to_owned(),
+    };
+    checks.that(found == valid, &format!("stages[{index}].copy"), word(found), word(valid));
 }
 
 /// `first_last` means even layers, and equal chunks.
@@ -413,6 +426,10 @@ fn memory(plan: &Plan, checks: &mut Checks) {
     for (index, stage) in plan.stages.iter().enumerate() {
         let field = format!("stages[{index}].memory.total");
         checks.equals(&field, stage.memory.total, stage.memory.sum());
+        if let Some(copy) = &stage.copy {
+            let field = format!("stages[{index}].copy.memory.total");
+            checks.equals(&field, copy.memory.total, copy.memory.sum());
+        }
     }
     let room = plan.inputs.cluster.hbm_bytes;
     for (device, memory) in plan.device_memory().iter().enumerate() {

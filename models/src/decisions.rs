@@ -1,7 +1,7 @@
 //! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
 
 pub use crate::cluster::Dtype;
-use crate::schedule::{ScheduleName, VocabPasses};
+use crate::schedule::{ScheduleName, StageLayout, VocabPasses};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -225,9 +225,14 @@ impl Decisions {
         self.tp * self.pp * self.cp * self.dp
     }
 
-    /// Pipeline stages, p·v.
+    /// Which device holds which stage.
+    pub fn layout(&self) -> StageLayout {
+        self.schedule.layout(self.vpp as usize)
+    }
+
+    /// Pipeline stages: p·v, or half as many where every stage is there twice.
     pub fn stages(&self) -> usize {
-        (self.pp * self.vpp) as usize
+        self.layout().stages(self.pp as usize, self.vpp as usize)
     }
 
     /// Replicas of an expert's shard: etp·ep·edp = tp·cp·dp.

@@ -25,6 +25,29 @@ pub struct Stage {
     pub recompute: BTreeMap<String, RecomputeCounts>,
     /// Memory of this stage on one rank, at its device's fullest moment.
     pub memory: StageMemory,
+    /// Its second copy, which runs the micro-batches of the other direction, where the schedule has two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<StageCopy>,
+}
+
+/// The second copy of a stage: the same layers with the same recomputation, on another device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageCopy {
+    /// Pipeline device that runs it, 0-based.
+    pub device: usize,
+    /// Chunk of that device, 0-based.
+    pub chunk: usize,
+    /// Its memory on one rank, at its device's fullest moment.
+    pub memory: StageMemory,
+}
+
+impl Stage {
+    /// Devices that hold it, with what it takes there.
+    pub fn held(&self) -> impl Iterator<Item = (usize, StageMemory)> + use<> {
+        let copy = self.copy.as_ref().map(|copy| (copy.device, copy.memory));
+        std::iter::once((self.device, self.memory)).chain(copy)
+    }
 }
 
 /// Part of the vocabulary a stage holds; its tensor-parallel ranks split that part further.
@@ -148,9 +171,9 @@ pub fn kinds_in(model: &ModelSpec, first: usize, count: usize) -> BTreeMap<&'sta
 /// Memory of each pipeline device, its stages together.
 pub fn device_memory(stages: &[Stage], devices: usize) -> Vec<StageMemory> {
     let mut memory = vec![StageMemory::default(); devices];
-    for stage in stages {
-        if let Some(device) = memory.get_mut(stage.device) {
-            *device = device.and(stage.memory);
+    for (device, held) in stages.iter().flat_map(Stage::held) {
+        if let Some(device) = memory.get_mut(device) {
+            *device = device.and(held);
         }
     }
     memory

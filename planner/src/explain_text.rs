@@ -5,7 +5,7 @@ use crate::report::fullest;
 use crate::report_text::{bytes, decisions, line, loss, seconds, shape, thousands};
 use crate::request::Request;
 use models::mesh::Mesh;
-use models::placement::{RecomputeCounts, Stage};
+use models::placement::{RecomputeCounts, Stage, StageMemory};
 use models::plan::{Breakdown, Plan};
 
 /// Nodes of the rank grid that are drawn from the start.
@@ -84,13 +84,16 @@ pub fn stages(plan: &Plan) -> String {
         }
         if count <= STAGES_LISTED || index < STAGES_LISTED / 2 || index + STAGES_LISTED / 2 >= count
         {
-            text += &stage_row(stage);
+            for (copy, (device, memory)) in stage.held().enumerate() {
+                let chunk = if copy == 0 { stage.chunk } else { 1 };
+                text += &stage_row(stage, (device, chunk), &memory);
+            }
         }
     }
     text
 }
 
-fn stage_row(stage: &Stage) -> String {
+fn stage_row(stage: &Stage, (device, chunk): (usize, usize), memory: &StageMemory) -> String {
     let end = stage.first_layer + stage.layers;
     let layers = match stage.layers {
         0 => "none".to_owned(),
@@ -103,12 +106,11 @@ fn stage_row(stage: &Stage) -> String {
             selective: sum.selective + more.selective,
             full: sum.full + more.full,
         });
-    let memory = &stage.memory;
     format!(
         "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
         stage.stage,
-        stage.device,
-        stage.chunk,
+        device,
+        chunk,
         format!("{}/{}/{}", sum.none, sum.selective, sum.full),
         bytes(memory.parameters),
         bytes(memory.gradients),
@@ -223,7 +225,8 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
 }
 
 fn consumers(found: &crate::search::Found, device: usize) -> String {
-    let stages = found.priced.stages.iter().filter(|stage| stage.device == device);
+    let held = found.priced.stages.iter().chain(&found.priced.copies);
+    let stages = held.filter(|stage| stage.device == device);
     let mut parts = [
         ("parameters", 0.0),
         ("gradients", 0.0),

@@ -7,7 +7,7 @@ use crate::ordered::Ordered;
 use crate::request::Request;
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use models::decisions::Decisions;
-use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare, kind_name};
+use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
 use models::plan::{
     Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION,
     significant,
@@ -121,8 +121,11 @@ pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
     let devices = plan.device_memory();
     let fullest = devices.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
     let (device, memory) = fullest.unwrap_or_default();
-    let on_it = plan.stages.iter().filter(|stage| stage.device == device);
-    let stage = on_it.max_by_key(|stage| stage.memory.total).map_or(0, |stage| stage.stage);
+    let on_it = plan.stages.iter().flat_map(|stage| {
+        let here = stage.held().filter(|(holder, _)| *holder == device);
+        here.map(|(_, memory)| (stage.stage, memory.total))
+    });
+    let stage = on_it.max_by_key(|(_, total)| *total).map_or(0, |(stage, _)| stage);
     let room = plan.inputs.cluster.hbm_bytes as i64;
     (stage, memory, memory.total as i64 - room)
 }
@@ -203,6 +206,11 @@ fn stages(request: &Request, found: &Found) -> Vec<Stage> {
             vocab_share: VocabShare::new(&found.decisions, stage),
             recompute: recompute(&names, &placed.mix),
             memory: memory(&price.memory),
+            copy: found.priced.copies.get(stage).map(|copy| StageCopy {
+                device: copy.device,
+                chunk: copy.chunk,
+                memory: memory(&copy.memory),
+            }),
         })
         .collect()
 }

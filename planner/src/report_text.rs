@@ -95,7 +95,11 @@ fn kept(d: &Decisions) -> String {
 
 /// Degrees in one line.
 pub fn shape(d: &Decisions) -> String {
-    let chunks = if d.vpp > 1 { format!(" ({} chunks)", d.vpp) } else { String::new() };
+    let chunks = match (d.layout().copies(), d.vpp) {
+        (1, 1) => String::new(),
+        (1, chunks) => format!(" ({chunks} chunks)"),
+        (copies, _) => format!(" ({copies} copies)"),
+    };
     let sequence = if d.sequence_parallel { " +sp" } else { "" };
     let mut parts = vec![format!("tp {}{sequence}", d.tp), format!("pp {}{chunks}", d.pp)];
     if d.cp > 1 {

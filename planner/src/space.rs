@@ -14,7 +14,8 @@ use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
 
 /// Schedules that have bounds: those that the search chooses from. `zb_auto` has an order of its own for every
-/// set of times, and with `dualpipe` and `chimera` every stage is there twice.
+/// set of times, and with `dualpipe` and `chimera`, where every stage is there twice, no device runs all
+/// micro-batches of a chunk, so that no chain between milestones holds.
 pub const SEARCHED: [ScheduleName; 13] = [
     ScheduleName::Naive,
     ScheduleName::GPipe,
@@ -457,9 +458,11 @@ impl<'a> Space<'a> {
             }
             other => {
                 let (p, m) = (d.pp as usize, d.micro_batches as usize);
-                let once = |v: u64| other.layout(v as usize).copies() == 1;
-                let exists = |&v: &u64| once(v) && other.check(p, m, v as usize).is_ok();
-                (1..=most).filter(exists).filter(|_| p > 1).collect()
+                let exists = |&v: &u64| other.check(p, m, v as usize).is_ok();
+                // Two copies of each stage are two chunks a device, and one stage for each.
+                let copies = |v: u64| other.layout(v as usize).copies() as u64;
+                let filled = |&v: &u64| v <= most * copies(v);
+                (1..=2 * most).filter(filled).filter(exists).filter(|_| p > 1).collect()
             }
         }
     }
@@ -470,7 +473,9 @@ impl<'a> Space<'a> {
         let wanted = self.restrictions.schedule.is_restricted();
         let hosts_passes =
             (plain || wanted && !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
-        let equal = vpp == 1 || (self.model.layers as u64).is_multiple_of(d.pp * vpp);
+        let layout = schedule.layout(vpp as usize);
+        let stages = layout.stages(d.pp as usize, vpp as usize);
+        let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
         let possible = |vocab: &Vocab| match vocab {
             Vocab::FirstLast => equal,
             Vocab::Interlaced => plain && d.pp > 1,

@@ -139,7 +139,8 @@ fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
         chosen = chosen.iter().flat_map(more).collect();
     }
     let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
-        let device = case.device_of(stage);
+        // Devices that mirror each other hold the same stages.
+        let device = case.holders_of(stage).min().unwrap_or(0);
         let counts = case.ground.layers.counts(start, end);
         PlacedStage { start, end, mix: levels[device].mix(chosen[device], &counts) }
     };

@@ -14,14 +14,20 @@ const MOST_CHOICES: u64 = 20_000;
 /// A random pipeline of up to four stages.
 pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
     let looped = schedule.chunk_rule().nearest(1) == 2 || schedule == ScheduleName::LoopedBfs;
-    let devices = if looped { 2 } else { random.whole(1 + usize::from(vocab.over_pipeline()), 4) };
+    let twice = schedule.layout(2).copies() == 2;
+    let devices = match (twice, looped) {
+        (true, _) => random.pick(&[2, 4]),
+        (_, true) => 2,
+        _ => random.whole(1 + usize::from(vocab.over_pipeline()), 4),
+    };
     let rounds = random.whole(1, 8);
     let micro_batches = match schedule {
         ScheduleName::Naive => 1,
-        ScheduleName::Interleaved1F1B | ScheduleName::InterleavedZb => {
+        ScheduleName::Interleaved1F1B | ScheduleName::InterleavedZb | ScheduleName::Chimera => {
             devices * rounds.div_ceil(devices)
         }
         ScheduleName::DualPipeV => 2 * devices + rounds,
+        ScheduleName::DualPipe => 2 * devices + rounds / 2 * 2,
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
@@ -48,6 +54,8 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
         ScheduleName::VMin,
         ScheduleName::V1F1B,
         ScheduleName::DualPipeV,
+        ScheduleName::DualPipe,
+        ScheduleName::Chimera,
     ]);
     let over = schedule == ScheduleName::OneFOneB && random.percent(40);
     let vocab =

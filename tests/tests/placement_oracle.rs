@@ -16,9 +16,13 @@ fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
 fn describe(seed: u64, problem: &Problem) -> String {
     let p = &problem.pipeline;
     format!(
-        "seed {seed}: {} devices, {} stages, m {}, {} layers, uniform {}, 1f1b {}, vocab {}",
+        "seed {seed}: {} devices, {} stages (mirrored {}, pairs {}, split {}), m {}, {} layers, \
+         uniform {}, 1f1b {}, vocab {}",
         p.devices,
         problem.stages(),
+        p.mirrored,
+        p.pairs,
+        p.splits_backward,
         p.micro_batches,
         problem.layers,
         problem.is_uniform(),

@@ -15,7 +15,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, GPUs, and what is pinned.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 5] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 6] = [
     ("llama_gqa_tp2_pp2_dp2", "llama_gqa", 8, &["tp=2", "pp=2", "schedule=1f1b", "micro_batch=1"]),
     (
         "gpt2_pp2_two_chunks",
@@ -35,6 +35,12 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 5] = [
         "qwen2",
         2,
         &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"],
+    ),
+    (
+        "llama_gqa_dualpipe",
+        "llama_gqa",
+        4,
+        &["tp=1", "pp=2", "dp=2", "schedule=dualpipe", "vocab=tensor", "micro_batch=1"],
     ),
 ];
 

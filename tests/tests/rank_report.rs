@@ -22,7 +22,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, GPUs, and what is pinned.
-const PLANS: [(&str, u64, &[&str]); 13] = [
+const PLANS: [(&str, u64, &[&str]); 16] = [
     (
         "llama_gqa",
         8,
@@ -100,6 +100,25 @@ const PLANS: [(&str, u64, &[&str]); 13] = [
     ),
     ("llama_gqa", 4, &["tp=1", "pp=4", "schedule=zb_h1", "vocab=tensor", "micro_batch=1"]),
     ("gpt2", 2, &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"]),
+    ("llama_gqa", 4, &["tp=1", "pp=4", "schedule=dualpipe", "micro_batch=1"]),
+    (
+        "llama_gqa",
+        8,
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "schedule=chimera",
+            "micro_batch=1",
+            "sequence_parallel=false",
+            "recompute=selective",
+        ],
+    ),
+    (
+        "llama_gqa",
+        4,
+        &["tp=2", "pp=2", "schedule=dualpipe", "micro_batch=1", "sequence_parallel=true"],
+    ),
 ];
 
 struct Ran {
@@ -148,9 +167,14 @@ impl Ran {
         self.tokens() * columns as f64 * F32
     }
 
-    /// Micro-batches of all steps.
+    /// Micro-batches of all steps that a copy of a stage runs.
     fn micro_batches(&self) -> f64 {
-        STEPS * self.program.micro_batches as f64
+        STEPS * self.program.micro_batches as f64 / self.copies()
+    }
+
+    /// Copies of each stage.
+    fn copies(&self) -> f64 {
+        self.program.layout.copies() as f64
     }
 }
 
@@ -309,7 +333,7 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
                 run.what
             );
             // The simulator counts in a device's whole share, of which a chunk is one part.
-            let chunks = run.schedule.chunks as f64;
+            let chunks = run.schedule.share_chunks() as f64;
             let simulated = timeline.peak_activations[device] * chunks;
             assert_eq!(number(&rank["peak_in_flight"]) as f64, simulated, "{}", run.what);
         }
@@ -323,13 +347,20 @@ fn pipeline_transfers_send_what_was_planned() {
         for rank in &run.ranks {
             // One transfer for every boundary of a stage that leads to another device.
             let device = run.device(rank);
-            let stages = run.program.stages.len();
-            let other = |stage: usize| run.program.layout.device_of(devices, stage) != device;
-            let boundaries = run.program.stages_of(device).into_iter().map(|stage| {
+            let (stages, layout) = (run.program.stages.len(), run.program.layout);
+            let own = run.program.stages_of(device).into_iter().enumerate();
+            let boundaries = own.map(|(chunk, stage)| {
+                let from = if layout.copies() > 1 { chunk as u16 } else { 0 };
+                let other = |stage| layout.holder(devices, stage, from).0 != device;
                 usize::from(stage + 1 < stages && other(stage + 1))
                     + usize::from(stage > 0 && other(stage - 1))
             });
             let boundaries = boundaries.sum::<usize>();
+            // Both copies of each stage get the other's gradients.
+            let copied = match layout.copies() {
+                1 => 0.0,
+                _ => STEPS * shapes::rank_elements(&run.program)[device] as f64 * F32,
+            };
             let each = communication::pipeline_scattered_elements(run.activation(), 1.0, tp);
             let planned = |transfers: usize| run.micro_batches() * transfers as f64 * each * F32;
             // An output layer on all devices has its input from the last stage's.
@@ -338,7 +369,7 @@ fn pipeline_transfers_send_what_was_planned() {
                 (Some(_), true) => (devices - 1, 0),
                 (Some(_), false) => (0, 1),
             };
-            let (sent, received) = (planned(boundaries + told), planned(boundaries + heard));
+            let [sent, received] = [told, heard].map(|more| planned(boundaries + more) + copied);
             assert_eq!(handed(rank, "pp", "send"), sent, "{} device {device}", run.what);
             assert_eq!(handed(rank, "pp", "recv"), received, "{} device {device}", run.what);
         }
@@ -404,7 +435,10 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     }
     // Where tensor-parallel ranks hold the same stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
-        let parts = handed(rank, "pp", "recv") / F32 / run.micro_batches();
+        let copied =
+            if run.copies() > 1.0 { shapes::rank_elements(program)[run.device(rank)] } else { 0 };
+        let parts = handed(rank, "pp", "recv") / F32 - STEPS * copied as f64;
+        let parts = parts / run.micro_batches();
         micro_batch += all_gather_elements(parts * tp, tp);
     }
     let partial = rank["tensors"].as_array().expect("a list").iter();
@@ -487,7 +521,8 @@ fn activations_take_the_bytes_that_were_planned() {
             let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
             // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And the
             // statistics of norms and softmax, which plans leave out.
-            let holds = device == program.last_device() || program.vocab.is_some();
+            let ends = program.stages_of(device).contains(&(program.stages.len() - 1));
+            let holds = ends || program.vocab.is_some();
             let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
             // What a split backward leaves for `W` is about what it frees.

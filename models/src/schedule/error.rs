@@ -73,12 +73,6 @@ pub enum ScheduleError {
         /// How the vocabulary was to be split.
         vocab: &'static str,
     },
-    /// Plans cannot say where stages of this schedule lie.
-    #[error("{schedule} holds every stage on two devices, which plans cannot say yet")]
-    TwoCopies {
-        /// The schedule.
-        schedule: ScheduleName,
-    },
     /// An order is searched for with this time or size.
     #[error("{what} cannot be {value}: it is finite and not negative")]
     Cost {

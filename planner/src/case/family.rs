@@ -234,7 +234,9 @@ impl Case<'_> {
     pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
         let mut host = vec![0.0; self.devices()];
         for (stage, cost) in stages.iter().enumerate() {
-            host[self.device_of(stage)] += self.state_memory(cost.params).host;
+            for device in self.holders_of(stage) {
+                host[device] += self.state_memory(cost.params).host;
+            }
         }
         host.into_iter().fold(0.0, f64::max)
     }
@@ -283,10 +285,13 @@ impl Case<'_> {
         chain: Chain,
     ) -> Option<Vec<MixCost>> {
         let mut mixes = self.first_mixes(ranges);
-        for device in 0..self.devices() {
+        // Devices that mirror each other hold the same stages.
+        for device in 0..self.devices() / self.decisions.layout().copies() {
             let levels = self.levels_of(device, ranges, chain);
-            let level =
-                levels.least(|level| self.device_fits(device, ranges, stages, levels, level))?;
+            let level = levels.least(|level| {
+                let mut holders = self.holders_of(device);
+                holders.all(|device| self.device_fits(device, ranges, stages, levels, level))
+            })?;
             for stage in self.stages_of(device) {
                 mixes[stage] = self.mix_at(ranges[stage], levels, level);
             }

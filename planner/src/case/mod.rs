@@ -24,12 +24,12 @@ use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
 use models::decisions::{Decisions, Recompute};
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::schedule::{Schedule, ScheduleError, ScheduleName, StageLayout};
+use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use ways::{Hop, VocabPassCost, hop, vocab_passes};
+use ways::{Hop, VocabPassCost, copies_s, hop, vocab_passes};
 
 /// A configuration with everything but the placement of layers.
 #[derive(Debug)]
@@ -76,10 +76,6 @@ impl<'a> Case<'a> {
     /// The schedule does not exist for these counts.
     pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
         ground.check_pipeline(&decisions)?;
-        let schedule = decisions.schedule;
-        if schedule.layout(decisions.vpp as usize) == StageLayout::Bidirectional {
-            return Err(ScheduleError::TwoCopies { schedule });
-        }
         let sheet = ground.sheet(&decisions);
         let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
         let hop = hop(ground, &decisions, &sheet);
@@ -99,16 +95,21 @@ impl<'a> Case<'a> {
         self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))
     }
 
-    /// Device of a stage.
+    /// Device of a stage; of two copies, the first direction's.
     pub fn device_of(&self, stage: usize) -> usize {
-        let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
-        layout.device_of(self.devices(), stage)
+        self.decisions.layout().device_of(self.devices(), stage)
+    }
+
+    /// Devices that hold a stage.
+    pub fn holders_of(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
+        let (layout, devices) = (self.decisions.layout(), self.devices());
+        (0..layout.copies()).map(move |copy| layout.holder(devices, stage, copy as u16).0)
     }
 
     /// Stages of a device, by chunk.
     pub fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + use<> {
         let (devices, chunks) = (self.devices(), self.decisions.vpp as usize);
-        let layout = self.decisions.schedule.layout(chunks);
+        let layout = self.decisions.layout();
         (0..chunks).map(move |chunk| layout.stage_of(devices, device, chunk))
     }
 
@@ -122,7 +123,7 @@ impl<'a> Case<'a> {
         self.decisions.micro_batches as f64
     }
 
-    /// Pipeline stages, p·v.
+    /// Pipeline stages: p·v, or half as many where every stage is there twice.
     pub fn stages(&self) -> usize {
         self.decisions.stages()
     }
@@ -159,10 +160,21 @@ impl<'a> Case<'a> {
         cost.weight_s += layers.weight_s;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
-        cost.tail_s += self.state.reduce_exposed_s(cost.params, backward_s);
+        cost.tail_s += self.reduced_s(stage, cost.params, backward_s);
         cost.optimizer_s = self.state.optimizer_s(cost.params);
         cost.gather_s = self.state.gather_exposed_s(cost.params, forward_s);
         cost
+    }
+
+    /// Reductions of a stage's gradients that passes do not hide, s. Where every stage is there twice, its copies
+    /// exchange their gradients behind the last pass, and replicas have theirs summed only then.
+    fn reduced_s(&self, stage: usize, params: LocalParams, backward_s: f64) -> f64 {
+        let d = &self.decisions;
+        if d.layout().copies() == 1 {
+            return self.state.reduce_exposed_s(params, backward_s);
+        }
+        let bytes = self.state.copied_bytes(params);
+        copies_s(self.ground, d, stage, bytes) + self.state.reduce_exposed_s(params, 0.0)
     }
 
     /// Passes and parameters of layers alone.
@@ -257,8 +269,9 @@ impl<'a> Case<'a> {
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
         }
-        // On a V of stages the first device holds both.
-        if tied && first != last && self.device_of(0) != self.device_of(self.stages() - 1) {
+        // On a V of stages the first device holds both; of two copies, each end's.
+        let apart = !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
+        if tied && first != last && apart {
             cost.tail_s += self.tied_gradient_s(head);
         }
     }
@@ -474,9 +487,7 @@ impl<'a> Case<'a> {
 
     /// Most micro-batches of a stage in flight.
     fn most_in_flight(&self, stage: usize) -> f64 {
-        let (device, chunk) = (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
-        let most = self.pipeline().in_flight[device].iter().map(|counts| counts[chunk]).max();
-        f64::from(most.unwrap_or(0))
+        self.pipeline().most_in_flight(stage)
     }
 }
 

@@ -87,6 +87,7 @@ impl PipelineKey {
             micro_batches: self.micro_batches,
             device_of: (0..self.devices).collect(),
             chunk_of: vec![0; self.devices],
+            mirrored: false,
             in_flight: (0..self.devices).map(held).collect(),
             splits_backward: false,
             pairs: false,
@@ -97,8 +98,9 @@ impl PipelineKey {
     }
 
     fn other(self) -> Result<Pipeline, ScheduleError> {
-        let marked = !self.schedule.is_whole();
         let schedule = self.schedule()?;
+        // With two copies no device runs all micro-batches of a chunk.
+        let marked = !self.schedule.is_whole() && schedule.layout.copies() == 1;
         let marks = if marked { marks(&schedule) } else { vec![] };
         Ok(Pipeline { marks, ..of_schedule(schedule, self.post_validation) })
     }
@@ -132,6 +134,7 @@ pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline
         micro_batches: schedule.micro_batches,
         device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
         chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
+        mirrored: schedule.layout.copies() > 1,
         in_flight: (0..schedule.devices).map(held).collect(),
         splits_backward: schedule.splits_backward(),
         pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),

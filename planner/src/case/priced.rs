@@ -63,7 +63,7 @@ pub struct Breakdown {
     pub other_s: f64,
 }
 
-/// One stage's memory, on its device together with the device's other chunks.
+/// The memory of one copy of a stage, on its device together with the device's other chunks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StagePrice {
     /// Device, 0-based.
@@ -83,6 +83,8 @@ pub struct Priced {
     pub breakdown: Breakdown,
     /// By stage.
     pub stages: Vec<StagePrice>,
+    /// The second copy of each, where there are two.
+    pub copies: Vec<StagePrice>,
     /// Peak bytes of each pipeline device, everything included.
     pub device_bytes: Vec<f64>,
     /// Whether it fits everywhere, host memory included.
@@ -136,14 +138,16 @@ impl Case<'_> {
         let reserved = self.common_workspace_bytes() + self.ground.cluster.reserved_bytes();
         let device_bytes: Vec<f64> =
             problem.memory_bytes(&choice).into_iter().map(|bytes| bytes + reserved).collect();
-        let stages = self.stage_prices(placed, &problem, reserved);
+        let mut held = self.stage_prices(placed, &problem, reserved);
+        let copies = held.split_off(placed.len());
         let costs: Vec<StageCost> =
             placed.iter().enumerate().map(|(n, s)| self.stage(n, s.start, s.end)).collect();
         let host_fits = self.fits_host(self.host_bytes(&costs));
         Priced {
             iteration_s,
             breakdown: self.breakdown(placed, iteration_s, core_s),
-            stages,
+            stages: held,
+            copies,
             fits: host_fits && problem.fits(&choice),
             device_bytes,
         }
@@ -162,14 +166,13 @@ impl Case<'_> {
             / straggler(self.ground.cluster, self.ground.gpus)
     }
 
+    /// The stages, then their second copies, if any.
     fn stage_prices(&self, placed: &Placed, problem: &Problem, reserved: f64) -> Vec<StagePrice> {
         let chunks = self.decisions.vpp as f64;
-        let price = |(stage, s): (usize, &PlacedStage)| {
-            let cost = self.stage(stage, s.start, s.end);
+        let price = |stage: usize, (device, chunk): (usize, usize)| {
+            let cost = self.stage(stage, placed[stage].start, placed[stage].end);
             let state = self.state_memory(cost.params);
             let column = &problem.columns[stage][0];
-            let (device, chunk) =
-                (self.pipeline().device_of[stage], self.pipeline().chunk_of[stage]);
             let in_flight = self.peak_counts(problem, device)[chunk];
             let mut memory = MemoryBytes {
                 parameters: state.parameters,
@@ -186,19 +189,21 @@ impl Case<'_> {
                 + memory.workspace;
             StagePrice { device, chunk, memory }
         };
-        placed.iter().enumerate().map(price).collect()
+        let pipeline = self.pipeline();
+        let copy = |nth: usize| {
+            let of_stage = move |stage| Some(price(stage, pipeline.holders(stage).nth(nth)?));
+            (0..placed.len()).filter_map(of_stage)
+        };
+        copy(0).chain(copy(1)).collect()
     }
 
     /// Micro-batches in flight per chunk at a device's fullest moment.
     fn peak_counts(&self, problem: &Problem, device: usize) -> Vec<u32> {
         let bytes = |counts: &Vec<u32>| -> f64 {
-            let stages = (0..problem.stages()).filter(|&s| self.pipeline().device_of[s] == device);
-            stages
-                .map(|s| {
-                    f64::from(counts[self.pipeline().chunk_of[s]])
-                        * problem.columns[s][0].in_flight_bytes
-                })
-                .sum()
+            let held = |(stage, chunk): (usize, usize)| {
+                f64::from(counts[chunk]) * problem.columns[stage][0].in_flight_bytes
+            };
+            self.pipeline().stages_on(device).map(held).sum()
         };
         let vectors = &self.pipeline().in_flight[device];
         let fullest = vectors.iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
@@ -207,15 +212,17 @@ impl Case<'_> {
 
     /// Splits the iteration of the busiest device by cause; what is left is its waiting.
     fn breakdown(&self, placed: &Placed, iteration_s: f64, core_s: f64) -> Breakdown {
-        let m = self.micro_batches();
+        let (m, runs) = (self.micro_batches(), self.pipeline().runs());
         let mut devices = vec![DeviceSpend::default(); self.devices()];
         for (stage, s) in placed.iter().enumerate() {
             let cost = self.stage(stage, s.start, s.end);
-            let spend = &mut devices[self.pipeline().device_of[stage]];
-            spend.passes += (cost.forward + cost.backward) * m;
-            spend.recompute_s += self.recompute_parts(&s.mix).total_s() * m;
-            spend.dp_s += cost.tail_s + cost.gather_s;
-            spend.optimizer_s += cost.optimizer_s;
+            for (device, _) in self.pipeline().holders(stage) {
+                let spend = &mut devices[device];
+                spend.passes += (cost.forward + cost.backward) * runs;
+                spend.recompute_s += self.recompute_parts(&s.mix).total_s() * runs;
+                spend.dp_s += cost.tail_s + cost.gather_s;
+                spend.optimizer_s += cost.optimizer_s;
+            }
         }
         for spend in &mut devices {
             spend.passes += self.vocab_pass_parts() * m;

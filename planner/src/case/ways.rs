@@ -6,7 +6,7 @@ use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
 use crate::simulate::{Durations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
-use models::mesh::{Axis, GroupShape, Mesh};
+use models::mesh::{Axis, Coordinates, GroupShape, Mesh};
 use models::schedule::ScheduleName;
 
 /// Sending a micro-batch's hidden states to the next stage.
@@ -62,6 +62,29 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
             collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
     }
     Hop { time_s, blocks: hop_blocks(ground, d) }
+}
+
+/// Giving both copies of a stage the sum of so many bytes of gradients, s: an all-reduce of the two devices that
+/// mirror each other.
+pub(crate) fn copies_s(ground: &Ground<'_>, d: &Decisions, stage: usize, bytes: f64) -> f64 {
+    let pair = mirrored_pair(&Mesh::new(d), stage as u64, &ground.domains);
+    collective::time_s(ground.cluster, Collective::AllReduce, bytes, &pair)
+}
+
+/// How two devices that mirror each other lie: within a domain only where all their replicas do.
+fn mirrored_pair(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
+    let corners = [0, mesh.tp - 1].map(|tp| [0, mesh.dp - 1].map(|dp| (tp, dp)));
+    let meet = |gpus: u64| {
+        corners.as_flattened().iter().all(|&(tp, dp)| {
+            let domain = |pp| mesh.rank(Coordinates { tp, cp: 0, dp, pp }) / gpus;
+            domain(device) == domain(mesh.pp - 1 - device)
+        })
+    };
+    let mut within: Vec<u64> = domains.iter().map(|&gpus| 1 + u64::from(meet(gpus))).collect();
+    if let Some(outermost) = within.last_mut() {
+        *outermost = 2;
+    }
+    GroupShape { within }
 }
 
 /// Whether transfers are part of passes: looped schedules hide them where the software can.

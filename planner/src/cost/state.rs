@@ -247,6 +247,15 @@ impl<'a> StateCost<'a> {
         })
     }
 
+    /// Bytes of gradients that the two copies of a stage exchange: all of them, or the shards that ZeRO reduces
+    /// them to first.
+    pub fn copied_bytes(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let ways = if self.zero_stage >= 1 { replicas.ways() } else { 1.0 };
+            count * self.reduced_bytes() / ways
+        })
+    }
+
     /// Reduction of a stage's gradients once a step, of which `backward_s` of computation can hide
     /// what the software overlaps.
     pub fn reduce_exposed_s(&self, params: LocalParams, backward_s: f64) -> f64 {

@@ -201,7 +201,9 @@ impl Program {
         }
         let barrier = vars.add(variable().min(0.0));
         let step = vars.add(variable().min(0.0));
-        let waits = (0..problem.stages())
+        // The closed form alone has these.
+        let waiting = if problem.pipeline.one_f_one_b { problem.stages() } else { 0 };
+        let waits = (0..waiting)
             .map(|_| (vars.add(variable().min(0.0)), vars.add(variable().min(0.0))))
             .collect();
         // Times are scaled so that the solver's absolute tolerances are relative ones.
@@ -245,8 +247,8 @@ impl Program {
 /// A column is dropped when its stage's own work alone reaches the cut-off.
 fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
     let c = &problem.columns[stage][column];
-    let m = problem.pipeline.micro_batches as f64;
-    m * (c.load_s() + problem.vocab.passes_s) + c.tail_s + c.step_s < bar_s
+    let runs = problem.pipeline.runs();
+    runs * (c.load_s() + problem.vocab.passes_s) + c.tail_s + c.step_s < bar_s
 }
 
 impl Writer<'_> {
@@ -307,21 +309,16 @@ impl Writer<'_> {
         model.add_constraint(constraint!(last == 1));
     }
 
-    fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + '_ {
-        let device_of = &self.problem.pipeline.device_of;
-        (0..self.problem.stages()).filter(move |&stage| device_of[stage] == device)
-    }
-
     fn memory(&self, model: &mut HighsProblem) {
         let pipeline = &self.problem.pipeline;
         for device in 0..pipeline.devices {
             let budget = self.problem.budget_bytes[device];
             for counts in &pipeline.in_flight[device] {
                 // In units of the budget, so that the row is of order one.
-                let used: Expression = self
-                    .stages_of(device)
-                    .map(|stage| {
-                        let in_flight = f64::from(counts[pipeline.chunk_of[stage]]);
+                let used: Expression = pipeline
+                    .stages_on(device)
+                    .map(|(stage, chunk)| {
+                        let in_flight = f64::from(counts[chunk]);
                         self.sum(stage, |c| {
                             (c.state_bytes + in_flight * c.in_flight_bytes) / budget
                         })
@@ -334,16 +331,14 @@ impl Writer<'_> {
 
     fn device_loads(&self, model: &mut HighsProblem) {
         let pipeline = &self.problem.pipeline;
-        let m = pipeline.micro_batches as f64;
+        let (m, runs) = (pipeline.micro_batches as f64, pipeline.runs());
         let vocab = m * self.problem.vocab.passes_s * self.scale;
         for device in 0..pipeline.devices {
-            let work: Expression = self
-                .stages_of(device)
-                .map(|stage| self.seconds(stage, |c| m * c.load_s() + c.tail_s))
-                .sum();
+            let stages = || pipeline.stages_on(device).map(|(stage, _)| stage);
+            let work: Expression =
+                stages().map(|stage| self.seconds(stage, |c| runs * c.load_s() + c.tail_s)).sum();
             model.add_constraint(constraint!(self.barrier >= work + vocab));
-            let step: Expression =
-                self.stages_of(device).map(|stage| self.seconds(stage, |c| c.step_s)).sum();
+            let step: Expression = stages().map(|stage| self.seconds(stage, |c| c.step_s)).sum();
             model.add_constraint(constraint!(self.step >= step));
         }
     }
@@ -429,7 +424,8 @@ impl Writer<'_> {
         for stage in 0..stages {
             let counts = self.problem.pipeline.counts_on(path, stage);
             let [forward, backward, weight] = counts.map(f64::from);
-            let ends_here = self.problem.pipeline.device_of[stage] == path.end_device;
+            let mut holders = self.problem.pipeline.holders(stage);
+            let ends_here = holders.any(|(device, _)| device == path.end_device);
             let tail = if ends_here { 1.0 } else { 0.0 };
             row += self.seconds(stage, |c| {
                 forward * c.forward_s

@@ -65,10 +65,13 @@ pub struct Pipeline {
     pub devices: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// Device of each stage.
+    /// Device of each stage; of two copies, the first direction's.
     pub device_of: Vec<usize>,
     /// Chunk of each stage on its device.
     pub chunk_of: Vec<usize>,
+    /// Every stage is there twice: the second copy is chunk 1 of the device that mirrors the first's, and each
+    /// runs half of the micro-batches.
+    pub mirrored: bool,
     /// For each device, micro-batches in flight per chunk: every combination that is not below another.
     pub in_flight: Vec<Vec<Vec<u32>>>,
     /// Some backward is split: columns have weight gradients apart.
@@ -86,16 +89,47 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
+    /// Device and chunk of each copy of a stage.
+    pub fn holders(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
+        let second = self.mirrored.then(|| (self.devices - 1 - device, 1));
+        std::iter::once((device, chunk)).chain(second)
+    }
+
+    /// Stages of a device, with the chunks they are.
+    pub fn stages_on(&self, device: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let on = move |stage| {
+            let here = self.holders(stage).find(|&(holder, _)| holder == device);
+            here.map(|(_, chunk)| (stage, chunk))
+        };
+        (0..self.device_of.len()).filter_map(on)
+    }
+
+    /// Most micro-batches of a stage in flight on a device.
+    pub fn most_in_flight(&self, stage: usize) -> f64 {
+        let counts = |(device, chunk): (usize, usize)| {
+            self.in_flight[device].iter().map(move |vector| vector[chunk])
+        };
+        f64::from(self.holders(stage).flat_map(counts).max().unwrap_or(0))
+    }
+
+    /// Micro-batches that one copy of a stage runs.
+    pub fn runs(&self) -> f64 {
+        self.micro_batches as f64 / if self.mirrored { 2.0 } else { 1.0 }
+    }
+
     /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in pairs
     /// included.
     pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
-        let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
-        let pairs = |forward: usize| {
+        let pairs = |forward: usize, device: usize| {
             path.pair_count.get(forward).and_then(|counts| counts.get(device)).copied().unwrap_or(0)
         };
-        // A pair runs the forward of one chunk and the whole backward of the other.
-        let (forward, backward) =
-            if self.pairs { (pairs(chunk), pairs(1 - chunk)) } else { (0, 0) };
+        let (mut forward, mut backward) = (0, 0);
+        for (device, chunk) in self.holders(stage).filter(|_| self.pairs) {
+            // A pair runs the forward of one chunk and the whole backward of the other.
+            forward += pairs(chunk, device);
+            backward += pairs(1 - chunk, device);
+        }
         [
             path.forward_count[stage] + forward,
             path.backward_count[stage] + backward,
@@ -159,11 +193,11 @@ impl Problem {
         if self.pipeline.pairs {
             durations.pair = vec![[0.0; 2]; self.pipeline.devices];
             for (stage, column) in self.chosen(choice) {
-                let (device, chunk) =
-                    (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
-                let pair = &mut durations.pair[device];
-                pair[chunk] += column.forward_s;
-                pair[1 - chunk] += column.backward_s + column.weight_s;
+                for (device, chunk) in self.pipeline.holders(stage) {
+                    let pair = &mut durations.pair[device];
+                    pair[chunk] += column.forward_s;
+                    pair[1 - chunk] += column.backward_s + column.weight_s;
+                }
             }
         }
     }
@@ -177,9 +211,10 @@ impl Problem {
         for (stage, column) in self.chosen(choice) {
             durations.forward.push(column.forward_s);
             durations.backward.push(column.backward_s);
-            let device = self.pipeline.device_of[stage];
-            tails[device] += column.tail_s;
-            steps[device] += column.step_s;
+            for (device, _) in self.pipeline.holders(stage) {
+                tails[device] += column.tail_s;
+                steps[device] += column.step_s;
+            }
         }
         self.fill_split(choice, durations);
         if self.pipeline.post_validation {
@@ -215,12 +250,12 @@ impl Problem {
         let mut activations: Vec<Vec<f64>> =
             self.pipeline.in_flight.iter().map(|vectors| vec![0.0; vectors.len()]).collect();
         for (stage, column) in self.chosen(choice) {
-            let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
-            states[device] += column.state_bytes;
-            for (bytes, counts) in
-                activations[device].iter_mut().zip(&self.pipeline.in_flight[device])
-            {
-                *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
+            for (device, chunk) in self.pipeline.holders(stage) {
+                states[device] += column.state_bytes;
+                let vectors = &self.pipeline.in_flight[device];
+                for (bytes, counts) in activations[device].iter_mut().zip(vectors) {
+                    *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
+                }
             }
         }
         let peak = |vectors: &Vec<f64>| vectors.iter().copied().fold(0.0, f64::max);
@@ -233,11 +268,9 @@ impl Problem {
         used.iter().zip(&self.budget_bytes).all(|(used, budget)| used <= budget)
     }
 
-    /// Largest count of a chunk's micro-batches in flight on a device.
+    /// Most micro-batches of a stage in flight on a device.
     pub fn most_in_flight(&self, stage: usize) -> f64 {
-        let (device, chunk) = (self.pipeline.device_of[stage], self.pipeline.chunk_of[stage]);
-        let counts = self.pipeline.in_flight[device].iter().map(|vector| vector[chunk]);
-        f64::from(counts.max().unwrap_or(0))
+        self.pipeline.most_in_flight(stage)
     }
 
     /// Whether all columns of a stage with equal layer counts are alike wherever they start.

@@ -1,9 +1,12 @@
 //! Schedules that no bound speaks of: every combination is priced, over the listed placements.
+//!
+//! Where placements are listed anyway, as with several chunks a device, that settles the combination. With one
+//! chunk others than the listed ones are possible, of which nothing is known.
 
 use super::queue::named_by_result;
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
-use crate::case::family::List;
+use crate::case::family::{List, Listed};
 use crate::case::ground::Ground;
 use crate::case::priced::Placed;
 use crate::placement::Scratch;
@@ -21,19 +24,29 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let mut proof = Proof { candidates: all.len() as u64, ..Proof::default() };
     let mut scratch = Scratch::default();
     let mut best: Option<(Decisions, Placed, f64)> = None;
+    let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
     for (n, decisions) in all.into_iter().enumerate() {
         progress(n as u64, proof.candidates);
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
         let Ok(case) = Case::new(&ground, decisions) else { continue };
         proof.placed += 1;
-        match fastest(&case, task, bar_s, &mut scratch) {
-            Some((placed, time_s)) => best = Some((case.decisions, placed, time_s)),
+        let (listed, settles) = tried(&case, task, bar_s, &mut scratch);
+        open_s = open_s.min(if settles { case.finish_s(listed.open_s) } else { 0.0 });
+        proof.ilps += listed.ilps;
+        ilp_s += listed.ilp_s;
+        match listed.best {
+            Some((placed, core_s)) => {
+                let time_s = case.finish_s(core_s);
+                best = Some((case.decisions, placed, time_s));
+            }
             None => proof.cut_by_time += 1,
         }
     }
     proof.cut_by_time += proof.candidates - proof.placed;
-    // Nothing bounds placements that are not listed.
-    proof.gap = 1.0;
+    proof.ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
+    let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
+    proof.proven_optimal = open_s >= best_s;
+    proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
     proof.elapsed_s = begun.elapsed().as_secs_f64();
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
@@ -44,19 +57,14 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     Outcome { best, proof }
 }
 
-/// The fastest listed placement below a time, finished, s.
-fn fastest(
-    case: &Case<'_>,
-    task: &Task<'_>,
-    bar_s: f64,
-    scratch: &mut Scratch,
-) -> Option<(Placed, f64)> {
+/// What the list holds below a time, and whether nothing else is possible.
+fn tried(case: &Case<'_>, task: &Task<'_>, bar_s: f64, scratch: &mut Scratch) -> (Listed, bool) {
     let d = &case.decisions;
-    let list = List::of(d.vocab, d.vpp).unwrap_or(List::Family);
-    let ranges = case.ground.listed_ranges(list, case.stages(), d.vocab);
+    let list = List::of(d.vocab, d.vpp);
+    let ranges = case.ground.listed_ranges(list.unwrap_or(List::Family), case.stages(), d.vocab);
     let core_s = if bar_s.is_finite() { case.core_s(bar_s) } else { bar_s };
-    let (placed, core_s) = case.best_listed(&ranges, core_s, task.ignore_memory, scratch).best?;
-    Some((placed, case.finish_s(core_s)))
+    let listed = case.best_listed(&ranges, core_s, task.ignore_memory, scratch);
+    (listed, list.is_some())
 }
 
 /// All that a node leaves open.
