@@ -11,9 +11,8 @@ use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
-use runtime::kernels::Cpu;
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
+use runtime::{Host, LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -216,7 +215,7 @@ pub fn train_rank<T: Scalar>(
     world: Box<dyn Communicator>,
 ) -> Option<Run> {
     let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
-    let mut rank = Rank::<T>::new(program, world, Cpu::serial(), split.reduction, 1234).unwrap();
+    let mut rank = Rank::new(program, world, Host::<T>::serial(), split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
         None => rank.initialise(),
