@@ -1,8 +1,7 @@
 //! Collectives: everybody's buffers in one place, and what each rank takes from them.
 
-use super::group::Group;
 use crate::comm::combine::{for_rank, reduced};
-use crate::comm::hub::{Hub, lock};
+use crate::comm::hub::{Hub, Members, lock};
 use crate::comm::{Call, CommError, Dtype, Element, Kind, Op, Payload, Pending};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
@@ -47,7 +46,7 @@ impl Slot {
     pub fn post(
         &self,
         hub: &Hub,
-        group: &Group,
+        members: &Members,
         rank: usize,
         call: &Call,
         payload: Payload,
@@ -56,7 +55,7 @@ impl Slot {
         let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
         if !first.matches(call) {
             return Err(hub.fail(CommError::Mismatch {
-                group: group.members.name.clone(),
+                group: members.name.clone(),
                 first: format!("rank {first_rank} called {first}"),
                 second: format!("rank {rank} called {call}"),
             }));
@@ -93,7 +92,7 @@ pub(super) struct Collective {
     pub slot: Arc<Slot>,
     pub call: Call,
     pub rank: usize,
-    pub group: Arc<Group>,
+    pub members: Arc<Members>,
     pub hub: Arc<Hub>,
 }
 
@@ -129,7 +128,7 @@ impl Collective {
             &self.slot.changed,
             |arrivals| (arrivals.missing == 0).then_some(()),
             absent,
-            (&self.group.members, &self.call),
+            (&self.members, &self.call),
         )
     }
 

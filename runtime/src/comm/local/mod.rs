@@ -70,7 +70,7 @@ impl LocalComm {
     ) -> Result<Box<dyn Pending>, CommError> {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         let slot = self.group.slot(number);
-        let complete = slot.post(&self.hub, &self.group, self.rank, &call, payload)?;
+        let complete = slot.post(&self.hub, &self.group.members, self.rank, &call, payload)?;
         if complete {
             self.group.retire(number);
         }
@@ -78,7 +78,7 @@ impl LocalComm {
             slot,
             call,
             rank: self.rank,
-            group: self.group.clone(),
+            members: self.group.members.clone(),
             hub: self.hub.clone(),
         }))
     }
@@ -114,8 +114,8 @@ impl Communicator for LocalComm {
             }
             Kind::Recv { from, tag } => {
                 let mailbox = self.group.mailbox(from, self.rank, tag);
-                let (group, hub) = (self.group.clone(), self.hub.clone());
-                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, group, hub }))
+                let (members, hub) = (self.group.members.clone(), self.hub.clone());
+                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, members, hub }))
             }
             _ => self.start_collective(call, payload),
         }
