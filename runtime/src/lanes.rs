@@ -157,15 +157,15 @@ impl<'scope, D: Device> Lanes<'scope, D> {
         }
     }
 
-    /// Waits for all of them; gives the gradient of this rank's rows of the input table.
+    /// Waits for all of them, and for what they read; gives the gradient of this rank's rows of the input table.
     ///
     /// # Errors
     /// As any collective call.
     pub fn close(self) -> Result<D::Memory<D::Wide>, CommError> {
         let Self { device, barriers, input, input_gradient } = self;
-        barriers.into_iter().try_for_each(Barrier::close)?;
+        barriers.into_iter().try_for_each(|barrier| barrier.close(device))?;
         drop(input.rows);
-        joined(input.thread)?;
+        device.wait_for(&joined(input.thread)?);
         drop(input_gradient.todo);
         joined(input_gradient.thread).map(|sum| sum.take(device))
     }
@@ -178,7 +178,7 @@ struct Barrier<'scope, D: Space> {
     /// What came, by micro-batch, until it is asked for.
     sums: HashMap<u32, Reduced<D>>,
     gradients: HashMap<u32, Stream<D>>,
-    thread: ScopedJoinHandle<'scope, ()>,
+    thread: ScopedJoinHandle<'scope, D::Mark>,
 }
 
 impl<'scope, D: Device> Barrier<'scope, D> {
@@ -198,9 +198,10 @@ impl<'scope, D: Device> Barrier<'scope, D> {
                 }
                 let reduced = reduced.map(|reduced| Marked::new(&device, reduced));
                 if told.send((micro_batch, reduced)).is_err() {
-                    return;
+                    break;
                 }
             }
+            device.mark()
         });
         Self { todo, done, sums: HashMap::new(), gradients: HashMap::new(), thread }
     }
@@ -224,12 +225,13 @@ impl<'scope, D: Device> Barrier<'scope, D> {
     }
 
     /// Waits for what nobody has waited for.
-    fn close(self) -> Result<(), CommError> {
+    fn close(self, device: &D) -> Result<(), CommError> {
         drop(self.todo);
         for (_, reduced) in self.done {
             reduced?;
         }
-        joined_unit(self.thread)
+        device.wait_for(&unwound(self.thread.join()));
+        Ok(())
     }
 }
 
@@ -237,7 +239,7 @@ impl<'scope, D: Device> Barrier<'scope, D> {
 struct Input<'scope, D: Space> {
     rows: Receiver<(u32, Marked<D, Stream<D>>)>,
     there: HashMap<u32, Stream<D>>,
-    thread: ScopedJoinHandle<'scope, Result<(), CommError>>,
+    thread: ScopedJoinHandle<'scope, Result<D::Mark, CommError>>,
 }
 
 impl<'scope, D: Device> Input<'scope, D> {
@@ -269,7 +271,7 @@ fn look_up<D: Device>(
     read: Read<'_, D>,
     todo: Vec<(u32, Numbers<D>)>,
     told: &SyncSender<(u32, Marked<D, Stream<D>>)>,
-) -> Result<(), CommError> {
+) -> Result<D::Mark, CommError> {
     let group = Group::new(device, &*read.groups.input);
     for (micro_batch, tokens) in todo {
         let own = read.shard.look_up(device, read.weights, tokens.view(), tokens.len());
@@ -277,10 +279,10 @@ fn look_up<D: Device>(
         let tell = || told.send((micro_batch, Marked::new(device, rows)));
         // Where the passes have ended early, they say why.
         if read.groups.on_first_stage && tell().is_err() {
-            return Ok(());
+            break;
         }
     }
-    Ok(())
+    Ok(device.mark())
 }
 
 /// Gradients of the input layer's rows, told everywhere.
@@ -347,9 +349,9 @@ fn ended(what: &str) -> CommError {
 
 /// What a lane came to.
 fn joined<R>(thread: ScopedJoinHandle<'_, Result<R, CommError>>) -> Result<R, CommError> {
-    thread.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
+    unwound(thread.join())
 }
 
-fn joined_unit(thread: ScopedJoinHandle<'_, ()>) -> Result<(), CommError> {
-    thread.join().map_err(|panicked| std::panic::resume_unwind(panicked))
+fn unwound<R>(joined: std::thread::Result<R>) -> R {
+    joined.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
 }

@@ -1,6 +1,7 @@
 //! The element types that are trained in.
 
 use crate::comm::Element;
+use half::bf16;
 use kernels::Real;
 
 /// An element type that tensors are stored in.
@@ -31,6 +32,16 @@ impl Number for f64 {
 
     fn value(self) -> f64 {
         self
+    }
+}
+
+impl Number for bf16 {
+    fn nearest(value: f64) -> Self {
+        Self::from_f64(value)
+    }
+
+    fn value(self) -> f64 {
+        self.to_f64()
     }
 }
 

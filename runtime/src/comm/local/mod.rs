@@ -5,6 +5,9 @@
 //! everybody's buffer is there and takes what it needs. Nobody depends on another rank's waiting, so
 //! any number of calls may be under way in any order of waits. Sums are taken in the order of ranks,
 //! whoever comes first.
+//!
+//! Ranks that share a device hand each other its memory in the same way (loopback): nothing is copied to the host, and
+//! what ranks combine is queued on the device.
 
 mod collect;
 mod group;
@@ -99,6 +102,10 @@ impl Communicator for LocalComm {
 
     fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    fn carries_devices(&self) -> bool {
+        true
     }
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
