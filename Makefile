@@ -82,6 +82,8 @@ ci:
 	@$(MAKE) --no-print-directory slow
 	$(call heading,kernels for GPUs)
 	@$(MAKE) --no-print-directory cuda
+	$(call heading,deliberate bugs: each can still be planted)
+	@said=$$(tools/mutations.py --list) || { echo "$$said" | grep BROKEN >&2; exit 1; }
 	$(call heading,ranks as processes)
 	@$(MAKE) --no-print-directory mpi
 	$(call heading,all passed)

@@ -27,6 +27,12 @@ vocab: 2000
 seq_len: 128
 global_batch: 8
 """
+HEADING = """# Planned and seen
+
+Written by `make calibration`, on a machine with nothing else to do. Each round calibrates, plans and trains anew; the middle round counts. Single
+rounds differ because a virtual machine's speed drifts between calibrating and training.
+
+"""
 SPLITS = [(1, []), (2, ["tp=2", "sequence_parallel=false"]), (2, ["dp=2"]), (2, ["pp=2", "micro_batch=1"])]
 
 
@@ -95,7 +101,7 @@ def main():
         columns = " | ".join(f"{1e3 * middle(column):.0f} ms" for column in zip(*found))
         every = " ".join(f"{ratio:.2f}" for ratio in ratios)
         lines.append(f"| {gpus} | {' '.join(pinned) or 'one rank'} | {columns} | {middle(ratios):.2f} | {every} |")
-    text = "# Planned and seen\n\nWritten by `make calibration`.\n\n" + "\n".join(lines) + "\n\n```yaml\n" + cluster.read_text() + "```\n"
+    text = HEADING + "\n".join(lines) + "\n\nThe last round's cluster:\n\n```yaml\n" + cluster.read_text() + "```\n"
     print(text)
     if flags.markdown:
         flags.markdown.write_text(text)

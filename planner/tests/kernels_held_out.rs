@@ -66,10 +66,30 @@ fn collective(cells: &[&str]) -> Collective {
     }
 }
 
+/// A launch, which XLA's times hold: they are of single executions.
+const XLA_LAUNCH_S: f64 = 3e-6;
+/// Quantising the activation, with which aiconfigurator's 8-bit products begin: seconds, and seconds an
+/// element. `tools/compact_tables.py` says where both are from.
+const QUANTISE_S: f64 = 6e-6;
+const QUANTISE_ELEMENT_S: f64 = 2.3e-12;
+
+/// A product as its source timed it: the rows are raw, and what they hold beside the product comes on top of it.
+fn product_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
+    let (dtype, [m, n, k]) = (format(cells[2]), [3, 4, 5].map(|i| whole(cells[i])));
+    let quantised = dtype.bytes() < 2.0 && cells[7].starts_with("aic");
+    if cells[7].starts_with("xla") {
+        let mut launched = cluster.clone();
+        launched.device.kernel_launch_s = 0.0;
+        return XLA_LAUNCH_S + gemm_s(&launched, dtype, m, n, k);
+    }
+    let cast_s = QUANTISE_S + QUANTISE_ELEMENT_S * (m * k) as f64;
+    gemm_s(cluster, dtype, m, n, k) + if quantised { cast_s } else { 0.0 }
+}
+
 fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
     let at = |i: usize| whole(cells[i]);
     match cells[0] {
-        "gemm" => gemm_s(cluster, format(cells[2]), at(3), at(4), at(5)),
+        "gemm" => product_s(cluster, cells),
         "grouped" => {
             let (dtype, groups) = cells[2].split_once(':').unwrap();
             grouped_gemm_s(cluster, format(dtype), whole(groups), at(3), at(4), at(5))
@@ -160,7 +180,7 @@ fn assert_within(rows: &str, limits: &[(&str, f64)]) {
 
 #[test]
 fn rows_left_out_of_the_tables_are_met() {
-    let limits = [("gemm", 4.0), ("attention", 5.0), ("collective", 7.0)];
+    let limits = [("gemm", 3.5), ("attention", 5.0), ("collective", 7.0)];
     assert_within(include_str!("data/kernels_held_out.csv"), &limits);
 }
 

@@ -14,7 +14,7 @@ use runtime::data::{Sample, Samples};
 use runtime::kernels::Cpu;
 use runtime::kernels::gemm::{Shape, gemm};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Optimizer, Rank, Reduction};
+use runtime::{Error, Host, Optimizer, Rank, Reduction};
 use std::time::Instant;
 
 const ANCHOR: &str = "name: anchor\nlayers: 8\nhidden: 512\nheads: 8\nkv_heads: 4\nffn: 1408\n\
@@ -65,8 +65,8 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
 fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
     let size = program.world_size();
     let run = |world: Box<dyn Communicator>| {
-        let cpu = Cpu::new((threads / size).max(1)).unwrap();
-        let mut rank = Rank::<f32>::new(program, world, cpu, Reduction::default(), 1).unwrap();
+        let device = Host::<f32>::new(Cpu::new((threads / size).max(1)).unwrap());
+        let mut rank = Rank::new(program, world, device, Reduction::default(), 1).unwrap();
         rank.initialise();
         let optimizer =
             Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };

@@ -3,111 +3,159 @@
 //! A step asks for the same lengths as the step before. Handing buffers back to a pool instead of the
 //! operating system saves the zeroing and the page faults, about a tenth of a step on a CPU.
 
-use crate::scalar::Scalar;
+use crate::comm::Element;
+use crate::device::Space;
+use crate::scalar::Number;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut};
+use std::ops::Range;
 use std::rc::Rc;
 
-/// One rank's free buffers.
-#[derive(Clone, Debug, Default)]
-pub struct Pool<T> {
-    free: Rc<RefCell<HashMap<usize, Vec<Vec<T>>>>>,
+/// Runs of elements by their length.
+type ByLength<M> = HashMap<usize, Vec<M>>;
+
+/// One rank's free buffers of one element type.
+pub struct Pool<D: Space, E: Element> {
+    free: Rc<RefCell<ByLength<D::Memory<E>>>>,
 }
 
-impl<T: Scalar> Pool<T> {
+/// One rank's free buffers.
+pub struct Pools<D: Space> {
+    /// For activations.
+    pub stored: Pool<D, D::Stored>,
+    /// For statistics of rows.
+    pub wide: Pool<D, D::Wide>,
+}
+
+impl<D: Space> Default for Pools<D> {
+    fn default() -> Self {
+        Self { stored: Pool::default(), wide: Pool::default() }
+    }
+}
+
+impl<D: Space, E: Element> Default for Pool<D, E> {
+    fn default() -> Self {
+        Self { free: Rc::default() }
+    }
+}
+
+impl<D: Space, E: Element> Clone for Pool<D, E> {
+    fn clone(&self) -> Self {
+        Self { free: self.free.clone() }
+    }
+}
+
+impl<D: Space, E: Number> Pool<D, E> {
     /// A buffer of `len` elements that are anything: whoever takes it writes all of them before
     /// reading any. Builds with debug assertions fill it with NaN, so that tests see who does not.
-    pub fn take(&self, len: usize) -> Buffer<T> {
+    pub fn take(&self, device: &D, len: usize) -> Buffer<D, E> {
         let free = self.free.borrow_mut().get_mut(&len).and_then(Vec::pop);
-        let mut values = free.unwrap_or_else(|| vec![T::ZERO; len]);
+        let mut buffer = self.adopt(free.unwrap_or_else(|| device.zeros(len)));
         if cfg!(debug_assertions) {
-            values.fill(T::from_f64(f64::NAN));
+            device.fill(buffer.view_mut(), E::nearest(f64::NAN));
         }
-        Buffer { values, pool: Some(self.clone()) }
+        buffer
     }
 
-    /// A buffer of what came from elsewhere; its memory stays here afterwards.
-    pub fn adopt(&self, values: Vec<T>) -> Buffer<T> {
-        Buffer { values, pool: Some(self.clone()) }
-    }
-}
-
-impl<T> Pool<T> {
-    fn give(&self, values: Vec<T>) {
-        self.free.borrow_mut().entry(values.len()).or_default().push(values);
-    }
-}
-
-/// Elements that go back to their pool when dropped.
-#[derive(Debug)]
-pub struct Buffer<T> {
-    values: Vec<T>,
-    pool: Option<Pool<T>>,
-}
-
-impl<T> Buffer<T> {
-    /// No elements.
-    pub fn empty() -> Self {
-        Self { values: Vec::new(), pool: None }
-    }
-
-    /// The elements, for good.
-    pub fn into_vec(mut self) -> Vec<T> {
-        std::mem::take(&mut self.values)
-    }
-}
-
-impl<T> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        let values = std::mem::take(&mut self.values);
-        if let (Some(pool), false) = (&self.pool, values.is_empty()) {
-            pool.give(values);
-        }
-    }
-}
-
-impl<T: Scalar> Clone for Buffer<T> {
-    fn clone(&self) -> Self {
-        let Some(pool) = &self.pool else { return Self::empty() };
-        let mut copy = pool.take(self.len());
-        copy.copy_from_slice(self);
+    /// A copy of a buffer.
+    pub fn copy_of(&self, device: &D, buffer: &Buffer<D, E>) -> Buffer<D, E> {
+        let mut copy = self.take(device, buffer.len());
+        device.copy(buffer.view(), copy.view_mut());
         copy
     }
 }
 
-impl<T> Deref for Buffer<T> {
-    type Target = [T];
+impl<D: Space, E: Element> Pool<D, E> {
+    /// A buffer of what came from elsewhere; its memory stays here afterwards.
+    pub fn adopt(&self, memory: D::Memory<E>) -> Buffer<D, E> {
+        Buffer { memory, pool: Some(self.clone()) }
+    }
 
-    fn deref(&self) -> &[T] {
-        &self.values
+    fn give(&self, memory: D::Memory<E>) {
+        self.free.borrow_mut().entry(D::len(&memory)).or_default().push(memory);
     }
 }
 
-impl<T> DerefMut for Buffer<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.values
+/// Elements that go back to their pool when dropped: activations, unless said otherwise.
+pub struct Buffer<D: Space, E: Element = <D as Space>::Stored> {
+    memory: D::Memory<E>,
+    pool: Option<Pool<D, E>>,
+}
+
+/// Statistics of rows.
+pub type WideBuffer<D> = Buffer<D, <D as Space>::Wide>;
+
+impl<D: Space, E: Element> Buffer<D, E> {
+    /// No elements.
+    pub fn empty() -> Self {
+        Self { memory: D::empty(), pool: None }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        D::len(&self.memory)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.len() * size_of::<E>()
+    }
+
+    /// All elements.
+    pub fn view(&self) -> D::View<'_, E> {
+        D::view(&self.memory, 0..self.len())
+    }
+
+    /// Some of the elements.
+    pub fn part(&self, range: Range<usize>) -> D::View<'_, E> {
+        D::view(&self.memory, range)
+    }
+
+    /// All elements.
+    pub fn view_mut(&mut self) -> D::ViewMut<'_, E> {
+        let len = self.len();
+        D::view_mut(&mut self.memory, 0..len)
+    }
+
+    /// The elements, for good.
+    pub fn into_memory(mut self) -> D::Memory<E> {
+        std::mem::replace(&mut self.memory, D::empty())
+    }
+}
+
+impl<D: Space, E: Element> Drop for Buffer<D, E> {
+    fn drop(&mut self) {
+        let memory = std::mem::replace(&mut self.memory, D::empty());
+        if let (Some(pool), true) = (&self.pool, D::len(&memory) > 0) {
+            pool.give(memory);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Host;
 
     #[test]
     fn memory_comes_back() {
-        let pool = Pool::<f32>::default();
-        let first = pool.take(5);
-        let at = first.as_ptr();
+        let (device, pool) = (Host::<f32>::serial(), Pool::<Host<f32>, f32>::default());
+        let first = pool.take(&device, 5);
+        let at = first.view().as_ptr();
         drop(first);
-        assert_eq!(pool.take(5).as_ptr(), at);
-        assert_ne!(pool.take(6).as_ptr(), at);
-        assert!(pool.take(5).iter().all(|x| x.is_nan()));
-        let kept = pool.take(5).into_vec();
-        assert_ne!(pool.take(5).as_ptr(), kept.as_ptr());
+        assert_eq!(pool.take(&device, 5).view().as_ptr(), at);
+        assert_ne!(pool.take(&device, 6).view().as_ptr(), at);
+        assert!(pool.take(&device, 5).view().iter().all(|x| x.is_nan()));
+        let kept = pool.take(&device, 5).into_memory();
+        assert_ne!(pool.take(&device, 5).view().as_ptr(), kept.as_ptr());
         let adopted = pool.adopt(kept);
-        let at = adopted.as_ptr();
+        let at = adopted.view().as_ptr();
         drop(adopted);
-        assert_eq!(pool.take(5).as_ptr(), at);
+        assert_eq!(pool.take(&device, 5).view().as_ptr(), at);
     }
 }

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// A whole tensor: shape and elements, row-major.
 pub type Whole<T> = (Vec<usize>, Vec<T>);
 
+/// Whole tensors by name.
+pub type Tensors<T> = BTreeMap<String, Whole<T>>;
+
 /// One safetensors file, its header read and checked against its length.
 pub struct TensorFile {
     path: PathBuf,

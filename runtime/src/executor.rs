@@ -6,30 +6,30 @@
 //! in [`crate::lanes`].
 
 use crate::ahead::{left_over, passes_ahead};
-use crate::buffer::{Buffer, Pool};
-use crate::comm::{CommError, Communicator, Request, Tag};
+use crate::buffer::{Buffer, Pools};
+use crate::comm::{CommError, Communicator, Tag};
+use crate::device::{Device, Group, Moving, Space};
 use crate::groups::VocabGroups;
 use crate::lanes::{Lanes, Read};
 use crate::layers::{
     Context, Draws, Local, MicroBatch, Reduced, ShardKept, VocabularyShard, WeightWork, Weights,
 };
-use crate::params::{Inventory, Store};
+use crate::params::{Inventory, Store, WeightStore};
 use crate::program::Program;
 use crate::reduce::Reducer;
-use crate::scalar::Scalar;
+use crate::scalar::Number;
 use crate::stage::{Passed, Stage, StageKept};
-use kernels::Cpu;
 use models::schedule::{Pass, PassKind, VocabPasses};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 
 /// What does not change from step to step.
-pub struct Executor<'a> {
+pub struct Executor<'a, D: Space> {
     /// The program.
     pub program: &'a Program,
-    /// Threads.
-    pub cpu: &'a Cpu,
+    /// Where tensors lie.
+    pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
     /// Pipeline devices.
@@ -52,17 +52,24 @@ pub struct OverPipeline<'a> {
 }
 
 /// What a step reads.
-#[derive(Clone, Copy)]
-pub struct Given<'a, T> {
+pub struct Given<'a, D: Space> {
     /// The rank's weights.
-    pub weights: &'a Store<T>,
+    pub weights: &'a WeightStore<D>,
     /// Its replica's micro-batches.
-    pub batches: &'a [MicroBatch<T>],
+    pub batches: &'a [MicroBatch<D>],
     /// Dropout, where there is any.
     pub draws: Option<Draws>,
     /// Memory.
-    pub pool: &'a Pool<T>,
+    pub pools: &'a Pools<D>,
 }
+
+impl<D: Space> Clone for Given<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Space> Copy for Given<'_, D> {}
 
 /// Looks at what the output layer computes; not where that is split over the pipeline, and no rank has the
 /// losses beside its logits.
@@ -70,7 +77,7 @@ pub type Watch<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 
 /// Whether a step may go on: asked behind the forwards that run ahead ([`crate::ahead`]), before anything is
 /// added to the gradients, which are of the step before until then.
-pub type Gate<'a, T> = &'a mut dyn FnMut(&mut Store<T>) -> Result<bool, CommError>;
+pub type Gate<'a, D> = &'a mut dyn FnMut(&mut Store<D>) -> Result<bool, CommError>;
 
 /// One pass, as it ran.
 #[derive(Clone, Copy, Debug)]
@@ -90,8 +97,8 @@ pub struct Ran {
 pub struct Outcome {
     /// Sum of the losses of this rank's tokens; 0 where the output layer is elsewhere.
     pub loss_sum: f64,
-    /// Most elements kept for backward passes at a time.
-    pub peak_elements: usize,
+    /// Most bytes kept for backward passes at a time.
+    pub peak_bytes: usize,
     /// Most micro-batches in flight at a time, all chunks together.
     pub peak_in_flight: usize,
     /// The passes, in the order run.
@@ -99,22 +106,24 @@ pub struct Outcome {
 }
 
 /// State of one step.
-struct Step<'a, 'l, T> {
-    executor: &'a Executor<'a>,
-    given: Given<'a, T>,
+struct Step<'a, 'l, D: Space> {
+    executor: &'a Executor<'a, D>,
+    given: Given<'a, D>,
     /// Reductions of a vocabulary split over the pipeline.
-    lanes: Option<Lanes<'l, T>>,
+    lanes: Option<Lanes<'l, D>>,
     /// Set in the tags of a step that is begun again.
     again: Tag,
     /// What the vocabulary's passes keep of a micro-batch.
-    shards: HashMap<u32, ShardKept<T>>,
+    shards: HashMap<u32, ShardKept<D>>,
     /// What a chunk keeps of a micro-batch.
-    kept: HashMap<(u16, u32), StageKept<T>>,
+    kept: HashMap<(u16, u32), StageKept<D>>,
     /// Work on weights that waits for its pass.
-    later: HashMap<(u16, u32), Vec<WeightWork<T>>>,
+    later: HashMap<(u16, u32), Vec<WeightWork<D>>>,
     /// What goes from one of this device's stages to another.
-    here: HashMap<Tag, Buffer<T>>,
-    sends: Vec<Request<T>>,
+    here: HashMap<Tag, Buffer<D>>,
+    sends: Vec<Moving<D, D::Stored>>,
+    /// Sum of the losses so far.
+    loss: D::Total,
     outcome: Outcome,
     computing: Instant,
 }
@@ -138,23 +147,24 @@ fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
     ((carried as u64) << 60) | ((to_stage as u64) << 32) | u64::from(micro_batch)
 }
 
-impl Executor<'_> {
+impl<D: Device> Executor<'_, D> {
     /// Runs all passes; gradients add to what is there.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn run<T: Scalar>(
+    pub fn run(
         &self,
-        given: Given<'_, T>,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
-        watch: Option<Watch<'_, T>>,
+        given: Given<'_, D>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Outcome, CommError> {
         let Some(OverPipeline { shard, groups }) = self.vocab else {
             return self.run_passes(given, None, gradients, reducer, watch);
         };
-        let read = Read { program: self.program, shard, weights: given.weights, groups };
-        let tokens: Vec<&[i64]> = given.batches.iter().map(|batch| &batch.tokens[..]).collect();
+        let (program, device, weights) = (self.program, self.device, given.weights);
+        let read = Read { program, device, shard, weights, groups };
+        let tokens: Vec<_> = given.batches.iter().map(|batch| batch.tokens.clone()).collect();
         std::thread::scope(|scope| {
             let lanes = Lanes::open(scope, read, &tokens);
             let outcome = self.run_passes(given, Some(lanes), gradients, reducer, watch);
@@ -171,13 +181,13 @@ impl Executor<'_> {
     ///
     /// # Errors
     /// As any collective call, and as the gate.
-    pub fn run_gated<T: Scalar>(
+    pub fn run_gated(
         &self,
-        given: Given<'_, T>,
+        given: Given<'_, D>,
         again: bool,
-        gate: Gate<'_, T>,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
+        gate: Gate<'_, D>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
     ) -> Result<Option<Outcome>, CommError> {
         let (device, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
         let (passes, ahead) = (&self.program.passes[device], passes_ahead(self.program));
@@ -192,23 +202,23 @@ impl Executor<'_> {
         self.rest(step, ahead[device], gradients, reducer, None).map(Some)
     }
 
-    fn run_passes<T: Scalar>(
+    fn run_passes(
         &self,
-        given: Given<'_, T>,
-        lanes: Option<Lanes<'_, T>>,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
-        watch: Option<Watch<'_, T>>,
+        given: Given<'_, D>,
+        lanes: Option<Lanes<'_, D>>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Outcome, CommError> {
         self.rest(self.step(given, lanes, 0), 0, gradients, reducer, watch)
     }
 
-    fn step<'a, 'l, T>(
+    fn step<'a, 'l>(
         &'a self,
-        given: Given<'a, T>,
-        lanes: Option<Lanes<'l, T>>,
+        given: Given<'a, D>,
+        lanes: Option<Lanes<'l, D>>,
         again: Tag,
-    ) -> Step<'a, 'l, T> {
+    ) -> Step<'a, 'l, D> {
         Step {
             executor: self,
             given,
@@ -219,19 +229,20 @@ impl Executor<'_> {
             later: HashMap::new(),
             here: HashMap::new(),
             sends: Vec::new(),
+            loss: self.device.total(),
             outcome: Outcome::default(),
             computing: Instant::now(),
         }
     }
 
     /// Runs the passes from a place on, and what comes behind the last.
-    fn rest<T: Scalar>(
+    fn rest(
         &self,
-        mut step: Step<'_, '_, T>,
+        mut step: Step<'_, '_, D>,
         from: usize,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
-        mut watch: Option<Watch<'_, T>>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        mut watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Outcome, CommError> {
         let passes = &self.program.passes[self.pp.rank()];
         // The output layer adds to a table that it shares with the first chunk, which is then complete
@@ -253,28 +264,34 @@ impl Executor<'_> {
             reducer.complete(self.inventory, gradients, shard.begin(), shard.end())?;
         }
         for send in step.sends {
-            send.wait()?;
+            send.wait(self.device)?;
         }
+        step.outcome.loss_sum = self.device.read(&step.loss)?;
         Ok(step.outcome)
     }
 
     /// Gives both copies of each stage the sum of their gradients. Two numbers have the same sum in either
     /// order, so that the copies stay equal to the last bit.
-    fn add_copies<T: Scalar>(&self, gradients: &mut Store<T>) -> Result<(), CommError> {
-        let other = self.pp.size() - 1 - self.pp.rank();
+    fn add_copies(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+        let (other, group) = (self.pp.size() - 1 - self.pp.rank(), self.pp());
         let mut sends = Vec::new();
         for (chunk, stage) in self.stages.iter().enumerate() {
-            let own = gradients.all()[stage.begin()..stage.end()].to_vec();
-            sends.push(self.pp.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
+            let own = self.device.copied(gradients.range(stage.begin()..stage.end()));
+            sends.push(group.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
         }
         for (chunk, stage) in self.stages.iter().enumerate() {
             // What is chunk 0 here is chunk 1 there.
             let (count, tag) = (stage.end() - stage.begin(), tag(Carried::Copy, 1 - chunk, 0));
-            let theirs: Vec<T> = self.pp.recv(count, other, tag)?;
-            let own = &mut gradients.all_mut()[stage.begin()..stage.end()];
-            own.iter_mut().zip(theirs).for_each(|(own, their)| *own += their);
+            let theirs = group.recv(count, other, tag)?;
+            let own = gradients.range_mut(stage.begin()..stage.end());
+            self.device.add_wide(D::view(&theirs, 0..count), own);
         }
-        sends.into_iter().try_for_each(|send| send.wait().map(drop))
+        sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
+    }
+
+    /// Pipeline devices, for what lies on the device.
+    fn pp(&self) -> Group<'_, D> {
+        Group::new(self.device, self.pp)
     }
 }
 
@@ -285,14 +302,14 @@ fn last_of_chunk(passes: &[Pass], n: usize) -> bool {
     weighs(&passes[n]) && !passes[n + 1..].iter().any(same)
 }
 
-impl<T: Scalar> Step<'_, '_, T> {
+impl<'a, D: Device> Step<'a, '_, D> {
     fn pass(
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
-        watch: &mut Option<Watch<'_, T>>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        watch: &mut Option<Watch<'_, D::Wide>>,
     ) -> Result<(), CommError> {
         let begin = Instant::now();
         self.computing = begin;
@@ -315,20 +332,24 @@ impl<T: Scalar> Step<'_, '_, T> {
         self.executor.program.layout.stage_of(devices, device, usize::from(pass.chunk))
     }
 
-    fn context(&self, pass: Pass) -> Context<'_, T> {
+    fn context(&self, pass: Pass) -> Context<'a, D> {
         let executor = self.executor;
         Context {
-            cpu: executor.cpu,
+            device: executor.device,
             tp: executor.tp,
             sequence_parallel: executor.program.sequence_parallel,
             weights: self.given.weights,
             batch: &self.given.batches[pass.micro_batch as usize],
             draws: self.given.draws,
-            pool: self.given.pool,
+            pools: self.given.pools,
         }
     }
 
-    fn forward(&mut self, pass: Pass, watch: &mut Option<Watch<'_, T>>) -> Result<(), CommError> {
+    fn forward(
+        &mut self,
+        pass: Pass,
+        watch: &mut Option<Watch<'_, D::Wide>>,
+    ) -> Result<(), CommError> {
         let stage = self.stage_of(pass);
         let x = match stage {
             0 => self.looked_up(pass)?,
@@ -338,31 +359,35 @@ impl<T: Scalar> Step<'_, '_, T> {
         let held = &self.executor.stages[usize::from(pass.chunk)];
         let (passed, kept) = held.forward(&self.context(pass), x)?;
         if let (Some(watch), Passed::Losses(losses), Some(head)) = (watch, &passed, &kept.head) {
-            watch(pass.micro_batch as usize, losses, head.logits());
+            let device = self.executor.device;
+            let losses = device.download(losses.view())?;
+            let logits = device.download(head.logits().view())?;
+            let logits: Vec<D::Wide> =
+                logits.into_iter().map(|logit| D::Wide::nearest(logit.value())).collect();
+            watch(pass.micro_batch as usize, &losses, &logits);
         }
         self.keep(pass, kept);
         match passed {
             Passed::Stream(y) if self.is_last(stage) => self.send_to_all(pass, y)?,
             Passed::Stream(y) => self.send(Carried::Stream, stage + 1, pass, y)?,
             Passed::Losses(losses) => {
-                let sum = losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
-                self.outcome.loss_sum += sum;
+                self.executor.device.add_sum(losses.view(), &mut self.loss);
             }
         }
         Ok(())
     }
 
-    fn keep(&mut self, pass: Pass, kept: StageKept<T>) {
+    fn keep(&mut self, pass: Pass, kept: StageKept<D>) {
         self.kept.insert((pass.chunk, pass.micro_batch), kept);
         self.note_peak();
     }
 
     fn note_peak(&mut self) {
-        let works = WeightWork::elements(self.later.values().flatten());
-        let held = self.kept.values().map(StageKept::elements).sum::<usize>();
-        let shards = self.shards.values().map(ShardKept::elements).sum::<usize>();
+        let works = WeightWork::bytes(self.later.values().flatten());
+        let held = self.kept.values().map(StageKept::bytes).sum::<usize>();
+        let shards = self.shards.values().map(ShardKept::bytes).sum::<usize>();
         let outcome = &mut self.outcome;
-        outcome.peak_elements = outcome.peak_elements.max(held + works + shards);
+        outcome.peak_bytes = outcome.peak_bytes.max(held + works + shards);
         outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
     }
 
@@ -371,8 +396,8 @@ impl<T: Scalar> Step<'_, '_, T> {
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
         let dy = match self.is_last(stage) {
@@ -390,7 +415,7 @@ impl<T: Scalar> Step<'_, '_, T> {
             PassKind::B => Weights::Later(&mut later, gradients),
             _ => Weights::Now(gradients),
         };
-        let mut finished = |gradients: &Store<T>, from: usize| match last {
+        let mut finished = |gradients: &Store<D>, from: usize| match last {
             true => reducer.complete(inventory, gradients, from, end),
             false => Ok(()),
         };
@@ -411,13 +436,13 @@ impl<T: Scalar> Step<'_, '_, T> {
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<T>,
-        reducer: &mut Reducer<'_, T>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let Some(works) = self.later.remove(&(pass.chunk, pass.micro_batch)) else {
             return Err(missing(pass));
         };
-        works.into_iter().for_each(|work| work.run(self.executor.cpu, gradients));
+        works.into_iter().for_each(|work| work.run(self.executor.device, gradients));
         let held = &self.executor.stages[usize::from(pass.chunk)];
         if last {
             reducer.complete(self.executor.inventory, gradients, held.begin(), held.end())?;
@@ -449,20 +474,21 @@ impl<T: Scalar> Step<'_, '_, T> {
         from_stage: usize,
         stage: usize,
         pass: Pass,
-    ) -> Result<Buffer<T>, CommError> {
+    ) -> Result<Buffer<D>, CommError> {
         let from = self.device_of(from_stage, pass);
         self.receive_from(from, tag(carried, stage, pass.micro_batch), pass)
     }
 
-    fn receive_from(&mut self, from: usize, tag: Tag, pass: Pass) -> Result<Buffer<T>, CommError> {
+    fn receive_from(&mut self, from: usize, tag: Tag, pass: Pass) -> Result<Buffer<D>, CommError> {
         let tag = tag | self.again;
         if from == self.executor.pp.rank() {
             return self.here.remove(&tag).ok_or_else(|| missing(pass));
         }
-        let (pp, tp) = (self.executor.pp, self.executor.tp);
         let (count, ways) = (self.stream_elements(pass), self.ways(pass));
-        let part = pp.recv(count / ways, from, tag)?;
-        Ok(self.given.pool.adopt(if ways == 1 { part } else { tp.all_gather(&part)? }))
+        let part = self.executor.pp().recv(count / ways, from, tag)?;
+        let tp = Group::new(self.executor.device, self.executor.tp);
+        let whole = if ways == 1 { part } else { tp.all_gather(part)? };
+        Ok(self.given.pools.stored.adopt(whole))
     }
 
     fn send(
@@ -470,7 +496,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         carried: Carried,
         to_stage: usize,
         pass: Pass,
-        data: Buffer<T>,
+        data: Buffer<D>,
     ) -> Result<(), CommError> {
         let to = self.device_of(to_stage, pass);
         self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)
@@ -481,7 +507,7 @@ impl<T: Scalar> Step<'_, '_, T> {
         to: usize,
         tag: Tag,
         pass: Pass,
-        data: Buffer<T>,
+        data: Buffer<D>,
     ) -> Result<(), CommError> {
         let tag = tag | self.again;
         if to == self.executor.pp.rank() {
@@ -490,57 +516,61 @@ impl<T: Scalar> Step<'_, '_, T> {
             let (ways, rank) = (self.ways(pass), self.executor.tp.rank());
             let count = data.len() / ways;
             let part = match ways {
-                1 => data.into_vec(),
-                _ => data[rank * count..(rank + 1) * count].to_vec(),
+                1 => data.into_memory(),
+                _ => self.executor.device.copied(data.part(rank * count..(rank + 1) * count)),
             };
-            self.sends.push(self.executor.pp.start_send(part, to, tag)?);
+            self.sends.push(self.executor.pp().start_send(part, to, tag)?);
         }
         Ok(())
     }
 }
 
-impl<T: Scalar> Step<'_, '_, T> {
+impl<D: Device> Step<'_, '_, D> {
     /// Takes what other devices' forwards have sent in vain, and sees own transfers to their end.
     fn drop_left_over(self, ahead: &[usize]) -> Result<(), CommError> {
-        let (pp, program) = (self.executor.pp, self.executor.program);
-        for pass in left_over(program, ahead, pp.rank()) {
+        let (executor, program) = (self.executor, self.executor.program);
+        for pass in left_over(program, ahead, executor.pp.rank()) {
             let stage = self.stage_of(pass);
             let from = self.device_of(stage - 1, pass);
             let tag = tag(Carried::Stream, stage, pass.micro_batch) | self.again;
             let count = self.stream_elements(pass) / self.ways(pass);
-            let _in_vain: Vec<T> = pp.recv(count, from, tag)?;
+            let _in_vain: D::Memory<D::Stored> = executor.pp().recv(count, from, tag)?;
         }
-        self.sends.into_iter().try_for_each(|send| send.wait().map(drop))
+        self.sends.into_iter().try_for_each(|send| send.wait(executor.device).map(drop))
     }
 }
 
 /// What the passes of a vocabulary split over the pipeline do, and its part in others.
-impl<T: Scalar> Step<'_, '_, T> {
+impl<D: Device> Step<'_, '_, D> {
     fn is_last(&self, stage: usize) -> bool {
         stage + 1 == self.executor.program.stages.len()
     }
 
     /// Rows of the tokens, `[r, h]`, where all devices look them up; else nothing.
-    fn looked_up(&mut self, pass: Pass) -> Result<Buffer<T>, CommError> {
+    fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
         let rows = lanes.rows(pass.micro_batch)?;
         Ok(self.own_rows(pass, rows))
     }
 
     /// This rank's rows of the stream, `[r, h]`, of the micro-batch's `[n, h]`.
-    fn own_rows(&self, pass: Pass, whole: Vec<T>) -> Buffer<T> {
+    fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
         let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
         let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
-        let own = if count == whole.len() { whole } else { whole[first..first + count].to_vec() };
-        self.given.pool.adopt(own)
+        let own = match count == D::len(&whole) {
+            true => whole,
+            false => ctx.device.copied(D::view(&whole, first..first + count)),
+        };
+        self.given.pools.stored.adopt(own)
     }
 
     /// The last stage's output for all devices, which share the output layer (`C0`).
-    fn send_to_all(&mut self, pass: Pass, y: Buffer<T>) -> Result<(), CommError> {
+    fn send_to_all(&mut self, pass: Pass, y: Buffer<D>) -> Result<(), CommError> {
         let tag = tag(Carried::Output, 0, pass.micro_batch);
         let (devices, own) = (self.executor.pp.size(), self.executor.pp.rank());
         for to in (0..devices).filter(|&to| to != own) {
-            self.send_to(to, tag, pass, y.clone())?;
+            let copy = self.given.pools.stored.copy_of(self.executor.device, &y);
+            self.send_to(to, tag, pass, copy)?;
         }
         self.send_to(own, tag, pass, y)
     }
@@ -550,14 +580,14 @@ impl<T: Scalar> Step<'_, '_, T> {
     }
 
     /// Gives what a pass left to its lane.
-    fn reduce(&mut self, pass: Pass, local: Local<T>) -> Result<(), CommError> {
+    fn reduce(&mut self, pass: Pass, local: Local<D>) -> Result<(), CommError> {
         let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
         lanes.reduce(pass.kind, pass.micro_batch, local);
         Ok(())
     }
 
     /// What the reduction behind a pass of the same micro-batch knows of the logits.
-    fn sums(&mut self, behind: PassKind, pass: Pass) -> Result<Reduced<T>, CommError> {
+    fn sums(&mut self, behind: PassKind, pass: Pass) -> Result<Reduced<D>, CommError> {
         let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
         let sums = lanes.sums(behind, pass.micro_batch);
         self.computing = Instant::now();
@@ -577,29 +607,30 @@ impl<T: Scalar> Step<'_, '_, T> {
     fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
         let reduced = self.sums(PassKind::S, pass)?;
         let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced);
+        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced)?;
         self.reduce(pass, local)
     }
 
     fn last_of_vocabulary(
         &mut self,
         pass: Pass,
-        gradients: &mut Store<T>,
+        gradients: &mut Store<D>,
     ) -> Result<(), CommError> {
         let naive = self.shared(pass)?.passes() == VocabPasses::Naive;
         let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let (shard, ctx) = (self.shared(pass)?, self.context(pass));
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         // All devices know the same losses: the last stage's tells.
         let tells = self.executor.pp.rank() == self.executor.program.last_device();
-        let loss_sum = if tells { shard.loss_sum(&ctx, &reduced) } else { 0.0 };
+        if tells {
+            shard.add_loss(&ctx, &reduced, &mut self.loss)?;
+        }
         let left = shard.last(&ctx, kept, &reduced, gradients)?;
-        self.outcome.loss_sum += loss_sum;
         left.map_or(Ok(()), |local| self.reduce(pass, local))
     }
 
     /// Gradient of the last stage's output, `[r, h]`, where all devices share the output layer; else nothing.
-    fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<T>, CommError> {
+    fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
         let two = self.executor.program.vocab == Some(VocabPasses::Two);
         let behind = if two { PassKind::S } else { PassKind::T };
@@ -608,21 +639,21 @@ impl<T: Scalar> Step<'_, '_, T> {
     }
 
     /// Hands on the gradient of the tokens' rows where all devices hold the input layer.
-    fn tell_input_gradient(&mut self, pass: Pass, dx: Buffer<T>) -> Result<(), CommError> {
+    fn tell_input_gradient(&mut self, pass: Pass, dx: Buffer<D>) -> Result<(), CommError> {
         if self.lanes.is_none() {
             return Ok(());
         }
         let whole = self.context(pass).enter(&Rc::new(dx))?;
         if let (Some(lanes), 0) = (&mut self.lanes, self.executor.tp.rank()) {
-            lanes.add_to_rows(whole.to_vec());
+            lanes.add_to_rows(self.executor.device.copied(whole.view()));
         }
         Ok(())
     }
 
     /// Waits for what is under way, and takes what came of the input layer.
-    fn close_lanes(&mut self, gradients: &mut Store<T>) -> Result<(), CommError> {
+    fn close_lanes(&mut self, gradients: &mut Store<D>) -> Result<(), CommError> {
         if let (Some(lanes), Some(vocab)) = (self.lanes.take(), self.executor.vocab) {
-            vocab.shard.add_scattered(&lanes.close()?, gradients);
+            vocab.shard.add_scattered(self.executor.device, &lanes.close()?, gradients);
         }
         Ok(())
     }

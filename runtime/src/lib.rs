@@ -7,6 +7,7 @@
 //!     Executor                     the rank's list of passes, transfers between stages
 //!       Stage > Block > Linear ..  serial layers; what tensor-parallel ranks share in `layers`
 //!     Reducer                      gradients of replicas, in buckets
+//!   Device                         where tensors lie, and who computes on them
 //!   Communicator                   one trait; ranks as threads, or one rank
 //! ```
 //!
@@ -18,6 +19,7 @@ mod buffer;
 pub mod checkpoint;
 pub mod comm;
 pub mod data;
+pub mod device;
 mod error;
 mod executor;
 mod groups;
@@ -35,7 +37,8 @@ mod stage;
 mod trace;
 pub mod trainer;
 
-pub use buffer::{Buffer, Pool};
+pub use buffer::{Buffer, Pool, Pools, WideBuffer};
+pub use device::{Device, Host};
 pub use error::Error;
 pub use executor::{Outcome, Ran};
 pub use groups::Groups;
@@ -46,5 +49,5 @@ pub use models::program;
 pub use rank::{Gradients, Optimizer, Rank};
 pub use reduce::{Reduction, Span};
 pub use report::{At, Piece, RankReport, Sent};
-pub use scalar::Scalar;
+pub use scalar::{Number, Scalar};
 pub use schedule::{LrSchedule, Shape};

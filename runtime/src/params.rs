@@ -7,6 +7,8 @@
 //! on all devices.
 
 use crate::buffer::Buffer;
+use crate::comm::Element;
+use crate::device::Space;
 use models::shapes;
 use std::ops::Range;
 use std::rc::Rc;
@@ -178,6 +180,26 @@ impl Declaration {
         self.shape.iter().product()
     }
 
+    /// What `extent` covers of the whole tensor as stored: for each run of elements where it begins here, where it
+    /// begins in the whole, and how many there are.
+    pub fn runs(&self, extent: &Extent) -> Vec<(usize, usize, usize)> {
+        let (_, columns) = self.stored_shape();
+        let (width, mut local) = (extent.columns.len(), 0);
+        let mut runs = Vec::new();
+        for rows in &extent.rows {
+            // Whole rows lie one behind the other.
+            let (count, len) = match width == columns {
+                true => (1, rows.len() * width),
+                false => (rows.len(), width),
+            };
+            for n in 0..count {
+                runs.push((local, (rows.start + n) * columns + extent.columns.start, len));
+                local += len;
+            }
+        }
+        runs
+    }
+
     /// Place of a stored row and column in the checkpoint's order.
     fn index(&self, row: usize, column: usize) -> usize {
         let (rows, columns) = self.stored_shape();
@@ -303,44 +325,73 @@ impl Inventory {
     }
 }
 
-/// One number for each element of a rank's parameters: weights, gradients or moments.
-#[derive(Clone, Debug)]
-pub struct Store<T> {
-    values: Vec<T>,
+/// One number for each element of a rank's parameters: gradients, moments or exact weights, unless said otherwise.
+pub struct Store<D: Space, E: Element = <D as Space>::Wide> {
+    memory: D::Memory<E>,
 }
 
-impl<T: Copy + Default> Store<T> {
+/// Weights as layers read them.
+pub type WeightStore<D> = Store<D, <D as Space>::Stored>;
+
+impl<D: Space, E: Element> Store<D, E> {
     /// Zeros.
-    pub fn new(inventory: &Inventory) -> Self {
-        Self { values: vec![T::default(); inventory.elements()] }
+    pub fn new(device: &D, inventory: &Inventory) -> Self {
+        Self { memory: device.zeros(inventory.elements()) }
     }
 
     /// The elements of a part.
-    pub fn get(&self, part: Part) -> &[T] {
-        &self.values[part.range()]
+    pub fn get(&self, part: Part) -> D::View<'_, E> {
+        self.range(part.range())
     }
 
     /// The elements of a part.
-    pub fn get_mut(&mut self, part: Part) -> &mut [T] {
-        &mut self.values[part.range()]
+    pub fn get_mut(&mut self, part: Part) -> D::ViewMut<'_, E> {
+        self.range_mut(part.range())
     }
 
     /// The elements of two parts, of which the first lies before the second.
-    pub fn get_pair_mut(&mut self, first: Part, second: Part) -> (&mut [T], &mut [T]) {
-        let (before, behind) = self.values.split_at_mut(second.begin);
-        (&mut before[first.range()], &mut behind[..second.len])
+    pub fn get_pair_mut(
+        &mut self,
+        first: Part,
+        second: Part,
+    ) -> (D::ViewMut<'_, E>, D::ViewMut<'_, E>) {
+        let both = self.range_mut(first.begin..second.range().end);
+        let (before, behind) = D::split(both, second.begin - first.begin);
+        (D::split(before, first.len).0, behind)
+    }
+
+    /// Each parameter's elements, in the inventory's order.
+    pub fn each_mut(&mut self, inventory: &Inventory) -> Vec<D::ViewMut<'_, E>> {
+        let mut views = Vec::with_capacity(inventory.all().len());
+        let mut rest = self.all_mut();
+        for held in inventory.all() {
+            let (first, behind) = D::split(rest, held.part.len);
+            views.push(first);
+            rest = behind;
+        }
+        views
+    }
+
+    /// A run of elements, in the inventory's order.
+    pub fn range(&self, range: Range<usize>) -> D::View<'_, E> {
+        D::view(&self.memory, range)
+    }
+
+    /// A run of elements, in the inventory's order.
+    pub fn range_mut(&mut self, range: Range<usize>) -> D::ViewMut<'_, E> {
+        D::view_mut(&mut self.memory, range)
     }
 
     /// All of them, in the inventory's order.
-    pub fn all(&self) -> &[T] {
-        &self.values
+    pub fn all(&self) -> D::View<'_, E> {
+        self.range(0..D::len(&self.memory))
     }
 
     /// All of them, in the inventory's order.
-    pub fn all_mut(&mut self) -> &mut [T] {
-        &mut self.values
+    pub fn all_mut(&mut self) -> D::ViewMut<'_, E> {
+        self.range_mut(0..D::len(&self.memory))
     }
 }
 
 /// A tensor that several pieces of deferred work read.
-pub type Shared<T> = Rc<Buffer<T>>;
+pub type Shared<D> = Rc<Buffer<D>>;

@@ -1,23 +1,27 @@
 //! One rank's part of a training run: its parameters, and what a step does with them.
 
-use crate::buffer::Pool;
-use crate::checkpoint::{Checkpoint, Whole};
+use crate::buffer::{Pools, WideBuffer};
+use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator, Op, Request};
 use crate::data::{Sample, Samples};
+use crate::device::{Device, DeviceError, Group, Parameter, Proposal, Space, Target};
 use crate::error::Error;
 use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
-use crate::layers::{Draws, MicroBatch, VocabularyShard};
-use crate::params::{Gradient, Held, Init, Inventory, Store};
+use crate::layers::{Draws, MicroBatch, Numbers, VocabularyShard};
+use crate::params::{Gradient, Held, Init, Inventory, Part, Store, WeightStore};
 use crate::program::Program;
 use crate::reduce::{Reducer, Reduction, Span};
-use crate::scalar::Scalar;
+use crate::scalar::{Number, Scalar};
 use crate::stage::Stage;
-use kernels::adamw::{self, AdamW, Parameter, Proposal};
+use kernels::adamw::AdamW;
+use kernels::cross_entropy::IGNORED;
 use kernels::random::{self, Stream, View};
-use kernels::{Cpu, elementwise, rope};
+use kernels::{Cpu, Real, rope};
 use models::model::Positions;
+use models::schedule::VocabPasses;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// How weights are updated.
@@ -73,38 +77,43 @@ struct Pending {
 }
 
 /// Weights, and the state that belongs to them.
-struct State<'a, T> {
-    w: &'a mut Store<T>,
-    moments: &'a mut [Store<T>; 2],
+struct State<D: Space> {
+    /// As passes read them.
+    weights: WeightStore<D>,
+    /// As they are known to be right, where those that passes read are rounded, or, where steps begin ahead of the
+    /// norm, proposals.
+    exact: Option<Store<D>>,
+    moments: [Store<D>; 2],
+    /// Updates made so far.
+    updates: u32,
 }
 
-/// One rank of a run.
-pub struct Rank<'a, T> {
+/// What does not change from step to step.
+struct Fixed<'a, D: Space> {
     program: &'a Program,
     groups: Groups,
-    cpu: Cpu,
+    device: D,
     stages: Vec<Stage>,
     /// Its rows of a vocabulary split over the pipeline.
     shard: Option<VocabularyShard>,
     inventory: Inventory,
-    weights: Store<T>,
-    gradients: Store<T>,
-    moments: [Store<T>; 2],
-    /// Updates made so far.
-    updates: u32,
-    /// Where steps begin ahead of the norm: the weights as they are known to be right; those that passes read
-    /// are proposals.
-    settled: Option<Store<T>>,
-    pending: Option<Pending>,
     reduction: Reduction,
     seed: u64,
     /// Positions and their table, the same for every micro-batch of whole sequences.
-    positions: Vec<u32>,
-    rope: Rc<Vec<T>>,
-    pool: Pool<T>,
+    positions: Numbers<D>,
+    rope: Rc<WideBuffer<D>>,
+    pools: Pools<D>,
 }
 
-impl<'a, T: Scalar> Rank<'a, T> {
+/// One rank of a run.
+pub struct Rank<'a, D: Space> {
+    fixed: Fixed<'a, D>,
+    state: State<D>,
+    gradients: Store<D>,
+    pending: Option<Pending>,
+}
+
+impl<'a, D: Device> Rank<'a, D> {
     /// Takes this rank's place in the program. Weights are zero until initialised or loaded.
     ///
     /// # Errors
@@ -112,63 +121,75 @@ impl<'a, T: Scalar> Rank<'a, T> {
     pub fn new(
         program: &'a Program,
         world: Box<dyn Communicator>,
-        cpu: Cpu,
+        device: D,
         reduction: Reduction,
         seed: u64,
     ) -> Result<Self, CommError> {
         let groups = Groups::new(world, program)?;
         let mut inventory = Inventory::new(groups.tp.rank(), groups.tp.size());
         let (stages, shard) = declare(program, groups.pp.rank(), &mut inventory);
-        let positions = positions(program);
-        let rope = Rc::new(rope_table(program, &cpu, &positions));
-        let zeros = || Store::new(&inventory);
-        Ok(Self {
-            weights: zeros(),
-            gradients: zeros(),
+        let (positions, pools) = (positions(program), Pools::default());
+        let table = device.taken(rope_table(program, device.host(), &positions));
+        let rope = Rc::new(pools.wide.adopt(table));
+        let positions = positions.into_iter().map(i64::from).collect();
+        let positions = Numbers::new(&device, positions);
+        let zeros = || Store::new(&device, &inventory);
+        let exact = (D::MASTERS || program.post_validation).then(zeros);
+        let state = State {
+            weights: Store::new(&device, &inventory),
+            exact,
             moments: [zeros(), zeros()],
             updates: 0,
-            settled: None,
+        };
+        Ok(Self {
+            gradients: zeros(),
+            state,
             pending: None,
-            program,
-            groups,
-            cpu,
-            stages,
-            shard,
-            inventory,
-            reduction,
-            seed,
-            positions,
-            rope,
-            pool: Pool::default(),
+            fixed: Fixed {
+                program,
+                groups,
+                stages,
+                shard,
+                inventory,
+                reduction,
+                seed,
+                positions,
+                rope,
+                pools,
+                device,
+            },
         })
     }
 
     /// This rank's groups.
     pub fn groups(&self) -> &Groups {
-        &self.groups
+        &self.fixed.groups
     }
 
     /// This rank's parameters.
     pub fn inventory(&self) -> &Inventory {
-        &self.inventory
+        &self.fixed.inventory
     }
 
-    /// Bytes of weights, gradients and both moments; with post-validation of settled weights, too.
+    /// Bytes of weights, gradients and both moments; and of exact weights where those that passes read are others.
     pub fn state_bytes(&self) -> u64 {
-        let stores = if self.program.post_validation { 5 } else { 4 };
-        stores * (self.inventory.elements() * size_of::<T>()) as u64
+        let wide = 3 + usize::from(self.state.exact.is_some());
+        let element = size_of::<D::Stored>() + wide * size_of::<D::Wide>();
+        (self.fixed.inventory.elements() * element) as u64
     }
 
     /// Draws initial weights by seed, name and global index: the same ones for every split.
     pub fn initialise(&mut self) {
-        for held in self.inventory.all() {
-            let values = self.weights.get_mut(held.part);
+        let Fixed { inventory, device, seed, .. } = &self.fixed;
+        for held in inventory.all() {
+            let mut values = vec![D::Wide::ZERO; held.part.len];
             match held.declaration.init {
-                Init::Constant(value) => values.fill(T::from_f64(value)),
+                Init::Constant(value) => values.fill(D::Wide::from_f64(value)),
                 Init::Normal(deviation) => {
-                    draw_normal(&self.cpu, held, values, self.seed, deviation);
+                    draw_normal(device.host(), held, &mut values, *seed, deviation);
                 }
             }
+            self.state.set(device, held.part, &values);
         }
     }
 
@@ -177,11 +198,11 @@ impl<'a, T: Scalar> Rank<'a, T> {
     /// # Errors
     /// Tensors that are missing or have other shapes.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        for held in self.inventory.all() {
+        for held in self.fixed.inventory.all() {
             let declaration = &held.declaration;
-            let whole: Vec<T> = checkpoint.read(&declaration.name, &declaration.shape)?;
+            let whole: Vec<D::Wide> = checkpoint.read(&declaration.name, &declaration.shape)?;
             let local = declaration.extract(&held.extent, &whole);
-            self.weights.get_mut(held.part).copy_from_slice(&local);
+            self.state.set(&self.fixed.device, held.part, &local);
         }
         Ok(())
     }
@@ -194,38 +215,20 @@ impl<'a, T: Scalar> Rank<'a, T> {
         &mut self,
         samples: &dyn Samples,
         step: u64,
-        watch: Option<Watch<'_, T>>,
+        watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Gradients, Error> {
-        let (batches, valid_tokens) = self.batches(samples, step)?;
-        self.gradients.all_mut().fill(T::ZERO);
-        let draws = self.draws(step);
-        let executor = Executor {
-            program: self.program,
-            cpu: &self.cpu,
-            tp: &*self.groups.tp,
-            pp: &*self.groups.pp,
-            stages: &self.stages,
-            vocab: match (&self.shard, &self.groups.vocab) {
-                (Some(shard), Some(groups)) => Some(OverPipeline { shard, groups }),
-                _ => None,
-            },
-            inventory: &self.inventory,
-        };
-        let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
-        let given = Given { weights: &self.weights, batches: &batches, draws, pool: &self.pool };
-        let gradients = &mut self.gradients;
-        let outcome = executor.run(given, gradients, &mut reducer, watch)?;
+        let Self { fixed, state, gradients, .. } = self;
+        let (batches, valid_tokens) = fixed.batches(samples, step)?;
+        fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);
+        let mut reducer = fixed.reducer();
+        let given = fixed.given(&state.weights, &batches, step);
+        let outcome = fixed.executor().run(given, gradients, &mut reducer, watch)?;
         let reductions = reducer.finish(gradients)?;
-        self.sum_partial_gradients()?;
-        self.sum_tied_gradients()?;
-        let loss = mean(self.start_loss(&outcome)?, valid_tokens)?;
-        let norm = root(self.start_squares()?)?;
+        fixed.sum_partial_gradients(gradients)?;
+        fixed.sum_tied_gradients(gradients)?;
+        let loss = mean(fixed.start_loss(&outcome)?, valid_tokens)?;
+        let norm = root(fixed.start_squares(gradients)?)?;
         Ok(Gradients { loss, valid_tokens, norm, outcome, reductions })
-    }
-
-    fn draws(&self, step: u64) -> Option<Draws> {
-        let p = self.program.model.dropout;
-        (p > 0.0).then_some(Draws { p, seed: self.seed, step: step as u32 })
     }
 
     /// Runs step `step` and proposes its update, without waiting for its gradient norm: the first forwards run
@@ -245,15 +248,12 @@ impl<'a, T: Scalar> Rank<'a, T> {
         optimizer: &Optimizer,
         lr: f64,
     ) -> Result<Option<Gradients>, Error> {
-        let (batches, valid_tokens) = self.batches(samples, step)?;
-        if self.settled.is_none() {
-            self.settled = Some(self.weights.clone());
-        }
+        let (batches, valid_tokens) = self.fixed.batches(samples, step)?;
         let mut before = None;
         let (outcome, reductions) = match self.run_ahead(&batches, step, false, &mut before)? {
             Some(ran) => ran,
             None => {
-                self.take_settled();
+                self.state.take_exact(&self.fixed);
                 let finite =
                     |before: &Gradients| before.norm.is_finite() && before.loss.is_finite();
                 if !before.as_ref().is_some_and(finite) {
@@ -263,11 +263,12 @@ impl<'a, T: Scalar> Rank<'a, T> {
                 ran.ok_or_else(|| begun_twice(step))?
             }
         };
-        self.sum_partial_gradients()?;
-        self.sum_tied_gradients()?;
-        let (loss_sum, squares) = (self.start_loss(&outcome)?, self.start_squares()?);
-        let adamw = self.next_step(optimizer, lr, 1.0);
-        self.propose(optimizer, &adamw);
+        let Self { fixed, state, gradients, .. } = self;
+        fixed.sum_partial_gradients(gradients)?;
+        fixed.sum_tied_gradients(gradients)?;
+        let (loss_sum, squares) = (fixed.start_loss(&outcome)?, fixed.start_squares(gradients)?);
+        let adamw = state.next_step(optimizer, lr, 1.0);
+        state.propose(fixed, optimizer, &adamw, gradients);
         let optimizer = *optimizer;
         self.pending = Some(Pending {
             squares,
@@ -291,57 +292,109 @@ impl<'a, T: Scalar> Rank<'a, T> {
     /// # Errors
     /// As any collective call.
     pub fn settle(&mut self) -> Result<Option<Gradients>, Error> {
-        let (Some(pending), Some(settled)) = (self.pending.take(), &mut self.settled) else {
-            return Ok(None);
-        };
-        let state = State { w: settled, moments: &mut self.moments };
-        let (result, _) = pending.settle(&self.cpu, &self.inventory, &self.gradients, state)?;
-        self.take_settled();
+        let Some(pending) = self.pending.take() else { return Ok(None) };
+        let State { exact: Some(exact), moments, .. } = &mut self.state else { return Ok(None) };
+        let (result, _) = pending.settle(&self.fixed, &self.gradients, exact, moments)?;
+        self.state.take_exact(&self.fixed);
         Ok(Some(result))
-    }
-
-    fn take_settled(&mut self) {
-        if let Some(settled) = &self.settled {
-            self.weights.all_mut().copy_from_slice(settled.all());
-        }
     }
 
     /// Runs the passes of a step, and settles the one before on the way; `None` where its proposal was wrong.
     fn run_ahead(
         &mut self,
-        batches: &[MicroBatch<T>],
+        batches: &[MicroBatch<D>],
         step: u64,
         again: bool,
         before: &mut Option<Gradients>,
     ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
-        let draws = self.draws(step);
-        let executor = Executor {
+        let Self { fixed, state, gradients, pending } = self;
+        let State { weights, exact, moments, .. } = state;
+        let mut gate = |gradients: &mut Store<D>| {
+            let mut right = true;
+            if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
+                let (result, was_right) = pending.settle(fixed, gradients, exact, moments)?;
+                (*before, right) = (Some(result), was_right);
+            }
+            fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);
+            Ok(right)
+        };
+        let mut reducer = fixed.reducer();
+        let given = fixed.given(weights, batches, step);
+        let ran = fixed.executor().run_gated(given, again, &mut gate, gradients, &mut reducer)?;
+        let Some(outcome) = ran else { return Ok(None) };
+        Ok(Some((outcome, reducer.finish(gradients)?)))
+    }
+
+    /// Updates the weights with gradients of norm `norm`.
+    pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) {
+        let Self { fixed, state, gradients, .. } = self;
+        let adamw = state.next_step(optimizer, lr, optimizer.gradient_scale(norm));
+        let inventory = &fixed.inventory;
+        let read = state.weights.each_mut(inventory);
+        let targets: Vec<_> = match &mut state.exact {
+            None => read.into_iter().map(Target::Read).collect(),
+            Some(exact) => {
+                let both = exact.each_mut(inventory).into_iter().zip(read);
+                both.map(|(exact, read)| Target::Both(exact, read)).collect()
+            }
+        };
+        fixed.update(&adamw, optimizer, targets, gradients, &mut state.moments);
+    }
+
+    /// The model's gradients, whole, on rank 0 of the world; nothing on the others.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn whole_gradients(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
+        self.fixed.whole(|part| self.fixed.device.download(self.gradients.get(part)))
+    }
+
+    /// The model's weights, whole, on rank 0 of the world; nothing on the others.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
+        let (device, state) = (&self.fixed.device, &self.state);
+        self.fixed.whole(|part| match &state.exact {
+            Some(exact) => device.download(exact.get(part)),
+            None => {
+                let values = device.download(state.weights.get(part))?;
+                Ok(values.into_iter().map(|value| D::Wide::nearest(value.value())).collect())
+            }
+        })
+    }
+}
+
+impl<D: Device> Fixed<'_, D> {
+    fn executor(&self) -> Executor<'_, D> {
+        Executor {
             program: self.program,
-            cpu: &self.cpu,
+            device: &self.device,
             tp: &*self.groups.tp,
             pp: &*self.groups.pp,
             stages: &self.stages,
-            vocab: None,
+            vocab: match (&self.shard, &self.groups.vocab) {
+                (Some(shard), Some(groups)) => Some(OverPipeline { shard, groups }),
+                _ => None,
+            },
             inventory: &self.inventory,
-        };
-        let (pending, settled, moments) = (&mut self.pending, &mut self.settled, &mut self.moments);
-        let (cpu, inventory) = (&self.cpu, &self.inventory);
-        let mut gate = |gradients: &mut Store<T>| {
-            let mut right = true;
-            if let (Some(pending), Some(w)) = (pending.take(), settled.as_mut()) {
-                let state = State { w, moments: &mut *moments };
-                let (result, was_right) = pending.settle(cpu, inventory, gradients, state)?;
-                (*before, right) = (Some(result), was_right);
-            }
-            gradients.all_mut().fill(T::ZERO);
-            Ok(right)
-        };
-        let mut reducer = Reducer::new(&*self.groups.dp, self.reduction);
-        let given = Given { weights: &self.weights, batches, draws, pool: &self.pool };
-        let gradients = &mut self.gradients;
-        let ran = executor.run_gated(given, again, &mut gate, gradients, &mut reducer)?;
-        let Some(outcome) = ran else { return Ok(None) };
-        Ok(Some((outcome, reducer.finish(gradients)?)))
+        }
+    }
+
+    fn reducer(&self) -> Reducer<'_, D> {
+        Reducer::new(&self.device, &*self.groups.dp, self.reduction)
+    }
+
+    /// What step `step` reads.
+    fn given<'b>(
+        &'b self,
+        weights: &'b WeightStore<D>,
+        batches: &'b [MicroBatch<D>],
+        step: u64,
+    ) -> Given<'b, D> {
+        let p = self.program.model.dropout;
+        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: step as u32 });
+        Given { weights, batches, draws, pools: &self.pools }
     }
 
     /// This replica's micro-batches, and the valid tokens of all replicas.
@@ -349,36 +402,36 @@ impl<'a, T: Scalar> Rank<'a, T> {
         &self,
         samples: &dyn Samples,
         step: u64,
-    ) -> Result<(Vec<MicroBatch<T>>, u64), Error> {
+    ) -> Result<(Vec<MicroBatch<D>>, u64), Error> {
         let program = self.program;
         let (each, count) = (program.micro_batch, program.micro_batches);
         let first = self.groups.dp.rank() * each * count;
         let begin = step * program.global_batch() as u64;
-        let mut batches = Vec::with_capacity(count);
+        let (mut read, mut total) = (Vec::with_capacity(count), [0]);
         for k in 0..count {
             let numbers = (first + k * each)..(first + (k + 1) * each);
-            batches.push(self.micro_batch(samples, begin, numbers)?);
+            let (tokens, labels) = self.read(samples, begin, numbers.clone())?;
+            total[0] += labels.iter().filter(|&&label| label >= 0).count() as i64;
+            read.push((numbers, tokens, labels));
         }
-        let valid = |batch: &MicroBatch<T>| batch.labels.iter().filter(|&&l| l >= 0).count();
-        let mut total = [batches.iter().map(valid).sum::<usize>() as i64];
         if self.groups.dp.size() > 1 {
             self.groups.dp.all_reduce(&mut total, Op::Sum)?;
         }
         let valid_tokens = total[0].max(0) as u64;
-        for batch in &mut batches {
-            batch.loss_scale = 1.0 / (valid_tokens.max(1) as f64);
-        }
-        Ok((batches, valid_tokens))
+        let loss_scale = 1.0 / (valid_tokens.max(1) as f64);
+        let batch = |(numbers, tokens, labels): (Range<usize>, _, _)| {
+            self.micro_batch(numbers, tokens, labels, loss_scale)
+        };
+        Ok((read.into_iter().map(batch).collect(), valid_tokens))
     }
 
-    fn micro_batch(
+    /// Tokens and labels of some of an iteration's sequences.
+    fn read(
         &self,
         samples: &dyn Samples,
         begin: u64,
-        numbers: std::ops::Range<usize>,
-    ) -> Result<MicroBatch<T>, Error> {
-        let (sequences, seq_len) = (numbers.len(), self.program.seq_len());
-        let first_sequence = numbers.start;
+        numbers: Range<usize>,
+    ) -> Result<(Vec<i64>, Vec<i64>), Error> {
         let (mut tokens, mut labels) = (Vec::new(), Vec::new());
         for number in numbers {
             let index = begin + number as u64;
@@ -387,53 +440,77 @@ impl<'a, T: Scalar> Rank<'a, T> {
             tokens.extend_from_slice(&sample.tokens);
             labels.extend_from_slice(&sample.labels);
         }
-        Ok(MicroBatch {
-            sequences,
-            seq_len,
-            first_sequence,
-            tokens: Rc::new(tokens),
-            labels,
+        Ok((tokens, labels))
+    }
+
+    fn micro_batch(
+        &self,
+        numbers: Range<usize>,
+        tokens: Vec<i64>,
+        labels: Vec<i64>,
+        loss_scale: f64,
+    ) -> MicroBatch<D> {
+        // Rows that count, but with their target elsewhere.
+        let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
+        let two = self.program.vocab == Some(VocabPasses::Two);
+        let elsewhere = two.then(|| labels.iter().map(elsewhere).collect());
+        let numbers_of = |values| Numbers::new(&self.device, values);
+        MicroBatch {
+            sequences: numbers.len(),
+            seq_len: self.program.seq_len(),
+            first_sequence: numbers.start,
+            tokens: numbers_of(tokens),
+            labels: numbers_of(labels),
+            elsewhere: elsewhere.map(numbers_of),
             positions: self.positions.clone(),
             rope: self.rope.clone(),
-            loss_scale: 0.0,
-        })
+            loss_scale,
+        }
     }
 
     /// Sums over tensor-parallel ranks what each has only a part of: all such parameters in one call,
     /// each in its place of the whole, so that copies meet whoever holds them.
-    fn sum_partial_gradients(&mut self) -> Result<(), CommError> {
+    fn sum_partial_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
         let partial = |held: &&Held| held.declaration.gradient == Gradient::Partial;
         let held: Vec<&Held> = self.inventory.all().iter().filter(partial).collect();
         if self.groups.tp.size() == 1 || held.is_empty() {
             return Ok(());
         }
-        let mut all = Vec::new();
-        for held in &held {
-            let mut whole = vec![T::ZERO; held.declaration.elements()];
-            held.declaration.insert(&held.extent, self.gradients.get(held.part), &mut whole);
-            all.append(&mut whole);
-        }
-        self.groups.tp.all_reduce(&mut all, Op::Sum)?;
-        let mut rest = all.as_slice();
+        let device = &self.device;
+        let mut runs = Vec::new();
+        let mut elements = 0;
         for held in held {
-            let (whole, behind) = rest.split_at(held.declaration.elements());
-            let local = held.declaration.extract(&held.extent, whole);
-            self.gradients.get_mut(held.part).copy_from_slice(&local);
-            rest = behind;
+            for (local, whole, len) in held.declaration.runs(&held.extent) {
+                let own = held.part.begin + local;
+                runs.push((own..own + len, elements + whole..elements + whole + len));
+            }
+            elements += held.declaration.elements();
+        }
+        let mut all = device.zeros(elements);
+        for (own, whole) in &runs {
+            let to = D::view_mut(&mut all, whole.clone());
+            device.copy(gradients.range(own.clone()), to);
+        }
+        let all = Group::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
+        for (own, whole) in runs {
+            device.copy(D::view(&all, whole), gradients.range_mut(own));
         }
         Ok(())
     }
 
     /// Sums the gradients of an embedding that first and last device share.
-    fn sum_tied_gradients(&mut self) -> Result<(), CommError> {
+    fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
         let apart = self.program.last_device() != 0 && self.shard.is_none();
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
         let name = crate::layers::Names::of(&self.program.model).embedding();
         let Some(held) = self.inventory.named(name) else { return Ok(()) };
-        let part = held.part;
-        self.groups.ends.all_reduce(self.gradients.get_mut(part), Op::Sum)
+        let (part, device) = (held.part, &self.device);
+        let own = device.copied(gradients.get(part));
+        let sum = Group::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
+        device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
+        Ok(())
     }
 
     /// Starts summing the iteration's losses, from the ranks that hold the output layer.
@@ -444,21 +521,106 @@ impl<'a, T: Scalar> Rank<'a, T> {
     }
 
     /// Starts summing squares over all parameters of the model, each element counted once.
-    fn start_squares(&self) -> Result<Request<f64>, CommError> {
-        let counted = self.inventory.all().iter().filter(|held| held.counted);
-        let squares = counted
-            .map(|held| elementwise::sum_of_squares(&self.cpu, self.gradients.get(held.part)));
-        let mut sum = [squares.sum::<f64>()];
+    fn start_squares(&self, gradients: &Store<D>) -> Result<Request<f64>, CommError> {
+        let mut total = self.device.total();
+        for held in self.inventory.all().iter().filter(|held| held.counted) {
+            self.device.add_squares(gradients.get(held.part), &mut total);
+        }
+        let mut sum = [self.device.read(&total)?];
         // Replicas have the same gradients by now.
         self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
         self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
     }
 
-    /// Updates the weights with gradients of norm `norm`.
-    pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) {
-        let adamw = self.next_step(optimizer, lr, optimizer.gradient_scale(norm));
-        let state = State { w: &mut self.weights, moments: &mut self.moments };
-        state.update(&self.cpu, &self.inventory, &adamw, optimizer, &self.gradients);
+    /// Updates weights and moments.
+    fn update<'b>(
+        &'b self,
+        adamw: &AdamW,
+        optimizer: &Optimizer,
+        targets: Vec<Target<'b, D>>,
+        gradients: &'b Store<D>,
+        [m, v]: &'b mut [Store<D>; 2],
+    ) {
+        let inventory = &self.inventory;
+        let moments = m.each_mut(inventory).into_iter().zip(v.each_mut(inventory));
+        let state = inventory.all().iter().zip(targets).zip(moments);
+        let update = |((held, w), (m, v)): ((&Held, _), _)| {
+            let g = gradients.get(held.part);
+            Parameter { w, g, m, v, decay: optimizer.decay_of(held) }
+        };
+        self.device.adamw(adamw, state.map(update).collect());
+    }
+
+    /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
+    /// hold, puts it together.
+    fn whole(
+        &self,
+        read: impl Fn(Part) -> Result<Vec<D::Wide>, DeviceError>,
+    ) -> Result<Option<Tensors<D::Wide>>, CommError> {
+        const TAG: u64 = 1 << 61;
+        let world = &self.groups.world;
+        if self.groups.dp.rank() > 0 {
+            return Ok(None);
+        }
+        let mut own = Vec::new();
+        for held in self.inventory.all().iter().filter(|held| held.counted) {
+            own.extend(read(held.part)?);
+        }
+        if world.rank() > 0 {
+            world.send(&own, 0, TAG)?;
+            return Ok(None);
+        }
+        let mut own = Some(own);
+        let mut tensors: Tensors<D::Wide> = BTreeMap::new();
+        for rank in 0..world.size() {
+            let at = self.program.mesh.coordinates(rank as u64);
+            if at.dp > 0 {
+                continue;
+            }
+            let mut theirs = Inventory::new(at.tp as usize, self.groups.tp.size());
+            declare(self.program, at.pp as usize, &mut theirs);
+            let counted: Vec<&Held> = theirs.all().iter().filter(|held| held.counted).collect();
+            let count = counted.iter().map(|held| held.part.len).sum();
+            let told = match (rank, own.take()) {
+                (0, Some(own)) => own,
+                _ => world.recv(count, rank, TAG)?,
+            };
+            let mut rest = told.as_slice();
+            for held in counted {
+                let (local, behind) = rest.split_at(held.part.len);
+                let declaration = &held.declaration;
+                let empty =
+                    || (declaration.shape.clone(), vec![D::Wide::ZERO; declaration.elements()]);
+                let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
+                declaration.insert(&held.extent, local, whole);
+                rest = behind;
+            }
+        }
+        Ok(Some(tensors))
+    }
+}
+
+impl<D: Device> State<D> {
+    /// Sets a parameter's weights.
+    fn set(&mut self, device: &D, part: Part, values: &[D::Wide]) {
+        match &mut self.exact {
+            Some(exact) => {
+                device.upload(values, exact.get_mut(part));
+                device.round(exact.get(part), self.weights.get_mut(part));
+            }
+            None => {
+                let stored: Vec<D::Stored> =
+                    values.iter().map(|value| D::Stored::nearest(value.value())).collect();
+                device.upload(&stored, self.weights.get_mut(part));
+            }
+        }
+    }
+
+    /// Passes read the exact weights from now on.
+    fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
+        if let Some(exact) = &self.exact {
+            fixed.device.round(exact.all(), self.weights.all_mut());
+        }
     }
 
     /// Numbers of the next update.
@@ -475,107 +637,33 @@ impl<'a, T: Scalar> Rank<'a, T> {
     }
 
     /// Weights for passes as they are behind a step; the state stays.
-    fn propose(&mut self, optimizer: &Optimizer, adamw: &AdamW) {
-        let Some(settled) = &self.settled else { return };
-        let [m, v] = &self.moments;
-        let mut weights = self.weights.all_mut();
-        let mut parameters = Vec::with_capacity(self.inventory.all().len());
-        for held in self.inventory.all() {
-            let to = take(&mut weights, held.part.len);
-            let [w, g, m, v] = [settled, &self.gradients, m, v].map(|store| store.get(held.part));
-            parameters.push(Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) });
-        }
-        adamw::proposal(&self.cpu, adamw, &mut parameters);
-    }
-
-    /// The model's gradients, whole, on rank 0 of the world; nothing on the others.
-    ///
-    /// # Errors
-    /// As any collective call.
-    pub fn whole_gradients(&self) -> Result<Option<BTreeMap<String, Whole<T>>>, CommError> {
-        self.whole(&self.gradients)
-    }
-
-    /// The model's weights, whole, on rank 0 of the world; nothing on the others.
-    ///
-    /// # Errors
-    /// As any collective call.
-    pub fn whole_weights(&self) -> Result<Option<BTreeMap<String, Whole<T>>>, CommError> {
-        self.whole(&self.weights)
-    }
-
-    /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
-    /// hold, puts it together.
-    fn whole(&self, store: &Store<T>) -> Result<Option<BTreeMap<String, Whole<T>>>, CommError> {
-        const TAG: u64 = 1 << 61;
-        let world = &self.groups.world;
-        if world.rank() > 0 {
-            let counted = self.inventory.all().iter().filter(|held| held.counted);
-            let told: Vec<T> =
-                counted.flat_map(|held| store.get(held.part).iter().copied()).collect();
-            if self.groups.dp.rank() == 0 {
-                world.send(&told, 0, TAG)?;
-            }
-            return Ok(None);
-        }
-        let mut tensors: BTreeMap<String, Whole<T>> = BTreeMap::new();
-        for rank in 0..world.size() {
-            let at = self.program.mesh.coordinates(rank as u64);
-            if at.dp > 0 {
-                continue;
-            }
-            let mut theirs = Inventory::new(at.tp as usize, self.groups.tp.size());
-            declare(self.program, at.pp as usize, &mut theirs);
-            let counted: Vec<&Held> = theirs.all().iter().filter(|held| held.counted).collect();
-            let count = counted.iter().map(|held| held.part.len).sum();
-            let told: Vec<T> = match rank {
-                0 => counted.iter().flat_map(|h| store.get(h.part).iter().copied()).collect(),
-                _ => world.recv(count, rank, TAG)?,
-            };
-            let mut rest = told.as_slice();
-            for held in counted {
-                let (local, behind) = rest.split_at(held.part.len);
-                let declaration = &held.declaration;
-                let empty = || (declaration.shape.clone(), vec![T::ZERO; declaration.elements()]);
-                let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
-                declaration.insert(&held.extent, local, whole);
-                rest = behind;
-            }
-        }
-        Ok(Some(tensors))
-    }
-}
-
-impl<T: Scalar> State<'_, T> {
-    fn update(
-        self,
-        cpu: &Cpu,
-        inventory: &Inventory,
-        adamw: &AdamW,
+    fn propose(
+        &mut self,
+        fixed: &Fixed<'_, D>,
         optimizer: &Optimizer,
-        gradients: &Store<T>,
+        adamw: &AdamW,
+        gradients: &Store<D>,
     ) {
-        let [m, v] = self.moments;
-        let (mut w, mut m, mut v) = (self.w.all_mut(), m.all_mut(), v.all_mut());
-        let mut parameters = Vec::with_capacity(inventory.all().len());
-        for held in inventory.all() {
-            let g = gradients.get(held.part);
-            let (w, m, v) = (take(&mut w, g.len()), take(&mut m, g.len()), take(&mut v, g.len()));
-            parameters.push(Parameter { w, g, m, v, decay: optimizer.decay_of(held) });
-        }
-        adamw::update(cpu, adamw, &mut parameters);
+        let (Some(exact), [m, v]) = (&self.exact, &self.moments) else { return };
+        let weights = self.weights.each_mut(&fixed.inventory);
+        let proposal = |(held, to): (&Held, _)| {
+            let [w, g, m, v] = [exact, gradients, m, v].map(|store| store.get(held.part));
+            Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) }
+        };
+        let proposals = fixed.inventory.all().iter().zip(weights).map(proposal).collect();
+        fixed.device.adamw_proposal(adamw, proposals);
     }
 }
 
 impl Pending {
-    /// Waits for the norm and updates the state, unless the numbers are not finite. Says what the step came
+    /// Waits for the norm and updates the exact weights, unless the numbers are not finite. Says what the step came
     /// to, and whether its proposal was right.
-    fn settle<T: Scalar>(
+    fn settle<D: Device>(
         self,
-        cpu: &Cpu,
-        inventory: &Inventory,
-        gradients: &Store<T>,
-        state: State<'_, T>,
+        fixed: &Fixed<'_, D>,
+        gradients: &Store<D>,
+        exact: &mut Store<D>,
+        moments: &mut [Store<D>; 2],
     ) -> Result<(Gradients, bool), CommError> {
         let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
         let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
@@ -583,7 +671,8 @@ impl Pending {
         let finite = norm.is_finite() && loss.is_finite();
         if finite {
             let adamw = AdamW { gradient_scale, ..adamw };
-            state.update(cpu, inventory, &adamw, &optimizer, gradients);
+            let targets = exact.each_mut(&fixed.inventory).into_iter().map(Target::Exact).collect();
+            fixed.update(&adamw, &optimizer, targets, gradients, moments);
         }
         let right = finite && gradient_scale == adamw.gradient_scale;
         Ok((Gradients { loss, valid_tokens, norm, outcome, reductions }, right))

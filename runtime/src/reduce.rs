@@ -1,8 +1,8 @@
 //! Gradients of data-parallel replicas, summed: in buckets, while the backward pass goes on.
 
-use crate::comm::{CommError, Communicator, Op, Request};
+use crate::comm::{CommError, Communicator, Op};
+use crate::device::{Device, Group, Moving, Space};
 use crate::params::{Inventory, Store};
-use crate::scalar::Scalar;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -40,13 +40,17 @@ pub struct Span {
 }
 
 /// Sums under way. The element type is that of the gradients: f32 or wider.
-pub struct Reducer<'a, T> {
+pub struct Reducer<'a, D: Space> {
+    device: &'a D,
     dp: &'a dyn Communicator,
     how: Reduction,
-    pending: Vec<(Range<usize>, Request<T>, Instant)>,
+    pending: Vec<Started<D>>,
     /// By the end of each stage's elements, how far they are.
     progress: BTreeMap<usize, Progress>,
 }
+
+/// A sum under way: of which elements, and since when.
+type Started<D> = (Range<usize>, Moving<D, <D as Space>::Wide>, Instant);
 
 /// How far down from its end a stage is.
 struct Progress {
@@ -56,10 +60,10 @@ struct Progress {
     started: usize,
 }
 
-impl<'a, T: Scalar> Reducer<'a, T> {
+impl<'a, D: Device> Reducer<'a, D> {
     /// Nothing under way.
-    pub fn new(dp: &'a dyn Communicator, how: Reduction) -> Self {
-        Self { dp, how, pending: Vec::new(), progress: BTreeMap::new() }
+    pub fn new(device: &'a D, dp: &'a dyn Communicator, how: Reduction) -> Self {
+        Self { device, dp, how, pending: Vec::new(), progress: BTreeMap::new() }
     }
 
     /// The elements from `from` to `end`, where their stage ends, have got their last contribution.
@@ -69,7 +73,7 @@ impl<'a, T: Scalar> Reducer<'a, T> {
     pub fn complete(
         &mut self,
         inventory: &Inventory,
-        gradients: &Store<T>,
+        gradients: &Store<D>,
         from: usize,
         end: usize,
     ) -> Result<(), CommError> {
@@ -78,7 +82,9 @@ impl<'a, T: Scalar> Reducer<'a, T> {
         let ready = from..progress.started;
         let parts = match self.how {
             Reduction::AtEnd => return Ok(()),
-            Reduction::Buckets { bytes } if ready.len() * size_of::<T>() < bytes => return Ok(()),
+            Reduction::Buckets { bytes } if ready.len() * size_of::<D::Wide>() < bytes => {
+                return Ok(());
+            }
             Reduction::Buckets { .. } => vec![ready],
             Reduction::PerParameter => parameters_within(inventory, &ready),
         };
@@ -86,10 +92,10 @@ impl<'a, T: Scalar> Reducer<'a, T> {
         parts.into_iter().try_for_each(|part| self.start(gradients, part))
     }
 
-    fn start(&mut self, gradients: &Store<T>, range: Range<usize>) -> Result<(), CommError> {
+    fn start(&mut self, gradients: &Store<D>, range: Range<usize>) -> Result<(), CommError> {
         if self.dp.size() > 1 && !range.is_empty() {
-            let bucket = gradients.all()[range.clone()].to_vec();
-            let request = self.dp.start_all_reduce(bucket, Op::Sum)?;
+            let bucket = self.device.copied(gradients.range(range.clone()));
+            let request = Group::new(self.device, self.dp).start_all_reduce(bucket, Op::Sum)?;
             self.pending.push((range, request, Instant::now()));
         }
         Ok(())
@@ -99,14 +105,15 @@ impl<'a, T: Scalar> Reducer<'a, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn finish(mut self, gradients: &mut Store<T>) -> Result<Vec<Span>, CommError> {
+    pub fn finish(mut self, gradients: &mut Store<D>) -> Result<Vec<Span>, CommError> {
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
         }
         let mut spans = Vec::with_capacity(self.pending.len());
         for (range, request, started) in self.pending {
-            let bytes = range.len() * size_of::<T>();
-            gradients.all_mut()[range].copy_from_slice(&request.wait()?);
+            let bytes = range.len() * size_of::<D::Wide>();
+            let sum = request.wait(self.device)?;
+            self.device.copy(D::view(&sum, 0..range.len()), gradients.range_mut(range));
             spans.push(Span { bytes, started, ended: Instant::now() });
         }
         Ok(spans)

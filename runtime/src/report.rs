@@ -84,24 +84,25 @@ pub fn pass_name(pass: &Pass) -> String {
 }
 
 impl RankReport {
-    /// Of a rank after `steps` steps, the last of which ended in `outcome`.
+    /// Of a rank after `steps` steps, the last of which ended in `outcome`; bytes of an element of weights, and of
+    /// one of gradients and moments.
     pub fn new(
         groups: &Groups,
         inventory: &Inventory,
-        element_bytes: u64,
+        [stored, wide]: [usize; 2],
         outcome: &Outcome,
         steps: u64,
         traffic: &Traffic,
     ) -> Self {
-        let bytes = inventory.elements() as u64 * element_bytes;
+        let bytes = |element: usize| (inventory.elements() * element) as u64;
         Self {
             rank: groups.world.rank(),
             at: At { tp: groups.at.tp, pp: groups.at.pp, dp: groups.at.dp },
             tensors: inventory.all().iter().flat_map(pieces).collect(),
-            parameter_bytes: bytes,
-            gradient_bytes: bytes,
-            optimizer_bytes: 2 * bytes,
-            peak_activation_bytes: outcome.peak_elements as u64 * element_bytes,
+            parameter_bytes: bytes(stored),
+            gradient_bytes: bytes(wide),
+            optimizer_bytes: 2 * bytes(wide),
+            peak_activation_bytes: outcome.peak_bytes as u64,
             peak_in_flight: outcome.peak_in_flight,
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
             steps,

@@ -1,15 +1,15 @@
 //! A pipeline stage: a run of layers, with the embedding before the first and the output layer behind
 //! the last. Where the vocabulary is split over the pipeline, these are positions and the last norm.
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, WideBuffer};
 use crate::comm::CommError;
+use crate::device::{Device, Space};
 use crate::layers::{
     Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Names, Norm, Statistics,
     WeightWork, Weights,
 };
 use crate::params::{Inventory, Part, Shared, Store};
 use crate::program::Program;
-use crate::scalar::Scalar;
 use kernels::Output;
 use std::rc::Rc;
 
@@ -26,40 +26,40 @@ pub struct Stage {
 }
 
 /// What comes out of a stage.
-pub enum Passed<T> {
+pub enum Passed<D: Space> {
     /// The residual stream, `[r, h]`, for the next stage.
-    Stream(Buffer<T>),
+    Stream(Buffer<D>),
     /// The losses of the tokens, `[n]`.
-    Losses(Buffer<T>),
+    Losses(WideBuffer<D>),
 }
 
 /// What a stage keeps of a micro-batch.
-pub struct StageKept<T> {
-    blocks: Vec<BlockKept<T>>,
+pub struct StageKept<D: Space> {
+    blocks: Vec<BlockKept<D>>,
     /// The output layer's.
-    pub head: Option<HeadKept<T>>,
+    pub head: Option<HeadKept<D>>,
     /// The last norm's, where the output layer is elsewhere.
-    norm: Option<NormKept<T>>,
+    norm: Option<NormKept<D>>,
 }
 
 /// What a norm keeps: its input `[r, h]` and its rows' statistics.
-struct NormKept<T> {
-    x: Shared<T>,
-    statistics: Rc<Statistics<T>>,
+struct NormKept<D: Space> {
+    x: Shared<D>,
+    statistics: Rc<Statistics<D>>,
 }
 
-impl<T> StageKept<T> {
-    /// Elements held.
-    pub fn elements(&self) -> usize {
-        let head = self.head.as_ref().map_or(0, HeadKept::elements);
-        let norm = self.norm.as_ref().map_or(0, |norm| norm.x.len() + norm.statistics.elements());
-        self.blocks.iter().map(BlockKept::elements).sum::<usize>() + head + norm
+impl<D: Space> StageKept<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let head = self.head.as_ref().map_or(0, HeadKept::bytes);
+        let norm = self.norm.as_ref().map_or(0, |norm| norm.x.bytes() + norm.statistics.bytes());
+        self.blocks.iter().map(BlockKept::bytes).sum::<usize>() + head + norm
     }
 }
 
 /// Told when the gradients of the parameters from an element on, up to the end of the stage, are
 /// complete.
-pub type Finished<'a, T> = &'a mut dyn FnMut(&Store<T>, usize) -> Result<(), CommError>;
+pub type Finished<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
 
 impl Stage {
     /// Declares stage `index`. `embedding` is the table where this rank already holds it.
@@ -111,11 +111,11 @@ impl Stage {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(
+    pub fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Buffer<T>,
-    ) -> Result<(Passed<T>, StageKept<T>), CommError> {
+        ctx: &Context<'_, D>,
+        x: Buffer<D>,
+    ) -> Result<(Passed<D>, StageKept<D>), CommError> {
         let mut x = match &self.embedding {
             Some(embedding) => embedding.forward(ctx, x)?,
             None => x,
@@ -145,16 +145,16 @@ impl Stage {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn backward<T: Scalar>(
+    pub fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: StageKept<T>,
-        dy: Buffer<T>,
-        weights: &mut Weights<'_, T>,
-        finished: Finished<'_, T>,
-    ) -> Result<Buffer<T>, CommError> {
+        ctx: &Context<'_, D>,
+        kept: StageKept<D>,
+        dy: Buffer<D>,
+        weights: &mut Weights<'_, D>,
+        finished: Finished<'_, D>,
+    ) -> Result<Buffer<D>, CommError> {
         let mut bounds = self.bounds.iter().rev().skip(1);
-        let mut tell = |weights: &mut Weights<'_, T>| match (bounds.next(), weights) {
+        let mut tell = |weights: &mut Weights<'_, D>| match (bounds.next(), weights) {
             (Some(&from), Weights::Now(gradients)) => finished(gradients, from),
             _ => Ok(()),
         };
@@ -176,16 +176,16 @@ impl Stage {
     }
 }
 
-fn norm_backward<T: Scalar>(
-    ctx: &Context<'_, T>,
+fn norm_backward<D: Device>(
+    ctx: &Context<'_, D>,
     norm: &Norm,
-    kept: NormKept<T>,
-    dy: Buffer<T>,
-    weights: &mut Weights<'_, T>,
-) -> Buffer<T> {
+    kept: NormKept<D>,
+    dy: Buffer<D>,
+    weights: &mut Weights<'_, D>,
+) -> Buffer<D> {
     let (NormKept { x, statistics }, dy) = (kept, Rc::new(dy));
     let mut dx = ctx.buffer(x.len());
     norm.backward_input(ctx, &x, &statistics, &dy, &mut dx, Output::Overwrite);
-    weights.take(ctx.cpu, [WeightWork::Norm { norm: *norm, x, statistics, dy }]);
+    weights.take(ctx.device, [WeightWork::Norm { norm: *norm, x, statistics, dy }]);
     dx
 }

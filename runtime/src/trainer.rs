@@ -3,6 +3,7 @@
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks};
 use crate::data::{self, Samples};
+use crate::device::{Device, Host, Space};
 use crate::error::Error;
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::launched::{self, Place};
@@ -216,6 +217,7 @@ pub fn train<T: Scalar>(
 fn consequence(error: &Error) -> u8 {
     match error {
         Error::Comm(CommError::Lost { .. } | CommError::Aborted { .. }) => 2,
+        Error::Comm(CommError::Device(_)) => 0,
         Error::Comm(_) => 1,
         _ => 0,
     }
@@ -232,8 +234,8 @@ pub fn train_rank<T: Scalar>(
     world: Box<dyn Communicator>,
     threads: usize,
 ) -> Result<(), Error> {
-    let cpu = Cpu::new(threads)?;
-    let mut rank = Rank::<T>::new(program, world, cpu, Reduction::default(), flags.seed)?;
+    let device = Host::<T>::new(Cpu::new(threads)?);
+    let mut rank = Rank::new(program, world, device, Reduction::default(), flags.seed)?;
     let ended = Run::new(program, flags, interrupt, &mut rank).and_then(Run::train);
     match &ended {
         // All ranks end so, some of them later.
@@ -290,11 +292,11 @@ fn refuse(flag: &'static str, problem: &str) -> Result<(), Error> {
 }
 
 /// A rank on its way through the steps.
-struct Run<'a, 'p, T> {
+struct Run<'a, 'p, D: Space> {
     program: &'a Program,
     flags: &'a Flags,
     interrupt: &'a Interrupt,
-    rank: &'a mut Rank<'p, T>,
+    rank: &'a mut Rank<'p, D>,
     samples: Box<dyn Samples>,
     lr: LrSchedule,
     /// Rank 0's outputs.
@@ -307,7 +309,7 @@ struct Run<'a, 'p, T> {
     last: Option<Gradients>,
     /// Of the last step, where its norm is not awaited.
     told: Option<Told>,
-    peak_elements: usize,
+    peak_bytes: usize,
 }
 
 /// What a step tells of itself, beside what its gradients came to.
@@ -336,13 +338,13 @@ impl Output {
     }
 }
 
-impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
+impl<'a, 'p, D: Device> Run<'a, 'p, D> {
     /// Opens what the flags name, and fills the weights.
     fn new(
         program: &'a Program,
         flags: &'a Flags,
         interrupt: &'a Interrupt,
-        rank: &'a mut Rank<'p, T>,
+        rank: &'a mut Rank<'p, D>,
     ) -> Result<Self, Error> {
         let samples = data::open(&flags.data, program.seq_len(), flags.seed)?;
         enough_samples(&*samples, flags, program)?;
@@ -373,7 +375,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
             before,
             last,
             told: None,
-            peak_elements: 0,
+            peak_bytes: 0,
         })
     }
 
@@ -413,7 +415,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         self.dump_gradients(step)?;
         let (lr, updating) = (self.lr.at(step), Instant::now());
         self.rank.update(&self.flags.optimizer(), lr, result.norm);
-        self.peak_elements = self.peak_elements.max(result.outcome.peak_elements);
+        self.peak_bytes = self.peak_bytes.max(result.outcome.peak_bytes);
         if let Some(trace) = &mut self.trace {
             trace.passes(&result.outcome.ran);
             trace.reductions(&result.reductions);
@@ -433,7 +435,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         let ends = before.map_or(Ok(false), |before| self.settled(before))?;
         self.dump_gradients(step)?;
         if let Some(outcome) = self.rank.pending_outcome() {
-            self.peak_elements = self.peak_elements.max(outcome.peak_elements);
+            self.peak_bytes = self.peak_bytes.max(outcome.peak_bytes);
         }
         self.told = Some(self.start_telling(step, lr, begin)?);
         Ok(ends)
@@ -464,8 +466,7 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
     }
 
     fn start_telling(&self, step: u64, lr: f64, begin: Instant) -> Result<Told, Error> {
-        let activations = self.peak_elements * size_of::<T>();
-        let peak = (self.rank.state_bytes() + activations as u64) as i64;
+        let peak = (self.rank.state_bytes() + self.peak_bytes as u64) as i64;
         let most = vec![peak, i64::from(self.interrupt.is_asked())];
         let most = self.rank.groups().world.start_all_reduce(most, Op::Max)?;
         Ok(Told { step, lr, seconds: begin.elapsed().as_secs_f64(), most })
@@ -504,8 +505,8 @@ impl<'a, 'p, T: Scalar> Run<'a, 'p, T> {
         };
         let (groups, inventory) = (self.rank.groups(), self.rank.inventory());
         let mut outcome = last.outcome.clone();
-        outcome.peak_elements = self.peak_elements;
-        let bytes = size_of::<T>() as u64;
+        outcome.peak_bytes = self.peak_bytes;
+        let bytes = [size_of::<D::Stored>(), size_of::<D::Wide>()];
         let report = RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };

@@ -5,11 +5,11 @@ mod common;
 
 use common::{Split, golden, golden_gradients, model};
 use models::model::{Activation, Gelu, ModelSpec};
+use runtime::Host;
 use runtime::Rank;
 use runtime::checkpoint::{Checkpoint, Whole, write};
 use runtime::comm::Solo;
 use runtime::data::{Sample, Samples};
-use runtime::kernels::Cpu;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn gradients(model: &ModelSpec, case: &str, weights: &Tensors, folder: &Path) ->
     let split = Split::default();
     let program = split.program(model);
     let world = Box::new(Solo::new());
-    let mut rank = Rank::<f64>::new(&program, world, Cpu::serial(), split.reduction, 7).unwrap();
+    let mut rank = Rank::new(&program, world, Host::<f64>::serial(), split.reduction, 7).unwrap();
     rank.load(&Checkpoint::open(&path).unwrap()).unwrap();
     let result = rank.gradients(&Masked(common::open(case)), 0, None).unwrap();
     (result.loss, rank.whole_gradients().unwrap().unwrap())

@@ -7,9 +7,8 @@ use common::{Split, check, expected, golden, model, open, train};
 use models::schedule::ScheduleName;
 use runtime::checkpoint::{Checkpoint, TensorFile};
 use runtime::comm::run_ranks;
-use runtime::kernels::Cpu;
 use runtime::program::Recompute;
-use runtime::{Rank, Scalar};
+use runtime::{Host, Rank, Scalar};
 
 /// Each case on one rank, in one micro-batch, all 20 steps.
 macro_rules! one_rank {
@@ -69,7 +68,7 @@ fn llama_gqa_on_two_replicas() {
 fn outputs<T: Scalar>(case: &str, split: &Split) -> (Vec<f64>, Vec<f64>) {
     let (program, vocab) = (split.program(&model(case)), model(case).vocab as usize);
     let ranks = run_ranks(split.ranks(), runtime::comm::Options::default(), |world| {
-        let mut rank = Rank::<T>::new(&program, world, Cpu::serial(), split.reduction, 0).unwrap();
+        let mut rank = Rank::new(&program, world, Host::<T>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap();
         let (mut nll, mut logits) = (Vec::new(), Vec::new());
         let mut watch = |micro_batch: usize, losses: &[T], columns: &[T]| {

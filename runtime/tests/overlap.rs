@@ -5,15 +5,14 @@ mod common;
 use common::{Split, golden, model, open};
 use runtime::checkpoint::Checkpoint;
 use runtime::comm::{Options, run_ranks};
-use runtime::kernels::Cpu;
-use runtime::{Gradients, Rank, Reduction};
+use runtime::{Gradients, Host, Rank, Reduction};
 
 /// Every rank's first step.
 fn step(split: &Split) -> Vec<Gradients> {
     let program = split.program(&model("llama_gqa"));
     run_ranks(split.ranks(), Options::default(), |world| {
         let mut rank =
-            Rank::<f32>::new(&program, world, Cpu::serial(), split.reduction, 0).unwrap();
+            Rank::new(&program, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden("llama_gqa")).unwrap()).unwrap();
         rank.gradients(&*open("llama_gqa"), 0, None).unwrap()
     })

@@ -54,6 +54,7 @@ fn stage(stage: usize, first_layer: usize, layers: usize, counts: [usize; 3]) ->
         vocab_share: VocabShare { input: 0.0, output: 0.0 },
         recompute: BTreeMap::from(recompute),
         memory: StageMemory { parameters: 10 + stage as u64, ..StageMemory::default() }.summed(),
+        copy: None,
     }
 }
 

@@ -3,24 +3,23 @@
 mod common;
 
 use common::{Split, golden, model, open};
-use runtime::Rank;
 use runtime::checkpoint::Checkpoint;
 use runtime::comm::{Options, run_ranks};
-use runtime::kernels::Cpu;
 use runtime::program::Recompute;
+use runtime::{Host, Rank};
 
 /// Tensor-parallel calls of a step by name, and the most elements kept.
 fn traffic(case: &str, split: &Split) -> (Vec<(&'static str, u64)>, usize) {
     let program = split.program(&model(case));
     let ranks = run_ranks(split.ranks(), Options::default(), |world| {
         let mut rank =
-            Rank::<f32>::new(&program, world, Cpu::serial(), split.reduction, 0).unwrap();
+            Rank::new(&program, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap();
         let result = rank.gradients(&*open(case), 0, None).unwrap();
         let all = rank.groups().world.stats().traffic();
         let tp = all.into_iter().filter(|((group, _), _)| group == "tp");
         let calls = tp.map(|((_, call), counted)| (call, counted.calls)).collect();
-        (calls, result.outcome.peak_elements)
+        (calls, result.outcome.peak_bytes)
     });
     ranks.into_iter().next().unwrap()
 }

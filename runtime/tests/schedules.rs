@@ -16,9 +16,8 @@ use models::model::{ModelSpec, read};
 use models::schedule::{Schedule, ScheduleName, StageLayout};
 use runtime::comm::{Delays, Options, run_ranks};
 use runtime::data::{Sample, Samples};
-use runtime::kernels::Cpu;
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Gradients, Optimizer, Rank};
+use runtime::{Error, Gradients, Host, Optimizer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -448,7 +447,7 @@ fn trained_ahead(case: &Case, optimizer: &Optimizer, steps: u64, delays: Option<
         (Program { post_validation: true, ..case.program() }, Made(case.vocab));
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::<f64>::new(&program, world, Cpu::serial(), reduction, 1234).unwrap();
+        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let mut results = Vec::new();
         for step in 0..steps {
@@ -466,7 +465,7 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
     let (program, samples) = (case.program(), Made(case.vocab));
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::<f64>::new(&program, world, Cpu::serial(), reduction, 1234).unwrap();
+        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let mut results = Vec::new();
         for step in 0..steps {
@@ -480,7 +479,7 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
 }
 
 /// Rank 0's numbers, and its last gradients.
-fn finished(rank: &Rank<'_, f64>, results: &[Gradients]) -> Option<Run> {
+fn finished(rank: &Rank<'_, Host<f64>>, results: &[Gradients]) -> Option<Run> {
     let (gradients, weights) = (rank.whole_gradients().unwrap(), rank.whole_weights().unwrap());
     let losses = results.iter().map(|result| result.loss).collect();
     let norms = results.iter().map(|result| result.norm).collect();
@@ -526,7 +525,7 @@ fn post_validation_stops_before_weights_are_spoiled() {
     let optimizer = Optimizer { clip: None, ..common::optimizer() };
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::<f64>::new(&program, world, Cpu::serial(), reduction, 1234).unwrap();
+        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let samples = Made(case.vocab);
         // A rate beyond all measure: the second step's numbers are not finite.

@@ -25,6 +25,8 @@ pub struct Members {
     /// The placements.
     pub list: Vec<Ranges>,
     members: Vec<Member>,
+    /// Members by the layers of their fullest device, fewest first: the fastest is likely among them.
+    evenest_first: Vec<usize>,
     /// By device, micro-batches in flight of the first and of the last chunk.
     held: Vec<(f64, f64)>,
     /// By kind, fewest layers times micro-batches in flight that a member has on all devices.
@@ -49,6 +51,8 @@ struct Member {
     corners: Vec<usize>,
     /// Layers by stage.
     stages: Vec<Counts>,
+    /// The device with most layers.
+    fullest: usize,
 }
 
 /// What a device holds.
@@ -134,7 +138,10 @@ impl Members {
             Some(most) => most.iter().copied().fold(1.0, f64::max),
             None => members.iter().map(Member::most_held).fold(1.0, f64::max),
         };
+        let mut evenest_first: Vec<usize> = (0..members.len()).collect();
+        evenest_first.sort_by_key(|&member: &usize| members[member].most_layers());
         Self {
+            evenest_first,
             held: in_flight.iter().map(end).collect(),
             least_held: [0, 1, 2, 3].map(of_kind),
             most_held,
@@ -214,11 +221,17 @@ impl Member {
         let stands_for =
             |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
         let corners = (0..p).filter(|&device| !stands_for(device)).collect();
-        Self { before, devices, corners, stages }
+        let fullest = (0..p).max_by_key(|&device| devices[device].layers.iter().sum::<usize>());
+        Self { before, devices, corners, stages, fullest: fullest.unwrap_or(0) }
     }
 }
 
 impl Member {
+    /// Layers of the fullest device.
+    fn most_layers(&self) -> usize {
+        self.devices[self.fullest].layers.iter().sum()
+    }
+
     /// Layers of a kind times their micro-batches in flight.
     fn held(&self, kind: usize) -> f64 {
         let alike = self.devices.iter().flat_map(|device| &device.alike);
@@ -281,7 +294,8 @@ impl Lister<'_> {
     pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
         let trade = Trade::new(&self.work.kinds, self.line.options());
         let mut least_s = limit_s;
-        for member in &members.members {
+        for &member in &members.evenest_first {
+            let member = &members.members[member];
             least_s = least_s.min(self.member_s(members, member, &trade, least_s));
         }
         if least_s < limit_s { least_s } else { f64::INFINITY }
@@ -298,7 +312,8 @@ impl Lister<'_> {
     /// A member's bound; infinite where it is not below the limit.
     fn member_s(&self, members: &Members, member: &Member, trade: &Trade, limit_s: f64) -> f64 {
         let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
-        let free_s = self.rows_s(members, member, &member.corners, pinned_s);
+        let free_s =
+            self.rows_s(members, member, member.corners.iter().copied(), limit_s, pinned_s);
         if free_s >= limit_s {
             return f64::INFINITY;
         }
@@ -317,14 +332,14 @@ impl Lister<'_> {
         (free_s, limit_s): (f64, f64),
     ) -> f64 {
         let p = self.line.devices;
-        let all: Vec<usize> = (0..p).collect();
+        let all = || 0..p;
         let free = |device: usize| self.free_bytes(member, device, members.held[device]);
         if self.line.chunks == 1 {
             let needs_s = |device: usize| {
                 let of = &member.devices[device];
                 trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
             };
-            return self.rows_s(members, member, &all, needs_s);
+            return self.rows_s(members, member, all(), limit_s, needs_s);
         }
         // Most pipelines that do not fit show it on their first device.
         if !self.leanest_fits(&member.devices[0], free(0)) {
@@ -334,7 +349,7 @@ impl Lister<'_> {
             let needs_s = |device: usize| {
                 self.any_mix_s(&member.devices[device], trade, most[device], free(device))
             };
-            return self.rows_s(members, member, &all, needs_s);
+            return self.rows_s(members, member, all(), limit_s, needs_s);
         }
         let chains = Levels::chains(self.line.recompute);
         let mut least_s = f64::INFINITY;
@@ -353,7 +368,8 @@ impl Lister<'_> {
                 // No recomputation is what the rows were without memory.
                 return least_s.min(free_s);
             }
-            least_s = least_s.min(self.rows_s(members, member, &all, |device| recompute_s[device]));
+            let own_s = |device: usize| recompute_s[device];
+            least_s = least_s.min(self.rows_s(members, member, all(), limit_s, own_s));
         }
         least_s
     }
@@ -450,21 +466,25 @@ impl Lister<'_> {
     }
 
     /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
-    /// micro-batch.
+    /// micro-batch; the first that reaches the limit, where one does.
     fn rows_s(
         &self,
         members: &Members,
         member: &Member,
-        devices: &[usize],
+        devices: impl Iterator<Item = usize>,
+        limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
         if !members.marks.is_empty() {
-            return self.marked_rows_s(members, member, recompute_s);
+            return self.marked_rows_s(members, member, limit_s, recompute_s);
         }
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
-        for &device in devices {
+        for device in devices {
             let own_s = recompute_s(device);
             longest_s = longest_s.max(self.row_s(member, device, own_s));
+            if longest_s >= limit_s {
+                return longest_s;
+            }
             recomputing_s += own_s;
         }
         let way_s = super::closed::looped_way_s(self.line, self.whole_s() + recomputing_s);
@@ -473,14 +493,22 @@ impl Lister<'_> {
         longest_s.max(way_s) + tail_s
     }
 
-    /// The longest chain between milestones, s.
+    /// The same between milestones.
     fn marked_rows_s(
         &self,
         members: &Members,
         member: &Member,
+        limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
         let line = self.line;
+        // A device does all its work, however long it waits for it.
+        let of_fullest_s = load_s(self.work, &member.devices[member.fullest].layers)
+            + recompute_s(member.fullest)
+            + line.passes_s();
+        if line.m() * of_fullest_s >= limit_s {
+            return line.m() * of_fullest_s;
+        }
         let ways = Ways::new(line, self.work, &member.stages);
         let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
         for (device, marks) in members.marks.iter().enumerate() {
@@ -499,6 +527,9 @@ impl Lister<'_> {
             let tail_s = self.state.tail_of_s(params, line.chunks);
             let last_s = ends.last_backward_s + ways.back_s[device];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            if longest_s >= limit_s {
+                return longest_s;
+            }
             recomputing_s += shared_s;
         }
         longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)

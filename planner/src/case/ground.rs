@@ -7,7 +7,7 @@ use super::layers::Layers;
 use super::mixes::{self, MixCost};
 use super::pipelines::{PipelineKey, Pipelines};
 use crate::cost::collective::{self, Collective};
-use crate::cost::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
+use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::state::{LocalParams, layer_params};
 use crate::placement::Pipeline;
@@ -42,6 +42,8 @@ pub struct Ground<'a> {
     floors: RefCell<HashMap<SheetKey, Rc<Sheet>>>,
     /// By everything but the split of experts.
     shared: RefCell<HashMap<SheetKey, Rc<Shared>>>,
+    /// By tokens of a rank, tensor-parallel degree, sequence parallelism and number format: by kind.
+    bodies: RefCell<HashMap<(u64, u64, bool, Dtype), Rc<[Body]>>>,
     experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
@@ -135,6 +137,7 @@ impl<'a> Ground<'a> {
             sheets: RefCell::default(),
             floors: RefCell::default(),
             shared: RefCell::default(),
+            bodies: RefCell::default(),
             experts: RefCell::default(),
             expert_floors: RefCell::default(),
             vocab_shards: RefCell::default(),
@@ -192,9 +195,12 @@ impl<'a> Ground<'a> {
         }
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let experts = self.expert_floor(&shape);
-        let floor = |&kind: &LayerKind| pricer.layer_floor(kind, &shape, experts);
-        let layer = self.layers.kinds.iter().map(floor).collect();
-        let sheet = Rc::new(Sheet { layer, ..self.price_ends(&shape) });
+        let floor = |(&kind, pieces): (&LayerKind, &Pieces)| {
+            pricer.layer_floor(kind, &shape, pieces, experts)
+        };
+        let shared = self.price_shared(&shape);
+        let layer = self.layers.kinds.iter().zip(&shared.pieces).map(floor).collect();
+        let sheet = Rc::new(self.sheet_of(layer, &shape, &shared));
         self.floors.borrow_mut().insert(key, Rc::clone(&sheet));
         sheet
     }
@@ -280,18 +286,20 @@ impl<'a> Ground<'a> {
 
     fn price(&self, shape: &Shape) -> Sheet {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let kinds = || self.layers.kinds.iter();
-        if self.model.moe.is_none() {
-            let layer = kinds().map(|&kind| pricer.layer(kind, shape)).collect();
-            return Sheet { layer, ..self.price_ends(shape) };
-        }
         let shared = self.shared(shape);
-        let experts = self.experts(shape);
+        let dense = self.model.moe.is_none();
+        let experts = if dense { ExpertPieces::default() } else { self.experts(shape) };
         let layer =
             |(&kind, pieces): (&LayerKind, &Pieces)| pricer.layer_of(kind, shape, pieces, &experts);
+        let layers = self.layers.kinds.iter().zip(&shared.pieces).map(layer).collect();
+        self.sheet_of(layers, shape, &shared)
+    }
+
+    fn sheet_of(&self, layer: Vec<LayerCost>, shape: &Shape, shared: &Shared) -> Sheet {
+        let params = |&kind: &LayerKind| layer_params(self.model, kind, &shape.split);
         Sheet {
-            layer: kinds().zip(&shared.pieces).map(layer).collect(),
-            params: kinds().map(|&kind| layer_params(self.model, kind, &shape.split)).collect(),
+            layer,
+            params: self.layers.kinds.iter().map(params).collect(),
             vocab: shared.ends.vocab,
             tokens: shared.ends.tokens,
             hidden_bytes: shared.ends.hidden_bytes,
@@ -311,11 +319,25 @@ impl<'a> Ground<'a> {
         if let Some(known) = self.shared.borrow().get(&key) {
             return Rc::clone(known);
         }
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let pieces = self.layers.kinds.iter().map(|&kind| pricer.pieces(kind, shape)).collect();
-        let shared = Rc::new(Shared { pieces, ends: self.price_ends(shape) });
+        let shared = Rc::new(self.price_shared(shape));
         self.shared.borrow_mut().insert(key, Rc::clone(&shared));
         shared
+    }
+
+    fn price_shared(&self, shape: &Shape) -> Shared {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let bodies = self.bodies(shape);
+        let kinds = self.layers.kinds.iter().zip(bodies.iter());
+        let pieces = kinds.map(|(&kind, body)| pricer.pieces(kind, shape, body)).collect();
+        Shared { pieces, ends: self.price_ends(shape) }
+    }
+
+    fn bodies(&self, shape: &Shape) -> Rc<[Body]> {
+        let split = &shape.split;
+        let key = (split.tokens(self.model), split.tp, split.sequence_parallel, shape.dtype);
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let price = || self.layers.kinds.iter().map(|&kind| pricer.body(kind, shape)).collect();
+        Rc::clone(self.bodies.borrow_mut().entry(key).or_insert_with(price))
     }
 
     fn experts(&self, shape: &Shape) -> ExpertPieces {

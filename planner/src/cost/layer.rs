@@ -121,7 +121,8 @@ impl LayerPricer<'_> {
     /// Cost of one layer of `kind`.
     pub fn layer(&self, kind: LayerKind, shape: &Shape) -> LayerCost {
         let experts = if kind.moe { self.experts(shape) } else { ExpertPieces::default() };
-        self.layer_of(kind, shape, &self.pieces(kind, shape), &experts)
+        let pieces = self.pieces(kind, shape, &self.body(kind, shape));
+        self.layer_of(kind, shape, &pieces, &experts)
     }
 
     /// Cost of a layer from its pieces: what is left is how the experts' all-to-all is overlapped.
@@ -141,24 +142,36 @@ impl LayerPricer<'_> {
     }
 
     /// Lower bound on the cost of a layer whose experts' passes take at least `experts`.
-    pub fn layer_floor(&self, kind: LayerKind, shape: &Shape, experts: ThreePasses) -> LayerCost {
+    pub fn layer_floor(
+        &self,
+        kind: LayerKind,
+        shape: &Shape,
+        pieces: &Pieces,
+        experts: ThreePasses,
+    ) -> LayerCost {
         let experts = if kind.moe { experts } else { ThreePasses::default() };
-        self.layer_with(kind, shape, &self.pieces(kind, shape), experts)
+        self.layer_with(kind, shape, pieces, experts)
     }
 
     /// Everything of a layer that does not depend on how its experts are split.
-    pub fn pieces(&self, kind: LayerKind, shape: &Shape) -> Pieces {
-        let streams = self.streams(kind, shape);
-        let attention = self.attention_block(kind, shape);
-        let feed = self.feed_forward(kind, shape);
-        let selective = if self.every_second() {
-            // Of queries, keys, values, output, gate, up and down: keys, output and up.
-            streams.forward + self.second_products(shape) + feed.forward * SECOND_OF_FEED
-        } else {
-            self.selective(kind, shape, &streams)
-        };
-        let (tensor, spared) = (self.tensor_parallel(shape), self.spared(kind, shape));
-        Pieces { attention, feed, selective, streams, tensor, spared }
+    pub fn pieces(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Pieces {
+        let (forward, backward) = self.attention_core(kind, shape);
+        let mut attention = body.projections;
+        attention.forward += forward;
+        attention.input += backward;
+        Pieces { body: *body, attention, selective: self.selective(kind, shape, body) }
+    }
+
+    /// What depends on a rank's tokens, its tensor-parallel degree and the number format alone.
+    pub fn body(&self, kind: LayerKind, shape: &Shape) -> Body {
+        Body {
+            projections: self
+                .products(shape.dtype, &layer::attention_gemms(self.model, &shape.split)),
+            feed: self.feed_forward(kind, shape),
+            streams: self.streams(kind, shape),
+            tensor: self.tensor_parallel(shape),
+            spared: self.spared(kind, shape),
+        }
     }
 
     fn layer_with(
@@ -168,7 +181,8 @@ impl LayerPricer<'_> {
         pieces: &Pieces,
         moe: ThreePasses,
     ) -> LayerCost {
-        let Pieces { attention, feed, streams, tensor, selective, spared } = *pieces;
+        let Pieces { attention, selective, body } = *pieces;
+        let Body { feed, streams, tensor, spared, .. } = body;
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
@@ -247,15 +261,6 @@ impl LayerPricer<'_> {
 
     fn misalignment(&self) -> f64 {
         gemm::misalignment_factor(LocalHeads::new(self.model, 1).qk_dim)
-    }
-
-    fn attention_block(&self, kind: LayerKind, shape: &Shape) -> ThreePasses {
-        let gemms = layer::attention_gemms(self.model, &shape.split);
-        let mut passes = self.products(shape.dtype, &gemms);
-        let (forward, backward) = self.attention_core(kind, shape);
-        passes.forward += forward;
-        passes.input += backward;
-        passes
     }
 
     /// The product that ends a dense layer, where recomputation stops before it.
@@ -390,11 +395,16 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Selective recomputation: the attention core where its scores would be kept, else the norms and
-    /// the activation function.
-    fn selective(&self, kind: LayerKind, shape: &Shape, streams: &StreamCost) -> Parts {
+    /// Selective recomputation: every second product, or the attention core where its scores would be kept,
+    /// or else the norms and the activation function.
+    fn selective(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Parts {
+        if self.every_second() {
+            // Of queries, keys, values, output, gate, up and down: keys, output and up.
+            let second = self.second_products(shape);
+            return body.streams.forward + second + body.feed.forward * SECOND_OF_FEED;
+        }
         if self.fused_attention() {
-            return streams.selective;
+            return body.streams.selective;
         }
         let core = self.core_shape(kind, shape);
         Parts::compute(attention::forward_s(self.cluster, &core, shape.dtype))
@@ -593,11 +603,20 @@ impl std::ops::Add for ThreePasses {
 /// A layer but for its experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
+    body: Body,
+    /// Projections and core.
     attention: ThreePasses,
+    selective: Parts,
+}
+
+/// A layer but for its experts and its attention core.
+#[derive(Clone, Copy, Debug)]
+pub struct Body {
+    /// Of attention.
+    projections: ThreePasses,
     feed: ThreePasses,
     streams: StreamCost,
     tensor: Parts,
-    selective: Parts,
     /// What full recomputation leaves out.
     spared: Parts,
 }

@@ -51,7 +51,7 @@ type Raw = (Decisions, Arc<[ExpertSplit]>, u64);
 
 /// Work for all threads: they take one piece after another.
 enum Batch {
-    Contexts(Vec<Vec<Raw>>),
+    Contexts(Vec<Raw>),
     Items(Vec<Item>, f64, Arc<Paths>),
 }
 
@@ -95,7 +95,7 @@ impl<'scope> Team<'scope> {
     /// A thread did: our bug, passed on.
     fn work(&mut self, batch: Batch) -> Vec<Answer> {
         let pieces = match &batch {
-            Batch::Contexts(raw) => raw.len(),
+            Batch::Contexts(raw) => raw.len().div_ceil(CONTEXTS),
             Batch::Items(items, ..) => items.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
@@ -138,7 +138,7 @@ fn serve(
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
             let done = match batch.as_ref() {
-                Batch::Contexts(raw) => raw.get(piece).map(|raw| {
+                Batch::Contexts(raw) => raw.chunks(CONTEXTS).nth(piece).map(|raw| {
                     let bound = |(d, splits, count): &Raw| {
                         worker.context(d.clone(), Arc::clone(splits), *count)
                     };
@@ -222,10 +222,7 @@ impl<'a> Run<'a> {
 
     /// Fills the queue with all contexts.
     fn bound_contexts(&mut self, team: &mut Team<'_>) {
-        let raw = raw_contexts(self.task);
-        let pieces = raw.chunks(CONTEXTS).map(<[Raw]>::to_vec).collect();
-        drop(raw);
-        for answer in team.work(Batch::Contexts(pieces)) {
+        for answer in team.work(Batch::Contexts(raw_contexts(self.task))) {
             let Answer::Contexts(items) = answer else { continue };
             for item in items {
                 self.proof.candidates += item.count;

@@ -22,7 +22,7 @@ use models::schedule::one_f_one_b;
 use runtime::comm::{CommError, Communicator, Op, Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Optimizer, Rank, Reduction, kernels, models};
+use runtime::{Error, Host, Optimizer, Rank, Reduction, kernels, models};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -355,7 +355,8 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
         return clock.middle_s(|| Ok::<(), Error>(()));
     }
     let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
-    let mut rank = Rank::<f32>::new(&program, group, cpu, Reduction::default(), 1)?;
+    let device = Host::<f32>::new(cpu);
+    let mut rank = Rank::new(&program, group, device, Reduction::default(), 1)?;
     rank.initialise();
     let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };

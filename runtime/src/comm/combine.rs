@@ -2,11 +2,16 @@
 
 use super::{Element, Kind, Op};
 
+/// Where in one rank's buffer of an all-to-all-v the elements for `rank` are.
+pub(super) fn range_for_rank(kind: &Kind, rank: usize) -> std::ops::Range<usize> {
+    let Kind::AllToAllV { send_counts } = kind else { return 0..0 };
+    let begin = send_counts[..rank].iter().sum::<usize>();
+    begin..begin + send_counts[rank]
+}
+
 /// What one rank's buffer of an all-to-all-v holds for `rank`.
 pub(super) fn for_rank<'a, T>(of: &'a [T], kind: &Kind, rank: usize) -> &'a [T] {
-    let Kind::AllToAllV { send_counts } = kind else { return &[] };
-    let begin = send_counts[..rank].iter().sum::<usize>();
-    &of[begin..begin + send_counts[rank]]
+    &of[range_for_rank(kind, rank)]
 }
 
 /// A range of everybody's buffers, combined in the order of ranks.

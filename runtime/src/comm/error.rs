@@ -1,5 +1,6 @@
 //! What can go wrong between ranks.
 
+use crate::device::DeviceError;
 use thiserror::Error;
 
 /// A call that did not come about.
@@ -54,4 +55,7 @@ pub enum CommError {
         /// What is wrong with it.
         reason: String,
     },
+    /// What ranks compute on.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }

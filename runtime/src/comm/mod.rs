@@ -35,7 +35,7 @@ pub use call::{Call, Kind, Op, Tag};
 pub use error::CommError;
 pub use local::{LocalComm, run_ranks, world};
 pub use options::{Delays, Options};
-pub use payload::{Dtype, Element, Payload};
+pub use payload::{Cargo, Dtype, Element, Payload};
 pub use solo::Solo;
 pub use stats::{Counted, Stats, Traffic};
 pub use typed::Request;
@@ -53,6 +53,11 @@ pub trait Communicator: Send + Sync {
 
     /// What this rank has sent so far, over all its groups.
     fn stats(&self) -> &Stats;
+
+    /// Whether it carries memory of devices as it is; else it is given copies on the host.
+    fn carries_devices(&self) -> bool {
+        false
+    }
 
     /// Starts a call. What it takes and gives back is said at the typed operation.
     ///

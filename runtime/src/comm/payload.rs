@@ -1,4 +1,11 @@
-//! What travels: vectors of a few element types.
+//! What travels: vectors of a few element types, and memory of devices.
+
+use super::Op;
+use crate::device::DeviceError;
+use half::bf16;
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::Range;
 
 /// Element type of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,10 +18,12 @@ pub enum Dtype {
     I64,
     /// Byte.
     U8,
+    /// 16-bit float: the upper half of an `F32`.
+    Bf16,
 }
 
 impl Dtype {
-    pub(super) const ALL: [Self; 4] = [Self::F32, Self::F64, Self::I64, Self::U8];
+    pub(super) const ALL: [Self; 5] = [Self::F32, Self::F64, Self::I64, Self::U8, Self::Bf16];
 
     /// Name in errors.
     pub fn name(self) -> &'static str {
@@ -23,6 +32,7 @@ impl Dtype {
             Self::F64 => "f64",
             Self::I64 => "i64",
             Self::U8 => "u8",
+            Self::Bf16 => "bf16",
         }
     }
 
@@ -32,12 +42,53 @@ impl Dtype {
             Self::F32 => 4,
             Self::F64 | Self::I64 => 8,
             Self::U8 => 1,
+            Self::Bf16 => 2,
         }
     }
 }
 
-/// A vector of one of the element types.
-#[derive(Clone, Debug, PartialEq)]
+/// Memory of a device on its way between ranks whose process shares the device.
+///
+/// What is computed here is queued on the stream of the rank that gave this cargo, behind what others gave, and keeps
+/// alive what it reads until it has run.
+pub trait Cargo: Any + Debug + Send + Sync {
+    /// Its element type.
+    fn dtype(&self) -> Dtype;
+
+    /// Elements.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// To look at what it is.
+    fn as_any(&self) -> &dyn Any;
+
+    /// To take it as what it is.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+
+    /// A range of several, combined in their order, as wide as the device sums and rounded once.
+    ///
+    /// # Errors
+    /// They are of another device or element type.
+    fn reduced(
+        &self,
+        given: &[&dyn Cargo],
+        range: Range<usize>,
+        op: Op,
+    ) -> Result<Box<dyn Cargo>, DeviceError>;
+
+    /// Ranges of several, one behind the other.
+    ///
+    /// # Errors
+    /// They are of another device or element type.
+    fn joined(&self, parts: &[(&dyn Cargo, Range<usize>)]) -> Result<Box<dyn Cargo>, DeviceError>;
+}
+
+/// A vector of one of the element types, or memory of a device.
+#[derive(Debug)]
 pub enum Payload {
     /// 32-bit floats.
     F32(Vec<f32>),
@@ -47,6 +98,10 @@ pub enum Payload {
     I64(Vec<i64>),
     /// Bytes.
     U8(Vec<u8>),
+    /// 16-bit floats.
+    Bf16(Vec<bf16>),
+    /// Memory of a device, where the communicator carries it.
+    Device(Box<dyn Cargo>),
 }
 
 impl Payload {
@@ -57,6 +112,7 @@ impl Payload {
             Dtype::F64 => Self::F64(Vec::new()),
             Dtype::I64 => Self::I64(Vec::new()),
             Dtype::U8 => Self::U8(Vec::new()),
+            Dtype::Bf16 => Self::Bf16(Vec::new()),
         }
     }
 
@@ -67,16 +123,20 @@ impl Payload {
             Self::F64(_) => Dtype::F64,
             Self::I64(_) => Dtype::I64,
             Self::U8(_) => Dtype::U8,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::Device(cargo) => cargo.dtype(),
         }
     }
 
-    /// Its elements, little-endian.
+    /// Its elements, little-endian; none of a device's memory.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Self::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Self::I64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Self::U8(v) => v.clone(),
+            Self::Bf16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::Device(_) => Vec::new(),
         }
     }
 
@@ -90,6 +150,7 @@ impl Payload {
             Dtype::F64 => Self::F64(each(bytes, f64::from_le_bytes)),
             Dtype::I64 => Self::I64(each(bytes, i64::from_le_bytes)),
             Dtype::U8 => Self::U8(bytes.to_vec()),
+            Dtype::Bf16 => Self::Bf16(each(bytes, bf16::from_le_bytes)),
         }
     }
 
@@ -100,6 +161,8 @@ impl Payload {
             Self::F64(v) => v.len(),
             Self::I64(v) => v.len(),
             Self::U8(v) => v.len(),
+            Self::Bf16(v) => v.len(),
+            Self::Device(cargo) => cargo.len(),
         }
     }
 
@@ -162,3 +225,4 @@ element!(f32, F32, |a, b| a + b);
 element!(f64, F64, |a, b| a + b);
 element!(i64, I64, i64::wrapping_add);
 element!(u8, U8, u8::wrapping_add);
+element!(bf16, Bf16, |a, b| a + b);

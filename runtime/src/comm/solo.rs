@@ -41,6 +41,10 @@ impl Communicator for Solo {
         &self.stats
     }
 
+    fn carries_devices(&self) -> bool {
+        true
+    }
+
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         match call.kind {
             Kind::Send { .. } | Kind::Recv { .. } => Err(CommError::Invalid {

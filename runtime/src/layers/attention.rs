@@ -3,10 +3,10 @@
 use super::inner::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, WideBuffer};
+use crate::device::{Device, Gradients, Saved, Space};
 use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
-use crate::scalar::Scalar;
-use kernels::attention::{self, Attention as Shape, Gradients, ProbabilityDropout, Saved};
+use kernels::attention::{Attention as Shape, ProbabilityDropout};
 use kernels::{Output, rope};
 use models::model::{ModelSpec, Positions};
 use std::rc::Rc;
@@ -31,17 +31,18 @@ pub struct Attention {
 }
 
 /// What the backward pass of a micro-batch needs.
-pub struct AttentionKept<T> {
-    q: Buffer<T>,
-    k: Buffer<T>,
-    v: Buffer<T>,
-    out: Shared<T>,
-    lse: Buffer<T>,
+pub struct AttentionKept<D: Space> {
+    q: Buffer<D>,
+    k: Buffer<D>,
+    v: Buffer<D>,
+    out: Shared<D>,
+    lse: WideBuffer<D>,
 }
 
-impl<T> Kept for AttentionKept<T> {
-    fn elements(&self) -> usize {
-        self.q.len() + self.k.len() + self.v.len() + self.out.len() + self.lse.len()
+impl<D: Space> Kept for AttentionKept<D> {
+    fn bytes(&self) -> usize {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Buffer::bytes);
+        q + k + v + self.out.bytes() + self.lse.bytes()
     }
 
     // The scores, which selective recomputation is about, are never kept.
@@ -102,7 +103,7 @@ impl Attention {
         }
     }
 
-    fn shape<T: Scalar>(&self, ctx: &Context<'_, T>) -> Shape {
+    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Shape {
         let batch = ctx.batch;
         let (b, s) = (batch.sequences, batch.seq_len);
         let draws = ctx.draws.map(|draws| ProbabilityDropout {
@@ -126,61 +127,64 @@ impl Attention {
     }
 }
 
-impl<T: Scalar> Inner<T> for Attention {
-    type Kept = AttentionKept<T>;
-    type Work = AttentionWork<T>;
+impl<D: Device> Inner<D> for Attention {
+    type Kept = AttentionKept<D>;
+    type Work = AttentionWork<D>;
 
-    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> AttentionKept<T> {
-        let (cpu, n) = (ctx.cpu, ctx.tokens());
+    fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> AttentionKept<D> {
+        let (device, n) = (ctx.device, ctx.tokens());
         let mut q = self.q.forward(ctx, h);
         let mut k = self.k.forward(ctx, h);
         let v = self.v.forward(ctx, h);
         if self.rotary {
-            rope::forward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut q);
-            rope::forward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut k);
+            let table = ctx.batch.rope.view();
+            device.rope(&self.rope(n, self.heads), table, q.view_mut());
+            device.rope(&self.rope(n, self.kv_heads), table, k.view_mut());
         }
         let shape = self.shape(ctx);
         let mut out = ctx.buffer(shape.out_elements());
-        let mut lse = ctx.buffer(shape.lse_elements());
-        attention::forward(cpu, &shape, &q, &k, &v, &mut out, &mut lse);
+        let mut lse = ctx.wide(shape.lse_elements());
+        let (to, statistics) = (out.view_mut(), lse.view_mut());
+        device.attention(&shape, q.view(), k.view(), v.view(), to, statistics);
         AttentionKept { q, k, v, out: Rc::new(out), lse }
     }
 
-    fn project(&self, ctx: &Context<'_, T>, kept: &AttentionKept<T>) -> Buffer<T> {
+    fn project(&self, ctx: &Context<'_, D>, kept: &AttentionKept<D>) -> Buffer<D> {
         self.o.forward(ctx, &kept.out)
     }
 
     fn backward(
         &self,
-        ctx: &Context<'_, T>,
-        kept: &AttentionKept<T>,
-        dy: &Shared<T>,
-    ) -> (Buffer<T>, AttentionWork<T>) {
-        let (cpu, n) = (ctx.cpu, ctx.tokens());
+        ctx: &Context<'_, D>,
+        kept: &AttentionKept<D>,
+        dy: &Shared<D>,
+    ) -> (Buffer<D>, AttentionWork<D>) {
+        let (device, n) = (ctx.device, ctx.tokens());
         let mut dout = ctx.buffer(kept.out.len());
         self.o.backward_input(ctx, dy, &mut dout, Output::Overwrite);
         let (mut dq, mut dk) = (ctx.buffer(kept.q.len()), ctx.buffer(kept.k.len()));
         let mut dv = ctx.buffer(kept.v.len());
         let AttentionKept { q, k, v, out, lse } = kept;
-        let saved = Saved { q, k, v, out, lse };
-        let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-        let shape = self.shape(ctx);
-        attention::backward(cpu, &shape, &saved, &dout, &mut gradients, Output::Overwrite);
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let saved = Saved { q, k, v, out: out.view(), lse: lse.view() };
+        let gradients = Gradients { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        device.attention_backward(&self.shape(ctx), saved, dout.view(), gradients);
         if self.rotary {
-            rope::backward(cpu, &self.rope(n, self.heads), &ctx.batch.rope, &mut dq);
-            rope::backward(cpu, &self.rope(n, self.kv_heads), &ctx.batch.rope, &mut dk);
+            let table = ctx.batch.rope.view();
+            device.rope_backward(&self.rope(n, self.heads), table, dq.view_mut());
+            device.rope_backward(&self.rope(n, self.kv_heads), table, dk.view_mut());
         }
         let mut dh = ctx.buffer(n * self.q.inputs);
         self.q.backward_input(ctx, &dq, &mut dh, Output::Overwrite);
         self.k.backward_input(ctx, &dk, &mut dh, Output::Accumulate);
         self.v.backward_input(ctx, &dv, &mut dh, Output::Accumulate);
-        let work = AttentionWork { out: out.clone(), dy: dy.clone(), dq, dk, dv };
+        let work = AttentionWork { out: kept.out.clone(), dy: dy.clone(), dq, dk, dv };
         (dh, work)
     }
 
-    fn weights(&self, work: AttentionWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
+    fn weights(&self, work: AttentionWork<D>, h: &Shared<D>) -> Vec<WeightWork<D>> {
         let AttentionWork { out, dy, dq, dk, dv } = work;
-        let of = |linear: Linear, x: &Shared<T>, dy: Shared<T>| WeightWork::Linear {
+        let of = |linear: Linear, x: &Shared<D>, dy: Shared<D>| WeightWork::Linear {
             linear,
             x: x.clone(),
             dy,
@@ -195,12 +199,12 @@ impl<T: Scalar> Inner<T> for Attention {
 }
 
 /// What the work on weights reads, apart from the layer's input.
-pub struct AttentionWork<T> {
-    out: Shared<T>,
-    dy: Shared<T>,
-    dq: Buffer<T>,
-    dk: Buffer<T>,
-    dv: Buffer<T>,
+pub struct AttentionWork<D: Space> {
+    out: Shared<D>,
+    dy: Shared<D>,
+    dq: Buffer<D>,
+    dk: Buffer<D>,
+    dv: Buffer<D>,
 }
 
 /// Shape of a matrix in its checkpoint.

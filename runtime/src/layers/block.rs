@@ -8,10 +8,10 @@ use super::norm::{Norm, Statistics};
 use super::{Context, Names, WeightWork, Weights};
 use crate::buffer::Buffer;
 use crate::comm::CommError;
+use crate::device::{Device, Space};
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared};
 use crate::program::Recompute;
-use crate::scalar::Scalar;
-use kernels::{Output, elementwise};
+use kernels::Output;
 use models::model::ModelSpec;
 use std::rc::Rc;
 
@@ -24,24 +24,24 @@ pub struct Block {
 }
 
 /// What a layer keeps of a micro-batch for its backward pass.
-pub struct BlockKept<T>(Keeping<T>);
+pub struct BlockKept<D: Space>(Keeping<D>);
 
-type Halves<T> = (HalfKept<T, AttentionKept<T>>, HalfKept<T, MlpKept<T>>);
+type Halves<D> = (HalfKept<D, AttentionKept<D>>, HalfKept<D, MlpKept<D>>);
 
-enum Keeping<T> {
+enum Keeping<D: Space> {
     /// Of each half.
-    Halves(Box<Halves<T>>),
+    Halves(Box<Halves<D>>),
     /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
-    Input(Shared<T>, [Option<Shared<T>>; 2]),
+    Input(Shared<D>, [Option<Shared<D>>; 2]),
 }
 
-impl<T> BlockKept<T> {
-    /// Elements held.
-    pub fn elements(&self) -> usize {
+impl<D: Space> BlockKept<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
         match &self.0 {
-            Keeping::Halves(halves) => halves.0.elements() + halves.1.elements(),
+            Keeping::Halves(halves) => halves.0.bytes() + halves.1.bytes(),
             Keeping::Input(x, reduced) => {
-                x.len() + reduced.iter().flatten().map(|reduced| reduced.len()).sum::<usize>()
+                x.bytes() + reduced.iter().flatten().map(|reduced| reduced.bytes()).sum::<usize>()
             }
         }
     }
@@ -90,11 +90,11 @@ impl Block {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(
+    pub fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Buffer<T>,
-    ) -> Result<(Buffer<T>, BlockKept<T>), CommError> {
+        ctx: &Context<'_, D>,
+        x: Buffer<D>,
+    ) -> Result<(Buffer<D>, BlockKept<D>), CommError> {
         let (x, full) = (Rc::new(x), self.recompute == Recompute::Full);
         // Reducing again would cost more than keeping what was reduced.
         let keep = full && ctx.tp.size() > 1;
@@ -115,13 +115,13 @@ impl Block {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn backward<T: Scalar>(
+    pub fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: BlockKept<T>,
-        dy: Buffer<T>,
-        weights: &mut Weights<'_, T>,
-    ) -> Result<Buffer<T>, CommError> {
+        ctx: &Context<'_, D>,
+        kept: BlockKept<D>,
+        dy: Buffer<D>,
+        weights: &mut Weights<'_, D>,
+    ) -> Result<Buffer<D>, CommError> {
         let (first, second) = match kept.0 {
             Keeping::Halves(halves) => *halves,
             Keeping::Input(x, [attention, mlp]) => {
@@ -149,28 +149,28 @@ struct Half<I> {
 }
 
 /// What half a layer keeps of a micro-batch.
-struct HalfKept<T, K> {
+struct HalfKept<D: Space, K> {
     /// Input, `[r, h]`.
-    x: Shared<T>,
-    statistics: Rc<Statistics<T>>,
+    x: Shared<D>,
+    statistics: Rc<Statistics<D>>,
     /// Norm output, `[r, h]`, unless it is computed again.
-    h: Option<Shared<T>>,
+    h: Option<Shared<D>>,
     inner: K,
     /// Output of the block after the sum over ranks, `[r, h]`, where the norm behind it or
     /// recomputation needs it.
-    reduced: Option<Shared<T>>,
-    post: Option<Rc<Statistics<T>>>,
+    reduced: Option<Shared<D>>,
+    post: Option<Rc<Statistics<D>>>,
 }
 
-impl<T, K: Kept> HalfKept<T, K> {
-    fn elements(&self) -> usize {
+impl<D: Space, K: Kept> HalfKept<D, K> {
+    fn bytes(&self) -> usize {
         let shared = [&self.h, &self.reduced].into_iter().flatten();
-        let statistics = self.post.as_ref().map_or(0, |post| post.elements());
-        self.x.len()
-            + self.statistics.elements()
-            + self.inner.elements()
+        let statistics = self.post.as_ref().map_or(0, |post| post.bytes());
+        self.x.bytes()
+            + self.statistics.bytes()
+            + self.inner.bytes()
             + statistics
-            + shared.map(|shared| shared.len()).sum::<usize>()
+            + shared.map(|shared| shared.bytes()).sum::<usize>()
     }
 
     fn drop_cheap(&mut self) {
@@ -180,7 +180,7 @@ impl<T, K: Kept> HalfKept<T, K> {
 }
 
 /// A half's output, `[r, h]`, and what it keeps.
-type Forward<T, I> = (Buffer<T>, HalfKept<T, <I as Inner<T>>::Kept>);
+type Forward<D, I> = (Buffer<D>, HalfKept<D, <I as Inner<D>>::Kept>);
 
 /// What half a layer is called.
 struct HalfNames<'a> {
@@ -221,15 +221,15 @@ impl<I> Half<I> {
 
     /// `x[r, h] -> y[r, h]`. With what was `reduced` before, that is not computed again; `keep` asks
     /// for it.
-    fn forward<T: Scalar>(
+    fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Shared<T>,
-        reduced: Option<Shared<T>>,
+        ctx: &Context<'_, D>,
+        x: Shared<D>,
+        reduced: Option<Shared<D>>,
         keep: bool,
-    ) -> Result<Forward<T, I>, CommError>
+    ) -> Result<Forward<D, I>, CommError>
     where
-        I: Inner<T>,
+        I: Inner<D>,
     {
         let mut kept = self.before_projection(ctx, x)?;
         let reduced = match reduced {
@@ -238,7 +238,7 @@ impl<I> Half<I> {
         };
         kept.reduced = (keep || self.post.is_some()).then(|| reduced.clone());
         let mut y = match self.post {
-            None => Rc::unwrap_or_clone(reduced),
+            None => ctx.own(reduced),
             Some(post) => {
                 let (y, statistics) = post.forward(ctx, &reduced);
                 kept.post = Some(Rc::new(statistics));
@@ -246,19 +246,19 @@ impl<I> Half<I> {
             }
         };
         ctx.drop_stream(self.place, self.width, &mut y);
-        elementwise::axpy(ctx.cpu, T::ONE, &kept.x, &mut y);
+        ctx.device.add(kept.x.view(), y.view_mut());
         Ok((y, kept))
     }
 
     /// What [`Self::forward`] keeps; the output is computed only as far as that needs it.
-    fn forward_without_output<T: Scalar>(
+    fn forward_without_output<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Shared<T>,
-        reduced: Option<Shared<T>>,
-    ) -> Result<HalfKept<T, I::Kept>, CommError>
+        ctx: &Context<'_, D>,
+        x: Shared<D>,
+        reduced: Option<Shared<D>>,
+    ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
-        I: Inner<T>,
+        I: Inner<D>,
     {
         if self.post.is_some() {
             return self.forward(ctx, x, reduced, false).map(|(_, kept)| kept);
@@ -266,49 +266,50 @@ impl<I> Half<I> {
         self.before_projection(ctx, x)
     }
 
-    fn before_projection<T: Scalar>(
+    fn before_projection<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Shared<T>,
-    ) -> Result<HalfKept<T, I::Kept>, CommError>
+        ctx: &Context<'_, D>,
+        x: Shared<D>,
+    ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
-        I: Inner<T>,
+        I: Inner<D>,
     {
         let (h, statistics) = self.norm.forward(ctx, &x);
         let (h, statistics) = (Rc::new(h), Rc::new(statistics));
-        let inner = self.inner.forward(ctx, &ctx.enter(&h)?);
+        let entered = ctx.enter(&h)?;
+        let inner = self.inner.forward(ctx, &entered);
         Ok(HalfKept { x, statistics, h: Some(h), inner, reduced: None, post: None })
     }
 
-    fn project<T: Scalar>(
+    fn project<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
+        ctx: &Context<'_, D>,
         kept: &I::Kept,
-    ) -> Result<Shared<T>, CommError>
+    ) -> Result<Shared<D>, CommError>
     where
-        I: Inner<T>,
+        I: Inner<D>,
     {
         let mut reduced = ctx.leave(self.inner.project(ctx, kept))?;
         if let Some(bias) = self.bias {
-            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut reduced);
+            ctx.device.add_bias(ctx.weights.get(bias), reduced.view_mut());
         }
         Ok(Rc::new(reduced))
     }
 
     /// `dy[r, h] -> dx[r, h]`
-    fn backward<T: Scalar>(
+    fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: HalfKept<T, I::Kept>,
-        dy: Buffer<T>,
-        weights: &mut Weights<'_, T>,
-    ) -> Result<Buffer<T>, CommError>
+        ctx: &Context<'_, D>,
+        kept: HalfKept<D, I::Kept>,
+        dy: Buffer<D>,
+        weights: &mut Weights<'_, D>,
+    ) -> Result<Buffer<D>, CommError>
     where
-        I: Inner<T>,
+        I: Inner<D>,
     {
-        let cpu = ctx.cpu;
+        let device = ctx.device;
         let dreduced = self.backward_post(ctx, &kept, &dy, weights);
-        weights.take(cpu, self.bias.map(|bias| WeightWork::Bias { bias, dy: dreduced.clone() }));
+        weights.take(device, self.bias.map(|bias| WeightWork::Bias { bias, dy: dreduced.clone() }));
         let dprojected = ctx.enter(&dreduced)?;
         let again = || Rc::new(self.norm.forward(ctx, &kept.x).0);
         let h = kept.h.clone().unwrap_or_else(again);
@@ -316,25 +317,25 @@ impl<I> Half<I> {
         let (dh, work) = self.inner.backward(ctx, &kept.inner, &dprojected);
         // Weights' gradients are computed while the inputs' are being reduced.
         let leaving = ctx.start_leave(dh)?;
-        weights.take(cpu, self.inner.weights(work, &entering.wait()?));
-        let dh = Rc::new(leaving.wait()?);
+        weights.take(device, self.inner.weights(work, &entering.wait(ctx)?));
+        let dh = Rc::new(leaving.wait(ctx)?);
         let HalfKept { x, statistics, .. } = kept;
         let mut dx = dy;
         let output = Output::Accumulate;
         self.norm.backward_input(ctx, &x, &statistics, &dh, &mut dx, output);
-        weights.take(cpu, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
+        weights.take(device, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
         Ok(dx)
     }
 
     /// Through dropout and the norm behind the block.
-    fn backward_post<T: Scalar, K>(
+    fn backward_post<D: Device, K>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: &HalfKept<T, K>,
-        dy: &Buffer<T>,
-        weights: &mut Weights<'_, T>,
-    ) -> Shared<T> {
-        let mut dropped = dy.clone();
+        ctx: &Context<'_, D>,
+        kept: &HalfKept<D, K>,
+        dy: &Buffer<D>,
+        weights: &mut Weights<'_, D>,
+    ) -> Shared<D> {
+        let mut dropped = ctx.copy_of(dy);
         ctx.drop_stream(self.place, self.width, &mut dropped);
         let dropped = Rc::new(dropped);
         let (Some(norm), Some(x), Some(statistics)) = (self.post, &kept.reduced, &kept.post) else {
@@ -344,7 +345,7 @@ impl<I> Half<I> {
         let output = Output::Overwrite;
         norm.backward_input(ctx, x, statistics, &dropped, &mut dx, output);
         let (x, statistics) = (x.clone(), statistics.clone());
-        weights.take(ctx.cpu, [WeightWork::Norm { norm, x, statistics, dy: dropped }]);
+        weights.take(ctx.device, [WeightWork::Norm { norm, x, statistics, dy: dropped }]);
         Rc::new(dx)
     }
 }

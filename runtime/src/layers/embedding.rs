@@ -1,12 +1,12 @@
 //! Token embedding, split over the vocabulary, and learned positions. Where the vocabulary is split over the
 //! whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only positions.
 
-use super::{Context, Names, WeightWork, Weights};
+use super::{Context, Names, Numbers, WeightWork, Weights};
 use crate::buffer::Buffer;
 use crate::comm::CommError;
+use crate::device::Device;
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement};
-use crate::scalar::Scalar;
-use kernels::embedding::{self, Embedding};
+use kernels::embedding::Embedding;
 use models::model::{ModelSpec, Positions};
 use std::rc::Rc;
 
@@ -71,7 +71,7 @@ impl EmbeddingLayer {
         self.table
     }
 
-    fn vocabulary<T: Scalar>(&self, ctx: &Context<'_, T>) -> Embedding {
+    fn vocabulary<D: Device>(&self, ctx: &Context<'_, D>) -> Embedding {
         Embedding {
             tokens: ctx.tokens(),
             columns: self.hidden,
@@ -82,10 +82,9 @@ impl EmbeddingLayer {
     }
 
     /// Learned positions of this rank's rows of the stream.
-    fn positions<T: Scalar>(&self, ctx: &Context<'_, T>, rows: usize) -> (Embedding, Vec<i64>) {
-        let (first, tokens) = (ctx.first_row(), ctx.rows());
-        let of_rows = &ctx.batch.positions[first..first + tokens];
-        let ids = of_rows.iter().map(|&position| i64::from(position)).collect();
+    fn positions<D: Device>(&self, ctx: &Context<'_, D>, rows: usize) -> (Embedding, Numbers<D>) {
+        let tokens = ctx.rows();
+        let ids = ctx.batch.positions.part(ctx.first_row(), tokens);
         (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
     }
 
@@ -93,11 +92,11 @@ impl EmbeddingLayer {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(
+    pub fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        looked_up: Buffer<T>,
-    ) -> Result<Buffer<T>, CommError> {
+        ctx: &Context<'_, D>,
+        looked_up: Buffer<D>,
+    ) -> Result<Buffer<D>, CommError> {
         let mut x = match self.table {
             Some(table) => self.look_up(ctx, table)?,
             None => looked_up,
@@ -105,22 +104,22 @@ impl EmbeddingLayer {
         if let Some((part, rows)) = self.positions {
             let (shape, ids) = self.positions(ctx, rows);
             let mut y = ctx.buffer(x.len());
-            embedding::forward(ctx.cpu, &shape, &ids, ctx.weights.get(part), &mut y);
-            kernels::elementwise::axpy(ctx.cpu, T::ONE, &y, &mut x);
+            ctx.device.embedding(&shape, ids.view(), ctx.weights.get(part), y.view_mut());
+            ctx.device.add(y.view(), x.view_mut());
         }
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut x);
         Ok(x)
     }
 
-    fn look_up<T: Scalar>(
+    fn look_up<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
+        ctx: &Context<'_, D>,
         table: Part,
-    ) -> Result<Buffer<T>, CommError> {
+    ) -> Result<Buffer<D>, CommError> {
         let shape = self.vocabulary(ctx);
         let mut partial = ctx.buffer(shape.tokens * self.hidden);
         let table = ctx.weights.get(table);
-        embedding::forward(ctx.cpu, &shape, &ctx.batch.tokens, table, &mut partial);
+        ctx.device.embedding(&shape, ctx.batch.tokens.view(), table, partial.view_mut());
         ctx.leave(partial)
     }
 
@@ -129,24 +128,24 @@ impl EmbeddingLayer {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn backward<T: Scalar>(
+    pub fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        mut dx: Buffer<T>,
-        weights: &mut Weights<'_, T>,
-    ) -> Result<Buffer<T>, CommError> {
+        ctx: &Context<'_, D>,
+        mut dx: Buffer<D>,
+        weights: &mut Weights<'_, D>,
+    ) -> Result<Buffer<D>, CommError> {
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);
         let dx = Rc::new(dx);
         if let Some((table, rows)) = self.positions {
             let (shape, ids) = self.positions(ctx, rows);
-            let (ids, dy) = (Rc::new(ids), dx.clone());
-            weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
+            let dy = dx.clone();
+            weights.take(ctx.device, [WeightWork::Embedding { shape, table, ids, dy }]);
         }
         let Some(table) = self.table else {
-            return Ok(Rc::try_unwrap(dx).unwrap_or_else(|shared| (*shared).clone()));
+            return Ok(ctx.own(dx));
         };
         let (shape, ids, dy) = (self.vocabulary(ctx), ctx.batch.tokens.clone(), ctx.enter(&dx)?);
-        weights.take(ctx.cpu, [WeightWork::Embedding { shape, table, ids, dy }]);
+        weights.take(ctx.device, [WeightWork::Embedding { shape, table, ids, dy }]);
         Ok(Buffer::empty())
     }
 }

@@ -4,12 +4,12 @@
 use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use super::{Context, Names, WeightWork, Weights};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, WideBuffer};
 use crate::comm::{CommError, Op};
+use crate::device::{Device, RowSums, Space};
 use crate::params::{Inventory, Part, Shared};
-use crate::scalar::Scalar;
 use kernels::Output;
-use kernels::cross_entropy::{self, Logits};
+use kernels::cross_entropy::Logits;
 use models::model::ModelSpec;
 use std::rc::Rc;
 
@@ -23,24 +23,24 @@ pub struct HeadLayer {
 }
 
 /// What the backward pass of a micro-batch needs.
-pub struct HeadKept<T> {
-    x: Shared<T>,
-    statistics: Rc<Statistics<T>>,
-    h: Shared<T>,
-    logits: Buffer<T>,
-    max: Buffer<T>,
-    sum_exp: Buffer<T>,
+pub struct HeadKept<D: Space> {
+    x: Shared<D>,
+    statistics: Rc<Statistics<D>>,
+    h: Shared<D>,
+    logits: Buffer<D>,
+    max: WideBuffer<D>,
+    sum_exp: WideBuffer<D>,
 }
 
-impl<T> HeadKept<T> {
-    /// Elements held.
-    pub fn elements(&self) -> usize {
-        let rows = self.max.len() + self.sum_exp.len();
-        self.x.len() + self.statistics.elements() + self.h.len() + self.logits.len() + rows
+impl<D: Space> HeadKept<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let rows = self.max.bytes() + self.sum_exp.bytes();
+        self.x.bytes() + self.statistics.bytes() + self.h.bytes() + self.logits.bytes() + rows
     }
 
     /// This rank's columns of the logits, `[n, V/t]`, padding included.
-    pub fn logits(&self) -> &[T] {
+    pub fn logits(&self) -> &Buffer<D> {
         &self.logits
     }
 }
@@ -65,7 +65,7 @@ impl HeadLayer {
         Self { norm, output, vocab: model.vocab as usize, soft_cap: model.final_soft_cap }
     }
 
-    fn shape<T: Scalar>(&self, ctx: &Context<'_, T>) -> Logits {
+    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
         let columns = self.output.outputs;
         let first_column = (ctx.tp.rank() * columns).min(self.vocab);
         Logits {
@@ -81,62 +81,69 @@ impl HeadLayer {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn forward<T: Scalar>(
+    pub fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: Buffer<T>,
-    ) -> Result<(Buffer<T>, HeadKept<T>), CommError> {
-        let (cpu, x) = (ctx.cpu, Rc::new(x));
+        ctx: &Context<'_, D>,
+        x: Buffer<D>,
+    ) -> Result<(WideBuffer<D>, HeadKept<D>), CommError> {
+        let (device, x) = (ctx.device, Rc::new(x));
         let (h, statistics) = self.norm.forward(ctx, &x);
         let h = Rc::new(h);
-        let logits = self.output.forward(ctx, &ctx.enter(&h)?);
-        let (shape, labels) = (self.shape(ctx), &ctx.batch.labels);
+        let entered = ctx.enter(&h)?;
+        let logits = self.output.forward(ctx, &entered);
+        let (shape, labels) = (self.shape(ctx), ctx.batch.labels.view());
         let [mut max, mut sum_exp, mut target, mut loss] =
-            std::array::from_fn(|_| ctx.buffer(shape.rows));
-        cross_entropy::local_max(cpu, &shape, &logits, &mut max);
-        self.reduce(ctx, &mut max, Op::Max)?;
-        cross_entropy::local_sum_exp(cpu, &shape, &logits, labels, &max, &mut sum_exp, &mut target);
-        self.reduce(ctx, &mut sum_exp, Op::Sum)?;
-        self.reduce(ctx, &mut target, Op::Sum)?;
-        cross_entropy::loss(cpu, labels, &max, &sum_exp, &target, &mut loss);
+            std::array::from_fn(|_| ctx.wide(shape.rows));
+        device.local_max(&shape, logits.view(), max.view_mut());
+        max = self.reduce(ctx, max, Op::Max)?;
+        let (to, to_target) = (sum_exp.view_mut(), target.view_mut());
+        device.local_sum_exp(&shape, logits.view(), labels, max.view(), to, to_target);
+        sum_exp = self.reduce(ctx, sum_exp, Op::Sum)?;
+        target = self.reduce(ctx, target, Op::Sum)?;
+        let sums = RowSums { max: max.view(), sum_exp: sum_exp.view() };
+        device.loss(labels, sums, target.view(), loss.view_mut());
         Ok((loss, HeadKept { x, statistics: Rc::new(statistics), h, logits, max, sum_exp }))
     }
 
-    fn reduce<T: Scalar>(
+    fn reduce<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        values: &mut [T],
+        ctx: &Context<'_, D>,
+        values: WideBuffer<D>,
         op: Op,
-    ) -> Result<(), CommError> {
-        if ctx.tp.size() == 1 { Ok(()) } else { ctx.tp.all_reduce(values, op) }
+    ) -> Result<WideBuffer<D>, CommError> {
+        if ctx.tp.size() == 1 {
+            return Ok(values);
+        }
+        ctx.group().all_reduce(values.into_memory(), op).map(|values| ctx.pools.wide.adopt(values))
     }
 
     /// Gradient of the stream's last rows, `[r, h]`.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn backward<T: Scalar>(
+    pub fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: HeadKept<T>,
-        weights: &mut Weights<'_, T>,
-    ) -> Result<Buffer<T>, CommError> {
-        let (cpu, shape) = (ctx.cpu, self.shape(ctx));
+        ctx: &Context<'_, D>,
+        kept: HeadKept<D>,
+        weights: &mut Weights<'_, D>,
+    ) -> Result<Buffer<D>, CommError> {
+        let (device, shape) = (ctx.device, self.shape(ctx));
         let HeadKept { x, statistics, h, mut logits, max, sum_exp } = kept;
-        let (labels, scale) = (&ctx.batch.labels, ctx.batch.loss_scale);
-        cross_entropy::gradient_in_place(cpu, &shape, &mut logits, labels, &max, &sum_exp, scale);
+        let (labels, scale) = (ctx.batch.labels.view(), ctx.batch.loss_scale);
+        let sums = RowSums { max: max.view(), sum_exp: sum_exp.view() };
+        device.cross_entropy_gradient(&shape, logits.view_mut(), labels, sums, scale);
         let dlogits = Rc::new(logits);
         let entering = ctx.start_enter(&h)?;
         let mut dh = ctx.buffer(shape.rows * self.output.inputs);
         self.output.backward_input(ctx, &dlogits, &mut dh, Output::Overwrite);
         let leaving = ctx.start_leave(dh)?;
-        let (linear, entered) = (self.output, entering.wait()?);
-        weights.take(cpu, [WeightWork::Linear { linear, x: entered, dy: dlogits }]);
-        let dh = Rc::new(leaving.wait()?);
+        let (linear, entered) = (self.output, entering.wait(ctx)?);
+        weights.take(device, [WeightWork::Linear { linear, x: entered, dy: dlogits }]);
+        let dh = Rc::new(leaving.wait(ctx)?);
         let mut dx = ctx.buffer(x.len());
         let output = Output::Overwrite;
         self.norm.backward_input(ctx, &x, &statistics, &dh, &mut dx, output);
-        weights.take(cpu, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
+        weights.take(device, [WeightWork::Norm { norm: self.norm, x, statistics, dy: dh }]);
         Ok(dx)
     }
 }

@@ -2,38 +2,39 @@
 
 use super::{Context, WeightWork};
 use crate::buffer::Buffer;
+use crate::device::Device;
 use crate::params::Shared;
 
 /// What tensor-parallel ranks share in half a layer: from the normed stream `[n, h]` to partial sums
 /// of the output, `[n, h]`.
-pub(super) trait Inner<T> {
+pub(super) trait Inner<D: Device> {
     /// What the backward pass of a micro-batch needs.
     type Kept: Kept;
     /// What the work on weights reads, apart from the input.
     type Work;
 
     /// Everything up to the row-parallel matrix.
-    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> Self::Kept;
+    fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> Self::Kept;
 
     /// The row-parallel matrix.
-    fn project(&self, ctx: &Context<'_, T>, kept: &Self::Kept) -> Buffer<T>;
+    fn project(&self, ctx: &Context<'_, D>, kept: &Self::Kept) -> Buffer<D>;
 
     /// Gradient of the input, a partial sum, from that of the output.
     fn backward(
         &self,
-        ctx: &Context<'_, T>,
+        ctx: &Context<'_, D>,
         kept: &Self::Kept,
-        dy: &Shared<T>,
-    ) -> (Buffer<T>, Self::Work);
+        dy: &Shared<D>,
+    ) -> (Buffer<D>, Self::Work);
 
     /// The work on weights, given the input.
-    fn weights(&self, work: Self::Work, h: &Shared<T>) -> Vec<WeightWork<T>>;
+    fn weights(&self, work: Self::Work, h: &Shared<D>) -> Vec<WeightWork<D>>;
 }
 
 /// What is kept for a backward pass.
 pub(super) trait Kept {
-    /// Elements held.
-    fn elements(&self) -> usize;
+    /// Bytes held.
+    fn bytes(&self) -> usize;
 
     /// Forgets what selective recomputation computes again.
     fn drop_cheap(&mut self);

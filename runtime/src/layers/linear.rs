@@ -2,10 +2,10 @@
 
 use super::Context;
 use crate::buffer::Buffer;
+use crate::device::Device;
 use crate::params::{Part, Store};
-use crate::scalar::Scalar;
-use kernels::gemm::{Shape, gemm};
-use kernels::{Cpu, Output, elementwise};
+use kernels::Output;
+use kernels::gemm::Shape;
 
 /// A linear layer, or one rank's part of it. A row-parallel one has no bias here: it is added once,
 /// after the sum over ranks.
@@ -23,44 +23,43 @@ pub struct Linear {
 
 impl Linear {
     /// `x[n, in] -> y[n, out]`
-    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>, x: &[T]) -> Buffer<T> {
-        let rows = x.len() / self.inputs;
+    pub fn forward<D: Device>(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> Buffer<D> {
+        let (device, rows) = (ctx.device, x.len() / self.inputs);
         let mut y = ctx.buffer(rows * self.outputs);
         let shape = Shape::nt(rows, self.outputs, self.inputs);
-        gemm(ctx.cpu, &shape, T::ONE, x, ctx.weights.get(self.weight), T::ZERO, &mut y);
+        let w = ctx.weights.get(self.weight);
+        device.gemm(&shape, x.view(), w, y.view_mut(), Output::Overwrite);
         if let Some(bias) = self.bias {
-            elementwise::add_bias(ctx.cpu, ctx.weights.get(bias), &mut y);
+            device.add_bias(ctx.weights.get(bias), y.view_mut());
         }
         y
     }
 
     /// `dy[n, out] -> dx[n, in]`, stored or added.
-    pub fn backward_input<T: Scalar>(
+    pub fn backward_input<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        dy: &[T],
-        dx: &mut [T],
+        ctx: &Context<'_, D>,
+        dy: &Buffer<D>,
+        dx: &mut Buffer<D>,
         output: Output,
     ) {
-        let rows = dy.len() / self.outputs;
-        let shape = Shape::nn(rows, self.inputs, self.outputs);
-        let beta = if output == Output::Accumulate { T::ONE } else { T::ZERO };
-        gemm(ctx.cpu, &shape, T::ONE, dy, ctx.weights.get(self.weight), beta, dx);
+        let shape = Shape::nn(dy.len() / self.outputs, self.inputs, self.outputs);
+        let w = ctx.weights.get(self.weight);
+        ctx.device.gemm(&shape, dy.view(), w, dx.view_mut(), output);
     }
 
     /// `dW += dy^T x`, `dbias += sum of rows of dy`.
-    pub fn backward_weight<T: Scalar>(
+    pub fn backward_weight<D: Device>(
         &self,
-        cpu: &Cpu,
-        x: &[T],
-        dy: &[T],
-        gradients: &mut Store<T>,
+        device: &D,
+        x: &Buffer<D>,
+        dy: &Buffer<D>,
+        gradients: &mut Store<D>,
     ) {
-        let rows = x.len() / self.inputs;
-        let shape = Shape::tn(self.outputs, self.inputs, rows);
-        gemm(cpu, &shape, T::ONE, dy, x, T::ONE, gradients.get_mut(self.weight));
+        let shape = Shape::tn(self.outputs, self.inputs, x.len() / self.inputs);
+        device.gemm_add(&shape, dy.view(), x.view(), gradients.get_mut(self.weight));
         if let Some(bias) = self.bias {
-            elementwise::bias_gradient(cpu, dy, gradients.get_mut(bias));
+            device.bias_gradient(dy.view(), gradients.get_mut(bias));
         }
     }
 }

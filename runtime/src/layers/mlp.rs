@@ -5,10 +5,10 @@ use super::inner::{Inner, Kept};
 use super::linear::Linear;
 use super::{Context, Names, WeightWork};
 use crate::buffer::Buffer;
+use crate::device::{Device, Space};
 use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
-use crate::scalar::Scalar;
 use kernels::Output;
-use kernels::activation::{self, Activation};
+use kernels::activation::Activation;
 use models::model::{self, Gelu, ModelSpec};
 use std::rc::Rc;
 
@@ -22,19 +22,19 @@ pub struct Mlp {
 }
 
 /// What the backward pass of a micro-batch needs.
-pub struct MlpKept<T> {
+pub struct MlpKept<D: Space> {
     /// Input of the activation where it is gated, else empty, `[n, f/t]`.
-    gate: Buffer<T>,
+    gate: Buffer<D>,
     /// The other factor, or the input of the activation, `[n, f/t]`.
-    up: Buffer<T>,
+    up: Buffer<D>,
     /// Input of the second matrix, unless it is computed again, `[n, f/t]`.
-    product: Option<Shared<T>>,
+    product: Option<Shared<D>>,
 }
 
-impl<T> Kept for MlpKept<T> {
-    fn elements(&self) -> usize {
-        let product = self.product.as_ref().map_or(0, |product| product.len());
-        self.gate.len() + self.up.len() + product
+impl<D: Space> Kept for MlpKept<D> {
+    fn bytes(&self) -> usize {
+        let product = self.product.as_ref().map_or(0, |product| product.bytes());
+        self.gate.bytes() + self.up.bytes() + product
     }
 
     fn drop_cheap(&mut self) {
@@ -77,26 +77,27 @@ impl Mlp {
     }
 
     /// The activation.
-    fn product<T: Scalar>(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Shared<T> {
+    fn product<D: Device>(&self, ctx: &Context<'_, D>, kept: &MlpKept<D>) -> Shared<D> {
         if let Some(product) = &kept.product {
             return product.clone();
         }
         let mut y = ctx.buffer(kept.up.len());
         match self.gate {
             Some(_) => {
-                activation::gated_forward(ctx.cpu, self.activation, &kept.gate, &kept.up, &mut y);
+                let (gate, up) = (kept.gate.view(), kept.up.view());
+                ctx.device.gated(self.activation, gate, up, y.view_mut());
             }
-            None => activation::forward(ctx.cpu, self.activation, &kept.up, &mut y),
+            None => ctx.device.activation(self.activation, kept.up.view(), y.view_mut()),
         }
         Rc::new(y)
     }
 }
 
-impl<T: Scalar> Inner<T> for Mlp {
-    type Kept = MlpKept<T>;
-    type Work = MlpWork<T>;
+impl<D: Device> Inner<D> for Mlp {
+    type Kept = MlpKept<D>;
+    type Work = MlpWork<D>;
 
-    fn forward(&self, ctx: &Context<'_, T>, h: &[T]) -> MlpKept<T> {
+    fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> MlpKept<D> {
         let gate = self.gate.map_or_else(Buffer::empty, |gate| gate.forward(ctx, h));
         let up = self.up.forward(ctx, h);
         let mut kept = MlpKept { gate, up, product: None };
@@ -104,17 +105,17 @@ impl<T: Scalar> Inner<T> for Mlp {
         kept
     }
 
-    fn project(&self, ctx: &Context<'_, T>, kept: &MlpKept<T>) -> Buffer<T> {
+    fn project(&self, ctx: &Context<'_, D>, kept: &MlpKept<D>) -> Buffer<D> {
         self.down.forward(ctx, &self.product(ctx, kept))
     }
 
     fn backward(
         &self,
-        ctx: &Context<'_, T>,
-        kept: &MlpKept<T>,
-        dy: &Shared<T>,
-    ) -> (Buffer<T>, MlpWork<T>) {
-        let cpu = ctx.cpu;
+        ctx: &Context<'_, D>,
+        kept: &MlpKept<D>,
+        dy: &Shared<D>,
+    ) -> (Buffer<D>, MlpWork<D>) {
+        let (device, function) = (ctx.device, self.activation);
         let mut dproduct = ctx.buffer(kept.up.len());
         self.down.backward_input(ctx, dy, &mut dproduct, Output::Overwrite);
         let mut dgate = ctx.buffer(kept.gate.len());
@@ -122,20 +123,20 @@ impl<T: Scalar> Inner<T> for Mlp {
         let mut dh = ctx.buffer(ctx.tokens() * self.up.inputs);
         match self.gate {
             Some(gate) => {
-                activation::gated_backward(
-                    cpu,
-                    self.activation,
-                    &kept.gate,
-                    &kept.up,
-                    &dproduct,
-                    &mut dgate,
-                    &mut dup,
+                device.gated_backward(
+                    function,
+                    kept.gate.view(),
+                    kept.up.view(),
+                    dproduct.view(),
+                    dgate.view_mut(),
+                    dup.view_mut(),
                 );
                 gate.backward_input(ctx, &dgate, &mut dh, Output::Overwrite);
                 self.up.backward_input(ctx, &dup, &mut dh, Output::Accumulate);
             }
             None => {
-                activation::backward(cpu, self.activation, &kept.up, &dproduct, &mut dup);
+                let (up, dy) = (kept.up.view(), dproduct.view());
+                device.activation_backward(function, up, dy, dup.view_mut());
                 self.up.backward_input(ctx, &dup, &mut dh, Output::Overwrite);
             }
         }
@@ -143,10 +144,10 @@ impl<T: Scalar> Inner<T> for Mlp {
         (dh, work)
     }
 
-    fn weights(&self, work: MlpWork<T>, h: &Shared<T>) -> Vec<WeightWork<T>> {
+    fn weights(&self, work: MlpWork<D>, h: &Shared<D>) -> Vec<WeightWork<D>> {
         let MlpWork { product, dy, dgate, dup } = work;
         let of =
-            |linear: Linear, x: &Shared<T>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
+            |linear: Linear, x: &Shared<D>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
         let gate = self.gate.map(|gate| of(gate, h, Rc::new(dgate)));
         let mut works = vec![of(self.down, &product, dy), of(self.up, h, Rc::new(dup))];
         works.extend(gate);
@@ -155,11 +156,11 @@ impl<T: Scalar> Inner<T> for Mlp {
 }
 
 /// What the work on weights reads, apart from the block's input.
-pub struct MlpWork<T> {
-    product: Shared<T>,
-    dy: Shared<T>,
-    dgate: Buffer<T>,
-    dup: Buffer<T>,
+pub struct MlpWork<D: Space> {
+    product: Shared<D>,
+    dy: Shared<D>,
+    dgate: Buffer<D>,
+    dup: Buffer<D>,
 }
 
 /// The kernel's activation for a model.

@@ -32,20 +32,21 @@ pub use names::Names;
 pub use norm::{Norm, Statistics};
 pub use vocabulary::{Local, Parts, Reduced, ShardKept, Sums, VocabularyShard};
 
-use crate::buffer::{Buffer, Pool};
-use crate::comm::{CommError, Communicator, Op, Request};
-use crate::params::{Part, Shared, Store};
-use crate::scalar::Scalar;
-use kernels::dropout::{self, Dropout};
+use crate::buffer::{Buffer, Pools, WideBuffer};
+use crate::comm::{CommError, Communicator, Op};
+use crate::device::{Device, Group, Moving, Space};
+use crate::params::{Part, Shared, Store, WeightStore};
+use kernels::dropout::Dropout;
+use kernels::embedding as rows;
 use kernels::random::{Stream, View};
-use kernels::{Cpu, elementwise, embedding as rows};
 use linear::Linear;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The tokens of one micro-batch on one data-parallel replica, and what follows from them.
-#[derive(Clone, Debug)]
-pub struct MicroBatch<T> {
+pub struct MicroBatch<D: Space> {
     /// Sequences, `b`.
     pub sequences: usize,
     /// Tokens a sequence, `s`.
@@ -53,15 +54,59 @@ pub struct MicroBatch<T> {
     /// Number of its first sequence within the iteration's batch.
     pub first_sequence: usize,
     /// `[b, s]` token ids.
-    pub tokens: Rc<Vec<i64>>,
+    pub tokens: Numbers<D>,
     /// `[b, s]` ids to predict, -1 for none.
-    pub labels: Vec<i64>,
+    pub labels: Numbers<D>,
+    /// The same ids out of reach of any vocabulary, -1 for none; where a shard's softmax is taken before its targets.
+    pub elsewhere: Option<Numbers<D>>,
     /// `[b, s]` positions.
-    pub positions: Vec<u32>,
+    pub positions: Numbers<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
-    pub rope: Rc<Vec<T>>,
+    pub rope: Rc<WideBuffer<D>>,
     /// What each token's loss counts for: one over the valid tokens of the iteration.
     pub loss_scale: f64,
+}
+
+/// Ids, a run of which may be looked at.
+pub struct Numbers<D: Space> {
+    memory: Arc<D::Memory<i64>>,
+    range: Range<usize>,
+}
+
+impl<D: Space> Clone for Numbers<D> {
+    fn clone(&self) -> Self {
+        Self { memory: self.memory.clone(), range: self.range.clone() }
+    }
+}
+
+impl<D: Space> Numbers<D> {
+    /// These.
+    pub fn new(device: &D, values: Vec<i64>) -> Self {
+        let range = 0..values.len();
+        Self { memory: Arc::new(device.taken(values)), range }
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// All of them.
+    pub fn view(&self) -> D::View<'_, i64> {
+        D::view(&self.memory, self.range.clone())
+    }
+
+    /// Some of them.
+    #[must_use]
+    pub fn part(&self, first: usize, count: usize) -> Self {
+        let begin = self.range.start + first;
+        Self { memory: self.memory.clone(), range: begin..begin + count }
+    }
 }
 
 /// Which draws dropout uses.
@@ -76,24 +121,24 @@ pub struct Draws {
 }
 
 /// What layers are given for one pass.
-pub struct Context<'a, T> {
-    /// Threads.
-    pub cpu: &'a Cpu,
+pub struct Context<'a, D: Space> {
+    /// Where tensors lie.
+    pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
     /// The residual stream is split over them.
     pub sequence_parallel: bool,
     /// The rank's weights.
-    pub weights: &'a Store<T>,
+    pub weights: &'a WeightStore<D>,
     /// The tokens.
-    pub batch: &'a MicroBatch<T>,
+    pub batch: &'a MicroBatch<D>,
     /// Dropout, where there is any.
     pub draws: Option<Draws>,
     /// Memory.
-    pub pool: &'a Pool<T>,
+    pub pools: &'a Pools<D>,
 }
 
-impl<T: Scalar> Context<'_, T> {
+impl<'a, D: Device> Context<'a, D> {
     /// Tokens of the micro-batch, `n`.
     pub fn tokens(&self) -> usize {
         self.batch.sequences * self.batch.seq_len
@@ -109,9 +154,29 @@ impl<T: Scalar> Context<'_, T> {
         if self.splits() { self.tp.rank() * self.rows() } else { 0 }
     }
 
-    /// Memory for `len` elements, to be written before it is read.
-    pub(crate) fn buffer(&self, len: usize) -> Buffer<T> {
-        self.pool.take(len)
+    /// Memory for `len` activations, to be written before it is read.
+    pub(crate) fn buffer(&self, len: usize) -> Buffer<D> {
+        self.pools.stored.take(self.device, len)
+    }
+
+    /// Memory for `len` statistics, to be written before it is read.
+    pub(crate) fn wide(&self, len: usize) -> WideBuffer<D> {
+        self.pools.wide.take(self.device, len)
+    }
+
+    /// A copy.
+    pub(crate) fn copy_of(&self, buffer: &Buffer<D>) -> Buffer<D> {
+        self.pools.stored.copy_of(self.device, buffer)
+    }
+
+    /// The buffer itself where nobody shares it, else a copy.
+    pub(crate) fn own(&self, shared: Shared<D>) -> Buffer<D> {
+        Rc::try_unwrap(shared).unwrap_or_else(|shared| self.copy_of(&shared))
+    }
+
+    /// Tensor-parallel ranks, for what lies on the device.
+    pub(crate) fn group(&self) -> Group<'a, D> {
+        Group::new(self.device, self.tp)
     }
 
     fn splits(&self) -> bool {
@@ -122,18 +187,18 @@ impl<T: Scalar> Context<'_, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn enter(&self, x: &Shared<T>) -> Result<Shared<T>, CommError> {
-        self.start_enter(x)?.wait()
+    pub fn enter(&self, x: &Shared<D>) -> Result<Shared<D>, CommError> {
+        self.start_enter(x)?.wait(self)
     }
 
     /// Starts [`Self::enter`].
     ///
     /// # Errors
     /// As any collective call.
-    pub fn start_enter(&self, x: &Shared<T>) -> Result<Entering<T>, CommError> {
+    pub fn start_enter(&self, x: &Shared<D>) -> Result<Entering<D>, CommError> {
         if self.splits() {
-            let request = self.tp.start_all_gather(x.to_vec())?;
-            return Ok(Entering::Gathered(request, self.pool.clone()));
+            let own = self.device.copied(x.view());
+            return self.group().start_all_gather(own).map(Entering::Gathered);
         }
         Ok(Entering::Same(x.clone()))
     }
@@ -142,33 +207,33 @@ impl<T: Scalar> Context<'_, T> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn leave(&self, partial: Buffer<T>) -> Result<Buffer<T>, CommError> {
-        self.start_leave(partial)?.wait()
+    pub fn leave(&self, partial: Buffer<D>) -> Result<Buffer<D>, CommError> {
+        self.start_leave(partial)?.wait(self)
     }
 
     /// Starts [`Self::leave`].
     ///
     /// # Errors
     /// As any collective call.
-    pub fn start_leave(&self, partial: Buffer<T>) -> Result<Leaving<T>, CommError> {
+    pub fn start_leave(&self, partial: Buffer<D>) -> Result<Leaving<D>, CommError> {
         if self.tp.size() == 1 {
             return Ok(Leaving::Same(partial));
         }
-        let partial = partial.into_vec();
+        let (group, partial) = (self.group(), partial.into_memory());
         let request = match self.splits() {
-            true => self.tp.start_reduce_scatter(partial, Op::Sum),
-            false => self.tp.start_all_reduce(partial, Op::Sum),
+            true => group.start_reduce_scatter(partial, Op::Sum),
+            false => group.start_all_reduce(partial, Op::Sum),
         };
-        request.map(|request| Leaving::Reduced(request, self.pool.clone()))
+        request.map(Leaving::Reduced)
     }
 
     /// Dropout of stream rows `[r, w]`, the same mask however they are split; its own backward pass.
-    fn drop_stream(&self, place: u32, width: usize, x: &mut Buffer<T>) {
+    fn drop_stream(&self, place: u32, width: usize, x: &mut Buffer<D>) {
         let Some(draws) = self.draws else { return };
         let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();
         let view = View::contiguous((first * width) as u64, x.len());
         let mut y = self.buffer(x.len());
-        dropout::apply(self.cpu, &draws.at(place), &view, x, &mut y);
+        self.device.dropout(&draws.at(place), &view, x.view(), y.view_mut());
         *x = y;
     }
 }
@@ -180,75 +245,77 @@ impl Draws {
 }
 
 /// The input of split work, under way.
-pub enum Entering<T> {
+pub enum Entering<D: Space> {
     /// Nothing to do.
-    Same(Shared<T>),
+    Same(Shared<D>),
     /// Gathered from other ranks.
-    Gathered(Request<T>, Pool<T>),
+    Gathered(Moving<D, D::Stored>),
 }
 
-impl<T: Scalar> Entering<T> {
+impl<D: Device> Entering<D> {
     /// The input.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn wait(self) -> Result<Shared<T>, CommError> {
+    pub fn wait(self, ctx: &Context<'_, D>) -> Result<Shared<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
-            Self::Gathered(request, pool) => request.wait().map(|x| Rc::new(pool.adopt(x))),
+            Self::Gathered(moving) => {
+                moving.wait(ctx.device).map(|x| Rc::new(ctx.pools.stored.adopt(x)))
+            }
         }
     }
 }
 
 /// Stream rows, under way.
-pub enum Leaving<T> {
+pub enum Leaving<D: Space> {
     /// Nothing to do.
-    Same(Buffer<T>),
+    Same(Buffer<D>),
     /// Summed over other ranks.
-    Reduced(Request<T>, Pool<T>),
+    Reduced(Moving<D, D::Stored>),
 }
 
-impl<T: Scalar> Leaving<T> {
+impl<D: Device> Leaving<D> {
     /// The rows.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn wait(self) -> Result<Buffer<T>, CommError> {
+    pub fn wait(self, ctx: &Context<'_, D>) -> Result<Buffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
-            Self::Reduced(request, pool) => request.wait().map(|x| pool.adopt(x)),
+            Self::Reduced(moving) => moving.wait(ctx.device).map(|x| ctx.pools.stored.adopt(x)),
         }
     }
 }
 
 /// Work of the backward pass to weights, with what it reads.
-pub enum WeightWork<T> {
+pub enum WeightWork<D: Space> {
     /// `dW += dy^T x`, and the bias where there is one.
     Linear {
         /// The layer.
         linear: Linear,
         /// Its input, `[n, in]`.
-        x: Shared<T>,
+        x: Shared<D>,
         /// Gradient of its output, `[n, out]`.
-        dy: Shared<T>,
+        dy: Shared<D>,
     },
     /// `db += sum of rows of dy`.
     Bias {
         /// The bias.
         bias: Part,
         /// Gradient of what it was added to.
-        dy: Shared<T>,
+        dy: Shared<D>,
     },
     /// Scale and shift of a norm.
     Norm {
         /// The norm.
         norm: Norm,
         /// Its input, `[r, h]`.
-        x: Shared<T>,
+        x: Shared<D>,
         /// Of its rows.
-        statistics: Rc<Statistics<T>>,
+        statistics: Rc<Statistics<D>>,
         /// Gradient of its output.
-        dy: Shared<T>,
+        dy: Shared<D>,
     },
     /// Rows of an embedding.
     Embedding {
@@ -257,40 +324,36 @@ pub enum WeightWork<T> {
         /// The table.
         table: Part,
         /// Rows taken.
-        ids: Rc<Vec<i64>>,
+        ids: Numbers<D>,
         /// Gradient of the rows.
-        dy: Shared<T>,
+        dy: Shared<D>,
     },
 }
 
-impl<T: Scalar> WeightWork<T> {
+impl<D: Device> WeightWork<D> {
     /// Does it.
-    pub fn run(self, cpu: &Cpu, gradients: &mut Store<T>) {
+    pub fn run(self, device: &D, gradients: &mut Store<D>) {
         match self {
-            Self::Linear { linear, x, dy } => linear.backward_weight(cpu, &x, &dy, gradients),
-            Self::Bias { bias, dy } => {
-                elementwise::bias_gradient(cpu, &dy, gradients.get_mut(bias));
-            }
+            Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
+            Self::Bias { bias, dy } => device.bias_gradient(dy.view(), gradients.get_mut(bias)),
             Self::Norm { norm, x, statistics, dy } => {
-                norm.backward_weight(cpu, &x, &statistics, &dy, gradients);
+                norm.backward_weight(device, &x, &statistics, &dy, gradients);
             }
             Self::Embedding { shape, table, ids, dy } => {
-                rows::backward(cpu, &shape, &ids, &dy, gradients.get_mut(table));
+                let dtable = gradients.get_mut(table);
+                device.embedding_backward(&shape, ids.view(), dy.view(), dtable);
             }
         }
     }
 
-    /// Elements that these keep alive, each buffer once: projections of one input share it.
-    pub fn elements<'a>(works: impl Iterator<Item = &'a Self>) -> usize
-    where
-        T: 'a,
-    {
+    /// Bytes that these keep alive, each buffer once: projections of one input share it.
+    pub fn bytes<'a>(works: impl Iterator<Item = &'a Self>) -> usize {
         let mut seen = HashSet::new();
         let buffers = works.flat_map(Self::buffers).flatten();
-        buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.len()).sum()
+        buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.bytes()).sum()
     }
 
-    fn buffers(&self) -> [Option<&Shared<T>>; 2] {
+    fn buffers(&self) -> [Option<&Shared<D>>; 2] {
         match self {
             Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
@@ -299,24 +362,24 @@ impl<T: Scalar> WeightWork<T> {
 }
 
 /// When the backward pass to weights is done.
-pub enum Weights<'a, T> {
+pub enum Weights<'a, D: Space> {
     /// As soon as possible, while reductions of input gradients are under way.
-    Now(&'a mut Store<T>),
+    Now(&'a mut Store<D>),
     /// Later: it is collected, but for sums over rows, which cost next to nothing and would keep a norm's input
     /// and the gradient of its output.
-    Later(&'a mut Vec<WeightWork<T>>, &'a mut Store<T>),
+    Later(&'a mut Vec<WeightWork<D>>, &'a mut Store<D>),
 }
 
-impl<T: Scalar> Weights<'_, T> {
+impl<D: Device> Weights<'_, D> {
     /// Does or collects it.
-    pub(crate) fn take(&mut self, cpu: &Cpu, works: impl IntoIterator<Item = WeightWork<T>>) {
+    pub(crate) fn take(&mut self, device: &D, works: impl IntoIterator<Item = WeightWork<D>>) {
         match self {
-            Self::Now(gradients) => works.into_iter().for_each(|work| work.run(cpu, gradients)),
+            Self::Now(gradients) => works.into_iter().for_each(|work| work.run(device, gradients)),
             Self::Later(later, gradients) => {
                 for work in works {
                     match work {
                         WeightWork::Norm { .. } | WeightWork::Bias { .. } => {
-                            work.run(cpu, gradients);
+                            work.run(device, gradients);
                         }
                         WeightWork::Linear { .. } | WeightWork::Embedding { .. } => {
                             later.push(work);

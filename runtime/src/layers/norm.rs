@@ -1,12 +1,12 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
 use super::Context;
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, WideBuffer};
+use crate::device::{Device, Space};
 use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Store};
-use crate::scalar::Scalar;
-use kernels::layer_norm::{self, LayerNorm};
-use kernels::rms_norm::{self, RmsNorm};
-use kernels::{Cpu, Output};
+use kernels::Output;
+use kernels::layer_norm::LayerNorm;
+use kernels::rms_norm::RmsNorm;
 use models::model::{ModelSpec, NormKind};
 
 /// A norm over the hidden size.
@@ -21,18 +21,17 @@ pub struct Norm {
 }
 
 /// What the backward pass needs to know of each row.
-#[derive(Debug)]
-pub struct Statistics<T> {
+pub struct Statistics<D: Space> {
     /// LayerNorm's mean; empty for RMSNorm.
-    mean: Buffer<T>,
+    mean: WideBuffer<D>,
     /// One over the root mean square, or over the standard deviation.
-    inverse: Buffer<T>,
+    inverse: WideBuffer<D>,
 }
 
-impl<T> Statistics<T> {
-    /// Elements held.
-    pub fn elements(&self) -> usize {
-        self.mean.len() + self.inverse.len()
+impl<D: Space> Statistics<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.mean.bytes() + self.inverse.bytes()
     }
 }
 
@@ -74,62 +73,70 @@ impl Norm {
     }
 
     /// `x[r, h] -> y[r, h]`
-    pub fn forward<T: Scalar>(&self, ctx: &Context<'_, T>, x: &[T]) -> (Buffer<T>, Statistics<T>) {
+    pub fn forward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        x: &Buffer<D>,
+    ) -> (Buffer<D>, Statistics<D>) {
         let rows = x.len() / self.columns;
         let mut y = ctx.buffer(x.len());
-        let mut inverse = ctx.buffer(rows);
-        let (cpu, w) = (ctx.cpu, ctx.weights.get(self.weight));
+        let mut inverse = ctx.wide(rows);
+        let (device, w) = (ctx.device, ctx.weights.get(self.weight));
         let Some(bias) = self.bias else {
-            rms_norm::forward(cpu, &self.rms(rows), x, w, &mut y, &mut inverse);
+            let norm = self.rms(rows);
+            device.rms_norm(&norm, x.view(), w, y.view_mut(), inverse.view_mut());
             return (y, Statistics { mean: Buffer::empty(), inverse });
         };
-        let mut mean = ctx.buffer(rows);
+        let mut mean = ctx.wide(rows);
         let (norm, bias) = (self.layer(rows), ctx.weights.get(bias));
-        layer_norm::forward(cpu, &norm, x, w, bias, &mut y, &mut mean, &mut inverse);
+        let (to, to_mean, to_inverse) = (y.view_mut(), mean.view_mut(), inverse.view_mut());
+        device.layer_norm(&norm, x.view(), w, bias, to, to_mean, to_inverse);
         (y, Statistics { mean, inverse })
     }
 
     /// `dy[r, h] -> dx[r, h]`, stored or added.
-    pub fn backward_input<T: Scalar>(
+    pub fn backward_input<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        x: &[T],
-        statistics: &Statistics<T>,
-        dy: &[T],
-        dx: &mut [T],
+        ctx: &Context<'_, D>,
+        x: &Buffer<D>,
+        statistics: &Statistics<D>,
+        dy: &Buffer<D>,
+        dx: &mut Buffer<D>,
         output: Output,
     ) {
         let rows = x.len() / self.columns;
-        let (cpu, w) = (ctx.cpu, ctx.weights.get(self.weight));
-        let Statistics { mean, inverse } = statistics;
+        let (device, w) = (ctx.device, ctx.weights.get(self.weight));
+        let (mean, inverse) = (statistics.mean.view(), statistics.inverse.view());
+        let (x, dy, dx) = (x.view(), dy.view(), dx.view_mut());
         match self.bias {
             None => {
                 let norm = self.rms(rows);
-                rms_norm::backward_input(cpu, &norm, x, w, inverse, dy, dx, output);
+                device.rms_norm_backward_input(&norm, x, w, inverse, dy, dx, output);
             }
             Some(_) => {
                 let norm = self.layer(rows);
-                layer_norm::backward_input(cpu, &norm, x, w, mean, inverse, dy, dx, output);
+                device.layer_norm_backward_input(&norm, x, w, mean, inverse, dy, dx, output);
             }
         }
     }
 
     /// Adds to the gradients of scale and shift.
-    pub fn backward_weight<T: Scalar>(
+    pub fn backward_weight<D: Device>(
         &self,
-        cpu: &Cpu,
-        x: &[T],
-        statistics: &Statistics<T>,
-        dy: &[T],
-        gradients: &mut Store<T>,
+        device: &D,
+        x: &Buffer<D>,
+        statistics: &Statistics<D>,
+        dy: &Buffer<D>,
+        gradients: &mut Store<D>,
     ) {
         let rows = x.len() / self.columns;
-        let Statistics { mean, inverse } = statistics;
+        let (mean, inverse) = (statistics.mean.view(), statistics.inverse.view());
+        let (x, dy) = (x.view(), dy.view());
         let Some(bias) = self.bias else {
             let dw = gradients.get_mut(self.weight);
-            return rms_norm::backward_weight(cpu, &self.rms(rows), x, inverse, dy, dw);
+            return device.rms_norm_backward_weight(&self.rms(rows), x, inverse, dy, dw);
         };
         let (dw, dbias) = gradients.get_pair_mut(self.weight, bias);
-        layer_norm::backward_weight(cpu, &self.layer(rows), x, mean, inverse, dy, dw, dbias);
+        device.layer_norm_backward_weight(&self.layer(rows), x, mean, inverse, dy, dw, dbias);
     }
 }

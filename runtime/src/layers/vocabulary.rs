@@ -19,12 +19,12 @@ use super::linear::Linear;
 use super::{Context, Names, WeightWork};
 use crate::buffer::Buffer;
 use crate::comm::{CommError, Communicator, Op};
-use crate::params::{Declaration, Inventory, Part, Placement, Shared, Store};
+use crate::device::{Device, Group, Ids, RowSums, Space, Wide, WideMut};
+use crate::params::{Declaration, Inventory, Part, Placement, Shared, Store, WeightStore};
 use crate::program::Program;
-use crate::scalar::Scalar;
-use kernels::cross_entropy::{self, IGNORED, Logits};
-use kernels::embedding::{self, Embedding};
-use kernels::{Cpu, Output};
+use kernels::Output;
+use kernels::cross_entropy::Logits;
+use kernels::embedding::Embedding;
 use models::schedule::VocabPasses;
 use std::rc::Rc;
 
@@ -44,73 +44,124 @@ pub struct VocabularyShard {
     end: usize,
 }
 
+/// Activations that no pool waits for: lanes are other threads.
+type Stream<D> = <D as Space>::Memory<<D as Space>::Stored>;
+/// Numbers of rows that no pool waits for.
+type Rows<D> = <D as Space>::Memory<<D as Space>::Wide>;
+
 /// What a rank keeps of a micro-batch from `S` to `T`.
-pub struct ShardKept<T> {
+pub struct ShardKept<D: Space> {
     /// Input of the output layer, `[r, h]`.
-    h: Shared<T>,
+    h: Shared<D>,
     /// Its columns of the logits, `[n, V/(pt)]`; with algorithm 2 their softmax around its own maximum.
-    columns: Buffer<T>,
+    columns: Buffer<D>,
 }
 
-impl<T> ShardKept<T> {
-    /// Elements held.
-    pub fn elements(&self) -> usize {
-        self.h.len() + self.columns.len()
+impl<D: Space> ShardKept<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.h.bytes() + self.columns.bytes()
     }
 }
 
-/// Maximum, sum of exponentials around it, and the target's logit of each row, `[n]`.
-#[derive(Clone, Debug, Default)]
-pub struct Sums<T> {
-    max: Vec<T>,
-    sum_exp: Vec<T>,
-    target: Vec<T>,
+/// Maximum, sum of exponentials around it, and the target's logit of each row.
+pub struct Sums<D: Space> {
+    /// `[n]`
+    max: Rows<D>,
+    /// Sums, and behind them targets, which are reduced together, `[2, n]`.
+    both: Rows<D>,
+}
+
+impl<D: Space> Sums<D> {
+    fn rows(&self) -> usize {
+        D::len(&self.both) / 2
+    }
+
+    fn sum_exp(&self) -> Wide<'_, D> {
+        D::view(&self.both, 0..self.rows())
+    }
+
+    fn target(&self) -> Wide<'_, D> {
+        D::view(&self.both, self.rows()..2 * self.rows())
+    }
+
+    fn around(&self) -> RowSums<'_, D> {
+        RowSums { max: all::<D>(&self.max), sum_exp: self.sum_exp() }
+    }
+}
+
+fn all<D: Space>(rows: &Rows<D>) -> Wide<'_, D> {
+    D::view(rows, 0..D::len(rows))
+}
+
+fn all_mut<D: Space>(rows: &mut Rows<D>) -> WideMut<'_, D> {
+    let len = D::len(rows);
+    D::view_mut(rows, 0..len)
 }
 
 /// What a pass leaves to be reduced over all shards.
-pub enum Local<T> {
+pub enum Local<D: Space> {
     /// Naive `S`: the shard's maximum, `[n]`.
-    Max(Vec<T>),
+    Max(Rows<D>),
     /// Naive `S2`: sums around the common maximum.
-    Common(Sums<T>),
+    Common(Sums<D>),
     /// Algorithm 1's `S`: sums around the shard's own maximum.
-    Own(Sums<T>),
+    Own(Sums<D>),
     /// Algorithm 2's `S`: these, and the parts of the input gradient.
-    WithGradient(Sums<T>, Parts<T>),
+    WithGradient(Sums<D>, Parts<D>),
     /// `T`: the shard's part of the input gradient, `[n, h]`.
-    Gradient(Vec<T>),
+    Gradient(Stream<D>),
 }
 
 /// The parts of algorithm 2's input gradient, `[n, h]` each (section 4.3).
-pub struct Parts<T> {
+pub struct Parts<D: Space> {
     /// Rows of the output matrix weighted with the softmax around the shard's own maximum.
-    weighted: Vec<T>,
+    weighted: Stream<D>,
     /// The target's row, 0 where another shard has it.
-    hits: Vec<T>,
+    hits: Stream<D>,
     /// What each token's loss counts for.
     scale: f64,
 }
 
 /// What a reduction came to.
-#[derive(Default)]
-pub struct Reduced<T> {
-    sums: Sums<T>,
-    /// Algorithm 2: what takes the shard's softmax to the common one, `[n]`.
-    factor: Vec<T>,
+pub struct Reduced<D: Space> {
+    known: Known<D>,
     /// Of the output layer's input, `[n, h]`, where it was reduced.
-    gradient: Vec<T>,
+    gradient: Option<Stream<D>>,
 }
 
-impl<T> Reduced<T> {
+/// What is known of the logits.
+enum Known<D: Space> {
+    Nothing,
+    /// The common maximum.
+    Max(Rows<D>),
+    Sums(Sums<D>),
+    /// Algorithm 2: and what takes the shard's softmax to the common one, `[n]`.
+    Factor(Sums<D>, Rows<D>),
+}
+
+impl<D: Space> Reduced<D> {
     /// The input gradient, `[n, h]`, taken out; `None` where there was none.
-    pub fn take_gradient(&mut self) -> Option<Vec<T>> {
-        Some(std::mem::take(&mut self.gradient)).filter(|gradient| !gradient.is_empty())
+    pub fn take_gradient(&mut self) -> Option<Stream<D>> {
+        self.gradient.take()
     }
 
     /// Whether it is about rows' maxima and sums.
     pub fn has_sums(&self) -> bool {
-        !self.sums.max.is_empty()
+        !matches!(self.known, Known::Nothing)
     }
+
+    fn sums(&self) -> Result<&Sums<D>, CommError> {
+        match &self.known {
+            Known::Sums(sums) | Known::Factor(sums, _) => Ok(sums),
+            Known::Nothing | Known::Max(_) => Err(unknown("the logits' sums")),
+        }
+    }
+}
+
+/// A pass asks for what its reduction does not make: our bug.
+fn unknown(what: &str) -> CommError {
+    CommError::Invalid { call: what.to_owned(), reason: "no reduction made them".to_owned() }
 }
 
 impl VocabularyShard {
@@ -168,26 +219,39 @@ impl VocabularyShard {
     }
 
     /// Rows of tokens, `[n, h]`, 0 where another shard has them.
-    pub fn look_up<T: Scalar>(&self, cpu: &Cpu, weights: &Store<T>, tokens: &[i64]) -> Vec<T> {
-        let mut rows = vec![T::ZERO; tokens.len() * self.output.inputs];
-        let shape = self.rows_of(tokens.len(), self.scale);
-        embedding::forward(cpu, &shape, tokens, weights.get(self.input), &mut rows);
+    pub fn look_up<D: Device>(
+        &self,
+        device: &D,
+        weights: &WeightStore<D>,
+        tokens: Ids<'_, D>,
+        count: usize,
+    ) -> Stream<D> {
+        let elements = count * self.output.inputs;
+        let (mut rows, shape) = (device.zeros(elements), self.rows_of(count, self.scale));
+        let to = D::view_mut(&mut rows, 0..elements);
+        device.embedding(&shape, tokens, weights.get(self.input), to);
         rows
     }
 
-    /// Adds the gradient of tokens' rows, `dx[n, h]`, to that of the input table, `sum`.
-    pub fn scatter<T: Scalar>(&self, cpu: &Cpu, tokens: &[i64], dx: &[T], sum: &mut [T]) {
-        let shape = self.rows_of(tokens.len(), self.scale);
-        embedding::backward(cpu, &shape, tokens, dx, sum);
+    /// Adds the gradient of `count` tokens' rows, `dx[n, h]`, to that of the input table, `sum`.
+    pub fn scatter<D: Device>(
+        &self,
+        device: &D,
+        (tokens, count): (Ids<'_, D>, usize),
+        dx: &Stream<D>,
+        sum: &mut Rows<D>,
+    ) {
+        let shape = self.rows_of(count, self.scale);
+        let dx = D::view(dx, 0..count * self.output.inputs);
+        device.embedding_backward(&shape, tokens, dx, all_mut::<D>(sum));
     }
 
     /// Adds what was scattered to the gradients.
-    pub fn add_scattered<T: Scalar>(&self, sum: &[T], gradients: &mut Store<T>) {
-        let own = gradients.get_mut(self.input);
-        own.iter_mut().zip(sum).for_each(|(own, &sum)| *own += sum);
+    pub fn add_scattered<D: Device>(&self, device: &D, sum: &Rows<D>, gradients: &mut Store<D>) {
+        device.add_wide(all::<D>(sum), gradients.get_mut(self.input));
     }
 
-    fn shape<T: Scalar>(&self, ctx: &Context<'_, T>) -> Logits {
+    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
         let first_column = (self.number * self.rows).min(self.vocab);
         Logits {
             rows: ctx.tokens(),
@@ -202,22 +266,23 @@ impl VocabularyShard {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn first<T: Scalar>(
+    pub fn first<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        h: Buffer<T>,
-    ) -> Result<(ShardKept<T>, Local<T>), CommError> {
+        ctx: &Context<'_, D>,
+        h: Buffer<D>,
+    ) -> Result<(ShardKept<D>, Local<D>), CommError> {
         let h = Rc::new(h);
-        let mut columns = self.output.forward(ctx, &ctx.enter(&h)?);
+        let entered = ctx.enter(&h)?;
+        let mut columns = self.output.forward(ctx, &entered);
         let shape = self.shape(ctx);
-        let mut max = vec![T::ZERO; shape.rows];
-        cross_entropy::local_max(ctx.cpu, &shape, &columns, &mut max);
+        let mut max = ctx.device.zeros(shape.rows);
+        ctx.device.local_max(&shape, columns.view(), all_mut::<D>(&mut max));
         let local = match self.passes {
             VocabPasses::Naive => Local::Max(max),
             VocabPasses::One => Local::Own(sums(ctx, &shape, &columns, max)),
             VocabPasses::Two => {
                 let sums = sums(ctx, &shape, &columns, max);
-                let parts = self.parts(ctx, &shape, &mut columns, &sums);
+                let parts = self.parts(ctx, &shape, &mut columns, &sums)?;
                 Local::WithGradient(sums, parts)
             }
         };
@@ -225,192 +290,166 @@ impl VocabularyShard {
     }
 
     /// `S2`: sums around the common maximum.
-    pub fn middle<T: Scalar>(
+    ///
+    /// # Errors
+    /// The reduction did not make one: our bug.
+    pub fn middle<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: &ShardKept<T>,
-        reduced: Reduced<T>,
-    ) -> Local<T> {
-        Local::Common(sums(ctx, &self.shape(ctx), &kept.columns, reduced.sums.max))
+        ctx: &Context<'_, D>,
+        kept: &ShardKept<D>,
+        reduced: Reduced<D>,
+    ) -> Result<Local<D>, CommError> {
+        let Known::Max(max) = reduced.known else { return Err(unknown("the logits' maxima")) };
+        Ok(Local::Common(sums(ctx, &self.shape(ctx), &kept.columns, max)))
     }
 
     /// Softmax around the shard's own maximum in place of the logits, and what it and the targets make of the
     /// output matrix.
-    fn parts<T: Scalar>(
+    fn parts<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
+        ctx: &Context<'_, D>,
         shape: &Logits,
-        columns: &mut [T],
-        sums: &Sums<T>,
-    ) -> Parts<T> {
-        let labels = &ctx.batch.labels;
-        // Rows that count, but with their target elsewhere.
-        let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
-        let others: Vec<i64> = labels.iter().map(elsewhere).collect();
-        let Sums { max, sum_exp, target } = sums;
-        cross_entropy::gradient_in_place(ctx.cpu, shape, columns, &others, max, sum_exp, 1.0);
-        let width = self.output.inputs;
-        let mut weighted = vec![T::ZERO; shape.rows * width];
+        columns: &mut Buffer<D>,
+        sums: &Sums<D>,
+    ) -> Result<Parts<D>, CommError> {
+        let (device, batch) = (ctx.device, ctx.batch);
+        let elsewhere = batch.elsewhere.as_ref().ok_or_else(|| unknown("targets elsewhere"))?;
+        let around = sums.around();
+        device.cross_entropy_gradient(shape, columns.view_mut(), elsewhere.view(), around, 1.0);
+        let elements = shape.rows * self.output.inputs;
+        let mut weighted = ctx.buffer(elements);
         self.output.backward_input(ctx, columns, &mut weighted, Output::Overwrite);
-        let mut hits = vec![T::ZERO; shape.rows * width];
-        let table = ctx.weights.get(self.output.weight);
-        embedding::forward(ctx.cpu, &self.rows_of(shape.rows, 1.0), labels, table, &mut hits);
-        for (row, &target) in hits.chunks_exact_mut(width).zip(target) {
-            let slope = self.slope(target);
-            row.iter_mut().for_each(|hit| *hit *= slope);
-        }
-        Parts { weighted, hits, scale: ctx.batch.loss_scale }
-    }
-
-    /// Derivative of the capped logit `z` by the logit.
-    fn slope<T: Scalar>(&self, z: T) -> T {
-        let slope = |cap: f64| 1.0 - (z.to_f64() / cap).powi(2);
-        T::from_f64(self.soft_cap.map_or(1.0, slope))
+        let mut hits = ctx.buffer(elements);
+        let (rows, table) = (self.rows_of(shape.rows, 1.0), ctx.weights.get(self.output.weight));
+        device.embedding(&rows, batch.labels.view(), table, hits.view_mut());
+        device.scale_by_slope(self.soft_cap, sums.target(), hits.view_mut());
+        let (weighted, hits) = (weighted.into_memory(), hits.into_memory());
+        Ok(Parts { weighted, hits, scale: batch.loss_scale })
     }
 
     /// `T`: adds to the output matrix's gradient. Gives what is left to be reduced.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn last<T: Scalar>(
+    pub fn last<D: Device>(
         &self,
-        ctx: &Context<'_, T>,
-        kept: ShardKept<T>,
-        reduced: &Reduced<T>,
-        gradients: &mut Store<T>,
-    ) -> Result<Option<Local<T>>, CommError> {
-        let (shape, ShardKept { h, mut columns }) = (self.shape(ctx), kept);
-        let Sums { max, sum_exp, .. } = &reduced.sums;
-        let (labels, scale) = (&ctx.batch.labels, ctx.batch.loss_scale);
-        let two = self.passes == VocabPasses::Two;
-        if two {
-            self.rescale(&shape, labels, scale, reduced, &mut columns);
-        } else {
-            let cpu = ctx.cpu;
-            cross_entropy::gradient_in_place(
-                cpu,
-                &shape,
-                &mut columns,
-                labels,
-                max,
-                sum_exp,
-                scale,
-            );
-        }
+        ctx: &Context<'_, D>,
+        kept: ShardKept<D>,
+        reduced: &Reduced<D>,
+        gradients: &mut Store<D>,
+    ) -> Result<Option<Local<D>>, CommError> {
+        let (device, shape, ShardKept { h, mut columns }) = (ctx.device, self.shape(ctx), kept);
+        let (labels, scale) = (ctx.batch.labels.view(), ctx.batch.loss_scale);
+        let to = columns.view_mut();
+        let two = match &reduced.known {
+            // From the softmax around the shard's own maximum (section 4.3).
+            Known::Factor(sums, factor) => {
+                let (factor, target) = (all::<D>(factor), sums.target());
+                device.softmax_to_gradient(&shape, to, labels, factor, target, scale);
+                true
+            }
+            _ => {
+                let around = reduced.sums()?.around();
+                device.cross_entropy_gradient(&shape, to, labels, around, scale);
+                false
+            }
+        };
         let (entering, dy) = (ctx.start_enter(&h)?, Rc::new(columns));
         let gradient = (!two).then(|| {
-            let mut dh = vec![T::ZERO; shape.rows * self.output.inputs];
+            let mut dh = ctx.buffer(shape.rows * self.output.inputs);
             self.output.backward_input(ctx, &dy, &mut dh, Output::Overwrite);
-            Local::Gradient(dh)
+            Local::Gradient(dh.into_memory())
         });
-        let (linear, x) = (self.output, entering.wait()?);
-        WeightWork::Linear { linear, x, dy }.run(ctx.cpu, gradients);
+        let (linear, x) = (self.output, entering.wait(ctx)?);
+        WeightWork::Linear { linear, x, dy }.run(device, gradients);
         Ok(gradient)
     }
 
-    /// From the softmax around the shard's own maximum to the gradient of the logits (section 4.3).
-    fn rescale<T: Scalar>(
+    /// Adds the micro-batch's losses to a total.
+    ///
+    /// # Errors
+    /// The reduction did not make the sums: our bug.
+    pub fn add_loss<D: Device>(
         &self,
-        shape: &Logits,
-        labels: &[i64],
-        scale: f64,
-        reduced: &Reduced<T>,
-        columns: &mut [T],
-    ) {
-        let scale = T::from_f64(scale);
-        let rows = columns.chunks_exact_mut(shape.columns).zip(labels);
-        for ((row, &label), (&factor, &target)) in
-            rows.zip(reduced.factor.iter().zip(&reduced.sums.target))
-        {
-            let by = scale * factor;
-            row.iter_mut().for_each(|column| *column *= by);
-            let local =
-                usize::try_from(label).ok().and_then(|label| label.checked_sub(shape.first_column));
-            if let Some(column) = local.filter(|&column| column < shape.real_columns) {
-                row[column] += -(scale * self.slope(target));
-            }
-        }
-    }
-
-    /// Sum of the micro-batch's losses.
-    pub fn loss_sum<T: Scalar>(&self, ctx: &Context<'_, T>, reduced: &Reduced<T>) -> f64 {
-        let (labels, Sums { max, sum_exp, target }) = (&ctx.batch.labels, &reduced.sums);
-        let mut losses = ctx.buffer(labels.len());
-        cross_entropy::loss(ctx.cpu, labels, max, sum_exp, target, &mut losses);
-        losses.iter().map(|loss| loss.to_f64()).sum()
+        ctx: &Context<'_, D>,
+        reduced: &Reduced<D>,
+        total: &mut D::Total,
+    ) -> Result<(), CommError> {
+        let (labels, sums) = (ctx.batch.labels.view(), reduced.sums()?);
+        let mut losses = ctx.wide(sums.rows());
+        ctx.device.loss(labels, sums.around(), sums.target(), losses.view_mut());
+        ctx.device.add_sum(losses.view(), total);
+        Ok(())
     }
 }
 
 /// Sums around `max`.
-fn sums<T: Scalar>(ctx: &Context<'_, T>, shape: &Logits, columns: &[T], max: Vec<T>) -> Sums<T> {
-    let [mut sum_exp, mut target] = [vec![T::ZERO; shape.rows], vec![T::ZERO; shape.rows]];
-    let labels = &ctx.batch.labels;
-    cross_entropy::local_sum_exp(ctx.cpu, shape, columns, labels, &max, &mut sum_exp, &mut target);
-    Sums { max, sum_exp, target }
+fn sums<D: Device>(
+    ctx: &Context<'_, D>,
+    shape: &Logits,
+    columns: &Buffer<D>,
+    max: Rows<D>,
+) -> Sums<D> {
+    let mut both = ctx.device.zeros(2 * shape.rows);
+    let (sum_exp, target) = D::split(all_mut::<D>(&mut both), shape.rows);
+    let (logits, labels) = (columns.view(), ctx.batch.labels.view());
+    ctx.device.local_sum_exp(shape, logits, labels, all::<D>(&max), sum_exp, target);
+    Sums { max, both }
 }
 
-impl<T: Scalar> Local<T> {
+impl<D: Device> Local<D> {
     /// Reduces it over all shards.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn reduce(self, comm: &dyn Communicator, cpu: &Cpu) -> Result<Reduced<T>, CommError> {
-        let empty = Reduced::default();
-        match self {
-            Self::Max(max) => {
-                let max = comm.start_all_reduce(max, Op::Max)?.wait()?;
-                Ok(Reduced { sums: Sums { max, ..Sums::default() }, ..empty })
-            }
-            Self::Common(sums) => Ok(Reduced { sums: sums.add_up(comm)?, ..empty }),
+    pub fn reduce(self, comm: &dyn Communicator, device: &D) -> Result<Reduced<D>, CommError> {
+        let group = Group::new(device, comm);
+        let (known, gradient) = match self {
+            Self::Max(max) => (Known::Max(group.all_reduce(max, Op::Max)?), None),
+            Self::Common(sums) => (Known::Sums(sums.add_up(&group)?), None),
             Self::Own(sums) => {
-                Ok(Reduced { sums: sums.around_common(comm, cpu)?.add_up(comm)?, ..empty })
+                (Known::Sums(sums.around_common(&group, device)?.add_up(&group)?), None)
             }
             Self::WithGradient(sums, parts) => {
-                let own = sums.around_common(comm, cpu)?;
-                let mut factor = own.sum_exp.clone();
-                let sums = own.add_up(comm)?;
-                factor.iter_mut().zip(&sums.sum_exp).for_each(|(own, &all)| *own = *own / all);
-                let gradient = comm.start_all_reduce(parts.joined(&factor), Op::Sum)?.wait()?;
-                Ok(Reduced { sums, factor, gradient })
+                let own = sums.around_common(&group, device)?;
+                let mut factor = device.copied(own.sum_exp());
+                let sums = own.add_up(&group)?;
+                device.divide(sums.sum_exp(), all_mut::<D>(&mut factor));
+                let gradient = group.all_reduce(parts.joined(device, &factor), Op::Sum)?;
+                (Known::Factor(sums, factor), Some(gradient))
             }
             Self::Gradient(gradient) => {
-                let gradient = comm.start_all_reduce(gradient, Op::Sum)?.wait()?;
-                Ok(Reduced { gradient, ..empty })
+                (Known::Nothing, Some(group.all_reduce(gradient, Op::Sum)?))
             }
-        }
+        };
+        Ok(Reduced { known, gradient })
     }
 }
 
-impl<T: Scalar> Sums<T> {
+impl<D: Device> Sums<D> {
     /// From the shard's own maximum to the common one (section 4.2).
-    fn around_common(mut self, comm: &dyn Communicator, cpu: &Cpu) -> Result<Self, CommError> {
-        let max = comm.start_all_reduce(self.max.clone(), Op::Max)?.wait()?;
-        cross_entropy::rescale_sum_exp(cpu, &self.max, &max, &mut self.sum_exp);
+    fn around_common(mut self, group: &Group<'_, D>, device: &D) -> Result<Self, CommError> {
+        let max = group.all_reduce(device.copied(all::<D>(&self.max)), Op::Max)?;
+        let rows = self.rows();
+        let (sum_exp, _) = D::split(all_mut::<D>(&mut self.both), rows);
+        device.rescale_sum_exp(all::<D>(&self.max), all::<D>(&max), sum_exp);
         Ok(Self { max, ..self })
     }
 
     /// Sums and targets of all shards, in one call.
-    fn add_up(self, comm: &dyn Communicator) -> Result<Self, CommError> {
-        let Self { max, sum_exp, target } = self;
-        let rows = sum_exp.len();
-        let mut both = sum_exp;
-        both.extend(target);
-        let mut sum_exp = comm.start_all_reduce(both, Op::Sum)?.wait()?;
-        let target = sum_exp.split_off(rows);
-        Ok(Self { max, sum_exp, target })
+    fn add_up(self, group: &Group<'_, D>) -> Result<Self, CommError> {
+        let Self { max, both } = self;
+        Ok(Self { max, both: group.all_reduce(both, Op::Sum)? })
     }
 }
 
-impl<T: Scalar> Parts<T> {
+impl<D: Device> Parts<D> {
     /// The shard's part of the input gradient, once it is known what takes its softmax to the common one.
-    fn joined(self, factor: &[T]) -> Vec<T> {
-        let (mut gradient, scale) = (self.weighted, T::from_f64(self.scale));
-        let width = gradient.len() / factor.len().max(1);
-        let rows =
-            gradient.chunks_exact_mut(width.max(1)).zip(self.hits.chunks_exact(width.max(1)));
-        for ((row, hits), &factor) in rows.zip(factor) {
-            row.iter_mut().zip(hits).for_each(|(own, &hit)| *own = scale * (factor * *own - hit));
-        }
-        gradient
+    fn joined(self, device: &D, factor: &Rows<D>) -> Stream<D> {
+        let Self { mut weighted, hits, scale } = self;
+        let elements = D::len(&hits);
+        let (to, hits) = (D::view_mut(&mut weighted, 0..elements), D::view(&hits, 0..elements));
+        device.join_gradient(to, hits, all::<D>(factor), scale);
+        weighted
     }
 }

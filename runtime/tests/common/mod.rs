@@ -11,9 +11,8 @@ use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
-use runtime::kernels::Cpu;
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
+use runtime::{Device, Host, LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -215,8 +214,21 @@ pub fn train_rank<T: Scalar>(
     samples: &dyn Samples,
     world: Box<dyn Communicator>,
 ) -> Option<Run> {
+    train_on(Host::<T>::serial(), program, split, steps, init, samples, world)
+}
+
+/// The same on a device.
+pub fn train_on<D: Device>(
+    device: D,
+    program: &Program,
+    split: &Split,
+    steps: usize,
+    init: Option<&str>,
+    samples: &dyn Samples,
+    world: Box<dyn Communicator>,
+) -> Option<Run> {
     let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
-    let mut rank = Rank::<T>::new(program, world, Cpu::serial(), split.reduction, 1234).unwrap();
+    let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
         None => rank.initialise(),

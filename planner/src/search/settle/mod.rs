@@ -3,7 +3,7 @@
 mod node;
 mod place;
 
-use node::NodeView;
+use node::{NodeKey, NodeView};
 
 use super::Task;
 use crate::bounds::cuts::Cutter;
@@ -132,6 +132,7 @@ pub(super) struct Worker<'a> {
     /// By list, devices, micro-batches and chunks: what holds of any order on a V of stages.
     any_members: HashMap<(List, usize, usize, usize), Rc<Members>>,
     inners: HashMap<InnerKey, Rc<Inner>>,
+    nodes: HashMap<NodeKey, NodeView>,
 }
 
 impl<'a> Worker<'a> {
@@ -145,6 +146,7 @@ impl<'a> Worker<'a> {
             members: HashMap::default(),
             any_members: HashMap::default(),
             inners: HashMap::default(),
+            nodes: HashMap::default(),
         }
     }
 
@@ -154,9 +156,15 @@ impl<'a> Worker<'a> {
             Stage::Context(splits) => self.split(item, splits, best_s),
             Stage::Node(splits) => self.bound_node(item, splits, best_s),
             Stage::Bounded(splits) if splits.len() > 1 => self.single_nodes(item, splits, best_s),
-            Stage::Bounded(_) => self.pipelines(item, best_s),
-            Stage::Pipeline => self.check_pipeline(item, best_s, paths),
-            Stage::Checked => self.settle_states(item, best_s, paths),
+            Stage::Bounded(_) => {
+                self.with_node(&item.decisions, |own, node| own.pipelines(item, node, best_s))
+            }
+            Stage::Pipeline => self.with_node(&item.decisions, |own, node| {
+                own.check_pipeline(item, node, best_s, paths)
+            }),
+            Stage::Checked => self.with_node(&item.decisions, |own, node| {
+                own.settle_states(item, node, best_s, paths)
+            }),
         }
     }
 
@@ -267,9 +275,8 @@ impl<'a> Worker<'a> {
         nearer(item, least_s, limit_s, best_s, Stage::Bounded(Arc::clone(splits)))
     }
 
-    fn pipelines(&mut self, item: &Item, best_s: f64) -> Settled {
+    fn pipelines(&mut self, item: &Item, node: &mut NodeView, best_s: f64) -> Settled {
         let mut settled = Settled::default();
-        let node = &mut self.view(&item.decisions);
         let states = (node.inner.per_pipeline() / node.inner.recompute.len()) as u64;
         let kinds = self.kinds(&node.inner);
         settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
@@ -286,8 +293,13 @@ impl<'a> Worker<'a> {
         settled
     }
 
-    fn check_pipeline(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
-        let node = &mut self.view(&item.decisions);
+    fn check_pipeline(
+        &mut self,
+        item: &Item,
+        node: &mut NodeView,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Settled {
         let limit_s = best_s.min(NEAR * item.bound_s);
         let mut bound_s = self.checked_s(node, &item.decisions, limit_s).max(item.bound_s);
         if bound_s < limit_s {

@@ -13,7 +13,7 @@ use crate::case::mixes::options;
 use crate::case::ways;
 use crate::placement::VocabWay;
 use crate::space::{Inner, InnerKey, Node};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Recompute, Vocab};
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -31,9 +31,37 @@ pub(super) struct NodeView {
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     pub(super) states_s: [Option<f64>; 2],
     pub(super) trades: HashMap<Recompute, Rc<Trade>>,
-    /// By list, recomputation and whether backward is split, what holds of any order on a V, finished, s.
-    pub(super) any_order_s: Vec<((List, Recompute, bool), f64)>,
+    /// By list, recomputation and whether backward is split, what holds of any order on a V and how far it was
+    /// looked into, finished, s.
+    any_order_s: HashMap<(List, Recompute, bool), (f64, f64)>,
 }
+
+/// What tells nodes apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct NodeKey {
+    degrees: [u64; 8],
+    micro_batch: u64,
+    cp_style: CpStyle,
+    sequence_parallel: bool,
+    dtype: Dtype,
+    overlap: (MoeOverlap, u64),
+}
+
+impl NodeKey {
+    fn new(d: &Decisions) -> Self {
+        Self {
+            degrees: [d.tp, d.pp, d.cp, d.cp_ulysses, d.dp, d.ep, d.etp, d.micro_batches],
+            micro_batch: d.micro_batch,
+            cp_style: d.cp_style,
+            sequence_parallel: d.sequence_parallel,
+            dtype: d.dtype,
+            overlap: (d.moe_overlap, d.moe_overlap_degree),
+        }
+    }
+}
+
+/// Nodes that are kept, a few kilobytes each.
+const MOST_NODES: usize = 1 << 10;
 
 impl NodeView {
     /// The trade of what may be recomputed.
@@ -61,6 +89,22 @@ impl Kind {
 }
 
 impl Worker<'_> {
+    /// Works on a node whose pipelines come one after another, and keeps what was computed of it.
+    pub(super) fn with_node<R>(
+        &mut self,
+        d: &Decisions,
+        work: impl FnOnce(&mut Self, &mut NodeView) -> R,
+    ) -> R {
+        let key = NodeKey::new(d);
+        let mut node = self.nodes.remove(&key).unwrap_or_else(|| self.view(d));
+        let result = work(self, &mut node);
+        if self.nodes.len() >= MOST_NODES {
+            self.nodes.clear();
+        }
+        self.nodes.insert(key, node);
+        result
+    }
+
     pub(super) fn view(&mut self, d: &Decisions) -> NodeView {
         let inner = self.inner(d);
         let sheet = self.ground.sheet(d);
@@ -80,7 +124,7 @@ impl Worker<'_> {
             passes: HashMap::default(),
             states_s: [None; 2],
             trades: HashMap::default(),
-            any_order_s: vec![],
+            any_order_s: HashMap::default(),
         }
     }
 
@@ -198,14 +242,16 @@ impl Worker<'_> {
         let Some(list) = List::of(line.vocab, line.chunks as u64) else { return 0.0 };
         let Some(any) = self.any_members(list, line) else { return 0.0 };
         let kind = (list, line.recompute, line.splits_backward());
-        if let Some((_, known_s)) = node.any_order_s.iter().find(|(known, _)| *known == kind) {
-            return *known_s;
+        if let Some(&(known_s, looked_s)) = node.any_order_s.get(&kind)
+            && (known_s < looked_s || looked_s >= limit_s)
+        {
+            return known_s.min(limit_s);
         }
         let state = &node.states.least;
         let budget_bytes = self.budget_bytes(line, work, state);
         let core_s = Lister { line, work, state, budget_bytes }.bound_s(&any, self.core_s(limit_s));
         let bound_s = self.finish_s(core_s).min(limit_s);
-        node.any_order_s.push((kind, bound_s));
+        node.any_order_s.insert(kind, (bound_s, limit_s));
         bound_s
     }
 

@@ -21,8 +21,13 @@ use std::rc::Rc;
 
 impl Worker<'_> {
     /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
-    pub(super) fn settle_states(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
-        let node = &mut self.view(&item.decisions);
+    pub(super) fn settle_states(
+        &mut self,
+        item: &Item,
+        node: &mut NodeView,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Settled {
         let (line, work) = self.line(node, &item.decisions);
         let states = Rc::clone(&node.states);
         let mut settled = Settled::default();
@@ -69,7 +74,10 @@ impl Worker<'_> {
     ) {
         let bar_s = settled.bar_s(best_s);
         let line = Line::new(&self.ground, &d, &node.sheet);
-        let plain = Work::of(&self.ground, &d, &node.sheet);
+        let plain = match d.vocab.over_pipeline() {
+            true => Rc::new(Work::of(&self.ground, &d, &node.sheet)),
+            false => Rc::clone(&node.work),
+        };
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
         let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {

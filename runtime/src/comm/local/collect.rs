@@ -1,9 +1,11 @@
 //! Collectives: everybody's buffers in one place, and what each rank takes from them.
 
-use super::group::Group;
-use crate::comm::combine::{for_rank, reduced};
-use crate::comm::hub::{Hub, lock};
-use crate::comm::{Call, CommError, Dtype, Element, Kind, Op, Payload, Pending};
+use crate::comm::combine::{for_rank, range_for_rank, reduced};
+use crate::comm::hub::{Hub, Members, lock};
+use crate::comm::{Call, Cargo, CommError, Dtype, Element, Kind, Op, Payload, Pending};
+use crate::device::DeviceError;
+use half::bf16;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 /// Elements of an all-reduce that one rank sums at a time, so that waiting ranks share the work.
@@ -26,6 +28,8 @@ struct Arrivals {
 struct Complete {
     given: Vec<(Payload, Kind)>,
     sums: Sums,
+    /// What was reduced on the device that ranks share, by whoever came first.
+    on_device: OnceLock<Result<Box<dyn Cargo>, DeviceError>>,
 }
 
 /// Pieces of an all-reduce, each summed by whichever rank gets to it first.
@@ -34,11 +38,13 @@ enum Sums {
     F64(Vec<OnceLock<Vec<f64>>>),
     I64(Vec<OnceLock<Vec<i64>>>),
     U8(Vec<OnceLock<Vec<u8>>>),
+    Bf16(Vec<OnceLock<Vec<bf16>>>),
 }
 
 impl Slot {
     pub fn new(size: usize) -> Self {
-        let arrivals = Arrivals { first: None, given: vec![None; size], missing: size };
+        let arrivals =
+            Arrivals { first: None, given: (0..size).map(|_| None).collect(), missing: size };
         let (arrivals, changed) = (Mutex::new(arrivals), Condvar::new());
         Self { arrivals, changed, complete: OnceLock::new() }
     }
@@ -47,7 +53,7 @@ impl Slot {
     pub fn post(
         &self,
         hub: &Hub,
-        group: &Group,
+        members: &Members,
         rank: usize,
         call: &Call,
         payload: Payload,
@@ -56,7 +62,7 @@ impl Slot {
         let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
         if !first.matches(call) {
             return Err(hub.fail(CommError::Mismatch {
-                group: group.members.name.clone(),
+                group: members.name.clone(),
                 first: format!("rank {first_rank} called {first}"),
                 second: format!("rank {rank} called {call}"),
             }));
@@ -68,7 +74,7 @@ impl Slot {
         }
         let given: Vec<_> = arrivals.given.drain(..).flatten().collect();
         let sums = Sums::new(call);
-        let _first_time = self.complete.set(Complete { given, sums });
+        let _first_time = self.complete.set(Complete { given, sums, on_device: OnceLock::new() });
         self.changed.notify_all();
         Ok(true)
     }
@@ -84,6 +90,7 @@ impl Sums {
             Dtype::F64 => Self::F64(empty(call.count)),
             Dtype::I64 => Self::I64(empty(call.count)),
             Dtype::U8 => Self::U8(empty(call.count)),
+            Dtype::Bf16 => Self::Bf16(empty(call.count)),
         }
     }
 }
@@ -93,7 +100,7 @@ pub(super) struct Collective {
     pub slot: Arc<Slot>,
     pub call: Call,
     pub rank: usize,
-    pub group: Arc<Group>,
+    pub members: Arc<Members>,
     pub hub: Arc<Hub>,
 }
 
@@ -105,11 +112,15 @@ impl Pending for Collective {
         let Some(complete) = self.slot.complete.get() else {
             return Err(self.invalid("ended early"));
         };
+        if complete.given.iter().any(|(payload, _)| matches!(payload, Payload::Device(_))) {
+            return self.take_on_device(complete);
+        }
         match &complete.sums {
             Sums::F32(sums) => self.take(complete, sums),
             Sums::F64(sums) => self.take(complete, sums),
             Sums::I64(sums) => self.take(complete, sums),
             Sums::U8(sums) => self.take(complete, sums),
+            Sums::Bf16(sums) => self.take(complete, sums),
         }
     }
 }
@@ -129,7 +140,7 @@ impl Collective {
             &self.slot.changed,
             |arrivals| (arrivals.missing == 0).then_some(()),
             absent,
-            (&self.group.members, &self.call),
+            (&self.members, &self.call),
         )
     }
 
@@ -170,6 +181,49 @@ impl Collective {
                 given.iter().zip(kinds).flat_map(from).collect()
             }
         }))
+    }
+
+    /// What this rank takes from everybody's memory on the device that they share. Its own part is there to say
+    /// whose stream does the work.
+    fn take_on_device(&self, complete: &Complete) -> Result<Payload, CommError> {
+        let mut given: Vec<&dyn Cargo> = Vec::with_capacity(complete.given.len());
+        for (payload, _) in &complete.given {
+            let Payload::Device(cargo) = payload else {
+                return Err(self.invalid("some ranks gave memory of a device, others of the host"));
+            };
+            given.push(&**cargo);
+        }
+        let (rank, size, own) = (self.rank, given.len(), given[self.rank]);
+        let piece = |n: usize, count: usize| n * count..(n + 1) * count;
+        let whole = |of: &&'_ dyn Cargo| 0..of.len();
+        let everything = || given.iter().map(|of| (*of, whole(of))).collect::<Vec<_>>();
+        let reduced = |range: Range<usize>, op: Op| own.reduced(&given, range, op);
+        let taken = match &self.call.kind {
+            Kind::Barrier | Kind::Send { .. } | Kind::Recv { .. } => own.joined(&[]),
+            &Kind::Broadcast { root } => own.joined(&[(given[root], whole(&given[root]))]),
+            &Kind::Scatter { root } => own.joined(&[(given[root], piece(rank, self.call.count))]),
+            &Kind::Gather { root } | &Kind::Reduce { root, .. } if rank != root => own.joined(&[]),
+            Kind::Gather { .. } | Kind::AllGather => own.joined(&everything()),
+            &Kind::Reduce { op, .. } => reduced(0..self.call.count, op),
+            &Kind::AllReduce { op } => {
+                let sum = complete.on_device.get_or_init(|| reduced(0..self.call.count, op));
+                let sum = sum.as_ref().map_err(Clone::clone)?;
+                own.joined(&[(&**sum, 0..self.call.count)])
+            }
+            &Kind::ReduceScatter { op } => reduced(piece(rank, self.call.count / size), op),
+            Kind::AllToAll => {
+                let piece = piece(rank, self.call.count / size);
+                let parts: Vec<_> = given.iter().map(|of| (*of, piece.clone())).collect();
+                own.joined(&parts)
+            }
+            Kind::AllToAllV { .. } => {
+                let parts = given.iter().zip(&complete.given);
+                let parts: Vec<_> =
+                    parts.map(|(of, (_, kind))| (*of, range_for_rank(kind, rank))).collect();
+                own.joined(&parts)
+            }
+        };
+        Ok(Payload::Device(taken?))
     }
 
     /// Sums pieces that nobody has summed yet, beginning at this rank's share, and copies the others.

@@ -32,7 +32,7 @@ impl Drop for Presence {
 
 /// A group of ranks.
 pub(super) struct Group {
-    pub members: Members,
+    pub members: Arc<Members>,
     slots: Mutex<HashMap<u64, Arc<Slot>>>,
     mail: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
     /// By number of the splitting call and colour.
@@ -42,7 +42,7 @@ pub(super) struct Group {
 impl Group {
     pub fn new(name: &str, ranks: Vec<usize>) -> Self {
         Self {
-            members: Members { name: name.to_owned(), ranks },
+            members: Arc::new(Members { name: name.to_owned(), ranks }),
             slots: Mutex::default(),
             mail: Mutex::default(),
             subgroups: Mutex::default(),

@@ -1,7 +1,6 @@
 //! Messages from one rank to another.
 
-use super::group::Group;
-use crate::comm::hub::{Hub, lock};
+use crate::comm::hub::{Hub, Members, lock};
 use crate::comm::{Call, CommError, Payload, Pending};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -26,7 +25,7 @@ pub(super) struct Receipt {
     pub call: Call,
     pub from: usize,
     pub rank: usize,
-    pub group: Arc<Group>,
+    pub members: Arc<Members>,
     pub hub: Arc<Hub>,
 }
 
@@ -38,13 +37,13 @@ impl Pending for Receipt {
             &self.mailbox.arrived,
             VecDeque::pop_front,
             |_| vec![self.from],
-            (&self.group.members, &self.call),
+            (&self.members, &self.call),
         )?;
         if payload.dtype() == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
         Err(self.hub.fail(CommError::Mismatch {
-            group: self.group.members.name.clone(),
+            group: self.members.name.clone(),
             first: format!("rank {} called {sent}", self.from),
             second: format!("rank {} called {}", self.rank, self.call),
         }))

@@ -5,6 +5,9 @@
 //! everybody's buffer is there and takes what it needs. Nobody depends on another rank's waiting, so
 //! any number of calls may be under way in any order of waits. Sums are taken in the order of ranks,
 //! whoever comes first.
+//!
+//! Ranks that share a device hand each other its memory in the same way (loopback): nothing is copied to the host, and
+//! what ranks combine is queued on the device.
 
 mod collect;
 mod group;
@@ -70,7 +73,7 @@ impl LocalComm {
     ) -> Result<Box<dyn Pending>, CommError> {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         let slot = self.group.slot(number);
-        let complete = slot.post(&self.hub, &self.group, self.rank, &call, payload)?;
+        let complete = slot.post(&self.hub, &self.group.members, self.rank, &call, payload)?;
         if complete {
             self.group.retire(number);
         }
@@ -78,7 +81,7 @@ impl LocalComm {
             slot,
             call,
             rank: self.rank,
-            group: self.group.clone(),
+            members: self.group.members.clone(),
             hub: self.hub.clone(),
         }))
     }
@@ -101,6 +104,10 @@ impl Communicator for LocalComm {
         &self.stats
     }
 
+    fn carries_devices(&self) -> bool {
+        true
+    }
+
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         call.check_ranks(self.size())?;
         self.hub.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));
@@ -114,8 +121,8 @@ impl Communicator for LocalComm {
             }
             Kind::Recv { from, tag } => {
                 let mailbox = self.group.mailbox(from, self.rank, tag);
-                let (group, hub) = (self.group.clone(), self.hub.clone());
-                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, group, hub }))
+                let (members, hub) = (self.group.members.clone(), self.hub.clone());
+                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, members, hub }))
             }
             _ => self.start_collective(call, payload),
         }

@@ -188,6 +188,10 @@ impl Communicator for WireComm {
         self.station.ready()?;
         self.stats.count(&self.members.name, &call, payload.len());
         match (&call.kind, &payload) {
+            (_, Payload::Device(_)) => {
+                let reason = "processes exchange what is on the host alone".to_owned();
+                Err(CommError::Invalid { call: call.to_string(), reason })
+            }
             (&Kind::Send { to, tag }, _) => {
                 self.send(to, tag, &call, &payload);
                 Ok(Box::new(Sent(call.dtype)))
@@ -200,6 +204,7 @@ impl Communicator for WireComm {
             (_, Payload::F32(data)) => Ok(self.start_collective(call, data)),
             (_, Payload::F64(data)) => Ok(self.start_collective(call, data)),
             (_, Payload::I64(data)) => Ok(self.start_collective(call, data)),
+            (_, Payload::Bf16(data)) => Ok(self.start_collective(call, data)),
             (_, Payload::U8(data)) => Ok(self.start_collective(call, data)),
         }
     }

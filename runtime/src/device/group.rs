@@ -1,0 +1,141 @@
+//! A communicator as a device uses it: the same calls, on the device's memory.
+
+use super::{Device, Space};
+use crate::comm::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
+use std::marker::PhantomData;
+use std::panic::Location;
+
+/// A group of ranks, and the device of this one.
+pub struct Group<'a, D> {
+    device: &'a D,
+    comm: &'a dyn Communicator,
+}
+
+/// A call under way, which gives back memory. What was given to it is out of reach until then.
+#[must_use = "a call that nobody waits for may never finish"]
+pub struct Moving<D, E> {
+    pending: Box<dyn Pending>,
+    call: Call,
+    element: PhantomData<fn() -> (D, E)>,
+}
+
+impl<D: Space, E: Element> Moving<D, E> {
+    /// Waits for the call on the host, and takes what came back, which may be still under way on the device.
+    ///
+    /// # Errors
+    /// As [`crate::comm::Request::wait`].
+    pub fn wait(self, device: &D) -> Result<D::Memory<E>, CommError> {
+        let payload = self.pending.wait()?;
+        let wrong = || CommError::Invalid {
+            call: self.call.to_string(),
+            reason: "came back with another type".to_owned(),
+        };
+        device.unwrap(payload).ok_or_else(wrong)
+    }
+}
+
+/// Errors of all operations are those of [`Moving::wait`] and [`Communicator::start`].
+#[allow(clippy::missing_errors_doc)]
+impl<'a, D: Device> Group<'a, D> {
+    /// These ranks.
+    pub fn new(device: &'a D, comm: &'a dyn Communicator) -> Self {
+        Self { device, comm }
+    }
+
+    #[track_caller]
+    fn ask<E: Element>(
+        &self,
+        kind: Kind,
+        count: usize,
+        memory: D::Memory<E>,
+    ) -> Result<Moving<D, E>, CommError> {
+        let call = Call { kind, dtype: E::DTYPE, count, site: Location::caller() };
+        let payload = self.device.wrap(memory, self.comm)?;
+        let pending = self.comm.start(call.clone(), payload)?;
+        Ok(Moving { pending, call, element: PhantomData })
+    }
+
+    /// Starts sending to a rank.
+    #[track_caller]
+    pub fn start_send<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        to: usize,
+        tag: Tag,
+    ) -> Result<Moving<D, E>, CommError> {
+        self.ask(Kind::Send { to, tag }, D::len(&memory), memory)
+    }
+
+    /// `count` elements from a rank.
+    #[track_caller]
+    pub fn recv<E: Element>(
+        &self,
+        count: usize,
+        from: usize,
+        tag: Tag,
+    ) -> Result<D::Memory<E>, CommError> {
+        self.ask(Kind::Recv { from, tag }, count, D::empty())?.wait(self.device)
+    }
+
+    /// Starts giving `root`'s memory to all.
+    #[track_caller]
+    pub fn start_broadcast<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        root: usize,
+    ) -> Result<Moving<D, E>, CommError> {
+        self.ask(Kind::Broadcast { root }, D::len(&memory), memory)
+    }
+
+    /// Starts reducing over all ranks.
+    #[track_caller]
+    pub fn start_all_reduce<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        op: Op,
+    ) -> Result<Moving<D, E>, CommError> {
+        self.ask(Kind::AllReduce { op }, D::len(&memory), memory)
+    }
+
+    /// Reduces over all ranks.
+    #[track_caller]
+    pub fn all_reduce<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        op: Op,
+    ) -> Result<D::Memory<E>, CommError> {
+        self.start_all_reduce(memory, op)?.wait(self.device)
+    }
+
+    /// Starts gathering everybody's memory, in the order of ranks.
+    #[track_caller]
+    pub fn start_all_gather<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+    ) -> Result<Moving<D, E>, CommError> {
+        self.ask(Kind::AllGather, D::len(&memory), memory)
+    }
+
+    /// Everybody's memory, in the order of ranks.
+    #[track_caller]
+    pub fn all_gather<E: Element>(&self, memory: D::Memory<E>) -> Result<D::Memory<E>, CommError> {
+        self.start_all_gather(memory)?.wait(self.device)
+    }
+
+    /// Starts reducing over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    #[track_caller]
+    pub fn start_reduce_scatter<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        op: Op,
+    ) -> Result<Moving<D, E>, CommError> {
+        let (count, size) = (D::len(&memory), self.comm.size());
+        let kind = Kind::ReduceScatter { op };
+        if !count.is_multiple_of(size) {
+            let call = Call { kind, dtype: E::DTYPE, count, site: Location::caller() };
+            let reason = format!("not divisible by the {size} ranks");
+            return Err(CommError::Invalid { call: call.to_string(), reason });
+        }
+        self.ask(kind, count, memory)
+    }
+}

@@ -1,0 +1,426 @@
+//! The processor: tensors are vectors, streams are threads, and everything is done when it is asked for.
+
+use super::{Device, DeviceError, Gradients, Parameter, Proposal, RowSums, Saved, Space, Target};
+use crate::comm::{CommError, Communicator, Element, Payload};
+use crate::scalar::Scalar;
+use kernels::activation::{self, Activation};
+use kernels::adamw::{self, AdamW};
+use kernels::attention::{self, Attention};
+use kernels::cross_entropy::{self, Logits};
+use kernels::dropout::{self, Dropout};
+use kernels::embedding::{self, Embedding};
+use kernels::gemm::{self, Shape};
+use kernels::layer_norm::{self, LayerNorm};
+use kernels::random::View as Numbered;
+use kernels::rms_norm::{self, RmsNorm};
+use kernels::rope::{self, Rope};
+use kernels::{Cpu, Output, elementwise};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// One rank's threads and its memory, all of it in `T`.
+#[derive(Debug)]
+pub struct Host<T> {
+    cpu: Cpu,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Host<T> {
+    /// With these threads.
+    pub fn new(cpu: Cpu) -> Self {
+        Self { cpu, element: PhantomData }
+    }
+
+    /// With no thread but the caller's.
+    pub fn serial() -> Self {
+        Self::new(Cpu::serial())
+    }
+}
+
+impl<T: Scalar> Space for Host<T> {
+    type Stored = T;
+    type Wide = T;
+    const MASTERS: bool = false;
+    type Memory<E: Element> = Vec<E>;
+    type View<'a, E: Element> = &'a [E];
+    type ViewMut<'a, E: Element> = &'a mut [E];
+    type Total = f64;
+    type Mark = ();
+
+    fn empty<E: Element>() -> Vec<E> {
+        Vec::new()
+    }
+
+    fn len<E: Element>(memory: &Vec<E>) -> usize {
+        memory.len()
+    }
+
+    fn view<E: Element>(memory: &Vec<E>, range: Range<usize>) -> &[E] {
+        &memory[range]
+    }
+
+    fn view_mut<E: Element>(memory: &mut Vec<E>, range: Range<usize>) -> &mut [E] {
+        &mut memory[range]
+    }
+
+    fn split<'a, E: Element>(
+        view: Self::ViewMut<'a, E>,
+        at: usize,
+    ) -> (Self::ViewMut<'a, E>, Self::ViewMut<'a, E>) {
+        view.split_at_mut(at)
+    }
+
+    fn lane(&self) -> Self {
+        Self::serial()
+    }
+
+    fn host(&self) -> &Cpu {
+        &self.cpu
+    }
+
+    fn zeros<E: Element>(&self, len: usize) -> Vec<E> {
+        vec![E::default(); len]
+    }
+
+    fn taken<E: Element>(&self, values: Vec<E>) -> Vec<E> {
+        values
+    }
+
+    fn copied<E: Element>(&self, from: &[E]) -> Vec<E> {
+        from.to_vec()
+    }
+
+    fn copy<E: Element>(&self, from: &[E], to: &mut [E]) {
+        to.copy_from_slice(from);
+    }
+
+    fn fill<E: Element>(&self, to: &mut [E], value: E) {
+        to.fill(value);
+    }
+
+    fn upload<E: Element>(&self, from: &[E], to: &mut [E]) {
+        to.copy_from_slice(from);
+    }
+
+    fn download<E: Element>(&self, from: &[E]) -> Result<Vec<E>, DeviceError> {
+        Ok(from.to_vec())
+    }
+
+    fn round(&self, from: &[T], to: &mut [T]) {
+        to.copy_from_slice(from);
+    }
+
+    fn total(&self) -> f64 {
+        0.0
+    }
+
+    fn read(&self, total: &f64) -> Result<f64, DeviceError> {
+        Ok(*total)
+    }
+
+    fn mark(&self) {}
+
+    fn wait_for(&self, (): &()) {}
+
+    fn wrap<E: Element>(
+        &self,
+        memory: Vec<E>,
+        _comm: &dyn Communicator,
+    ) -> Result<Payload, CommError> {
+        Ok(E::wrap(memory))
+    }
+
+    fn unwrap<E: Element>(&self, payload: Payload) -> Option<Vec<E>> {
+        E::unwrap(payload)
+    }
+
+    fn health(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Derivative of the capped logit `z` by the logit.
+fn slope<T: Scalar>(soft_cap: Option<f64>, z: T) -> T {
+    let slope = |cap: f64| 1.0 - (z.to_f64() / cap).powi(2);
+    T::from_f64(soft_cap.map_or(1.0, slope))
+}
+
+impl<T: Scalar> Device for Host<T> {
+    fn gemm(&self, shape: &Shape, a: &[T], b: &[T], c: &mut [T], output: Output) {
+        let beta = if output == Output::Accumulate { T::ONE } else { T::ZERO };
+        gemm::gemm(&self.cpu, shape, T::ONE, a, b, beta, c);
+    }
+
+    fn gemm_add(&self, shape: &Shape, a: &[T], b: &[T], c: &mut [T]) {
+        gemm::gemm(&self.cpu, shape, T::ONE, a, b, T::ONE, c);
+    }
+
+    fn add_bias(&self, bias: &[T], x: &mut [T]) {
+        elementwise::add_bias(&self.cpu, bias, x);
+    }
+
+    fn bias_gradient(&self, dy: &[T], dbias: &mut [T]) {
+        elementwise::bias_gradient(&self.cpu, dy, dbias);
+    }
+
+    fn add(&self, x: &[T], y: &mut [T]) {
+        elementwise::axpy(&self.cpu, T::ONE, x, y);
+    }
+
+    fn add_wide(&self, x: &[T], y: &mut [T]) {
+        elementwise::axpy(&self.cpu, T::ONE, x, y);
+    }
+
+    fn dropout(&self, dropout: &Dropout, view: &Numbered, x: &[T], y: &mut [T]) {
+        dropout::apply(&self.cpu, dropout, view, x, y);
+    }
+
+    fn rms_norm(&self, norm: &RmsNorm, x: &[T], w: &[T], y: &mut [T], inverse_rms: &mut [T]) {
+        rms_norm::forward(&self.cpu, norm, x, w, y, inverse_rms);
+    }
+
+    fn rms_norm_backward_input(
+        &self,
+        norm: &RmsNorm,
+        x: &[T],
+        w: &[T],
+        inverse_rms: &[T],
+        dy: &[T],
+        dx: &mut [T],
+        output: Output,
+    ) {
+        rms_norm::backward_input(&self.cpu, norm, x, w, inverse_rms, dy, dx, output);
+    }
+
+    fn rms_norm_backward_weight(
+        &self,
+        norm: &RmsNorm,
+        x: &[T],
+        inverse_rms: &[T],
+        dy: &[T],
+        dw: &mut [T],
+    ) {
+        rms_norm::backward_weight(&self.cpu, norm, x, inverse_rms, dy, dw);
+    }
+
+    fn layer_norm(
+        &self,
+        norm: &LayerNorm,
+        x: &[T],
+        w: &[T],
+        bias: &[T],
+        y: &mut [T],
+        mean: &mut [T],
+        inverse_std: &mut [T],
+    ) {
+        layer_norm::forward(&self.cpu, norm, x, w, bias, y, mean, inverse_std);
+    }
+
+    fn layer_norm_backward_input(
+        &self,
+        norm: &LayerNorm,
+        x: &[T],
+        w: &[T],
+        mean: &[T],
+        inverse_std: &[T],
+        dy: &[T],
+        dx: &mut [T],
+        output: Output,
+    ) {
+        layer_norm::backward_input(&self.cpu, norm, x, w, mean, inverse_std, dy, dx, output);
+    }
+
+    fn layer_norm_backward_weight(
+        &self,
+        norm: &LayerNorm,
+        x: &[T],
+        mean: &[T],
+        inverse_std: &[T],
+        dy: &[T],
+        dw: &mut [T],
+        dbias: &mut [T],
+    ) {
+        layer_norm::backward_weight(&self.cpu, norm, x, mean, inverse_std, dy, dw, dbias);
+    }
+
+    fn rope(&self, rope: &Rope, table: &[T], x: &mut [T]) {
+        rope::forward(&self.cpu, rope, table, x);
+    }
+
+    fn rope_backward(&self, rope: &Rope, table: &[T], dx: &mut [T]) {
+        rope::backward(&self.cpu, rope, table, dx);
+    }
+
+    fn attention(
+        &self,
+        attention: &Attention,
+        q: &[T],
+        k: &[T],
+        v: &[T],
+        out: &mut [T],
+        lse: &mut [T],
+    ) {
+        attention::forward(&self.cpu, attention, q, k, v, out, lse);
+    }
+
+    fn attention_backward(
+        &self,
+        attention: &Attention,
+        saved: Saved<'_, Self>,
+        dout: &[T],
+        gradients: Gradients<'_, Self>,
+    ) {
+        let Saved { q, k, v, out, lse } = saved;
+        let saved = attention::Saved { q, k, v, out, lse };
+        let Gradients { dq, dk, dv } = gradients;
+        let mut gradients = attention::Gradients { dq, dk, dv };
+        let output = Output::Overwrite;
+        attention::backward(&self.cpu, attention, &saved, dout, &mut gradients, output);
+    }
+
+    fn activation(&self, activation: Activation, x: &[T], y: &mut [T]) {
+        activation::forward(&self.cpu, activation, x, y);
+    }
+
+    fn activation_backward(&self, activation: Activation, x: &[T], dy: &[T], dx: &mut [T]) {
+        activation::backward(&self.cpu, activation, x, dy, dx);
+    }
+
+    fn gated(&self, activation: Activation, gate: &[T], up: &[T], y: &mut [T]) {
+        activation::gated_forward(&self.cpu, activation, gate, up, y);
+    }
+
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        gate: &[T],
+        up: &[T],
+        dy: &[T],
+        dgate: &mut [T],
+        dup: &mut [T],
+    ) {
+        activation::gated_backward(&self.cpu, activation, gate, up, dy, dgate, dup);
+    }
+
+    fn embedding(&self, embedding: &Embedding, ids: &[i64], table: &[T], out: &mut [T]) {
+        embedding::forward(&self.cpu, embedding, ids, table, out);
+    }
+
+    fn embedding_backward(&self, embedding: &Embedding, ids: &[i64], dout: &[T], dtable: &mut [T]) {
+        embedding::backward(&self.cpu, embedding, ids, dout, dtable);
+    }
+
+    fn local_max(&self, shape: &Logits, logits: &[T], max: &mut [T]) {
+        cross_entropy::local_max(&self.cpu, shape, logits, max);
+    }
+
+    fn local_sum_exp(
+        &self,
+        shape: &Logits,
+        logits: &[T],
+        targets: &[i64],
+        max: &[T],
+        sum_exp: &mut [T],
+        target_logit: &mut [T],
+    ) {
+        cross_entropy::local_sum_exp(&self.cpu, shape, logits, targets, max, sum_exp, target_logit);
+    }
+
+    fn rescale_sum_exp(&self, local_max: &[T], max: &[T], sum_exp: &mut [T]) {
+        cross_entropy::rescale_sum_exp(&self.cpu, local_max, max, sum_exp);
+    }
+
+    fn loss(&self, targets: &[i64], sums: RowSums<'_, Self>, target_logit: &[T], loss: &mut [T]) {
+        let RowSums { max, sum_exp } = sums;
+        cross_entropy::loss(&self.cpu, targets, max, sum_exp, target_logit, loss);
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        shape: &Logits,
+        logits: &mut [T],
+        targets: &[i64],
+        sums: RowSums<'_, Self>,
+        scale: f64,
+    ) {
+        let RowSums { max, sum_exp } = sums;
+        cross_entropy::gradient_in_place(&self.cpu, shape, logits, targets, max, sum_exp, scale);
+    }
+
+    fn scale_by_slope(&self, soft_cap: Option<f64>, target_logit: &[T], rows: &mut [T]) {
+        let width = rows.len() / target_logit.len().max(1);
+        for (row, &target) in rows.chunks_exact_mut(width.max(1)).zip(target_logit) {
+            let slope = slope(soft_cap, target);
+            row.iter_mut().for_each(|x| *x *= slope);
+        }
+    }
+
+    fn softmax_to_gradient(
+        &self,
+        shape: &Logits,
+        softmax: &mut [T],
+        targets: &[i64],
+        factor: &[T],
+        target_logit: &[T],
+        scale: f64,
+    ) {
+        let scale = T::from_f64(scale);
+        let rows = softmax.chunks_exact_mut(shape.columns).zip(targets);
+        for ((row, &label), (&factor, &target)) in rows.zip(factor.iter().zip(target_logit)) {
+            let by = scale * factor;
+            row.iter_mut().for_each(|column| *column *= by);
+            let local =
+                usize::try_from(label).ok().and_then(|label| label.checked_sub(shape.first_column));
+            if let Some(column) = local.filter(|&column| column < shape.real_columns) {
+                row[column] += -(scale * slope(shape.soft_cap, target));
+            }
+        }
+    }
+
+    fn join_gradient(&self, weighted: &mut [T], hits: &[T], factor: &[T], scale: f64) {
+        let scale = T::from_f64(scale);
+        let width = (weighted.len() / factor.len().max(1)).max(1);
+        let rows = weighted.chunks_exact_mut(width).zip(hits.chunks_exact(width));
+        for ((row, hits), &factor) in rows.zip(factor) {
+            row.iter_mut().zip(hits).for_each(|(own, &hit)| *own = scale * (factor * *own - hit));
+        }
+    }
+
+    fn divide(&self, by: &[T], x: &mut [T]) {
+        x.iter_mut().zip(by).for_each(|(x, &by)| *x = *x / by);
+    }
+
+    fn add_sum(&self, x: &[T], total: &mut f64) {
+        *total += x.iter().map(|x| x.to_f64()).sum::<f64>();
+    }
+
+    fn add_squares(&self, x: &[T], total: &mut f64) {
+        *total += elementwise::sum_of_squares(&self.cpu, x);
+    }
+
+    fn adamw(&self, adamw: &AdamW, parameters: Vec<Parameter<'_, Self>>) {
+        let mut rounded = Vec::new();
+        let mut updates = Vec::with_capacity(parameters.len());
+        for Parameter { w, g, m, v, decay } in parameters {
+            let w = match w {
+                Target::Read(w) | Target::Exact(w) => w,
+                Target::Both(w, to) => {
+                    rounded.push((updates.len(), to));
+                    w
+                }
+            };
+            updates.push(adamw::Parameter { w, g, m, v, decay });
+        }
+        adamw::update(&self.cpu, adamw, &mut updates);
+        for (n, to) in rounded {
+            to.copy_from_slice(updates[n].w);
+        }
+    }
+
+    fn adamw_proposal(&self, adamw: &AdamW, parameters: Vec<Proposal<'_, Self>>) {
+        let proposal =
+            |Proposal { to, w, g, m, v, decay }| adamw::Proposal { to, w, g, m, v, decay };
+        let mut proposals: Vec<_> = parameters.into_iter().map(proposal).collect();
+        adamw::proposal(&self.cpu, adamw, &mut proposals);
+    }
+}
