@@ -24,6 +24,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Tokens of a rank, tensor-parallel degree, sequence parallelism and number format.
+type BodyKey = (u64, u64, bool, Dtype);
+
 /// A model on a cluster of a given size, with memory of what was priced.
 #[derive(Debug)]
 pub struct Ground<'a> {
@@ -43,7 +46,7 @@ pub struct Ground<'a> {
     /// By everything but the split of experts.
     shared: RefCell<HashMap<SheetKey, Rc<Shared>>>,
     /// By tokens of a rank, tensor-parallel degree, sequence parallelism and number format: by kind.
-    bodies: RefCell<HashMap<(u64, u64, bool, Dtype), Rc<[Body]>>>,
+    bodies: RefCell<HashMap<BodyKey, Rc<[Body]>>>,
     experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
