@@ -1,4 +1,4 @@
-//! Kernels for training transformers on the CPU, in f32 and f64.
+//! Kernels for training transformers on the CPU, in f32 and f64; their twins for GPUs are in [`cuda`].
 //!
 //! One folder per operation: `mod.rs` holds the contract (shapes, formulas, what is saved for the backward pass),
 //! `reference.rs` the specification, `fast.rs` what training runs. Both have the same signatures, so one

@@ -19,6 +19,18 @@ use kernels::transpose;
 /// Ampere and Hopper.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
+/// Kernels that move nothing beside the others of their operation: last steps of sums, what is one number a row, a table
+/// for all layers.
+const WITHOUT_FLOOR: [&str; 7] = [
+    "cross_entropy_loss",
+    "cross_entropy_rescale",
+    "elementwise_column_sum",
+    "elementwise_total",
+    "layer_norm_column_sum",
+    "rms_norm_column_sum",
+    "rope_table",
+];
+
 /// Tokens of a micro-batch, for the floors.
 const TOKENS: usize = 8192;
 
@@ -54,22 +66,22 @@ fn shapes(source: Source) -> Vec<Shape> {
         }
         "attention_rows" => each(storages, [heads(32, 8, 128, 128)], |storage, a| {
             let module = attention::cuda::row_module(storage, &a);
-            shape(format!("{} heads of {}", a.q_heads, a.v_dim), module, vec![])
+            let floors = vec![
+                ("attention_delta", attention::cuda::delta_floor(&a, storage)),
+                ("attention_merge", attention::cuda::merge_floor(&a, storage)),
+            ];
+            shape(format!("{} heads of {}", a.q_heads, a.v_dim), module, floors)
         }),
         "cross_entropy" => {
             let cap = |cap| (cap, if cap > 0.0 { 256_000 } else { 128_256 });
             each(storages, [cap(0.0), cap(30.0)], logits)
         }
         "dropout" => each(storages, [8], |storage, pack| {
-            let pack = pack.min(16 / storage.bytes());
-            shape(String::new(), dropout::cuda::module(storage, pack), vec![])
+            let (elements, pack) = (TOKENS * 4096, pack.min(16 / storage.bytes()));
+            let floors = vec![("dropout_apply", dropout::cuda::floor(elements, storage))];
+            shape(format!("{TOKENS} x 4096"), dropout::cuda::module(storage, pack), floors)
         }),
-        "elementwise" => each(storages, [4096, 33], |storage, columns| {
-            let module = elementwise::cuda::module(storage, columns, storage.pack(columns));
-            let add = elementwise::cuda::floor(TOKENS * columns, &[storage; 3]);
-            let floors = vec![("elementwise_add", add)];
-            shape(format!("{TOKENS} x {columns}"), module, floors)
-        }),
+        "elementwise" => each(storages, [4096, 33], sums),
         "embedding" => each(storages, [4096, 12_288], |storage, columns| {
             let embedding =
                 Embedding { tokens: TOKENS, columns, rows: 128_256, first_row: 0, scale: 1.0 };
@@ -102,7 +114,10 @@ fn shapes(source: Source) -> Vec<Shape> {
             })
         }
         "transpose" => each(storages, [1, 4], |storage, pack| {
-            shape(format!("packs of {pack}"), transpose::cuda::module(storage, pack), vec![])
+            let floor = transpose::cuda::floor(TOKENS * 4096, storage);
+            let floors = vec![("transpose_rows", floor), ("transpose_matrix", floor)];
+            let module = transpose::cuda::module(storage, pack);
+            shape(format!("{TOKENS} x 4096, packs of {pack}"), module, floors)
         }),
         other => panic!("{other} has no shapes: say for which it is compiled"),
     }
@@ -116,6 +131,25 @@ fn each<T: Clone>(
     let of: Vec<T> = of.into_iter().collect();
     let with = |storage| of.iter().cloned().map(move |of| (storage, of)).collect::<Vec<_>>();
     storages.into_iter().flat_map(with).map(|(storage, of)| shape(storage, of)).collect()
+}
+
+fn sums(storage: Storage, columns: usize) -> Shape {
+    use Storage::F32;
+    let floor = |tensors: &[Storage]| elementwise::cuda::floor(TOKENS * columns, tensors);
+    let floors = vec![
+        ("elementwise_add", floor(&[storage; 3])),
+        ("elementwise_axpy", floor(&[storage; 3])),
+        ("elementwise_scale", floor(&[storage; 2])),
+        ("elementwise_add_bias", floor(&[storage; 2])),
+        ("elementwise_accumulate", floor(&[storage, F32, F32])),
+        ("elementwise_narrow", floor(&[storage, F32])),
+        ("elementwise_widen", floor(&[storage, F32])),
+        ("elementwise_column_partials", floor(&[storage])),
+        ("elementwise_squares", floor(&[storage])),
+        ("elementwise_sum", floor(&[storage])),
+    ];
+    let module = elementwise::cuda::module(storage, columns, storage.pack(columns));
+    shape(format!("{TOKENS} x {columns}"), module, floors)
 }
 
 fn activations(storage: Storage, activation: Activation) -> Shape {
@@ -160,12 +194,18 @@ fn tensor_core_heads() -> [Attention; 8] {
 fn attention_of(storage: Storage, a: Attention) -> Shape {
     let forward = attention::cuda::forward_floor(&a, storage);
     let backward = attention::cuda::backward_floor(&a, storage);
-    let (forward_name, backward_name) = match storage {
-        Storage::F32 => ("attention_f32_forward", "attention_f32_backward_query"),
-        Storage::Bf16 => ("attention_forward", "attention_backward_query"),
+    let [forward_name, backward_name, key_value] = match storage {
+        Storage::F32 => [
+            "attention_f32_forward",
+            "attention_f32_backward_query",
+            "attention_f32_backward_key_value",
+        ],
+        Storage::Bf16 => {
+            ["attention_forward", "attention_backward_query", "attention_backward_key_value"]
+        }
     };
     // The floor of the whole backward pass, which two kernels share.
-    let floors = vec![(forward_name, forward), (backward_name, backward)];
+    let floors = vec![(forward_name, forward), (backward_name, backward), (key_value, backward)];
     let more = [
         ("window", a.window.is_some()),
         ("cap", a.soft_cap.is_some()),
@@ -183,6 +223,8 @@ fn logits(storage: Storage, (cap, columns): (f64, usize)) -> Shape {
     let module = cross_entropy::cuda::module(storage, &logits, storage.pack(columns));
     let floors = vec![
         ("cross_entropy_statistics", cross_entropy::cuda::read_floor(&logits, storage)),
+        ("cross_entropy_max", cross_entropy::cuda::read_floor(&logits, storage)),
+        ("cross_entropy_sum_exp", cross_entropy::cuda::read_floor(&logits, storage)),
         ("cross_entropy_gradient", cross_entropy::cuda::gradient_floor(&logits, storage)),
     ];
     shape(format!("{TOKENS} x {columns} cap {cap}"), module, floors)
@@ -243,9 +285,12 @@ fn check(shape: &Shape, architecture: &str) -> Vec<String> {
     named.sort_unstable();
     declared.sort_unstable();
     assert_eq!(named, declared, "{}", source.operation);
-    for (kernel, _) in &shape.floors {
-        assert!(declared.contains(kernel), "{kernel} has a floor and no source");
-    }
+    let floors = shape.floors.iter().map(|&(kernel, _)| kernel);
+    let mut with: Vec<&str> = floors
+        .chain(WITHOUT_FLOOR.into_iter().filter(|kernel| declared.contains(kernel)))
+        .collect();
+    with.sort_unstable();
+    assert_eq!(with, declared, "a kernel without a floor, or a floor without its kernel");
     let mut spilling = Vec::new();
     for kernel in &compiled.kernels {
         let floor = shape.floors.iter().find(|(name, _)| kernel.kernel == *name);

@@ -279,6 +279,19 @@ pub fn visible_pairs(a: &Attention) -> usize {
     a.batch * a.q_heads * (0..a.q_len).map(|query| a.visible(query).len()).sum::<usize>()
 }
 
+/// The least that [`merge`] has to do.
+#[must_use]
+pub fn merge_floor(a: &Attention, storage: Storage) -> Floor {
+    Floor::bytes(3 * a.out_elements() * storage.bytes() + 12 * a.lse_elements())
+}
+
+/// The least that the first of [`backward`]'s kernels has to do, which its floor has no part for: sums over rows of
+/// `out dout`.
+#[must_use]
+pub fn delta_floor(a: &Attention, storage: Storage) -> Floor {
+    Floor::bytes(2 * a.out_elements() * storage.bytes() + 4 * a.lse_elements())
+}
+
 /// The least that [`forward`] has to do: two products over visible pairs.
 #[must_use]
 pub fn forward_floor(a: &Attention, storage: Storage) -> Floor {
