@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc gpu-test gpu-bench gpu-programs
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -132,6 +132,20 @@ nvrtc:
 	@rm -rf $(NVRTC) && mkdir -p $(NVRTC) && python3 -m venv $(NVRTC)/venv
 	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
 	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
+
+# On a GPU: every kernel against the CPU's references; then how fast each is. Where there is none they say so and fail. The
+# programs need the driver and CUDA's libraries alone, so they may be built elsewhere: make gpu-programs, and copy.
+GPU_PROGRAMS := $(or $(CARGO_TARGET_DIR),target)/release
+gpu-test: gpu-programs
+	$(GPU_PROGRAMS)/gpu-test --json gpu-test.json
+
+gpu-bench: gpu-programs
+	$(GPU_PROGRAMS)/gpu-bench --json gpu-bench.json
+	@if python3 -c 'import torch' 2>/dev/null; then tools/gpu_side_by_side.py --bench gpu-bench.json --json gpu-torch.json; \
+	else echo 'no PyTorch here, so nothing beside it: tools/gpu_side_by_side.py'; fi
+
+gpu-programs:
+	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \

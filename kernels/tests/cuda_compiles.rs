@@ -1,102 +1,240 @@
-//! Every CUDA kernel compiles for the GPUs it is meant for, at the shapes of real models, without spilling registers.
-//! Needs NVRTC and no GPU: `make cuda`.
+//! Every CUDA kernel compiles for the GPUs it is meant for, at the shapes of real models and with the blocks that it is
+//! launched with, without spilling registers. Needs NVRTC and no GPU: `make cuda`.
 
-use kernels::cuda::{Baked, SOURCES, Source, Storage, nvrtc};
+use kernels::Output;
+use kernels::activation::{self, Activation};
+use kernels::adamw;
+use kernels::attention::{self, Attention, ProbabilityDropout};
+use kernels::cross_entropy::{self, Logits};
+use kernels::cuda::{Floor, Module, SOURCES, Source, Storage, nvrtc};
+use kernels::dropout::{self, Dropout};
+use kernels::elementwise;
+use kernels::embedding::{self, Embedding};
+use kernels::layer_norm::{self, LayerNorm};
+use kernels::random::Stream;
+use kernels::rms_norm::{self, RmsNorm};
+use kernels::rope::{self, Pairing, Rope};
+use kernels::transpose;
 
 /// Ampere and Hopper.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Constants of an operation: those of Llama 3 8B, and those that make the most of its registers.
-fn shapes(operation: &str) -> Vec<(usize, Vec<(&'static str, f64)>)> {
-    let columns = |n: usize, more: &[(&'static str, f64)]| {
-        #[allow(clippy::cast_precision_loss)]
-        let mut constants = vec![("COLUMNS", n as f64)];
-        constants.extend_from_slice(more);
-        (n, constants)
-    };
-    let rope = |head_dim: f64, rotary: f64, interleaved: f64| {
-        let heads = [("HEADS", 32.0), ("HEAD_DIM", head_dim), ("ROTARY_START", head_dim - rotary)];
-        let pairs = [
-            ("ROTARY_DIM", rotary),
-            ("INTERLEAVED", interleaved),
-            ("TOKEN_STRIDE", 32.0 * head_dim),
-        ];
-        (64, heads.into_iter().chain(pairs).collect())
-    };
-    let attention = |[heads, kv_heads, qk, v]: [f64; 4], window: f64, soft_cap: f64| {
-        let sizes = [("Q_HEADS", heads), ("KV_HEADS", kv_heads), ("QK_DIM", qk), ("V_DIM", v)];
-        let rules = [("SCALE", 0.1), ("CAUSAL", 1.0), ("WINDOW", window), ("SOFT_CAP", soft_cap)];
-        (8, sizes.into_iter().chain(rules).collect())
-    };
-    match operation {
-        "attention" => vec![
-            attention([32.0, 8.0, 128.0, 128.0], 0.0, 0.0),
-            attention([32.0, 8.0, 128.0, 128.0], 4096.0, 50.0),
-            attention([12.0, 12.0, 64.0, 64.0], 0.0, 0.0),
-            attention([25.0, 25.0, 64.0, 64.0], 0.0, 0.0),
-            attention([128.0, 128.0, 192.0, 128.0], 0.0, 0.0),
-        ],
-        "rms_norm" => [768, 4096, 16384]
-            .into_iter()
-            .flat_map(|n| [0.0, 1.0].map(|offset| columns(n, &[("EPS", 1e-5), ("OFFSET", offset)])))
-            .collect(),
-        "layer_norm" => [768, 1600, 12288].map(|n| columns(n, &[("EPS", 1e-5)])).into(),
-        "activation" => (0..5).map(|kind| (4096, vec![("KIND", f64::from(kind))])).collect(),
-        "rope" => vec![rope(128.0, 128.0, 0.0), rope(192.0, 64.0, 1.0)],
-        "elementwise" => vec![columns(4096, &[])],
-        "embedding" => vec![columns(4096, &[("SCALE", 1.0)])],
-        "cross_entropy" => {
-            vec![columns(128_256, &[("SOFT_CAP", 0.0)]), columns(256_000, &[("SOFT_CAP", 30.0)])]
+/// Tokens of a micro-batch, for the floors.
+const TOKENS: usize = 8192;
+
+/// A source at a shape.
+struct Shape {
+    what: String,
+    module: Module,
+    /// The least that some of its kernels have to do.
+    floors: Vec<(&'static str, Floor)>,
+}
+
+fn shape(what: String, module: Module, floors: Vec<(&'static str, Floor)>) -> Shape {
+    Shape { what, module, floors }
+}
+
+/// Those of real models, and those that make the most of registers.
+fn shapes(source: Source) -> Vec<Shape> {
+    let storages = [Storage::F32, Storage::Bf16];
+    match source.operation {
+        "activation" => each(storages, Activation::ALL, activations),
+        "adamw" => each(storages, [()], |storage, ()| {
+            let floor = adamw::cuda::floor(1 << 20, Some(storage));
+            shape(
+                "2^20 elements".to_owned(),
+                adamw::cuda::module(storage),
+                vec![("adamw_update", floor)],
+            )
+        }),
+        "attention" => each([Storage::Bf16], tensor_core_heads(), attention_of),
+        "attention_f32" => {
+            let small = |a: Attention| Attention { q_len: 1024, kv_len: 1024, ..a };
+            each([Storage::F32], tensor_core_heads().map(small), attention_of)
         }
-        "adamw" | "dropout" => vec![(4096, vec![])],
+        "attention_rows" => each(storages, [heads(32, 8, 128, 128)], |storage, a| {
+            let module = attention::cuda::row_module(storage, &a);
+            shape(format!("{} heads of {}", a.q_heads, a.v_dim), module, vec![])
+        }),
+        "cross_entropy" => {
+            let cap = |cap| (cap, if cap > 0.0 { 256_000 } else { 128_256 });
+            each(storages, [cap(0.0), cap(30.0)], logits)
+        }
+        "dropout" => each(storages, [8], |storage, pack| {
+            let pack = pack.min(16 / storage.bytes());
+            shape(String::new(), dropout::cuda::module(storage, pack), vec![])
+        }),
+        "elementwise" => each(storages, [4096, 33], |storage, columns| {
+            let module = elementwise::cuda::module(storage, columns, storage.pack(columns));
+            let add = elementwise::cuda::floor(TOKENS * columns, &[storage; 3]);
+            let floors = vec![("elementwise_add", add)];
+            shape(format!("{TOKENS} x {columns}"), module, floors)
+        }),
+        "embedding" => each(storages, [4096, 12_288], |storage, columns| {
+            let embedding =
+                Embedding { tokens: TOKENS, columns, rows: 128_256, first_row: 0, scale: 1.0 };
+            let module = embedding::cuda::module(storage, &embedding, storage.pack(columns));
+            let forward = embedding::cuda::forward_floor(&embedding, storage);
+            let backward = embedding::cuda::backward_floor(&embedding, storage, TOKENS);
+            let floors = vec![("embedding_forward", forward), ("embedding_backward", backward)];
+            shape(format!("{TOKENS} x {columns}"), module, floors)
+        }),
+        "layer_norm" => each(storages, [768, 1600, 12_288], layer_norms),
+        "rms_norm" => each(storages, [(128, false), (4096, false), (16_384, true)], rms_norms),
+        "rope" => {
+            let half = Rope::half(TOKENS, 32, 128);
+            let latent = Rope {
+                head_dim: 192,
+                rotary_start: 128,
+                rotary_dim: 64,
+                pairing: Pairing::Interleaved,
+                ..half
+            };
+            each(storages, [half, latent], |storage, rope| {
+                let stride = rope.heads * rope.head_dim;
+                let module = rope::cuda::module(storage, &rope, stride, storage.pack(32));
+                let floors = vec![("rope_rotate", rope::cuda::floor(&rope, storage))];
+                shape(
+                    format!("{:?}, {} of {}", rope.pairing, rope.rotary_dim, rope.head_dim),
+                    module,
+                    floors,
+                )
+            })
+        }
+        "transpose" => each(storages, [1, 4], |storage, pack| {
+            shape(format!("packs of {pack}"), transpose::cuda::module(storage, pack), vec![])
+        }),
         other => panic!("{other} has no shapes: say for which it is compiled"),
     }
+}
+
+fn each<T: Clone>(
+    storages: impl IntoIterator<Item = Storage>,
+    of: impl IntoIterator<Item = T>,
+    shape: impl Fn(Storage, T) -> Shape,
+) -> Vec<Shape> {
+    let of: Vec<T> = of.into_iter().collect();
+    let with = |storage| of.iter().cloned().map(move |of| (storage, of)).collect::<Vec<_>>();
+    storages.into_iter().flat_map(with).map(|(storage, of)| shape(storage, of)).collect()
+}
+
+fn activations(storage: Storage, activation: Activation) -> Shape {
+    let elements = TOKENS * 14_336;
+    let backward = activation::cuda::backward_floor(elements, storage);
+    let floors = vec![
+        ("activation_forward", activation::cuda::forward_floor(elements, storage)),
+        ("activation_backward", backward),
+        ("activation_gated_forward", backward),
+        ("activation_gated_backward", activation::cuda::gated_backward_floor(elements, storage)),
+    ];
+    let module = activation::cuda::module(storage, activation, storage.pack(elements));
+    shape(format!("{activation:?}, {TOKENS} x 14336"), module, floors)
+}
+
+fn heads(q_heads: usize, kv_heads: usize, qk_dim: usize, v_dim: usize) -> Attention {
+    Attention { v_dim, ..Attention::causal(1, TOKENS, q_heads, kv_heads, qk_dim) }
+}
+
+fn tensor_core_heads() -> [Attention; 8] {
+    let llama = heads(32, 8, 128, 128);
+    let stream = Stream { seed: 1, tensor: 2, step: 3 };
+    let dropout = Some(ProbabilityDropout {
+        dropout: Dropout { p: 0.1, stream },
+        batch_offset: 0,
+        head_offset: 0,
+        total_heads: 32,
+        total_len: 8192,
+    });
+    [
+        llama,
+        Attention { window: Some(4096), soft_cap: Some(50.0), ..llama },
+        Attention { dropout, ..llama },
+        heads(12, 12, 64, 64),
+        heads(25, 25, 64, 64),
+        heads(128, 128, 192, 128),
+        heads(16, 8, 256, 256),
+        Attention { window: Some(4096), soft_cap: Some(50.0), dropout, ..heads(16, 8, 256, 256) },
+    ]
+}
+
+fn attention_of(storage: Storage, a: Attention) -> Shape {
+    let forward = attention::cuda::forward_floor(&a, storage);
+    let backward = attention::cuda::backward_floor(&a, storage);
+    let (forward_name, backward_name) = match storage {
+        Storage::F32 => ("attention_f32_forward", "attention_f32_backward_query"),
+        Storage::Bf16 => ("attention_forward", "attention_backward_query"),
+    };
+    // The floor of the whole backward pass, which two kernels share.
+    let floors = vec![(forward_name, forward), (backward_name, backward)];
+    let more = [
+        ("window", a.window.is_some()),
+        ("cap", a.soft_cap.is_some()),
+        ("dropout", a.dropout.is_some()),
+    ];
+    let more: Vec<&str> = more.into_iter().filter(|more| more.1).map(|more| more.0).collect();
+    let (heads, groups) = (a.q_heads, a.kv_heads);
+    let what = format!("{heads}/{groups} heads of {}/{} {}", a.qk_dim, a.v_dim, more.join(" "));
+    shape(what, attention::cuda::module(storage, &a), floors)
+}
+
+fn logits(storage: Storage, (cap, columns): (f64, usize)) -> Shape {
+    let soft_cap = (cap > 0.0).then_some(cap);
+    let logits = Logits { soft_cap, ..Logits::whole(TOKENS, columns) };
+    let module = cross_entropy::cuda::module(storage, &logits, storage.pack(columns));
+    let floors = vec![
+        ("cross_entropy_statistics", cross_entropy::cuda::read_floor(&logits, storage)),
+        ("cross_entropy_gradient", cross_entropy::cuda::gradient_floor(&logits, storage)),
+    ];
+    shape(format!("{TOKENS} x {columns} cap {cap}"), module, floors)
+}
+
+fn rms_norms(storage: Storage, (columns, unit_offset): (usize, bool)) -> Shape {
+    let norm = RmsNorm { rows: TOKENS, columns, eps: 1e-5, unit_offset };
+    let input = rms_norm::cuda::backward_input_floor(&norm, storage, Output::Overwrite);
+    let floors = vec![
+        ("rms_norm_forward", rms_norm::cuda::forward_floor(&norm, storage)),
+        ("rms_norm_backward_input", input),
+        ("rms_norm_backward_weight", rms_norm::cuda::backward_weight_floor(&norm, storage)),
+    ];
+    let module = rms_norm::cuda::module(storage, &norm, storage.pack(columns));
+    shape(format!("{TOKENS} x {columns}"), module, floors)
+}
+
+fn layer_norms(storage: Storage, columns: usize) -> Shape {
+    let norm = LayerNorm { rows: TOKENS, columns, eps: 1e-5 };
+    let input = layer_norm::cuda::backward_input_floor(&norm, storage, Output::Overwrite);
+    let floors = vec![
+        ("layer_norm_forward", layer_norm::cuda::forward_floor(&norm, storage)),
+        ("layer_norm_backward_input", input),
+        ("layer_norm_backward_weight", layer_norm::cuda::backward_weight_floor(&norm, storage)),
+    ];
+    let module = layer_norm::cuda::module(storage, &norm, storage.pack(columns));
+    shape(format!("{TOKENS} x {columns}"), module, floors)
 }
 
 #[test]
 fn every_kernel_compiles_and_none_spills() {
     println!(
-        "| operation | kernel | storage | constants | architecture | registers | shared bytes |"
+        "| kernel | storage | shape | floor, MB | floor, GFLOP | architecture | threads | registers | shared bytes |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let mut spilling = Vec::new();
     for &source in SOURCES {
-        for (row, constants) in shapes(source.operation) {
-            for &storage in storages(source.operation) {
-                for architecture in ARCHITECTURES {
-                    check(source, row, &constants, storage, architecture);
-                }
+        for shape in shapes(source) {
+            assert_eq!(shape.module.source(), source);
+            for architecture in ARCHITECTURES {
+                spilling.extend(check(&shape, architecture));
             }
         }
     }
+    assert!(spilling.is_empty(), "registers are spilled:\n{}", spilling.join("\n"));
 }
 
-/// Tensor cores have no f32.
-fn storages(operation: &str) -> &'static [Storage] {
-    if operation == "attention" { &[Storage::Bf16] } else { &[Storage::F32, Storage::Bf16] }
-}
-
-/// Of a block: as many as the longest rows need to stay in registers, or as tiles of an attention head leave room for.
-fn threads(operation: &str, row: usize, constants: &[(&'static str, f64)]) -> usize {
-    let wide = constants.iter().any(|&(name, value)| name == "QK_DIM" && value > 128.0);
-    match operation {
-        "attention" if wide => 64,
-        "attention" => 128,
-        _ if row > 8192 => 512,
-        _ => 256,
-    }
-}
-
-fn check(
-    source: Source,
-    row: usize,
-    constants: &[(&'static str, f64)],
-    storage: Storage,
-    architecture: &str,
-) {
-    let threads = threads(source.operation, row, constants);
-    let baked = Baked { storage, pack: storage.pack(row), threads, constants: constants.to_vec() };
+/// Prints what each kernel takes; those that spill.
+fn check(shape: &Shape, architecture: &str) -> Vec<String> {
+    let (source, baked) = (shape.module.source(), shape.module.baked());
     let compiled =
-        nvrtc::compile(source, &baked, architecture).unwrap_or_else(|error| panic!("{error}"));
+        nvrtc::compile(source, baked, architecture).unwrap_or_else(|error| panic!("{error}"));
     // ELF.
     assert_eq!(compiled.cubin[..4], *b"\x7fELF");
     let mut named: Vec<&str> =
@@ -105,29 +243,42 @@ fn check(
     named.sort_unstable();
     declared.sort_unstable();
     assert_eq!(named, declared, "{}", source.operation);
-    let words: Vec<String> =
-        constants.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    for (kernel, _) in &shape.floors {
+        assert!(declared.contains(kernel), "{kernel} has a floor and no source");
+    }
+    let mut spilling = Vec::new();
     for kernel in &compiled.kernels {
+        let floor = shape.floors.iter().find(|(name, _)| kernel.kernel == *name);
+        #[allow(clippy::cast_precision_loss)]
+        let (megabytes, gigaflop) = floor.map_or((String::new(), String::new()), |(_, floor)| {
+            (format!("{:.1}", floor.bytes as f64 / 1e6), format!("{:.1}", floor.flops as f64 / 1e9))
+        });
         println!(
-            "| {} | {} | {storage:?} | {} | {architecture} | {} | {} |",
-            source.operation,
+            "| {} | {:?} | {} | {megabytes} | {gigaflop} | {architecture} | {} | {} | {} |",
             kernel.kernel,
-            words.join(", "),
+            baked.storage,
+            shape.what,
+            baked.threads,
             kernel.registers,
             kernel.shared_bytes
         );
         assert!(kernel.registers > 0, "{kernel:?}");
-        let memory = (kernel.spill_bytes, kernel.stack_bytes);
-        assert_eq!(memory, (0, 0), "{kernel:?} {constants:?} {storage:?} {architecture}");
-        // A block of so many threads must fit a multiprocessor's 64 Ki registers.
-        assert!(kernel.registers as usize * threads <= 65_536, "{kernel:?}");
+        if (kernel.spill_bytes, kernel.stack_bytes) != (0, 0) {
+            spilling.push(format!("{kernel:?} {} {:?} {architecture}", shape.what, baked.storage));
+        }
+        // A block of so many threads must fit a multiprocessor's 64 Ki registers, and what is static its 48 KiB.
+        assert!(kernel.registers as usize * baked.threads <= 65_536, "{kernel:?}");
+        assert!(kernel.shared_bytes <= 48 << 10, "{kernel:?}");
     }
+    spilling
 }
 
 #[test]
 fn a_wrong_source_is_reported() {
     let source = Source::of("rms_norm").expect("it has a twin");
-    let baked = Baked { storage: Storage::F32, pack: 4, threads: 256, constants: vec![] };
+    let norm = RmsNorm { rows: 1, columns: 64, eps: 1e-5, unit_offset: false };
+    let module = rms_norm::cuda::module(Storage::F32, &norm, 4);
+    let baked = kernels::cuda::Baked { constants: vec![], ..module.baked().clone() };
     let error =
         nvrtc::compile(source, &baked, "sm_80").expect_err("COLUMNS is missing").to_string();
     assert!(error.contains("rms_norm.cu does not compile for sm_80"), "{error}");

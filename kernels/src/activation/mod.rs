@@ -3,6 +3,7 @@
 //! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The
 //! backward pass computes `f` anew from its input, so the product need not be kept.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

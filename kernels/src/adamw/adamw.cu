@@ -4,14 +4,15 @@
 // Floor for each parameter: reads w, g, m and v, writes w, m and v (28 bytes), and the copy.
 
 struct Tensor {
-  float* w;
+  float* to;  // w, or where a proposal goes
+  const float* w;
   const float* g;
   float* m;
   float* v;
   stored* copy;  // or null
   u64 elements;
   float decay;
-  u32 reserved;
+  u32 keeps_moments;  // not 0: m and v stay as they are
 };
 
 // Device memory, so that a captured graph can be replayed with the next step's.
@@ -21,7 +22,7 @@ struct Factors {
   float inverse_root;    // 1 / sqrt(1 - beta2^t)
   float gradient_scale;  // clipping
   float beta1, beta2, eps;
-  u32 reserved;
+  float rest1, rest2;    // 1 - beta1, 1 - beta2: their digits are lost in f32 near 1
 };
 
 // Blocks along x share a tensor; y is the tensor.
@@ -33,12 +34,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const u64 stride = static_cast<u64>(gridDim.x) * THREADS;
   for (u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x; at < t.elements; at += stride) {
     const float g = f.gradient_scale * t.g[at];
-    const float m = f.beta1 * t.m[at] + (1.0f - f.beta1) * g;
-    const float v = f.beta2 * t.v[at] + (1.0f - f.beta2) * g * g;
+    const float m = f.beta1 * t.m[at] + f.rest1 * g;
+    const float v = f.beta2 * t.v[at] + f.rest2 * g * g;
     const float w = t.w[at] * keep - f.rate * m / (sqrtf(v) * f.inverse_root + f.eps);
-    t.m[at] = m;
-    t.v[at] = v;
-    t.w[at] = w;
+    if (!t.keeps_moments) {
+      t.m[at] = m;
+      t.v[at] = v;
+    }
+    t.to[at] = w;
     if (t.copy != nullptr) t.copy[at] = narrowed(w);
   }
 }

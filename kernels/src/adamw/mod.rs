@@ -8,6 +8,7 @@
 //! w <- w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //! ```
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

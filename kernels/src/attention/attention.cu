@@ -1,9 +1,10 @@
 // Attention by tiles with an online softmax (Dao 2023, FlashAttention-2), on tensor cores; the contract is in mod.rs.
 // bf16 tensors, f32 sums. No atomics: dq and dk, dv come from kernels of their own, so runs repeat to the bit.
 //
-// Baked in: Q_HEADS, KV_HEADS, QK_DIM, V_DIM (multiples of 16), SCALE, CAUSAL (0 or 1), WINDOW (0: none), SOFT_CAP (0:
-// none). A warp has 16 rows of a block's 16 * THREADS / 32. Probability dropout has no twin yet, nor have heads wider than
-// 192, whose sums no thread's registers hold.
+// Baked in: Q_HEADS, KV_HEADS, QK_DIM, V_DIM (multiples of 16, at most 256), SCALE, CAUSAL (0 or 1), WINDOW (0: none),
+// SOFT_CAP (0: none), DROPOUT (0 or 1; its numbers are arguments, ignored where 0). A warp has 16 rows of a block's
+// 16 * THREADS / 32. Of heads wider than 192 dk and dv come from blocks of their own: no thread's registers hold the
+// sums of both.
 // Floor of forward: 2 products of visible pairs times QK_DIM and V_DIM; backward 7 such (scores are made twice, and their
 // gradient, once for dq and once for dk and dv); bytes are those of the arguments.
 
@@ -12,12 +13,12 @@
 #endif
 
 #define ROWS (16 * (THREADS / 32))
-#define GROUP (Q_HEADS / KV_HEADS)
 // Rows in shared memory are 16 bytes longer than needed, so that the rows of a fragment lie in different banks.
 #define QK_STRIDE (QK_DIM + 8)
 #define V_STRIDE (V_DIM + 8)
-#define KEYS 64
-#define KEYS_BACKWARD (QK_DIM > 128 ? 16 : 32)
+#define WIDE (QK_DIM > 192 || V_DIM > 192 || QK_DIM + V_DIM > 320)
+#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // draws take registers too
+#define KEYS_BACKWARD (QK_DIM > 128 || V_DIM > 128 ? 16 : 32)
 #define QUERIES_BACKWARD 16
 
 #ifndef CUDA_ON_CPU
@@ -55,10 +56,6 @@ __device__ __forceinline__ u32 pair(float low, float high) {
   return both;
 }
 #endif
-
-__device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-__device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // The rows of a tile that hold the left factor of a product: 16 rows, columns from `column` on.
 __device__ __forceinline__ void left(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
@@ -105,44 +102,6 @@ __device__ __forceinline__ void rows_of(u32 (&to)[DIM / 16][4], const stored* fr
   }
 }
 
-struct Lengths {
-  int queries, keys, query_offset, key_offset;
-
-  __device__ __forceinline__ bool visible(int query, int key) const {
-    const int at = query_offset + query, to = key_offset + key;
-    const bool seen = !(CAUSAL || WINDOW) || to <= at;
-    return query < queries && key < keys && seen && (!WINDOW || to + WINDOW > at);
-  }
-  // Keys that any of the queries first..last sees lie in begin..end.
-  __device__ __forceinline__ int begin(int first) const {
-    return WINDOW ? max_of(0, query_offset + first + 1 - WINDOW - key_offset) : 0;
-  }
-  __device__ __forceinline__ int end(int last) const {
-    return CAUSAL || WINDOW ? min_of(keys, query_offset + last + 1 - key_offset) : keys;
-  }
-  // Queries that see any of the keys first..last.
-  __device__ __forceinline__ int viewers_begin(int first) const {
-    return CAUSAL || WINDOW ? max_of(0, key_offset + first - query_offset) : 0;
-  }
-  __device__ __forceinline__ int viewers_end(int last) const {
-    return WINDOW ? min_of(queries, key_offset + last + WINDOW - query_offset) : queries;
-  }
-  static __device__ __forceinline__ int max_of(int a, int b) { return a > b ? a : b; }
-  static __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
-};
-
-// The score of a product, and the slope of the cap.
-__device__ __forceinline__ float score(float product, float& slope) {
-  product *= static_cast<float>(SCALE);
-  slope = 1.0f;
-  if (SOFT_CAP > 0) {
-    const float t = tanhf(product / static_cast<float>(SOFT_CAP));
-    slope = 1.0f - t * t;
-    product = static_cast<float>(SOFT_CAP) * t;
-  }
-  return product;
-}
-
 // Over the four lanes that share a row.
 template <typename Op>
 __device__ __forceinline__ float row_reduce(float value) {
@@ -150,11 +109,22 @@ __device__ __forceinline__ float row_reduce(float value) {
   return Op::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
+// A pair of a gradient, or its sum with what is there.
+__device__ __forceinline__ void put_pair(stored* to, float low, float high, int accumulate) {
+  u32* at = reinterpret_cast<u32*>(to);
+  if (accumulate) {
+    const u32 old = *at;
+    low += __uint_as_float(old << 16);
+    high += __uint_as_float(old & 0xffff0000u);
+  }
+  *at = pair(low, high);
+}
+
 // out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch times query heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_forward(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
                       stored* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,
-                      int key_offset) {
+                      int key_offset, DROPOUT_PARAMETERS) {
   alignas(16) __shared__ stored key_tile[KEYS * QK_STRIDE];
   alignas(16) __shared__ stored value_tile[KEYS * V_STRIDE];
   const Lengths lengths = {queries, keys, query_offset, key_offset};
@@ -220,6 +190,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
       }
     }
+    if (DROPOUT) {
+      Dropped dropped = DROPPED(head);
+#pragma unroll
+      for (int tile = 0; tile < KEYS / 8; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
+          scores[tile][i] *= dropped.at(lengths, row, key);
+        }
+      }
+    }
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
       const u32 a[4] = {pair(scores[2 * step][0], scores[2 * step][1]), pair(scores[2 * step][2], scores[2 * step][3]),
@@ -251,32 +232,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// delta[b, Q_HEADS, q] = sum over V_DIM of dout out. One warp a row of a head.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_delta(const stored* __restrict__ out, const stored* __restrict__ dout, float* __restrict__ delta,
-                    int batches, int queries) {
-  const u64 number = static_cast<u64>(blockIdx.x) * (THREADS / 32) + warp();
-  const bool here = number < static_cast<u64>(batches) * queries * Q_HEADS;
-  float sum = 0.0f;
-  if (here) {
-    for (int column = lane(); column < V_DIM; column += 32) {
-      sum += widened(out[number * V_DIM + column]) * widened(dout[number * V_DIM + column]);
-    }
-  }
-#pragma unroll
-  for (int away = 16; away > 0; away /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, away);
-  if (here && lane() == 0) {
-    const u64 token = number / Q_HEADS, head = number % Q_HEADS;
-    delta[(token / queries * Q_HEADS + head) * queries + token % queries] = sum;
-  }
-}
-
 // dq[b, q, Q_HEADS, QK_DIM]. Grid as forward.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_backward_query(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
                              const stored* __restrict__ dout, const float* __restrict__ lse,
-                             const float* __restrict__ delta, stored* __restrict__ dq, int queries, int keys,
-                             int query_offset, int key_offset) {
+                             const float* __restrict__ delta, stored* __restrict__ dq, int accumulate, int queries,
+                             int keys, int query_offset, int key_offset, DROPOUT_PARAMETERS) {
   alignas(16) __shared__ stored key_tile[KEYS_BACKWARD * QK_STRIDE];
   alignas(16) __shared__ stored value_tile[KEYS_BACKWARD * V_STRIDE];
   const Lengths lengths = {queries, keys, query_offset, key_offset};
@@ -322,12 +283,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         multiply(changes[2 * tile + 1], gradient[step], b[2], b[3]);
       }
     }
+    Dropped dropped = DROPPED(head);
 #pragma unroll
     for (int tile = 0; tile < KEYS_BACKWARD / 8; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
         float slope;
+        if (DROPOUT) changes[tile][i] *= dropped.at(lengths, row, key);
         const float p = expf(score(scores[tile][i], slope) - log_sum[i / 2]);
         const float ds = p * (changes[tile][i] - shift[i / 2]) * slope * static_cast<float>(SCALE);
         scores[tile][i] = lengths.visible(row, key) ? ds : 0.0f;
@@ -354,58 +317,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     stored* to = dq + ((batch * queries + row) * Q_HEADS + head) * QK_DIM + lane() % 4 * 2;
 #pragma unroll
     for (int tile = 0; tile < QK_DIM / 8; ++tile) {
-      *reinterpret_cast<u32*>(to + tile * 8) = pair(sums[tile][2 * half], sums[tile][2 * half + 1]);
+      put_pair(to + tile * 8, sums[tile][2 * half], sums[tile][2 * half + 1], accumulate);
     }
   }
 }
 
-// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
-// Grid: blocks of ROWS keys, batch times key-value heads. Here rows are keys and columns queries.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    attention_backward_key_value(const stored* __restrict__ q, const stored* __restrict__ k,
-                                 const stored* __restrict__ v, const stored* __restrict__ dout,
-                                 const float* __restrict__ lse, const float* __restrict__ delta,
-                                 stored* __restrict__ dk, stored* __restrict__ dv, int queries, int keys,
-                                 int query_offset, int key_offset) {
-  alignas(16) __shared__ stored key_tile[ROWS * QK_STRIDE];
-  alignas(16) __shared__ stored value_tile[ROWS * V_STRIDE];
-  alignas(16) __shared__ stored query_tile[QUERIES_BACKWARD * QK_STRIDE];
-  alignas(16) __shared__ stored gradient_tile[QUERIES_BACKWARD * V_STRIDE];
-  const Lengths lengths = {queries, keys, query_offset, key_offset};
-  const u64 batch = blockIdx.y / KV_HEADS;
-  const int kv_head = blockIdx.y % KV_HEADS;
+// What a block of dk and dv works with.
+struct KeyValueTiles {
+  alignas(16) stored keys[ROWS * QK_STRIDE];
+  alignas(16) stored values[ROWS * V_STRIDE];
+  alignas(16) stored queries[QUERIES_BACKWARD * QK_STRIDE];
+  alignas(16) stored gradients[QUERIES_BACKWARD * V_STRIDE];
+};
+
+struct KeyValueArguments {
+  const stored *q, *k, *v, *dout;
+  const float *lse, *delta;
+  stored *dk, *dv;
+  int accumulate;
+};
+
+// Sums of ROWS keys: of dk, of dv, or of both. Here rows are keys and columns queries.
+template <bool OF_KEYS, bool OF_VALUES>
+__device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyValueArguments& of, const Lengths& lengths,
+                                                u64 batch, int kv_head, DROPOUT_PARAMETERS) {
+  const int queries = lengths.queries, keys = lengths.keys;
   const int first = blockIdx.x * ROWS;
   const int own = first + warp() * 16;
-  fill<QK_DIM>(key_tile, k + (batch * keys * KV_HEADS + kv_head) * QK_DIM, first, ROWS, keys, KV_HEADS);
-  fill<V_DIM>(value_tile, v + (batch * keys * KV_HEADS + kv_head) * V_DIM, first, ROWS, keys, KV_HEADS);
-  float sums_k[QK_DIM / 8][4] = {}, sums_v[V_DIM / 8][4] = {};
+  fill<QK_DIM>(tiles.keys, of.k + (batch * keys * KV_HEADS + kv_head) * QK_DIM, first, ROWS, keys, KV_HEADS);
+  if (OF_KEYS) fill<V_DIM>(tiles.values, of.v + (batch * keys * KV_HEADS + kv_head) * V_DIM, first, ROWS, keys, KV_HEADS);
+  float sums_k[OF_KEYS ? QK_DIM / 8 : 1][4] = {}, sums_v[OF_VALUES ? V_DIM / 8 : 1][4] = {};
   const int end = lengths.viewers_end(Lengths::min_of(first + ROWS, keys) - 1);
   const int begin = lengths.viewers_begin(first) / QUERIES_BACKWARD * QUERIES_BACKWARD;
   for (int head = kv_head * GROUP; head < (kv_head + 1) * GROUP; ++head) {
-    const stored* of_queries = q + (batch * queries * Q_HEADS + head) * QK_DIM;
-    const stored* of_gradients = dout + (batch * queries * Q_HEADS + head) * V_DIM;
+    const stored* of_queries = of.q + (batch * queries * Q_HEADS + head) * QK_DIM;
+    const stored* of_gradients = of.dout + (batch * queries * Q_HEADS + head) * V_DIM;
     for (int start = begin; start < end; start += QUERIES_BACKWARD) {
       __syncthreads();
-      fill<QK_DIM>(query_tile, of_queries, start, QUERIES_BACKWARD, queries, Q_HEADS);
-      fill<V_DIM>(gradient_tile, of_gradients, start, QUERIES_BACKWARD, queries, Q_HEADS);
+      fill<QK_DIM>(tiles.queries, of_queries, start, QUERIES_BACKWARD, queries, Q_HEADS);
+      fill<V_DIM>(tiles.gradients, of_gradients, start, QUERIES_BACKWARD, queries, Q_HEADS);
       __syncthreads();
       float scores[2][4] = {}, changes[2][4] = {};
 #pragma unroll 2  // in full the assembler loads ahead more than there are registers for
       for (int step = 0; step < QK_DIM / 16; ++step) {
         u32 a[4], b[4];
-        left(a, key_tile, QK_STRIDE, warp() * 16, step * 16);
-        right_of_rows(b, query_tile, QK_STRIDE, 0, step * 16);
+        left(a, tiles.keys, QK_STRIDE, warp() * 16, step * 16);
+        right_of_rows(b, tiles.queries, QK_STRIDE, 0, step * 16);
         multiply(scores[0], a, b[0], b[1]);
         multiply(scores[1], a, b[2], b[3]);
       }
-#pragma unroll 2  // in full the assembler loads ahead more than there are registers for
-      for (int step = 0; step < V_DIM / 16; ++step) {
+#pragma unroll 2  // as above
+      for (int step = 0; step < (OF_KEYS ? V_DIM / 16 : 0); ++step) {
         u32 a[4], b[4];
-        left(a, value_tile, V_STRIDE, warp() * 16, step * 16);
-        right_of_rows(b, gradient_tile, V_STRIDE, 0, step * 16);
+        left(a, tiles.values, V_STRIDE, warp() * 16, step * 16);
+        right_of_rows(b, tiles.gradients, V_STRIDE, 0, step * 16);
         multiply(changes[0], a, b[0], b[1]);
         multiply(changes[1], a, b[2], b[3]);
       }
+      Dropped dropped = DROPPED(head);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -414,9 +383,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           const bool seen = lengths.visible(query, key);
           const u64 at = (batch * Q_HEADS + head) * queries + query;
           float slope;
-          const float p = seen ? expf(score(scores[tile][i], slope) - lse[at]) : 0.0f;
-          changes[tile][i] = seen ? p * (changes[tile][i] - delta[at]) * slope * static_cast<float>(SCALE) : 0.0f;
-          scores[tile][i] = p;
+          const float p = seen ? expf(score(scores[tile][i], slope) - of.lse[at]) : 0.0f;
+          const float kept = DROPOUT ? dropped.at(lengths, query, key) : 1.0f;
+          const float change = kept * changes[tile][i] - (seen ? of.delta[at] : 0.0f);
+          changes[tile][i] = seen ? p * change * slope * static_cast<float>(SCALE) : 0.0f;
+          scores[tile][i] = p * kept;
         }
       }
       const u32 p[4] = {pair(scores[0][0], scores[0][1]), pair(scores[0][2], scores[0][3]),
@@ -424,16 +395,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       const u32 ds[4] = {pair(changes[0][0], changes[0][1]), pair(changes[0][2], changes[0][3]),
                          pair(changes[1][0], changes[1][1]), pair(changes[1][2], changes[1][3])};
 #pragma unroll
-      for (int tile = 0; tile < V_DIM / 16; ++tile) {
+      for (int tile = 0; tile < (OF_VALUES ? V_DIM / 16 : 0); ++tile) {
         u32 b[4];
-        right_of_columns(b, gradient_tile, V_STRIDE, 0, tile * 16);
+        right_of_columns(b, tiles.gradients, V_STRIDE, 0, tile * 16);
         multiply(sums_v[2 * tile], p, b[0], b[1]);
         multiply(sums_v[2 * tile + 1], p, b[2], b[3]);
       }
 #pragma unroll
-      for (int tile = 0; tile < QK_DIM / 16; ++tile) {
+      for (int tile = 0; tile < (OF_KEYS ? QK_DIM / 16 : 0); ++tile) {
         u32 b[4];
-        right_of_columns(b, query_tile, QK_STRIDE, 0, tile * 16);
+        right_of_columns(b, tiles.queries, QK_STRIDE, 0, tile * 16);
         multiply(sums_k[2 * tile], ds, b[0], b[1]);
         multiply(sums_k[2 * tile + 1], ds, b[2], b[3]);
       }
@@ -445,14 +416,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     if (row >= keys) continue;
     const u64 at = (batch * keys + row) * KV_HEADS + kv_head;
 #pragma unroll
-    for (int tile = 0; tile < QK_DIM / 8; ++tile) {
-      u32* to = reinterpret_cast<u32*>(dk + at * QK_DIM + tile * 8 + lane() % 4 * 2);
-      *to = pair(sums_k[tile][2 * half], sums_k[tile][2 * half + 1]);
+    for (int tile = 0; tile < (OF_KEYS ? QK_DIM / 8 : 0); ++tile) {
+      stored* to = of.dk + at * QK_DIM + tile * 8 + lane() % 4 * 2;
+      put_pair(to, sums_k[tile][2 * half], sums_k[tile][2 * half + 1], of.accumulate);
     }
 #pragma unroll
-    for (int tile = 0; tile < V_DIM / 8; ++tile) {
-      u32* to = reinterpret_cast<u32*>(dv + at * V_DIM + tile * 8 + lane() % 4 * 2);
-      *to = pair(sums_v[tile][2 * half], sums_v[tile][2 * half + 1]);
+    for (int tile = 0; tile < (OF_VALUES ? V_DIM / 8 : 0); ++tile) {
+      stored* to = of.dv + at * V_DIM + tile * 8 + lane() % 4 * 2;
+      put_pair(to, sums_v[tile][2 * half], sums_v[tile][2 * half + 1], of.accumulate);
     }
   }
+}
+
+// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
+// Grid: blocks of ROWS keys, batch times key-value heads; twice that where heads are wide, for dk and for dv.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    attention_backward_key_value(const stored* __restrict__ q, const stored* __restrict__ k,
+                                 const stored* __restrict__ v, const stored* __restrict__ dout,
+                                 const float* __restrict__ lse, const float* __restrict__ delta,
+                                 stored* __restrict__ dk, stored* __restrict__ dv, int accumulate, int queries, int keys,
+                                 int query_offset, int key_offset, DROPOUT_PARAMETERS) {
+  __shared__ KeyValueTiles tiles;
+  const Lengths lengths = {queries, keys, query_offset, key_offset};
+  const KeyValueArguments of = {q, k, v, dout, lse, delta, dk, dv, accumulate};
+#define REST threshold, factor, seed, tensor, step, batch_offset, head_offset, total_heads, total_len
+#if WIDE
+  const u64 batch = blockIdx.y / 2 / KV_HEADS;
+  const int kv_head = blockIdx.y / 2 % KV_HEADS;
+  if (blockIdx.y % 2 == 0) {
+    key_value_block<true, false>(tiles, of, lengths, batch, kv_head, REST);
+  } else {
+    key_value_block<false, true>(tiles, of, lengths, batch, kv_head, REST);
+  }
+#else
+  key_value_block<true, true>(tiles, of, lengths, blockIdx.y / KV_HEADS, blockIdx.y % KV_HEADS, REST);
+#endif
 }

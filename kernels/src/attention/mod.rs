@@ -25,6 +25,7 @@
 //! `q_len x kv_len` is kept.
 
 mod blocks;
+pub mod cuda;
 mod fast;
 pub mod reference;
 mod tile;

@@ -51,6 +51,48 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
+// max[rows]: of the real columns, minus infinity where there are none.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_max(const stored* __restrict__ logits, float* __restrict__ max, int real_columns) {
+  const stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
+  float most = Max::none(), slope;
+  for (int column = threadIdx.x * PACK; column < real_columns; column += THREADS * PACK) {
+    float z[PACK];
+    load(row + column, z);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+      if (column + i < real_columns) most = fmaxf(most, capped(z[i], slope));
+    }
+  }
+  most = block_reduce<Max>(most);
+  if (threadIdx.x == 0) max[blockIdx.x] = most;
+}
+
+// sum_exp[rows] and target_logit[rows] around a given max[rows].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_sum_exp(const stored* __restrict__ logits, const long long* __restrict__ targets,
+                          const float* __restrict__ max, float* __restrict__ sum_exp, float* __restrict__ target_logit,
+                          long long first_column, int real_columns) {
+  const stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
+  const float most = max[blockIdx.x];
+  float sum = 0.0f, slope;
+  for (int column = threadIdx.x * PACK; column < real_columns; column += THREADS * PACK) {
+    float z[PACK];
+    load(row + column, z);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+      if (column + i < real_columns) sum += expf(capped(z[i], slope) - most);
+    }
+  }
+  sum = block_reduce<Sum>(sum);
+  if (threadIdx.x == 0) {
+    sum_exp[blockIdx.x] = sum;
+    const long long column = targets[blockIdx.x] - first_column;
+    const bool here = targets[blockIdx.x] >= 0 && column >= 0 && column < real_columns;
+    target_logit[blockIdx.x] = here ? capped(widened(row[column]), slope) : 0.0f;
+  }
+}
+
 // sum_exp *= exp(local_max - max): from sums around a shard's own maximum to sums around the common one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_rescale(const float* __restrict__ local_max, const float* __restrict__ max,

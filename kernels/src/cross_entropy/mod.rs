@@ -18,6 +18,7 @@
 //! `z = cap tanh(logit / cap)` and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss
 //! and gradient 0.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -1,10 +1,43 @@
 //! CUDA twins of the kernels: their sources, `<operation>.cu` beside each contract, and what is baked into them.
 //!
-//! A source is compiled for one shape: its constants are defined in front of it ([`program`]). This module is text
-//! only and needs no CUDA; compiling is in [`nvrtc`], behind the feature `cuda`.
+//! A source is compiled for one shape: its constants are defined in front of it ([`program`]). An operation's
+//! `cuda.rs` says with which constants, over which grid and with which arguments its kernels run, under the names and in
+//! the order of the CPU's functions: one description, a [`Launch`], which a [`Driver`] carries out. There are two:
+//!
+//! - the GPU ([`Gpu::open`], feature `cuda`): compiled by NVRTC, products by cuBLASLt. The libraries are looked for when
+//!   it is opened, so a program starts where there are none;
+//! - [`machine::Machine`] (feature `machine`): the sources compiled as C++ and run by fibers on the CPU, to test all of
+//!   this with no GPU.
+//!
+//! # How the functions differ from the CPU's
+//!
+//! They take [`View`]s and [`ViewMut`]s of device memory for slices, and work is queued: it is done in order, and the
+//! host waits in [`Gpu::copy_out`] and [`Gpu::synchronize`] alone. Tensors are f32 or bf16 ([`Stored`]); statistics
+//! (`inverse_rms`, `lse`, `max` ...), gradients of weights and the optimizer's state are f32 either way. They fail where
+//! the device does; a wrong length is a panic at the door, as on the CPU.
 
 #[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
+mod cublaslt;
+#[cfg(feature = "cuda")]
+mod device;
+mod driver;
+mod element;
+mod floor;
+pub(crate) mod launch;
+#[cfg(feature = "machine")]
+pub mod machine;
+mod memory;
+#[cfg(feature = "cuda")]
 pub mod nvrtc;
+
+pub use driver::{Driver, Event, GpuError, Properties};
+pub use element::{Element, Stored};
+pub use floor::Floor;
+pub use half::bf16;
+pub use launch::{Argument, Launch, Module};
+pub use memory::{Gpu, Memory, View, ViewMut};
 
 use std::fmt::Write;
 
@@ -13,22 +46,36 @@ const PRELUDE: &str = include_str!("prelude.cu");
 /// An operation's CUDA source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The operation's folder.
+    /// The operation; where a folder has several sources, this one's name.
     pub operation: &'static str,
     text: &'static str,
 }
 
 macro_rules! sources {
-    ($($operation:ident)+) => {
+    ($($operation:literal: $($path:literal)+;)+) => {
         /// Every operation that has a twin.
         pub const SOURCES: &[Source] = &[$(Source {
-            operation: stringify!($operation),
-            text: include_str!(concat!("../", stringify!($operation), "/", stringify!($operation), ".cu")),
+            operation: $operation,
+            text: concat!($(include_str!(concat!("../", $path))),+),
         }),+];
     };
 }
 
-sources!(activation adamw attention cross_entropy dropout elementwise embedding layer_norm rms_norm rope);
+sources!(
+    "activation": "activation/activation.cu";
+    "adamw": "adamw/adamw.cu";
+    "attention": "attention/attention_common.cu" "attention/attention.cu";
+    "attention_f32": "attention/attention_common.cu" "attention/attention_f32.cu";
+    "attention_rows": "attention/attention_rows.cu";
+    "cross_entropy": "cross_entropy/cross_entropy.cu";
+    "dropout": "dropout/dropout.cu";
+    "elementwise": "elementwise/elementwise.cu";
+    "embedding": "embedding/embedding.cu";
+    "layer_norm": "layer_norm/layer_norm.cu";
+    "rms_norm": "rms_norm/rms_norm.cu";
+    "rope": "rope/rope.cu";
+    "transpose": "transpose/transpose.cu";
+);
 
 impl Source {
     /// The source of an operation, where it has one.

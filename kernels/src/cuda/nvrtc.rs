@@ -59,6 +59,20 @@ impl From<result::NvrtcError> for NvrtcError {
     }
 }
 
+/// NVRTC's version, where it is installed.
+#[must_use]
+#[allow(unsafe_code)]
+pub fn version() -> Option<(i32, i32)> {
+    // SAFETY: asks the loader whether the library can be opened.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: it writes two numbers.
+    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().ok()?;
+    Some((major, minor))
+}
+
 /// Compiles an operation for `architecture`, such as `sm_90a`: for a real one, since for a virtual one inline assembly
 /// goes unchecked.
 ///

@@ -90,3 +90,44 @@ __device__ __forceinline__ float column_total(const float* __restrict__ partial,
 __device__ __forceinline__ u64 pack_start() {
   return (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) * PACK;
 }
+
+// Philox4x32-10 (random/philox.rs): the word of the element with global index `at` of a stream.
+__device__ __forceinline__ void philox(u32 (&counter)[4], u32 low, u32 high) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const u64 first = static_cast<u64>(0xD2511F53u) * counter[0], second = static_cast<u64>(0xCD9E8D57u) * counter[2];
+    const u32 mixed0 = static_cast<u32>(second >> 32) ^ counter[1] ^ low;
+    const u32 mixed2 = static_cast<u32>(first >> 32) ^ counter[3] ^ high;
+    counter[1] = static_cast<u32>(second);
+    counter[3] = static_cast<u32>(first);
+    counter[0] = mixed0;
+    counter[2] = mixed2;
+    low += 0x9E3779B9u;
+    high += 0xBB67AE85u;
+  }
+}
+
+// Draws of a stream, group of four by group of four.
+struct Draws {
+  u64 seed;
+  u32 tensor, step;
+  u64 group;
+  u32 words[4];
+
+  __device__ __forceinline__ Draws(u64 seed, u32 tensor, u32 step)
+      : seed(seed), tensor(tensor), step(step), group(~0ull) {}
+
+  __device__ __forceinline__ u32 word(u64 at) {
+    if (at / 4 != group) {
+      group = at / 4;
+      words[0] = static_cast<u32>(group);
+      words[1] = static_cast<u32>(group >> 32);
+      words[2] = tensor;
+      words[3] = step;
+      philox(words, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+    }
+    // Selected without an index that varies: registers have none.
+    const u32 lane = static_cast<u32>(at % 4);
+    return lane == 0 ? words[0] : lane == 1 ? words[1] : lane == 2 ? words[2] : words[3];
+  }
+};

@@ -2,6 +2,7 @@
 //!
 //! The mask is never stored: the backward pass applies the same function to `dy`.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -16,6 +16,50 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(y + start, left);
 }
 
+// y += factor x.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_axpy(float factor, const stored* __restrict__ x, stored* __restrict__ y, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float more[PACK], old[PACK];
+  load(x + start, more);
+  load(y + start, old);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) old[i] += factor * more[i];
+  store(y + start, old);
+}
+
+// x *= factor.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_scale(float factor, stored* __restrict__ x, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float v[PACK];
+  load(x + start, v);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) v[i] *= factor;
+  store(x + start, v);
+}
+
+// to = x, rounded.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_narrow(const float* __restrict__ x, stored* __restrict__ to, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  const Packed<float> from = *reinterpret_cast<const Packed<float>*>(x + start);
+  store(to + start, from.at);
+}
+
+// to = x.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_widen(const stored* __restrict__ x, float* __restrict__ to, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  Packed<float> v;
+  load(x + start, v.at);
+  *reinterpret_cast<Packed<float>*>(to + start) = v;
+}
+
 // x[rows, COLUMNS] += bias[COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_add_bias(const stored* __restrict__ bias, stored* __restrict__ x, u64 elements) {
@@ -59,21 +103,54 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (column < COLUMNS) dbias[column] += column_total(partial, column, COLUMNS, parts);
 }
 
-// partial[gridDim.x]: each block's sum of squares of a gradient, in f64: norms of billions of elements are sums of few
-// large and many small ones.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    elementwise_squares(const float* __restrict__ x, double* __restrict__ partial, u64 elements) {
+// What all threads of a block hold, added up in f64 in an order that does not change; thread 0 gets it.
+__device__ __forceinline__ double block_total(double sum) {
   __shared__ double sums[THREADS];
-  double sum = 0.0;
-  const u64 stride = static_cast<u64>(gridDim.x) * THREADS;
-  for (u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x; at < elements; at += stride) {
-    sum += static_cast<double>(x[at]) * static_cast<double>(x[at]);
-  }
   sums[threadIdx.x] = sum;
   __syncthreads();
   for (int away = THREADS / 2; away > 0; away /= 2) {
     if (threadIdx.x < away) sums[threadIdx.x] += sums[threadIdx.x + away];
     __syncthreads();
   }
-  if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
+  return sums[0];
+}
+
+// partial[gridDim.x]: each block's sum of squares of a tensor, in f64: norms of billions of elements are sums of few large
+// and many small ones.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_squares(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
+  double sum = 0.0;
+  const u64 stride = static_cast<u64>(gridDim.x) * THREADS * PACK;
+  for (u64 at = pack_start(); at < elements; at += stride) {
+    float v[PACK];
+    load(x + at, v);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
+  }
+  sum = block_total(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// The same of the elements themselves.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_sum(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
+  double sum = 0.0;
+  const u64 stride = static_cast<u64>(gridDim.x) * THREADS * PACK;
+  for (u64 at = pack_start(); at < elements; at += stride) {
+    float v[PACK];
+    load(x + at, v);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) sum += static_cast<double>(v[i]);
+  }
+  sum = block_total(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// total = the sum of partial[parts], or total += it. One block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_total(const double* __restrict__ partial, double* __restrict__ total, int parts, int accumulate) {
+  double sum = 0.0;
+  for (int at = threadIdx.x; at < parts; at += THREADS) sum += partial[at];
+  sum = block_total(sum);
+  if (threadIdx.x == 0) *total = accumulate ? *total + sum : sum;
 }

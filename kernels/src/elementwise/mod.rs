@@ -1,6 +1,7 @@
 //! Sums, scales and biases: `x` and `y` of one length; `bias[columns]` added to each row of
 //! `x[rows, columns]`.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

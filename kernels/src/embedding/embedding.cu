@@ -21,22 +21,37 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// dtable[row] += SCALE times the sum of dout over the tokens of that row, in token order: the same bits every time.
-// `order` lists tokens sorted by row, stably; those of distinct row number i, table row `distinct[i]`, are
-// order[starts[i]..starts[i + 1]]. One block a distinct row.
+// dtable[ids - first_row] += SCALE dout, the tokens of a row added up in their order, so that the bits are the same every
+// time: with no atomics and no sorting. The block of a token whose id no earlier one has adds up all that have it; the
+// others stop. Grid: tokens, blocks of columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embedding_backward(const int* __restrict__ order, const int* __restrict__ starts, const int* __restrict__ distinct,
-                       const stored* __restrict__ dout, float* __restrict__ dtable) {
-  const int first = starts[blockIdx.x], last = starts[blockIdx.x + 1];
-  float* row = dtable + static_cast<u64>(distinct[blockIdx.x]) * COLUMNS;
-  for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
-    Packed<float> sum = *reinterpret_cast<const Packed<float>*>(row + column);
-    for (int at = first; at < last; ++at) {
-      float v[PACK];
-      load(dout + static_cast<u64>(order[at]) * COLUMNS + column, v);
+    embedding_backward(const long long* __restrict__ ids, const stored* __restrict__ dout, float* __restrict__ dtable,
+                       long long first_row, long long rows, int tokens) {
+  __shared__ u32 found[THREADS / 32];
+  const int own = blockIdx.x;
+  const long long id = ids[own], row = id - first_row;
+  if (row < 0 || row >= rows) return;
+  const int column = (blockIdx.y * THREADS + threadIdx.x) * PACK;
+  Packed<float> sum = {};
+  float* to = dtable + static_cast<u64>(row) * COLUMNS + column;
+  if (column < COLUMNS) sum = *reinterpret_cast<const Packed<float>*>(to);
+  for (int start = 0; start < tokens; start += THREADS) {
+    const int token = start + threadIdx.x;
+    const u32 here = __ballot_sync(0xffffffffu, token < tokens && ids[token] == id);
+    __syncthreads();  // what was found before may still be read
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = here;
+    __syncthreads();
+    for (int warp = 0; warp < THREADS / 32; ++warp) {
+      for (u32 left = found[warp]; left != 0; left &= left - 1) {
+        const int at = start + warp * 32 + __ffs(static_cast<int>(left)) - 1;
+        if (at < own) return;  // as all threads of the block do
+        if (column >= COLUMNS) continue;
+        float v[PACK];
+        load(dout + static_cast<u64>(at) * COLUMNS + column, v);
 #pragma unroll
-      for (int i = 0; i < PACK; ++i) sum.at[i] += static_cast<float>(SCALE) * v[i];
+        for (int i = 0; i < PACK; ++i) sum.at[i] += static_cast<float>(SCALE) * v[i];
+      }
     }
-    *reinterpret_cast<Packed<float>*>(row + column) = sum;
   }
+  if (column < COLUMNS) *reinterpret_cast<Packed<float>*>(to) = sum;
 }

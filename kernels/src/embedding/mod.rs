@@ -3,6 +3,7 @@
 //! The table is a range of rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids
 //! outside the range give rows of 0 forward and are skipped backward, so the sum over ranges is the whole.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

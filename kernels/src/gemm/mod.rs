@@ -11,6 +11,7 @@
 //! | backward to inputs | `gemm(Shape::nn(t, in, out), 1, dy, W, 0, dx)` |
 //! | backward to weights | `gemm(Shape::tn(out, in, t), 1, dy, x, 1, dW)` |
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -7,6 +7,7 @@
 //! With `g = dy w`: `dx = r (g - mean(g) - n mean(g n))`, `dw = sum over rows of dy n`,
 //! `dbias = sum over rows of dy`.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -6,6 +6,7 @@
 //!
 //! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x r`.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -7,6 +7,7 @@
 //! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is made once for a batch of positions and
 //! serves all layers. The backward pass is the inverse rotation, applied to the gradient in place.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

@@ -14,6 +14,19 @@ __device__ __forceinline__ void table_row(const float* __restrict__ from, float 
   for (int i = 0; i < PACK; ++i) to[i] = pack.at[i];
 }
 
+// table[tokens, 2, HALF] of the angles position times frequency, in f64: positions are large where frequencies are.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rope_table(const double* __restrict__ frequencies, const u32* __restrict__ positions, float* __restrict__ table,
+               u64 tokens) {
+  const u64 number = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+  const u64 token = number / HALF, j = number % HALF;
+  if (token >= tokens) return;
+  // In half turns: of those no function needs a slow path with a stack.
+  const double halves = static_cast<double>(positions[token]) * frequencies[j] * 0.31830988618379067;
+  table[token * ROTARY_DIM + j] = static_cast<float>(cospi(halves));
+  table[token * ROTARY_DIM + HALF + j] = static_cast<float>(sinpi(halves));
+}
+
 // x[tokens, HEADS, HEAD_DIM] by table[tokens, 2, HALF] of cosines and sines; `sign` is 1 forward and -1 backward.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rope_rotate(const float* __restrict__ table, stored* __restrict__ x, float sign, u64 tokens) {

@@ -2,6 +2,7 @@
 //!
 //! `inner = h` turns `[b, s, h]` into `[s, b, h]`; `inner = 1` is the transpose of a matrix.
 
+pub mod cuda;
 mod fast;
 pub mod reference;
 

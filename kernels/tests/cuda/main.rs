@@ -1,6 +1,38 @@
-//! The CUDA sources against the reference kernels, with no GPU: compiled as C++ and run by a machine of one thread
-//! (`machine.h`), at small shapes of every kind, in f32 and bf16. That the sources compile for GPUs is checked by
-//! `cuda_compiles`; how fast they are, only a GPU tells.
+//! The CUDA sources, and the functions that launch them, against the reference kernels with no GPU: compiled as C++ and
+//! run by `kernels::cuda::machine`, at small shapes of every kind, in f32 and bf16. That the sources compile for GPUs is
+//! checked by `cuda_compiles`; `make gpu-test` runs the same cases on a GPU, and how fast they are, only a GPU tells.
 
-mod machine;
-mod operations;
+mod cases;
+mod memory;
+
+use kernels::cuda::Gpu;
+use kernels::cuda::machine::Machine;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Compiled sources are kept for the next run.
+fn machine() -> Gpu {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
+    Gpu::on(Arc::new(Machine::new(&folder).expect("a folder for compiled sources")))
+}
+
+macro_rules! on_the_machine {
+    ($($case:ident)+) => {
+        $(#[test]
+        fn $case() {
+            cases::$case(&machine());
+        })+
+
+        #[test]
+        fn no_case_is_left_out() {
+            let here = [$(stringify!($case)),+];
+            let all: Vec<&str> = cases::ALL.iter().map(|(name, _)| *name).collect();
+            assert_eq!(here[..], all[..]);
+        }
+    };
+}
+
+on_the_machine!(
+    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy dropout transpose products
+    biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+);

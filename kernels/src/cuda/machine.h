@@ -1,5 +1,6 @@
 // A machine of one thread that runs CUDA sources as C++: what a kernel's source uses of CUDA, by fibers. Blocks run one
-// after the other; the threads of a block in turns, from one barrier or shuffle to the next.
+// after the other; the threads of a block in turns, from one barrier or shuffle to the next. Built as a library by
+// machine.rs, which launches by way of machine::call(); misaligned packs trap.
 
 #include <ucontext.h>
 
@@ -9,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -21,7 +24,7 @@
 struct Index {
   unsigned x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 static Index threadIdx, blockIdx, gridDim, blockDim;
@@ -38,6 +41,8 @@ inline unsigned __float_as_uint(float x) {
 }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline double cospi(double x) { return std::cos(std::fmod(x, 2.0) * 3.141592653589793); }
+inline double sinpi(double x) { return std::sin(std::fmod(x, 2.0) * 3.141592653589793); }
 
 namespace machine {
 
@@ -85,7 +90,8 @@ inline bool release(unsigned first, unsigned last, State state) {
   return true;
 }
 
-inline void run_block(unsigned threads) {
+// False where threads wait for what never comes.
+inline bool run_block(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
     getcontext(&fiber.context);
@@ -110,14 +116,14 @@ inline void run_block(unsigned threads) {
     for (unsigned i = 0; i < threads; ++i) {
       if (fibers[i].state != State::done) {
         std::fprintf(stderr, "block %u: thread %u waits for ever\n", blockIdx.x, i);
-        std::exit(3);
+        return false;
       }
     }
-    return;
+    return true;
   }
 }
 
-inline void launch(Index grid, unsigned threads, std::function<void()> kernel) {
+inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
   body = kernel;
   fibers.resize(threads);
   shuffled.resize(threads);
@@ -126,24 +132,45 @@ inline void launch(Index grid, unsigned threads, std::function<void()> kernel) {
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y};
-      run_block(threads);
+      if (!run_block(threads)) return false;
     }
   }
+  return true;
 }
 
-// Buffers come as a 64-bit length and the bytes, and go back likewise.
-inline std::vector<std::vector<char>> buffers() {
-  std::vector<std::vector<char>> all;
-  std::uint64_t bytes;
-  while (std::fread(&bytes, 8, 1, stdin) == 1) {
-    all.emplace_back(bytes);
-    if (bytes != 0 && std::fread(all.back().data(), bytes, 1, stdin) != 1) std::exit(4);
+// The letter of a parameter's type, as in launch.rs.
+template <typename T>
+struct Letter {
+  static_assert(std::is_pointer<T>::value, "a parameter of a type that launches do not pass");
+  static const char of = 'p';
+};
+template <> struct Letter<int> { static const char of = 'i'; };
+template <> struct Letter<unsigned> { static const char of = 'u'; };
+template <> struct Letter<long long> { static const char of = 'l'; };
+template <> struct Letter<unsigned long long> { static const char of = 'U'; };
+template <> struct Letter<float> { static const char of = 'f'; };
+
+template <typename T>
+T argument(std::uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+template <typename... P, std::size_t... I>
+int call_with(void (*kernel)(P...), const std::uint64_t* bits, Index grid, unsigned threads, std::index_sequence<I...>) {
+  return launch(grid, threads, [&] { kernel(argument<P>(bits[I])...); }) ? 0 : 2;
+}
+
+// Launches a kernel on arguments as bits: 0 done, 1 the arguments' types are not the kernel's, 2 it waits for ever.
+template <typename... P>
+int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, unsigned threads) {
+  const char own[] = {Letter<P>::of..., 0};
+  if (std::strcmp(own, letters) != 0) {
+    std::fprintf(stderr, "launched with arguments %s, takes %s\n", letters, own);
+    return 1;
   }
-  return all;
-}
-
-inline void give_back(const std::vector<std::vector<char>>& all) {
-  for (const auto& buffer : all) std::fwrite(buffer.data(), 1, buffer.size(), stdout);
+  return call_with(kernel, bits, {x, y}, threads, std::index_sequence_for<P...>());
 }
 
 }  // namespace machine
@@ -159,6 +186,29 @@ inline float __shfl_xor_sync(unsigned, float value, int away) {
   machine::wait(machine::State::at_shuffle);
   return other;
 }
+
+inline float __shfl_sync(unsigned, float value, int lane) {
+  const unsigned own = machine::current;
+  machine::shuffled[own] = value;
+  machine::wait(machine::State::at_shuffle);
+  const float other = machine::shuffled[own / 32 * 32 + static_cast<unsigned>(lane)];
+  machine::wait(machine::State::at_shuffle);
+  return other;
+}
+
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const unsigned own = machine::current;
+  machine::shuffled[own] = predicate ? 1.0f : 0.0f;
+  machine::wait(machine::State::at_shuffle);
+  unsigned all = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (machine::shuffled[own / 32 * 32 + lane] != 0.0f) all |= 1u << lane;
+  }
+  machine::wait(machine::State::at_shuffle);
+  return all;
+}
+
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 // What attention.cu does by instructions of its own: products of 16 x 16 by 16 x 8 in fragments, matrices of shared memory
 // as fragments, pairs of bf16. A lane's elements lie as the PTX manual has them (mma.m16n8k16, ldmatrix).

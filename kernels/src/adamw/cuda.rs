@@ -1,0 +1,167 @@
+//! AdamW on a GPU, many tensors in one launch. Weights, gradients and moments are f32; what the next step computes with
+//! is a copy in the storage type, written along with them.
+
+use super::AdamW;
+use crate::cuda::launch::{THREADS, blocks};
+use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
+
+/// A parameter and its state, or a shard of them, all of one length.
+#[derive(Debug)]
+pub struct Parameter<'a, S> {
+    /// Weights, updated in place.
+    pub w: ViewMut<'a, f32>,
+    /// Gradient.
+    pub g: View<'a, f32>,
+    /// First moment, updated in place.
+    pub m: ViewMut<'a, f32>,
+    /// Second moment, updated in place.
+    pub v: ViewMut<'a, f32>,
+    /// Where the new weights go in the storage type; none where they are computed with as they are.
+    pub copy: Option<ViewMut<'a, S>>,
+    /// Weight decay of this parameter, 0 for none.
+    pub decay: f64,
+}
+
+/// A parameter whose state stays as it is while the step's weights go elsewhere, all of one length.
+#[derive(Debug)]
+pub struct Proposal<'a, S> {
+    /// The step's weights, written.
+    pub to: ViewMut<'a, f32>,
+    /// Weights.
+    pub w: View<'a, f32>,
+    /// Gradient.
+    pub g: View<'a, f32>,
+    /// First moment.
+    pub m: View<'a, f32>,
+    /// Second moment.
+    pub v: View<'a, f32>,
+    /// Where the step's weights go in the storage type.
+    pub copy: Option<ViewMut<'a, S>>,
+    /// Weight decay of this parameter, 0 for none.
+    pub decay: f64,
+}
+
+/// A row of the kernel's table: `to`, `w`, `g`, `m`, `v`, `copy`, elements, and decay with whether moments are kept.
+type Row = [u64; 8];
+
+/// Elements that a block updates, at least.
+const ELEMENTS_A_BLOCK: usize = 8 * THREADS;
+
+/// The most tensors of a launch.
+const TENSORS: usize = 65_535;
+
+/// What is compiled.
+#[must_use]
+pub fn module(storage: Storage) -> Module {
+    Module::new("adamw", storage, 1, THREADS, vec![])
+}
+
+/// One step of every parameter.
+///
+/// # Errors
+/// Where the device fails.
+///
+/// # Panics
+/// Where the views of a parameter differ in length, or the step is 0.
+pub fn update<S: Stored>(
+    gpu: &Gpu,
+    adamw: &AdamW,
+    parameters: &mut [Parameter<'_, S>],
+) -> Result<(), GpuError> {
+    let rows: Vec<Row> = parameters
+        .iter()
+        .map(|of| {
+            let lengths = [("g", of.g.len()), ("m", of.m.len()), ("v", of.v.len())];
+            let copy = check(of.w.len(), &lengths, of.copy.as_ref());
+            let w = of.w.address();
+            let [g, m, v] = [of.g.address(), of.m.address(), of.v.address()];
+            [w, w, g, m, v, copy, of.w.len() as u64, last(of.decay, false)]
+        })
+        .collect();
+    run::<S>(gpu, adamw, &rows)
+}
+
+/// The weights that [`update`] would give, to the bit, beside the state as it is.
+///
+/// # Errors
+/// As [`update`].
+///
+/// # Panics
+/// As [`update`].
+pub fn proposal<S: Stored>(
+    gpu: &Gpu,
+    adamw: &AdamW,
+    parameters: &mut [Proposal<'_, S>],
+) -> Result<(), GpuError> {
+    let rows: Vec<Row> = parameters
+        .iter()
+        .map(|of| {
+            let lengths =
+                [("w", of.w.len()), ("g", of.g.len()), ("m", of.m.len()), ("v", of.v.len())];
+            let copy = check(of.to.len(), &lengths, of.copy.as_ref());
+            let [to, w, g] = [of.to.address(), of.w.address(), of.g.address()];
+            let [m, v] = [of.m.address(), of.v.address()];
+            [to, w, g, m, v, copy, of.to.len() as u64, last(of.decay, true)]
+        })
+        .collect();
+    run::<S>(gpu, adamw, &rows)
+}
+
+#[track_caller]
+fn check<S: Stored>(
+    elements: usize,
+    lengths: &[(&str, usize)],
+    copy: Option<&ViewMut<'_, S>>,
+) -> u64 {
+    for (name, got) in lengths {
+        crate::check::length(name, *got, elements);
+    }
+    copy.map_or(0, |copy| {
+        crate::check::length("copy", copy.len(), elements);
+        copy.address()
+    })
+}
+
+/// The end of a row: decay as the lower half, whether moments are kept as the upper.
+#[allow(clippy::cast_possible_truncation)] // a factor
+fn last(decay: f64, keeps_moments: bool) -> u64 {
+    u64::from((decay as f32).to_bits()) | u64::from(keeps_moments) << 32
+}
+
+fn run<S: Stored>(gpu: &Gpu, adamw: &AdamW, rows: &[Row]) -> Result<(), GpuError> {
+    let module = module(S::STORAGE);
+    let factors = gpu.upload(&factors(adamw))?;
+    for rows in rows.chunks(TENSORS) {
+        let most = rows.iter().map(|row| row[6]).max().unwrap_or(0);
+        let across =
+            blocks(usize::try_from(most).unwrap_or(usize::MAX), ELEMENTS_A_BLOCK).min(4096);
+        let table = gpu.upload(rows.as_flattened())?;
+        let arguments = vec![table.view().argument(), factors.view().argument()];
+        gpu.launch(&module.launch("adamw_update", [across, rows.len()], arguments))?;
+    }
+    Ok(())
+}
+
+/// As the kernel's `Factors` has them.
+#[allow(clippy::cast_possible_truncation)] // factors
+fn factors(adamw: &AdamW) -> [f32; 9] {
+    let factors = adamw.factors();
+    [
+        adamw.lr,
+        factors.rate,
+        1.0 / factors.root,
+        adamw.gradient_scale,
+        adamw.beta1,
+        adamw.beta2,
+        adamw.eps,
+        1.0 - adamw.beta1,
+        1.0 - adamw.beta2,
+    ]
+    .map(|factor| factor as f32)
+}
+
+/// The least that [`update`] has to do for so many elements, with a copy in `storage` where there is one.
+#[must_use]
+pub fn floor(elements: usize, copy: Option<Storage>) -> Floor {
+    Floor::bytes(elements * (28 + copy.map_or(0, Storage::bytes)))
+}

@@ -1,0 +1,298 @@
+//! Attention on a GPU: tensors in the storage type, `lse` f32. In bf16 on tensor cores, for heads of multiples of 16 up to
+//! 256; in f32 on the others, for any, and slowly.
+//!
+//! Gradients of ranges of keys (rings, chunks) that are added up one by one in bf16 lose digits that the CPU's keep.
+
+use super::{Attention, ProbabilityDropout};
+use crate::Output;
+use crate::cuda::launch::{blocks, constant, int};
+use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
+
+/// The widest head that tensor cores do.
+const WIDEST: usize = 256;
+
+/// What the backward pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a, S> {
+    /// Queries.
+    pub q: View<'a, S>,
+    /// Keys.
+    pub k: View<'a, S>,
+    /// Values.
+    pub v: View<'a, S>,
+    /// Output over all keys, those of other ranges included.
+    pub out: View<'a, S>,
+    /// Log-sum-exp over all keys.
+    pub lse: View<'a, f32>,
+}
+
+/// What the backward pass writes.
+#[derive(Debug)]
+pub struct Gradients<'a, S> {
+    /// With respect to the queries.
+    pub dq: ViewMut<'a, S>,
+    /// With respect to the keys, summed over the query heads that share them.
+    pub dk: ViewMut<'a, S>,
+    /// With respect to the values, likewise.
+    pub dv: ViewMut<'a, S>,
+}
+
+/// Kernels of one storage, and how many rows their blocks have.
+struct Kernels {
+    module: Module,
+    rows: usize,
+    /// Whether dk and dv come from blocks of their own.
+    split: bool,
+    forward: &'static str,
+    backward_query: &'static str,
+    backward_key_value: &'static str,
+}
+
+/// Whether dk and dv of one head are too much for a thread's registers; as attention.cu has it.
+const fn is_wide(a: &Attention) -> bool {
+    a.qk_dim > 192 || a.v_dim > 192 || a.qk_dim + a.v_dim > 320
+}
+
+/// What is compiled for an attention of tensors stored like this: tiles, and what is row by row ([`row_module`]).
+///
+/// # Panics
+/// Where heads are no multiple of 16, or wider than 256, in bf16.
+#[track_caller]
+#[must_use]
+pub fn module(storage: Storage, a: &Attention) -> Module {
+    let constants = vec![
+        ("Q_HEADS", constant(a.q_heads)),
+        ("KV_HEADS", constant(a.kv_heads)),
+        ("QK_DIM", constant(a.qk_dim)),
+        ("V_DIM", constant(a.v_dim)),
+        ("SCALE", a.scale),
+        ("CAUSAL", f64::from(u8::from(a.causal))),
+        ("WINDOW", constant(a.window.unwrap_or(0))),
+        ("SOFT_CAP", a.soft_cap.unwrap_or(0.0)),
+        ("DROPOUT", f64::from(u8::from(a.dropout.is_some()))),
+    ];
+    match storage {
+        Storage::F32 => Module::new("attention_f32", storage, 1, 128, constants),
+        Storage::Bf16 => {
+            let fits = |dim: usize| dim.is_multiple_of(16) && dim <= WIDEST;
+            assert!(
+                fits(a.qk_dim) && fits(a.v_dim),
+                "heads of {} and {} in bf16: multiples of 16 up to {WIDEST}",
+                a.qk_dim,
+                a.v_dim
+            );
+            // As many rows as 48 KiB of shared memory and the registers have room for.
+            let threads = match a.qk_dim.max(a.v_dim) {
+                _ if is_wide(a) => 32,
+                129.. => 64,
+                _ => 128,
+            };
+            Module::new("attention", storage, 8, threads, constants)
+        }
+    }
+}
+
+/// What is compiled for the correction and the merge.
+#[must_use]
+pub fn row_module(storage: Storage, a: &Attention) -> Module {
+    let constants = vec![("Q_HEADS", constant(a.q_heads)), ("V_DIM", constant(a.v_dim))];
+    Module::new("attention_rows", storage, 1, 128, constants)
+}
+
+impl Kernels {
+    #[track_caller]
+    fn of(storage: Storage, a: &Attention) -> Self {
+        let module = module(storage, a);
+        let warps = module.threads() / 32;
+        match storage {
+            Storage::F32 => Self {
+                module,
+                // As attention_f32.cu has it.
+                rows: warps * if a.qk_dim + a.v_dim > 256 { 1 } else { 2 },
+                split: false,
+                forward: "attention_f32_forward",
+                backward_query: "attention_f32_backward_query",
+                backward_key_value: "attention_f32_backward_key_value",
+            },
+            Storage::Bf16 => Self {
+                module,
+                rows: 16 * warps,
+                split: is_wide(a),
+                forward: "attention_forward",
+                backward_query: "attention_backward_query",
+                backward_key_value: "attention_backward_key_value",
+            },
+        }
+    }
+
+    fn by_query(&self, a: &Attention) -> [usize; 2] {
+        [blocks(a.q_len, self.rows), a.batch * a.q_heads]
+    }
+
+    fn by_key(&self, a: &Attention) -> [usize; 2] {
+        let heads = a.batch * a.kv_heads;
+        [blocks(a.kv_len, self.rows), if self.split { 2 * heads } else { heads }]
+    }
+}
+
+/// Panics where tensor cores' tiles would not begin at packs of 16 bytes.
+#[track_caller]
+fn check_alignment(storage: Storage, tensors: &[u64]) {
+    let aligned = tensors.iter().all(|address| address.is_multiple_of(16));
+    assert!(
+        storage == Storage::F32 || aligned,
+        "a tensor of attention begins at no multiple of 16 bytes"
+    );
+}
+
+/// Lengths, offsets, and the numbers of a dropout: the last arguments of every kernel.
+#[allow(clippy::cast_possible_truncation)] // a factor
+fn last_arguments(a: &Attention) -> Vec<Argument> {
+    let none = Argument::U64(0);
+    let mut arguments = vec![int(a.q_len), int(a.kv_len), int(a.q_offset), int(a.kv_offset)];
+    match &a.dropout {
+        None => {
+            arguments.extend([Argument::U32(0), Argument::F32(1.0), none]);
+            arguments.extend([Argument::U32(0), Argument::U32(0), none, none, none, none]);
+        }
+        Some(ProbabilityDropout { dropout, batch_offset, head_offset, total_heads, total_len }) => {
+            let stream = dropout.stream;
+            arguments.extend([
+                Argument::U32(dropout.threshold()),
+                Argument::F32(dropout.scale() as f32),
+                Argument::U64(stream.seed),
+                Argument::U32(stream.tensor),
+                Argument::U32(stream.step),
+            ]);
+            let places = [batch_offset, head_offset, total_heads, total_len];
+            arguments.extend(places.map(|&place| Argument::U64(place)));
+        }
+    }
+    arguments
+}
+
+/// Blocks of the kernels that give a warp to each row of a head.
+fn row_blocks(a: &Attention, module: &Module) -> usize {
+    blocks(a.batch * a.q_len * a.q_heads, module.threads() / 32)
+}
+
+/// `out` and `lse`. Shapes: [`super`].
+///
+/// # Errors
+/// Where the device fails; so everywhere here.
+///
+/// # Panics
+/// Where a view has the wrong length, or in bf16 heads are no multiple of 16 or wider than 256, or a tensor begins at no
+/// multiple of 16 bytes; so everywhere here.
+#[track_caller]
+pub fn forward<S: Stored>(
+    gpu: &Gpu,
+    attention: &Attention,
+    q: View<'_, S>,
+    k: View<'_, S>,
+    v: View<'_, S>,
+    out: ViewMut<'_, S>,
+    lse: ViewMut<'_, f32>,
+) -> Result<(), GpuError> {
+    attention.check(q.len(), k.len(), v.len(), out.len(), lse.len());
+    check_alignment(S::STORAGE, &[q.address(), k.address(), v.address(), out.address()]);
+    let kernels = Kernels::of(S::STORAGE, attention);
+    let mut arguments =
+        vec![q.argument(), k.argument(), v.argument(), out.argument(), lse.argument()];
+    arguments.extend(last_arguments(attention));
+    let grid = kernels.by_query(attention);
+    gpu.launch(&kernels.module.launch(kernels.forward, grid, arguments))
+}
+
+/// `dq`, `dk` and `dv`. Shapes: [`super`]. The same bits every time.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward<S: Stored>(
+    gpu: &Gpu,
+    attention: &Attention,
+    saved: &Saved<'_, S>,
+    dout: View<'_, S>,
+    gradients: &mut Gradients<'_, S>,
+    output: Output,
+) -> Result<(), GpuError> {
+    let a = attention;
+    let Saved { q, k, v, out, lse } = saved;
+    let Gradients { dq, dk, dv } = gradients;
+    a.check(q.len(), k.len(), v.len(), out.len(), lse.len());
+    a.check(dq.len(), dk.len(), dv.len(), dout.len(), lse.len());
+    check_alignment(S::STORAGE, &[q.address(), k.address(), v.address(), dout.address()]);
+    check_alignment(S::STORAGE, &[dq.address(), dk.address(), dv.address()]);
+    let delta = gpu.memory::<f32>(a.lse_elements())?;
+    let delta = delta.view();
+    let rows = row_module(S::STORAGE, a);
+    let arguments =
+        vec![out.argument(), dout.argument(), delta.argument(), int(a.batch), int(a.q_len)];
+    gpu.launch(&rows.launch("attention_delta", [row_blocks(a, &rows), 1], arguments))?;
+
+    let kernels = Kernels::of(S::STORAGE, a);
+    let read = [q.argument(), k.argument(), v.argument(), dout.argument(), lse.argument()];
+    let read = [&read[..], &[delta.argument()]].concat();
+    let last = [vec![output.into()], last_arguments(a)].concat();
+    let arguments = [&read[..], &[dq.view_mut().argument()], &last].concat();
+    let launch = kernels.module.launch(kernels.backward_query, kernels.by_query(a), arguments);
+    gpu.launch(&launch)?;
+    let arguments =
+        [&read[..], &[dk.view_mut().argument(), dv.view_mut().argument()], &last].concat();
+    let launch = kernels.module.launch(kernels.backward_key_value, kernels.by_key(a), arguments);
+    gpu.launch(&launch)
+}
+
+/// Adds a part over other keys to `out` and `lse`, in place:
+/// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
+///
+/// # Errors
+/// As [`forward`].
+pub fn merge<S: Stored>(
+    gpu: &Gpu,
+    attention: &Attention,
+    out: ViewMut<'_, S>,
+    lse: ViewMut<'_, f32>,
+    part_out: View<'_, S>,
+    part_lse: View<'_, f32>,
+) -> Result<(), GpuError> {
+    crate::check::length("out", out.len(), attention.out_elements());
+    crate::check::length("lse", lse.len(), attention.lse_elements());
+    crate::check::length("part_out", part_out.len(), out.len());
+    crate::check::length("part_lse", part_lse.len(), lse.len());
+    let rows = row_module(S::STORAGE, attention);
+    let arguments = vec![
+        out.argument(),
+        lse.argument(),
+        part_out.argument(),
+        part_lse.argument(),
+        int(attention.batch),
+        int(attention.q_len),
+    ];
+    gpu.launch(&rows.launch("attention_merge", [row_blocks(attention, &rows), 1], arguments))
+}
+
+/// Pairs of a query and a key that it sees, over all sequences and query heads.
+#[must_use]
+pub fn visible_pairs(a: &Attention) -> usize {
+    a.batch * a.q_heads * (0..a.q_len).map(|query| a.visible(query).len()).sum::<usize>()
+}
+
+/// The least that [`forward`] has to do: two products over visible pairs.
+#[must_use]
+pub fn forward_floor(a: &Attention, storage: Storage) -> Floor {
+    let elements = a.q_elements() + a.k_elements() + a.v_elements() + a.out_elements();
+    let flops = 2 * visible_pairs(a) * (a.qk_dim + a.v_dim);
+    Floor { bytes: elements * storage.bytes() + 4 * a.lse_elements(), flops }
+}
+
+/// The least that [`backward`] has to do: five products over visible pairs (scores, their gradient, dq, dk, dv). This
+/// one makes two of them twice.
+#[must_use]
+pub fn backward_floor(a: &Attention, storage: Storage) -> Floor {
+    let read = a.q_elements() + a.k_elements() + a.v_elements() + 2 * a.out_elements();
+    let written = a.q_elements() + a.k_elements() + a.v_elements();
+    let flops = 2 * visible_pairs(a) * (3 * a.qk_dim + 2 * a.v_dim);
+    Floor { bytes: (read + written) * storage.bytes() + 4 * a.lse_elements(), flops }
+}

@@ -1,0 +1,505 @@
+//! `gpu-bench [--gpu N] [--json FILE]`: how fast the kernels are on a GPU, each beside the least it has to do. Needs the
+//! GPU's driver and CUDA's libraries, nothing else. Prints a table last and writes JSON; ends with 2 where there is no GPU.
+//!
+//! Bytes and operations are the floors of `<operation>::cuda`; a share is of what a copy of 1 GiB moves, read and written
+//! counted both, or of what the best of cuBLASLt's algorithms does. A causal attention's operations are those of the pairs
+//! that see each other.
+
+#[path = "gpu/report.rs"]
+mod report;
+
+use kernels::Output;
+use kernels::activation::{self, Activation};
+use kernels::adamw::{self, AdamW};
+use kernels::attention::{self, Attention};
+use kernels::cross_entropy::{self, Logits};
+use kernels::cuda::{Floor, Gpu, GpuError, Memory, Storage, Stored, bf16};
+use kernels::elementwise;
+use kernels::embedding::{self, Embedding};
+use kernels::gemm::{self, Shape};
+use kernels::layer_norm::{self, LayerNorm};
+use kernels::rms_norm::{self, RmsNorm};
+use kernels::rope::{self, Rope};
+use report::{Options, Value};
+use std::process::ExitCode;
+
+/// Launches of one measurement, after some that do not count; the least of so many counts.
+const LAUNCHES: u32 = 10;
+const WARM: u32 = 3;
+const TIMES: usize = 5;
+
+type Row = [(&'static str, Value); 7];
+
+fn main() -> ExitCode {
+    let done = Options::read("gpu-bench.json").and_then(|options| {
+        let gpu = options.open()?;
+        let rows = measure(&gpu).map_err(|error| error.to_string())?;
+        report::write(&options, gpu.properties(), "kernels", &rows)
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Rows of the table, and the copy that they are measured against.
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    copy_bytes_per_s: f64,
+    rows: Vec<Row>,
+}
+
+fn measure(gpu: &Gpu) -> Result<Vec<Row>, GpuError> {
+    let mut bench = Bench { gpu, copy_bytes_per_s: 0.0, rows: Vec::new() };
+    bench.copy()?;
+    bench.norms()?;
+    bench.activations()?;
+    bench.rotations()?;
+    bench.ends()?;
+    bench.optimizer()?;
+    bench.products()?;
+    bench.attentions()?;
+    Ok(bench.rows)
+}
+
+impl Bench<'_> {
+    /// Seconds of one launch.
+    fn seconds(&self, mut run: impl FnMut() -> Result<(), GpuError>) -> Result<f64, GpuError> {
+        for _ in 0..WARM {
+            run()?;
+        }
+        let mut least = f64::INFINITY;
+        for _ in 0..TIMES {
+            let start = self.gpu.record()?;
+            for _ in 0..LAUNCHES {
+                run()?;
+            }
+            let end = self.gpu.record()?;
+            least = least.min(start.seconds_until(&end)?);
+        }
+        Ok(least / f64::from(LAUNCHES))
+    }
+
+    fn row(&mut self, kernel: &str, shape: String, seconds: f64, floor: Floor, share: Value) {
+        eprintln!("{kernel} {shape}: {:.1} us", seconds * 1e6);
+        let rate = |count: usize, unit: f64| match count {
+            0 => Value::None,
+            count => Value::Number(count as f64 / seconds / unit),
+        };
+        self.rows.push([
+            ("kernel", Value::Text(kernel.to_owned())),
+            ("shape", Value::Text(shape)),
+            ("us", Value::Number(seconds * 1e6)),
+            ("floor MB", Value::Number(floor.bytes as f64 / 1e6)),
+            ("GB/s", rate(floor.bytes, 1e9)),
+            ("TFLOP/s", rate(floor.flops, 1e12)),
+            ("share", share),
+        ]);
+    }
+
+    /// A kernel that moves bytes: its share is of a copy.
+    fn moves(
+        &mut self,
+        kernel: &str,
+        shape: &str,
+        floor: Floor,
+        run: impl FnMut() -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let seconds = self.seconds(run)?;
+        let share = floor.bytes as f64 / seconds / self.copy_bytes_per_s;
+        self.row(kernel, shape.to_owned(), seconds, floor, Value::Number(share));
+        Ok(())
+    }
+
+    fn zeros<S: Stored>(&self, elements: usize) -> Result<Memory<S>, GpuError> {
+        self.gpu.zeros(elements)
+    }
+
+    /// Numbers that are not all alike: products of zeros draw less power, and run faster.
+    fn numbers<S: Stored>(&self, elements: usize) -> Result<Memory<S>, GpuError> {
+        let number = |i: usize| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0;
+        let period: Vec<S> = (0..2003 * 64).map(|i| S::narrowed(number(i))).collect();
+        let mut memory = self.gpu.memory::<S>(elements)?;
+        for start in (0..elements).step_by(period.len()) {
+            let len = period.len().min(elements - start);
+            self.gpu.copy_in(&period[..len], memory.slice_mut(start..start + len))?;
+        }
+        Ok(memory)
+    }
+
+    fn copy(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let bytes = 1 << 30;
+        let (from, mut to) = (gpu.zeros::<u8>(bytes)?, gpu.memory::<u8>(bytes)?);
+        let seconds = self.seconds(|| gpu.copy(from.view(), to.view_mut()))?;
+        let floor = Floor::bytes(2 * bytes);
+        self.copy_bytes_per_s = floor.bytes as f64 / seconds;
+        self.row("copy", "1 GiB".to_owned(), seconds, floor, Value::Number(1.0));
+        Ok(())
+    }
+
+    fn norms(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (rows, columns, stored) = (16_384, 4096, Storage::Bf16);
+        let shape = "16384 x 4096 bf16";
+        let elements = rows * columns;
+        let [x, more, dy] =
+            [self.numbers::<bf16>(elements)?, self.numbers(elements)?, self.numbers(elements)?];
+        let (w, bias) = (self.numbers::<bf16>(columns)?, self.numbers::<bf16>(columns)?);
+        let (mut y, mut sum) = (self.zeros::<bf16>(elements)?, self.zeros::<bf16>(elements)?);
+        let [mut r, mut m] = [self.zeros::<f32>(rows)?, self.zeros(rows)?];
+        let [mut dw, mut dbias] = [self.zeros::<f32>(columns)?, self.zeros(columns)?];
+        let norm = RmsNorm { rows, columns, eps: 1e-5, unit_offset: false };
+        self.moves(
+            "rms_norm forward",
+            shape,
+            rms_norm::cuda::forward_floor(&norm, stored),
+            || rms_norm::cuda::forward(gpu, &norm, x.view(), w.view(), y.view_mut(), r.view_mut()),
+        )?;
+        let floor = rms_norm::cuda::forward_residual_floor(&norm, stored);
+        self.moves("rms_norm forward with residual", shape, floor, || {
+            let (sum, y) = (sum.view_mut(), y.view_mut());
+            rms_norm::cuda::forward_residual(
+                gpu,
+                &norm,
+                x.view(),
+                more.view(),
+                w.view(),
+                sum,
+                y,
+                r.view_mut(),
+            )
+        })?;
+        let floor = rms_norm::cuda::backward_input_floor(&norm, stored, Output::Accumulate);
+        self.moves("rms_norm backward to input, added", shape, floor, || {
+            let (dx, output) = (y.view_mut(), Output::Accumulate);
+            rms_norm::cuda::backward_input(
+                gpu,
+                &norm,
+                x.view(),
+                w.view(),
+                r.view(),
+                dy.view(),
+                dx,
+                output,
+            )
+        })?;
+        let floor = rms_norm::cuda::backward_weight_floor(&norm, stored);
+        self.moves("rms_norm backward to weight", shape, floor, || {
+            rms_norm::cuda::backward_weight(
+                gpu,
+                &norm,
+                x.view(),
+                r.view(),
+                dy.view(),
+                dw.view_mut(),
+            )
+        })?;
+        let norm = LayerNorm { rows, columns, eps: 1e-5 };
+        let floor = layer_norm::cuda::forward_residual_floor(&norm, stored);
+        self.moves("layer_norm forward with residual", shape, floor, || {
+            let (sum, y) = (sum.view_mut(), y.view_mut());
+            let (m, r) = (m.view_mut(), r.view_mut());
+            let (w, bias) = (w.view(), bias.view());
+            layer_norm::cuda::forward_residual(
+                gpu,
+                &norm,
+                x.view(),
+                more.view(),
+                w,
+                bias,
+                sum,
+                y,
+                m,
+                r,
+            )
+        })?;
+        let floor = layer_norm::cuda::backward_input_floor(&norm, stored, Output::Accumulate);
+        self.moves("layer_norm backward to input, added", shape, floor, || {
+            let (dx, output) = (y.view_mut(), Output::Accumulate);
+            let (m, r) = (m.view(), r.view());
+            layer_norm::cuda::backward_input(
+                gpu,
+                &norm,
+                x.view(),
+                w.view(),
+                m,
+                r,
+                dy.view(),
+                dx,
+                output,
+            )
+        })?;
+        let floor = layer_norm::cuda::backward_weight_floor(&norm, stored);
+        self.moves("layer_norm backward to weights", shape, floor, || {
+            let (dw, dbias) = (dw.view_mut(), dbias.view_mut());
+            let (m, r) = (m.view(), r.view());
+            layer_norm::cuda::backward_weight(gpu, &norm, x.view(), m, r, dy.view(), dw, dbias)
+        })
+    }
+
+    fn activations(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (elements, stored, shape) = (8192 * 14_336, Storage::Bf16, "8192 x 14336 bf16");
+        let [gate, up, dy] =
+            [self.numbers::<bf16>(elements)?, self.numbers(elements)?, self.numbers(elements)?];
+        let [mut y, mut z] = [self.zeros::<bf16>(elements)?, self.zeros(elements)?];
+        let kind = Activation::Silu;
+        let floor = activation::cuda::backward_floor(elements, stored);
+        self.moves("SwiGLU forward", shape, floor, || {
+            activation::cuda::gated_forward(gpu, kind, gate.view(), up.view(), y.view_mut())
+        })?;
+        let floor = activation::cuda::gated_backward_floor(elements, stored);
+        self.moves("SwiGLU backward", shape, floor, || {
+            let (dgate, dup) = (y.view_mut(), z.view_mut());
+            activation::cuda::gated_backward(
+                gpu,
+                kind,
+                gate.view(),
+                up.view(),
+                dy.view(),
+                dgate,
+                dup,
+            )
+        })?;
+        let floor = activation::cuda::forward_floor(elements, stored);
+        self.moves("GELU forward", shape, floor, || {
+            activation::cuda::forward(gpu, Activation::GeluTanh, gate.view(), y.view_mut())
+        })?;
+        let floor = activation::cuda::backward_floor(elements, stored);
+        self.moves("GELU backward", shape, floor, || {
+            activation::cuda::backward(
+                gpu,
+                Activation::GeluTanh,
+                gate.view(),
+                dy.view(),
+                y.view_mut(),
+            )
+        })?;
+        let floor = elementwise::cuda::floor(elements, &[stored; 3]);
+        self.moves("residual added", shape, floor, || {
+            elementwise::cuda::add(gpu, gate.view(), up.view(), y.view_mut())
+        })
+    }
+
+    fn rotations(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        // Queries and keys of a packed projection.
+        let rotated = Rope::half(16_384, 40, 128);
+        let stride = 48 * 128;
+        let mut x = self.numbers::<bf16>(rotated.tokens * stride)?;
+        let table = self.numbers::<f32>(rotated.table_elements())?;
+        let floor = rope::cuda::floor(&rotated, Storage::Bf16);
+        self.moves("RoPE on packed q and k", "16384 x (32 + 8) x 128 bf16", floor, || {
+            rope::cuda::forward_packed(gpu, &rotated, stride, table.view(), x.view_mut())
+        })
+    }
+
+    /// Embedding and cross-entropy.
+    fn ends(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (tokens, vocabulary, columns, stored) = (8192, 128_256, 4096, Storage::Bf16);
+        let ids: Vec<i64> = (0..tokens as i64).map(|i| i * 7919 % vocabulary as i64).collect();
+        let ids = gpu.upload(&ids)?;
+        let embedding = Embedding { tokens, columns, rows: vocabulary, first_row: 0, scale: 1.0 };
+        let table = self.numbers::<bf16>(vocabulary * columns)?;
+        let mut out = self.zeros::<bf16>(tokens * columns)?;
+        let mut dtable = self.zeros::<f32>(vocabulary * columns)?;
+        let shape = "8192 of 128256 x 4096 bf16";
+        let floor = embedding::cuda::forward_floor(&embedding, stored);
+        self.moves("embedding forward", shape, floor, || {
+            embedding::cuda::forward(gpu, &embedding, ids.view(), table.view(), out.view_mut())
+        })?;
+        let floor = embedding::cuda::backward_floor(&embedding, stored, tokens);
+        self.moves("embedding backward", shape, floor, || {
+            embedding::cuda::backward(gpu, &embedding, ids.view(), out.view(), dtable.view_mut())
+        })?;
+        drop((table, dtable));
+        let logits = Logits::whole(tokens, vocabulary);
+        let mut z = self.numbers::<bf16>(tokens * vocabulary)?;
+        let [mut max, mut sum, mut target] =
+            [self.zeros::<f32>(tokens)?, self.zeros(tokens)?, self.zeros(tokens)?];
+        let shape = "8192 x 128256 bf16";
+        let floor = cross_entropy::cuda::read_floor(&logits, stored);
+        self.moves("cross-entropy statistics", shape, floor, || {
+            let (max, sum, target) = (max.view_mut(), sum.view_mut(), target.view_mut());
+            cross_entropy::cuda::statistics(gpu, &logits, z.view(), ids.view(), max, sum, target)
+        })?;
+        let floor = cross_entropy::cuda::gradient_floor(&logits, stored);
+        self.moves("cross-entropy gradient in place", shape, floor, || {
+            let (max, sum) = (max.view(), sum.view());
+            cross_entropy::cuda::gradient_in_place(
+                gpu,
+                &logits,
+                z.view_mut(),
+                ids.view(),
+                max,
+                sum,
+                1e-4,
+            )
+        })
+    }
+
+    fn optimizer(&mut self) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (elements, tensors) = (1 << 24, 8);
+        let mut w = self.numbers::<f32>(elements * tensors)?;
+        let g = self.numbers::<f32>(elements * tensors)?;
+        let [mut m, mut v] =
+            [self.zeros::<f32>(elements * tensors)?, self.zeros(elements * tensors)?];
+        let mut copy = self.zeros::<bf16>(elements * tensors)?;
+        let step =
+            AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, step: 10, gradient_scale: 1.0 };
+        let floor = adamw::cuda::floor(elements * tensors, Some(Storage::Bf16));
+        self.moves("AdamW with bf16 copies", "8 tensors of 2^24", floor, || {
+            let (mut ws, mut ms, mut vs) = (w.view_mut(), m.view_mut(), v.view_mut());
+            let mut copies = copy.view_mut();
+            let mut parameters = Vec::with_capacity(tensors);
+            for number in 0..tensors {
+                let (w, rest) = ws.split_at(elements);
+                ws = rest;
+                let (m, rest) = ms.split_at(elements);
+                ms = rest;
+                let (v, rest) = vs.split_at(elements);
+                vs = rest;
+                let (copy, rest) = copies.split_at(elements);
+                copies = rest;
+                let g = g.slice(number * elements..(number + 1) * elements);
+                parameters.push(adamw::cuda::Parameter {
+                    w,
+                    g,
+                    m,
+                    v,
+                    copy: Some(copy),
+                    decay: 0.1,
+                });
+            }
+            adamw::cuda::update(gpu, &step, &mut parameters)
+        })?;
+        let floor = elementwise::cuda::floor(elements * tensors, &[Storage::F32]);
+        let mut total = gpu.zeros::<f64>(1)?;
+        self.moves("sum of squares", "2^27 f32", floor, || {
+            elementwise::cuda::sum_of_squares_into(
+                gpu,
+                g.view(),
+                total.view_mut(),
+                Output::Overwrite,
+            )
+        })?;
+        let mut gradients = self.zeros::<f32>(elements * tensors)?;
+        let stored = [Storage::Bf16, Storage::F32, Storage::F32];
+        let floor = elementwise::cuda::floor(elements * tensors, &stored);
+        self.moves("gradient accumulated", "2^27 bf16 to f32", floor, || {
+            elementwise::cuda::accumulate(gpu, copy.view(), gradients.view_mut())
+        })
+    }
+
+    /// The products of a layer, forward, to inputs and to weights: their share is of the best algorithm.
+    fn products(&mut self) -> Result<(), GpuError> {
+        let layers = [
+            ("GPT-2 124M", 8192, 768, 3072),
+            ("GPT-2 1.5B", 8192, 1600, 6400),
+            ("Llama 3 8B", 8192, 4096, 14_336),
+            ("square", 8192, 8192, 8192),
+        ];
+        for (name, tokens, inputs, outputs) in layers {
+            self.product::<bf16>(
+                &format!("{name} forward NT"),
+                Shape::nt(tokens, outputs, inputs),
+            )?;
+            self.product::<bf16>(
+                &format!("{name} to inputs NN"),
+                Shape::nn(tokens, inputs, outputs),
+            )?;
+            self.product::<f32>(
+                &format!("{name} to weights TN"),
+                Shape::tn(outputs, inputs, tokens),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn product<O: Stored>(&mut self, name: &str, shape: Shape) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let Shape { m, n, k, .. } = shape;
+        let (a, b) = (self.numbers::<bf16>(m * k)?, self.numbers::<bf16>(k * n)?);
+        let mut c = self.zeros::<O>(m * n)?;
+        // Gradients of weights are added to what is there.
+        let beta = if O::STORAGE == Storage::F32 { 1.0 } else { 0.0 };
+        let seconds = self.seconds(|| {
+            gemm::cuda::gemm(gpu, &shape, 1.0, a.view(), b.view(), beta, c.view_mut())
+        })?;
+        let survey = gemm::cuda::survey(gpu, &shape, a.view(), b.view(), c.view_mut())?;
+        let best = survey.iter().copied().fold(f64::INFINITY, f64::min);
+        let share = survey.first().map_or(Value::None, |chosen| Value::Number(best / chosen));
+        let floor = gemm::cuda::floor(&shape, Storage::Bf16, O::STORAGE, beta);
+        self.row(&format!("product, {name}"), format!("{m} x {n} x {k}"), seconds, floor, share);
+        Ok(())
+    }
+
+    fn attentions(&mut self) -> Result<(), GpuError> {
+        for (batch, len, q_heads, kv_heads, dim) in [
+            (8, 1024, 12, 12, 64),
+            (8, 2048, 64, 8, 128),
+            (4, 4096, 64, 8, 128),
+            (2, 8192, 64, 8, 128),
+            (1, 16_384, 64, 8, 128),
+            (2, 8192, 32, 8, 128),
+            (2, 8192, 16, 8, 256),
+        ] {
+            self.attention(&Attention::causal(batch, len, q_heads, kv_heads, dim))?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, a: &Attention) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (q, k, v) = (
+            self.numbers::<bf16>(a.q_elements())?,
+            self.numbers::<bf16>(a.k_elements())?,
+            self.numbers::<bf16>(a.v_elements())?,
+        );
+        let dout = self.numbers::<bf16>(a.out_elements())?;
+        let mut out = self.zeros::<bf16>(a.out_elements())?;
+        let mut lse = self.zeros::<f32>(a.lse_elements())?;
+        let [mut dq, mut dk, mut dv] = [
+            self.zeros::<bf16>(a.q_elements())?,
+            self.zeros(a.k_elements())?,
+            self.zeros(a.v_elements())?,
+        ];
+        let shape = format!(
+            "{} x {}, {}/{} heads of {}, causal",
+            a.batch, a.q_len, a.q_heads, a.kv_heads, a.qk_dim
+        );
+        let forward = self.seconds(|| {
+            let (out, lse) = (out.view_mut(), lse.view_mut());
+            attention::cuda::forward(gpu, a, q.view(), k.view(), v.view(), out, lse)
+        })?;
+        let floor = attention::cuda::forward_floor(a, Storage::Bf16);
+        self.row("attention forward", shape.clone(), forward, floor, Value::None);
+        let saved = attention::cuda::Saved {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            out: out.view(),
+            lse: lse.view(),
+        };
+        let backward = self.seconds(|| {
+            let mut gradients = attention::cuda::Gradients {
+                dq: dq.view_mut(),
+                dk: dk.view_mut(),
+                dv: dv.view_mut(),
+            };
+            let output = Output::Overwrite;
+            attention::cuda::backward(gpu, a, &saved, dout.view(), &mut gradients, output)
+        })?;
+        let backward_floor = attention::cuda::backward_floor(a, Storage::Bf16);
+        self.row("attention backward", shape.clone(), backward, backward_floor, Value::None);
+        let both = floor + backward_floor;
+        self.row("attention both", shape, forward + backward, both, Value::None);
+        Ok(())
+    }
+}

@@ -1,0 +1,481 @@
+//! Products by cuBLASLt. For each shape its best few algorithms, by its own reckoning, are timed once; the fastest is
+//! remembered, in the process and in the user's cache.
+#![allow(unsafe_code)] // a C library
+
+use super::Storage;
+use super::cache::Cache;
+use super::device::Device;
+use super::driver::{Driver, GpuError};
+use crate::gemm::cuda::{Matrix, Problem};
+use cudarc::cublaslt::{result, sys};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+/// Bytes that an algorithm may use: what NVIDIA advises for Hopper.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// How many algorithms are timed when one is chosen.
+const CANDIDATES: usize = 8;
+
+/// How many are when one asks how good the choice is.
+const SURVEYED: usize = 64;
+
+/// How often each is timed, after a first time that is not; the least counts.
+const TIMES: usize = 5;
+
+/// Reductions of sums over parts of k, where there are any, in f32 and in an order of their own: neither rounded in
+/// between nor in whatever order they come.
+const REDUCTIONS: u32 =
+    sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+
+/// The library, and what was chosen.
+#[derive(Debug, Default)]
+pub(super) struct Products {
+    handle: Option<Handle>,
+    chosen: HashMap<String, Plan>,
+}
+
+#[derive(Debug)]
+struct Handle(sys::cublasLtHandle_t);
+
+// SAFETY: cuBLASLt's handles and descriptors may be used by any thread, one at a time: a lock is held around all of it.
+unsafe impl Send for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: created once and destroyed here. Nothing can be done where that fails.
+        let _ = unsafe { result::destroy_handle(self.0) };
+    }
+}
+
+/// Descriptors of a problem, and its algorithm.
+#[derive(Debug)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    a: Layout,
+    b: Layout,
+    d: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: as for `Handle`.
+unsafe impl Send for Plan {}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: created by `Plan::new` and destroyed here.
+        let _ = unsafe { result::destroy_matmul_desc(self.description) };
+    }
+}
+
+#[derive(Debug)]
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: created by `Layout::new` and destroyed here.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+fn failed(call: &'static str, error: result::CublasError) -> GpuError {
+    GpuError::Call { call, what: format!("{error:?}") }
+}
+
+fn type_of(storage: Storage) -> sys::cudaDataType {
+    match storage {
+        Storage::F32 => sys::cudaDataType::CUDA_R_32F,
+        Storage::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+    }
+}
+
+/// cuBLASLt's version, where it is installed.
+pub(super) fn version() -> Option<usize> {
+    // SAFETY: asks the loader whether the library can be opened; its version needs no GPU.
+    unsafe { sys::is_culib_present().then(|| sys::cublasLtGetVersion()) }
+}
+
+impl Layout {
+    fn new(matrix: &Matrix, count: usize) -> Result<Self, GpuError> {
+        let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
+        let leading = i64::try_from(matrix.leading).unwrap_or(i64::MAX);
+        let layout = result::create_matrix_layout(type_of(matrix.storage), rows, columns, leading);
+        let layout = Self(layout.map_err(|error| failed("cublasLtMatrixLayoutCreate", error))?);
+        if count > 1 {
+            use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+            let (count, stride) = (
+                i32::try_from(count).unwrap_or(i32::MAX),
+                i64::try_from(matrix.stride).unwrap_or(i64::MAX),
+            );
+            layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
+            layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride)?;
+        }
+        Ok(layout)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatrixLayoutAttribute_t,
+        value: &T,
+    ) -> Result<(), GpuError> {
+        let value: *const T = value;
+        // SAFETY: the layout is live; the value has the attribute's type, and is read at once.
+        unsafe {
+            result::set_matrix_layout_attribute(self.0, attribute, value.cast(), size_of::<T>())
+        }
+        .map_err(|error| failed("cublasLtMatrixLayoutSetAttribute", error))
+    }
+}
+
+/// Sets an attribute of a product's description.
+fn set<T>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> Result<(), GpuError> {
+    let value: *const T = value;
+    // SAFETY: the description is live; the value has the attribute's type, and is read at once.
+    unsafe {
+        result::set_matmul_desc_attribute(description, attribute, value.cast(), size_of::<T>())
+    }
+    .map_err(|error| failed("cublasLtMatmulDescSetAttribute", error))
+}
+
+impl Plan {
+    /// The descriptors; no algorithm yet. f32 is multiplied as f32: TF32 would have to be asked for.
+    fn new(problem: &Problem) -> Result<Self, GpuError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)
+            .map_err(|error| failed("cublasLtMatmulDescCreate", error))?;
+        let count = problem.count;
+        let layouts = (|| {
+            Ok((
+                Layout::new(&problem.a, count)?,
+                Layout::new(&problem.b, count)?,
+                Layout::new(&problem.d, count)?,
+            ))
+        })();
+        let (a, b, d) = match layouts {
+            Ok(layouts) => layouts,
+            Err(error) => {
+                // SAFETY: created above, and used no more.
+                let _ = unsafe { result::destroy_matmul_desc(description) };
+                return Err(error);
+            }
+        };
+        let plan =
+            Self { description, a, b, d, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        let [op_a, op_b] = [&problem.a, &problem.b].map(|matrix| i32::from(matrix.transposed));
+        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &op_a)?;
+        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &op_b)?;
+        if let Some(bias) = problem.bias {
+            // Algorithms are looked for with a bias in place.
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let stored = type_of(problem.d.storage);
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &stored)?;
+        }
+        Ok(plan)
+    }
+
+    /// Queues the product with its result at `d`.
+    fn launch(
+        &self,
+        handle: &Handle,
+        device: &Device,
+        workspace: u64,
+        problem: &Problem,
+        d: u64,
+    ) -> Result<(), GpuError> {
+        if let Some(bias) = problem.bias {
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            set(self.description, attribute, &bias)?;
+        }
+        let (alpha, beta): (*const f32, *const f32) =
+            (&raw const problem.alpha, &raw const problem.beta);
+        // SAFETY: the descriptors are live and describe the matrices, whose views were checked against the shape;
+        // factors are read at once.
+        unsafe {
+            result::matmul(
+                handle.0,
+                self.description,
+                alpha.cast(),
+                beta.cast(),
+                problem.a.address as *const c_void,
+                self.a.0,
+                problem.b.address as *const c_void,
+                self.b.0,
+                d as *const c_void,
+                self.d.0,
+                d as *mut c_void,
+                self.d.0,
+                &raw const self.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE,
+                device.stream().cast(),
+            )
+        }
+        .map_err(|error| failed("cublasLtMatmul", error))
+    }
+
+    /// Whether cuBLASLt takes an algorithm that was chosen some other time.
+    fn takes(&self, handle: &Handle, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let mut result = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        // SAFETY: the descriptors are live; it writes one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle.0,
+                self.description,
+                self.a.0,
+                self.b.0,
+                self.d.0,
+                self.d.0,
+                std::ptr::from_ref(algorithm),
+                result.as_mut_ptr(),
+            )
+        };
+        // SAFETY: written, where it succeeded; zeros otherwise, which are a result too.
+        let workspace = unsafe { result.assume_init() }.workspaceSize;
+        status.result().is_ok() && workspace <= WORKSPACE
+    }
+
+    /// Algorithms, those first that cuBLASLt reckons fastest.
+    fn candidates(
+        &self,
+        handle: &Handle,
+        alignments: [u32; 3],
+        most: usize,
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, GpuError> {
+        let preference = Preference::new(alignments)?;
+        let mut found =
+            [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed() }; SURVEYED];
+        let (mut count, asked) = (0, i32::try_from(most.min(SURVEYED)).unwrap_or(1));
+        // SAFETY: descriptors are live, and there is room for as many results as are asked for.
+        unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                self.description,
+                self.a.0,
+                self.b.0,
+                self.d.0,
+                self.d.0,
+                preference.0,
+                asked,
+                found.as_mut_ptr().cast(),
+                &raw mut count,
+            )
+        }
+        .result()
+        .map_err(|error| failed("cublasLtMatmulAlgoGetHeuristic", error))?;
+        let count = usize::try_from(count).unwrap_or(0).min(SURVEYED);
+        // SAFETY: so many were written.
+        let found = found[..count].iter().map(|result| unsafe { result.assume_init() });
+        Ok(found.filter(|result| result.state.result().is_ok()).map(|result| result.algo).collect())
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created by `new` and destroyed here.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+impl Preference {
+    fn new(alignments: [u32; 3]) -> Result<Self, GpuError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = result::create_matmul_pref()
+            .map_err(|error| failed("cublasLtMatmulPreferenceCreate", error))?;
+        let preference = Self(preference);
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &REDUCTIONS)?;
+        let [a, b, d] = alignments;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d)?;
+        Ok(preference)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), GpuError> {
+        let value: *const T = value;
+        // SAFETY: the preference is live; the value has the attribute's type, and is read at once.
+        unsafe {
+            result::set_matmul_pref_attribute(self.0, attribute, value.cast(), size_of::<T>())
+        }
+        .map_err(|error| failed("cublasLtMatmulPreferenceSetAttribute", error))
+    }
+}
+
+/// The largest power of two up to 256 that divides an address.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
+fn alignments(problem: &Problem) -> [u32; 3] {
+    [problem.a.address, problem.b.address, problem.d.address].map(alignment)
+}
+
+/// What an algorithm depends on, in words.
+fn key(problem: &Problem, alignments: [u32; 3]) -> String {
+    let of = |matrix: &Matrix| {
+        let Matrix { storage, rows, columns, leading, stride, transposed, .. } = matrix;
+        format!("{storage:?} {rows} {columns} {leading} {stride} {transposed}")
+    };
+    let (a, b, d) = (of(&problem.a), of(&problem.b), of(&problem.d));
+    let (adds, bias) = (problem.beta != 0.0, problem.bias.is_some());
+    format!("{a}, {b}, {d}, {} {} {adds} {bias} {alignments:?}", problem.k, problem.count)
+}
+
+impl Products {
+    /// Queues a product, with the algorithm that was or now is chosen for its shape. Choosing waits for the queue, so a
+    /// shape's first product must not be one that is captured.
+    pub(super) fn run(
+        &mut self,
+        device: &Device,
+        cache: &Cache,
+        device_name: &str,
+        workspace: u64,
+        problem: &Problem,
+    ) -> Result<(), GpuError> {
+        let (handle, plan) = self.plan(device, cache, device_name, workspace, problem)?;
+        plan.launch(handle, device, workspace, problem, problem.d.address)
+    }
+
+    /// Seconds of the chosen algorithm, then of all others.
+    pub(super) fn survey(
+        &mut self,
+        device: &Device,
+        cache: &Cache,
+        device_name: &str,
+        workspace: u64,
+        problem: &Problem,
+    ) -> Result<Vec<f64>, GpuError> {
+        let (handle, plan) = self.plan(device, cache, device_name, workspace, problem)?;
+        let chosen = plan.algorithm;
+        let all = plan.candidates(handle, alignments(problem), SURVEYED)?;
+        let algorithms = [&[chosen], &all[..]].concat();
+        let seconds = time(handle, plan, device, workspace, problem, &algorithms);
+        plan.algorithm = chosen;
+        seconds
+    }
+
+    /// The library, and what is chosen for a problem.
+    fn plan(
+        &mut self,
+        device: &Device,
+        cache: &Cache,
+        device_name: &str,
+        workspace: u64,
+        problem: &Problem,
+    ) -> Result<(&Handle, &mut Plan), GpuError> {
+        let missing = || GpuError::Library {
+            library: "libcublasLt",
+            needed_for: "matrix products",
+            advice: "install CUDA's libraries",
+        };
+        if self.handle.is_none() {
+            version().ok_or_else(missing)?;
+            let handle = result::create_handle();
+            self.handle = Some(Handle(handle.map_err(|error| failed("cublasLtCreate", error))?));
+        }
+        let handle = self.handle.as_ref().ok_or_else(missing)?;
+        let alignments = alignments(problem);
+        let plan = match self.chosen.entry(key(problem, alignments)) {
+            Entry::Occupied(plan) => plan.into_mut(),
+            Entry::Vacant(place) => {
+                let version = version().ok_or_else(missing)?;
+                let what = format!("cuBLASLt {version} on {device_name}: {}", place.key());
+                let mut plan = Plan::new(problem)?;
+                let kept = cache.get(&what).and_then(|bytes| <[u8; 64]>::try_from(bytes).ok());
+                let kept =
+                    kept.map(|bytes| sys::cublasLtMatmulAlgo_t { data: bytemuck::cast(bytes) });
+                plan.algorithm = match kept.filter(|algorithm| plan.takes(handle, algorithm)) {
+                    Some(algorithm) => algorithm,
+                    None => {
+                        let algorithm =
+                            choose(handle, &mut plan, device, workspace, problem, alignments)?;
+                        cache.put(&what, bytemuck::cast_slice(&algorithm.data));
+                        algorithm
+                    }
+                };
+                place.insert(plan)
+            }
+        };
+        Ok((handle, plan))
+    }
+}
+
+/// The fastest of the candidates, or the first where there is no memory to try them in.
+fn choose(
+    handle: &Handle,
+    plan: &mut Plan,
+    device: &Device,
+    workspace: u64,
+    problem: &Problem,
+    alignments: [u32; 3],
+) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
+    let candidates = plan.candidates(handle, alignments, CANDIDATES)?;
+    let Some(&first) = candidates.first() else {
+        let what = format!("no algorithm for {}", key(problem, alignments));
+        return Err(GpuError::Call { call: "cublasLtMatmulAlgoGetHeuristic", what });
+    };
+    if candidates.len() == 1 {
+        return Ok(first);
+    }
+    let seconds = match time(handle, plan, device, workspace, problem, &candidates) {
+        Err(GpuError::OutOfMemory { .. }) => return Ok(first),
+        seconds => seconds?,
+    };
+    let fastest = seconds.iter().zip(&candidates).min_by(|a, b| a.0.total_cmp(b.0));
+    Ok(fastest.map_or(first, |(_, &algorithm)| algorithm))
+}
+
+/// Seconds of each algorithm, infinite where it does not run. Results go to memory of their own: what is there may be
+/// added to but once.
+fn time(
+    handle: &Handle,
+    plan: &mut Plan,
+    device: &Device,
+    workspace: u64,
+    problem: &Problem,
+    algorithms: &[sys::cublasLtMatmulAlgo_t],
+) -> Result<Vec<f64>, GpuError> {
+    let d = &problem.d;
+    let elements = (problem.count - 1) * d.stride + (d.columns - 1) * d.leading + d.rows;
+    let bytes = elements * d.storage.bytes();
+    let scratch = device.allocate(bytes)?;
+    let mut each = || {
+        device.fill(scratch, 0, bytes)?;
+        let mut seconds = Vec::with_capacity(algorithms.len());
+        for algorithm in algorithms {
+            plan.algorithm = *algorithm;
+            if plan.launch(handle, device, workspace, problem, scratch).is_err() {
+                seconds.push(f64::INFINITY);
+                continue;
+            }
+            let mut least = f64::INFINITY;
+            for _ in 0..TIMES {
+                let start = device.record()?;
+                plan.launch(handle, device, workspace, problem, scratch)?;
+                least = least.min(start.seconds_until(&device.record()?)?);
+            }
+            seconds.push(least);
+        }
+        Ok(seconds)
+    };
+    let seconds = each();
+    device.free(scratch);
+    seconds
+}

@@ -1,0 +1,408 @@
+//! A GPU: CUDA's driver, by way of cudarc. Its libraries are looked for when one is opened.
+#![allow(unsafe_code)] // a C library
+
+use super::cache::Cache;
+use super::cublaslt::Products;
+use super::driver::{Driver, Event, GpuError, Inner, Properties};
+use super::{Baked, Launch, Source, Storage, nvrtc, program};
+use crate::gemm::cuda::Product;
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice,
+    result, sys,
+};
+use cudarc::nvrtc::Ptx;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of one of two pieces of pinned memory that copies go through.
+const STAGED: usize = 4 << 20;
+
+/// Opens a GPU: its own context, and a stream in it.
+pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
+    // SAFETY: asks the loader whether the library can be opened.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(GpuError::Library {
+            library: "libcuda.so.1",
+            needed_for: "every use of a GPU",
+            advice: "install NVIDIA's driver",
+        });
+    }
+    result::init().map_err(|error| failed("cuInit", error))?;
+    let found = CudaContext::device_count().map_err(|error| failed("cuDeviceGetCount", error))?;
+    let found = usize::try_from(found).unwrap_or(0);
+    if ordinal >= found {
+        return Err(GpuError::NoSuchGpu { ordinal, found });
+    }
+    let context = CudaContext::new(ordinal).map_err(|error| failed("cuCtx", error))?;
+    // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
+    // launch would wait for each argument.
+    unsafe { context.disable_event_tracking() };
+    let (properties, architecture) = properties(&context)?;
+    let shared = Shared {
+        context,
+        properties,
+        architecture,
+        cache: Cache::of_user(),
+        modules: Mutex::default(),
+        products: Mutex::default(),
+    };
+    Ok(Arc::new(Device::new(Arc::new(shared))?))
+}
+
+#[allow(clippy::cast_sign_loss)] // counts
+fn properties(context: &CudaContext) -> Result<(Properties, String), GpuError> {
+    let name = context.name().map_err(|error| failed("cuDeviceGetName", error))?;
+    let (major, minor) =
+        context.compute_capability().map_err(|error| failed("cuDeviceGetAttribute", error))?;
+    if major < 8 {
+        return Err(GpuError::TooOld { name, major, minor });
+    }
+    let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let multiprocessors =
+        context.attribute(count).map_err(|error| failed("cuDeviceGetAttribute", error))? as usize;
+    let memory_bytes = context.total_mem().map_err(|error| failed("cuDeviceTotalMem", error))?;
+    let mut driver: c_int = 0;
+    // SAFETY: writes one number.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver) }
+        .result()
+        .map_err(|error| failed("cuDriverGetVersion", error))?;
+    let nvrtc =
+        nvrtc::version().map_or("none".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+    let products =
+        super::cublaslt::version().map_or("none".to_owned(), |version| version.to_string());
+    // Hopper's own instructions are in the variant with an `a`.
+    let architecture =
+        if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") };
+    let versions = format!("driver for CUDA {driver}, NVRTC {nvrtc}, cuBLASLt {products}");
+    let properties = Properties {
+        name,
+        architecture: architecture.clone(),
+        multiprocessors,
+        memory_bytes,
+        versions,
+    };
+    Ok((properties, architecture))
+}
+
+pub(super) fn failed(call: &'static str, error: DriverError) -> GpuError {
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            GpuError::OutOfMemory { bytes: 0, what: format!("{call}: {error}") }
+        }
+        _ => GpuError::Call { call, what: error.to_string() },
+    }
+}
+
+/// What queues of one GPU share.
+#[derive(Debug)]
+struct Shared {
+    context: Arc<CudaContext>,
+    properties: Properties,
+    architecture: String,
+    cache: Cache,
+    modules: Mutex<HashMap<Key, Loaded>>,
+    products: Mutex<Products>,
+}
+
+/// A source and its constants.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key {
+    operation: &'static str,
+    storage: Storage,
+    pack: usize,
+    threads: usize,
+    /// Their bits; names go with the operation.
+    constants: Vec<u64>,
+}
+
+impl Key {
+    fn new(source: Source, baked: &Baked) -> Self {
+        let constants = baked.constants.iter().map(|(_, value)| value.to_bits()).collect();
+        let Baked { storage, pack, threads, .. } = *baked;
+        Self { operation: source.operation, storage, pack, threads, constants }
+    }
+}
+
+/// A module on the GPU, and those of its kernels that were launched.
+#[derive(Debug)]
+struct Loaded {
+    module: Arc<CudaModule>,
+    functions: HashMap<&'static str, CudaFunction>,
+}
+
+impl Shared {
+    fn function(&self, launch: &Launch) -> Result<CudaFunction, GpuError> {
+        let key = Key::new(launch.source(), launch.baked());
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if !modules.contains_key(&key) {
+            let module = self.load(launch)?;
+            modules.insert(
+                Key::new(launch.source(), launch.baked()),
+                Loaded { module, functions: HashMap::new() },
+            );
+        }
+        let Some(loaded) = modules.get_mut(&key) else {
+            return Err(GpuError::Compile(launch.kernel().to_owned()));
+        };
+        if let Some(function) = loaded.functions.get(launch.kernel()) {
+            return Ok(function.clone());
+        }
+        let function = loaded
+            .module
+            .load_function(launch.kernel())
+            .map_err(|error| failed("cuModuleGetFunction", error))?;
+        loaded.functions.insert(launch.kernel(), function.clone());
+        Ok(function)
+    }
+
+    /// From the cache, or compiled. What an NVRTC of another version compiled is compiled anew; where there is no NVRTC,
+    /// whatever is there serves.
+    fn load(&self, launch: &Launch) -> Result<Arc<CudaModule>, GpuError> {
+        let text = program(launch.source(), launch.baked());
+        let what = |version: &str| format!("{} {version}\n{text}", self.architecture);
+        let version = nvrtc::version().map(|(major, minor)| format!("{major}.{minor}"));
+        let kept = self.cache.get(&what(version.as_deref().unwrap_or("any")));
+        let cubin = match kept {
+            Some(cubin) => cubin,
+            None => {
+                let compiled = nvrtc::compile(launch.source(), launch.baked(), &self.architecture)
+                    .map_err(|error| GpuError::Compile(error.to_string()))?;
+                for version in version.as_deref().into_iter().chain(["any"]) {
+                    self.cache.put(&what(version), &compiled.cubin);
+                }
+                compiled.cubin
+            }
+        };
+        self.context
+            .load_module(Ptx::from_binary(cubin))
+            .map_err(|error| failed("cuModuleLoadData", error))
+    }
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(super) struct Device {
+    shared: Arc<Shared>,
+    stream: Arc<CudaStream>,
+    staging: Mutex<[Staged; 2]>,
+    /// cuBLASLt's, once a product is asked for.
+    workspace: Mutex<Option<u64>>,
+}
+
+/// Pinned memory, and when what was last copied through it is through.
+struct Staged {
+    memory: PinnedHostSlice<u8>,
+    used: CudaEvent,
+}
+
+impl std::fmt::Debug for Staged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Staged").finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    fn new(shared: Arc<Shared>) -> Result<Self, GpuError> {
+        let stream =
+            shared.context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
+        let staged = || -> Result<Staged, GpuError> {
+            // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
+            // Portable, not write-combined: the host reads it too.
+            let memory = unsafe {
+                shared.context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE)
+            };
+            let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
+            let used = shared.context.new_event(None);
+            Ok(Staged { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
+        };
+        let staging = Mutex::new([staged()?, staged()?]);
+        Ok(Self { shared, stream, staging, workspace: Mutex::default() })
+    }
+
+    /// Makes the context the calling thread's, as calls of the driver need it.
+    fn bind(&self) -> Result<(), GpuError> {
+        self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
+    }
+
+    /// The address of `bytes` that cuBLASLt may use in this queue's order.
+    fn workspace(&self, bytes: usize) -> Result<u64, GpuError> {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        match *workspace {
+            Some(address) => Ok(address),
+            None => Ok(*workspace.insert(self.allocate(bytes)?)),
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        workspace.into_iter().for_each(|address| self.free(address));
+    }
+}
+
+impl Driver for Device {
+    fn properties(&self) -> &Properties {
+        &self.shared.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, GpuError> {
+        self.bind()?;
+        // SAFETY: whoever takes it writes it before reading; it is freed once, by `free`.
+        unsafe { result::malloc_sync(bytes) }
+            .map_err(|error| GpuError::OutOfMemory { bytes, what: error.to_string() })
+    }
+
+    fn free(&self, address: u64) {
+        // Nothing can be done where it fails: the context is on its way out too.
+        let _ = self.synchronize();
+        // SAFETY: `allocate` gave it, and nothing is queued that uses it.
+        let _ = unsafe { result::free_sync(address) };
+    }
+
+    fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
+        self.bind()?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, piece) in from.chunks(STAGED).enumerate() {
+            let staged = &mut staging[number % 2];
+            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+            let memory =
+                staged.memory.as_mut_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+            let memory = &mut memory[..piece.len()];
+            memory.copy_from_slice(piece);
+            let at = to + (number * STAGED) as u64;
+            // SAFETY: live memory of at least this length; the pinned piece stays as it is until `used`.
+            unsafe { result::memcpy_htod_async(at, memory, self.stream.cu_stream()) }
+                .map_err(|error| failed("cuMemcpyHtoDAsync", error))?;
+            staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+        }
+        Ok(())
+    }
+
+    fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
+        self.bind()?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let pieces = to.len().div_ceil(STAGED);
+        // While a piece is copied out of one half, the next comes into the other.
+        for number in 0..=pieces {
+            if number < pieces {
+                let staged = &mut staging[number % 2];
+                staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+                let memory = staged
+                    .memory
+                    .as_mut_slice()
+                    .map_err(|error| failed("cuMemHostAlloc", error))?;
+                let bytes = STAGED.min(to.len() - number * STAGED);
+                let at = from + (number * STAGED) as u64;
+                // SAFETY: live memory of at least this length; nobody looks at the piece before `used`.
+                unsafe {
+                    result::memcpy_dtoh_async(&mut memory[..bytes], at, self.stream.cu_stream())
+                }
+                .map_err(|error| failed("cuMemcpyDtoHAsync", error))?;
+                staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+            }
+            let Some(last) = number.checked_sub(1) else { continue };
+            let staged = &mut staging[last % 2];
+            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+            let memory =
+                staged.memory.as_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+            let piece = &mut to[last * STAGED..];
+            let bytes = piece.len().min(STAGED);
+            piece[..bytes].copy_from_slice(&memory[..bytes]);
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: both are live and of at least this length.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) }
+            .map_err(|error| failed("cuMemcpyDtoDAsync", error))
+    }
+
+    fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: it is live and of at least this length.
+        unsafe { result::memset_d8_async(to, byte, bytes, self.stream.cu_stream()) }
+            .map_err(|error| failed("cuMemsetD8Async", error))
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // grids are checked
+    fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
+        self.bind()?;
+        let function = self.shared.function(launch)?;
+        let [x, y] = launch.grid();
+        if x > 0x7fff_ffff || y > 0xffff {
+            let what = format!("{}: a grid of {x} by {y} blocks", launch.kernel());
+            return Err(GpuError::Call { call: "cuLaunchKernel", what });
+        }
+        let mut bits: Vec<u64> =
+            launch.arguments().iter().map(|argument| argument.bits()).collect();
+        // A parameter is read from the lowest of its bytes on, as many as its type has.
+        let mut parameters: Vec<*mut c_void> =
+            bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
+        let threads = (launch.baked().threads as c_uint, 1, 1);
+        // SAFETY: the operation gives its own kernel the arguments that it takes, addresses of live memory of the lengths
+        // it was given; every test on the machine checks their types.
+        unsafe {
+            result::launch_kernel(
+                function.cu_function(),
+                (x as c_uint, y as c_uint, 1),
+                threads,
+                0,
+                self.stream.cu_stream(),
+                &mut parameters,
+            )
+        }
+        .map_err(|error| GpuError::Call {
+            call: "cuLaunchKernel",
+            what: format!("{}: {error}", launch.kernel()),
+        })
+    }
+
+    fn product(&self, product: &Product) -> Result<(), GpuError> {
+        self.bind()?;
+        let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
+        let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = &self.shared.properties.name;
+        products.run(self, &self.shared.cache, device, workspace, &product.problem())
+    }
+
+    fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
+        self.bind()?;
+        let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
+        let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = &self.shared.properties.name;
+        products.survey(self, &self.shared.cache, device, workspace, &product.problem())
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        self.stream.synchronize().map_err(|error| failed("cuStreamSynchronize", error))
+    }
+
+    fn record(&self) -> Result<Event, GpuError> {
+        let event = self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        Ok(Event(Inner::Device(Arc::new(event.map_err(|error| failed("cuEventRecord", error))?))))
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        match &event.0 {
+            Inner::Host(_) => Ok(()),
+            Inner::Device(event) => {
+                self.stream.wait(event).map_err(|error| failed("cuStreamWaitEvent", error))
+            }
+        }
+    }
+
+    fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
+        Ok(Arc::new(Self::new(self.shared.clone())?))
+    }
+}
+
+impl Device {
+    /// The stream, as cuBLASLt takes it.
+    pub(super) fn stream(&self) -> *mut c_void {
+        self.stream.cu_stream().cast()
+    }
+}

@@ -1,0 +1,234 @@
+//! What carries launches out, and why it may fail.
+
+use super::Launch;
+use crate::gemm::cuda::Product;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+
+/// Why a GPU did not do what was asked.
+#[derive(Debug, Error)]
+pub enum GpuError {
+    /// This build has no code for GPUs.
+    #[error(
+        "a GPU was asked for, and this program was built without them: build it with the feature `cuda`"
+    )]
+    CpuOnly,
+    /// A library is not installed, or not found.
+    #[error("{library} is not here ({needed_for}): {advice}, or put its folder on LD_LIBRARY_PATH")]
+    Library {
+        /// File name.
+        library: &'static str,
+        /// What it does.
+        needed_for: &'static str,
+        /// Where it comes from.
+        advice: &'static str,
+    },
+    /// There is no such GPU.
+    #[error(
+        "there is no GPU {ordinal}: the driver sees {found} (CUDA_VISIBLE_DEVICES hides others)"
+    )]
+    NoSuchGpu {
+        /// Asked for.
+        ordinal: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// The GPU is of a generation that the kernels are not written for.
+    #[error(
+        "{name} has compute capability {major}.{minor}: the kernels need 8.0 (Ampere) or later"
+    )]
+    TooOld {
+        /// The GPU.
+        name: String,
+        /// Its generation.
+        major: i32,
+        /// Its variant.
+        minor: i32,
+    },
+    /// Device memory is full.
+    #[error("no {bytes} bytes of device memory are free ({what})")]
+    OutOfMemory {
+        /// Asked for.
+        bytes: usize,
+        /// What the driver says.
+        what: String,
+    },
+    /// A source does not compile.
+    #[error("{0}")]
+    Compile(String),
+    /// A call of the driver or of a library failed; also what an earlier kernel did wrong.
+    #[error("{call}: {what}")]
+    Call {
+        /// Which.
+        call: &'static str,
+        /// What it says.
+        what: String,
+    },
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// As its maker calls it.
+    pub name: String,
+    /// Such as `sm_90a`; `c++` where there is no GPU.
+    pub architecture: String,
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Of the device.
+    pub memory_bytes: usize,
+    /// Driver and libraries, in words.
+    pub versions: String,
+}
+
+/// A point in a queue's order.
+#[derive(Clone, Debug)]
+pub struct Event(pub(super) Inner);
+
+#[derive(Clone, Debug)]
+pub(super) enum Inner {
+    /// Of a queue that never lags behind the host.
+    Host(Instant),
+    /// Of a GPU's stream.
+    #[cfg(feature = "cuda")]
+    Device(Arc<cudarc::driver::CudaEvent>),
+}
+
+impl Event {
+    /// Whether all before it is done.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match &self.0 {
+            Inner::Host(_) => true,
+            #[cfg(feature = "cuda")]
+            Inner::Device(event) => event.is_complete(),
+        }
+    }
+
+    /// Waits until all before it is done.
+    ///
+    /// # Errors
+    /// Where that failed.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        match &self.0 {
+            Inner::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Inner::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
+                call: "cuEventSynchronize",
+                what: error.to_string(),
+            }),
+        }
+    }
+
+    /// Seconds from this to a later one, both waited for.
+    ///
+    /// # Errors
+    /// Where they are of different devices, or work between them failed.
+    pub fn seconds_until(&self, end: &Self) -> Result<f64, GpuError> {
+        match (&self.0, &end.0) {
+            (Inner::Host(start), Inner::Host(end)) => {
+                Ok(end.saturating_duration_since(*start).as_secs_f64())
+            }
+            #[cfg(feature = "cuda")]
+            (Inner::Device(start), Inner::Device(end)) => match start.elapsed_ms(end) {
+                Ok(ms) => Ok(f64::from(ms) / 1e3),
+                Err(error) => {
+                    Err(GpuError::Call { call: "cuEventElapsedTime", what: error.to_string() })
+                }
+            },
+            #[cfg(feature = "cuda")]
+            _ => Err(GpuError::Call {
+                call: "seconds_until",
+                what: "events of different devices".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A queue of a device. What is queued is done in order; [`Driver::copy_out`] and [`Driver::synchronize`] wait for it.
+///
+/// Addresses are those of live memory: [`super::Gpu`] and its views see to that, and are what to use.
+pub trait Driver: Debug + Send + Sync {
+    /// The device.
+    fn properties(&self) -> &Properties;
+
+    /// Memory with anything in it, at a multiple of 256.
+    ///
+    /// # Errors
+    /// Where there is none left.
+    fn allocate(&self, bytes: usize) -> Result<u64, GpuError>;
+
+    /// Gives memory back, when all that is queued is done.
+    fn free(&self, address: u64);
+
+    /// From the host; the slice may change as soon as this returns.
+    ///
+    /// # Errors
+    /// As the device has it; so below.
+    fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError>;
+
+    /// To the host, after all that is queued.
+    ///
+    /// # Errors
+    /// As above.
+    fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError>;
+
+    /// On the device.
+    ///
+    /// # Errors
+    /// As above.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError>;
+
+    /// The same byte everywhere.
+    ///
+    /// # Errors
+    /// As above.
+    fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError>;
+
+    /// A kernel.
+    ///
+    /// # Errors
+    /// As above, and where its source does not compile.
+    fn launch(&self, launch: &Launch) -> Result<(), GpuError>;
+
+    /// A matrix product.
+    ///
+    /// # Errors
+    /// As above.
+    fn product(&self, product: &Product) -> Result<(), GpuError>;
+
+    /// Seconds that each of a library's algorithms takes for a product, the one in use first; none where there is but one
+    /// way. The result's memory stays as it is.
+    ///
+    /// # Errors
+    /// As above.
+    fn survey(&self, _product: &Product) -> Result<Vec<f64>, GpuError> {
+        Ok(Vec::new())
+    }
+
+    /// Waits for all that is queued.
+    ///
+    /// # Errors
+    /// As above, for any of it.
+    fn synchronize(&self) -> Result<(), GpuError>;
+
+    /// The point after all that is queued so far.
+    ///
+    /// # Errors
+    /// As above.
+    fn record(&self) -> Result<Event, GpuError>;
+
+    /// What is queued from now on begins after `event`.
+    ///
+    /// # Errors
+    /// As above.
+    fn wait(&self, event: &Event) -> Result<(), GpuError>;
+
+    /// Another queue of the same device, with the same compiled sources.
+    ///
+    /// # Errors
+    /// As above.
+    fn fork(&self) -> Result<Arc<dyn Driver>, GpuError>;
+}

@@ -1,0 +1,248 @@
+//! What is launched: a kernel of a compiled source, a grid, arguments.
+
+use super::{Baked, Source, Storage};
+use crate::Output;
+use std::sync::Arc;
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// Device memory; 0 for none.
+    Address(u64),
+    /// `int`.
+    I32(i32),
+    /// `unsigned`.
+    U32(u32),
+    /// `long long`.
+    I64(i64),
+    /// `unsigned long long`.
+    U64(u64),
+    /// `float`.
+    F32(f32),
+}
+
+impl Argument {
+    /// Its bytes, from the lowest on; as many count as its type has.
+    #[must_use]
+    #[allow(clippy::cast_sign_loss)] // bits
+    pub fn bits(self) -> u64 {
+        match self {
+            Self::Address(bits) | Self::U64(bits) => bits,
+            Self::I32(x) => u64::from(x as u32),
+            Self::U32(x) => u64::from(x),
+            Self::I64(x) => x as u64,
+            Self::F32(x) => u64::from(x.to_bits()),
+        }
+    }
+
+    /// A letter for its type: `p` a pointer, `i` and `u` of 32 bits, `l` and `U` of 64, `f`.
+    #[must_use]
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Address(_) => 'p',
+            Self::I32(_) => 'i',
+            Self::U32(_) => 'u',
+            Self::I64(_) => 'l',
+            Self::U64(_) => 'U',
+            Self::F32(_) => 'f',
+        }
+    }
+}
+
+impl From<i32> for Argument {
+    fn from(x: i32) -> Self {
+        Self::I32(x)
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(x: u32) -> Self {
+        Self::U32(x)
+    }
+}
+
+impl From<i64> for Argument {
+    fn from(x: i64) -> Self {
+        Self::I64(x)
+    }
+}
+
+impl From<u64> for Argument {
+    fn from(x: u64) -> Self {
+        Self::U64(x)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(x: f32) -> Self {
+        Self::F32(x)
+    }
+}
+
+/// A source with its constants: what is compiled, and how many threads its blocks have.
+#[derive(Clone, Debug)]
+pub struct Module {
+    source: Source,
+    baked: Arc<Baked>,
+}
+
+impl Module {
+    /// `operation` for threads that move `pack` elements at once.
+    #[track_caller]
+    pub(crate) fn new(
+        operation: &str,
+        storage: Storage,
+        pack: usize,
+        threads: usize,
+        constants: Vec<(&'static str, f64)>,
+    ) -> Self {
+        let Some(source) = Source::of(operation) else { panic!("{operation} has no CUDA source") };
+        Self { source, baked: Arc::new(Baked { storage, pack, threads, constants }) }
+    }
+
+    /// What is compiled.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// With which constants.
+    #[must_use]
+    pub fn baked(&self) -> &Baked {
+        &self.baked
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.baked.threads
+    }
+
+    /// One pack a thread over a tensor.
+    pub(crate) fn over(
+        &self,
+        elements: usize,
+        kernel: &'static str,
+        arguments: Vec<Argument>,
+    ) -> Launch {
+        let each = self.baked.threads * self.baked.pack;
+        self.launch(kernel, [blocks(elements, each), 1], arguments)
+    }
+
+    /// A kernel over a grid.
+    pub(crate) fn launch(
+        &self,
+        kernel: &'static str,
+        grid: [usize; 2],
+        arguments: Vec<Argument>,
+    ) -> Launch {
+        debug_assert!(self.source.kernels().any(|name| name == kernel), "no kernel {kernel}");
+        Launch { module: self.clone(), kernel, grid, arguments }
+    }
+}
+
+/// One kernel launch. Made by the operations alone, whose arguments are views of live memory.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    module: Module,
+    kernel: &'static str,
+    grid: [usize; 2],
+    arguments: Vec<Argument>,
+}
+
+impl Launch {
+    /// What is compiled.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.module.source
+    }
+
+    /// With which constants.
+    #[must_use]
+    pub fn baked(&self) -> &Baked {
+        &self.module.baked
+    }
+
+    /// Which of the source's kernels.
+    #[must_use]
+    pub fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    /// Blocks along x and y.
+    #[must_use]
+    pub fn grid(&self) -> [usize; 2] {
+        self.grid
+    }
+
+    /// In the kernel's order.
+    #[must_use]
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
+    }
+
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.grid.contains(&0)
+    }
+}
+
+/// Blocks of `each` that cover `count`.
+pub(crate) const fn blocks(count: usize, each: usize) -> usize {
+    count.div_ceil(each)
+}
+
+/// Elements that a thread moves at once: what rows of `row` elements allow, and what keeps to the alignment of every
+/// tensor, given as its address and the bytes of an element.
+pub(crate) fn pack(storage: Storage, row: usize, tensors: &[(u64, usize)]) -> usize {
+    let mut pack = storage.pack(row.max(1));
+    while tensors.iter().any(|&(address, bytes)| address % (pack * bytes) as u64 != 0) {
+        pack /= 2;
+    }
+    pack
+}
+
+/// Threads of a block that has a row to itself, and keeps it in registers.
+pub(crate) fn row_threads(columns: usize, pack: usize) -> usize {
+    let most = if columns > 8192 { 512 } else { 256 };
+    columns.div_ceil(pack).next_multiple_of(32).clamp(32, most)
+}
+
+/// Blocks that share the rows of a sum over rows: a number that follows from the shape alone, so that the bits do.
+pub(crate) fn parts(rows: usize) -> usize {
+    rows.min(256)
+}
+
+/// Threads of a block where nothing says otherwise.
+pub(crate) const THREADS: usize = 256;
+
+/// A count as a constant or an `int`.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn constant(count: usize) -> f64 {
+    count as f64
+}
+
+/// A count as an `int` argument.
+///
+/// # Panics
+/// Where it is no `int`: a single tensor of so many rows does not fit a GPU.
+#[track_caller]
+pub(crate) fn int(count: usize) -> Argument {
+    match i32::try_from(count) {
+        Ok(count) => Argument::I32(count),
+        Err(_) => panic!("{count} does not fit 31 bits"),
+    }
+}
+
+/// A count as an `unsigned long long` argument.
+pub(crate) fn long(count: usize) -> Argument {
+    Argument::U64(count as u64)
+}
+
+impl From<Output> for Argument {
+    fn from(output: Output) -> Self {
+        Self::I32(i32::from(output == Output::Accumulate))
+    }
+}
+
+/// An address of nothing.
+pub(crate) const NULL: Argument = Argument::Address(0);

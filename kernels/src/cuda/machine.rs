@@ -1,0 +1,374 @@
+//! A device that is none: launches run as C++ on the CPU (`machine.h`), products as three loops, memory is the host's.
+//! For tests of kernels, of what launches them and of what is built on that, where there is no GPU. It finds what a GPU
+//! would not say: arguments of the wrong type, addresses that are nobody's, writes outside an allocation, and threads
+//! that wait for ever. A pack that is not aligned ends the process, as it would end a GPU's work.
+#![allow(unsafe_code)] // code that a compiler just made, and memory by address
+
+use super::driver::{Driver, Event, GpuError, Inner, Properties};
+use super::{Argument, Baked, Launch, Source, Storage, program};
+use crate::gemm::cuda::{Matrix, Product};
+use half::bf16;
+use libloading::Library;
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_char, c_int, c_uint};
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Bytes in front of and behind an allocation that nobody may write.
+const GUARD: usize = 256;
+const GUARDED: u8 = 0xa5;
+
+/// The machine. Clones are the same one; it does one thing at a time.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    properties: Arc<Properties>,
+    state: Arc<Mutex<State>>,
+    folder: Arc<PathBuf>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    libraries: HashMap<String, Library>,
+    allocations: BTreeMap<u64, usize>,
+}
+
+type Call = unsafe extern "C" fn(*const c_char, *const u64, c_uint, c_uint, c_uint) -> c_int;
+
+impl Machine {
+    /// A machine that keeps what it compiles in `folder`, for the next one too.
+    ///
+    /// # Errors
+    /// Where the folder cannot be made.
+    pub fn new(folder: &Path) -> Result<Self, GpuError> {
+        fs::create_dir_all(folder).map_err(|error| failed("create_dir_all", &error))?;
+        let properties = Properties {
+            name: "C++ on the CPU".to_owned(),
+            architecture: "c++".to_owned(),
+            multiprocessors: 2,
+            memory_bytes: usize::MAX,
+            versions: String::new(),
+        };
+        Ok(Self {
+            properties: Arc::new(properties),
+            state: Arc::default(),
+            folder: Arc::new(folder.to_path_buf()),
+        })
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
+    GpuError::Call { call, what: what.to_string() }
+}
+
+/// The whole program, with a way in for each kernel.
+fn text(source: Source, baked: &Baked) -> String {
+    let mut text = include_str!("machine.h").to_owned() + &program(source, baked);
+    for kernel in source.kernels() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "extern \"C\" int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
+             unsigned threads) {{ return machine::call({kernel}, letters, bits, x, y, threads); }}"
+        );
+    }
+    text
+}
+
+/// Compiles into the folder, or takes what is there, and loads a copy of it: libraries of one file share their memory,
+/// and machines do not.
+fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let built = folder.join(format!("{:016x}.so", hasher.finish()));
+    let own =
+        folder.join(format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+    let main = own.with_extension("cpp");
+    let source = built.with_extension("cpp");
+    if fs::read_to_string(&source).ok().as_deref() != Some(text) || !built.exists() {
+        fs::write(&main, text).map_err(|error| failed("write", &error))?;
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+        let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared"];
+        // A GPU stops at packs that do not lie at multiples of their size; here that would go unseen.
+        let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"];
+        let object = own.with_extension("built");
+        let done = Command::new(compiler)
+            .args(flags)
+            .args(alignment)
+            .arg(&object)
+            .arg(&main)
+            .output()
+            .map_err(|error| failed("c++", &error))?;
+        if !done.status.success() {
+            return Err(GpuError::Compile(String::from_utf8_lossy(&done.stderr).into_owned()));
+        }
+        fs::rename(&object, &built).map_err(|error| failed("rename", &error))?;
+        fs::rename(&main, &source).map_err(|error| failed("rename", &error))?;
+    }
+    let copy = own.with_extension("so");
+    fs::copy(&built, &copy).map_err(|error| failed("copy", &error))?;
+    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty vectors.
+    let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
+    let _ = fs::remove_file(copy);
+    library
+}
+
+impl State {
+    /// Whose address this is: the allocation's start and end.
+    fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, &bytes) = self.allocations.range(..=address).next_back()?;
+        let end = start + bytes as u64;
+        (address < end).then_some((start, end))
+    }
+
+    fn check_arguments(&self, launch: &Launch) -> Result<(), GpuError> {
+        for (at, argument) in launch.arguments().iter().enumerate() {
+            if let &Argument::Address(address) = argument
+                && address != 0
+                && self.allocation(address).is_none()
+            {
+                let what = format!("argument {at} is nobody's address: {launch:?}");
+                return Err(failed("launch", &what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody wrote outside an allocation.
+    fn check_guards(&self, after: &dyn std::fmt::Debug) -> Result<(), GpuError> {
+        for (&start, &bytes) in &self.allocations {
+            for guard in [start - GUARD as u64, start + bytes as u64] {
+                // SAFETY: `allocate` made room for the guards, and the allocation is live.
+                let guard = unsafe { std::slice::from_raw_parts(guard as *const u8, GUARD) };
+                if guard.iter().any(|&byte| byte != GUARDED) {
+                    return Err(failed("launch", &format!("wrote outside its memory: {after:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of live memory.
+    fn bytes(&self, address: u64, len: usize) -> Result<*mut u8, GpuError> {
+        match self.allocation(address) {
+            Some((_, end)) if address + len as u64 <= end => Ok(address as *mut u8),
+            _ => Err(failed("memory", &format!("{len} bytes at {address:#x} are nobody's"))),
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Result<Layout, GpuError> {
+    Layout::from_size_align(bytes + 2 * GUARD, GUARD).map_err(|error| failed("layout", &error))
+}
+
+#[allow(clippy::cast_possible_truncation)]
+impl Driver for Machine {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, GpuError> {
+        let layout = layout(bytes)?;
+        // SAFETY: the layout is not empty, and all of it is written before it is read.
+        let start = unsafe {
+            let start = alloc(layout);
+            if start.is_null() {
+                return Err(GpuError::OutOfMemory { bytes, what: "the host's".to_owned() });
+            }
+            start.write_bytes(GUARDED, layout.size());
+            start.add(GUARD)
+        };
+        self.with(|state| state.allocations.insert(start as u64, bytes));
+        Ok(start as u64)
+    }
+
+    fn free(&self, address: u64) {
+        let bytes = self.with(|state| state.allocations.remove(&address));
+        if let Some(Ok(layout)) = bytes.map(layout) {
+            // SAFETY: `allocate` got it with this layout, and it was live until now.
+            unsafe { dealloc((address as *mut u8).sub(GUARD), layout) };
+        }
+    }
+
+    fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
+        self.with(|state| {
+            let to = state.bytes(to, from.len())?;
+            // SAFETY: live memory of this machine, which the host's slice is not part of.
+            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            Ok(())
+        })
+    }
+
+    fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
+        self.with(|state| {
+            let from = state.bytes(from, to.len())?;
+            // SAFETY: as above.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, to.len()) };
+            Ok(())
+        })
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
+        self.with(|state| {
+            let (from, to) = (state.bytes(from, bytes)?, state.bytes(to, bytes)?);
+            // SAFETY: both are live.
+            unsafe { to.copy_from(from, bytes) };
+            Ok(())
+        })
+    }
+
+    fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
+        self.with(|state| {
+            let to = state.bytes(to, bytes)?;
+            // SAFETY: it is live.
+            unsafe { to.write_bytes(byte, bytes) };
+            Ok(())
+        })
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
+        let text = text(launch.source(), launch.baked());
+        self.with(|state| {
+            state.check_arguments(launch)?;
+            if !state.libraries.contains_key(&text) {
+                let library = load(&self.folder, &text)?;
+                state.libraries.insert(text.clone(), library);
+            }
+            let Some(library) = state.libraries.get(&text) else { return Ok(()) };
+            let name = CString::new(format!("call_{}", launch.kernel())).unwrap_or_default();
+            // SAFETY: `text` declares it so.
+            let call = unsafe { library.get::<Call>(name.as_bytes_with_nul()) };
+            let call = call.map_err(|error| failed("dlsym", &error))?;
+            let bits: Vec<u64> =
+                launch.arguments().iter().map(|argument| argument.bits()).collect();
+            let letters: Vec<u8> =
+                launch.arguments().iter().map(|argument| argument.letter() as u8).collect();
+            let letters = CString::new(letters).unwrap_or_default();
+            let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
+            let threads = launch.baked().threads as c_uint;
+            // SAFETY: it checks that arguments are of its types; addresses are of live memory, and what the kernel does
+            // with them is what it would do on a GPU. The lock keeps others out of the library's globals.
+            match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
+                0 => state.check_guards(launch),
+                1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
+                _ => Err(failed("launch", &format!("threads wait for ever: {launch:?}"))),
+            }
+        })
+    }
+
+    fn product(&self, product: &Product) -> Result<(), GpuError> {
+        self.with(|state| multiply(state, product))
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn record(&self) -> Result<Event, GpuError> {
+        Ok(Event(Inner::Host(Instant::now())))
+    }
+
+    fn wait(&self, _event: &Event) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+/// A column-major matrix in memory.
+struct Elements {
+    start: *mut u8,
+    storage: Storage,
+    leading: usize,
+}
+
+impl Elements {
+    fn new(state: &State, matrix: &Matrix, address: u64) -> Result<Self, GpuError> {
+        let storage = matrix.storage;
+        let count = match (matrix.rows, matrix.columns) {
+            (0, _) | (_, 0) => 0,
+            (rows, columns) => (columns - 1) * matrix.leading + rows,
+        };
+        let start = match count {
+            0 => std::ptr::null_mut(),
+            _ => state.bytes(address, count * storage.bytes())?,
+        };
+        Ok(Self { start, storage, leading: matrix.leading })
+    }
+
+    fn at(&self, row: usize, column: usize) -> *mut u8 {
+        // SAFETY: callers stay within the rows and columns that `new` checked.
+        unsafe { self.start.add((column * self.leading + row) * self.storage.bytes()) }
+    }
+
+    fn read(&self, row: usize, column: usize) -> f32 {
+        let at = self.at(row, column);
+        // SAFETY: as above; the types have the alignment of their bytes or the read needs none.
+        unsafe {
+            match self.storage {
+                Storage::F32 => at.cast::<f32>().read_unaligned(),
+                Storage::Bf16 => at.cast::<bf16>().read_unaligned().to_f32(),
+            }
+        }
+    }
+
+    fn write(&self, row: usize, column: usize, value: f32) {
+        let at = self.at(row, column);
+        // SAFETY: as above.
+        unsafe {
+            match self.storage {
+                Storage::F32 => at.cast::<f32>().write_unaligned(value),
+                Storage::Bf16 => at.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
+            }
+        }
+    }
+}
+
+/// What cuBLASLt is asked for, in its own terms: `D = alpha op(A) op(B) + beta C` by columns, where `C` is `D`.
+fn multiply(state: &State, product: &Product) -> Result<(), GpuError> {
+    let problem = product.problem();
+    let offset =
+        |matrix: &Matrix, number: usize| (number * matrix.stride * matrix.storage.bytes()) as u64;
+    for number in 0..problem.count {
+        let a = Elements::new(state, &problem.a, problem.a.address + offset(&problem.a, number))?;
+        let b = Elements::new(state, &problem.b, problem.b.address + offset(&problem.b, number))?;
+        let d = Elements::new(state, &problem.d, problem.d.address + offset(&problem.d, number))?;
+        let bias =
+            Matrix { rows: problem.d.rows, columns: 1, leading: problem.d.rows, ..problem.d };
+        let bias = problem.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
+        for column in 0..problem.d.columns {
+            for row in 0..problem.d.rows {
+                let mut sum = 0.0_f64;
+                for k in 0..problem.k {
+                    let left = if problem.a.transposed { a.read(k, row) } else { a.read(row, k) };
+                    let right =
+                        if problem.b.transposed { b.read(column, k) } else { b.read(k, column) };
+                    sum += f64::from(left) * f64::from(right);
+                }
+                #[allow(clippy::cast_possible_truncation)]
+                let mut value = problem.alpha * sum as f32;
+                if problem.beta != 0.0 {
+                    value += problem.beta * d.read(row, column);
+                }
+                if let Some(bias) = &bias {
+                    value += bias.read(row, 0);
+                }
+                d.write(row, column, value);
+            }
+        }
+    }
+    state.check_guards(product)
+}

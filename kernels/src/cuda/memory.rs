@@ -1,0 +1,511 @@
+//! A queue of a device, and its memory.
+
+use super::driver::{Driver, Event, GpuError, Properties};
+use super::{Element, Launch};
+use crate::gemm::cuda::Product;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Every allocation begins at a multiple of this, which is what CUDA's own do.
+const ALIGNMENT: usize = 256;
+
+/// A device's queue, with the memory that is used in its order. What operations take where the CPU's take a
+/// [`crate::Cpu`].
+///
+/// Clones are the same queue. [`Gpu::fork`] gives another of the same device, whose work overlaps with this one's.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    queue: Arc<Queue>,
+}
+
+/// A queue and the memory that came back to it. Memory handed back is handed out again without waiting: what is queued
+/// later runs later.
+#[derive(Debug)]
+struct Queue {
+    // In this order: memory is given back before its device goes.
+    free: Mutex<HashMap<usize, Vec<u64>>>,
+    arena: Arc<Arena>,
+    driver: Arc<dyn Driver>,
+}
+
+/// One allocation that buffers are cut from, the first time that each is asked for, and what did not fit.
+#[derive(Debug)]
+struct Arena {
+    driver: Arc<dyn Driver>,
+    space: Mutex<Space>,
+}
+
+#[derive(Debug, Default)]
+struct Space {
+    start: u64,
+    used: usize,
+    size: usize,
+    /// Allocations of their own, where the arena had no room.
+    beyond: Vec<u64>,
+    beyond_bytes: usize,
+}
+
+impl Arena {
+    fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
+        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        if space.used + bytes <= space.size {
+            let at = space.start + space.used as u64;
+            space.used += bytes;
+            return Ok(at);
+        }
+        let at = self.driver.allocate(bytes)?;
+        space.beyond.push(at);
+        space.beyond_bytes += bytes;
+        Ok(at)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let space = self.space.get_mut().unwrap_or_else(PoisonError::into_inner);
+        space.beyond.drain(..).for_each(|address| self.driver.free(address));
+        if space.size > 0 {
+            self.driver.free(space.start);
+        }
+    }
+}
+
+impl Gpu {
+    /// The GPU of that number, with its driver and libraries looked for only now.
+    ///
+    /// # Errors
+    /// Where this build, this machine or this GPU cannot: the message says what is missing.
+    #[cfg(feature = "cuda")]
+    pub fn open(ordinal: usize) -> Result<Self, GpuError> {
+        super::device::open(ordinal).map(Self::on)
+    }
+
+    /// The GPU of that number: an error here, since this build has no code for GPUs.
+    ///
+    /// # Errors
+    /// Always.
+    #[cfg(not(feature = "cuda"))]
+    pub fn open(_ordinal: usize) -> Result<Self, GpuError> {
+        Err(GpuError::CpuOnly)
+    }
+
+    /// A queue of what `driver` drives, without an arena.
+    #[must_use]
+    pub fn on(driver: Arc<dyn Driver>) -> Self {
+        let arena = Arena { driver: driver.clone(), space: Mutex::default() };
+        let queue = Queue { driver, arena: Arc::new(arena), free: Mutex::default() };
+        Self { queue: Arc::new(queue) }
+    }
+
+    /// Takes `bytes` from the device at once, as a plan says that a rank needs; what is asked for later is cut from them.
+    /// Beyond them memory is taken piece by piece ([`Gpu::bytes_beyond_arena`]). To be called once, first.
+    ///
+    /// # Errors
+    /// Where the device has not so many.
+    pub fn reserve(&self, bytes: usize) -> Result<(), GpuError> {
+        let start = self.queue.driver.allocate(bytes)?;
+        let mut space = self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner);
+        if space.size > 0 {
+            // The first stays as it is, and this one is used up by pieces of its own.
+            space.beyond.push(start);
+            space.beyond_bytes += bytes;
+        } else {
+            (space.start, space.size) = (start, bytes);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena that are or were in use: the most that were at any time.
+    #[must_use]
+    pub fn bytes_of_arena(&self) -> usize {
+        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).used
+    }
+
+    /// Bytes that were asked for when the arena had no room: 0 where the plan said enough.
+    #[must_use]
+    pub fn bytes_beyond_arena(&self) -> usize {
+        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).beyond_bytes
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn properties(&self) -> &Properties {
+        self.queue.driver.properties()
+    }
+
+    /// Memory for `len` elements, which are anything: whoever takes it writes all of them before any is read. Builds with
+    /// debug assertions fill it with NaN. It goes back to this queue when dropped, and is handed out again to whoever asks
+    /// for as many bytes; another queue that used it must have been waited for ([`Gpu::wait`]).
+    ///
+    /// # Errors
+    /// Where the device has none left.
+    pub fn memory<E: Element>(&self, len: usize) -> Result<Memory<E>, GpuError> {
+        let bytes = (len * size_of::<E>()).next_multiple_of(ALIGNMENT);
+        let address = if len == 0 { 0 } else { self.queue.take(bytes)? };
+        let memory = Memory {
+            address,
+            len,
+            bytes: if len == 0 { 0 } else { bytes },
+            queue: Arc::clone(&self.queue),
+            elements: PhantomData,
+        };
+        if cfg!(debug_assertions) && len > 0 {
+            self.queue.driver.fill(address, 0xff, bytes)?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory that holds zeros.
+    ///
+    /// # Errors
+    /// As [`Gpu::memory`].
+    pub fn zeros<E: Element>(&self, len: usize) -> Result<Memory<E>, GpuError> {
+        let mut memory = self.memory(len)?;
+        self.zero(memory.view_mut())?;
+        Ok(memory)
+    }
+
+    /// Memory that holds what the host has.
+    ///
+    /// # Errors
+    /// As [`Gpu::memory`].
+    pub fn upload<E: Element>(&self, from: &[E]) -> Result<Memory<E>, GpuError> {
+        let mut memory = self.memory(from.len())?;
+        self.copy_in(from, memory.view_mut())?;
+        Ok(memory)
+    }
+
+    /// What memory holds, after all that is queued.
+    ///
+    /// # Errors
+    /// Where the device fails, now or in what was queued.
+    pub fn download<E: Element>(&self, from: View<'_, E>) -> Result<Vec<E>, GpuError> {
+        let mut to = vec![E::zeroed(); from.len()];
+        self.copy_out(from, &mut to)?;
+        Ok(to)
+    }
+
+    /// Copies from the host, by way of pinned memory; the slice may change as soon as this returns.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    ///
+    /// # Panics
+    /// Where the lengths differ; so below.
+    #[track_caller]
+    pub fn copy_in<E: Element>(&self, from: &[E], to: ViewMut<'_, E>) -> Result<(), GpuError> {
+        crate::check::length("to", to.len(), from.len());
+        match from.is_empty() {
+            true => Ok(()),
+            false => self.queue.driver.copy_in(bytemuck::cast_slice(from), to.into_address()),
+        }
+    }
+
+    /// Copies to the host after all that is queued, and waits for it.
+    ///
+    /// # Errors
+    /// Where the device fails, now or in what was queued.
+    #[track_caller]
+    pub fn copy_out<E: Element>(&self, from: View<'_, E>, to: &mut [E]) -> Result<(), GpuError> {
+        crate::check::length("to", to.len(), from.len());
+        match to.is_empty() {
+            true => Ok(()),
+            false => self.queue.driver.copy_out(from.address, bytemuck::cast_slice_mut(to)),
+        }
+    }
+
+    /// Copies on the device.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    #[track_caller]
+    pub fn copy<E: Element>(&self, from: View<'_, E>, to: ViewMut<'_, E>) -> Result<(), GpuError> {
+        crate::check::length("to", to.len(), from.len());
+        match from.is_empty() {
+            true => Ok(()),
+            false => {
+                let bytes = from.len() * size_of::<E>();
+                self.queue.driver.copy(from.address, to.into_address(), bytes)
+            }
+        }
+    }
+
+    /// Fills with zeros.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn zero<E: Element>(&self, to: ViewMut<'_, E>) -> Result<(), GpuError> {
+        let bytes = to.len() * size_of::<E>();
+        match bytes {
+            0 => Ok(()),
+            _ => self.queue.driver.fill(to.into_address(), 0, bytes),
+        }
+    }
+
+    /// Waits for all that is queued.
+    ///
+    /// # Errors
+    /// Where any of it failed.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.queue.driver.synchronize()
+    }
+
+    /// The point after all that is queued so far.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn record(&self) -> Result<Event, GpuError> {
+        self.queue.driver.record()
+    }
+
+    /// What is queued here from now on begins after `event`, of this or another queue.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        self.queue.driver.wait(event)
+    }
+
+    /// Another queue of the same device: its work overlaps with this one's but for what events say. It shares the arena.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn fork(&self) -> Result<Self, GpuError> {
+        let driver = self.queue.driver.fork()?;
+        let queue = Queue { driver, arena: self.queue.arena.clone(), free: Mutex::default() };
+        Ok(Self { queue: Arc::new(queue) })
+    }
+
+    pub(crate) fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
+        match launch.is_empty() {
+            true => Ok(()),
+            false => self.queue.driver.launch(launch),
+        }
+    }
+
+    pub(crate) fn product(&self, product: &Product) -> Result<(), GpuError> {
+        self.queue.driver.product(product)
+    }
+
+    pub(crate) fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
+        self.queue.driver.survey(product)
+    }
+}
+
+impl Queue {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        match free.get_mut(&bytes).and_then(Vec::pop) {
+            Some(address) => Ok(address),
+            None => self.arena.cut(bytes),
+        }
+    }
+}
+
+/// Device memory, which goes back to its queue when dropped.
+#[derive(Debug)]
+pub struct Memory<E: Element> {
+    address: u64,
+    len: usize,
+    bytes: usize,
+    queue: Arc<Queue>,
+    elements: PhantomData<E>,
+}
+
+impl<E: Element> Drop for Memory<E> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let mut free = self.queue.free.lock().unwrap_or_else(PoisonError::into_inner);
+            free.entry(self.bytes).or_default().push(self.address);
+        }
+    }
+}
+
+impl<E: Element> Memory<E> {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of it, to read.
+    #[must_use]
+    pub fn view(&self) -> View<'_, E> {
+        View { address: self.address, len: self.len, memory: PhantomData }
+    }
+
+    /// All of it, to write.
+    #[must_use]
+    pub fn view_mut(&mut self) -> ViewMut<'_, E> {
+        ViewMut { address: self.address, len: self.len, memory: PhantomData }
+    }
+
+    /// A part, to read.
+    ///
+    /// # Panics
+    /// Where the range is outside; so below.
+    #[track_caller]
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> View<'_, E> {
+        self.view().slice(range)
+    }
+
+    /// A part, to write.
+    #[track_caller]
+    #[must_use]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, E> {
+        self.view_mut().into_slice(range)
+    }
+}
+
+/// Device memory to read: what a slice is on the host.
+#[derive(Debug)]
+pub struct View<'a, E> {
+    address: u64,
+    len: usize,
+    memory: PhantomData<&'a E>,
+}
+
+impl<E> Clone for View<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for View<'_, E> {}
+
+/// Device memory to write: what a mutable slice is on the host.
+#[derive(Debug)]
+pub struct ViewMut<'a, E> {
+    address: u64,
+    len: usize,
+    memory: PhantomData<&'a mut E>,
+}
+
+#[track_caller]
+fn within(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before + 1,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last + 1,
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    assert!(start <= end && end <= len, "elements {start}..{end} of {len}");
+    start..end
+}
+
+impl<'a, E: Element> View<'a, E> {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part.
+    ///
+    /// # Panics
+    /// Where the range is outside.
+    #[track_caller]
+    #[must_use]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
+        let range = within(range, self.len);
+        let address = self.address + (range.start * size_of::<E>()) as u64;
+        Self { address, len: range.len(), memory: PhantomData }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn argument(&self) -> super::Argument {
+        super::Argument::Address(self.address)
+    }
+}
+
+impl<'a, E: Element> ViewMut<'a, E> {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The same, to read.
+    #[must_use]
+    pub fn view(&self) -> View<'_, E> {
+        View { address: self.address, len: self.len, memory: PhantomData }
+    }
+
+    /// The same, lent.
+    #[must_use]
+    pub fn view_mut(&mut self) -> ViewMut<'_, E> {
+        ViewMut { address: self.address, len: self.len, memory: PhantomData }
+    }
+
+    /// A part, lent.
+    ///
+    /// # Panics
+    /// Where the range is outside; so below.
+    #[track_caller]
+    #[must_use]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, E> {
+        self.view_mut().into_slice(range)
+    }
+
+    /// A part, for as long as the whole was lent.
+    #[track_caller]
+    #[must_use]
+    pub fn into_slice(self, range: impl RangeBounds<usize>) -> ViewMut<'a, E> {
+        let range = within(range, self.len);
+        let address = self.address + (range.start * size_of::<E>()) as u64;
+        ViewMut { address, len: range.len(), memory: PhantomData }
+    }
+
+    /// Two parts, which may be written at the same time.
+    #[track_caller]
+    #[must_use]
+    pub fn split_at(self, middle: usize) -> (ViewMut<'a, E>, ViewMut<'a, E>) {
+        assert!(middle <= self.len, "element {middle} of {}", self.len);
+        let address = self.address + (middle * size_of::<E>()) as u64;
+        (
+            ViewMut { address: self.address, len: middle, memory: PhantomData },
+            ViewMut { address, len: self.len - middle, memory: PhantomData },
+        )
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// For a launch or a product that writes it: who has the view lends it for good.
+    pub(crate) fn into_address(self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn argument(self) -> super::Argument {
+        super::Argument::Address(self.into_address())
+    }
+}

@@ -1,0 +1,85 @@
+//! Embedding on a GPU: the table and the output in the storage type, `dtable` f32.
+
+use super::Embedding;
+use crate::cuda::launch::{blocks, constant, int, pack, row_threads};
+use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
+
+/// What is compiled for rows of these columns, moved in packs of `pack`.
+#[must_use]
+pub fn module(storage: Storage, embedding: &Embedding, pack: usize) -> Module {
+    let constants = vec![("COLUMNS", constant(embedding.columns)), ("SCALE", embedding.scale)];
+    Module::new("embedding", storage, pack, row_threads(embedding.columns, pack), constants)
+}
+
+#[allow(clippy::cast_possible_wrap)]
+fn range(embedding: &Embedding) -> [Argument; 2] {
+    [Argument::I64(embedding.first_row as i64), Argument::I64(embedding.rows as i64)]
+}
+
+/// `out[tokens, columns] = scale table[ids - first_row]`, 0 for ids outside the range.
+///
+/// # Errors
+/// Where the device fails.
+///
+/// # Panics
+/// Where a view has the wrong length.
+pub fn forward<S: Stored>(
+    gpu: &Gpu,
+    embedding: &Embedding,
+    ids: View<'_, i64>,
+    table: View<'_, S>,
+    out: ViewMut<'_, S>,
+) -> Result<(), GpuError> {
+    embedding.check(ids.len(), table.len(), out.len());
+    let tensors = [table.address(), out.address()].map(|at| (at, size_of::<S>()));
+    let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
+    let [first, rows] = range(embedding);
+    let arguments = vec![ids.argument(), table.argument(), out.argument(), first, rows];
+    gpu.launch(&module.launch("embedding_forward", [embedding.tokens, 1], arguments))
+}
+
+/// `dtable[ids - first_row] += scale dout`, in token order: the same bits every time.
+///
+/// Each token's block looks at all ids: `tokens^2` comparisons, nothing beside the bytes up to some 64 Ki tokens. A
+/// row's tokens are added up by one block, so one id in most tokens is slow.
+///
+/// # Errors
+/// Where the device fails.
+///
+/// # Panics
+/// Where a view has the wrong length.
+pub fn backward<S: Stored>(
+    gpu: &Gpu,
+    embedding: &Embedding,
+    ids: View<'_, i64>,
+    dout: View<'_, S>,
+    dtable: ViewMut<'_, f32>,
+) -> Result<(), GpuError> {
+    embedding.check(ids.len(), dtable.len(), dout.len());
+    let tensors = [(dout.address(), size_of::<S>()), (dtable.address(), 4)];
+    let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
+    let [first, rows] = range(embedding);
+    let across = blocks(embedding.columns, module.threads() * module.baked().pack);
+    let arguments = vec![
+        ids.argument(),
+        dout.argument(),
+        dtable.argument(),
+        first,
+        rows,
+        int(embedding.tokens),
+    ];
+    gpu.launch(&module.launch("embedding_backward", [embedding.tokens, across], arguments))
+}
+
+/// The least that [`forward`] has to do.
+#[must_use]
+pub fn forward_floor(embedding: &Embedding, storage: Storage) -> Floor {
+    Floor::bytes(embedding.tokens * (2 * embedding.columns * storage.bytes() + 8))
+}
+
+/// The least that [`backward`] has to do where `distinct` rows are met.
+#[must_use]
+pub fn backward_floor(embedding: &Embedding, storage: Storage, distinct: usize) -> Floor {
+    let read = embedding.tokens * (embedding.columns * storage.bytes() + 8);
+    Floor::bytes(read + distinct * 8 * embedding.columns)
+}
