@@ -109,6 +109,34 @@ __device__ __forceinline__ float row_reduce(float value) {
   return Op::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
+// 16 rows of a warp as left factors: in registers, or, where heads are wide, in shared memory.
+template <int DIM>
+struct Factors {
+#if WIDE
+  const stored* tile;
+
+  __device__ __forceinline__ Factors(stored* rows, const stored* from, int first, int length, int heads) : tile(rows) {
+    fill<DIM>(rows, from, first, ROWS, length, heads);
+  }
+  __device__ __forceinline__ void get(u32 (&to)[4], int step) const { left(to, tile, DIM + 8, warp() * 16, step * 16); }
+#else
+  u32 held[DIM / 16][4];
+
+  __device__ __forceinline__ Factors(stored*, const stored* from, int first, int length, int heads) {
+    rows_of<DIM>(held, from, first + warp() * 16, length, heads);
+  }
+  __device__ __forceinline__ void get(u32 (&to)[4], int step) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = held[step][i];
+  }
+#endif
+};
+
+// Elements of shared memory for the rows of a block.
+#define HELD(stride) (WIDE ? ROWS * (stride) : 8)
+// In full, but for factors in shared memory: of those the assembler would load ahead more than there are registers for.
+#define STEPS(dim) (WIDE ? 1 : (dim) / 16)
+
 // A pair of a gradient, or its sum with what is there.
 __device__ __forceinline__ void put_pair(stored* to, float low, float high, int accumulate) {
   u32* at = reinterpret_cast<u32*>(to);
@@ -133,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   // Those with most keys first.
   const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;
   const int own = first + warp() * 16;
-  u32 query[QK_DIM / 16][4];
-  rows_of<QK_DIM>(query, q + (batch * queries * Q_HEADS + head) * QK_DIM, own, queries, Q_HEADS);
+  alignas(16) __shared__ stored query_rows[HELD(QK_STRIDE)];
+  const Factors<QK_DIM> query(query_rows, q + (batch * queries * Q_HEADS + head) * QK_DIM, first, queries, Q_HEADS);
   const stored* of_keys = k + (batch * keys * KV_HEADS + head / GROUP) * QK_DIM;
   const stored* of_values = v + (batch * keys * KV_HEADS + head / GROUP) * V_DIM;
 
@@ -147,14 +175,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     fill<V_DIM>(value_tile, of_values, start, KEYS, keys, KV_HEADS);
     __syncthreads();
     float scores[KEYS / 8][4] = {};
-#pragma unroll
+#pragma unroll(STEPS(QK_DIM))
     for (int step = 0; step < QK_DIM / 16; ++step) {
+      u32 a[4];
+      query.get(a, step);
 #pragma unroll
       for (int tile = 0; tile < KEYS / 16; ++tile) {
         u32 b[4];
         right_of_rows(b, key_tile, QK_STRIDE, tile * 16, step * 16);
-        multiply(scores[2 * tile], query[step], b[0], b[1]);
-        multiply(scores[2 * tile + 1], query[step], b[2], b[3]);
+        multiply(scores[2 * tile], a, b[0], b[1]);
+        multiply(scores[2 * tile + 1], a, b[2], b[3]);
       }
     }
     float larger[2] = {most[0], most[1]};
@@ -245,9 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int head = blockIdx.y % Q_HEADS;
   const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;
   const int own = first + warp() * 16;
-  u32 query[QK_DIM / 16][4], gradient[V_DIM / 16][4];
-  rows_of<QK_DIM>(query, q + (batch * queries * Q_HEADS + head) * QK_DIM, own, queries, Q_HEADS);
-  rows_of<V_DIM>(gradient, dout + (batch * queries * Q_HEADS + head) * V_DIM, own, queries, Q_HEADS);
+  alignas(16) __shared__ stored query_rows[HELD(QK_STRIDE)], gradient_rows[HELD(V_STRIDE)];
+  const Factors<QK_DIM> query(query_rows, q + (batch * queries * Q_HEADS + head) * QK_DIM, first, queries, Q_HEADS);
+  const Factors<V_DIM> gradient(gradient_rows, dout + (batch * queries * Q_HEADS + head) * V_DIM, first, queries, Q_HEADS);
   const stored* of_keys = k + (batch * keys * KV_HEADS + head / GROUP) * QK_DIM;
   const stored* of_values = v + (batch * keys * KV_HEADS + head / GROUP) * V_DIM;
   float log_sum[2], shift[2];
@@ -268,19 +298,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     float scores[KEYS_BACKWARD / 8][4] = {}, changes[KEYS_BACKWARD / 8][4] = {};
 #pragma unroll
     for (int tile = 0; tile < KEYS_BACKWARD / 16; ++tile) {
-#pragma unroll
+#pragma unroll(STEPS(QK_DIM))
       for (int step = 0; step < QK_DIM / 16; ++step) {
-        u32 b[4];
+        u32 a[4], b[4];
+        query.get(a, step);
         right_of_rows(b, key_tile, QK_STRIDE, tile * 16, step * 16);
-        multiply(scores[2 * tile], query[step], b[0], b[1]);
-        multiply(scores[2 * tile + 1], query[step], b[2], b[3]);
+        multiply(scores[2 * tile], a, b[0], b[1]);
+        multiply(scores[2 * tile + 1], a, b[2], b[3]);
       }
-#pragma unroll
+#pragma unroll(STEPS(V_DIM))
       for (int step = 0; step < V_DIM / 16; ++step) {
-        u32 b[4];
+        u32 a[4], b[4];
+        gradient.get(a, step);
         right_of_rows(b, value_tile, V_STRIDE, tile * 16, step * 16);
-        multiply(changes[2 * tile], gradient[step], b[0], b[1]);
-        multiply(changes[2 * tile + 1], gradient[step], b[2], b[3]);
+        multiply(changes[2 * tile], a, b[0], b[1]);
+        multiply(changes[2 * tile + 1], a, b[2], b[3]);
       }
     }
     Dropped dropped = DROPPED(head);

@@ -27,6 +27,7 @@ __device__ __forceinline__ void fill(float* tile, const float* from, int first, 
 
 __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
   float sum = 0.0f;
+#pragma unroll 8  // in full a compiler takes seconds for it
   for (int column = 0; column < dim; ++column) sum += a[column] * b[column];
   return sum;
 }
@@ -34,6 +35,7 @@ __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
 // sums += factor_j times row j of the tile, over all lanes' j; a lane has every 32nd column.
 template <int COLUMNS>
 __device__ __forceinline__ void add_rows(float (&sums)[COLUMNS], float factor, const float* tile, int dim) {
+#pragma unroll 4
   for (int j = 0; j < TILE; ++j) {
     const float of_j = __shfl_sync(0xffffffffu, factor, j);
 #pragma unroll
