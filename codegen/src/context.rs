@@ -27,7 +27,11 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "runtime": runtime_dependency(runtime),
         "model": model(&program.model),
         "decisions": d,
-        "element": if d.dtype == Dtype::F64 { "f64" } else { "f32" },
+        "element": match d.dtype {
+            Dtype::F64 => "f64",
+            Dtype::Bf16 => "bf16",
+            _ => "f32",
+        },
         "world_size": program.world_size(),
         "tokens": program.global_batch() * program.seq_len(),
         "global_batch": program.global_batch(),

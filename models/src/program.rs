@@ -231,7 +231,12 @@ fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
     refuse(!lanes, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
     refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
     refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
-    refuse(matches!(d.dtype, Dtype::F32 | Dtype::F64), "dtype", &d.dtype, "f32, f64")
+    refuse(
+        matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16),
+        "dtype",
+        &d.dtype,
+        "f32, f64, bf16",
+    )
 }
 
 fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError> {

@@ -38,12 +38,13 @@ mod trace;
 pub mod trainer;
 
 pub use buffer::{Buffer, Pool, Pools, WideBuffer};
-pub use device::{Device, Host};
+pub use device::{Device, Gpu, Host};
 pub use error::Error;
 pub use executor::{Outcome, Ran};
 pub use groups::Groups;
 pub use interrupt::Interrupt;
 pub use kernels;
+pub use kernels::cuda::bf16;
 pub use models;
 pub use models::program;
 pub use rank::{Gradients, Optimizer, Rank};

@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks};
 use crate::data::{self, Samples};
-use crate::device::{Device, Host, Space};
+use crate::device::{Device, Gpu, Host, Space};
 use crate::error::Error;
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::launched::{self, Place};
@@ -11,12 +11,12 @@ use crate::program::Program;
 use crate::rank::{Gradients, Optimizer, Rank};
 use crate::reduce::Reduction;
 use crate::report::RankReport;
-use crate::scalar::Scalar;
 use crate::schedule::{LrSchedule, Shape};
 use crate::trace::Trace;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kernels::Cpu;
+use kernels::cuda::{self, bf16};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -80,6 +80,9 @@ pub struct Flags {
     /// Threads of all ranks together; the machine's cores where not said.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Train on an NVIDIA GPU, of this number where there are several: all ranks of a process share it.
+    #[arg(long, value_name = "NUMBER", num_args = 0..=1, default_missing_value = "0")]
+    pub gpu: Option<usize>,
     /// Seconds without news of a rank before the others give up.
     #[arg(long, default_value_t = 600)]
     pub time_limit_s: u64,
@@ -103,7 +106,7 @@ struct Metrics {
 /// Reads the command line, trains, and says with the exit code how it went: 0 done, 2 the user's
 /// input, 130 interrupted, 1 anything else. Ranks are threads of this process, or, where a launcher
 /// started several, the launcher's processes.
-pub fn main<T: Scalar>(program: &Program) -> ExitCode {
+pub fn main<T: Trained>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
     match start::<T>(program, &flags) {
         Ok(()) => ExitCode::SUCCESS,
@@ -123,7 +126,7 @@ fn exit_code(error: &Error) -> u8 {
     }
 }
 
-fn start<T: Scalar>(program: &Program, flags: &Flags) -> Result<(), Error> {
+fn start<T: Trained>(program: &Program, flags: &Flags) -> Result<(), Error> {
     flags.check()?;
     let interrupt = Interrupt::listen()?;
     let place = launched::discover(|name| std::env::var(name).ok())?;
@@ -158,7 +161,7 @@ fn check_world(program: &Program, place: &Place) -> Result<(), Error> {
 
 /// Trains as one of several processes.
 #[cfg(feature = "mpi")]
-fn train_processes<T: Scalar>(
+fn train_processes<T: Trained>(
     program: &Program,
     flags: &Flags,
     interrupt: &Interrupt,
@@ -175,7 +178,9 @@ fn train_processes<T: Scalar>(
         )));
     }
     let share = threads(flags) / place.local_size.unwrap_or(place.world);
-    let run = |world| train_rank::<T>(program, flags, interrupt, world, share.max(1));
+    let gpu = open_gpu::<T>(program, flags)?;
+    let job = Job { program, flags, interrupt };
+    let run = |world| T::train(job, gpu.as_ref(), world, share.max(1));
     mpi.run(options(flags), run)
 }
 
@@ -192,19 +197,20 @@ fn options(flags: &Flags) -> Options {
 ///
 /// # Errors
 /// Of the ranks' errors the one that made the others end.
-pub fn train<T: Scalar>(
+pub fn train<T: Trained>(
     program: &Program,
     flags: &Flags,
     interrupt: &Interrupt,
 ) -> Result<(), Error> {
     flags.check()?;
     let size = program.world_size();
-    let threads = threads(flags);
+    let (threads, gpu) = (threads(flags), open_gpu::<T>(program, flags)?);
+    let job = Job { program, flags, interrupt };
     let run = |world: Box<dyn Communicator>| {
         let rank = world.rank();
         // Ranks that come first get what is left over.
         let share = threads / size + usize::from(rank < threads % size);
-        train_rank::<T>(program, flags, interrupt, world, share.max(1))
+        T::train(job, gpu.as_ref(), world, share.max(1))
     };
     let results = match size {
         1 => vec![run(Box::new(Solo::new()))],
@@ -223,18 +229,109 @@ fn consequence(error: &Error) -> u8 {
     }
 }
 
-/// One rank's run, whatever connects it with the others.
-///
-/// # Errors
-/// Its own, or what the others did to it; the others are told.
-pub fn train_rank<T: Scalar>(
-    program: &Program,
-    flags: &Flags,
-    interrupt: &Interrupt,
+/// What a run is told.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    program: &'a Program,
+    flags: &'a Flags,
+    interrupt: &'a Interrupt,
+}
+
+/// The element types of plans.
+pub trait Trained {
+    /// Whether a GPU trains in it, and whether only a GPU does.
+    const ON_GPU: (bool, bool);
+
+    /// One rank's run, on a GPU or without, whatever connects it with the others.
+    ///
+    /// # Errors
+    /// Its own, or what the others did to it; the others are told.
+    fn train(
+        job: Job<'_>,
+        gpu: Option<&cuda::Gpu>,
+        world: Box<dyn Communicator>,
+        threads: usize,
+    ) -> Result<(), Error>;
+}
+
+impl Trained for f64 {
+    const ON_GPU: (bool, bool) = (false, false);
+
+    fn train(
+        job: Job<'_>,
+        _gpu: Option<&cuda::Gpu>,
+        world: Box<dyn Communicator>,
+        threads: usize,
+    ) -> Result<(), Error> {
+        train_rank(job, Host::<Self>::new(Cpu::new(threads)?), world)
+    }
+}
+
+impl Trained for f32 {
+    const ON_GPU: (bool, bool) = (true, false);
+
+    fn train(
+        job: Job<'_>,
+        gpu: Option<&cuda::Gpu>,
+        world: Box<dyn Communicator>,
+        threads: usize,
+    ) -> Result<(), Error> {
+        match gpu {
+            Some(gpu) => train_rank(job, own_queue::<Self>(gpu)?, world),
+            None => train_rank(job, Host::<Self>::new(Cpu::new(threads)?), world),
+        }
+    }
+}
+
+impl Trained for bf16 {
+    const ON_GPU: (bool, bool) = (true, true);
+
+    fn train(
+        job: Job<'_>,
+        gpu: Option<&cuda::Gpu>,
+        world: Box<dyn Communicator>,
+        _threads: usize,
+    ) -> Result<(), Error> {
+        match gpu {
+            Some(gpu) => train_rank(job, own_queue::<Self>(gpu)?, world),
+            None => refuse("gpu", ONLY_GPU),
+        }
+    }
+}
+
+const ONLY_GPU: &str =
+    "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
+
+fn own_queue<S>(gpu: &cuda::Gpu) -> Result<Gpu<S>, Error> {
+    let queue = gpu.fork().map_err(|error| CommError::Device(error.into()))?;
+    Ok(Gpu::new(queue))
+}
+
+/// The GPU that is asked for; nothing where none is.
+fn open_gpu<T: Trained>(program: &Program, flags: &Flags) -> Result<Option<cuda::Gpu>, Error> {
+    let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
+    let (may, must) = T::ON_GPU;
+    let Some(number) = flags.gpu else {
+        return if must { Err(wrong(ONLY_GPU.to_owned())) } else { Ok(None) };
+    };
+    if !may {
+        return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
+    }
+    let head_dim = program.model.attention.head_dim;
+    if must && !(head_dim.is_multiple_of(16) && head_dim <= 256) {
+        let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
+        return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
+    }
+    cuda::Gpu::open(number).map(Some).map_err(|error| wrong(error.to_string()))
+}
+
+/// One rank's run on a device.
+fn train_rank<D: Device>(
+    job: Job<'_>,
+    device: D,
     world: Box<dyn Communicator>,
-    threads: usize,
 ) -> Result<(), Error> {
-    let device = Host::<T>::new(Cpu::new(threads)?);
+    let Job { program, flags, interrupt } = job;
     let mut rank = Rank::new(program, world, device, Reduction::default(), flags.seed)?;
     let ended = Run::new(program, flags, interrupt, &mut rank).and_then(Run::train);
     match &ended {

@@ -111,8 +111,8 @@ fn what_cannot_be_run_is_refused_by_name() {
         Decisions { zero_stage: 1, ..decisions() },
         ["zero_stage cannot be 1", "yet", "valid: 0"],
     );
-    let dtype = Decisions { dtype: Dtype::Bf16, ..decisions() };
-    refused(dtype, ["dtype cannot be bf16", "yet", "f32, f64"]);
+    let dtype = Decisions { dtype: Dtype::Fp8, ..decisions() };
+    refused(dtype, ["dtype cannot be fp8", "yet", "f32, f64, bf16"]);
     let offload = Decisions { offload: Offload::Optimizer, ..decisions() };
     refused(offload, ["offload cannot be optimizer", "yet", "none"]);
     refused(Decisions { tp: 3, ..decisions() }, ["tp cannot be 3", "yet", "divisor"]);

@@ -173,7 +173,7 @@ impl Payload {
 }
 
 /// A type that can travel.
-pub trait Element: Copy + Default + PartialOrd + Send + Sync + 'static {
+pub trait Element: kernels::cuda::Element + Default + PartialOrd {
     /// Its name on the wire.
     const DTYPE: Dtype;
 

@@ -13,9 +13,11 @@
 //! - **Failures** of what runs later are kept by the device and told by the next call that waits, and by
 //!   [`Space::health`].
 
+mod gpu;
 mod group;
 mod host;
 
+pub use gpu::Gpu;
 pub use group::{Group, Moving};
 pub use host::Host;
 

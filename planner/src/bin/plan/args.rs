@@ -298,6 +298,9 @@ pub struct LaunchArgs {
     /// Processes: as many as the plan has ranks
     #[arg(short = 'n', value_name = "N", requires = "mpi")]
     pub processes: Option<u64>,
+    /// On an NVIDIA GPU, which all ranks of a process share
+    #[arg(long)]
+    pub gpu: bool,
     /// The trainer's own flags
     #[arg(last = true, value_name = "TRAINER FLAGS")]
     pub flags: Vec<String>,

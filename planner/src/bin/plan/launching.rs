@@ -27,7 +27,12 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         let message = format!("there is no trainer in {}", args.trainer.display());
         return Err(InputError::new(message).help("plan generate PLAN -o DIR writes one").into());
     }
-    let features: &[&str] = if args.mpi { &["--features", "mpi"] } else { &[] };
+    let features: &[&str] = match (args.mpi, args.gpu) {
+        (true, true) => &["--features", "mpi,cuda"],
+        (true, false) => &["--features", "mpi"],
+        (false, true) => &["--features", "cuda"],
+        (false, false) => &[],
+    };
     // The lock file names what this program was tested with; only what is not on this machine yet is fetched.
     let offline = [&["--offline"], features].concat();
     let built = match build(&manifest, &offline)? {
@@ -39,6 +44,9 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         Some(processes) if args.mpi => mpirun(&trainer, processes),
         _ => Command::new(trainer),
     };
+    if args.gpu {
+        command.arg("--gpu");
+    }
     command.args(&args.flags);
     ended(patiently(command)?)
 }

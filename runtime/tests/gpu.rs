@@ -1,0 +1,105 @@
+//! The GPU's device where there is none: its queues are those of the machine that runs CUDA's twins as C++ on the
+//! processor. What a GPU would be asked is asked, in order, of every kernel; a queue never lags behind the host.
+
+mod common;
+
+use common::{Run, Split, check, model, open, train_on, train_program};
+use half::bf16;
+use models::decisions::Vocab;
+use models::input::Source;
+use models::model::read;
+use models::schedule::ScheduleName;
+use runtime::Number;
+use runtime::comm::{Options, run_ranks};
+use runtime::data::{Sample, Samples};
+use runtime::device::Gpu;
+use runtime::kernels::cuda::{self, Stored, machine::Machine};
+use runtime::program::Recompute;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The machine; compiled sources are kept for the next run.
+fn machine() -> cuda::Gpu {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
+    cuda::Gpu::on(Arc::new(Machine::new(&folder).expect("a folder for compiled sources")))
+}
+
+/// Trains a golden case with all ranks on one GPU, each with a queue of its own.
+fn train_gpu<S: Number + Stored>(case: &str, split: &Split, steps: usize) -> Run {
+    let (program, samples, gpu) = (split.program(&model(case)), open(case), machine());
+    let run = |world| {
+        let device = Gpu::<S>::new(gpu.fork().expect("a queue"));
+        train_on(device, &program, split, steps, Some(case), &*samples, world)
+    };
+    run_ranks(split.ranks(), Options::default(), run).swap_remove(0).unwrap()
+}
+
+#[test]
+fn golden_cases_in_f32() {
+    for case in ["llama_gqa", "gpt2"] {
+        check(case, &train_gpu::<f32>(case, &Split::default(), 1));
+    }
+}
+
+#[test]
+fn ranks_that_share_a_gpu_in_f32() {
+    let split = Split { tp: 2, pp: 2, dp: 2, micro_batch: 2, ..Split::default() };
+    let split = Split { sequence_parallel: true, recompute: Recompute::Selective, ..split };
+    check("llama_gqa", &train_gpu::<f32>("llama_gqa", &split, 1));
+}
+
+#[test]
+fn a_vocabulary_over_the_pipeline_in_f32() {
+    let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
+    check("llama_tied", &train_gpu::<f32>("llama_tied", &split, 1));
+}
+
+/// Tokens of no meaning.
+struct Noise;
+
+impl Samples for Noise {
+    fn len(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn repeats(&self) -> bool {
+        true
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, runtime::Error> {
+        let token = |i: u64| ((index * 31 + i * i * 7) % 96) as i64;
+        Ok(Sample::of_tokens((0..33).map(token).collect()))
+    }
+}
+
+/// A model with heads of 16, the narrowest that tensor cores do, in bf16 beside the processor's f32.
+#[test]
+fn heads_of_16_in_bf16() {
+    let text = "name: small\nlayers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 96\nvocab: 96\n\
+                seq_len: 32\nglobal_batch: 8\n";
+    let source = Source::from_bytes("small.yaml", text.as_bytes().to_vec()).unwrap();
+    let (model, gpu) = (read(&source).unwrap(), machine());
+    let schedule = ScheduleName::ZbH1;
+    let split = Split { pp: 2, tp: 2, micro_batch: 4, schedule, ..Split::default() };
+    for split in [Split::default(), split] {
+        let program = split.program(&model);
+        let run = |world| {
+            let device = Gpu::<bf16>::new(gpu.fork().expect("a queue"));
+            train_on(device, &program, &split, 2, None, &Noise, world)
+        };
+        let run = run_ranks(split.ranks(), Options::default(), run).swap_remove(0).unwrap();
+        let exact = train_program::<f32>(&program, &split, 2, None, &Noise);
+        let near = |what: &str, found: &[f64], wanted: &[f64], tolerance: f64| {
+            for (step, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                let off = (found / wanted - 1.0).abs();
+                assert!(off <= tolerance, "{split:?}: {what} of step {step} is off by {off:e}");
+            }
+        };
+        near("loss", &run.losses, &exact.losses, 2e-3);
+        near("norm", &run.norms, &exact.norms, 2e-2);
+        for (name, (_, wanted)) in &exact.gradients {
+            let off = common::distance(&run.gradients[name].1, wanted);
+            assert!(off <= 0.1, "{split:?}: gradient of {name} is off by {off:e}");
+        }
+    }
+}
