@@ -183,7 +183,7 @@ fn tensor_core_heads() -> [Attention; 8] {
         llama,
         Attention { window: Some(4096), soft_cap: Some(50.0), ..llama },
         Attention { dropout, ..llama },
-        heads(12, 12, 64, 64),
+        Attention { dropout, ..heads(12, 12, 64, 64) },
         heads(25, 25, 64, 64),
         heads(128, 128, 192, 128),
         heads(16, 8, 256, 256),

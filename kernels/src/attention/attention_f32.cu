@@ -35,9 +35,13 @@ __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
 // sums += factor_j times row j of the tile, over all lanes' j; a lane has every 32nd column.
 template <int COLUMNS>
 __device__ __forceinline__ void add_rows(float (&sums)[COLUMNS], float factor, const float* tile, int dim) {
+  __shared__ float factors[THREADS / 32][32];
+  __syncwarp();  // those of an earlier call may still be read
+  factors[warp()][lane()] = factor;
+  __syncwarp();
 #pragma unroll 4
   for (int j = 0; j < TILE; ++j) {
-    const float of_j = __shfl_sync(0xffffffffu, factor, j);
+    const float of_j = factors[warp()][j];
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) {
       const int column = i * 32 + lane();
@@ -63,7 +67,7 @@ __device__ __forceinline__ void put_row(float* to, const float (&sums)[COLUMNS],
 }
 
 // out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q]. Grid: blocks of ROWS queries, batch times query heads.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_forward(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
                           float* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,
                           int key_offset, DROPOUT_PARAMETERS) {
@@ -121,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dq[b, q, Q_HEADS, QK_DIM]. Grid as forward.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_backward_query(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
                                  const float* __restrict__ dout, const float* __restrict__ lse,
                                  const float* __restrict__ delta, float* __restrict__ dq, int accumulate, int queries,
@@ -169,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
 // Grid: blocks of ROWS keys, batch times key-value heads. A lane has a query of the tile.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_backward_key_value(const float* __restrict__ q, const float* __restrict__ k,
                                      const float* __restrict__ v, const float* __restrict__ dout,
                                      const float* __restrict__ lse, const float* __restrict__ delta,

@@ -177,6 +177,8 @@ int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, u
 
 inline void __syncthreads() { machine::wait(machine::State::at_barrier); }
 
+inline void __syncwarp() { machine::wait(machine::State::at_shuffle); }
+
 inline float __shfl_xor_sync(unsigned, float value, int away) {
   const unsigned own = machine::current;
   machine::shuffled[own] = value;

@@ -78,7 +78,7 @@ fn text(source: Source, baked: &Baked) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "extern \"C\" int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
+            "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
              unsigned threads) {{ return machine::call({kernel}, letters, bits, x, y, threads); }}"
         );
     }
@@ -100,11 +100,14 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
         fs::write(&main, text).map_err(|error| failed("write", &error))?;
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared"];
+        // Else the static variables of templates are one for all libraries of a process: shared memory of every machine's.
+        let hidden = "-fvisibility=hidden";
         // A GPU stops at packs that do not lie at multiples of their size; here that would go unseen.
         let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"];
         let object = own.with_extension("built");
         let done = Command::new(compiler)
             .args(flags)
+            .arg(hidden)
             .args(alignment)
             .arg(&object)
             .arg(&main)
