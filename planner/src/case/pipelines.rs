@@ -3,7 +3,7 @@
 use crate::placement::{Marks, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{PassTimes, Release, Schedule, ScheduleError, ScheduleName};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
