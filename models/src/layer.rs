@@ -178,7 +178,7 @@ pub struct Streams {
 }
 
 /// Memory-bound kernels of one layer: norms, residual adds (with dropout), RoPE, the activation
-/// function, and for experts the permutations.
+/// function; not what sorts tokens by expert, which depends on the software.
 ///
 /// Bytes per element: a norm reads and writes (2e; backward reads input and gradient, writes one: 3e);
 /// a residual add 3e (backward 3e: the two branches' gradients are added); RoPE 2e either way; a gated
@@ -209,12 +209,12 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
     out.forward.push(activated * forward_e * e);
     out.backward.push(activated * backward_e * e);
     out.selective.push(activated * forward_e * e);
-    if kind.moe {
-        let permuted = hidden * routed_copies(model) * 2.0 * e;
-        out.forward.extend([permuted, permuted]);
-        out.backward.extend([permuted, permuted]);
-    }
     out
+}
+
+/// Elements of a rank's routed copies of tokens, which go to their experts and come back.
+pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
+    split.resident_tokens(model) as f64 * routed_copies(model) * model.hidden as f64
 }
 
 /// Elements that come out of the activation function on one rank.

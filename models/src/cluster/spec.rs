@@ -246,6 +246,9 @@ pub struct Software {
     pub slowdown_per_doubling: f64,
     /// Bytes that casting one element to fp8 moves.
     pub fp8_cast_bytes: f64,
+    /// Bytes that each 16-bit element of a token's copy moves in a pass on its way to its expert and back, links
+    /// aside: sorted by expert, padded, weighted and put back, by one kernel or by many.
+    pub permute_bytes: f64,
     /// Bytes the optimizer moves for each parameter it updates.
     pub optimizer_bytes_per_parameter: f64,
     /// Bytes of a gradient between micro-batches where weights are fp16.

@@ -388,11 +388,20 @@ impl LayerPricer<'_> {
                 kernels.iter().map(|&bytes| memory_bound::elementwise_s(self.cluster, bytes));
             Parts::compute(seconds.sum())
         };
+        let routed = if kind.moe { self.permutations(shape) } else { Parts::default() };
         StreamCost {
-            forward: time(&streams.forward),
-            backward: time(&streams.backward),
+            forward: time(&streams.forward) + routed,
+            backward: time(&streams.backward) + routed,
             selective: time(&streams.selective),
         }
+    }
+
+    /// What sorts a token's copies by expert, and puts their results back together, in one pass.
+    fn permutations(&self, shape: &Shape) -> Parts {
+        let elements = layer::routed_elements(self.model, &shape.split);
+        let wide = shape.dtype.storage_bytes() / Dtype::Bf16.storage_bytes();
+        let each = self.cluster.software.permute_bytes / 2.0 * wide * elements;
+        Parts::compute(2.0 * memory_bound::elementwise_s(self.cluster, each))
     }
 
     /// Selective recomputation: every second product, or the attention core where its scores would be kept,
@@ -497,9 +506,7 @@ impl LayerPricer<'_> {
     /// One dispatch or combine: T/t·k_eff·h elements a rank.
     fn all_to_all_s(&self, shape: &Shape) -> f64 {
         let copies = layer::routed_copies(self.model);
-        let elements =
-            shape.split.resident_tokens(self.model) as f64 * copies * self.model.hidden as f64;
-        let bytes = elements * shape.dtype.storage_bytes();
+        let bytes = layer::routed_elements(self.model, &shape.split) * shape.dtype.storage_bytes();
         if self.cluster.software.dispatch_once_a_node {
             return collective::dispatch_s(self.cluster, bytes, &shape.ep_group, copies);
         }

@@ -41,7 +41,8 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
     let (cluster, generation) = machine::cluster(row)?;
     let model = architecture::model(row)?;
     let gpus = required(row.n_gpus, "n_gpus")?;
-    let decisions = decisions(row, &model, &cluster, gpus)?;
+    let etp = expert_split(row, &generation);
+    let decisions = decisions(row, &model, &cluster, gpus, etp)?;
     let counts = layer_counts(row, &model, &decisions);
     Ok(Setup { model, cluster, gpus, decisions, generation, counts })
 }
@@ -76,6 +77,7 @@ fn decisions(
     model: &ModelSpec,
     cluster: &ClusterSpec,
     gpus: u64,
+    etp: u64,
 ) -> Result<Decisions, Reason> {
     let (tp, pp) = (required(row.tp, "tp")?, required(row.pp, "pp")?);
     let cp = row.cp.unwrap_or(1).max(1);
@@ -88,7 +90,7 @@ fn decisions(
     if sequences == 0 || !model.global_batch.is_multiple_of(sequences) {
         return Err(format!("the batch of {} is no multiple of {sequences}", model.global_batch));
     }
-    let (ep, etp) = (row.ep.unwrap_or(1).max(1), row.etp.unwrap_or(1).max(1));
+    let ep = row.ep.unwrap_or(1).max(1);
     if !(tp * cp * dp).is_multiple_of(ep * etp) {
         return Err(format!("ep {ep} and etp {etp} do not divide tp·cp·dp"));
     }
@@ -126,6 +128,14 @@ fn decisions(
         rank_order: RankOrder::DpInner,
         post_validation: row.schedule.starts_with("ZB-"),
     })
+}
+
+/// Ranks that split an expert. Where a row does not say, Megatron-Core's releases until early 2025 split experts as
+/// all else is; what came later could set it apart, and its recipes have whole experts.
+fn expert_split(row: &Row, generation: &str) -> u64 {
+    let before = generation.starts_with("megatron_2024") && row.n_experts.is_some_and(|n| n > 1);
+    let as_tensors = if before { row.tp } else { None };
+    row.etp.or(as_tensors).unwrap_or(1).max(1)
 }
 
 /// MegaScale's stage 2 reduces once an iteration, which is stage 1 here.

@@ -53,7 +53,10 @@ impl Field {
 }
 
 /// Constants of every software generation.
-pub const SOFTWARE: [Field; 11] = [
+///
+/// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
+/// and writes 16 bytes, and padded or weighted in further kernels.
+pub const SOFTWARE: [Field; 12] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -82,6 +85,7 @@ pub const SOFTWARE: [Field; 11] = [
         spread: 0.25,
         at: |c| &mut c.software.expert_slowdown,
     },
+    Field { key: "permute_bytes", prior: 24.0, spread: 0.5, at: |c| &mut c.software.permute_bytes },
     Field { key: "ep_exposed", prior: 0.6, spread: 0.4, at: |c| &mut c.software.ep_exposed },
     Field {
         key: "host_s_per_layer",
