@@ -2,7 +2,7 @@
 
 use crate::explain::{Explanation, Shortage, Tried};
 use crate::report::fullest;
-use crate::report_text::{bytes, decisions, line, loss, seconds, shape, thousands};
+use crate::report_text::{bytes, decisions, line, loss, seconds, shape, signed_percent, thousands};
 use crate::request::Request;
 use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage, StageMemory};
@@ -167,8 +167,8 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
     match &tried.best {
         None => format!("{what} does not fit, or does not exist\n"),
         Some(best) => format!(
-            "{what} {:>+8.2} %  {:<52} {}\n",
-            100.0 * best.slower,
+            "{what} {:>10}  {:<52} {}\n",
+            signed_percent(best.slower),
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
             loss(own, best)
         ),

@@ -10,7 +10,7 @@ use planner::explain::{self, Asker};
 use planner::explain_text;
 use planner::ordered::{self, How, Kept};
 use planner::report::{Alternative, Answer};
-use planner::report_text::{self, bytes, line};
+use planner::report_text::{self, bytes, line, paragraph};
 use planner::request::Request;
 use planner::restrict::{Choice, Restrictions};
 use planner::search::{Task, search};
@@ -84,7 +84,7 @@ fn ordered(
 /// Where the plan's schedule gains on 1F1B, or loses, at the same degrees.
 fn why(request: &Request, answer: &Answer) -> String {
     let both = against_one_f_one_b(request, &answer.plan);
-    both.map_or_else(String::new, |both| line("why", &both.sentence(SECONDS_AND_BYTES)))
+    both.map_or_else(String::new, |both| paragraph("why", &both.sentence(SECONDS_AND_BYTES)))
 }
 
 fn best(request: &Request, objective: Objective) -> Option<Answer> {
