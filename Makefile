@@ -68,7 +68,7 @@ fmt:
 
 lint:
 	$(call heading,lints)
-	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda,meshwright-runtime/cuda --locked -- -D warnings
 
 # Recipe by recipe, because what comes later needs what setup installs.
 ci:
