@@ -11,21 +11,6 @@ pub fn line(label: &str, text: &str) -> String {
     format!("{label:<11}{text}").trim_end().to_owned() + "\n"
 }
 
-/// A labelled sentence, over as many lines as it takes.
-pub fn paragraph(label: &str, text: &str) -> String {
-    const WIDTH: usize = 100;
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let full = lines.last().is_some_and(|line| line.len() + word.len() >= WIDTH);
-        match lines.last_mut().filter(|line| !full || line.is_empty()) {
-            Some(line) => *line += &format!("{}{word}", if line.is_empty() { "" } else { " " }),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    let labels = std::iter::once(label).chain(std::iter::repeat(""));
-    lines.iter().zip(labels).map(|(text, label)| line(label, text)).collect()
-}
-
 /// A share as signed percent; what rounds to nothing has no minus.
 pub fn signed_percent(share: f64) -> String {
     let percent = 100.0 * share;

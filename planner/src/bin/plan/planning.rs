@@ -5,12 +5,11 @@ use crate::failure::Failure;
 use crate::output::{self, Progress};
 use models::decisions::Offload;
 use models::input::InputError;
-use planner::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::explain::{self, Asker};
 use planner::explain_text;
 use planner::ordered::{self, How, Kept};
 use planner::report::{Alternative, Answer};
-use planner::report_text::{self, bytes, line, paragraph};
+use planner::report_text::{self, bytes, line};
 use planner::request::Request;
 use planner::restrict::{Choice, Restrictions};
 use planner::search::{Task, search};
@@ -31,7 +30,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if args.request.json {
         return output::print_json(&answer.json());
     }
-    let mut around = why(&request, &answer) + &order + &report_text::close(&answer);
+    let mut around = order + &report_text::close(&answer);
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
     }
@@ -79,12 +78,6 @@ fn ordered(
             (answer, line("order", &text))
         }
     })
-}
-
-/// Where the plan's schedule gains on 1F1B, or loses, at the same degrees.
-fn why(request: &Request, answer: &Answer) -> String {
-    let both = against_one_f_one_b(request, &answer.plan);
-    both.map_or_else(String::new, |both| paragraph("why", &both.sentence(SECONDS_AND_BYTES)))
 }
 
 fn best(request: &Request, objective: Objective) -> Option<Answer> {
