@@ -22,7 +22,8 @@ const WIDTH: usize = 100;
 /// Devices that are drawn and listed.
 const SHOWN: usize = 16;
 
-/// Where a device's share of the makespan goes: work and waits add up to it.
+/// Where a device's share of the makespan goes: work and waits add up to it. Times are the timeline's: seconds in a
+/// plan's, units of a pass in `plan schedule`'s; activations are bytes there, a device's micro-batches here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Share {
     /// In passes.

@@ -118,13 +118,6 @@ pub struct LayerPricer<'a> {
 }
 
 impl LayerPricer<'_> {
-    /// Cost of one layer of `kind`.
-    pub fn layer(&self, kind: LayerKind, shape: &Shape) -> LayerCost {
-        let experts = if kind.moe { self.experts(shape) } else { ExpertPieces::default() };
-        let pieces = self.pieces(kind, shape, &self.body(kind, shape));
-        self.layer_of(kind, shape, &pieces, &experts)
-    }
-
     /// Cost of a layer from its pieces: what is left is how the experts' all-to-all is overlapped.
     pub fn layer_of(
         &self,

@@ -26,9 +26,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         space.nodes().iter().flat_map(|node| combinations(node, &space.inner(node))).collect();
     let mut proof = Proof { candidates: all.len() as u64, ..Proof::default() };
     let mut scratch = Scratch::default();
-    let mut best: Option<(Decisions, Placed, f64)> = None;
+    let mut best: Option<(Decisions, Placed, f64)> = seed(task, &ground, &mut scratch);
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
-    best = seed(task, &ground, &mut scratch).or(best);
     for (n, decisions) in all.into_iter().enumerate() {
         progress(n as u64, proof.candidates);
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);

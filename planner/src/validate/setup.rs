@@ -130,8 +130,9 @@ fn decisions(
     })
 }
 
-/// Ranks that split an expert. Where a row does not say, Megatron-Core's releases until early 2025 split experts as
-/// all else is; what came later could set it apart, and its recipes have whole experts.
+/// Ranks that split an expert. Where a row does not say, Megatron-LM splits experts as all else is
+/// (`megatron/training/arguments.py`: an unset `expert_tensor_parallel_size` is the tensor-parallel degree); recipes
+/// since 2025 set it, to whole experts.
 fn expert_split(row: &Row, generation: &str) -> u64 {
     let before = generation.starts_with("megatron_2024") && row.n_experts.is_some_and(|n| n > 1);
     let as_tensors = if before { row.tp } else { None };
