@@ -7,7 +7,7 @@ use meshwright_tests::{brute, instances};
 use models::decisions::Decisions;
 use planner::bounds::closed;
 use planner::bounds::cuts::Cutter;
-use planner::bounds::listed::{Lister, Members};
+use planner::bounds::listed::{Lister, Members, Shapes};
 use planner::bounds::states::{StateView, States};
 use planner::bounds::trade::Trade;
 use planner::bounds::work::{Line, Work};
@@ -16,6 +16,7 @@ use planner::case::ground::Ground;
 use planner::placement::Scratch;
 use planner::search::Task;
 use planner::space::Node;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Placements that one configuration may take to look through.
@@ -76,6 +77,9 @@ impl<'a> Subject<'a> {
                     let bound_s = cutter.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
                     let near_s = cutter.least_s(f64::INFINITY);
                     assert!(near_s <= bound_s * (1.0 + 1e-9), "{near_s} near, {bound_s} far");
+                    let nearer_s = cutter.least_s(0.9 * bound_s);
+                    assert!(nearer_s <= bound_s * (1.0 + 1e-9), "{nearer_s}, {bound_s}");
+                    assert!(nearer_s >= 0.9 * near_s, "{nearer_s}, {near_s}");
                     bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
                 }
             }
@@ -102,14 +106,20 @@ impl<'a> Subject<'a> {
     ) {
         let (line, layers) = (&self.line, &self.case.ground.layers);
         let pipeline = || Arc::clone(self.case.pipeline());
-        let members = Members::new(layers, line, list, pipeline);
+        let shapes = Rc::new(Shapes::new(layers, line, list));
+        let members = Members::new(line, Rc::clone(&shapes), pipeline);
         for (name, work, state) in self.choices() {
             let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
             let bound_s = lister.bound_s(&members, f64::INFINITY);
+            let near_s = lister.bound_s(&members, 0.9 * bound_s);
+            assert!(
+                near_s >= 0.9 * bound_s && near_s <= bound_s * (1.0 + 1e-9),
+                "{near_s}, {bound_s}"
+            );
             bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
         }
         if !line.schedule.is_whole() && line.passes.is_none() {
-            let any = Members::of_any(layers, line, self.case.listed_ranges().unwrap_or_default());
+            let any = Members::of_any(line, shapes);
             let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
             bounds.push(("any order", lister.bound_s(&any, f64::INFINITY) + step_s));
         }

@@ -77,7 +77,7 @@ fn several_chunks_s(line: &Line, total_s: f64) -> f64 {
 /// GPipe and breadth-first loops do the other m − 1 forwards of the stage where they are longest before
 /// the last micro-batch goes on, and as many backwards of another before the first one does: at least
 /// their means over stages.
-pub(super) fn looped_way_s(line: &Line, total_s: f64) -> f64 {
+fn looped_way_s(line: &Line, total_s: f64) -> f64 {
     let stages = line.stages() as f64;
     let latency_s = line.boundaries() as f64 * line.round_trip_s();
     let others_s = match line.schedule {

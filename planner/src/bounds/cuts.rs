@@ -190,8 +190,8 @@ impl<'a> Cutter<'a> {
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }
 
-    /// As [`Self::solve`]. Far limits leave many cuts open, so nearer ones are tried first: the ranges then
-    /// are those that may lie below a nearer limit.
+    /// The bound of [`Self::solve`]; where it is not below the limit, the limit, and infinite where nothing
+    /// fits. Far limits leave many cuts open, so nearer ones are tried first.
     pub fn least_s(&self, limit_s: f64) -> f64 {
         let mean_s = self.work.load_s() / self.line.devices as f64 + self.line.passes_s();
         let least_s = self.line.m() * mean_s;
@@ -202,7 +202,8 @@ impl<'a> Cutter<'a> {
             }
             near_s *= NEARER;
         }
-        self.solve(limit_s).map_or(f64::INFINITY, |cuts| cuts.bound_s)
+        let beyond_s = || self.first_starts(f64::INFINITY).map_or(f64::INFINITY, |_| limit_s);
+        self.solve(limit_s).map_or_else(beyond_s, |cuts| cuts.bound_s)
     }
 
     /// The least of the largest rows; `None` where every cut has one of `limit_s` or more.

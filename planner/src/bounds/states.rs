@@ -74,6 +74,22 @@ impl StateView {
         }
     }
 
+    /// What neither undercuts in anything, as decided as the first.
+    fn least(mut self, other: &Self) -> Self {
+        let least = |own: &mut [f64], other: &[f64]| {
+            own.iter_mut().zip(other).for_each(|(own, other)| *own = own.min(*other));
+        };
+        least(&mut self.bytes, &other.bytes);
+        least(&mut self.tail_s, &other.tail_s);
+        least(&mut self.step_s, &other.step_s);
+        least(&mut self.gather_s, &other.gather_s);
+        least(&mut self.scatter_s, &other.scatter_s);
+        self.starts_s.0 = self.starts_s.0.min(other.starts_s.0);
+        self.starts_s.1 = self.starts_s.1.min(other.starts_s.1);
+        self.motion_bytes = self.motion_bytes.min(other.motion_bytes);
+        self
+    }
+
     /// Writes these decisions.
     pub fn of(&self, d: &Decisions) -> Decisions {
         Decisions {
@@ -144,29 +160,47 @@ impl StateView {
 /// All choices of states of a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct States {
-    /// The choices.
-    pub views: Vec<StateView>,
+    /// The choices, in groups that differ in nothing but how many ranks share them.
+    pub groups: Vec<Alike>,
     /// Rates that no choice undercuts: least bytes, nothing in passes.
     pub least: StateView,
+}
+
+/// Choices of states that differ in nothing but how many ranks share them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alike {
+    /// The choices.
+    pub views: Vec<StateView>,
+    /// What none of them undercuts in anything.
+    pub least: StateView,
+}
+
+impl Alike {
+    fn new(views: Vec<StateView>) -> Option<Self> {
+        let least = views.iter().cloned().reduce(|a, b| a.least(&b))?;
+        Some(Self { views, least })
+    }
 }
 
 impl States {
     /// All that a node leaves open.
     pub fn new(ground: &Ground<'_>, d: &Decisions, inner: &Inner, kinds: &[LocalParams]) -> Self {
-        let mut views = vec![];
+        let mut groups = vec![];
         for &rank_order in &inner.rank_order {
-            for &(zero_stage, dp_shard) in &inner.shards {
+            for shards in inner.shards.chunk_by(|a, b| a.0 == b.0) {
                 for &offload in &inner.offload {
-                    let d = Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
-                    views.push(StateView::new(ground, &d, kinds));
+                    let view = |&(zero_stage, dp_shard): &(u8, u64)| {
+                        let d =
+                            Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
+                        StateView::new(ground, &d, kinds)
+                    };
+                    groups.extend(Alike::new(shards.iter().map(view).collect()));
                 }
             }
         }
-        let rate = |value: &dyn Fn(&StateView) -> f64| {
-            views.iter().map(value).fold(f64::INFINITY, f64::min)
-        };
         let rates = |value: &dyn Fn(&StateView) -> [f64; 2]| {
-            [0, 1].map(|sort| rate(&|view| value(view)[sort]))
+            let least = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].min(b[1])];
+            groups.iter().map(|group| value(&group.least)).fold([f64::INFINITY; 2], least)
         };
         let least = StateView {
             rank_order: RankOrder::DpInner,
@@ -182,7 +216,12 @@ impl States {
             motion_bytes: 0.0,
             overlap: 0.0,
         };
-        Self { views, least }
+        Self { groups, least }
+    }
+
+    /// The choices.
+    pub fn views(&self) -> impl Iterator<Item = &StateView> {
+        self.groups.iter().flat_map(|group| &group.views)
     }
 
     /// Least seconds that any choice adds to the mean load of devices with `params` on average: in
@@ -193,7 +232,7 @@ impl States {
             let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
             passes_s + view.tail_of_s(mean, 1) + view.step_of_s(mean, 1)
         };
-        self.views.iter().map(of).fold(f64::INFINITY, f64::min)
+        self.views().map(of).fold(f64::INFINITY, f64::min)
     }
 }
 

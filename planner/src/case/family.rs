@@ -15,6 +15,7 @@ use super::{Case, StageCost, even_counts};
 use crate::placement::milestones::{Around, OwnSeconds};
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
+use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
 /// First layer and one past the last, by stage.
@@ -80,7 +81,7 @@ impl Case<'_> {
             }
             let first = self.first_mixes(ranges);
             let open = self.is_open() && !ignore_memory && !self.fits(ranges, &stages, &first);
-            for mixes in self.fitting_mixes(ranges, &stages, ignore_memory) {
+            for mixes in self.fitting_mixes(ranges, &stages, ignore_memory, found.limit_s()) {
                 let columns = self.columns_at(ranges, &stages, &mixes);
                 if self.chain_s(&columns) >= found.limit_s() {
                     continue;
@@ -157,7 +158,20 @@ impl Case<'_> {
             down_s += columns[device].forward_s + link_s;
             back_s += columns[device].backward_s + link_s;
         }
-        longest_s + step_s
+        longest_s.max(self.looped_way_s(columns) + first_tail_s) + step_s
+    }
+
+    /// One micro-batch's way down all stages and back, s, with the others' passes of the stages where they take
+    /// longest: breadth-first loops do those in between.
+    fn looped_way_s(&self, columns: &[Column]) -> f64 {
+        if self.decisions.schedule != ScheduleName::LoopedBfs {
+            return 0.0;
+        }
+        let longest_s = |value: fn(&Column) -> f64| columns.iter().map(value).fold(0.0, f64::max);
+        let others_s = longest_s(|column| column.forward_s) + longest_s(|column| column.backward_s);
+        let way_s: f64 = columns.iter().map(Column::load_s).sum();
+        let links_s = 2.0 * (columns.len() - 1) as f64 * self.link_s();
+        way_s + links_s + (self.micro_batches() - 1.0) * others_s
     }
 
     /// The longest chain between milestones; see [`crate::placement::milestones`].
@@ -257,12 +271,13 @@ impl Case<'_> {
     }
 
     /// The fastest mixes with which every device fits: one chunk a device, any; several, one for each
-    /// chain of levels.
+    /// chain of levels with which no device's own work takes `limit_s`.
     fn fitting_mixes(
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
         ignore_memory: bool,
+        limit_s: f64,
     ) -> Vec<Vec<MixCost>> {
         let first = self.first_mixes(ranges);
         let fits = |mixes: &[MixCost]| self.fits(ranges, stages, mixes);
@@ -284,7 +299,7 @@ impl Case<'_> {
                 .collect();
         }
         let chains = Levels::chains(self.decisions.recompute).iter();
-        chains.filter_map(|&chain| self.levelled_mixes(ranges, stages, chain)).collect()
+        chains.filter_map(|&chain| self.levelled_mixes(ranges, stages, chain, limit_s)).collect()
     }
 
     fn fits(&self, ranges: &Ranges, stages: &[StageCost], mixes: &[MixCost]) -> bool {
@@ -298,7 +313,9 @@ impl Case<'_> {
         ranges: &Ranges,
         stages: &[StageCost],
         chain: Chain,
+        limit_s: f64,
     ) -> Option<Vec<MixCost>> {
+        let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut mixes = self.first_mixes(ranges);
         // Devices that mirror each other hold the same stages.
         for device in 0..self.devices() / self.decisions.layout().copies() {
@@ -307,8 +324,13 @@ impl Case<'_> {
                 let mut holders = self.holders_of(device);
                 holders.all(|device| self.device_fits(device, ranges, stages, levels, level))
             })?;
+            let mut own_s = 0.0;
             for stage in self.stages_of(device) {
                 mixes[stage] = self.mix_at(ranges[stage], levels, level);
+                own_s += stages[stage].load_s() + mixes[stage].recompute_s;
+            }
+            if runs * own_s >= limit_s {
+                return None;
             }
         }
         Some(mixes)

@@ -104,8 +104,9 @@ impl Sheet {
     }
 }
 
+/// What prices of layers depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct SheetKey {
+pub struct SheetKey {
     split: Split,
     cp_style: models::decisions::CpStyle,
     moe_overlap: MoeOverlap,
@@ -170,6 +171,11 @@ impl<'a> Ground<'a> {
     /// The pipeline of a key whose counts its schedule approves.
     pub fn pipeline_of(&self, key: PipelineKey) -> Arc<Pipeline> {
         self.pipelines.get(key)
+    }
+
+    /// What the prices of the layers under decisions depend on.
+    pub fn sheet_key(&self, d: &Decisions) -> SheetKey {
+        SheetKey::new(&self.shape(d))
     }
 
     /// Prices of the layers under decisions.

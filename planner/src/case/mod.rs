@@ -69,6 +69,13 @@ pub struct StageCost {
     pub gather_s: f64,
 }
 
+impl StageCost {
+    /// Seconds of one micro-batch, forward and backward.
+    fn load_s(&self) -> f64 {
+        self.forward.total_s() + self.backward.total_s()
+    }
+}
+
 impl<'a> Case<'a> {
     /// Prices everything that does not depend on the placement.
     ///

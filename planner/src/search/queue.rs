@@ -1,6 +1,6 @@
 //! The queue of what waits, least bound first, and the threads that work on it.
 
-use super::settle::{Candidate, Item, Open, Paths, Settled, Stage, Worker};
+use super::settle::{Candidate, Item, Open, Paths, Settled, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
 use crate::case::pipelines::{PipelineKey, Pipelines};
@@ -12,7 +12,7 @@ use crate::space::ExpertSplit;
 use models::decisions::{Decisions, Recompute};
 use rustc_hash::FxHashMap as HashMap;
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 128;
 /// Items of a batch that are settled, not split: each may find a better time for the others.
 const SETTLED_AT_ONCE: usize = 8;
+/// Items of a batch that are looked into before it is their turn.
+const LEADING: usize = 4;
 /// Contexts bounded at a time by one thread. Neighbours share prices.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
@@ -60,11 +62,21 @@ enum Answer {
     Settled(Box<Settled>),
 }
 
+/// A batch on its way, by number; threads take its pieces in turn.
+type Order = (usize, Arc<Batch>, Arc<AtomicUsize>);
+
+/// Answers to pieces of a batch.
+type Answers = Vec<(usize, Answer)>;
+
 /// Threads that each have prices of their own.
 struct Team<'scope> {
-    to: Vec<Sender<(Arc<Batch>, Arc<AtomicUsize>)>>,
+    to: Vec<Sender<Order>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
-    from: Receiver<Vec<(usize, Answer)>>,
+    from: Receiver<(usize, Answers)>,
+    /// Batches sent so far.
+    sent: usize,
+    /// What is not answered in full, oldest first: pieces, and answers that came.
+    under_way: VecDeque<(usize, Answers)>,
 }
 
 /// How long to wait before it is asked whether the threads are still there.
@@ -86,29 +98,38 @@ impl<'scope> Team<'scope> {
             handles.push(scope.spawn(move || serve(task, shared, &work, &answer)));
             to.push(own);
         }
-        Self { to, threads: handles, from }
+        Self { to, threads: handles, from, sent: 0, under_way: VecDeque::new() }
     }
 
-    /// Answers in the order of the pieces.
-    ///
-    /// # Panics
-    /// A thread did: our bug, passed on.
-    fn work(&mut self, batch: Batch) -> Vec<Answer> {
+    /// Gives a batch to the threads, who do one after another.
+    fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
             Batch::Contexts(raw) => raw.len().div_ceil(CONTEXTS),
             Batch::Items(items, ..) => items.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
-            let _ = to.send((Arc::clone(&batch), Arc::clone(&next)));
+            let _ = to.send((self.sent, Arc::clone(&batch), Arc::clone(&next)));
         }
-        let mut answers = Vec::with_capacity(pieces);
-        while answers.len() < pieces {
+        self.sent += 1;
+        self.under_way.push_back((pieces, Vec::with_capacity(pieces)));
+    }
+
+    /// Answers to the oldest batch on its way, in the order of its pieces.
+    ///
+    /// # Panics
+    /// A thread did: our bug, passed on.
+    fn receive(&mut self) -> Vec<Answer> {
+        while self.under_way.front().is_some_and(|(pieces, answers)| answers.len() < *pieces) {
             match self.from.recv_timeout(PATIENCE) {
-                Ok(some) => answers.extend(some),
+                Ok((batch, some)) => {
+                    let oldest = self.sent - self.under_way.len();
+                    self.under_way[batch - oldest].1.extend(some);
+                }
                 Err(_) => self.pass_on_panics(),
             }
         }
+        let (_, mut answers) = self.under_way.pop_front().unwrap_or_default();
         answers.sort_by_key(|(piece, _)| *piece);
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
@@ -128,11 +149,11 @@ impl Team<'_> {
 fn serve(
     task: &Task<'_>,
     pipelines: Arc<Pipelines>,
-    work: &Receiver<(Arc<Batch>, Arc<AtomicUsize>)>,
-    answer: &Sender<Vec<(usize, Answer)>>,
+    work: &Receiver<Order>,
+    answer: &Sender<(usize, Answers)>,
 ) {
     let mut worker = Worker::new(task, pipelines);
-    for (batch, next) in work {
+    for (number, batch, next) in work {
         // One message a batch: waking the other side takes longer than many a piece.
         let mut answers = vec![];
         loop {
@@ -151,7 +172,7 @@ fn serve(
             let Some(done) = done else { break };
             answers.push((piece, done));
         }
-        if !answers.is_empty() && answer.send(answers).is_err() {
+        if !answers.is_empty() && answer.send((number, answers)).is_err() {
             return;
         }
     }
@@ -187,6 +208,8 @@ struct Run<'a> {
     pipelines: Arc<Pipelines>,
     proof: Proof,
     waiting: BinaryHeap<Waiting>,
+    /// Items to be looked into before it is their turn.
+    leading: Vec<Item>,
     pushed: u64,
     /// Finished iteration of the best so far, s.
     best_s: f64,
@@ -205,6 +228,7 @@ impl<'a> Run<'a> {
             pipelines,
             proof: Proof::default(),
             waiting: BinaryHeap::new(),
+            leading: vec![],
             pushed: 0,
             best_s: task.cutoff_s,
             best: None,
@@ -222,7 +246,8 @@ impl<'a> Run<'a> {
 
     /// Fills the queue with all contexts.
     fn bound_contexts(&mut self, team: &mut Team<'_>) {
-        for answer in team.work(Batch::Contexts(raw_contexts(self.task))) {
+        team.send(Batch::Contexts(raw_contexts(self.task)));
+        for answer in team.receive() {
             let Answer::Contexts(items) = answer else { continue };
             for item in items {
                 self.proof.candidates += item.count;
@@ -233,11 +258,18 @@ impl<'a> Run<'a> {
 
     fn settle_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
         loop {
-            let items = self.next_batch();
-            if items.is_empty() {
+            // While the answers to one batch are taken, threads have the next one to work on.
+            while team.under_way.len() < 2 {
+                let items = self.next_batch();
+                if items.is_empty() {
+                    break;
+                }
+                team.send(Batch::Items(items, self.best_s, Arc::clone(&self.paths)));
+            }
+            if team.under_way.is_empty() {
                 break;
             }
-            for answer in team.work(Batch::Items(items, self.best_s, Arc::clone(&self.paths))) {
+            for answer in team.receive() {
                 if let Answer::Settled(settled) = answer {
                     self.take(*settled);
                 }
@@ -252,17 +284,30 @@ impl<'a> Run<'a> {
 
     /// The most promising items, all below the best time.
     fn next_batch(&mut self) -> Vec<Item> {
-        let (mut items, mut settling) = (vec![], 0);
+        let mut items = self.leading_items();
+        let mut settling = items.iter().filter(|item| item.settles()).count();
         while items.len() < BATCH && settling < SETTLED_AT_ONCE {
             let best_s = self.best_s;
             if self.waiting.peek().is_none_or(|least| least.item.bound_s >= best_s) {
                 break;
             }
             let Some(Waiting { item, .. }) = self.waiting.pop() else { break };
-            settling += usize::from(matches!(item.stage, Stage::Checked));
+            settling += usize::from(item.settles());
             items.push(*item);
         }
         items
+    }
+
+    /// Items that may better the best time by much. Early on their bounds are far from the least, but the sooner
+    /// there is a good time, the less is looked into.
+    fn leading_items(&mut self) -> Vec<Item> {
+        let mut leading = std::mem::take(&mut self.leading);
+        leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        let behind = leading.split_off(leading.len().min(LEADING));
+        let (leading, overtaken): (Vec<Item>, Vec<Item>) =
+            leading.into_iter().partition(|item| item.leads(self.best_s));
+        overtaken.into_iter().chain(behind).for_each(|item| self.push(item));
+        leading
     }
 
     fn take(&mut self, settled: Settled) {
@@ -280,7 +325,9 @@ impl<'a> Run<'a> {
                 remember(known.entry(key).or_default(), path);
             }
         }
-        settled.parts.into_iter().for_each(|part| self.push(part));
+        for part in settled.parts {
+            if part.leads(self.best_s) { self.leading.push(part) } else { self.push(part) }
+        }
         if let Some(Candidate { decisions, placed, iteration_s }) = settled.best
             && iteration_s < self.best_s
         {

@@ -7,11 +7,11 @@ use node::{NodeKey, NodeView};
 
 use super::Task;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::{Members, MembersKey};
+use crate::bounds::listed::{Members, MembersKey, Shapes};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::work::{Line, Work};
 use crate::case::family::List;
-use crate::case::ground::Ground;
+use crate::case::ground::{Ground, SheetKey};
 use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
 use crate::case::ways::fixed_durations;
@@ -19,6 +19,7 @@ use crate::placement::Scratch;
 use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
 use models::decisions::{Decisions, Dtype, Recompute};
+use models::schedule::StageLayout;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,6 +35,26 @@ pub(super) struct Item {
     pub count: u64,
     /// How far it is decided.
     pub stage: Stage,
+}
+
+/// How much better than the best time an item's bound must be for it to be looked into before its turn.
+const LEAD: f64 = 1.04;
+
+impl Item {
+    /// Whether it is settled next, not split.
+    pub fn settles(&self) -> bool {
+        matches!(self.stage, Stage::Checked)
+    }
+
+    /// Whether it is close to a configuration that may better the best time by much.
+    pub fn leads(&self, best_s: f64) -> bool {
+        let near = match &self.stage {
+            Stage::Bounded(splits) => splits.len() == 1,
+            Stage::Pipeline | Stage::Checked => true,
+            Stage::Context(_) | Stage::Node(_) => false,
+        };
+        near && LEAD * self.bound_s < best_s
+    }
 }
 
 /// How far an item is decided.
@@ -121,6 +142,9 @@ impl Settled {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
+/// Least works that are kept, half a kilobyte each.
+const MOST_LEASTS: usize = 1 << 13;
+
 /// Prices and bounds; one for each thread, with memory of its own.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -128,10 +152,14 @@ pub(super) struct Worker<'a> {
     pub ground: Ground<'a>,
     pub scratch: Scratch,
     states: HashMap<StatesKey, Rc<States>>,
+    /// By list, devices, chunks, layout and whether the vocabulary lies over the pipeline.
+    shapes: HashMap<(List, usize, usize, StageLayout, bool), Rc<Shapes>>,
     members: HashMap<(List, MembersKey), Rc<Members>>,
     /// By list, devices, micro-batches and chunks: what holds of any order on a V of stages.
     any_members: HashMap<(List, usize, usize, usize), Rc<Members>>,
     inners: HashMap<InnerKey, Rc<Inner>>,
+    /// By prices of the first, their number and whether there are several stages: [`Self::least_work`].
+    leasts: HashMap<(SheetKey, usize, bool), Rc<Work>>,
     nodes: HashMap<NodeKey, NodeView>,
 }
 
@@ -143,9 +171,11 @@ impl<'a> Worker<'a> {
             ground: Ground::new(task.model, task.cluster, task.gpus).sharing(pipelines),
             scratch: Scratch::default(),
             states: HashMap::default(),
+            shapes: HashMap::default(),
             members: HashMap::default(),
             any_members: HashMap::default(),
             inners: HashMap::default(),
+            leasts: HashMap::default(),
             nodes: HashMap::default(),
         }
     }
@@ -206,7 +236,7 @@ impl<'a> Worker<'a> {
         let count = item.count / splits.len() as u64;
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
-            let work = self.least_work(&item.decisions, alike);
+            let work = self.least_work(&alike[0].of(&item.decisions), alike);
             let bound_s = self.mean_s(&item.decisions, &work).max(item.bound_s);
             if bound_s >= best_s {
                 settled.cut_by_time += count;
@@ -219,17 +249,28 @@ impl<'a> Worker<'a> {
         settled
     }
 
-    /// Work that no split of several undercuts.
-    fn least_work(&self, d: &Decisions, splits: &[ExpertSplit]) -> Work {
+    /// Work of a node `d` that none of the splits undercuts, of which it has one, and which differ in nothing but
+    /// how the all-to-all is overlapped. Nodes that differ in pipeline and replicas share it.
+    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<Work> {
+        if splits.len() == 1 {
+            return Rc::new(Work::new(&self.ground, d, &self.ground.sheet(d)));
+        }
+        let key = (self.ground.sheet_key(d), splits.len(), d.pp > 1);
+        if let Some(known) = self.leasts.get(&key) {
+            return Rc::clone(known);
+        }
         let of = |split: &ExpertSplit| {
             let d = split.of(d);
-            if splits.len() == 1 {
-                return Work::new(&self.ground, &d, &self.ground.sheet(&d));
-            }
             Work::new(&self.ground, &d, &self.ground.price_of(&d))
         };
         let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
-        least.unwrap_or_else(|| Work::new(&self.ground, d, &self.ground.sheet(d)))
+        let least = least.unwrap_or_else(|| Work::new(&self.ground, d, &self.ground.sheet(d)));
+        if self.leasts.len() >= MOST_LEASTS {
+            self.leasts.clear();
+        }
+        let least = Rc::new(least);
+        self.leasts.insert(key, Rc::clone(&least));
+        least
     }
 
     /// Nodes of a group.
@@ -256,7 +297,7 @@ impl<'a> Worker<'a> {
         let d = &item.decisions;
         let node = &mut self.view(d);
         if splits.len() > 1 {
-            node.work = Rc::new(self.least_work(d, splits));
+            node.work = self.least_work(d, splits);
         }
         let limit_s = best_s.min(NEAR * item.bound_s);
         let mut kinds: Vec<(f64, Decisions)> = vec![];
@@ -265,12 +306,14 @@ impl<'a> Worker<'a> {
             kinds.push((self.quick_s(node, &d, limit_s), d));
         }
         kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut least_s = limit_s;
+        let mut least_s = f64::INFINITY;
         for (quick_s, d) in kinds {
-            if quick_s >= least_s {
+            if quick_s >= limit_s.min(least_s) {
+                least_s = least_s.min(quick_s);
                 break;
             }
-            least_s = least_s.min(self.checked_s(node, &d, least_s).max(quick_s));
+            let checked_s = self.checked_s(node, &d, limit_s.min(least_s));
+            least_s = least_s.min(checked_s.max(quick_s));
         }
         nearer(item, least_s, limit_s, best_s, Stage::Bounded(Arc::clone(splits)))
     }
@@ -309,8 +352,8 @@ impl<'a> Worker<'a> {
     }
 
     /// The longest known chain of a pipeline under states that take least, whatever the rank order,
-    /// finished, s.
-    fn paths_s(&self, node: &mut NodeView, d: &Decisions, best_s: f64, paths: &Paths) -> f64 {
+    /// finished, s; where no cut lies below the limit, the limit.
+    fn paths_s(&self, node: &mut NodeView, d: &Decisions, limit_s: f64, paths: &Paths) -> f64 {
         let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else {
             return 0.0;
         };
@@ -326,7 +369,7 @@ impl<'a> Worker<'a> {
             .collect();
         let budget = self.budget_bytes(&line, &work, &node.states.least);
         let cutter = Cutter::new(&line, &work, &node.states.least, &self.ground.layers, budget);
-        let Some(cuts) = cutter.solve(self.core_s(best_s)) else { return f64::INFINITY };
+        let Some(cuts) = cutter.solve(self.core_s(limit_s)) else { return limit_s };
         let of = |path: &CriticalPath| {
             let lengths = fixed.iter().map(|durations| path.length_s(durations));
             cutter.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
@@ -349,14 +392,11 @@ const NEAR: f64 = 1.1;
 
 /// An item that a bound moved on to `stage`, or that waits again where the bound reached its limit.
 fn nearer(item: &Item, bound_s: f64, limit_s: f64, best_s: f64, stage: Stage) -> Settled {
-    if bound_s.min(limit_s) >= best_s {
+    if bound_s >= best_s {
         return Settled::cut(item.count);
     }
-    let part = if bound_s >= limit_s {
-        Item { bound_s: limit_s, ..item.clone() }
-    } else {
-        Item { bound_s: bound_s.max(item.bound_s), stage, ..item.clone() }
-    };
+    let stage = if bound_s >= limit_s { item.stage.clone() } else { stage };
+    let part = Item { bound_s: bound_s.max(item.bound_s), stage, ..item.clone() };
     Settled { parts: vec![part], ..Settled::default() }
 }
 

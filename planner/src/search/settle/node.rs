@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::{Lister, Members};
+use crate::bounds::listed::{Lister, Members, Shapes};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::trade::Trade;
 use crate::bounds::work::{Line, Work};
@@ -225,38 +225,39 @@ impl Worker<'_> {
     }
 
     /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
-    /// s; infinite where it is not below the limit.
-    pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, best_s: f64) -> f64 {
+    /// s; infinite where it does not fit, and beyond the limit no better than that takes.
+    pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, limit_s: f64) -> f64 {
         let (line, work) = self.line(node, d);
         let states = Rc::clone(&node.states);
-        if self.any_order_s(node, &line, &work, best_s) >= best_s {
-            return f64::INFINITY;
+        let any_order_s = self.any_order_s(node, &line, &work, limit_s);
+        if any_order_s >= limit_s {
+            return any_order_s;
         }
-        let core_s = self.placed_s(&line, &work, &states.least, best_s);
+        let core_s = self.placed_s(&line, &work, &states.least, limit_s);
         self.finish_s(core_s)
     }
 
-    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Where it is
-    /// beyond the limit, the limit. Schedules that split backward share it.
+    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Schedules
+    /// that split backward share it.
     fn any_order_s(&mut self, node: &mut NodeView, line: &Line, work: &Work, limit_s: f64) -> f64 {
         let Some(list) = List::of(line.vocab, line.chunks as u64) else { return 0.0 };
         let Some(any) = self.any_members(list, line) else { return 0.0 };
         let kind = (list, line.recompute, line.splits_backward());
         if let Some(&(known_s, looked_s)) = node.any_order_s.get(&kind)
-            && (known_s < looked_s || looked_s >= limit_s)
+            && (known_s < looked_s || known_s >= limit_s)
         {
-            return known_s.min(limit_s);
+            return known_s;
         }
         let state = &node.states.least;
         let budget_bytes = self.budget_bytes(line, work, state);
         let core_s = Lister { line, work, state, budget_bytes }.bound_s(&any, self.core_s(limit_s));
-        let bound_s = self.finish_s(core_s).min(limit_s);
+        let bound_s = self.finish_s(core_s);
         node.any_order_s.insert(kind, (bound_s, limit_s));
         bound_s
     }
 
-    /// Lower bound on the passes of any placement under states, s; infinite where none is faster than
-    /// `best_s`. `work` has the states' part in its passes.
+    /// Lower bound on the passes of any placement under states, s; infinite where none fits, and no better than
+    /// it takes to see that none is faster than `best_s`. `work` has the states' part in its passes.
     pub(super) fn placed_s(
         &mut self,
         line: &Line,
@@ -285,23 +286,36 @@ impl Worker<'_> {
         {
             return None;
         }
-        let ground = &self.ground;
         let key = (list, line.devices, line.micro_batches, line.chunks);
-        let members = self.any_members.entry(key).or_insert_with(|| {
-            let ranges = ground.listed_ranges(list, line.stages(), line.vocab);
-            Rc::new(Members::of_any(&ground.layers, line, ranges))
-        });
-        Some(Rc::clone(members))
+        if let Some(known) = self.any_members.get(&key) {
+            return Some(Rc::clone(known));
+        }
+        let members = Rc::new(Members::of_any(line, self.shapes(list, line)));
+        self.any_members.insert(key, Rc::clone(&members));
+        Some(members)
     }
 
     pub(super) fn members(&mut self, list: List, line: &Line) -> Rc<Members> {
+        let key = (list, Members::key(line));
+        if let Some(known) = self.members.get(&key) {
+            return Rc::clone(known);
+        }
+        let shapes = self.shapes(list, line);
+        let pipeline = || self.ground.pipeline_of(line.key());
+        let members = Rc::new(Members::new(line, shapes, pipeline));
+        self.members.insert(key, Rc::clone(&members));
+        members
+    }
+
+    fn shapes(&mut self, list: List, line: &Line) -> Rc<Shapes> {
+        let Line { devices, chunks, vocab, .. } = *line;
         let ground = &self.ground;
-        let members = self.members.entry((list, Members::key(line))).or_insert_with(|| {
-            let ranges = ground.listed_ranges(list, line.stages(), line.vocab);
-            let pipeline = || ground.pipeline_of(line.key());
-            Rc::new(Members::new(&ground.layers, line, ranges, pipeline))
+        let key = (list, devices, chunks, line.layout(), vocab.over_pipeline());
+        let shapes = self.shapes.entry(key).or_insert_with(|| {
+            let ranges = ground.listed_ranges(list, line.stages(), vocab);
+            Rc::new(Shapes::new(&ground.layers, line, ranges))
         });
-        Rc::clone(members)
+        Rc::clone(shapes)
     }
 }
 

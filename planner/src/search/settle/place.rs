@@ -19,6 +19,9 @@ use crate::simulate::CriticalPath;
 use models::decisions::Decisions;
 use std::rc::Rc;
 
+/// So many choices of states are first looked at as one.
+const WORTH_A_LOOK: usize = 3;
+
 impl Worker<'_> {
     /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
     pub(super) fn settle_states(
@@ -31,25 +34,63 @@ impl Worker<'_> {
         let (line, work) = self.line(node, &item.decisions);
         let states = Rc::clone(&node.states);
         let mut settled = Settled::default();
-        let mut views: Vec<(f64, &StateView)> = vec![];
-        for view in &states.views {
-            let bound_s = self.state_s(&line, &work, view).max(item.bound_s);
-            if bound_s >= best_s {
-                settled.cut_by_time += 1;
-            } else {
-                views.push((bound_s, view));
+        let bound_s = |view: &StateView| self.state_s(&line, &work, view).max(item.bound_s);
+        let mut groups: Vec<_> =
+            states.groups.iter().map(|group| (bound_s(&group.least), group)).collect();
+        groups.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (least_s, group) in groups {
+            let bar_s = settled.bar_s(best_s);
+            let mut views = vec![];
+            if least_s < bar_s {
+                let bound_s = |view| self.state_s(&line, &work, view).max(item.bound_s);
+                views.extend(group.views.iter().map(|view| (bound_s(view), view)));
+                views.retain(|(bound_s, _)| *bound_s < bar_s);
             }
-        }
-        views.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (bound_s, view) in views {
-            if bound_s >= settled.bar_s(best_s) {
-                settled.cut_by_time += 1;
-            } else {
-                let d = view.of(&item.decisions);
-                self.settle_state(d, view, node, (bound_s, best_s), paths, &mut settled);
+            let d = group.least.of(&item.decisions);
+            if views.len() >= WORTH_A_LOOK && self.is_beyond(&d, &group.least, node, bar_s) {
+                views.clear();
+            }
+            settled.cut_by_time += (group.views.len() - views.len()) as u64;
+            views.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for (bound_s, view) in views {
+                if bound_s >= settled.bar_s(best_s) {
+                    settled.cut_by_time += 1;
+                } else {
+                    let d = view.of(&item.decisions);
+                    self.settle_state(d, view, node, (bound_s, best_s), paths, &mut settled);
+                }
             }
         }
         settled
+    }
+
+    /// Whether a pipeline is cut under states that no choice of a group undercuts.
+    fn is_beyond(&mut self, d: &Decisions, least: &StateView, node: &NodeView, bar_s: f64) -> bool {
+        let (line, plain, work) = self.stated(d, least, node);
+        let mean = work.params() * (1.0 / line.devices as f64);
+        let limit_s = self.core_s(bar_s) - least.step_of_s(mean, line.chunks);
+        let budget_bytes = self.budget_bytes(&line, &plain, least);
+        match List::of(d.vocab, d.vpp) {
+            Some(list) => {
+                let lister = Lister { line: &line, work: &work, state: least, budget_bytes };
+                !lister.is_below(&self.members(list, &line), limit_s)
+            }
+            None => {
+                let layers = &self.ground.layers;
+                Cutter::new(&line, &work, least, layers, budget_bytes).solve(limit_s).is_none()
+            }
+        }
+    }
+
+    /// A pipeline, its work, and the same with what states add to its passes.
+    fn stated(&self, d: &Decisions, view: &StateView, node: &NodeView) -> (Line, Rc<Work>, Work) {
+        let line = Line::new(&self.ground, d, &node.sheet);
+        let plain = match d.vocab.over_pipeline() {
+            true => Rc::new(Work::of(&self.ground, d, &node.sheet)),
+            false => Rc::clone(&node.work),
+        };
+        let work = view.added_to(&plain, &line);
+        (line, plain, work)
     }
 
     /// A pipeline under states, memory aside, finished, s.
@@ -73,18 +114,13 @@ impl Worker<'_> {
         settled: &mut Settled,
     ) {
         let bar_s = settled.bar_s(best_s);
-        let line = Line::new(&self.ground, &d, &node.sheet);
-        let plain = match d.vocab.over_pipeline() {
-            true => Rc::new(Work::of(&self.ground, &d, &node.sheet)),
-            false => Rc::clone(&node.work),
-        };
+        let (line, plain, work) = self.stated(&d, view, node);
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
         let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
             settled.cut_by_memory += 1;
             return;
         }
-        let work = view.added_to(&plain, &line);
         let mean = work.params() * (1.0 / line.devices as f64);
         let step_s = view.step_of_s(mean, line.chunks);
         if let Some(list) = List::of(d.vocab, d.vpp) {
@@ -159,7 +195,7 @@ impl Worker<'_> {
     ) {
         let Ok(case) = Case::new(&self.ground, d) else { return };
         below.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let ranges = below.into_iter().map(|(position, _)| members.list[position].clone());
+        let ranges = below.into_iter().map(|(position, _)| members.shapes.list[position].clone());
         let tried: Vec<_> = ranges.collect();
         let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
         let found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);

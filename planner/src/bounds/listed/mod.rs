@@ -1,0 +1,397 @@
+//! Listed placements: the fastest of them, by chains of passes.
+//!
+//! Device `i` starts when the first micro-batch has come down the first chunks before it, does all its
+//! micro-batches of all its chunks one after another, and the last one still has to go back up those
+//! chunks to the first device, whose reductions come last. Every pass of that chain must follow the one
+//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike. In other orders the chains
+//! are those between the milestones of each device ([`crate::placement::milestones`]).
+
+mod members;
+mod ways;
+
+pub use members::{Members, MembersKey, Shapes};
+
+use super::states::StateView;
+use super::trade::Trade;
+use super::work::{End, KindWork, Line, Work};
+use crate::case::layers::Counts;
+use crate::case::levels::{Chain, Levels};
+use crate::cost::state::LocalParams;
+use crate::placement::milestones::{Around, OwnSeconds};
+use members::{Alike, Device, Shape, holds_all};
+use ways::Ways;
+
+/// What the bounds of listed placements are computed from.
+#[derive(Clone, Copy)]
+pub struct Lister<'a> {
+    /// The pipeline.
+    pub line: &'a Line,
+    /// One micro-batch, with what the states add to its passes.
+    pub work: &'a Work,
+    /// The states.
+    pub state: &'a StateView,
+    /// What a device has for states and activations; infinite where memory does not count.
+    pub budget_bytes: f64,
+}
+
+impl Lister<'_> {
+    /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
+    /// fits. Beyond `limit_s` it is only as good as showed that it lies there.
+    pub fn bound_s(&self, members: &Members, limit_s: f64) -> f64 {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let mut least_s = f64::INFINITY;
+        for &position in &members.shapes.evenest_first {
+            let member = &members.shapes.shapes[position];
+            least_s = least_s.min(self.member_s(members, member, &trade, limit_s.min(least_s)));
+        }
+        least_s
+    }
+
+    /// Whether some member's bound lies below `limit_s`.
+    pub fn is_below(&self, members: &Members, limit_s: f64) -> bool {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let shapes = members.shapes.evenest_first.iter().map(|&at| &members.shapes.shapes[at]);
+        shapes.into_iter().any(|shape| self.member_s(members, shape, &trade, limit_s) < limit_s)
+    }
+
+    /// The members below `limit_s` by position, with their bounds.
+    pub fn below(&self, members: &Members, limit_s: f64) -> Vec<(usize, f64)> {
+        let trade = Trade::new(&self.work.kinds, self.line.options());
+        let of = |member| self.member_s(members, member, &trade, limit_s);
+        let bounds = members.shapes.shapes.iter().map(of).enumerate();
+        bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// A member's bound; infinite where it does not fit, and beyond the limit no better than that takes.
+    fn member_s(&self, members: &Members, member: &Shape, trade: &Trade, limit_s: f64) -> f64 {
+        let pinned_s = |device: usize| trade.at_first(&member.devices[device].layers).0;
+        let free_s =
+            self.rows_s(members, member, member.corners.iter().copied(), limit_s, pinned_s);
+        if free_s >= limit_s {
+            return free_s;
+        }
+        if self.budget_bytes == f64::INFINITY {
+            return free_s;
+        }
+        self.fitting_s(members, member, trade, (free_s, limit_s))
+    }
+
+    /// With the recomputation that memory makes necessary.
+    fn fitting_s(
+        &self,
+        members: &Members,
+        member: &Shape,
+        trade: &Trade,
+        (free_s, limit_s): (f64, f64),
+    ) -> f64 {
+        let p = self.line.devices;
+        let all = || 0..p;
+        let device_of = |device: usize| &member.devices[device];
+        let free = |device: usize| self.free_bytes(member, device, members.held[device]);
+        if self.line.chunks == 1 {
+            let needs_s = |device: usize| {
+                let of = &member.devices[device];
+                trade.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
+            };
+            return self.rows_s(members, member, all(), limit_s, needs_s);
+        }
+        // Most pipelines that do not fit show it on their first device.
+        if !self.leanest_fits(members, &member.devices[0], free(0)) {
+            return f64::INFINITY;
+        }
+        if let Some(most) = &members.open {
+            let needs_s = |device: usize| {
+                self.any_mix_s(members, device_of(device), trade, (most[device], free(device)))
+            };
+            return self.rows_s(members, member, all(), limit_s, needs_s);
+        }
+        let chains = Levels::chains(self.line.recompute);
+        let mut least_s = f64::INFINITY;
+        for &chain in chains {
+            let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; p], false, None);
+            for (device, own_s) in recompute_s.iter_mut().enumerate() {
+                *own_s = self.level_s(members, device_of(device), chain, free(device));
+                any |= *own_s > 0.0;
+                // The first devices hold most; where they take too long already, that is enough.
+                beyond_s =
+                    Some(self.row_s(member, device, *own_s)).filter(|row_s| *row_s >= limit_s);
+                if beyond_s.is_some() {
+                    break;
+                }
+            }
+            if !any {
+                // No recomputation is what the rows were without memory.
+                return least_s.min(free_s);
+            }
+            let own_s = |device: usize| recompute_s[device];
+            let rows_s = || self.rows_s(members, member, all(), limit_s, own_s);
+            least_s = least_s.min(beyond_s.unwrap_or_else(rows_s));
+        }
+        least_s
+    }
+
+    /// Micro-batches that one of [`Members`] stands for.
+    fn scale(&self) -> f64 {
+        if holds_all(self.line) { self.line.m() } else { 1.0 }
+    }
+
+    /// Bytes left on a device for activations of layers.
+    fn free_bytes(&self, member: &Shape, device: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &member.devices[device].layers);
+        let mut fixed = 0.0;
+        let (embedding, head) = (&self.work.embedding, &self.work.head);
+        if self.line.passes.is_some() {
+            params.dense += embedding.params + head.params;
+        } else {
+            if device == 0 {
+                params.dense += embedding.params;
+                fixed +=
+                    embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
+            }
+            if device == self.head_device() {
+                params.dense += head.params;
+                fixed += head.workspace_bytes + held.1 * self.scale() * head.in_flight_bytes;
+            }
+        }
+        // What just fits must not be declared too large by another order of summation.
+        self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
+    }
+
+    fn leanest_fits(&self, members: &Members, device: &Device, free: f64) -> bool {
+        let options = self.line.options();
+        let leanest = |kind: &KindWork| {
+            options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
+        };
+        let of = |(alike, held): (&Alike, &f64)| {
+            let layers = self.work.kinds.iter().zip(&alike.layers);
+            held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
+        };
+        let alike = device.alike.iter().zip(members.held_on(device));
+        alike.map(of).sum::<f64>() * self.scale() <= free
+    }
+
+    /// Least recomputation of all mixes that fit a moment the device certainly reaches, s: what is held
+    /// beyond its memory must be saved, and a second of recomputation saves at most as many times a layer's
+    /// bytes as micro-batches of a chunk are in flight.
+    fn any_mix_s(
+        &self,
+        members: &Members,
+        device: &Device,
+        trade: &Trade,
+        (most_held, free): (f64, f64),
+    ) -> f64 {
+        let first_s = trade.at_first(&device.layers).0;
+        let of = |(alike, held): (&Alike, &f64)| held * trade.at_first(&alike.layers).1;
+        let alike = device.alike.iter().zip(members.held_on(device));
+        let held = alike.map(of).sum::<f64>() * self.scale();
+        let excess = (held - free) / (most_held * self.scale());
+        if excess <= 0.0 { first_s } else { trade.saving_s(&device.layers, first_s, excess) }
+    }
+
+    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.
+    fn level_s(&self, members: &Members, device: &Device, chain: Chain, free: f64) -> f64 {
+        let levels = Levels::new(chain, self.line.recompute, device.longest);
+        let level = levels.least(|level| self.device_bytes(members, device, levels, level) <= free);
+        let Some(level) = level else { return f64::INFINITY };
+        device
+            .alike
+            .iter()
+            .map(|alike| alike.chunks * self.stage_s(levels, level, &alike.layers))
+            .sum()
+    }
+
+    fn device_bytes(
+        &self,
+        members: &Members,
+        device: &Device,
+        levels: Levels,
+        level: usize,
+    ) -> f64 {
+        let of = |(alike, held): (&Alike, &f64)| {
+            let (each, buffer) = self.stage_bytes(levels, level, &alike.layers);
+            held * self.scale() * each + alike.chunks * buffer
+        };
+        device.alike.iter().zip(members.held_on(device)).map(of).sum()
+    }
+
+    /// Activations of a micro-batch in a stage, and its buffer.
+    fn stage_bytes(&self, levels: Levels, level: usize, layers: &Counts) -> (f64, f64) {
+        let (mut each, mut buffer) = (0.0, 0.0_f64);
+        for (kind, &count) in self.work.kinds.iter().zip(layers) {
+            let split = levels.split(level, count);
+            let layers = split.iter().zip(kind.saved_bytes);
+            each += layers.map(|(&count, bytes)| count as f64 * bytes).sum::<f64>();
+            let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
+            buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
+        }
+        (each, buffer)
+    }
+
+    fn stage_s(&self, levels: Levels, level: usize, layers: &Counts) -> f64 {
+        let of = |(kind, &count): (&KindWork, &usize)| -> f64 {
+            let split = levels.split(level, count);
+            (0..3).map(|option| split[option] as f64 * kind.recompute_s[option]).sum()
+        };
+        self.work.kinds.iter().zip(layers).map(of).sum()
+    }
+
+    /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
+    /// micro-batch; the first that reaches the limit, where one does.
+    fn rows_s(
+        &self,
+        members: &Members,
+        member: &Shape,
+        devices: impl Iterator<Item = usize>,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        if !members.marks.is_empty() {
+            return self.marked_rows_s(members, member, limit_s, recompute_s);
+        }
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for device in devices {
+            let own_s = recompute_s(device);
+            longest_s = longest_s.max(self.row_s(member, device, own_s));
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += own_s;
+        }
+        let latency_s = self.line.boundaries() as f64 * self.line.round_trip_s();
+        let total_s = self.whole_s() + recomputing_s;
+        let way_s = total_s + latency_s + self.others_s(member, total_s);
+        let params = params_of(self.work, &member.devices[0].layers);
+        let tail_s = self.state.tail_of_s(params, self.line.chunks);
+        longest_s.max(way_s) + tail_s
+    }
+
+    /// The same between milestones.
+    fn marked_rows_s(
+        &self,
+        members: &Members,
+        member: &Shape,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let line = self.line;
+        // A device does all its work, however long it waits for it.
+        let head = self.head_device();
+        for device in [member.fullest, 0, head] {
+            let layers_s = load_s(self.work, &member.devices[device].layers);
+            let ends = [(0, &self.work.embedding), (head, &self.work.head)];
+            let here = ends.iter().filter(|(at, _)| *at == device && line.passes.is_none());
+            let ends_s: f64 = here.map(|(_, end)| end.load_s()).sum();
+            let own_s = line.m() * (layers_s + ends_s + recompute_s(device) + line.passes_s());
+            if own_s >= limit_s {
+                return own_s;
+            }
+        }
+        let ways = Ways::new(line, self.work, &member.stages);
+        let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
+        for (device, marks) in members.marks.iter().enumerate() {
+            let shared_s = recompute_s(device);
+            let stage_of = |chunk: usize| line.layout().stage_of(line.devices, device, chunk);
+            chunks.clear();
+            chunks.extend((0..line.chunks).map(|chunk| ways.seconds[stage_of(chunk)]));
+            let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: line.passes_s() };
+            let around = Around {
+                arrive_s: ways.down_s[device],
+                ready_s: ways.there_and_back_s(0, stage_of(marks.first_chunk)),
+                way_s: ways.there_and_back_s(device + 1, device) + ways.link_s(device),
+            };
+            let ends = marks.ends(&own, &around);
+            let params = params_of(self.work, &member.devices[device].layers);
+            let tail_s = self.state.tail_of_s(params, line.chunks);
+            let last_s = ends.last_backward_s + ways.back_s[device];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += shared_s;
+        }
+        longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)
+    }
+
+    /// What a micro-batch's way down all stages and back waits for the others: GPipe and breadth-first loops do the
+    /// other m − 1 forwards of the stage where they are longest before the last micro-batch goes on, and as many
+    /// backwards of another before the first one does.
+    fn others_s(&self, member: &Shape, total_s: f64) -> f64 {
+        let (line, work) = (self.line, self.work);
+        if !holds_all(line) || line.micro_batches == 1 {
+            return 0.0;
+        }
+        let layers_s = |counts: &Counts, value: fn(&KindWork) -> f64| -> f64 {
+            work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * value(kind)).sum()
+        };
+        let last = member.stages.len() - 1;
+        let end_s = |stage: usize, value: fn(&End) -> f64| {
+            let ends = [(0, &work.embedding), (last, &work.head)];
+            let here = ends.into_iter().filter(|(at, _)| *at == stage && line.passes.is_none());
+            here.map(|(_, end)| value(end)).sum::<f64>()
+        };
+        let crossing_s = self.crossing_s();
+        let longest_s = |of_kind: fn(&KindWork) -> f64, of_end: fn(&End) -> f64| {
+            let ends = [0, last]
+                .map(|stage| layers_s(&member.stages[stage], of_kind) + end_s(stage, of_end));
+            let inner = member.inner.iter().map(|counts| layers_s(counts, of_kind) + crossing_s);
+            inner.chain(ends).fold(0.0, f64::max)
+        };
+        let forward_s = longest_s(|kind| kind.forward_s, |end| end.forward_s);
+        let backward_s = longest_s(|kind| kind.backward_s, |end| end.backward_s);
+        (line.m() - 1.0) * (forward_s + backward_s).max(total_s / line.stages() as f64)
+    }
+
+    /// The device of the output layer.
+    fn head_device(&self) -> usize {
+        self.line.layout().device_of(self.line.devices, self.line.stages() - 1)
+    }
+
+    /// A device's chain, s.
+    fn row_s(&self, member: &Shape, device: usize, recompute_s: f64) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let layers_s = load_s(work, &member.devices[device].layers);
+        let stage_of = |chunk: usize| line.layout().stage_of(line.devices, device, chunk);
+        let crossings_s: f64 = (0..line.chunks)
+            .map(|chunk| line.crossings_s(stage_of(chunk)))
+            .map(|(forward_s, backward_s)| forward_s + backward_s)
+            .sum();
+        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
+        if line.passes.is_none() {
+            own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
+            own_s += if device == self.head_device() { work.head.load_s() } else { 0.0 };
+            ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
+        }
+        if device > 0 && line.schedule.is_whole() {
+            ramp_s += load_s(work, &member.before[device]);
+            ramp_s += self.crossing_s() * (2 * device - 1) as f64;
+            ramp_s += line.round_trip_s() * device as f64;
+        }
+        let ramp_s = if line.schedule.is_whole() { ramp_s } else { 0.0 };
+        ramp_s + line.m() * own_s
+    }
+
+    /// A transfer where it blocks, s.
+    fn crossing_s(&self) -> f64 {
+        if self.line.devices > 1 && self.line.hop_blocks { self.line.hop_s } else { 0.0 }
+    }
+
+    /// One micro-batch's passes over the whole model, s.
+    fn whole_s(&self) -> f64 {
+        let (line, work) = (self.line, self.work);
+        let ends_s = match line.passes {
+            Some(_) => 0.0,
+            None => work.embedding.load_s() + work.head.load_s(),
+        };
+        let stages = line.devices * line.chunks;
+        work.load_s() + ends_s + 2.0 * (stages - 1) as f64 * self.crossing_s()
+    }
+}
+
+fn load_s(work: &Work, counts: &Counts) -> f64 {
+    work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * kind.load_s()).sum()
+}
+
+fn params_of(work: &Work, counts: &Counts) -> LocalParams {
+    let all = work.kinds.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (kind, &count)| sum + kind.params * count as f64)
+}
