@@ -139,6 +139,8 @@ fn sums(storage: Storage, columns: usize) -> Shape {
     let floors = vec![
         ("elementwise_add", floor(&[storage; 3])),
         ("elementwise_axpy", floor(&[storage; 3])),
+        ("elementwise_maximum", floor(&[storage; 3])),
+        ("elementwise_divide", floor(&[storage; 3])),
         ("elementwise_scale", floor(&[storage; 2])),
         ("elementwise_add_bias", floor(&[storage; 2])),
         ("elementwise_accumulate", floor(&[storage, F32, F32])),
@@ -226,6 +228,18 @@ fn logits(storage: Storage, (cap, columns): (f64, usize)) -> Shape {
         ("cross_entropy_max", cross_entropy::cuda::read_floor(&logits, storage)),
         ("cross_entropy_sum_exp", cross_entropy::cuda::read_floor(&logits, storage)),
         ("cross_entropy_gradient", cross_entropy::cuda::gradient_floor(&logits, storage)),
+        (
+            "cross_entropy_softmax_to_gradient",
+            cross_entropy::cuda::softmax_to_gradient_floor(&logits, storage),
+        ),
+        (
+            "cross_entropy_scale_by_slope",
+            cross_entropy::cuda::scale_by_slope_floor(TOKENS, columns, storage),
+        ),
+        (
+            "cross_entropy_join_gradient",
+            cross_entropy::cuda::join_gradient_floor(TOKENS, columns, storage),
+        ),
     ];
     shape(format!("{TOKENS} x {columns} cap {cap}"), module, floors)
 }
