@@ -11,7 +11,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::Stream;
+use kernels::random::{self, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Pairing, Rope};
 use kernels::transpose;
@@ -92,6 +92,10 @@ fn shapes(source: Source) -> Vec<Shape> {
             shape(format!("{TOKENS} x {columns}"), module, floors)
         }),
         "layer_norm" => each(storages, [768, 1600, 12_288], layer_norms),
+        "random" => each([Storage::F32], [1 << 20], |_, elements| {
+            let floors = vec![("random_normal", random::cuda::floor(elements))];
+            shape(format!("{elements} elements"), random::cuda::module(), floors)
+        }),
         "rms_norm" => each(storages, [(128, false), (4096, false), (16_384, true)], rms_norms),
         "rope" => {
             let half = Rope::half(TOKENS, 32, 128);

@@ -10,7 +10,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Batch, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::{Stream, View};
+use kernels::random::{self as draws, Stream, View};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self as rotary, Pairing, Rope};
 use kernels::{Cpu, Output, elementwise as sums, transpose as swap};
@@ -26,8 +26,8 @@ macro_rules! cases {
 }
 
 cases!(
-    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout transpose
-    products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
+    transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
 );
 
 /// Numbers between -1 and 1 that the storage holds exactly.
@@ -703,6 +703,26 @@ fn dropout_in<S: Stored>(gpu: &Gpu) {
         close(&format!("y of {view:?}"), S::STORAGE, &down(gpu, &gy), &y);
         let kept = y.iter().filter(|&&y| y != 0.0).count() as f64 / y.len() as f64;
         assert!((0.5..0.9).contains(&kept), "{kept}");
+    }
+}
+
+pub fn random(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    let stream = Stream { seed: 0x0123_4567_89ab_cdef, tensor: 7, step: 0 };
+    let views = [
+        View::contiguous(3, 1001),
+        View::matrix(5, 30, 7, 11, 103),
+        View { offset: (1 << 34) + 1, sizes: [3, 5, 7], strides: [1000, 60, 8] },
+    ];
+    for view in views {
+        let mut found = out::<f32>(gpu, view.len());
+        draws::cuda::fill_normal(gpu, found.view_mut(), &view, stream, 0.02).unwrap();
+        let mut expected = vec![0.0_f32; view.len()];
+        draws::reference::fill_normal(&cpu, &mut expected, &view, stream, 0.02);
+        let found = gpu.download(found.view()).unwrap();
+        let ulps = |(a, b): (&f32, &f32)| a.to_bits().abs_diff(b.to_bits());
+        let off = found.iter().zip(&expected).map(ulps).max();
+        assert!(off <= Some(1), "{view:?}: {found:?}, not {expected:?}");
     }
 }
 

@@ -19,7 +19,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::View as Numbered;
+use kernels::random::{self, Stream, View as Numbered};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -809,6 +809,10 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
 
     fn divide(&self, by: Wide<'_, Self>, x: WideMut<'_, Self>) {
         call!(self, [by, x], |gpu| elementwise::cuda::divide(gpu, by, x));
+    }
+
+    fn fill_normal(&self, to: WideMut<'_, Self>, view: &Numbered, stream: Stream, std: f64) {
+        call!(self, [to], |gpu| random::cuda::fill_normal(gpu, to, view, stream, std));
     }
 
     fn add_sum(&self, x: Wide<'_, Self>, total: &mut Memory<f64>) {

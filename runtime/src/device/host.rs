@@ -11,7 +11,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::View as Numbered;
+use kernels::random::{self, Stream, View as Numbered};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -364,6 +364,10 @@ impl<T: Scalar> Device for Host<T> {
 
     fn divide(&self, by: &[T], x: &mut [T]) {
         elementwise::divide(&self.cpu, by, x);
+    }
+
+    fn fill_normal(&self, to: &mut [T], view: &Numbered, stream: Stream, std: f64) {
+        random::fill_normal(&self.cpu, to, view, stream, std);
     }
 
     fn add_sum(&self, x: &[T], total: &mut f64) {

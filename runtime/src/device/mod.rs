@@ -31,7 +31,7 @@ use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::View as Numbered;
+use kernels::random::{Stream, View as Numbered};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::{Cpu, Output};
@@ -499,6 +499,9 @@ pub trait Device: Space {
 
     /// `x /= by`
     fn divide(&self, by: Wide<'_, Self>, x: WideMut<'_, Self>);
+
+    /// [`kernels::random::fill_normal`]
+    fn fill_normal(&self, to: WideMut<'_, Self>, view: &Numbered, stream: Stream, std: f64);
 
     /// Adds the sum of elements to a total.
     fn add_sum(&self, x: Wide<'_, Self>, total: &mut Self::Total);
