@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc gpu-test gpu-bench gpu-programs
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -135,19 +135,48 @@ nvrtc:
 	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
 	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
 
-# On a GPU: every kernel against the CPU's references; then how fast each is. Where there is none they say so and fail. The
-# programs need the driver and CUDA's libraries alone, so they may be built elsewhere: make gpu-programs, and copy.
+# On a GPU: every kernel against the CPU's references; then how fast each is, what the cost model needs, training steps, and
+# all of it beside PyTorch where there is one, with what it has to come to. Where there is no GPU they say so and fail. The
+# programs need the driver and CUDA's libraries alone, so they may be built elsewhere: make gpu-programs, and copy. Each part
+# of gpu-bench runs alone, too, in less than ten minutes: gpu-kernels, gpu-measure PARTS=memory,products, gpu-beside.
 GPU_PROGRAMS := $(or $(CARGO_TARGET_DIR),target)/release
+GPU_CLUSTER ?= dgx_h200
+PARTS ?= memory,products,attention,collectives,steps
+PYTHON ?= python3
 gpu-test: gpu-programs
 	$(GPU_PROGRAMS)/gpu-test --json gpu-test.json
 
-gpu-bench: gpu-programs
+gpu-bench:
+	@$(MAKE) --no-print-directory gpu-kernels
+	@$(MAKE) --no-print-directory gpu-measure
+	@$(MAKE) --no-print-directory gpu-beside
+
+gpu-kernels: gpu-programs
 	$(GPU_PROGRAMS)/gpu-bench --json gpu-bench.json
-	@if python3 -c 'import torch' 2>/dev/null; then tools/gpu_side_by_side.py --bench gpu-bench.json --json gpu-torch.json; \
-	else echo 'no PyTorch here, so nothing beside it: tools/gpu_side_by_side.py'; fi
+
+# The cluster file is written from whatever has been measured so far.
+gpu-measure: gpu-programs
+	$(GPU_PROGRAMS)/measure-gpu --json gpu-measured.json --parts $(PARTS)
+	$(GPU_PROGRAMS)/plan calibrate --gpu --cluster $(GPU_CLUSTER) --measured gpu-measured.json --steps gpu-steps.json \
+	  -o gpu-cluster.yaml
+
+gpu-beside: gpu-programs
+	$(PYTHON) tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json --predicted gpu-steps.json \
+	  --trainer $(GPU_PROGRAMS)/measure-gpu --json gpu-torch.json
+
+# The same cases as gpu-test under NVIDIA's checkers: accesses, races in shared memory, memory read before it is written,
+# barriers.
+SANITIZER := $(shell command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
+gpu-sanitize: gpu-programs
+	@[ -n "$(SANITIZER)" ] || { echo 'error: no compute-sanitizer here: it comes with the CUDA toolkit (cuda-sanitizer), on PATH or in /usr/local/cuda/bin' >&2; exit 1; }
+	@for tool in memcheck racecheck initcheck synccheck; do \
+	  echo "==== $$tool ===="; \
+	  "$(SANITIZER)" --tool $$tool --error-exitcode 3 $(GPU_PROGRAMS)/gpu-test --json gpu-$$tool.json || exit 1; done
 
 gpu-programs:
 	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
+	cargo build --release --locked -p meshwright-runtime --features cuda --bin measure-gpu
+	cargo build --release --locked -p meshwright-planner --bin plan
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \

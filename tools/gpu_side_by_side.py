@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""PyTorch's speed on the GPU that gpu-bench measured: the same products, the same attentions, and training steps.
+"""PyTorch's speed on the GPU that gpu-bench measured: the same products, the same attentions, and training steps; and
+what all of it comes to, beside what it has to.
 
-Run on the GPU's machine with its own PyTorch, after `make gpu-bench`:
+Run on the GPU's machine with its own PyTorch, as `make gpu-bench` does:
 
-    tools/gpu_side_by_side.py --bench gpu-bench.json --json gpu-torch.json
+    tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json --predicted gpu-steps.json \\
+        --trainer target/release/measure-gpu --json gpu-torch.json
 
-Attention is PyTorch's fused one with the better of its backends (cuDNN, flash), products are torch.matmul in bf16; steps are
-GPT-2 124M, GPT-2 1.5B and four layers of Llama 3 8B, compiled, in bf16 with f32 masters and fused AdamW. Each figure is the
-least of five measurements. Prints a table last, with the kernels' own figures beside PyTorch's where gpu-bench has them.
+Attention is PyTorch's fused one with each of its backends (cuDNN, flash), products are torch.matmul in bf16; steps are
+GPT-2 124M, GPT-2 1.5B and four layers of Llama 3 8B, compiled, in bf16 with f32 masters and fused AdamW. A kernel's figure is
+the least of five measurements, a step's the middle one of ten. With --trainer steps are timed in turns, ours, PyTorch's, ours,
+PyTorch's, and the better of each two counts. Prints two tables last: every kernel beside PyTorch's, and each requirement
+with what it came to. Without PyTorch the second one has what needs none.
 """
 
 import argparse
 import json
+import statistics
+import subprocess
 import sys
 import time
 
@@ -38,10 +44,24 @@ MODELS = [
 ]
 
 
+# What a step must reach: part of the peak.
+MFU = {"GPT-2 124M": 0.42, "GPT-2 1.5B": 0.50, "Llama 3 8B, 4 layers": 0.52}
+MFU_FORMULA = "(6 x weights that are multiplied x tokens + 12 x layers x hidden x query-key pairs that see each other) / (s x peak)"
+# Over PyTorch's speed, over a copy's bandwidth, over the best cuBLASLt algorithm, attention's time over cuDNN's, predicted
+# over measured step time.
+OVER_TORCH, OF_COPY, OF_BEST, OVER_CUDNN, OFF_PREDICTED = 1.05, 0.85, 0.98, 1.05, 0.05
+# Dense bf16, of the datasheet.
+PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "B200": 2250e12}
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", help="what gpu-bench wrote")
+    parser.add_argument("--measured", help="what measure-gpu wrote")
+    parser.add_argument("--predicted", help="what plan calibrate --gpu --steps wrote")
+    parser.add_argument("--trainer", help="measure-gpu, to time its steps in turns with PyTorch's")
     parser.add_argument("--json", default="gpu-torch.json", help="where the figures go")
+    parser.add_argument("--no-kernels", action="store_true", help="training steps alone")
     parser.add_argument("--no-steps", action="store_true", help="no training steps: they compile for minutes")
     return parser.parse_args()
 
@@ -94,7 +114,7 @@ def attentions(torch):
             return torch.randn(batch, count, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
         q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
-        best = {}
+        best = {}  # by what and backend
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
 
             def forward():
@@ -114,11 +134,10 @@ def attentions(torch):
                 print(f"{shape}: {backend}: {error}", file=sys.stderr)
                 continue
             for what, seconds in (("forward", ahead), ("backward", back), ("both", ahead + back)):
-                if what not in best or seconds < best[what][0]:
-                    best[what] = (seconds, backend.name)
+                best[what, backend.name] = seconds
         pairs = batch * heads * visible_pairs(length)
         flops = {"forward": 4 * pairs * dim, "backward": 10 * pairs * dim, "both": 14 * pairs * dim}
-        for what, (seconds, backend) in best.items():
+        for (what, backend), seconds in best.items():
             rows.append((f"attention {what}", shape, seconds, flops[what] / seconds / 1e12, backend))
     return rows
 
@@ -196,14 +215,44 @@ def model_of(torch, layers, hidden, heads, kv_heads, wide, vocabulary, length, l
     return Model()
 
 
-def steps(torch):
+def middle_seconds(torch, run, warm=3, times=10):
+    for _ in range(warm):
+        run()
+    found = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama):
+    dim = hidden // heads
+    layer = hidden * (heads + 2 * kv_heads) * dim + hidden * hidden + hidden * wide * (3 if llama else 2)
+    multiplied = layers * layer + hidden * vocabulary
+    pairs = sequences * visible_pairs(length)
+    return 6 * multiplied * sequences * length + 12 * layers * hidden * pairs
+
+
+def our_step(trainer, name):
+    done = subprocess.run([trainer, "--step", name], capture_output=True, text=True)
+    if done.returncode != 0:
+        print(f"{name}: {done.stderr.strip()}", file=sys.stderr)
+        return None
+    return float(done.stdout)
+
+
+def steps(torch, trainer):
+    """Each model's seconds: PyTorch's best, with its backend, and ours."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    rows = []
+    found = {}
     for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
         ids = torch.randint(vocabulary, (sequences, length), device="cuda")
         targets = torch.randint(vocabulary, (sequences, length), device="cuda")
-        best = None
+        best, own = None, []
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
             torch.manual_seed(0)
             model = model_of(torch, layers, hidden, heads, kv_heads, wide, vocabulary, length, llama).cuda()
@@ -218,43 +267,119 @@ def steps(torch):
                 optimizer.zero_grad(set_to_none=True)
 
             try:
-                with sdpa_kernel(backend):
-                    seconds = least_seconds(torch, step, launches=5)
+                for _ in range(2):
+                    if trainer:
+                        own.append(our_step(trainer, name))
+                    with sdpa_kernel(backend):
+                        seconds = middle_seconds(torch, step)
+                    if best is None or seconds < best[0]:
+                        best = (seconds, backend.name)
             except RuntimeError as error:
                 print(f"{name}: {backend}: {error}", file=sys.stderr)
-                continue
             finally:
-                parameters = sum(p.numel() for p in model.parameters())
-                embedded = model.embed.weight.numel() + (0 if llama else model.positions.numel())
                 del model, optimizer, compiled
                 torch.cuda.empty_cache()
-            if best is None or seconds < best[0]:
-                best = (seconds, backend.name)
-        if best is None:
-            continue
-        tokens = sequences * length
-        # 6 operations a weight that is multiplied, tied embeddings once; attention's over the pairs that see each other.
-        multiplied = parameters - embedded + (0 if llama else hidden * vocabulary)
-        flops = 6 * multiplied * tokens + 12 * layers * hidden * sequences * visible_pairs(length)
-        rows.append((f"step, {name}", f"{sequences} x {length}", best[0], flops / best[0] / 1e12, best[1]))
+        own = [seconds for seconds in own if seconds is not None]
+        found[name] = {"torch": best, "own": min(own) if own else None}
+    return found
+
+
+def requirement(what, shape, value, wanted, met):
+    return {"what": what, "shape": shape, "value": value, "wanted": wanted, "met": met}
+
+
+def absent(what, shape, wanted):
+    return requirement(what, shape, None, wanted, None)
+
+
+def of_steps(timed, measured, predicted, peak):
+    """Tokens a second, beside PyTorch's and as a part of the peak, and how far predictions are off."""
+    rows = []
+    for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
+        shape, tokens = f"{sequences} x {length}", sequences * length
+        own = timed.get(name, {}).get("own") or measured.get(name)
+        torch_best = timed.get(name, {}).get("torch")
+        if own is None:
+            rows.append(absent(f"tokens/s, {name}", shape, "measured"))
+        else:
+            rows.append(requirement(f"tokens/s, {name}", shape, tokens / own, "measured", True))
+        if torch_best is None:
+            rows.append(absent(f"tokens/s of PyTorch, {name}", shape, "measured"))
+        else:
+            rows.append(requirement(f"tokens/s of PyTorch, {name} ({torch_best[1]})", shape, tokens / torch_best[0], "measured", True))
+        wanted = f"at least {OVER_TORCH}"
+        if own is None or torch_best is None:
+            rows.append(absent(f"tokens/s over PyTorch's, {name}", shape, wanted))
+        else:
+            ratio = torch_best[0] / own
+            rows.append(requirement(f"tokens/s over PyTorch's, {name}", shape, ratio, wanted, ratio >= OVER_TORCH))
+        wanted = f"at least {MFU[name]}"
+        if own is None or peak is None:
+            rows.append(absent(f"MFU, {name}", shape, wanted))
+        else:
+            flops = step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama)
+            part = flops / own / peak
+            rows.append(requirement(f"MFU, {name}", shape, part, wanted, part >= MFU[name]))
+        wanted = f"1, off by at most {OFF_PREDICTED}"
+        if name not in predicted:
+            rows.append(absent(f"predicted over measured step time, {name}", shape, wanted))
+        else:
+            ratio = predicted[name]["predicted_s"] / predicted[name]["measured_s"]
+            met = abs(ratio - 1) <= OFF_PREDICTED
+            rows.append(requirement(f"predicted over measured step time, {name}", shape, ratio, wanted, met))
     return rows
 
 
-def main():
-    options = parse()
+def of_kernels(ours, beside):
+    """Memory-bound kernels beside a copy, products beside the best algorithm, attention beside cuDNN."""
+    rows = []
+    for (kernel, shape), row in ours.items():
+        if row.get("share") is None or kernel == "copy":
+            continue
+        is_product = kernel.startswith("product")
+        least = OF_BEST if is_product else OF_COPY
+        what = f"{kernel}, of the best algorithm" if is_product else f"{kernel}, of a copy's bandwidth"
+        rows.append(requirement(what, shape, row["share"], f"at least {least}", row["share"] >= least))
+    for batch, length, heads, kv_heads, dim in ATTENTIONS:
+        shape = f"{batch} x {length}, {heads}/{kv_heads} heads of {dim}, causal"
+        own = ours.get(("attention both", shape), {}).get("us")
+        cudnn = beside.get(("attention both", shape))
+        what, wanted = "attention's time over cuDNN's", f"at most {OVER_CUDNN}"
+        if own is None or cudnn is None:
+            rows.append(absent(what, shape, wanted))
+        else:
+            rows.append(requirement(what, shape, own / cudnn, wanted, own / cudnn <= OVER_CUDNN))
+    return rows
+
+
+def table(rows):
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    said = {True: "yes", False: "NO", None: ""}
+    for row in rows:
+        cells = (
+            said[cell] if cell is None or isinstance(cell, bool) else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+            for cell in row.values()
+        )
+        print("| " + " | ".join(cells) + " |")
+
+
+def loaded(path):
+    if not path:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def torch_with_gpu():
     try:
         import torch
     except ImportError:
-        sys.exit("error: no PyTorch here: run this with the Python of the GPU's machine")
-    if not torch.cuda.is_available():
-        sys.exit("error: PyTorch sees no GPU")
-    ours = {}
-    if options.bench:
-        with open(options.bench, encoding="utf-8") as file:
-            ours = {(row["kernel"], row["shape"]): row for row in json.load(file)["kernels"]}
-    rows = products(torch) + attentions(torch)
-    if not options.no_steps:
-        rows += steps(torch)
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def entries_of(rows, ours):
     entries = []
     for kernel, shape, seconds, tflops, *backend in rows:
         own = ours.get((kernel, shape), {}).get("us")
@@ -269,21 +394,45 @@ def main():
                 "torch over ours": seconds * 1e6 / own if own else None,
             }
         )
-    head = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+    return entries
+
+
+def main():
+    options = parse()
+    bench, measured = loaded(options.bench), loaded(options.measured)
+    predicted = {step["model"]: step for step in loaded(options.predicted) or []}
+    ours = {(row["kernel"], row["shape"]): row for row in (bench or {}).get("kernels", [])}
+    own_steps = {
+        step["model"].splitlines()[0].removeprefix("name: "): step["s"] for step in (measured or {}).get("steps", [])
     }
+    torch = torch_with_gpu()
+    if torch is None and not (bench or measured):
+        sys.exit("error: no PyTorch that sees a GPU here, and nothing that was measured: run this where the GPU is")
+    gpu = torch.cuda.get_device_name() if torch else (bench or measured)["gpu"]
+    head = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "gpu": gpu}
+    entries, timed = [], {}
+    if torch is None:
+        print("no PyTorch that sees a GPU here: nothing is beside it", file=sys.stderr)
+    else:
+        head |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        if not options.no_kernels:
+            entries = entries_of(products(torch) + attentions(torch), ours)
+        if not options.no_steps:
+            timed = steps(torch, options.trainer)
+    peak = next((flops for name, flops in PEAKS.items() if name in gpu), None)
+    head |= {"MFU": MFU_FORMULA, "peak FLOP/s": peak}
+    beside = {
+        (entry["kernel"], entry["shape"]): entry["torch us"] for entry in entries if entry["backend"] == "CUDNN_ATTENTION"
+    }
+    must = of_steps(timed, own_steps, predicted, peak) + of_kernels(ours, beside)
     with open(options.json, "w", encoding="utf-8") as file:
-        json.dump({**head, "kernels": entries}, file, indent=1)
+        json.dump({**head, "kernels": entries, "requirements": must}, file, indent=1)
     print(", ".join(f"{name} {value}" for name, value in head.items()))
-    print("| " + " | ".join(entries[0]) + " |")
-    print("|" + "---|" * len(entries[0]))
-    for entry in entries:
-        cells = (f"{cell:.4g}" if isinstance(cell, float) else cell or "" for cell in entry.values())
-        print("| " + " | ".join(cells) + " |")
+    if entries:
+        table(entries)
+    table(must)
+    met = [row["met"] for row in must]
+    print(f"{met.count(True)} of {len(must)} as wanted, {met.count(False)} not, {met.count(None)} not measured: {options.json}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::Stream;
+use kernels::random::{self, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Pairing, Rope};
 use kernels::transpose;
@@ -92,6 +92,10 @@ fn shapes(source: Source) -> Vec<Shape> {
             shape(format!("{TOKENS} x {columns}"), module, floors)
         }),
         "layer_norm" => each(storages, [768, 1600, 12_288], layer_norms),
+        "random" => each([Storage::F32], [1 << 20], |_, elements| {
+            let floors = vec![("random_normal", random::cuda::floor(elements))];
+            shape(format!("{elements} elements"), random::cuda::module(), floors)
+        }),
         "rms_norm" => each(storages, [(128, false), (4096, false), (16_384, true)], rms_norms),
         "rope" => {
             let half = Rope::half(TOKENS, 32, 128);
@@ -139,6 +143,8 @@ fn sums(storage: Storage, columns: usize) -> Shape {
     let floors = vec![
         ("elementwise_add", floor(&[storage; 3])),
         ("elementwise_axpy", floor(&[storage; 3])),
+        ("elementwise_maximum", floor(&[storage; 3])),
+        ("elementwise_divide", floor(&[storage; 3])),
         ("elementwise_scale", floor(&[storage; 2])),
         ("elementwise_add_bias", floor(&[storage; 2])),
         ("elementwise_accumulate", floor(&[storage, F32, F32])),
@@ -226,6 +232,18 @@ fn logits(storage: Storage, (cap, columns): (f64, usize)) -> Shape {
         ("cross_entropy_max", cross_entropy::cuda::read_floor(&logits, storage)),
         ("cross_entropy_sum_exp", cross_entropy::cuda::read_floor(&logits, storage)),
         ("cross_entropy_gradient", cross_entropy::cuda::gradient_floor(&logits, storage)),
+        (
+            "cross_entropy_softmax_to_gradient",
+            cross_entropy::cuda::softmax_to_gradient_floor(&logits, storage),
+        ),
+        (
+            "cross_entropy_scale_by_slope",
+            cross_entropy::cuda::scale_by_slope_floor(TOKENS, columns, storage),
+        ),
+        (
+            "cross_entropy_join_gradient",
+            cross_entropy::cuda::join_gradient_floor(TOKENS, columns, storage),
+        ),
     ];
     shape(format!("{TOKENS} x {columns} cap {cap}"), module, floors)
 }

@@ -5,6 +5,8 @@
 //! (`gemm_slowdown`, `step_overhead_s`, `thread_slowdown`, `dp_slowdown`, `slowdown_per_doubling`, `tp_exposed`),
 //! each from a step in which it alone is new.
 
+pub mod gpu;
+
 use crate::cost::attention::{self, AttentionShape};
 use crate::cost::{gemm, memory_bound};
 use crate::flags::restrictions;
@@ -187,7 +189,8 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         format!("micro_batch={}", (step.global_batch / step.dp).max(1)),
         "sequence_parallel=false".to_owned(),
         "recompute=none".to_owned(),
-        "dtype=f32".to_owned(),
+        // Threads train in 32 bits, GPUs in 16.
+        format!("dtype={}", if cluster.any_gpu_count { "f32" } else { "bf16" }),
         "schedule=1f1b".to_owned(),
     ]
     .into();

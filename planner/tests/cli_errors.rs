@@ -101,7 +101,7 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 19] = [
+    let cases: [(&str, &[&str]); 22] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
@@ -130,6 +130,9 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("launch nowhere -n 8", &["--mpi"]),
         ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
         ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
+        ("calibrate --gpu --cluster laptop", &["threads of a processor", "dgx_h200"]),
+        ("calibrate --cluster laptop --measured nowhere", &["--gpu"]),
+        ("calibrate --gpu --cluster dgx_h200 --measured nowhere.json", &["nowhere.json"]),
     ];
     for (words, parts) in cases {
         fails(words, 2, parts);

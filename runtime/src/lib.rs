@@ -16,6 +16,7 @@
 
 mod ahead;
 mod buffer;
+pub mod calibration;
 pub mod checkpoint;
 pub mod comm;
 pub mod data;

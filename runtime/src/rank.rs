@@ -4,7 +4,7 @@ use crate::buffer::{Pools, WideBuffer};
 use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator, Op, Request};
 use crate::data::{Sample, Samples};
-use crate::device::{Device, DeviceError, Group, Parameter, Proposal, Space, Target};
+use crate::device::{Device, DeviceError, Group, Parameter, Proposal, Space, Target, WideMut};
 use crate::error::Error;
 use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
@@ -16,7 +16,7 @@ use crate::scalar::{Number, Scalar};
 use crate::stage::Stage;
 use kernels::adamw::AdamW;
 use kernels::cross_entropy::IGNORED;
-use kernels::random::{self, Stream, View};
+use kernels::random::{Stream, View};
 use kernels::{Cpu, Real, rope};
 use models::model::Positions;
 use models::schedule::VocabPasses;
@@ -182,14 +182,10 @@ impl<'a, D: Device> Rank<'a, D> {
     pub fn initialise(&mut self) {
         let Fixed { inventory, device, seed, .. } = &self.fixed;
         for held in inventory.all() {
-            let mut values = vec![D::Wide::ZERO; held.part.len];
-            match held.declaration.init {
-                Init::Constant(value) => values.fill(D::Wide::from_f64(value)),
-                Init::Normal(deviation) => {
-                    draw_normal(device.host(), held, &mut values, *seed, deviation);
-                }
-            }
-            self.state.set(device, held.part, &values);
+            self.state.fill(device, held.part, |to| match held.declaration.init {
+                Init::Constant(value) => device.fill(to, D::Wide::from_f64(value)),
+                Init::Normal(deviation) => draw_normal(device, held, to, *seed, deviation),
+            });
         }
     }
 
@@ -616,6 +612,18 @@ impl<D: Device> State<D> {
         }
     }
 
+    /// Sets a parameter's weights to what `fill` writes.
+    fn fill(&mut self, device: &D, part: Part, fill: impl FnOnce(WideMut<'_, D>)) {
+        let weights = self.weights.get_mut(part);
+        if let Some(exact) = &mut self.exact {
+            fill(exact.get_mut(part));
+            return device.round(exact.get(part), weights);
+        }
+        let mut values = device.zeros(part.len);
+        fill(D::view_mut(&mut values, 0..part.len));
+        device.round(D::view(&values, 0..part.len), weights);
+    }
+
     /// Passes read the exact weights from now on.
     fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
         if let Some(exact) = &self.exact {
@@ -698,12 +706,6 @@ fn begun_twice(step: u64) -> CommError {
     CommError::Invalid { call: format!("step {step}"), reason }
 }
 
-fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
-    let (first, behind) = std::mem::take(rest).split_at_mut(count);
-    *rest = behind;
-    first
-}
-
 /// Declares the stages of pipeline device `device`, and its part of a vocabulary split over all.
 fn declare(
     program: &Program,
@@ -754,14 +756,22 @@ fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
 }
 
 /// Fills what a rank holds with normal numbers by their place in the tensor as stored.
-fn draw_normal<T: Scalar>(cpu: &Cpu, held: &Held, values: &mut [T], seed: u64, deviation: f64) {
+fn draw_normal<D: Device>(
+    device: &D,
+    held: &Held,
+    mut rest: WideMut<'_, D>,
+    seed: u64,
+    deviation: f64,
+) {
     let (_, columns) = held.declaration.stored_shape();
     let stream = Stream { seed, tensor: name_hash(&held.declaration.name), step: 0 };
-    let (extent, mut rest) = (&held.extent, values);
+    let extent = &held.extent;
     for rows in &extent.rows {
         let (first, width) = (extent.columns.start as u64, extent.columns.len());
         let view = View::matrix(rows.start as u64, rows.len(), first, width, columns as u64);
-        random::fill_normal(cpu, take(&mut rest, view.len()), &view, stream, deviation);
+        let (now, behind) = D::split(rest, view.len());
+        device.fill_normal(now, &view, stream, deviation);
+        rest = behind;
     }
 }
 

@@ -18,6 +18,7 @@ use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
+use kernels::random::{self, Stream, View};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use report::{Options, Value};
@@ -340,7 +341,36 @@ impl Bench<'_> {
                 sum,
                 1e-4,
             )
-        })
+        })?;
+        let floor = cross_entropy::cuda::softmax_to_gradient_floor(&logits, stored);
+        self.moves("softmax to gradient, of a split vocabulary", shape, floor, || {
+            let (z, factor, target) = (z.view_mut(), sum.view(), target.view());
+            cross_entropy::cuda::softmax_to_gradient(
+                gpu,
+                &logits,
+                z,
+                ids.view(),
+                factor,
+                target,
+                1e-4,
+            )
+        })?;
+        let hits = self.numbers::<bf16>(tokens * columns)?;
+        let floor = cross_entropy::cuda::join_gradient_floor(tokens, columns, stored);
+        self.moves(
+            "input gradient joined, of a split vocabulary",
+            "8192 x 4096 bf16",
+            floor,
+            || {
+                cross_entropy::cuda::join_gradient(
+                    gpu,
+                    out.view_mut(),
+                    hits.view(),
+                    sum.view(),
+                    1e-4,
+                )
+            },
+        )
     }
 
     fn optimizer(&mut self) -> Result<(), GpuError> {
@@ -388,6 +418,16 @@ impl Bench<'_> {
                 total.view_mut(),
                 Output::Overwrite,
             )
+        })?;
+        // The same memory as a rank's part of a reduction by maximum, and as weights that are drawn.
+        let floor = elementwise::cuda::floor(elements * tensors, &[Storage::F32; 3]);
+        self.moves("maximum over ranks", "2^27 f32", floor, || {
+            elementwise::cuda::maximum(gpu, g.view(), w.view_mut())
+        })?;
+        let stream = Stream { seed: 1, tensor: 2, step: 0 };
+        let drawn = View::contiguous(0, elements * tensors);
+        self.moves("weights drawn", "2^27 f32", random::cuda::floor(drawn.len()), || {
+            random::cuda::fill_normal(gpu, w.view_mut(), &drawn, stream, 0.02)
         })?;
         let mut gradients = self.zeros::<f32>(elements * tensors)?;
         let stored = [Storage::Bf16, Storage::F32, Storage::F32];

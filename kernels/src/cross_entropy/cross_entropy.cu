@@ -2,7 +2,8 @@
 //
 // Baked in: COLUMNS, SOFT_CAP (0: none).
 // Floor of the statistics: reads the logits once (maximum and sum together). Of the gradient: reads and writes them once.
-// The softmax itself is never stored.
+// The softmax itself is never stored, but where a vocabulary is split over a pipeline by algorithm 2: there it takes the
+// logits' place, and what is done beside the products reads and writes each of its operands once.
 
 // The logit, capped, and the slope of the cap.
 __device__ __forceinline__ float capped(float z, float& slope) {
@@ -135,5 +136,63 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       z[i] = column + i < real_columns && target >= 0 ? gradient : 0.0f;
     }
     store(row + column, z);
+  }
+}
+
+// The slope of the cap where it gives z.
+__device__ __forceinline__ float slope_at(float z) {
+  if (SOFT_CAP <= 0) return 1.0f;
+  const float t = z / static_cast<float>(SOFT_CAP);
+  return 1.0f - t * t;
+}
+
+// rows[rows, COLUMNS] times the slope of the cap at the row's target.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_scale_by_slope(const float* __restrict__ target_logit, stored* __restrict__ rows) {
+  stored* row = rows + static_cast<u64>(blockIdx.x) * COLUMNS;
+  const float slope = slope_at(target_logit[blockIdx.x]);
+  for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
+    float x[PACK];
+    load(row + column, x);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) x[i] *= slope;
+    store(row + column, x);
+  }
+}
+
+// From the softmax around the shard's own maximum to the gradient of its logits: rows times scale factor, less scale times
+// the slope where the target is here.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_softmax_to_gradient(stored* __restrict__ softmax, const long long* __restrict__ targets,
+                                      const float* __restrict__ factor, const float* __restrict__ target_logit,
+                                      float scale, long long first_column, int real_columns) {
+  stored* row = softmax + static_cast<u64>(blockIdx.x) * COLUMNS;
+  const long long target = targets[blockIdx.x], column_of_target = target - first_column;
+  const bool here = target >= 0 && column_of_target >= 0 && column_of_target < real_columns;
+  const long long hit = here ? column_of_target : -1;
+  const float by = scale * factor[blockIdx.x];
+  const float own = scale * slope_at(target_logit[blockIdx.x]);
+  for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
+    float p[PACK];
+    load(row + column, p);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) p[i] = p[i] * by - (column + i == hit ? own : 0.0f);
+    store(row + column, p);
+  }
+}
+
+// weighted[rows, COLUMNS] = scale (factor weighted - hits), row by row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy_join_gradient(stored* __restrict__ weighted, const stored* __restrict__ hits,
+                                const float* __restrict__ factor, float scale) {
+  const u64 row = static_cast<u64>(blockIdx.x) * COLUMNS;
+  const float by = factor[blockIdx.x];
+  for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
+    float own[PACK], hit[PACK];
+    load(weighted + row + column, own);
+    load(hits + row + column, hit);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) own[i] = scale * (by * own[i] - hit[i]);
+    store(weighted + row + column, own);
   }
 }

@@ -59,20 +59,9 @@ pub fn local_sum_exp<S: Stored>(
     sum_exp: ViewMut<'_, f32>,
     target_logit: ViewMut<'_, f32>,
 ) -> Result<(), GpuError> {
-    let per_row = [("targets", targets.len()), ("max", max.len()), ("sum_exp", sum_exp.len())];
-    shape.check(logits.len(), &per_row);
-    shape.check(logits.len(), &[("target_logit", target_logit.len())]);
+    let max = (max.len(), max.argument());
+    let arguments = statistics_arguments(shape, logits, targets, max, sum_exp, target_logit);
     let module = module_of::<S>(shape, logits.address());
-    let [first, real] = range(shape);
-    let arguments = vec![
-        logits.argument(),
-        targets.argument(),
-        max.argument(),
-        sum_exp.argument(),
-        target_logit.argument(),
-        first,
-        real,
-    ];
     gpu.launch(&module.launch("cross_entropy_sum_exp", [shape.rows, 1], arguments))
 }
 
@@ -89,21 +78,32 @@ pub fn statistics<S: Stored>(
     sum_exp: ViewMut<'_, f32>,
     target_logit: ViewMut<'_, f32>,
 ) -> Result<(), GpuError> {
-    let per_row = [("targets", targets.len()), ("max", max.len()), ("sum_exp", sum_exp.len())];
-    shape.check(logits.len(), &per_row);
-    shape.check(logits.len(), &[("target_logit", target_logit.len())]);
+    let max = (max.len(), max.argument());
+    let arguments = statistics_arguments(shape, logits, targets, max, sum_exp, target_logit);
     let module = module_of::<S>(shape, logits.address());
-    let [first, real] = range(shape);
-    let arguments = vec![
-        logits.argument(),
-        targets.argument(),
-        max.argument(),
-        sum_exp.argument(),
-        target_logit.argument(),
-        first,
-        real,
-    ];
     gpu.launch(&module.launch("cross_entropy_statistics", [shape.rows, 1], arguments))
+}
+
+/// What both kernels take; `max`, which one of them reads and the other writes, with its length.
+#[track_caller]
+fn statistics_arguments<S: Stored>(
+    shape: &Logits,
+    logits: View<'_, S>,
+    targets: View<'_, i64>,
+    (max_len, max): (usize, Argument),
+    sum_exp: ViewMut<'_, f32>,
+    target_logit: ViewMut<'_, f32>,
+) -> Vec<Argument> {
+    let per_row = [
+        ("targets", targets.len()),
+        ("max", max_len),
+        ("sum_exp", sum_exp.len()),
+        ("target_logit", target_logit.len()),
+    ];
+    shape.check(logits.len(), &per_row);
+    let [first, real] = range(shape);
+    let (sum_exp, target_logit) = (sum_exp.argument(), target_logit.argument());
+    vec![logits.argument(), targets.argument(), max, sum_exp, target_logit, first, real]
 }
 
 /// From sums around a shard's own maximum to sums around the common one.
@@ -191,6 +191,87 @@ pub fn gradient_in_place<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_gradient", [rows, 1], arguments))
 }
 
+/// `rows[rows, columns]` times the slope of the cap at each row's target, whose capped logit is given.
+///
+/// # Errors
+/// As [`local_max`].
+pub fn scale_by_slope<S: Stored>(
+    gpu: &Gpu,
+    soft_cap: Option<f64>,
+    target_logit: View<'_, f32>,
+    rows: ViewMut<'_, S>,
+) -> Result<(), GpuError> {
+    let columns = super::columns_of("rows", rows.len(), target_logit.len());
+    if soft_cap.is_none() || columns == 0 {
+        return Ok(());
+    }
+    let shape = Logits { soft_cap, ..Logits::whole(target_logit.len(), columns) };
+    let module = module_of::<S>(&shape, rows.address());
+    let arguments = vec![target_logit.argument(), rows.argument()];
+    gpu.launch(&module.launch("cross_entropy_scale_by_slope", [shape.rows, 1], arguments))
+}
+
+/// From a shard's softmax around its own maximum to the gradient of its logits; see the processor's.
+///
+/// # Errors
+/// As [`local_max`].
+#[allow(clippy::cast_possible_truncation)] // a factor
+pub fn softmax_to_gradient<S: Stored>(
+    gpu: &Gpu,
+    shape: &Logits,
+    softmax: ViewMut<'_, S>,
+    targets: View<'_, i64>,
+    factor: View<'_, f32>,
+    target_logit: View<'_, f32>,
+    scale: f64,
+) -> Result<(), GpuError> {
+    let per_row = [
+        ("targets", targets.len()),
+        ("factor", factor.len()),
+        ("target_logit", target_logit.len()),
+    ];
+    shape.check(softmax.len(), &per_row);
+    let module = module_of::<S>(shape, softmax.address());
+    let [first, real] = range(shape);
+    let arguments = vec![
+        softmax.argument(),
+        targets.argument(),
+        factor.argument(),
+        target_logit.argument(),
+        Argument::F32(scale as f32),
+        first,
+        real,
+    ];
+    let rows = if shape.columns == 0 { 0 } else { shape.rows };
+    gpu.launch(&module.launch("cross_entropy_softmax_to_gradient", [rows, 1], arguments))
+}
+
+/// `weighted = scale (factor weighted - hits)`, row by row.
+///
+/// # Errors
+/// As [`local_max`].
+#[allow(clippy::cast_possible_truncation)] // a factor
+pub fn join_gradient<S: Stored>(
+    gpu: &Gpu,
+    weighted: ViewMut<'_, S>,
+    hits: View<'_, S>,
+    factor: View<'_, f32>,
+    scale: f64,
+) -> Result<(), GpuError> {
+    let (rows, columns) =
+        (factor.len(), super::columns_of("weighted", weighted.len(), factor.len()));
+    crate::check::length("hits", hits.len(), weighted.len());
+    if columns == 0 {
+        return Ok(());
+    }
+    let tensors = [weighted.address(), hits.address()].map(|at| (at, size_of::<S>()));
+    let shape = Logits::whole(rows, columns);
+    let module = module(S::STORAGE, &shape, pack(S::STORAGE, columns, &tensors));
+    let scale = Argument::F32(scale as f32);
+    let arguments = vec![weighted.argument(), hits.argument(), factor.argument(), scale];
+    gpu.launch(&module.launch("cross_entropy_join_gradient", [rows, 1], arguments))
+}
+
 /// The least that [`local_max`], [`local_sum_exp`] or [`statistics`] has to do: one reading of the logits.
 #[must_use]
 pub fn read_floor(shape: &Logits, storage: Storage) -> Floor {
@@ -201,4 +282,22 @@ pub fn read_floor(shape: &Logits, storage: Storage) -> Floor {
 #[must_use]
 pub fn gradient_floor(shape: &Logits, storage: Storage) -> Floor {
     Floor::bytes(shape.rows * (2 * shape.columns * storage.bytes() + 16))
+}
+
+/// The least that [`softmax_to_gradient`] has to do.
+#[must_use]
+pub fn softmax_to_gradient_floor(shape: &Logits, storage: Storage) -> Floor {
+    Floor::bytes(shape.rows * (2 * shape.columns * storage.bytes() + 16))
+}
+
+/// The least that [`scale_by_slope`] has to do for rows of `columns`, where there is a cap.
+#[must_use]
+pub fn scale_by_slope_floor(rows: usize, columns: usize, storage: Storage) -> Floor {
+    Floor::bytes(rows * (2 * columns * storage.bytes() + 4))
+}
+
+/// The least that [`join_gradient`] has to do for rows of `columns`.
+#[must_use]
+pub fn join_gradient_floor(rows: usize, columns: usize, storage: Storage) -> Floor {
+    Floor::bytes(rows * (3 * columns * storage.bytes() + 4))
 }

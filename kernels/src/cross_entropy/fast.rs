@@ -165,6 +165,94 @@ vectorized! {
     }
 }
 
+/// `rows[rows, columns]` times the derivative of each row's capped target logit `z` by the logit, `1 - (z / cap)^2`.
+/// Without a cap nothing changes.
+///
+/// # Panics
+/// Where a slice has the wrong length; so below.
+pub fn scale_by_slope<T: Real>(
+    cpu: &Cpu,
+    soft_cap: Option<f64>,
+    target_logit: &[T],
+    rows: &mut [T],
+) {
+    let columns = super::columns_of("rows", rows.len(), target_logit.len());
+    if soft_cap.is_none() || columns == 0 {
+        return;
+    }
+    let each = block_rows(columns);
+    let blocks = rows.chunks_mut(each * columns).zip(target_logit.chunks(each));
+    cpu.each(blocks, |(rows, target_logit)| {
+        for (row, &z) in rows.chunks_exact_mut(columns).zip(target_logit) {
+            let slope = slope_at(soft_cap, z);
+            row.iter_mut().for_each(|x| *x *= slope);
+        }
+    });
+}
+
+/// From a shard's softmax around its own maximum to the gradient of its logits: rows times `scale factor`, less
+/// `scale` times the slope where the target is here.
+///
+/// # Panics
+/// As above.
+pub fn softmax_to_gradient<T: Real>(
+    cpu: &Cpu,
+    shape: &Logits,
+    softmax: &mut [T],
+    targets: &[i64],
+    factor: &[T],
+    target_logit: &[T],
+    scale: f64,
+) {
+    let per_row = [
+        ("targets", targets.len()),
+        ("factor", factor.len()),
+        ("target_logit", target_logit.len()),
+    ];
+    shape.check(softmax.len(), &per_row);
+    if shape.columns == 0 {
+        return;
+    }
+    let (each, scale) = (block_rows(shape.columns), T::from_f64(scale));
+    let per_row = targets.chunks(each).zip(factor.chunks(each)).zip(target_logit.chunks(each));
+    let blocks = softmax.chunks_mut(each * shape.columns).zip(per_row);
+    cpu.each(blocks, |(softmax, ((targets, factor), target_logit))| {
+        let rows = softmax.chunks_exact_mut(shape.columns).zip(targets);
+        for ((row, &target), (&factor, &z)) in rows.zip(factor.iter().zip(target_logit)) {
+            let by = scale * factor;
+            row.iter_mut().for_each(|column| *column *= by);
+            if let Some(column) = shape.column(target) {
+                row[column] += -(scale * slope_at(shape.soft_cap, z));
+            }
+        }
+    });
+}
+
+/// `weighted = scale (factor weighted - hits)`, row by row: a shard's part of the input gradient.
+///
+/// # Panics
+/// As above.
+pub fn join_gradient<T: Real>(cpu: &Cpu, weighted: &mut [T], hits: &[T], factor: &[T], scale: f64) {
+    let columns = super::columns_of("weighted", weighted.len(), factor.len());
+    crate::check::length("hits", hits.len(), weighted.len());
+    if columns == 0 {
+        return;
+    }
+    let (each, scale) = (block_rows(columns), T::from_f64(scale));
+    let blocks = weighted.chunks_mut(each * columns).zip(hits.chunks(each * columns));
+    cpu.each(blocks.zip(factor.chunks(each)), |((weighted, hits), factor)| {
+        let rows = weighted.chunks_exact_mut(columns).zip(hits.chunks_exact(columns));
+        for ((row, hits), &factor) in rows.zip(factor) {
+            row.iter_mut().zip(hits).for_each(|(own, &hit)| *own = scale * (factor * *own - hit));
+        }
+    });
+}
+
+/// The derivative of the capped logit `z` by the logit.
+fn slope_at<T: Real>(soft_cap: Option<f64>, z: T) -> T {
+    T::from_f64(soft_cap.map_or(1.0, |cap| 1.0 - (z.to_f64() / cap).powi(2)))
+}
+
 /// The soft cap in the element type.
 #[derive(Clone, Copy)]
 struct Cap<T> {

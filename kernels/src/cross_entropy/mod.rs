@@ -14,6 +14,11 @@
 //! With the *local* maximum in [`local_sum_exp`], [`rescale_sum_exp`] gives the same sums afterwards, with
 //! one barrier less (Vocabulary Parallelism, Yeung et al. 2024, section 4).
 //!
+//! With [`gradient_in_place`] around the local maximum and sum as well (scale 1, all targets elsewhere), what is left
+//! beside the products is done when the common sums are known: `factor` takes a shard's softmax to the common one, and
+//! [`softmax_to_gradient`] and [`join_gradient`] make the gradients of logits and inputs (section 4.3); with a soft cap
+//! [`scale_by_slope`] brings the targets' rows of the output matrix to it.
+//!
 //! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft cap,
 //! `z = cap tanh(logit / cap)` and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss
 //! and gradient 0.
@@ -22,7 +27,10 @@ pub mod cuda;
 mod fast;
 pub mod reference;
 
-pub use fast::{gradient_in_place, local_max, local_sum_exp, loss, rescale_sum_exp};
+pub use fast::{
+    gradient_in_place, join_gradient, local_max, local_sum_exp, loss, rescale_sum_exp,
+    scale_by_slope, softmax_to_gradient,
+};
 
 /// The target of rows that do not count.
 pub const IGNORED: i64 = -1;
@@ -71,4 +79,15 @@ impl Logits {
             crate::check::length(name, *got, self.rows);
         }
     }
+}
+
+/// Columns of a tensor with so many rows.
+///
+/// # Panics
+/// Where it has no whole rows.
+#[track_caller]
+fn columns_of(name: &str, len: usize, rows: usize) -> usize {
+    let whole = if rows == 0 { len == 0 } else { len.is_multiple_of(rows) };
+    assert!(whole, "{name} has {len} elements: no {rows} whole rows");
+    len / rows.max(1)
 }

@@ -110,6 +110,75 @@ pub fn gradient_in_place<T: Real>(
     }
 }
 
+/// `rows[rows, columns]` times the derivative of each row's capped target logit by the logit.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn scale_by_slope<T: Real>(
+    _cpu: &Cpu,
+    soft_cap: Option<f64>,
+    target_logit: &[T],
+    rows: &mut [T],
+) {
+    let columns = super::columns_of("rows", rows.len(), target_logit.len());
+    for (at, x) in rows.iter_mut().enumerate() {
+        *x = T::from_f64(x.to_f64() * slope(soft_cap, target_logit[at / columns].to_f64()));
+    }
+}
+
+/// From a shard's softmax around its own maximum to the gradient of its logits.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn softmax_to_gradient<T: Real>(
+    _cpu: &Cpu,
+    shape: &Logits,
+    softmax: &mut [T],
+    targets: &[i64],
+    factor: &[T],
+    target_logit: &[T],
+    scale: f64,
+) {
+    let per_row = [
+        ("targets", targets.len()),
+        ("factor", factor.len()),
+        ("target_logit", target_logit.len()),
+    ];
+    shape.check(softmax.len(), &per_row);
+    for (at, p) in softmax.iter_mut().enumerate() {
+        let (row, column) = (at / shape.columns, at % shape.columns);
+        let own = match shape.column(targets[row]) {
+            Some(hit) if hit == column => slope(shape.soft_cap, target_logit[row].to_f64()),
+            _ => 0.0,
+        };
+        *p = T::from_f64(scale * (factor[row].to_f64() * p.to_f64() - own));
+    }
+}
+
+/// `weighted = scale (factor weighted - hits)`, row by row.
+///
+/// # Panics
+/// Where a slice has the wrong length.
+pub fn join_gradient<T: Real>(
+    _cpu: &Cpu,
+    weighted: &mut [T],
+    hits: &[T],
+    factor: &[T],
+    scale: f64,
+) {
+    let columns = super::columns_of("weighted", weighted.len(), factor.len());
+    crate::check::length("hits", hits.len(), weighted.len());
+    for (at, own) in weighted.iter_mut().enumerate() {
+        let factor = factor[at / columns].to_f64();
+        *own = T::from_f64(scale * (factor * own.to_f64() - hits[at].to_f64()));
+    }
+}
+
+/// The derivative of the capped logit `z` by the logit.
+fn slope(soft_cap: Option<f64>, z: f64) -> f64 {
+    soft_cap.map_or(1.0, |cap| 1.0 - (z / cap).powi(2))
+}
+
 fn real<T: Real>(shape: &Logits, logits: &[T], row: usize) -> impl Iterator<Item = f64> {
     let start = row * shape.columns;
     logits[start..start + shape.real_columns].iter().map(|z| z.to_f64())

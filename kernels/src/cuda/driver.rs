@@ -90,6 +90,7 @@ pub struct Event(pub(super) Inner);
 #[derive(Clone, Debug)]
 pub(super) enum Inner {
     /// Of a queue that never lags behind the host.
+    #[cfg_attr(not(feature = "machine"), allow(dead_code))]
     Host(Instant),
     /// Of a GPU's stream.
     #[cfg(feature = "cuda")]

@@ -19,6 +19,8 @@ pub enum Argument {
     U64(u64),
     /// `float`.
     F32(f32),
+    /// `double`.
+    F64(f64),
 }
 
 impl Argument {
@@ -32,10 +34,11 @@ impl Argument {
             Self::U32(x) => u64::from(x),
             Self::I64(x) => x as u64,
             Self::F32(x) => u64::from(x.to_bits()),
+            Self::F64(x) => x.to_bits(),
         }
     }
 
-    /// A letter for its type: `p` a pointer, `i` and `u` of 32 bits, `l` and `U` of 64, `f`.
+    /// A letter for its type: `p` a pointer, `i` and `u` of 32 bits, `l` and `U` of 64, `f` and `d`.
     #[must_use]
     pub const fn letter(self) -> char {
         match self {
@@ -45,6 +48,7 @@ impl Argument {
             Self::I64(_) => 'l',
             Self::U64(_) => 'U',
             Self::F32(_) => 'f',
+            Self::F64(_) => 'd',
         }
     }
 }

@@ -149,6 +149,7 @@ template <> struct Letter<unsigned> { static const char of = 'u'; };
 template <> struct Letter<long long> { static const char of = 'l'; };
 template <> struct Letter<unsigned long long> { static const char of = 'U'; };
 template <> struct Letter<float> { static const char of = 'f'; };
+template <> struct Letter<double> { static const char of = 'd'; };
 
 template <typename T>
 T argument(std::uint64_t bits) {

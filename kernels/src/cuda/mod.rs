@@ -72,6 +72,7 @@ sources!(
     "elementwise": "elementwise/elementwise.cu";
     "embedding": "embedding/embedding.cu";
     "layer_norm": "layer_norm/layer_norm.cu";
+    "random": "random/random.cu";
     "rms_norm": "rms_norm/rms_norm.cu";
     "rope": "rope/rope.cu";
     "transpose": "transpose/transpose.cu";

@@ -63,6 +63,37 @@ pub fn scale<S: Stored>(gpu: &Gpu, factor: f32, x: ViewMut<'_, S>) -> Result<(),
     gpu.launch(&module.over(elements, "elementwise_scale", arguments))
 }
 
+/// `y` becomes the larger of `x` and `y`, element by element; it stays where they do not compare.
+///
+/// # Errors
+/// As [`add`].
+pub fn maximum<S: Stored>(gpu: &Gpu, x: View<'_, S>, y: ViewMut<'_, S>) -> Result<(), GpuError> {
+    in_place(gpu, "elementwise_maximum", "y", x, y)
+}
+
+/// `x /= by`.
+///
+/// # Errors
+/// As [`add`].
+pub fn divide<S: Stored>(gpu: &Gpu, by: View<'_, S>, x: ViewMut<'_, S>) -> Result<(), GpuError> {
+    in_place(gpu, "elementwise_divide", "x", by, x)
+}
+
+/// A kernel that reads one tensor, and changes another of its length by it.
+#[track_caller]
+fn in_place<S: Stored>(
+    gpu: &Gpu,
+    kernel: &'static str,
+    name: &str,
+    read: View<'_, S>,
+    changed: ViewMut<'_, S>,
+) -> Result<(), GpuError> {
+    crate::check::length(name, changed.len(), read.len());
+    let tensors = [read.address(), changed.address()].map(|at| (at, size_of::<S>()));
+    let arguments = vec![read.argument(), changed.argument(), long(read.len())];
+    gpu.launch(&module_of::<S>(read.len(), &tensors).over(read.len(), kernel, arguments))
+}
+
 /// `x[rows, columns] += bias[columns]`, for as many rows as `x` has.
 ///
 /// # Errors

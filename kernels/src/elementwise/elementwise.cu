@@ -29,6 +29,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(y + start, old);
 }
 
+// y = the larger of both, y where they do not compare: what reductions over ranks do on the host.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_maximum(const stored* __restrict__ x, stored* __restrict__ y, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float more[PACK], old[PACK];
+  load(x + start, more);
+  load(y + start, old);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) old[i] = more[i] > old[i] ? more[i] : old[i];
+  store(y + start, old);
+}
+
+// x /= by.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise_divide(const stored* __restrict__ by, stored* __restrict__ x, u64 elements) {
+  const u64 start = pack_start();
+  if (start >= elements) return;
+  float below[PACK], v[PACK];
+  load(by + start, below);
+  load(x + start, v);
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) v[i] /= below[i];
+  store(x + start, v);
+}
+
 // x *= factor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_scale(float factor, stored* __restrict__ x, u64 elements) {

@@ -55,6 +55,17 @@ vectorized! {
     }
 }
 
+/// `x /= by`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn divide<T: Real>(cpu: &Cpu, by: &[T], x: &mut [T]) {
+    crate::check::length("by", by.len(), x.len());
+    cpu.each(by.chunks(BLOCK).zip(x.chunks_mut(BLOCK)), |(by, x)| {
+        x.iter_mut().zip(by).for_each(|(x, &by)| *x = *x / by);
+    });
+}
+
 /// `x[rows, columns] += bias[columns]`, for as many rows as `x` has.
 ///
 /// # Panics

@@ -5,7 +5,7 @@ pub mod cuda;
 mod fast;
 pub mod reference;
 
-pub use fast::{add, add_bias, axpy, bias_gradient, scale, sum, sum_of_squares};
+pub use fast::{add, add_bias, axpy, bias_gradient, divide, scale, sum, sum_of_squares};
 
 /// Panics unless there are whole rows.
 #[track_caller]

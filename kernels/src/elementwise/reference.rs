@@ -33,6 +33,17 @@ pub fn scale<T: Real>(_cpu: &Cpu, factor: T, x: &mut [T]) {
     }
 }
 
+/// `x /= by`.
+///
+/// # Panics
+/// Where the slices differ in length.
+pub fn divide<T: Real>(_cpu: &Cpu, by: &[T], x: &mut [T]) {
+    crate::check::length("by", by.len(), x.len());
+    for (x, by) in x.iter_mut().zip(by) {
+        *x = T::from_f64(x.to_f64() / by.to_f64());
+    }
+}
+
 /// `x[rows, columns] += bias[columns]`, for as many rows as `x` has.
 ///
 /// # Panics

@@ -6,6 +6,7 @@
 //! the block belongs to the element. Normal numbers are made from pairs of words (Box and Muller 1958),
 //! computed in f64 and rounded, so f32 and f64 see the same draws.
 
+pub mod cuda;
 mod fast;
 pub mod philox;
 pub mod reference;

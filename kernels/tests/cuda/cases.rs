@@ -10,7 +10,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Batch, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::{Stream, View};
+use kernels::random::{self as draws, Stream, View};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self as rotary, Pairing, Rope};
 use kernels::{Cpu, Output, elementwise as sums, transpose as swap};
@@ -26,8 +26,8 @@ macro_rules! cases {
 }
 
 cases!(
-    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy dropout transpose products
-    biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
+    transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
 );
 
 /// Numbers between -1 and 1 that the storage holds exactly.
@@ -463,6 +463,17 @@ fn elementwise_in<S: Stored>(gpu: &Gpu) {
         sums::reference::scale(&cpu, 0.75, &mut y);
         close("scaled", S::STORAGE, &down(gpu, &gy), &y);
 
+        let larger: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a.max(*b)).collect();
+        let mut gy = up::<S>(gpu, &b);
+        sums::cuda::maximum(gpu, ga.view(), gy.view_mut()).unwrap();
+        assert_eq!(down(gpu, &gy), larger);
+
+        let by: Vec<f64> = b.iter().map(|b| if b.abs() < 0.1 { 2.0 } else { *b }).collect();
+        let (gby, mut gy, mut y) = (up::<S>(gpu, &by), up::<S>(gpu, &a), a.clone());
+        sums::cuda::divide(gpu, gby.view(), gy.view_mut()).unwrap();
+        sums::reference::divide(&cpu, &by, &mut y);
+        close("divided", S::STORAGE, &down(gpu, &gy), &y);
+
         let (mut gy, mut y) = (up::<S>(gpu, &a), a.clone());
         sums::cuda::add_bias(gpu, gbias.view(), gy.view_mut()).unwrap();
         sums::reference::add_bias(&cpu, &bias, &mut y);
@@ -623,6 +634,52 @@ fn cross_entropy_in<S: Stored>(gpu: &Gpu) {
     }
 }
 
+pub fn vocabulary_split(gpu: &Gpu) {
+    in_each_storage!(vocabulary_split_in(gpu));
+}
+
+/// What algorithm 2 of a split vocabulary computes beside its products.
+fn vocabulary_split_in<S: Stored>(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    let targets = [103_i64, 5, -1, 100 + 46, 100 + 47];
+    let gtargets = gpu.upload(&targets).unwrap();
+    let rows = targets.len();
+    let (factor, target) = (numbers::<f32>(rows, 1), numbers::<f32>(rows, 2));
+    let [gfactor, gtarget] = [&factor, &target].map(|tensor| up::<f32>(gpu, tensor));
+    for (columns, real, soft_cap) in [(64, 47, None), (48, 47, Some(3.0)), (51, 47, Some(1.5))] {
+        let shape = Logits { rows, columns, real_columns: real, first_column: 100, soft_cap };
+        let [x, hits] = [3, 4].map(|seed| numbers::<S>(rows * columns, seed));
+        let ghits = up::<S>(gpu, &hits);
+
+        let (mut gx, mut y) = (up::<S>(gpu, &x), x.clone());
+        cross_entropy::cuda::scale_by_slope(gpu, soft_cap, gtarget.view(), gx.view_mut()).unwrap();
+        cross_entropy::reference::scale_by_slope(&cpu, soft_cap, &target, &mut y);
+        close("slope", S::STORAGE, &down(gpu, &gx), &y);
+
+        let (mut gx, mut y) = (up::<S>(gpu, &x), x.clone());
+        cross_entropy::cuda::softmax_to_gradient(
+            gpu,
+            &shape,
+            gx.view_mut(),
+            gtargets.view(),
+            gfactor.view(),
+            gtarget.view(),
+            0.25,
+        )
+        .unwrap();
+        cross_entropy::reference::softmax_to_gradient(
+            &cpu, &shape, &mut y, &targets, &factor, &target, 0.25,
+        );
+        close("softmax to gradient", S::STORAGE, &down(gpu, &gx), &y);
+
+        let (mut gx, mut y) = (up::<S>(gpu, &x), x);
+        let (to, hit) = (gx.view_mut(), ghits.view());
+        cross_entropy::cuda::join_gradient(gpu, to, hit, gfactor.view(), 0.25).unwrap();
+        cross_entropy::reference::join_gradient(&cpu, &mut y, &hits, &factor, 0.25);
+        close("joined", S::STORAGE, &down(gpu, &gx), &y);
+    }
+}
+
 pub fn dropout(gpu: &Gpu) {
     in_each_storage!(dropout_in(gpu));
 }
@@ -646,6 +703,26 @@ fn dropout_in<S: Stored>(gpu: &Gpu) {
         close(&format!("y of {view:?}"), S::STORAGE, &down(gpu, &gy), &y);
         let kept = y.iter().filter(|&&y| y != 0.0).count() as f64 / y.len() as f64;
         assert!((0.5..0.9).contains(&kept), "{kept}");
+    }
+}
+
+pub fn random(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    let stream = Stream { seed: 0x0123_4567_89ab_cdef, tensor: 7, step: 0 };
+    let views = [
+        View::contiguous(3, 1001),
+        View::matrix(5, 30, 7, 11, 103),
+        View { offset: (1 << 34) + 1, sizes: [3, 5, 7], strides: [1000, 60, 8] },
+    ];
+    for view in views {
+        let mut found = out::<f32>(gpu, view.len());
+        draws::cuda::fill_normal(gpu, found.view_mut(), &view, stream, 0.02).unwrap();
+        let mut expected = vec![0.0_f32; view.len()];
+        draws::reference::fill_normal(&cpu, &mut expected, &view, stream, 0.02);
+        let found = gpu.download(found.view()).unwrap();
+        let ulps = |(a, b): (&f32, &f32)| a.to_bits().abs_diff(b.to_bits());
+        let off = found.iter().zip(&expected).map(ulps).max();
+        assert!(off <= Some(1), "{view:?}: {found:?}, not {expected:?}");
     }
 }
 

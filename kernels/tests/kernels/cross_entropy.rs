@@ -44,6 +44,30 @@ fn compare<T: Real>(shape: &Logits, spread: f64, targets: &[i64]) {
     }
 }
 
+/// What algorithm 2 of a split vocabulary computes beside its products.
+fn compare_split<T: Real>(shape: &Logits, targets: &[i64]) {
+    let (cpu, elements) = (cpu(), shape.rows * shape.columns);
+    let (x, hits) = (normal::<T>(3, elements), normal::<T>(4, elements));
+    let (factor, target) = (normal::<T>(5, shape.rows), normal::<T>(6, shape.rows));
+    let both = |what: &str, fast: &dyn Fn(&mut [T]), reference: &dyn Fn(&mut [T])| {
+        let [mut got, mut want] = [x.clone(), x.clone()];
+        fast(&mut got);
+        reference(&mut want);
+        close(what, &got, &want, 4.0 * tolerance::<T>());
+    };
+    both("slope", &|x| fast::scale_by_slope(&cpu, shape.soft_cap, &target, x), &|x| {
+        reference::scale_by_slope(&cpu, shape.soft_cap, &target, x);
+    });
+    both(
+        "softmax to gradient",
+        &|x| fast::softmax_to_gradient(&cpu, shape, x, targets, &factor, &target, 0.5),
+        &|x| reference::softmax_to_gradient(&cpu, shape, x, targets, &factor, &target, 0.5),
+    );
+    both("joined", &|x| fast::join_gradient(&cpu, x, &hits, &factor, 0.5), &|x| {
+        reference::join_gradient(&cpu, x, &hits, &factor, 0.5);
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
@@ -55,6 +79,8 @@ proptest! {
         let targets = integers(2, rows, -1..(real_columns + first_column + padding) as i64);
         compare::<f64>(&shape, spread, &targets);
         compare::<f32>(&shape, spread, &targets);
+        compare_split::<f64>(&shape, &targets);
+        compare_split::<f32>(&shape, &targets);
     }
 
     /// Three shards of columns (the last one with padding, the middle one maybe empty), each with its local

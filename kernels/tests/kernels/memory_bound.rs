@@ -124,6 +124,8 @@ fn elements<T: Real>(rows: usize, columns: usize) {
     both!(T, "add", tolerance, elementwise::add(&a, &b; n));
     both!(T, "axpy", tolerance, elementwise::axpy(T::from_f64(0.3), &a; n));
     both!(T, "scale", tolerance, elementwise::scale(T::from_f64(0.3); n));
+    let by: Vec<T> = b.iter().map(|&b| b * b + T::ONE).collect();
+    both!(T, "divide", tolerance, elementwise::divide(&by; n));
     both!(T, "bias", tolerance, elementwise::add_bias(&bias; n));
     both!(T, "dbias", tolerance, elementwise::bias_gradient(&a; columns));
     both!(T, "swap", 0.0, transpose::swap_leading([rows, columns, 1], &a; n));

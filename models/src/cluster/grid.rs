@@ -22,6 +22,11 @@ impl<const N: usize> Grid<N> {
         Self { ln_axes, ln_values }
     }
 
+    /// Whether there is a positive value everywhere.
+    pub fn is_whole(&self) -> bool {
+        !self.ln_values.is_empty() && self.ln_values.iter().all(|value| value.is_finite())
+    }
+
     /// Coordinates of the value at `index`.
     fn point(axes: &[Vec<f64>; N], mut index: usize) -> [f64; N] {
         let mut point = [0.0; N];

@@ -1,5 +1,5 @@
-//! What was measured of a machine whose ranks are threads: `runtime`'s program `measure` writes it,
-//! `plan calibrate` makes a cluster of it.
+//! What was measured of a machine whose ranks are threads, or of a GPU: `runtime`'s programs `measure` and `measure-gpu`
+//! write it, `plan calibrate` makes a cluster of it.
 
 use super::Dtype;
 use serde::{Deserialize, Serialize};
@@ -107,4 +107,80 @@ pub struct Step {
     pub dp: u64,
     /// Seconds.
     pub s: f64,
+}
+
+/// Measurements of a GPU. What is empty was not measured, and keeps the figures that the cluster has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeasuredGpu {
+    /// As its maker calls it.
+    pub gpu: String,
+    /// Driver and libraries, in words.
+    pub versions: String,
+    /// Multiprocessors.
+    pub multiprocessors: u64,
+    /// Its memory, bytes.
+    pub memory_bytes: f64,
+    /// From one kernel of next to nothing to the next, seconds.
+    pub launch_s: Option<f64>,
+    /// Copies on the device, small to large.
+    pub copies: Vec<Moved>,
+    /// Norms, rotations, residuals and activations of a layer; bytes as fused kernels move.
+    pub elementwise: Vec<Moved>,
+    /// AdamW with the gradients' norm.
+    pub adamw: Option<Updated>,
+    /// Matrix products: of each format, every combination of its sizes.
+    pub products: Vec<Product>,
+    /// Time of a large product after a second of such, over its time alone.
+    pub sustained_slowdown: Option<f64>,
+    /// Causal attention, in 16 bits.
+    pub attention: Vec<Core>,
+    /// Collectives of ranks that share the GPU.
+    pub collectives: Vec<Collective>,
+    /// Whole training steps.
+    pub steps: Vec<Step>,
+}
+
+/// A collective of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Collective {
+    /// Which.
+    pub kind: CollectiveKind,
+    /// Ranks.
+    pub ranks: u64,
+    /// Of the whole tensor.
+    pub bytes: f64,
+    /// Seconds.
+    pub s: f64,
+}
+
+/// The collectives that tables hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// Every rank ends with the sum.
+    AllReduce,
+    /// Every rank ends with all shards.
+    AllGather,
+    /// Every rank ends with its shard of the sum.
+    ReduceScatter,
+    /// Every rank sends a different shard to each.
+    AllToAll,
+}
+
+impl CollectiveKind {
+    /// All.
+    pub const ALL: [Self; 4] =
+        [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll];
+
+    /// The name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+        }
+    }
 }

@@ -7,12 +7,17 @@ pub mod roofline;
 mod shipped;
 mod spec;
 mod tables;
+mod written;
 
 pub use grid::Grid;
-pub use measured::{Core, Exchange, Measured, Moved, Product, Step, Updated};
+pub use measured::{
+    Collective, CollectiveKind, Core, Exchange, Measured, MeasuredGpu, Moved, Product, Step,
+    Updated,
+};
 pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
 pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};
+pub use written::table_text;
 
 use crate::input::{InputError, Source, parse_yaml};
 

@@ -376,11 +376,17 @@ impl Checker<'_> {
         name: &Spanned<String>,
         device: &Device,
     ) -> Result<EfficiencyTables, InputError> {
+        if name.value.contains('\n') {
+            return EfficiencyTables::read(&name.value, device).map_err(|error| {
+                let help = error.help.unwrap_or_default();
+                self.source.error_at(name.referenced, error.message).help(help)
+            });
+        }
         EfficiencyTables::shipped(&name.value, device)?.ok_or_else(|| {
             let message = format!("there are no efficiency tables `{}`", name.value);
             let names: Vec<&str> = super::table_names().collect();
             let error = self.source.error_at(name.referenced, message);
-            error.help(format!("valid: {}", names.join(", ")))
+            error.help(format!("valid: {}, or tables written out", names.join(", ")))
         })
     }
 }

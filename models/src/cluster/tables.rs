@@ -1,7 +1,8 @@
 //! Measured efficiency of kernels and collectives, shipped as small tables.
 //!
-//! `tools/compact_tables.py` makes the files; their headers say whose numbers they are. Everything is
-//! turned into seconds on one device and made monotone once, so that a lookup is one interpolation.
+//! `tools/compact_tables.py` makes the files; their headers say whose numbers they are. `plan calibrate --gpu` writes
+//! the same lines into a cluster's own file ([`super::table_text`]). Everything is turned into seconds on one device and
+//! made monotone once, so that a lookup is one interpolation.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ const SHIPPED: &[(&str, &str)] = tables!["a100" "h100" "h200" "b200" "gb200"];
 const NONE: &str = "none";
 
 /// Files write fractions in this unit.
-const FRACTION: f64 = 1e-4;
+pub(super) const FRACTION: f64 = 1e-4;
 
 /// Names that `efficiency:` takes in a cluster file.
 pub fn table_names() -> impl Iterator<Item = &'static str> {
@@ -40,6 +41,8 @@ pub struct EfficiencyTables {
     pub stream: Option<Scaled<1>>,
     /// Collectives inside one domain of the innermost level.
     pub links: Option<LinkTable>,
+    /// The lines that those are from, to be written with other measurements.
+    pub link_lines: String,
 }
 
 /// Seconds of fused causal attention over head width, sequence, and sequences times heads.
@@ -63,8 +66,8 @@ pub struct LinkTable {
     pub all_gather: Scaled<2>,
     /// Reduce-scatter.
     pub reduce_scatter: Scaled<2>,
-    /// All-to-all.
-    pub all_to_all: Scaled<2>,
+    /// All-to-all, where there is one.
+    pub all_to_all: Option<Scaled<2>>,
 }
 
 /// A monotone grid that grows beyond its ends with a power of each axis, and shrinks so below its
@@ -79,14 +82,17 @@ pub struct Scaled<const N: usize> {
 }
 
 impl<const N: usize> Scaled<N> {
+    /// `None` where a value is missing, or not positive.
     fn new(
         axes: [Vec<f64>; N],
         [below, above]: [[f64; N]; 2],
         value: impl FnMut([f64; N]) -> f64,
-    ) -> Self {
+    ) -> Option<Self> {
         let first = std::array::from_fn(|i| axes[i].first().copied().unwrap_or(1.0));
         let last = std::array::from_fn(|i| axes[i].last().copied().unwrap_or(1.0));
-        Self { grid: Grid::new(axes, value).monotone(), first, last, below, above }
+        let grid = Grid::new(axes, value);
+        let whole = grid.is_whole();
+        whole.then(|| Self { grid: grid.monotone(), first, last, below, above })
     }
 
     /// The largest point of each axis.
@@ -120,16 +126,70 @@ impl EfficiencyTables {
         let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
             return Ok(None);
         };
-        let bug = || InputError::new(format!("the shipped efficiency table {name} is damaged"));
-        let lines = Lines::parse(text).ok_or_else(bug)?;
-        let base = match lines.like {
-            Some(like) => Self::shipped(like, device)?.ok_or_else(bug)?,
-            None => kernels(&lines, device).ok_or_else(bug)?,
+        let bug = |_| InputError::new(format!("the shipped efficiency table {name} is damaged"));
+        Self::parsed(text, device)
+            .map(|tables| Some(Self { name: name.to_owned(), ..tables }))
+            .map_err(bug)
+    }
+
+    /// Tables written out, as a shipped file has them; what they lack has no table.
+    ///
+    /// # Errors
+    /// What is wrong with which line, or with which part.
+    pub fn read(text: &str, device: &Device) -> Result<Self, InputError> {
+        let damaged = |damage| match damage {
+            Damage::Line(number) => InputError::new(format!(
+                "line {number} of the efficiency tables is no name of theirs followed by numbers"
+            ))
+            .help("valid: lines such as `stream,1048576,4200`; see models/shipped/efficiency"),
+            Damage::Part(part) => InputError::new(format!(
+                "the efficiency tables have no whole grid of positive figures for `{part}`"
+            ))
+            .help("each combination of the sizes that its lines name is needed once"),
         };
-        let links = Some(links(&lines).ok_or_else(bug)?);
-        Ok(Some(Self { name: name.to_owned(), links, ..base }))
+        let tables = Self::parsed(text, device).map_err(damaged)?;
+        Ok(Self { name: "measured".to_owned(), ..tables })
+    }
+
+    fn parsed(text: &str, device: &Device) -> Result<Self, Damage> {
+        let lines = Lines::parse(text)?;
+        let base = match lines.like {
+            Some(like) => {
+                let shipped = Self::shipped(like, device).ok().flatten();
+                shipped.ok_or(Damage::Part("like"))?
+            }
+            None => kernels(&lines, device)?,
+        };
+        Ok(Self { links: links(&lines)?, link_lines: link_lines(text), ..base })
     }
 }
+
+/// The lines that say what links do.
+fn link_lines(text: &str) -> String {
+    let of_links = |line: &&str| line.starts_with("collective") || line.starts_with("link,");
+    text.lines().filter(of_links).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// What is wrong with a table.
+enum Damage {
+    /// A line, counted from 1.
+    Line(usize),
+    /// A part: lines are missing, or have the wrong length.
+    Part(&'static str),
+}
+
+/// What lines begin with, and whether a colon and a format or a collective follow.
+const KEYS: [(&str, bool); 9] = [
+    ("gemm_k", true),
+    ("gemm", true),
+    ("attention", false),
+    ("attention_backward", false),
+    ("backward", false),
+    ("stream", false),
+    ("collective_bytes", false),
+    ("collective", true),
+    ("link", false),
+];
 
 /// The lines of a file: numbers under the key in their first column.
 struct Lines<'a> {
@@ -138,18 +198,27 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
+    fn parse(text: &'a str) -> Result<Self, Damage> {
         let mut lines = Self { like: None, numbers: BTreeMap::new() };
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let (key, rest) = line.split_once(',')?;
+        for (number, line) in text.lines().enumerate() {
+            if line.starts_with('#') || line.trim().is_empty() {
+                continue;
+            }
+            let damaged = || Damage::Line(number + 1);
+            let (key, rest) = line.trim().split_once(',').ok_or_else(damaged)?;
             if key == "like" {
                 lines.like = Some(rest);
                 continue;
             }
-            let row = rest.split(',').map(|cell| cell.parse().ok()).collect::<Option<_>>()?;
+            let (name, of) = key.split_once(':').map_or((key, None), |(name, of)| (name, Some(of)));
+            if !KEYS.contains(&(name, of.is_some())) {
+                return Err(damaged());
+            }
+            let row = rest.split(',').map(|cell| cell.parse().ok());
+            let row = row.collect::<Option<_>>().ok_or_else(damaged)?;
             lines.numbers.entry(key).or_default().push(row);
         }
-        Some(lines)
+        Ok(lines)
     }
 
     fn rows(&self, key: &str) -> &[Vec<f64>] {
@@ -158,16 +227,27 @@ impl<'a> Lines<'a> {
 }
 
 /// Everything but the links.
-fn kernels(lines: &Lines<'_>, device: &Device) -> Option<EfficiencyTables> {
+fn kernels(lines: &Lines<'_>, device: &Device) -> Result<EfficiencyTables, Damage> {
     let measured = Dtype::ALL.into_iter().filter(|dtype| !gemm_rows(lines, *dtype).is_empty());
     let gemm = measured.map(|dtype| Some((dtype, gemm(lines, dtype, device)?)));
-    Some(EfficiencyTables {
-        name: String::new(),
-        gemm: gemm.collect::<Option<_>>()?,
-        attention: attention(lines, device),
-        stream: stream(lines, device),
-        links: None,
+    Ok(EfficiencyTables {
+        gemm: gemm.collect::<Option<_>>().ok_or(Damage::Part("gemm"))?,
+        attention: part(lines, "attention", |lines| attention(lines, device))?,
+        stream: part(lines, "stream", |lines| stream(lines, device))?,
+        ..EfficiencyTables::default()
     })
+}
+
+/// A part, where there are lines of it.
+fn part<T>(
+    lines: &Lines<'_>,
+    name: &'static str,
+    of: impl FnOnce(&Lines<'_>) -> Option<T>,
+) -> Result<Option<T>, Damage> {
+    if lines.rows(name).is_empty() {
+        return Ok(None);
+    }
+    of(lines).map(Some).ok_or(Damage::Part(name))
 }
 
 fn gemm_rows<'a>(lines: &'a Lines<'_>, dtype: Dtype) -> &'a [Vec<f64>] {
@@ -190,14 +270,21 @@ fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Scaled<3>> {
     }
     let axes = [0, 1, 2].map(|i| axis(fraction.keys().map(|key| f64::from_bits(key[i]))));
     let first = [0, 1, 2].map(|i| axes[i].first().copied().unwrap_or(1.0));
-    let extended = axes.map(|axis| axis_of([SMALL.to_vec(), axis].concat()));
+    let extended = axes.map(|axis| with_smaller(&SMALL, &axis));
     let seconds = |point: [f64; 3]| {
         let near = [0, 1, 2].map(|i| point[i].max(first[i]));
         let share = fraction.get(&near.map(f64::to_bits)).copied().unwrap_or(f64::NAN);
         let measured_s = 2.0 * near.iter().product::<f64>() / (device.peak_flops(dtype) * share);
         measured_s * roofline::gemm_s(device, dtype, point) / roofline::gemm_s(device, dtype, near)
     };
-    Some(Scaled::new(extended, [[0.0; 3], [1.0; 3]], seconds))
+    Scaled::new(extended, [[0.0; 3], [1.0; 3]], seconds)
+}
+
+/// An axis, with those sizes in front that are smaller than its own.
+fn with_smaller(sizes: &[f64], axis: &[f64]) -> Vec<f64> {
+    let first = axis.first().copied().unwrap_or(0.0);
+    let smaller = sizes.iter().copied().filter(|&size| size < first);
+    smaller.chain(axis.iter().copied()).collect()
 }
 
 /// The distinct values, rising.
@@ -219,7 +306,7 @@ const SHORT: [f64; 4] = [16.0, 128.0, 256.0, 512.0];
 /// narrow heads are bound by the softmax, not by the products.
 const HEAD_POWERS: [f64; 2] = [0.7, 1.0];
 /// FLOPs of a backward pass over those of a forward pass: five products instead of two.
-const BACKWARD_FLOPS: f64 = 2.5;
+pub(super) const BACKWARD_FLOPS: f64 = 2.5;
 /// Few heads slow a backward pass less than a forward pass, since it also runs in parallel over keys: it
 /// loses the factor that the forward pass loses, less this power of it (SimuMax's A100 and B200: .4 to .75).
 const BACKWARD_FILLS: f64 = 0.5;
@@ -230,25 +317,35 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
     let (widths, sequences, heads) = (column(0), column(1), column(2));
     let first = *sequences.first()?;
     let peak = device.peak_flops(Dtype::Bf16);
-    let forward = |[width, sequence, heads]: [f64; 3]| {
-        let flops = 2.0 * width * sequence * sequence * heads;
+    let seconds = |rows: &[Vec<f64>], [width, sequence, heads]: [f64; 3]| {
+        let flops = attention_flops(width, sequence, heads);
         let short = |tokens: f64| tokens / (tokens + HALF_TOKENS);
         let measured = sequence.max(first);
         let share = nearest_heads(rows, [width, measured, heads]).unwrap_or(f64::NAN) * FRACTION;
         flops / (peak * share * short(sequence) / short(measured))
     };
+    let forward = |point: [f64; 3]| seconds(rows, point);
     let most = *heads.last()?;
     let backward = |point: [f64; 3]| {
+        let own = lines.rows("attention_backward");
+        if !own.is_empty() {
+            return BACKWARD_FLOPS * seconds(own, point);
+        }
         let ratio = backward_ratio(lines.rows("backward"), point[1]).unwrap_or(f64::NAN);
         let filled = forward([point[0], point[1], most]) / most * point[2] / forward(point);
         BACKWARD_FLOPS * forward(point) * filled.min(1.0).powf(BACKWARD_FILLS) / ratio
     };
-    let axes = [widths, axis_of([SHORT.to_vec(), sequences].concat()), heads];
+    let axes = [widths, with_smaller(&SHORT, &sequences), heads];
     let powers = [[HEAD_POWERS[0], 0.0, 0.0], [HEAD_POWERS[1], 2.0, 1.0]];
     Some(AttentionTable {
-        forward: Scaled::new(axes.clone(), powers, forward),
-        backward: Scaled::new(axes, powers, backward),
+        forward: Scaled::new(axes.clone(), powers, forward)?,
+        backward: Scaled::new(axes, powers, backward)?,
     })
+}
+
+/// Forward operations of causal squares, half of which count.
+pub(super) fn attention_flops(width: f64, sequence: f64, heads: f64) -> f64 {
+    2.0 * width * sequence * sequence * heads
 }
 
 /// Fraction of peak measured at a head width and sequence for the nearest number of heads.
@@ -269,28 +366,32 @@ fn stream(lines: &Lines<'_>, device: &Device) -> Option<Scaled<1>> {
     let rows = lines.rows("stream");
     let mut shares = rows.iter().map(|row| row.get(1).map_or(f64::NAN, |cell| cell * FRACTION));
     let bytes = axis(rows.iter().filter_map(|row| row.first().copied()));
-    (!bytes.is_empty()).then(|| {
-        let seconds = |[bytes]: [f64; 1]| {
-            bytes / (device.hbm_bytes_per_s * shares.next().unwrap_or(f64::NAN))
-        };
-        Scaled::new([bytes], [[0.0], [1.0]], seconds)
-    })
+    let seconds =
+        |[bytes]: [f64; 1]| bytes / (device.hbm_bytes_per_s * shares.next().unwrap_or(f64::NAN));
+    Scaled::new([bytes], [[0.0], [1.0]], seconds)
 }
 
-fn links(lines: &Lines<'_>) -> Option<LinkTable> {
+fn links(lines: &Lines<'_>) -> Result<Option<LinkTable>, Damage> {
+    part(lines, "collective_bytes", link_table)
+}
+
+fn link_table(lines: &Lines<'_>) -> Option<LinkTable> {
     let collective = |name: &str| {
         let rows = lines.rows(&format!("collective:{name}"));
         let ranks = axis(rows.iter().filter_map(|row| row.first().copied()));
         let bytes = lines.rows("collective_bytes").first()?.clone();
         let mut micros = rows.iter().flat_map(|row| row.iter().skip(1).copied());
         let seconds = |_| micros.next().unwrap_or(f64::NAN) * 1e-6;
-        Some(Scaled::new([ranks, bytes], [[0.0; 2], [0.0, 1.0]], seconds))
+        Scaled::new([ranks, bytes], [[0.0; 2], [0.0, 1.0]], seconds)
     };
     Some(LinkTable {
         bytes_per_s: *lines.rows("link").first()?.first()?,
         all_reduce: collective("all_reduce")?,
         all_gather: collective("all_gather")?,
         reduce_scatter: collective("reduce_scatter")?,
-        all_to_all: collective("all_to_all")?,
+        all_to_all: match lines.rows("collective:all_to_all") {
+            [] => None,
+            _ => Some(collective("all_to_all")?),
+        },
     })
 }

@@ -155,7 +155,7 @@ fn measured_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) 
         Collective::AllReduce => &tables.all_reduce,
         Collective::AllGather => &tables.all_gather,
         Collective::ReduceScatter => &tables.reduce_scatter,
-        Collective::AllToAll => &tables.all_to_all,
+        Collective::AllToAll => tables.all_to_all.as_ref()?,
         Collective::Broadcast | Collective::P2p => return None,
     };
     let as_measured = bytes * tables.bytes_per_s / fan.level.achieved_bytes_per_s();

@@ -132,6 +132,7 @@ fn measured(cluster: &ClusterSpec, dtype: Dtype) -> Option<(&models::cluster::Sc
         _ => Dtype::Bf16,
     };
     let tables = &cluster.tables.gemm;
-    let (near, table) = tables.get_key_value(&near).or_else(|| tables.first_key_value())?;
+    let found = tables.get_key_value(&dtype).or_else(|| tables.get_key_value(&near));
+    let (near, table) = found.or_else(|| tables.first_key_value())?;
     Some((table, cluster.device.peak_flops(dtype) / cluster.device.peak_flops(*near)))
 }

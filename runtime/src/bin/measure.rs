@@ -14,15 +14,9 @@ use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, Real, elementwise};
 use models::cluster::{Core, Dtype, Exchange, Measured, Moved, Product, Step, Updated};
-use models::decisions::RankOrder;
-use models::input::Source;
-use models::mesh::Mesh;
-use models::model::{ModelSpec, read};
-use models::schedule::one_f_one_b;
+use runtime::calibration::{program_of, training};
 use runtime::comm::{CommError, Communicator, Op, Options, run_ranks};
-use runtime::data::{Sample, Samples};
-use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Host, Optimizer, Rank, Reduction, kernels, models};
+use runtime::{Error, Host, kernels, models};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -320,74 +314,17 @@ fn steps(clock: &Clock<'_>) -> Result<Vec<Step>, Error> {
     Ok(steps)
 }
 
-/// Tokens of no meaning.
-struct Noise {
-    seq_len: usize,
-    vocab: u64,
-}
-
-impl Samples for Noise {
-    fn len(&self) -> u64 {
-        u64::MAX
-    }
-
-    fn repeats(&self) -> bool {
-        true
-    }
-
-    fn read(&self, index: u64) -> Result<Sample, Error> {
-        let token = |i: usize| ((index * 7919 + i as u64 * 104_729) % self.vocab) as i64;
-        Ok(Sample::of_tokens((0..=self.seq_len).map(token).collect()))
-    }
-}
-
 /// Seconds of a step. Each group of `tp * dp` ranks trains a copy of its own; where one rank is to be alone, the
 /// others wait for it.
 fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
-    let source = Source::from_bytes("probe.yaml", step.model.as_bytes().to_vec());
-    let model = source
-        .and_then(|source| read(&source)?.with_run(None, Some(step.global_batch)))
-        .map_err(|error| Error::World { problem: error.to_string() })?;
     let (tp, dp) = (step.tp as usize, step.dp as usize);
-    let program = program(&model, tp, dp)?;
+    let program = program_of(&step.model, step.global_batch, tp, dp)?;
     let group = clock.world.split("copy", clock.world.rank() / (tp * dp), clock.world.rank())?;
     if clock.world.rank() as u64 >= step.ranks {
         return clock.middle_s(|| Ok::<(), Error>(()));
     }
     let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
-    let device = Host::<f32>::new(cpu);
-    let mut rank = Rank::new(&program, group, device, Reduction::default(), 1)?;
-    rank.initialise();
-    let samples = Noise { seq_len: program.seq_len(), vocab: model.vocab };
-    let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
-    let mut number = 0;
-    clock.middle_s(|| {
-        let result = rank.gradients(&samples, number, None)?;
-        rank.update(&optimizer, 1e-4, result.norm);
-        number += 1;
-        Ok::<(), Error>(())
-    })
-}
-
-fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
-    let schedule =
-        one_f_one_b(1, 1).map_err(|error| Error::World { problem: error.to_string() })?;
-    Ok(Program {
-        model: model.clone(),
-        mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
-        sequence_parallel: false,
-        micro_batch: (model.global_batch as usize / dp).max(1),
-        micro_batches: 1,
-        layout: schedule.layout,
-        vocab: schedule.vocab,
-        post_validation: false,
-        stages: vec![StageProgram {
-            first_layer: 0,
-            recompute: vec![Recompute::None; model.layers],
-        }],
-        passes: schedule.passes,
-        planned_memory_bytes: 0,
-    })
+    clock.middle_s(training(&program, group, Host::<f32>::new(cpu))?)
 }
 
 /// What Linux says in /proc/meminfo.

@@ -3,12 +3,9 @@
 //!
 //! Several ranks may share one GPU, each with a queue of its own (loopback). What one hands to another goes with an
 //! event, and memory goes back to the queue that it came from behind all who used it.
-//!
-//! Not there yet: what a vocabulary split over the pipeline by algorithm 2 computes beside the kernels, and maxima over
-//! ranks, go by way of the host.
 
 use super::{
-    Device, DeviceError, Gradients, Host, Ids, Parameter, Proposal, RowSums, Saved, Space, Stored,
+    Device, DeviceError, Gradients, Ids, Parameter, Proposal, RowSums, Saved, Space, Stored,
     StoredMut, Target, Wide, WideMut,
 };
 use crate::comm::{Cargo, CommError, Communicator, Dtype, Element, Op, Payload};
@@ -22,7 +19,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::View as Numbered;
+use kernels::random::{self, Stream, View as Numbered};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -327,24 +324,6 @@ impl<E: Element> Parcel<E> {
         part.memory.used_on(&self.giver);
     }
 
-    /// The largest of each, by way of the host.
-    fn maximum(&self, given: &[&Self], range: Range<usize>) -> Result<Memory<E>, DeviceError> {
-        let mut most: Option<Vec<E>> = None;
-        for of in given {
-            let Some(view) = of.memory.view(range.clone()).0 else { continue };
-            let values = self.giver.gpu.download(view)?;
-            let Some(most) = &mut most else {
-                most = Some(values);
-                continue;
-            };
-            for (most, value) in most.iter_mut().zip(values).filter(|(most, value)| value > most) {
-                *most = value;
-            }
-        }
-        let most = most.unwrap_or_default();
-        Ok(self.giver.memory(most.len(), |gpu| gpu.upload(&most)))
-    }
-
     fn made(&self, memory: Memory<E>) -> Box<dyn Cargo> {
         Box::new(Self { memory, ready: self.giver.mark(), giver: self.giver.clone() })
     }
@@ -377,14 +356,13 @@ impl<E: Element> Cargo for Parcel<E> {
             everybodys.iter().map(|of| Self::of(*of)).collect::<Result<_, _>>()?;
         given.iter().for_each(|part| self.read(part));
         let me: &dyn Any = self;
-        match (op, me.downcast_ref::<Parcel<f32>>(), me.downcast_ref::<Parcel<cuda::bf16>>()) {
-            (Op::Max, ..) => Ok(self.made(self.maximum(&given, range)?)),
-            (Op::Sum, Some(me), _) => me.summed(everybodys, range),
-            (Op::Sum, _, Some(me)) => me.summed(everybodys, range),
-            (Op::Sum, None, None) => {
-                Err(DeviceError(format!("a GPU sums no {} over ranks", E::DTYPE.name())))
-            }
+        if let Some(me) = me.downcast_ref::<Parcel<f32>>() {
+            return me.combined(everybodys, range, op);
         }
+        if let Some(me) = me.downcast_ref::<Parcel<cuda::bf16>>() {
+            return me.combined(everybodys, range, op);
+        }
+        Err(DeviceError(format!("a GPU reduces no {} over ranks", E::DTYPE.name())))
     }
 
     fn joined(&self, parts: &[(&dyn Cargo, Range<usize>)]) -> Result<Box<dyn Cargo>, DeviceError> {
@@ -405,60 +383,53 @@ impl<E: Element> Cargo for Parcel<E> {
 }
 
 impl<S: Number + cuda::Stored> Parcel<S> {
-    /// The sum in the order of ranks, in f32, rounded once.
-    fn summed(
+    fn combined(
         &self,
         given: &[&dyn Cargo],
         range: Range<usize>,
+        op: Op,
     ) -> Result<Box<dyn Cargo>, DeviceError> {
         let given: Vec<&Self> = given.iter().map(|of| Self::of(*of)).collect::<Result<_, _>>()?;
-        let memory = self.giver.memory(range.len(), |gpu| {
-            let (mut sum, mut rounded) =
-                (gpu.memory::<f32>(range.len())?, gpu.memory(range.len())?);
-            for (n, of) in given.iter().enumerate() {
-                let Some(part) = of.memory.view(range.clone()).0 else { continue };
-                match n {
-                    0 => elementwise::cuda::widen(gpu, part, sum.view_mut())?,
-                    _ => elementwise::cuda::accumulate(gpu, part, sum.view_mut())?,
-                }
-            }
-            elementwise::cuda::narrow(gpu, sum.view(), rounded.view_mut())?;
-            Ok(rounded)
+        let parts: Vec<_> = given.iter().filter_map(|of| of.memory.view(range.clone()).0).collect();
+        let memory = self.giver.memory(range.len(), |gpu| match op {
+            Op::Sum => summed(gpu, &parts, range.len()),
+            Op::Max => largest(gpu, &parts, range.len()),
         });
         Ok(self.made(memory))
     }
 }
 
-impl<S: Number + cuda::Stored> Gpu<S> {
-    /// Changes elements by way of the host: what has no kernel yet.
-    fn on_host<E: Element>(
-        &self,
-        to: ViewMut<'_, E>,
-        change: impl FnOnce(&mut [E]) -> Result<(), DeviceError>,
-    ) {
-        let Some(to) = to.0 else { return };
-        let changed = self.download(View(Some(to.view()))).and_then(|mut values| {
-            change(&mut values)?;
-            Ok(self.queue.gpu.copy_in(&values, to)?)
-        });
-        if let Err(error) = changed {
-            self.queue.failure.get_or_init(|| error);
+/// The sum in the order of ranks, in f32, rounded once.
+fn summed<S: cuda::Stored>(
+    gpu: &cuda::Gpu,
+    parts: &[cuda::View<'_, S>],
+    len: usize,
+) -> Result<cuda::Memory<S>, GpuError> {
+    let (mut sum, mut rounded) = (gpu.memory::<f32>(len)?, gpu.memory(len)?);
+    for (n, &part) in parts.iter().enumerate() {
+        match n {
+            0 => elementwise::cuda::widen(gpu, part, sum.view_mut())?,
+            _ => elementwise::cuda::accumulate(gpu, part, sum.view_mut())?,
         }
     }
+    elementwise::cuda::narrow(gpu, sum.view(), rounded.view_mut())?;
+    Ok(rounded)
+}
 
-    /// The same in f32.
-    fn widened_on_host(
-        &self,
-        to: StoredMut<'_, Self>,
-        change: impl FnOnce(&Host<f32>, &mut [f32]) -> Result<(), DeviceError>,
-    ) {
-        self.on_host(to, |values| {
-            let mut wide: Vec<f32> = values.iter().map(|value| value.widened()).collect();
-            change(&Host::serial(), &mut wide)?;
-            values.iter_mut().zip(wide).for_each(|(value, wide)| *value = S::narrowed(wide));
-            Ok(())
-        });
+/// The largest of each, in the order of ranks.
+fn largest<S: cuda::Stored>(
+    gpu: &cuda::Gpu,
+    parts: &[cuda::View<'_, S>],
+    len: usize,
+) -> Result<cuda::Memory<S>, GpuError> {
+    let mut most = gpu.memory(len)?;
+    for (n, &part) in parts.iter().enumerate() {
+        match n {
+            0 => gpu.copy(part, most.view_mut())?,
+            _ => elementwise::cuda::maximum(gpu, part, most.view_mut())?,
+        }
     }
+    Ok(most)
 }
 
 impl<S: Number + cuda::Stored> Device for Gpu<S> {
@@ -803,12 +774,9 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         target_logit: Wide<'_, Self>,
         rows: StoredMut<'_, Self>,
     ) {
-        if soft_cap.is_some() {
-            self.widened_on_host(rows, |host, rows| {
-                host.scale_by_slope(soft_cap, &self.download(target_logit)?, rows);
-                Ok(())
-            });
-        }
+        call!(self, [target_logit, rows], |gpu| {
+            cross_entropy::cuda::scale_by_slope(gpu, soft_cap, target_logit, rows)
+        });
     }
 
     fn softmax_to_gradient(
@@ -817,14 +785,13 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         softmax: StoredMut<'_, Self>,
         targets: Ids<'_, Self>,
         factor: Wide<'_, Self>,
-        target_logit: Wide<'_, Self>,
+        target: Wide<'_, Self>,
         scale: f64,
     ) {
-        self.widened_on_host(softmax, |host, softmax| {
-            let (targets, factor) = (self.download(targets)?, self.download(factor)?);
-            let target = self.download(target_logit)?;
-            host.softmax_to_gradient(shape, softmax, &targets, &factor, &target, scale);
-            Ok(())
+        call!(self, [softmax, targets, factor, target], |gpu| {
+            cross_entropy::cuda::softmax_to_gradient(
+                gpu, shape, softmax, targets, factor, target, scale,
+            )
         });
     }
 
@@ -835,19 +802,17 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         factor: Wide<'_, Self>,
         scale: f64,
     ) {
-        self.widened_on_host(weighted, |host, weighted| {
-            let (hits, factor) = (self.download(hits)?, self.download(factor)?);
-            let hits: Vec<f32> = hits.into_iter().map(cuda::Stored::widened).collect();
-            host.join_gradient(weighted, &hits, &factor, scale);
-            Ok(())
+        call!(self, [weighted, hits, factor], |gpu| {
+            cross_entropy::cuda::join_gradient(gpu, weighted, hits, factor, scale)
         });
     }
 
     fn divide(&self, by: Wide<'_, Self>, x: WideMut<'_, Self>) {
-        self.on_host(x, |x| {
-            Host::<f32>::serial().divide(&self.download(by)?, x);
-            Ok(())
-        });
+        call!(self, [by, x], |gpu| elementwise::cuda::divide(gpu, by, x));
+    }
+
+    fn fill_normal(&self, to: WideMut<'_, Self>, view: &Numbered, stream: Stream, std: f64) {
+        call!(self, [to], |gpu| random::cuda::fill_normal(gpu, to, view, stream, std));
     }
 
     fn add_sum(&self, x: Wide<'_, Self>, total: &mut Memory<f64>) {

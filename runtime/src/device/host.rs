@@ -11,7 +11,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::View as Numbered;
+use kernels::random::{self, Stream, View as Numbered};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -137,12 +137,6 @@ impl<T: Scalar> Space for Host<T> {
     fn health(&self) -> Result<(), DeviceError> {
         Ok(())
     }
-}
-
-/// Derivative of the capped logit `z` by the logit.
-fn slope<T: Scalar>(soft_cap: Option<f64>, z: T) -> T {
-    let slope = |cap: f64| 1.0 - (z.to_f64() / cap).powi(2);
-    T::from_f64(soft_cap.map_or(1.0, slope))
 }
 
 impl<T: Scalar> Device for Host<T> {
@@ -348,11 +342,7 @@ impl<T: Scalar> Device for Host<T> {
     }
 
     fn scale_by_slope(&self, soft_cap: Option<f64>, target_logit: &[T], rows: &mut [T]) {
-        let width = rows.len() / target_logit.len().max(1);
-        for (row, &target) in rows.chunks_exact_mut(width.max(1)).zip(target_logit) {
-            let slope = slope(soft_cap, target);
-            row.iter_mut().for_each(|x| *x *= slope);
-        }
+        cross_entropy::scale_by_slope(&self.cpu, soft_cap, target_logit, rows);
     }
 
     fn softmax_to_gradient(
@@ -361,33 +351,23 @@ impl<T: Scalar> Device for Host<T> {
         softmax: &mut [T],
         targets: &[i64],
         factor: &[T],
-        target_logit: &[T],
+        target: &[T],
         scale: f64,
     ) {
-        let scale = T::from_f64(scale);
-        let rows = softmax.chunks_exact_mut(shape.columns).zip(targets);
-        for ((row, &label), (&factor, &target)) in rows.zip(factor.iter().zip(target_logit)) {
-            let by = scale * factor;
-            row.iter_mut().for_each(|column| *column *= by);
-            let local =
-                usize::try_from(label).ok().and_then(|label| label.checked_sub(shape.first_column));
-            if let Some(column) = local.filter(|&column| column < shape.real_columns) {
-                row[column] += -(scale * slope(shape.soft_cap, target));
-            }
-        }
+        let cpu = &self.cpu;
+        cross_entropy::softmax_to_gradient(cpu, shape, softmax, targets, factor, target, scale);
     }
 
     fn join_gradient(&self, weighted: &mut [T], hits: &[T], factor: &[T], scale: f64) {
-        let scale = T::from_f64(scale);
-        let width = (weighted.len() / factor.len().max(1)).max(1);
-        let rows = weighted.chunks_exact_mut(width).zip(hits.chunks_exact(width));
-        for ((row, hits), &factor) in rows.zip(factor) {
-            row.iter_mut().zip(hits).for_each(|(own, &hit)| *own = scale * (factor * *own - hit));
-        }
+        cross_entropy::join_gradient(&self.cpu, weighted, hits, factor, scale);
     }
 
     fn divide(&self, by: &[T], x: &mut [T]) {
-        x.iter_mut().zip(by).for_each(|(x, &by)| *x = *x / by);
+        elementwise::divide(&self.cpu, by, x);
+    }
+
+    fn fill_normal(&self, to: &mut [T], view: &Numbered, stream: Stream, std: f64) {
+        random::fill_normal(&self.cpu, to, view, stream, std);
     }
 
     fn add_sum(&self, x: &[T], total: &mut f64) {

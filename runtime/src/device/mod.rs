@@ -31,7 +31,7 @@ use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::View as Numbered;
+use kernels::random::{Stream, View as Numbered};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::{Cpu, Output};
@@ -469,7 +469,7 @@ pub trait Device: Space {
         scale: f64,
     );
 
-    /// Rows times the derivative of their capped target logit `z` by the logit, `1 - (z / cap)^2`; 1 without a cap.
+    /// [`kernels::cross_entropy::scale_by_slope`]
     fn scale_by_slope(
         &self,
         soft_cap: Option<f64>,
@@ -477,8 +477,7 @@ pub trait Device: Space {
         rows: StoredMut<'_, Self>,
     );
 
-    /// From a shard's softmax around its own maximum to the gradient of its logits: rows times `scale factor`, less
-    /// `scale` times the slope where the target is here (Vocabulary Parallelism, arXiv 2411.05288, section 4.3).
+    /// [`kernels::cross_entropy::softmax_to_gradient`]
     fn softmax_to_gradient(
         &self,
         shape: &Logits,
@@ -489,7 +488,7 @@ pub trait Device: Space {
         scale: f64,
     );
 
-    /// `weighted = scale (factor weighted - hits)`, row by row: a shard's part of the input gradient (section 4.3).
+    /// [`kernels::cross_entropy::join_gradient`]
     fn join_gradient(
         &self,
         weighted: StoredMut<'_, Self>,
@@ -500,6 +499,9 @@ pub trait Device: Space {
 
     /// `x /= by`
     fn divide(&self, by: Wide<'_, Self>, x: WideMut<'_, Self>);
+
+    /// [`kernels::random::fill_normal`]
+    fn fill_normal(&self, to: WideMut<'_, Self>, view: &Numbered, stream: Stream, std: f64);
 
     /// Adds the sum of elements to a total.
     fn add_sum(&self, x: Wide<'_, Self>, total: &mut Self::Total);

@@ -17,7 +17,7 @@ use runtime::kernels::dropout::Dropout;
 use runtime::kernels::embedding::Embedding;
 use runtime::kernels::gemm::Shape;
 use runtime::kernels::layer_norm::LayerNorm;
-use runtime::kernels::random::View as Numbered;
+use runtime::kernels::random::{Stream as Draws, View as Numbered};
 use runtime::kernels::rms_norm::RmsNorm;
 use runtime::kernels::rope::Rope;
 use runtime::kernels::{Cpu, Output};
@@ -886,6 +886,15 @@ impl<S: Number, W: Scalar, const M: bool> Device for Opaque<S, W, M> {
             let mut to_sum_exp: Vec<W> = sum_exp.get();
             host.rescale_sum_exp(&local_max.get::<W>(), &max.get::<W>(), &mut to_sum_exp);
             sum_exp.put(&to_sum_exp);
+        });
+    }
+
+    fn fill_normal(&self, to: WideMut<'_, Self>, view: &Numbered, stream: Draws, std: f64) {
+        let (to, view) = (into(to), *view);
+        self.run(move |host| {
+            let mut values: Vec<W> = to.get();
+            host.fill_normal(&mut values, &view, stream, std);
+            to.put(&values);
         });
     }
 

@@ -309,10 +309,19 @@ pub struct LaunchArgs {
 /// `plan calibrate`.
 #[derive(Args, Debug)]
 pub struct CalibrateArgs {
-    /// The cluster whose other figures stay: laptop, or a file made of it
+    /// The cluster whose other figures stay: laptop, or a file made of it; with --gpu one that has this GPU
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: String,
-    /// Ranks that work at a time while it is measured [default: the cores]
+    /// Measure the GPU instead of the processor
+    #[arg(long)]
+    pub gpu: bool,
+    /// What measure-gpu wrote on the GPU's machine, instead of measuring here
+    #[arg(long, value_name = "FILE", requires = "gpu")]
+    pub measured: Option<PathBuf>,
+    /// Where training steps as measured and as predicted go, as JSON
+    #[arg(long, value_name = "FILE", requires = "gpu")]
+    pub steps: Option<PathBuf>,
+    /// Ranks that work at a time while it is measured [default: the cores; with --gpu 1]
     #[arg(long, value_name = "N")]
     pub gpus: Option<u64>,
     /// Where to write it [default: standard output]

@@ -4,16 +4,19 @@ use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::generating::OWN_RUNTIME;
 use crate::output;
-use models::cluster::Measured;
-use models::input::InputError;
-use planner::calibrate::{calibrated, yaml};
+use models::cluster::{ClusterSpec, Measured, MeasuredGpu};
+use models::input::{InputError, Source};
+use planner::calibrate::{calibrated, gpu, yaml};
 use planner::flags::read_cluster;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Measures this machine and writes its cluster.
+/// Measures this machine, or its GPU, and writes its cluster.
 pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let base = read_cluster(&args.cluster)?;
+    if args.gpu {
+        return of_gpu(args, &base);
+    }
     if !base.any_gpu_count {
         let message = format!("{} is no machine whose ranks are threads", base.name);
         return Err(InputError::new(message)
@@ -41,26 +44,86 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     }
 }
 
+/// Measures a GPU, or takes what was measured of one elsewhere.
+fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
+    if base.any_gpu_count {
+        let message = format!("the ranks of {} are threads of a processor", base.name);
+        let help = "valid with --gpu: the cluster that has this GPU, such as --cluster dgx_h200";
+        return Err(InputError::new(message).help(help).into());
+    }
+    let measured = match &args.measured {
+        Some(path) => read_measured(path)?,
+        None => {
+            let runtime = args.runtime.as_deref().unwrap_or(Path::new(OWN_RUNTIME));
+            measure_gpu(runtime, args.gpus.unwrap_or(1))?
+        }
+    };
+    let calibrated = gpu::calibrated(base, &measured)?;
+    let text = gpu::yaml(&calibrated, &measured);
+    let steps = gpu::predictions(&calibrated.cluster, &measured)?;
+    if let Some(path) = &args.steps {
+        output::write(path, &(serde_json::to_string_pretty(&steps)? + "\n"))?;
+    }
+    let Some(path) = &args.output else { return output::print(&text) };
+    output::write(path, &text)?;
+    let mut said = format!("wrote {}: {}, {}\n", path.display(), measured.gpu, measured.versions);
+    for step in &steps {
+        let off = (step.predicted_s / step.measured_s - 1.0) * 100.0;
+        said += &format!(
+            "  step of {}: measured {:.2} ms, predicted {:.2} ms ({off:+.1} %)\n",
+            step.model,
+            step.measured_s * 1e3,
+            step.predicted_s * 1e3
+        );
+    }
+    output::print(&said)
+}
+
+fn read_measured(path: &Path) -> Result<MeasuredGpu, Failure> {
+    let source = Source::open(path)?;
+    serde_json::from_str(source.text()).map_err(|error| {
+        let message = format!("{} is not what measure-gpu writes: {error}", path.display());
+        InputError::new(message).help("write it with measure-gpu on the GPU's machine").into()
+    })
+}
+
+/// Builds the runtime's program for GPUs and runs it.
+fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
+    let file = std::env::temp_dir().join(format!("gpu-measured-{}.json", std::process::id()));
+    let mut command = measuring(runtime, "measure-gpu", &["--features", "cuda"]);
+    command.args(["--ranks", &ranks.to_string(), "--json"]).arg(&file).stdout(Stdio::inherit());
+    let status = command.stderr(Stdio::inherit()).status().map_err(|error| no_cargo(&error))?;
+    if !status.success() {
+        let help = "run it where the GPU is, or give --measured what measure-gpu wrote there";
+        return Err(InputError::new("no GPU was measured; see above").help(help).into());
+    }
+    let measured = read_measured(&file);
+    let _ = std::fs::remove_file(file);
+    measured
+}
+
+/// Cargo, which builds and runs a program of the runtime.
+fn measuring(runtime: &Path, program: &str, features: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--release", "--quiet", "--locked", "--bin", program]).args(features);
+    command.arg("--manifest-path").arg(runtime.join("Cargo.toml")).arg("--");
+    command
+}
+
+fn no_cargo(error: &std::io::Error) -> Failure {
+    InputError::new(format!("cannot run cargo: {error}"))
+        .help("install Rust (https://rustup.rs), or put cargo on the PATH")
+        .into()
+}
+
 /// More threads than this tell nothing of a machine.
 const MOST_RANKS: u64 = 256;
 
 /// Builds and runs the runtime's own program, since nothing here knows how a kernel is called.
 fn measure(runtime: &Path, ranks: u64) -> Result<Measured, Failure> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args([
-        "run",
-        "--release",
-        "--quiet",
-        "--locked",
-        "--bin",
-        "measure",
-        "--manifest-path",
-    ]);
-    command.arg(runtime.join("Cargo.toml")).args(["--", "--ranks", &ranks.to_string()]);
-    let output = command.stderr(Stdio::inherit()).output().map_err(|error| {
-        InputError::new(format!("cannot run cargo: {error}"))
-            .help("install Rust (https://rustup.rs), or put cargo on the PATH")
-    })?;
+    let mut command = measuring(runtime, "measure", &[]);
+    command.args(["--ranks", &ranks.to_string()]);
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| no_cargo(&error))?;
     if !output.status.success() {
         return Err(Failure::Bug(anyhow::anyhow!("the measuring program failed; see above")));
     }

@@ -1,0 +1,115 @@
+//! Measures a GPU for `plan calibrate --gpu`: launches, copies, elementwise kernels, AdamW, products, attention,
+//! collectives, and whole training steps. Needs the GPU's driver and CUDA's libraries, nothing else. Writes
+//! [`MeasuredGpu`] as JSON, part by part, over what the file has: a GPU at hand for minutes gives the parts in turn. Ends
+//! with 2 where there is no GPU.
+
+use clap::Parser;
+use models::cluster::MeasuredGpu;
+use runtime::calibration::{Bench, GpuBench, Part, Sweep, measure};
+use runtime::kernels::cuda::Gpu;
+use runtime::models;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Measures a GPU.
+#[derive(Parser)]
+struct Flags {
+    /// Number of the GPU
+    #[arg(long, default_value_t = 0)]
+    gpu: usize,
+    /// Where the figures go; those of other parts stay
+    #[arg(long, default_value = "gpu-measured.json")]
+    json: PathBuf,
+    /// What is measured
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "memory,products,attention,collectives,steps"
+    )]
+    parts: Vec<Part>,
+    /// Ranks that share the GPU in collectives; 1 measures none
+    #[arg(long, default_value_t = 1)]
+    ranks: usize,
+    /// Times the training step of this name alone, and prints its seconds
+    #[arg(long)]
+    step: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let done = match &flags.step {
+        Some(name) => one_step(&flags, name),
+        None => all(&flags),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // as `map_err` gives it
+fn text<E: Display>(error: E) -> String {
+    error.to_string()
+}
+
+fn bench(number: usize) -> Result<GpuBench, String> {
+    GpuBench::new(move || Gpu::open(number)).map_err(text)
+}
+
+fn all(flags: &Flags) -> Result<(), String> {
+    let gpu = Gpu::open(flags.gpu).map_err(text)?;
+    let device = gpu.properties();
+    let mut measured = read(&flags.json)?;
+    if !measured.gpu.is_empty() && measured.gpu != device.name {
+        return Err(format!(
+            "{} is of a {}: give another --json",
+            flags.json.display(),
+            measured.gpu
+        ));
+    }
+    measured.gpu.clone_from(&device.name);
+    measured.versions.clone_from(&device.versions);
+    measured.multiprocessors = device.multiprocessors as u64;
+    measured.memory_bytes = device.memory_bytes as f64;
+    let sweep = Sweep::full(flags.ranks);
+    for &part in &flags.parts {
+        let start = Instant::now();
+        // Each part on a GPU of its own, whose memory goes back with it.
+        measure(&mut bench(flags.gpu)?, &sweep, part, &mut measured).map_err(text)?;
+        let json = serde_json::to_string_pretty(&measured).map_err(text)?;
+        std::fs::write(&flags.json, json + "\n").map_err(|error| named(&flags.json, &error))?;
+        eprintln!("{part:?}: {:.0} s, in {}", start.elapsed().as_secs_f64(), flags.json.display());
+    }
+    Ok(())
+}
+
+/// What was measured before.
+fn read(path: &Path) -> Result<MeasuredGpu, String> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| named(path, &error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(MeasuredGpu::default()),
+        Err(error) => Err(named(path, &error)),
+    }
+}
+
+fn named(path: &Path, error: &dyn Display) -> String {
+    format!("{}: {error}", path.display())
+}
+
+fn one_step(flags: &Flags, name: &str) -> Result<(), String> {
+    let steps = Sweep::full(1).steps;
+    let first_line = format!("name: {name}\n");
+    let Some((model, sequences)) = steps.iter().find(|(model, _)| model.starts_with(&first_line))
+    else {
+        return Err(format!("--step {name}: there is no such model among those that are timed"));
+    };
+    let s = bench(flags.gpu)?.step_s(model, *sequences).map_err(text)?;
+    println!("{s}");
+    Ok(())
+}

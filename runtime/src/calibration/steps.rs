@@ -1,0 +1,95 @@
+//! Training steps of models of no meaning, to be timed.
+
+use crate::comm::Communicator;
+use crate::data::{Sample, Samples};
+use crate::device::Device;
+use crate::error::Error;
+use crate::program::{Program, Recompute, StageProgram};
+use crate::rank::{Optimizer, Rank};
+use crate::reduce::Reduction;
+use models::decisions::RankOrder;
+use models::input::Source;
+use models::mesh::Mesh;
+use models::model::{ModelSpec, read};
+use models::schedule::one_f_one_b;
+use std::fmt::Display;
+
+/// Tokens of no meaning.
+pub struct Noise {
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Of which vocabulary.
+    pub vocab: u64,
+}
+
+impl Samples for Noise {
+    fn len(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn repeats(&self) -> bool {
+        true
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, Error> {
+        let token = |i: usize| ((index * 7919 + i as u64 * 104_729) % self.vocab) as i64;
+        Ok(Sample::of_tokens((0..=self.seq_len).map(token).collect()))
+    }
+}
+
+fn wrong(problem: &dyn Display) -> Error {
+    Error::World { problem: problem.to_string() }
+}
+
+/// The program of a model's file: one stage, one micro-batch, nothing recomputed.
+///
+/// # Errors
+/// A file that is no model.
+pub fn program_of(model: &str, global_batch: u64, tp: usize, dp: usize) -> Result<Program, Error> {
+    let model = Source::from_bytes("probe.yaml", model.as_bytes().to_vec())
+        .and_then(|source| read(&source)?.with_run(None, Some(global_batch)))
+        .map_err(|error| wrong(&error))?;
+    program(&model, tp, dp)
+}
+
+fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
+    let schedule = one_f_one_b(1, 1).map_err(|error| wrong(&error))?;
+    Ok(Program {
+        model: model.clone(),
+        mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
+        sequence_parallel: false,
+        micro_batch: (model.global_batch as usize / dp).max(1),
+        micro_batches: 1,
+        layout: schedule.layout,
+        vocab: schedule.vocab,
+        post_validation: false,
+        stages: vec![StageProgram {
+            first_layer: 0,
+            recompute: vec![Recompute::None; model.layers],
+        }],
+        passes: schedule.passes,
+        planned_memory_bytes: 0,
+    })
+}
+
+/// A rank that trains, one step a call.
+///
+/// # Errors
+/// As [`Rank::new`]; a step's are its own.
+pub fn training<'a, D: Device + 'a>(
+    program: &'a Program,
+    world: Box<dyn Communicator>,
+    device: D,
+) -> Result<impl FnMut() -> Result<(), Error> + 'a, Error> {
+    let mut rank = Rank::new(program, world, device, Reduction::default(), 1)?;
+    rank.initialise();
+    let samples = Noise { seq_len: program.seq_len(), vocab: program.model.vocab };
+    let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
+    let mut number = 0;
+    Ok(move || {
+        let result = rank.gradients(&samples, number, None)?;
+        rank.update(&optimizer, 1e-4, result.norm);
+        number += 1;
+        Ok(())
+    })
+}
