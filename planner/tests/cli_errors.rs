@@ -101,7 +101,7 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 22] = [
+    let cases: [(&str, &[&str]); 23] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
@@ -127,7 +127,8 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
         ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
         ("launch nowhere --mpi", &["-n <N>"]),
-        ("launch nowhere -n 8", &["--mpi"]),
+        ("launch nowhere -n 0", &["0 is not in 1.."]),
+        ("launch nowhere --local -n 8", &["cannot be used with"]),
         ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
         ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
         ("calibrate --gpu --cluster laptop", &["threads of a processor", "dgx_h200"]),

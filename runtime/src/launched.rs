@@ -23,6 +23,7 @@ struct Variables {
     rank: &'static str,
     world: &'static str,
     local_size: &'static str,
+    local_rank: &'static str,
 }
 
 /// Launchers, those that others run inside of first: `mpirun` within Slurm is `mpirun`'s.
@@ -32,30 +33,35 @@ const KNOWN: [Variables; 5] = [
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
     },
     Variables {
         launcher: Launcher::Pmi,
         rank: "PMI_RANK",
         world: "PMI_SIZE",
         local_size: "MPI_LOCALNRANKS",
+        local_rank: "MPI_LOCALRANKID",
     },
     Variables {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         world: "WORLD_SIZE",
         local_size: "LOCAL_WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
     },
     Variables {
         launcher: Launcher::Slurm,
         rank: "SLURM_PROCID",
         world: "SLURM_STEP_NUM_TASKS",
         local_size: "SLURM_NTASKS_PER_NODE",
+        local_rank: "SLURM_LOCALID",
     },
     Variables {
         launcher: Launcher::JobSet,
         rank: "JOB_COMPLETION_INDEX",
         world: "WORLD_SIZE",
         local_size: "LOCAL_WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
     },
 ];
 
@@ -70,6 +76,8 @@ pub struct Place {
     pub world: usize,
     /// How many of them are on this machine, where the launcher says so.
     pub local_size: Option<usize>,
+    /// Which of those on this machine this is, where the launcher says so.
+    pub local_rank: Option<usize>,
 }
 
 /// The place that environment variables tell; nothing where nobody launched several processes' kind of
@@ -91,9 +99,52 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Plac
             return Err(wrong(known.rank, &rank.to_string(), &valid));
         }
         let local_size = number(known.local_size).unwrap_or_default();
-        return Ok(Some(Place { launcher: known.launcher, rank, world, local_size }));
+        let local_rank = number(known.local_rank)?;
+        return Ok(Some(Place { launcher: known.launcher, rank, world, local_size, local_rank }));
     }
     Ok(None)
+}
+
+/// Where launched processes find each other, as environment variables tell it: `MASTER_ADDR` and `MASTER_PORT`.
+/// torchrun keeps a store of its own at that port, so its processes meet at the next.
+///
+/// # Errors
+/// A port that is none.
+pub fn meeting(
+    launcher: Launcher,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Option<String>, Error> {
+    let (Some(host), Some(text)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) else {
+        return Ok(None);
+    };
+    let port: u16 = text.trim().parse().map_err(|_| wrong("MASTER_PORT", &text, "0 to 65535"))?;
+    let port = if launcher == Launcher::Torchrun { port.saturating_add(1) } else { port };
+    Ok(Some(format!("{}:{port}", host.trim())))
+}
+
+/// The GPU of a process: the number that is asked for; else the only one that it sees; else its place on the machine.
+///
+/// # Errors
+/// A launcher that does not say the place.
+pub fn gpu_of(
+    asked: Option<usize>,
+    place: Option<&Place>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<usize, Error> {
+    let sees_one = || {
+        let visible = variable("CUDA_VISIBLE_DEVICES")?;
+        (!visible.trim().is_empty() && !visible.contains(',')).then_some(0)
+    };
+    let (None, Some(place)) = (asked, place) else { return Ok(asked.unwrap_or(0)) };
+    let of = sees_one().or(place.local_rank);
+    of.ok_or_else(|| Error::Flag {
+        flag: "gpu",
+        problem: format!(
+            "{} does not say which of this machine's processes this is; valid: --gpu NUMBER, or LOCAL_RANK in its \
+             environment",
+            place.launcher.name()
+        ),
+    })
 }
 
 fn wrong(name: &str, found: &str, valid: &str) -> Error {
@@ -125,7 +176,7 @@ mod tests {
     }
 
     fn place(launcher: Launcher, rank: usize, world: usize, local_size: Option<usize>) -> Place {
-        Place { launcher, rank, world, local_size }
+        Place { launcher, rank, world, local_size, local_rank: None }
     }
 
     #[test]
@@ -145,12 +196,48 @@ mod tests {
             ("LOCAL_WORLD_SIZE", "8"),
             ("MASTER_ADDR", "node0"),
         ];
-        assert_eq!(of(&torchrun), Ok(Some(place(Launcher::Torchrun, 15, 16, Some(8)))));
+        let seventh = Place { local_rank: Some(7), ..place(Launcher::Torchrun, 15, 16, Some(8)) };
+        assert_eq!(of(&torchrun), Ok(Some(seventh)));
         let slurm =
             [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_NTASKS_PER_NODE", "4")];
         assert_eq!(of(&slurm), Ok(Some(place(Launcher::Slurm, 5, 8, Some(4)))));
         let job_set = [("JOB_COMPLETION_INDEX", "2"), ("WORLD_SIZE", "4")];
         assert_eq!(of(&job_set), Ok(Some(place(Launcher::JobSet, 2, 4, None))));
+    }
+
+    #[test]
+    fn processes_meet_where_they_are_told() {
+        let told = |launcher, variables: &[(&str, &str)]| {
+            let look = |name: &str| {
+                let known = variables.iter().find(|(known, _)| *known == name);
+                known.map(|(_, value)| (*value).to_owned())
+            };
+            meeting(launcher, look).map_err(|error| error.to_string())
+        };
+        let both = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
+        assert_eq!(told(Launcher::Torchrun, &both), Ok(Some("node0:29501".to_owned())));
+        assert_eq!(told(Launcher::Slurm, &both), Ok(Some("node0:29500".to_owned())));
+        assert_eq!(told(Launcher::Slurm, &both[..1]), Ok(None));
+        let wrong = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "http")];
+        assert!(told(Launcher::Slurm, &wrong).unwrap_err().contains("MASTER_PORT is `http`"));
+    }
+
+    #[test]
+    fn each_process_has_its_gpu() {
+        let of = |asked, place: Option<Place>, visible: Option<&str>| {
+            gpu_of(asked, place.as_ref(), |_| visible.map(str::to_owned))
+                .map_err(|error| error.to_string())
+        };
+        let third = Place { local_rank: Some(3), ..place(Launcher::Torchrun, 11, 16, Some(8)) };
+        assert_eq!(of(None, None, None), Ok(0));
+        assert_eq!(of(Some(5), None, None), Ok(5));
+        assert_eq!(of(None, Some(third), None), Ok(3));
+        assert_eq!(of(None, Some(third), Some("0,1,2,3")), Ok(3));
+        // srun --gpus-per-task=1
+        assert_eq!(of(None, Some(third), Some("3")), Ok(0));
+        assert_eq!(of(Some(1), Some(third), None), Ok(1));
+        let text = of(None, Some(place(Launcher::JobSet, 0, 2, None)), None).unwrap_err();
+        assert!(text.contains("a JobSet") && text.contains("LOCAL_RANK"), "{text}");
     }
 
     #[test]

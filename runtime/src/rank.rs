@@ -4,7 +4,9 @@ use crate::buffer::{Pools, WideBuffer};
 use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator, Op, Request};
 use crate::data::{Sample, Samples};
-use crate::device::{Device, DeviceError, Group, Parameter, Proposal, Space, Target, WideMut};
+use crate::device::{
+    Device, DeviceError, Group, MemoryUse, Parameter, Proposal, Space, Target, WideMut,
+};
 use crate::error::Error;
 use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
@@ -176,6 +178,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let wide = 3 + usize::from(self.state.exact.is_some());
         let element = size_of::<D::Stored>() + wide * size_of::<D::Wide>();
         (self.fixed.inventory.elements() * element) as u64
+    }
+
+    /// What its device's memory came to so far, where that is counted.
+    pub fn memory_use(&self) -> Option<MemoryUse> {
+        self.fixed.device.memory_use()
     }
 
     /// Draws initial weights by seed, name and global index: the same ones for every split.

@@ -1,6 +1,7 @@
 //! The rank report: what each rank held, did and sent, one JSON object a line.
 
 use crate::comm::Traffic;
+use crate::device::MemoryUse;
 use crate::executor::Outcome;
 use crate::groups::Groups;
 use crate::params::{Gradient, Held, Inventory};
@@ -31,8 +32,21 @@ pub struct RankReport {
     pub passes: Vec<String>,
     /// Steps run.
     pub steps: u64,
+    /// What the device's memory came to, of all ranks that share it, beside what the plan gives each; where it is counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceMemory>,
     /// In all steps together, by group and call.
     pub traffic: BTreeMap<String, BTreeMap<&'static str, Sent>>,
+}
+
+/// Planned and seen.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DeviceMemory {
+    /// For a rank.
+    pub planned_bytes: u64,
+    /// Of all ranks.
+    #[serde(flatten)]
+    pub seen: MemoryUse,
 }
 
 /// Coordinates in the mesh.
@@ -106,6 +120,7 @@ impl RankReport {
             peak_in_flight: outcome.peak_in_flight,
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
             steps,
+            device_memory: None,
             traffic: by_group(traffic),
         }
     }

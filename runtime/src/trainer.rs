@@ -1,19 +1,23 @@
 //! The front door: a generated trainer's `main` calls [`main`] with its program.
 
+mod gpus;
+mod processes;
+
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks};
 use crate::data::{self, Samples};
 use crate::device::{Device, Gpu, Host, Space};
 use crate::error::Error;
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::launched::{self, Place};
+use crate::launched;
 use crate::program::Program;
 use crate::rank::{Gradients, Optimizer, Rank};
 use crate::reduce::Reduction;
-use crate::report::RankReport;
+use crate::report::{DeviceMemory, RankReport};
 use crate::schedule::{LrSchedule, Shape};
 use crate::trace::Trace;
 use clap::Parser;
+use gpus::{ONLY_GPU, open_gpu};
 use indicatif::{ProgressBar, ProgressStyle};
 use kernels::Cpu;
 use kernels::cuda::{self, bf16};
@@ -80,9 +84,14 @@ pub struct Flags {
     /// Threads of all ranks together; the machine's cores where not said.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Train on an NVIDIA GPU, of this number where there are several: all ranks of a process share it.
-    #[arg(long, value_name = "NUMBER", num_args = 0..=1, default_missing_value = "0")]
-    pub gpu: Option<usize>,
+    /// Train on an NVIDIA GPU, of this number where there are several: ranks of one process share it; processes that a
+    /// launcher starts have one each, by their place on the machine.
+    #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
+    pub gpu: Option<Option<usize>>,
+    /// Where processes that a launcher starts find each other: an address at which rank 0 listens, or a file that all can
+    /// read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI.
+    #[arg(long, value_name = "HOST:PORT|FILE")]
+    pub rendezvous: Option<String>,
     /// Seconds without news of a rank before the others give up.
     #[arg(long, default_value_t = 600)]
     pub time_limit_s: u64,
@@ -132,56 +141,8 @@ fn start<T: Trained>(program: &Program, flags: &Flags) -> Result<(), Error> {
     let place = launched::discover(|name| std::env::var(name).ok())?;
     match place.filter(|place| place.world > 1) {
         None => train::<T>(program, flags, &interrupt),
-        #[cfg(feature = "mpi")]
-        Some(place) => check_world(program, &place)
-            .and_then(|()| train_processes::<T>(program, flags, &interrupt, &place)),
-        #[cfg(not(feature = "mpi"))]
-        Some(place) => check_world(program, &place),
+        Some(place) => processes::train::<T>(Job { program, flags, interrupt: &interrupt }, &place),
     }
-}
-
-/// As many processes as ranks, and a way for them to talk.
-fn check_world(program: &Program, place: &Place) -> Result<(), Error> {
-    let (found, planned, who) = (place.world, program.world_size(), place.launcher.name());
-    let wrong = |problem: String| Err(Error::World { problem });
-    if found != planned {
-        return wrong(format!(
-            "{who} started {found} processes; the plan is for {planned} ranks: valid: {planned} processes, or \
-             one with all ranks as its threads"
-        ));
-    }
-    if cfg!(not(feature = "mpi")) {
-        return wrong(format!(
-            "{who} started {found} processes, but this trainer was built without MPI: \
-             plan launch DIR --mpi -n {planned}, or cargo build --release --features mpi"
-        ));
-    }
-    Ok(())
-}
-
-/// Trains as one of several processes.
-#[cfg(feature = "mpi")]
-fn train_processes<T: Trained>(
-    program: &Program,
-    flags: &Flags,
-    interrupt: &Interrupt,
-    place: &Place,
-) -> Result<(), Error> {
-    let wrong = |problem: String| Error::World { problem };
-    let mpi = crate::comm::mpi::Mpi::start()
-        .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
-    if mpi.size() != place.world {
-        let (who, found, said) = (place.launcher.name(), mpi.size(), place.world);
-        return Err(wrong(format!(
-            "{who} started {said} processes, of which MPI sees {found}; valid: a launcher that speaks MPI, \
-             such as mpirun or srun --mpi=pmix"
-        )));
-    }
-    let share = threads(flags) / place.local_size.unwrap_or(place.world);
-    let gpu = open_gpu::<T>(program, flags)?;
-    let job = Job { program, flags, interrupt };
-    let run = |world| T::train(job, gpu.as_ref(), world, share.max(1));
-    mpi.run(options(flags), run)
 }
 
 fn threads(flags: &Flags) -> usize {
@@ -204,7 +165,7 @@ pub fn train<T: Trained>(
 ) -> Result<(), Error> {
     flags.check()?;
     let size = program.world_size();
-    let (threads, gpu) = (threads(flags), open_gpu::<T>(program, flags)?);
+    let (threads, gpu) = (threads(flags), open_gpu::<T>(program, flags, None, size)?);
     let job = Job { program, flags, interrupt };
     let run = |world: Box<dyn Communicator>| {
         let rank = world.rank();
@@ -299,30 +260,9 @@ impl Trained for bf16 {
     }
 }
 
-const ONLY_GPU: &str =
-    "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
-
 fn own_queue<S>(gpu: &cuda::Gpu) -> Result<Gpu<S>, Error> {
     let queue = gpu.fork().map_err(|error| CommError::Device(error.into()))?;
     Ok(Gpu::new(queue))
-}
-
-/// The GPU that is asked for; nothing where none is.
-fn open_gpu<T: Trained>(program: &Program, flags: &Flags) -> Result<Option<cuda::Gpu>, Error> {
-    let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
-    let (may, must) = T::ON_GPU;
-    let Some(number) = flags.gpu else {
-        return if must { Err(wrong(ONLY_GPU.to_owned())) } else { Ok(None) };
-    };
-    if !may {
-        return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
-    }
-    let head_dim = program.model.attention.head_dim;
-    if must && !(head_dim.is_multiple_of(16) && head_dim <= 256) {
-        let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
-        return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
-    }
-    cuda::Gpu::open(number).map(Some).map_err(|error| wrong(error.to_string()))
 }
 
 /// One rank's run on a device.
@@ -604,7 +544,11 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         let mut outcome = last.outcome.clone();
         outcome.peak_bytes = self.peak_bytes;
         let bytes = [size_of::<D::Stored>(), size_of::<D::Wide>()];
-        let report = RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
+        let mut report =
+            RankReport::new(groups, inventory, bytes, &outcome, self.flags.steps, traffic);
+        let planned_bytes = self.program.planned_memory_bytes;
+        report.device_memory =
+            self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
         write_lines(path, lines)

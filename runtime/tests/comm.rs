@@ -3,17 +3,17 @@
 
 mod channels;
 
-use channels::run_wired;
+use channels::{run_over_tcp, run_wired};
 use proptest::prelude::*;
 use runtime::comm::{CommError, Communicator, Delays, Op, Options, Solo, run_ranks};
 use std::time::{Duration, Instant};
 
 type Comm = Box<dyn Communicator>;
 
-/// Runs on both backends, one after the other.
-fn run_both<R: Send>(size: usize, options: Options, program: impl Fn(Comm) -> R + Sync) -> Vec<R> {
-    let threads = run_ranks(size, options, &program);
-    threads.into_iter().chain(run_wired(size, options, &program)).collect()
+/// Runs on all backends, one after the other.
+fn run_all<R: Send>(size: usize, options: Options, program: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+    let (threads, wired) = (run_ranks(size, options, &program), run_wired(size, options, &program));
+    threads.into_iter().chain(wired).chain(run_over_tcp(size, options, &program)).collect()
 }
 
 fn quick() -> Options {
@@ -131,7 +131,7 @@ proptest! {
             every_collective(&*comm, count, root)?;
             ring(&*comm, count)
         };
-        for result in run_both(size, delayed(seed), run) {
+        for result in run_all(size, delayed(seed), run) {
             result.unwrap();
         }
     }
@@ -156,7 +156,7 @@ proptest! {
             assert_eq!(told, members.iter().map(|&r| r as i64).collect::<Vec<_>>());
             every_collective(&*comm, count, 0)
         };
-        for result in run_both(size, Options::default(), run) {
+        for result in run_all(size, Options::default(), run) {
             result.unwrap();
         }
     }
@@ -165,7 +165,7 @@ proptest! {
 #[test]
 fn long_buffers_are_summed_in_pieces() {
     let count = 100_003;
-    for data in run_both(3, Options::default(), |comm| {
+    for data in run_all(3, Options::default(), |comm| {
         let mut data = buffer(comm.rank(), count);
         comm.all_reduce(&mut data, Op::Sum).unwrap();
         data
@@ -195,7 +195,7 @@ fn requests_may_be_waited_for_in_any_order() {
             Ok([a, b.wait()?].concat())
         }
     };
-    for result in run_both(4, Options::default(), run) {
+    for result in run_all(4, Options::default(), run) {
         assert_eq!(result.unwrap(), [sums(4, 4), maxima(4, 4)].concat());
     }
 }
@@ -223,7 +223,7 @@ fn calls_that_differ_are_refused_and_both_places_named() {
     ];
     for (usual, odd, named) in wrongs {
         let run = |comm: Comm| if comm.rank() == 2 { odd(&*comm) } else { usual(&*comm) };
-        for result in run_both(3, Options::default(), run) {
+        for result in run_all(3, Options::default(), run) {
             // Between processes, some learn of it from others.
             let both = match result {
                 Err(CommError::Mismatch { group, first, second }) if group == "world" => {
@@ -245,7 +245,7 @@ fn a_message_of_another_length_is_refused_at_both_places() {
         0 => comm.send(&[1.0f32; 3], 1, 0),
         _ => comm.recv::<f32>(4, 0, 0).map(drop),
     };
-    let results = run_both(2, Options::default(), run);
+    let results = run_all(2, Options::default(), run);
     for text in [1, 3].map(|rank| results[rank].as_ref().unwrap_err().to_string()) {
         assert!(text.contains("send of 3 x f32") && text.contains("recv of 4 x f32"), "{text}");
         assert_eq!(text.matches("tests/comm.rs:").count(), 2, "{text}");
@@ -259,7 +259,7 @@ fn a_lost_rank_is_an_error_on_the_others_at_once() {
         1 => Ok(()),
         _ => comm.barrier(),
     };
-    for (rank, result) in run_both(4, Options::default(), run).into_iter().enumerate() {
+    for (rank, result) in run_all(4, Options::default(), run).into_iter().enumerate() {
         match rank % 4 {
             1 => result.unwrap(),
             _ => {
@@ -281,7 +281,7 @@ fn what_a_rank_sent_before_it_ended_arrives() {
             Ok(comm.recv::<i64>(1, 0, 0)?[0])
         }
     };
-    let results = run_both(2, Options::default(), run);
+    let results = run_all(2, Options::default(), run);
     assert_eq!((&results[1], &results[3]), (&Ok(5), &Ok(5)));
 }
 
@@ -294,7 +294,7 @@ fn a_late_rank_is_an_error_after_the_time_limit() {
         }
         _ => comm.barrier(),
     };
-    for result in run_both(3, quick(), run) {
+    for result in run_all(3, quick(), run) {
         // Between processes, the late one learns of it from the others.
         let text = result.unwrap_err().to_string();
         assert!(text.contains("nothing from rank [2] of group `world` within"), "{text}");
@@ -309,7 +309,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
         }
         comm.split("all", 0, 0)?.barrier()
     };
-    for result in run_both(3, Options::default(), run) {
+    for result in run_all(3, Options::default(), run) {
         let text = result.unwrap_err().to_string();
         assert_eq!(text, "rank 0 gave up: no space left");
     }
@@ -318,7 +318,7 @@ fn a_rank_that_gives_up_tells_the_others_why() {
 #[test]
 fn lengths_that_do_not_divide_are_refused() {
     let run = |comm: Comm| comm.reduce_scatter(&[1.0f32; 5], Op::Sum).map(drop);
-    for result in run_both(2, Options::default(), run) {
+    for result in run_all(2, Options::default(), run) {
         assert!(matches!(result, Err(CommError::Invalid { .. })), "{result:?}");
     }
 }
@@ -332,7 +332,7 @@ fn calls_and_bytes_are_counted_by_group() {
         comm.all_gather(&[1.0f64; 3])?;
         Ok(comm.stats().traffic())
     };
-    for result in run_both(4, Options::default(), run) {
+    for result in run_all(4, Options::default(), run) {
         let traffic = result.unwrap();
         let pair = traffic[&("pair".to_owned(), "all_reduce")];
         assert_eq!((pair.calls, pair.bytes), (2, 120));

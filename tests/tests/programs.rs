@@ -190,7 +190,7 @@ fn programs_train_to_pytorchs_losses() {
     }
 }
 
-/// Launchers that started fewer processes than there are ranks, or as many for a trainer without MPI.
+/// Launchers that started fewer processes than there are ranks, or as many that do not know where the others are.
 #[cfg(feature = "slow")]
 fn other_numbers_of_processes_are_refused(
     plan: &Plan,
@@ -202,7 +202,7 @@ fn other_numbers_of_processes_are_refused(
     let ranks = plan.inputs.gpus;
     for (found, said) in [
         (ranks + 3, format!("the plan is for {ranks} ranks")),
-        (ranks, "built without MPI".to_owned()),
+        (ranks, "--rendezvous HOST:PORT".to_owned()),
     ] {
         let output = Command::new(&trainer)
             .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "1"])

@@ -217,7 +217,7 @@ impl Plan {
                 &raw const self.algorithm,
                 workspace as *mut c_void,
                 WORKSPACE,
-                device.stream().cast(),
+                device.handle().cast(),
             )
         }
         .map_err(|error| failed("cublasLtMatmul", error))

@@ -185,7 +185,8 @@ impl Shared {
 pub(super) struct Device {
     shared: Arc<Shared>,
     stream: Arc<CudaStream>,
-    staging: Mutex<[Staged; 2]>,
+    /// Once something is copied: lanes' queues copy nothing.
+    staging: Mutex<Option<[Staged; 2]>>,
     /// cuBLASLt's, once a product is asked for.
     workspace: Mutex<Option<u64>>,
 }
@@ -206,18 +207,29 @@ impl Device {
     fn new(shared: Arc<Shared>) -> Result<Self, GpuError> {
         let stream =
             shared.context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
-        let staged = || -> Result<Staged, GpuError> {
-            // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
-            // Portable, not write-combined: the host reads it too.
-            let memory = unsafe {
-                shared.context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE)
-            };
-            let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
-            let used = shared.context.new_event(None);
-            Ok(Staged { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
-        };
-        let staging = Mutex::new([staged()?, staged()?]);
-        Ok(Self { shared, stream, staging, workspace: Mutex::default() })
+        Ok(Self { shared, stream, staging: Mutex::default(), workspace: Mutex::default() })
+    }
+
+    /// The pinned memory that copies go through.
+    fn staging<'a>(
+        &self,
+        kept: &'a mut Option<[Staged; 2]>,
+    ) -> Result<&'a mut [Staged; 2], GpuError> {
+        match kept {
+            Some(staging) => Ok(staging),
+            None => Ok(kept.insert([self.staged()?, self.staged()?])),
+        }
+    }
+
+    fn staged(&self) -> Result<Staged, GpuError> {
+        let context = &self.shared.context;
+        // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
+        // Portable, not write-combined: the host reads it too.
+        let memory =
+            unsafe { context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
+        let used = context.new_event(None);
+        Ok(Staged { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
     }
 
     /// Makes the context the calling thread's, as calls of the driver need it.
@@ -263,7 +275,8 @@ impl Driver for Device {
 
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
         self.bind()?;
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = self.staging(&mut kept)?;
         for (number, piece) in from.chunks(STAGED).enumerate() {
             let staged = &mut staging[number % 2];
             staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
@@ -282,7 +295,8 @@ impl Driver for Device {
 
     fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
         self.bind()?;
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = self.staging(&mut kept)?;
         let pieces = to.len().div_ceil(STAGED);
         // While a piece is copied out of one half, the next comes into the other.
         for number in 0..=pieces {
@@ -388,11 +402,16 @@ impl Driver for Device {
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
         match &event.0 {
-            Inner::Host(_) => Ok(()),
             Inner::Device(event) => {
                 self.stream.wait(event).map_err(|error| failed("cuStreamWaitEvent", error))
             }
+            _ => event.synchronize(),
         }
+    }
+
+    fn stream(&self) -> Result<u64, GpuError> {
+        self.bind()?;
+        Ok(self.stream.cu_stream() as u64)
     }
 
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
@@ -402,7 +421,7 @@ impl Driver for Device {
 
 impl Device {
     /// The stream, as cuBLASLt takes it.
-    pub(super) fn stream(&self) -> *mut c_void {
+    pub(super) fn handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
 }

@@ -92,6 +92,9 @@ pub(super) enum Inner {
     /// Of a queue that never lags behind the host.
     #[cfg_attr(not(feature = "machine"), allow(dead_code))]
     Host(Instant),
+    /// Of a queue of the host's that runs later.
+    #[cfg(feature = "machine")]
+    Later(super::lagging::Mark),
     /// Of a GPU's stream.
     #[cfg(feature = "cuda")]
     Device(Arc<cudarc::driver::CudaEvent>),
@@ -103,6 +106,8 @@ impl Event {
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             Inner::Host(_) => true,
+            #[cfg(feature = "machine")]
+            Inner::Later(mark) => mark.is_reached(),
             #[cfg(feature = "cuda")]
             Inner::Device(event) => event.is_complete(),
         }
@@ -115,6 +120,11 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), GpuError> {
         match &self.0 {
             Inner::Host(_) => Ok(()),
+            #[cfg(feature = "machine")]
+            Inner::Later(mark) => {
+                mark.wait();
+                Ok(())
+            }
             #[cfg(feature = "cuda")]
             Inner::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
                 call: "cuEventSynchronize",
@@ -139,7 +149,9 @@ impl Event {
                     Err(GpuError::Call { call: "cuEventElapsedTime", what: error.to_string() })
                 }
             },
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "machine")]
+            (Inner::Later(start), Inner::Later(end)) => Ok(start.seconds_until(end)),
+            #[cfg(any(feature = "cuda", feature = "machine"))]
             _ => Err(GpuError::Call {
                 call: "seconds_until",
                 what: "events of different devices".to_owned(),
@@ -226,6 +238,22 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// As above.
     fn wait(&self, event: &Event) -> Result<(), GpuError>;
+
+    /// Makes the device the calling thread's, and gives the address of its stream, for libraries that queue there.
+    ///
+    /// # Errors
+    /// As above, and where there is no such stream.
+    fn stream(&self) -> Result<u64, GpuError> {
+        Err(GpuError::Call { call: "stream", what: "this is no GPU".to_owned() })
+    }
+
+    /// Something of the host's, in this queue's order.
+    ///
+    /// # Errors
+    /// As above, and where the device cannot.
+    fn run(&self, _job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
+        Err(GpuError::Call { call: "run", what: "a GPU runs nothing of the host's".to_owned() })
+    }
 
     /// Another queue of the same device, with the same compiled sources.
     ///

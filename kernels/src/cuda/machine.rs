@@ -274,6 +274,11 @@ impl Driver for Machine {
         self.with(|state| multiply(state, product))
     }
 
+    fn run(&self, job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
+        job();
+        Ok(())
+    }
+
     fn synchronize(&self) -> Result<(), GpuError> {
         Ok(())
     }

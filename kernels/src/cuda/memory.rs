@@ -3,7 +3,7 @@
 use super::driver::{Driver, Event, GpuError, Properties};
 use super::{Element, Launch};
 use crate::gemm::cuda::Product;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,19 +20,29 @@ pub struct Gpu {
     queue: Arc<Queue>,
 }
 
-/// A queue and the memory that came back to it. Memory handed back is handed out again without waiting: what is queued
-/// later runs later.
+/// A queue and the memory that came back to it, by bytes. Memory handed back is handed out again, what came back first
+/// first, and the host does not wait: what is queued later runs later, behind what other queues did with it.
 #[derive(Debug)]
 struct Queue {
     // In this order: memory is given back before its device goes.
-    free: Mutex<HashMap<usize, Vec<u64>>>,
+    free: Mutex<HashMap<usize, VecDeque<Free>>>,
     arena: Arc<Arena>,
     driver: Arc<dyn Driver>,
+}
+
+/// Memory that came back.
+#[derive(Debug)]
+struct Free {
+    address: u64,
+    /// When other queues are through with it.
+    after: Vec<Event>,
 }
 
 /// One allocation that buffers are cut from, the first time that each is asked for, and what did not fit.
 #[derive(Debug)]
 struct Arena {
+    // What has come back of queues that are gone, by bytes.
+    spare: Mutex<HashMap<usize, VecDeque<Free>>>,
     driver: Arc<dyn Driver>,
     space: Mutex<Space>,
 }
@@ -47,6 +57,22 @@ struct Space {
     beyond_bytes: usize,
 }
 
+impl Space {
+    /// What was asked for before there was nothing left.
+    fn explain(&self, error: GpuError) -> GpuError {
+        let Self { used, size, beyond_bytes, .. } = self;
+        match error {
+            GpuError::OutOfMemory { bytes, what } if *size > 0 => {
+                let what = format!(
+                    "{what}; {used} of {size} reserved are used, {beyond_bytes} beyond them"
+                );
+                GpuError::OutOfMemory { bytes, what }
+            }
+            other => other,
+        }
+    }
+}
+
 impl Arena {
     fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +81,7 @@ impl Arena {
             space.used += bytes;
             return Ok(at);
         }
-        let at = self.driver.allocate(bytes)?;
+        let at = self.driver.allocate(bytes).map_err(|error| space.explain(error))?;
         space.beyond.push(at);
         space.beyond_bytes += bytes;
         Ok(at)
@@ -94,7 +120,8 @@ impl Gpu {
     /// A queue of what `driver` drives, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
-        let arena = Arena { driver: driver.clone(), space: Mutex::default() };
+        let (spare, space) = (Mutex::default(), Mutex::default());
+        let arena = Arena { spare, driver: driver.clone(), space };
         let queue = Queue { driver, arena: Arc::new(arena), free: Mutex::default() };
         Self { queue: Arc::new(queue) }
     }
@@ -117,6 +144,12 @@ impl Gpu {
         Ok(())
     }
 
+    /// Bytes of the arena; 0 where nothing is reserved.
+    #[must_use]
+    pub fn bytes_reserved(&self) -> usize {
+        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).size
+    }
+
     /// Bytes of the arena that are or were in use: the most that were at any time.
     #[must_use]
     pub fn bytes_of_arena(&self) -> usize {
@@ -137,7 +170,7 @@ impl Gpu {
 
     /// Memory for `len` elements, which are anything: whoever takes it writes all of them before any is read. Builds with
     /// debug assertions fill it with NaN. It goes back to this queue when dropped, and is handed out again to whoever asks
-    /// for as many bytes; another queue that used it must have been waited for ([`Gpu::wait`]).
+    /// for as many bytes; another queue that used it must have been waited for ([`Gpu::wait`], [`Memory::busy_until`]).
     ///
     /// # Errors
     /// Where the device has none left.
@@ -149,6 +182,7 @@ impl Gpu {
             len,
             bytes: if len == 0 { 0 } else { bytes },
             queue: Arc::clone(&self.queue),
+            busy: Mutex::default(),
             elements: PhantomData,
         };
         if cfg!(debug_assertions) && len > 0 {
@@ -278,6 +312,18 @@ impl Gpu {
         Ok(Self { queue: Arc::new(queue) })
     }
 
+    /// The address of its stream, for libraries that queue there; the device is the calling thread's from now on.
+    #[cfg(feature = "cuda")]
+    pub(super) fn stream(&self) -> Result<u64, GpuError> {
+        self.queue.driver.stream()
+    }
+
+    /// Something of the host's, in this queue's order.
+    #[cfg(feature = "machine")]
+    pub(super) fn run(&self, job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
+        self.queue.driver.run(job)
+    }
+
     pub(crate) fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         match launch.is_empty() {
             true => Ok(()),
@@ -296,10 +342,33 @@ impl Gpu {
 
 impl Queue {
     fn take(&self, bytes: usize) -> Result<u64, GpuError> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        match free.get_mut(&bytes).and_then(Vec::pop) {
-            Some(address) => Ok(address),
-            None => self.arena.cut(bytes),
+        let first = |of: &Mutex<HashMap<usize, VecDeque<Free>>>| {
+            let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
+            free.get_mut(&bytes).and_then(VecDeque::pop_front)
+        };
+        let Some(Free { address, after }) = first(&self.free).or_else(|| first(&self.arena.spare))
+        else {
+            return self.arena.cut(bytes);
+        };
+        for event in after.iter().filter(|event| !event.is_complete()) {
+            self.driver.wait(event)?;
+        }
+        Ok(address)
+    }
+}
+
+impl Drop for Queue {
+    /// What came back to it is any other queue's, behind all that this one was asked.
+    fn drop(&mut self) {
+        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let last = self.driver.record().ok();
+        let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        for (bytes, blocks) in free {
+            let behind = |mut block: Free| {
+                block.after.extend(last.clone());
+                block
+            };
+            spare.entry(bytes).or_default().extend(blocks.into_iter().map(behind));
         }
     }
 }
@@ -311,19 +380,28 @@ pub struct Memory<E: Element> {
     len: usize,
     bytes: usize,
     queue: Arc<Queue>,
+    /// Until when other queues use it.
+    busy: Mutex<Vec<Event>>,
     elements: PhantomData<E>,
 }
 
 impl<E: Element> Drop for Memory<E> {
     fn drop(&mut self) {
         if self.bytes > 0 {
+            let after = std::mem::take(self.busy.get_mut().unwrap_or_else(PoisonError::into_inner));
             let mut free = self.queue.free.lock().unwrap_or_else(PoisonError::into_inner);
-            free.entry(self.bytes).or_default().push(self.address);
+            free.entry(self.bytes).or_default().push_back(Free { address: self.address, after });
         }
     }
 }
 
 impl<E: Element> Memory<E> {
+    /// Another queue uses it until `event`: once it has come back, whoever gets it next comes behind that. Nobody waits
+    /// before.
+    pub fn busy_until(&self, event: Event) {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
     /// Elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -382,6 +460,39 @@ impl<E> Clone for View<'_, E> {
 
 impl<E> Copy for View<'_, E> {}
 
+/// A run of elements of device memory, as a library takes it that moves them. Whoever asks one to sees to it that the
+/// memory is live until that is done, and not written meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
+
+impl Span {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it, where its elements are of that type.
+    ///
+    /// # Panics
+    /// Where the range is outside.
+    #[track_caller]
+    #[must_use]
+    pub fn part(self, range: Range<usize>, of: super::nccl::Numbers) -> Self {
+        let range = within(range, self.len);
+        Self { address: self.address + (range.start * of.bytes()) as u64, len: range.len() }
+    }
+}
+
 /// Device memory to write: what a mutable slice is on the host.
 #[derive(Debug)]
 pub struct ViewMut<'a, E> {
@@ -429,6 +540,12 @@ impl<'a, E: Element> View<'a, E> {
         let range = within(range, self.len);
         let address = self.address + (range.start * size_of::<E>()) as u64;
         Self { address, len: range.len(), memory: PhantomData }
+    }
+
+    /// Where it lies, for a library that moves it.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span { address: self.address, len: self.len }
     }
 
     pub(crate) fn address(&self) -> u64 {

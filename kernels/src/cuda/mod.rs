@@ -7,7 +7,9 @@
 //! - the GPU ([`Gpu::open`], feature `cuda`): compiled by NVRTC, products by cuBLASLt. The libraries are looked for when
 //!   it is opened, so a program starts where there are none;
 //! - [`machine::Machine`] (feature `machine`): the sources compiled as C++ and run by fibers on the CPU, to test all of
-//!   this with no GPU.
+//!   this with no GPU. [`Lagging`] is the same with queues that run later, as a GPU's do.
+//!
+//! What goes from one GPU to another is [`nccl`]'s, with [`Rehearsal`] in its place for tests.
 //!
 //! # How the functions differ from the CPU's
 //!
@@ -25,19 +27,30 @@ mod device;
 mod driver;
 mod element;
 mod floor;
+#[cfg(feature = "machine")]
+mod lagging;
 pub(crate) mod launch;
+#[cfg(feature = "cuda")]
+mod libnccl;
 #[cfg(feature = "machine")]
 pub mod machine;
 mod memory;
+pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+#[cfg(feature = "machine")]
+mod rehearsal;
 
 pub use driver::{Driver, Event, GpuError, Properties};
 pub use element::{Element, Stored};
 pub use floor::Floor;
 pub use half::bf16;
+#[cfg(feature = "machine")]
+pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
-pub use memory::{Gpu, Memory, View, ViewMut};
+pub use memory::{Gpu, Memory, Span, View, ViewMut};
+#[cfg(feature = "machine")]
+pub use rehearsal::Rehearsal;
 
 use std::fmt::Write;
 

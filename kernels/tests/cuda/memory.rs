@@ -9,6 +9,7 @@ use kernels::elementwise::cuda as elementwise;
 fn memory_is_cut_from_the_arena_and_comes_back() {
     let gpu = machine();
     gpu.reserve(4096).unwrap();
+    assert_eq!(gpu.bytes_reserved(), 4096);
     let first = gpu.upload(&[1.0_f32; 100]).unwrap();
     let second = gpu.memory::<bf16>(200).unwrap();
     assert_eq!(gpu.bytes_of_arena(), 1024);
@@ -26,6 +27,10 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     let other = gpu.fork().unwrap();
     let third = other.memory::<f32>(100).unwrap();
     assert_eq!((third.len(), gpu.bytes_of_arena()), (100, 1536));
+    // What it has when it ends is anybody's.
+    drop((third, other));
+    let fourth = gpu.fork().unwrap().memory::<bf16>(200).unwrap();
+    assert_eq!((fourth.len(), gpu.bytes_of_arena()), (200, 1536));
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl Hub {
         self.gone[rank].store(true, Ordering::Release);
     }
 
+    /// The first rank of a group that has ended.
+    pub fn gone_of(&self, members: &Members) -> Option<usize> {
+        members.ranks.iter().position(|&rank| self.gone[rank].load(Ordering::Acquire))
+    }
+
     /// Whether all ranks but `me` have ended.
     pub fn alone(&self, me: usize) -> bool {
         let mut gone = self.gone.iter().enumerate();

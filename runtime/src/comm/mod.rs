@@ -24,16 +24,19 @@ mod hub;
 mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod options;
 mod payload;
 mod solo;
 mod stats;
+pub mod tcp;
 mod typed;
 pub mod wire;
 
 pub use call::{Call, Kind, Op, Tag};
 pub use error::CommError;
 pub use local::{LocalComm, run_ranks, world};
+pub use nccl::{Freight, NcclComm};
 pub use options::{Delays, Options};
 pub use payload::{Cargo, Dtype, Element, Payload};
 pub use solo::Solo;
@@ -79,6 +82,24 @@ pub trait Communicator: Send + Sync {
 
     /// Ends everybody's calls with an error that says this rank gave up, and why.
     fn abort(&self, reason: &str);
+
+    /// The same group once more, with messages of its own, which are not counted; nothing where there are none.
+    fn twin(&self) -> Option<Box<dyn Communicator>> {
+        None
+    }
+
+    /// Whether nobody gave up, as far as is known.
+    ///
+    /// # Errors
+    /// Who did, and why.
+    fn health(&self) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// A rank of the group that has ended, as far as is known.
+    fn gone(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A call under way.

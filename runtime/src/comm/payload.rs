@@ -1,6 +1,6 @@
 //! What travels: vectors of a few element types, and memory of devices.
 
-use super::Op;
+use super::{Freight, Op};
 use crate::device::DeviceError;
 use half::bf16;
 use std::any::Any;
@@ -23,7 +23,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    pub(super) const ALL: [Self; 5] = [Self::F32, Self::F64, Self::I64, Self::U8, Self::Bf16];
+    pub(in crate::comm) const ALL: [Self; 5] =
+        [Self::F32, Self::F64, Self::I64, Self::U8, Self::Bf16];
 
     /// Name in errors.
     pub fn name(self) -> &'static str {
@@ -65,6 +66,11 @@ pub trait Cargo: Any + Debug + Send + Sync {
 
     /// To look at what it is.
     fn as_any(&self) -> &dyn Any;
+
+    /// As NCCL takes it, where it is memory of a GPU.
+    fn freight(&mut self) -> Option<&mut dyn Freight> {
+        None
+    }
 
     /// To take it as what it is.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;

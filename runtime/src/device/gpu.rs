@@ -1,14 +1,16 @@
 //! An NVIDIA GPU: the CUDA twins of the kernels, on queues of one device. Tensors are stored in `S`, bf16 or f32, and
 //! summed in f32; exact weights are apart, in f32.
 //!
-//! Several ranks may share one GPU, each with a queue of its own (loopback). What one hands to another goes with an
-//! event, and memory goes back to the queue that it came from behind all who used it.
+//! Several ranks may share one GPU, each with a queue of its own, and one for what it takes of others (loopback). What one
+//! hands to another goes with an event, and memory goes back to the queue that it came from behind all who used it.
+
+mod freight;
 
 use super::{
-    Device, DeviceError, Gradients, Ids, Parameter, Proposal, RowSums, Saved, Space, Stored,
-    StoredMut, Target, Wide, WideMut,
+    Device, DeviceError, Gradients, Ids, MemoryUse, Parameter, Proposal, RowSums, Saved, Space,
+    Stored, StoredMut, Target, Wide, WideMut,
 };
-use crate::comm::{Cargo, CommError, Communicator, Dtype, Element, Op, Payload};
+use crate::comm::{Cargo, CommError, Communicator, Dtype, Element, Freight, Op, Payload};
 use crate::scalar::Number;
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
@@ -32,6 +34,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// One rank's queue of a GPU.
 pub struct Gpu<S> {
     queue: Queue,
+    /// Where other ranks' memory is combined, once there is any: beside what the rank computes.
+    transfers: OnceLock<Queue>,
     host: Cpu,
     stored: PhantomData<fn() -> S>,
 }
@@ -40,7 +44,15 @@ impl<S> Gpu<S> {
     /// A queue of that device, for a rank or for one of its lanes.
     pub fn new(gpu: cuda::Gpu) -> Self {
         let queue = Queue { gpu, failure: Arc::default() };
-        Self { queue, host: Cpu::serial(), stored: PhantomData }
+        Self::on(queue, OnceLock::new())
+    }
+
+    fn on(queue: Queue, transfers: OnceLock<Queue>) -> Self {
+        Self { queue, transfers, host: Cpu::serial(), stored: PhantomData }
+    }
+
+    fn transfers(&self) -> &Queue {
+        self.transfers.get_or_init(|| self.queue.fork())
     }
 }
 
@@ -58,6 +70,12 @@ impl From<GpuError> for DeviceError {
 }
 
 impl Queue {
+    /// Another queue of the rank; this one, where there cannot be another.
+    fn fork(&self) -> Self {
+        let gpu = self.kept(self.gpu.fork()).unwrap_or_else(|| self.gpu.clone());
+        Self { gpu, failure: self.failure.clone() }
+    }
+
     /// Keeps a failure.
     fn kept<R>(&self, result: Result<R, GpuError>) -> Option<R> {
         match result {
@@ -90,11 +108,7 @@ impl Queue {
         fill: impl FnOnce(&cuda::Gpu) -> Result<cuda::Memory<E>, GpuError>,
     ) -> Memory<E> {
         let memory = if len == 0 { None } else { self.kept(fill(&self.gpu)) };
-        let held = memory.map(|memory| Held {
-            memory: Some(memory),
-            home: self.clone(),
-            users: Mutex::default(),
-        });
+        let held = memory.map(|memory| Held { memory: Some(memory), users: Mutex::default() });
         Memory { held, len }
     }
 }
@@ -108,7 +122,6 @@ pub struct Memory<E: Element> {
 
 struct Held<E: Element> {
     memory: Option<cuda::Memory<E>>,
-    home: Queue,
     /// Other queues that may use it.
     users: Mutex<Vec<Queue>>,
 }
@@ -131,6 +144,13 @@ impl<E: Element> Memory<E> {
         self.view_mut(0..self.len)
     }
 
+    /// It is in use until then.
+    fn busy_until(&self, event: Event) {
+        if let Some(memory) = self.held.as_ref().and_then(|held| held.memory.as_ref()) {
+            memory.busy_until(event);
+        }
+    }
+
     /// It will be used on that queue, too.
     fn used_on(&self, queue: &Queue) {
         if let Some(held) = &self.held {
@@ -141,12 +161,10 @@ impl<E: Element> Memory<E> {
 
 impl<E: Element> Drop for Held<E> {
     fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
         // Its own queue hands the memory out again: behind what others have been asked to do with it.
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for user in users.drain(..) {
-            self.home.wait_for(user.mark().as_ref());
-        }
-        drop(self.memory.take());
+        users.drain(..).filter_map(|user| user.mark()).for_each(|mark| memory.busy_until(mark));
     }
 }
 
@@ -204,10 +222,10 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
     }
 
     fn lane(&self) -> Self {
-        let gpu = self.queue.kept(self.queue.gpu.fork()).unwrap_or_else(|| self.queue.gpu.clone());
-        let queue = Queue { gpu, failure: self.queue.failure.clone() };
+        let queue = self.queue.fork();
         queue.wait_for(self.queue.mark().as_ref());
-        Self { queue, host: Cpu::serial(), stored: PhantomData }
+        // A lane is beside the computation as it is.
+        Self::on(queue.clone(), OnceLock::from(queue))
     }
 
     fn host(&self) -> &Cpu {
@@ -281,7 +299,7 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
             return Ok(E::wrap(self.download(memory.all())?));
         }
         let ready = self.queue.mark();
-        Ok(Payload::Device(Box::new(Parcel { memory, ready, giver: self.queue.clone() })))
+        Ok(Payload::Device(Box::new(Parcel { memory, ready, giver: self.transfers().clone() })))
     }
 
     fn unwrap<E: Element>(&self, payload: Payload) -> Option<Memory<E>> {
@@ -296,6 +314,15 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
 
     fn health(&self) -> Result<(), DeviceError> {
         self.queue.health()
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        let gpu = &self.queue.gpu;
+        Some(MemoryUse {
+            reserved_bytes: gpu.bytes_reserved() as u64,
+            used_bytes: gpu.bytes_of_arena() as u64,
+            beyond_bytes: gpu.bytes_beyond_arena() as u64,
+        })
     }
 }
 
@@ -340,6 +367,10 @@ impl<E: Element> Cargo for Parcel<E> {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn freight(&mut self) -> Option<&mut dyn Freight> {
+        Some(self)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -35,6 +35,7 @@ use kernels::random::{Stream, View as Numbered};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::{Cpu, Output};
+use serde::Serialize;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -42,6 +43,18 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the device failed: {0}")]
 pub struct DeviceError(pub String);
+
+/// What a device's memory came to: what was reserved for all ranks that share it, how much of that was used at most, and
+/// what was taken beyond it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// Bytes.
+    pub reserved_bytes: u64,
+    /// Bytes.
+    pub used_bytes: u64,
+    /// Bytes; 0 where enough was reserved.
+    pub beyond_bytes: u64,
+}
 
 /// Memory of one device, as one of its streams sees it.
 pub trait Space: Sized + Send + Sync + 'static {
@@ -151,6 +164,11 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// # Errors
     /// The device has failed.
     fn health(&self) -> Result<(), DeviceError>;
+
+    /// What the device's memory came to so far; nothing where nobody counts it.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
 }
 
 /// Activations or weights to read.

@@ -1,8 +1,13 @@
-//! The backend for processes, within one process.
+//! The backends for processes, within one process.
 
+#![allow(dead_code)] // each test is a program of its own and uses a part of this
+
+use runtime::comm::tcp::{Meeting, TcpWire};
 use runtime::comm::wire::{Wire, WireComm};
 use runtime::comm::{Communicator, Options};
+use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -50,6 +55,30 @@ pub fn run_wired<R: Send>(
             scope.spawn(move || program(Box::new(WireComm::new(wire, options))))
         };
         let threads: Vec<_> = from.into_iter().enumerate().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The same over TCP, where ranks find each other in a file.
+pub fn run_over_tcp<R: Send>(
+    size: usize,
+    options: Options,
+    program: impl Fn(Box<dyn Communicator>) -> R + Sync,
+) -> Vec<R> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("meeting-{}-{number}", std::process::id());
+    let meeting = Meeting::File(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let (program, meeting) = (&program, &meeting);
+    std::thread::scope(|scope| {
+        let run = |rank| {
+            scope.spawn(move || {
+                // Its own time limit is for the test.
+                let wire = TcpWire::meet(meeting, rank, size, Options::default()).unwrap();
+                program(Box::new(WireComm::new(wire, options)))
+            })
+        };
+        let threads: Vec<_> = (0..size).map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

@@ -200,13 +200,16 @@ fn into<E>(view: ViewMut<'_, E>) -> Part<E> {
 /// A rank's handle. With `MASTERS` its exact weights are apart.
 pub struct Opaque<S, W, const MASTERS: bool = false> {
     stream: Stream<W>,
+    /// For what it takes of other ranks.
+    transfers: OnceLock<Stream<W>>,
     host: Cpu,
     stored: PhantomData<fn() -> S>,
 }
 
 impl<S, W: Scalar, const MASTERS: bool> Opaque<S, W, MASTERS> {
     pub fn on(machine: &Arc<Machine>) -> Self {
-        Self { stream: Stream::new(machine), host: Cpu::serial(), stored: PhantomData }
+        let (stream, transfers) = (Stream::new(machine), OnceLock::new());
+        Self { stream, transfers, host: Cpu::serial(), stored: PhantomData }
     }
 
     fn run(&self, job: impl FnOnce(&Host<W>) + Send + 'static) {
@@ -426,7 +429,8 @@ impl<S: Number, W: Scalar, const M: bool> Space for Opaque<S, W, M> {
         if !comm.carries_devices() {
             return Ok(E::wrap(self.download(Self::view(&memory, 0..memory.len))?));
         }
-        let stream = Mutex::new(self.stream.clone());
+        let transfers = self.transfers.get_or_init(|| Stream::new(&self.stream.machine));
+        let stream = Mutex::new(transfers.clone());
         Ok(Payload::Device(Box::new(Parcel { memory, ready: self.mark(), stream })))
     }
 

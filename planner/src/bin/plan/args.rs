@@ -295,10 +295,10 @@ pub struct LaunchArgs {
     /// Ranks as processes of MPI, which mpirun starts
     #[arg(long, conflicts_with = "local", requires = "processes")]
     pub mpi: bool,
-    /// Processes: as many as the plan has ranks
-    #[arg(short = 'n', value_name = "N", requires = "mpi")]
+    /// Processes, as many as the plan has ranks: on this machine, over TCP, unless MPI starts them
+    #[arg(short = 'n', value_name = "N", conflicts_with = "local", value_parser = clap::value_parser!(u64).range(1..))]
     pub processes: Option<u64>,
-    /// On an NVIDIA GPU, which all ranks of a process share
+    /// On an NVIDIA GPU, which all ranks of one process share; with -n each process has a GPU of its own, over NCCL
     #[arg(long)]
     pub gpu: bool,
     /// The trainer's own flags

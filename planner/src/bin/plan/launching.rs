@@ -4,8 +4,10 @@ use crate::args::LaunchArgs;
 use crate::failure::Failure;
 use models::input::InputError;
 use serde_json::Value;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 /// What mpirun is told in its environment, where flags would be one library's alone.
 const MPI: [(&str, &str); 6] = [
@@ -40,15 +42,66 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         None => build(&manifest, features)?,
     };
     let trainer = built.ok_or_else(|| not_built(args.mpi))?;
-    let mut command = match args.processes {
-        Some(processes) if args.mpi => mpirun(&trainer, processes),
-        _ => Command::new(trainer),
+    let with_flags = |mut command: Command| {
+        command.args(args.gpu.then_some("--gpu")).args(&args.flags);
+        command
     };
-    if args.gpu {
-        command.arg("--gpu");
+    ctrlc::set_handler(|| {}).map_err(|error| Failure::Bug(error.into()))?;
+    match args.processes {
+        Some(processes) if args.mpi => ended(patiently(with_flags(mpirun(&trainer, processes)))?),
+        Some(processes) => {
+            let commands = side_by_side(&trainer, processes)?;
+            ended(together(commands.into_iter().map(with_flags).collect())?)
+        }
+        None => ended(patiently(with_flags(Command::new(trainer)))?),
     }
-    command.args(&args.flags);
-    ended(patiently(command)?)
+}
+
+/// One process for each rank, which meet at a free port of this machine. They are told what torchrun would tell them.
+fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
+    let meeting = free.map_err(|error| Failure::Bug(error.into()))?.to_string();
+    let command = |rank: u64| {
+        let mut command = Command::new(trainer);
+        let [rank, size] = [rank, processes].map(|n| n.to_string());
+        command.envs([("RANK", &rank), ("LOCAL_RANK", &rank)]);
+        command.envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)]);
+        command.args(["--rendezvous", &meeting]);
+        command
+    };
+    Ok((0..processes).map(command).collect())
+}
+
+/// How long the others may go on where one has failed: they learn of it, and say so.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Runs processes to their end, and ends the others some time after one has failed: gives the first failure.
+fn together(commands: Vec<Command>) -> Result<ExitStatus, Failure> {
+    let mut running = Vec::with_capacity(commands.len());
+    for mut command in commands {
+        running.push(started(&mut command, "the trainer", "build it anew")?);
+    }
+    let (mut first, mut last): (Option<(ExitStatus, Instant)>, ExitStatus) =
+        (None, ExitStatus::default());
+    while !running.is_empty() {
+        let mut still = Vec::with_capacity(running.len());
+        for mut child in running {
+            match child.try_wait().map_err(|error| Failure::Bug(error.into()))? {
+                None => still.push(child),
+                Some(status) if status.success() => last = status,
+                Some(status) => {
+                    first.get_or_insert_with(|| (status, Instant::now()));
+                }
+            }
+        }
+        if first.is_some_and(|(_, since)| since.elapsed() > GRACE) {
+            // One that has ended meanwhile is as good as ended here.
+            still.iter_mut().for_each(|child| drop(child.kill()));
+        }
+        running = still;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(first.map_or(last, |(status, _)| status))
 }
 
 /// The program that cargo built; nothing where it does not build.
@@ -92,7 +145,6 @@ fn started(command: &mut Command, what: &str, help: &str) -> Result<Child, Failu
 
 /// Runs to the end. Ctrl-C reaches the trainer too, which then ends by itself: this process waits for it.
 fn patiently(mut command: Command) -> Result<ExitStatus, Failure> {
-    ctrlc::set_handler(|| {}).map_err(|error| Failure::Bug(error.into()))?;
     let what = command.get_program().to_string_lossy().into_owned();
     let help = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
     let mut child = started(&mut command, &what, help)?;

@@ -14,7 +14,7 @@ mod group;
 mod mail;
 
 use super::{Call, CommError, Communicator, Dtype, Kind, Options, Payload, Pending, Stats};
-use crate::comm::hub::Hub;
+use crate::comm::hub::{Hub, Members};
 use collect::Collective;
 use group::{Group, Presence};
 use mail::Receipt;
@@ -154,6 +154,27 @@ impl Communicator for LocalComm {
     fn abort(&self, reason: &str) {
         let rank = self.presence.rank();
         self.hub.fail(CommError::Aborted { rank, reason: reason.to_owned() });
+    }
+
+    fn twin(&self) -> Option<Box<dyn Communicator>> {
+        let Members { name, ranks } = &*self.group.members;
+        let group = self.group.subgroup(u64::MAX, 0, || Group::new(name, ranks.clone()));
+        Some(Box::new(Self {
+            rank: self.rank,
+            group,
+            hub: self.hub.clone(),
+            presence: self.presence.clone(),
+            stats: Stats::default(),
+            sequence: AtomicU64::new(0),
+        }))
+    }
+
+    fn health(&self) -> Result<(), CommError> {
+        self.hub.fail_if_failed()
+    }
+
+    fn gone(&self) -> Option<usize> {
+        self.hub.gone_of(&self.group.members)
     }
 }
 

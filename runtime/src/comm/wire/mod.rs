@@ -95,6 +95,11 @@ impl WireComm {
     }
 }
 
+/// The message by which a process that `rank` is not heard of any more tells itself so, for wires that notice.
+pub(super) fn gone(rank: usize) -> Vec<u8> {
+    letter::Message::Gone { rank }.encode()
+}
+
 /// Marks streams of collectives; tags of messages are below it.
 const COLLECTIVE: u64 = 1 << 63;
 
@@ -233,6 +238,25 @@ impl Communicator for WireComm {
 
     fn abort(&self, reason: &str) {
         self.station.abort(reason);
+    }
+
+    fn twin(&self) -> Option<Box<dyn Communicator>> {
+        Some(Box::new(Self {
+            rank: self.rank,
+            members: self.members.clone(),
+            id: subgroup_id(self.id, u64::MAX, 0),
+            station: self.station.clone(),
+            stats: Stats::default(),
+            sequence: AtomicU64::new(0),
+        }))
+    }
+
+    fn health(&self) -> Result<(), CommError> {
+        self.station.health()
+    }
+
+    fn gone(&self) -> Option<usize> {
+        self.station.gone_of(&self.members)
     }
 }
 

@@ -66,6 +66,15 @@ impl Station {
         self.shared.hub.fail_if_failed()
     }
 
+    pub fn health(&self) -> Result<(), CommError> {
+        self.shared.hub.fail_if_failed()
+    }
+
+    /// The first rank of a group that has ended.
+    pub fn gone_of(&self, members: &Members) -> Option<usize> {
+        self.shared.hub.gone_of(members)
+    }
+
     pub fn send(&self, to: usize, letter: &Letter) {
         self.post(to, &Message::Letter(letter.clone()));
     }

@@ -1,0 +1,397 @@
+//! NCCL, by way of its C functions as cudarc declares them. cudarc's safe layer has neither split nor abort nor
+//! asynchronous errors, and looks for `libnccl.so` alone, which is there only where NCCL is developed with.
+#![allow(unsafe_code)] // a C library
+
+use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
+use super::{Gpu, GpuError};
+use cudarc::nccl::sys::{
+    cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+};
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Names under which it is installed: with a driver's or PyTorch's packages, and for developers.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// Non-blocking groups that can be split: NCCL 2.18.
+const OLDEST: c_int = 21_800;
+
+/// `NCCL_CONFIG_UNDEF_INT`, `NCCL_API_MAGIC` and the version whose configuration is declared here, of nccl.h.
+const UNDEFINED: c_int = c_int::MIN;
+const MAGIC: u32 = 0xcafe_beef;
+const CONFIGURED: u32 = 22_400;
+
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
+        /// Those that are used.
+        #[allow(non_snake_case)]
+        #[derive(Clone, Copy)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument: $type),*) -> $result,)+
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is NCCL.
+            unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the types are those of nccl.h.
+                unsafe {
+                    Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)+ })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    ncclGetVersion(version: *mut c_int) -> ncclResult_t;
+    ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t;
+    ncclCommInitRankConfig(made: *mut ncclComm_t, size: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t) -> ncclResult_t;
+    ncclCommSplit(comm: ncclComm_t, color: c_int, key: c_int, made: *mut ncclComm_t, config: *mut ncclConfig_t) -> ncclResult_t;
+    ncclCommGetAsyncError(comm: ncclComm_t, state: *mut ncclResult_t) -> ncclResult_t;
+    ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
+    ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
+    ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
+    ncclGetErrorString(result: ncclResult_t) -> *const c_char;
+    ncclGetLastError(comm: ncclComm_t) -> *const c_char;
+    ncclGroupStart() -> ncclResult_t;
+    ncclGroupEnd() -> ncclResult_t;
+    ncclAllReduce(from: *const c_void, to: *mut c_void, count: usize, of: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclReduce(from: *const c_void, to: *mut c_void, count: usize, of: ncclDataType_t, op: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclBroadcast(from: *const c_void, to: *mut c_void, count: usize, of: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclReduceScatter(from: *const c_void, to: *mut c_void, count: usize, of: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclAllGather(from: *const c_void, to: *mut c_void, count: usize, of: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclSend(from: *const c_void, count: usize, of: ncclDataType_t, to: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    ncclRecv(to: *mut c_void, count: usize, of: ncclDataType_t, from: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+}
+
+/// The library, as long as anything of it lives.
+struct Nccl {
+    functions: Functions,
+    name: &'static str,
+    version: c_int,
+    _library: libloading::Library,
+}
+
+impl Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&named(self.version, self.name))
+    }
+}
+
+/// `2.27.3` is 22703.
+fn named(version: c_int, name: &str) -> String {
+    let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
+    format!("NCCL {major}.{minor}.{patch} ({name})")
+}
+
+pub(super) fn open() -> Result<Arc<dyn Library>, GpuError> {
+    let load = |name: &&'static str| {
+        // SAFETY: what NCCL does when it is loaded is what every program that links with it starts with.
+        let library = unsafe { libloading::Library::new(*name) };
+        library.ok().zip(Some(*name))
+    };
+    let Some((library, name)) = NAMES.iter().find_map(load) else {
+        return Err(GpuError::Library {
+            library: NAMES[0],
+            needed_for: "transfers between GPUs",
+            advice: "install NVIDIA's NCCL (Debian's libnccl2, pip's nvidia-nccl-cu12)",
+        });
+    };
+    // SAFETY: it was opened under NCCL's name.
+    let functions = unsafe { Functions::of(&library) };
+    let functions = functions.map_err(|error| failed("dlsym", &error))?;
+    let mut version: c_int = 0;
+    // SAFETY: writes one number.
+    let result = unsafe { (functions.ncclGetVersion)(&raw mut version) };
+    let nccl = Nccl { functions, name, version, _library: library };
+    nccl.check("ncclGetVersion", result)?;
+    if version < OLDEST {
+        let what = format!("{}; valid: {} or later", named(version, name), named(OLDEST, name));
+        return Err(failed("ncclGetVersion", &what));
+    }
+    Ok(Arc::new(Shared(Arc::new(nccl))))
+}
+
+fn failed(call: &'static str, what: &dyn fmt::Display) -> GpuError {
+    GpuError::Call { call, what: what.to_string() }
+}
+
+impl Nccl {
+    /// Fails unless it succeeded or is under way.
+    fn check(&self, call: &'static str, result: ncclResult_t) -> Result<(), GpuError> {
+        if matches!(result, ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) {
+            return Ok(());
+        }
+        let text = |at: *const c_char| match at.is_null() {
+            true => String::new(),
+            // SAFETY: NCCL's texts end with 0 and stay.
+            false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
+        };
+        // SAFETY: both take any value and give texts of NCCL's own.
+        let (kind, last) = unsafe {
+            let kind = text((self.functions.ncclGetErrorString)(result));
+            (kind, text((self.functions.ncclGetLastError)(std::ptr::null_mut())))
+        };
+        let hint = match result {
+            ncclResult_t::ncclInvalidUsage => {
+                "; valid: one process for each GPU (LOCAL_RANK says which), or one process whose ranks share a GPU"
+            }
+            ncclResult_t::ncclRemoteError => "; another process has ended or cannot be reached",
+            ncclResult_t::ncclSystemError => {
+                "; NCCL_DEBUG=INFO says which interface (NCCL_SOCKET_IFNAME) or shared memory fails"
+            }
+            _ => "",
+        };
+        Err(failed(call, &format!("{kind} {last}{hint}")))
+    }
+
+    /// Non-blocking, else as the library has it.
+    fn config(&self) -> ncclConfig_t {
+        ncclConfig_t {
+            size: size_of::<ncclConfig_t>(),
+            magic: MAGIC,
+            version: CONFIGURED,
+            blocking: 0,
+            cgaClusterSize: UNDEFINED,
+            minCTAs: UNDEFINED,
+            maxCTAs: UNDEFINED,
+            netName: std::ptr::null(),
+            splitShare: UNDEFINED,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared(Arc<Nccl>);
+
+impl Library for Shared {
+    fn version(&self) -> String {
+        format!("{:?}", self.0)
+    }
+
+    fn new_id(&self) -> Result<Id, GpuError> {
+        let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
+        // SAFETY: writes the id.
+        let result = unsafe { (self.0.functions.ncclGetUniqueId)(&raw mut id) };
+        self.0.check("ncclGetUniqueId", result)?;
+        Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    fn join(
+        &self,
+        gpu: &Gpu,
+        id: &Id,
+        size: usize,
+        rank: usize,
+    ) -> Result<Box<dyn Group>, GpuError> {
+        // The device of the calling thread is the group's.
+        gpu.stream()?;
+        let id = ncclUniqueId { internal: id.map(|byte| c_char::from_ne_bytes([byte])) };
+        let comm = Comm::new(&self.0);
+        let mut config = self.0.config();
+        let (size, rank) = (number(size)?, number(rank)?);
+        // SAFETY: the place for the group lives as long as `comm`; the configuration is copied.
+        let result = unsafe {
+            let join = self.0.functions.ncclCommInitRankConfig;
+            join(comm.place.get(), size, id, rank, &raw mut config)
+        };
+        self.0.check("ncclCommInitRankConfig", result)?;
+        Ok(Box::new(comm))
+    }
+}
+
+fn number(n: usize) -> Result<c_int, GpuError> {
+    c_int::try_from(n).map_err(|error| failed("nccl", &error))
+}
+
+/// A group.
+struct Comm {
+    nccl: Arc<Nccl>,
+    /// Where the library writes it; at one address, since it may do so later.
+    place: Box<UnsafeCell<ncclComm_t>>,
+    /// Held around every call: a group takes one at a time.
+    calling: Mutex<()>,
+    aborted: AtomicBool,
+}
+
+// SAFETY: NCCL's groups may be used by any thread, one at a time: a lock is held around every call. The place is written
+// by the library while the group is made, before any call reads it.
+unsafe impl Send for Comm {}
+// SAFETY: as above.
+unsafe impl Sync for Comm {}
+
+impl Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a group of {:?}", self.nccl)
+    }
+}
+
+impl Comm {
+    fn new(nccl: &Arc<Nccl>) -> Self {
+        Self {
+            nccl: nccl.clone(),
+            place: Box::new(UnsafeCell::new(std::ptr::null_mut())),
+            calling: Mutex::default(),
+            aborted: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.calling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group, which lives until it is aborted.
+    fn handle(&self) -> Result<ncclComm_t, GpuError> {
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(failed("nccl", &"the group was given up"));
+        }
+        // SAFETY: the library writes the place while the group is made, which is waited for before anything else.
+        Ok(unsafe { *self.place.get() })
+    }
+
+    fn state(&self, comm: ncclComm_t) -> Result<bool, GpuError> {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: writes the state of a live group.
+        let result = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(comm, &raw mut state) };
+        self.nccl.check("ncclCommGetAsyncError", result)?;
+        self.nccl.check("ncclCommGetAsyncError", state)?;
+        Ok(state == ncclResult_t::ncclSuccess)
+    }
+
+    fn call(
+        &self,
+        transfer: &Transfer,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> Result<(), GpuError> {
+        let Transfer { moves, of, from, to } = *transfer;
+        let of = match of {
+            Numbers::F32 => ncclDataType_t::ncclFloat32,
+            Numbers::F64 => ncclDataType_t::ncclFloat64,
+            Numbers::Bf16 => ncclDataType_t::ncclBfloat16,
+            Numbers::I64 => ncclDataType_t::ncclInt64,
+            Numbers::U8 => ncclDataType_t::ncclUint8,
+        };
+        let op = |combine| match combine {
+            Combine::Sum => ncclRedOp_t::ncclSum,
+            Combine::Max => ncclRedOp_t::ncclMax,
+        };
+        let (read, write) = (from.address as *const c_void, to.address as *mut c_void);
+        let f = &self.nccl.functions;
+        // SAFETY: spans are of live memory, which stays until what is queued here has run: who queues it sees to that.
+        // The group and the stream live.
+        let (call, result) = unsafe {
+            match moves {
+                Move::AllReduce(how) => (
+                    "ncclAllReduce",
+                    (f.ncclAllReduce)(read, write, from.len, of, op(how), comm, stream),
+                ),
+                Move::Reduce(how, root) => (
+                    "ncclReduce",
+                    (f.ncclReduce)(read, write, from.len, of, op(how), number(root)?, comm, stream),
+                ),
+                Move::Broadcast(root) => (
+                    "ncclBroadcast",
+                    (f.ncclBroadcast)(read, write, to.len, of, number(root)?, comm, stream),
+                ),
+                Move::ReduceScatter(how) => (
+                    "ncclReduceScatter",
+                    (f.ncclReduceScatter)(read, write, to.len, of, op(how), comm, stream),
+                ),
+                Move::AllGather => {
+                    ("ncclAllGather", (f.ncclAllGather)(read, write, from.len, of, comm, stream))
+                }
+                Move::Send(peer) => {
+                    ("ncclSend", (f.ncclSend)(read, from.len, of, number(peer)?, comm, stream))
+                }
+                Move::Receive(peer) => {
+                    ("ncclRecv", (f.ncclRecv)(write, to.len, of, number(peer)?, comm, stream))
+                }
+            }
+        };
+        self.nccl.check(call, result)
+    }
+}
+
+impl Group for Comm {
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError> {
+        // `NCCL_SPLIT_NOCOLOR`
+        let (color_number, key) = (color.map_or(Ok(-1), number)?, number(key)?);
+        let (made, mut config) = (Self::new(&self.nccl), self.nccl.config());
+        let _one = self.lock();
+        let comm = self.handle()?;
+        // SAFETY: the place lives as long as `made`, which the caller keeps until this group is ready again.
+        let result = unsafe {
+            let split = self.nccl.functions.ncclCommSplit;
+            split(comm, color_number, key, made.place.get(), &raw mut config)
+        };
+        self.nccl.check("ncclCommSplit", result)?;
+        // Where there is no colour nothing is written, ever.
+        Ok(color.map(|_| Box::new(made) as Box<dyn Group>))
+    }
+
+    fn is_ready(&self) -> Result<bool, GpuError> {
+        let _one = self.lock();
+        let comm = self.handle()?;
+        // A group of a split is there once its parent is ready again.
+        if comm.is_null() { Ok(false) } else { self.state(comm) }
+    }
+
+    fn queue(&self, gpu: &Gpu, transfers: &[Transfer]) -> Result<(), GpuError> {
+        let _one = self.lock();
+        let comm = self.handle()?;
+        let stream = gpu.stream()? as cudaStream_t;
+        // SAFETY: groups of calls are the calling thread's own, and every start has its end.
+        let begun = unsafe { (self.nccl.functions.ncclGroupStart)() };
+        self.nccl.check("ncclGroupStart", begun)?;
+        let called = transfers.iter().try_for_each(|transfer| self.call(transfer, comm, stream));
+        // SAFETY: as above.
+        let ended = unsafe { (self.nccl.functions.ncclGroupEnd)() };
+        called?;
+        self.nccl.check("ncclGroupEnd", ended)
+    }
+
+    fn abort(&self) {
+        let _one = self.lock();
+        if self.aborted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // SAFETY: nobody else is in a call, and none comes after it. Nothing can be done where it fails.
+        unsafe {
+            let comm = *self.place.get();
+            if !comm.is_null() {
+                let _ = (self.nccl.functions.ncclCommAbort)(comm);
+            }
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if self.aborted.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: nobody has it any more. A group whose members have all asked for its end ends by itself; one that does
+        // not get ready is the process's to take along.
+        unsafe {
+            let comm = *self.place.get();
+            if comm.is_null() {
+                return;
+            }
+            let _ = (self.nccl.functions.ncclCommFinalize)(comm);
+            let begun = std::time::Instant::now();
+            while let Ok(false) = self.state(comm) {
+                if begun.elapsed().as_secs() >= 5 {
+                    let _ = (self.nccl.functions.ncclCommAbort)(comm);
+                    return;
+                }
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+            let _ = (self.nccl.functions.ncclCommDestroy)(comm);
+        }
+    }
+}

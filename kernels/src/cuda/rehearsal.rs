@@ -1,0 +1,371 @@
+//! A library of collectives where there is no GPU: what NCCL does between devices, between queues of one machine. A call
+//! holds its queue until all members' queues have come to it, a send until it is received; groups that are being made
+//! are ready a few looks later; what is given up goes on with whatever is there. Sums are taken in the order of members,
+//! in f32 for bf16, which is rounded once.
+
+use super::driver::{Driver, GpuError};
+use super::machine::Machine;
+use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
+use super::{Gpu, Span};
+use half::bf16;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// How often a call is said to be under way.
+const LOOKS: usize = 2;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The library. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Rehearsal {
+    machine: Machine,
+    rooms: Arc<Mutex<HashMap<Id, Arc<Room>>>>,
+    ids: Arc<AtomicU64>,
+    failing: Arc<AtomicUsize>,
+}
+
+impl Rehearsal {
+    /// Between queues of that machine.
+    #[must_use]
+    pub fn new(machine: Machine) -> Self {
+        let failing = Arc::new(AtomicUsize::new(usize::MAX));
+        Self { machine, rooms: Arc::default(), ids: Arc::default(), failing }
+    }
+
+    /// From now on member `rank` of every group is told that something has gone wrong.
+    pub fn fail(&self, rank: usize) {
+        self.failing.store(rank, Ordering::Release);
+    }
+}
+
+impl Library for Rehearsal {
+    fn version(&self) -> String {
+        "a rehearsal".to_owned()
+    }
+
+    fn new_id(&self) -> Result<Id, GpuError> {
+        let mut id = [0; ID_BYTES];
+        id[..8].copy_from_slice(&self.ids.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        Ok(id)
+    }
+
+    fn join(
+        &self,
+        _gpu: &Gpu,
+        id: &Id,
+        size: usize,
+        rank: usize,
+    ) -> Result<Box<dyn Group>, GpuError> {
+        let room = lock(&self.rooms).entry(*id).or_insert_with(|| Room::new(size)).clone();
+        lock(&room.state).joined += 1;
+        Ok(Box::new(Member::new(self, Entry::Room(room), rank)))
+    }
+}
+
+/// A group.
+#[derive(Debug)]
+struct Room {
+    size: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What members gave, and how many have taken.
+type Met = (Vec<Option<Vec<u8>>>, usize);
+/// A colour, where there is one, and a key.
+type Said = (Option<usize>, usize);
+
+#[derive(Debug, Default)]
+struct State {
+    joined: usize,
+    /// Members that gave up.
+    aborted: BTreeSet<usize>,
+    /// Collectives that not all have come to, or left.
+    calls: HashMap<u64, Met>,
+    /// From and to.
+    mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// How many of each pair's messages were taken.
+    taken: HashMap<(usize, usize), u64>,
+    /// By number: what members said.
+    splits: HashMap<u64, Vec<Option<Said>>>,
+    children: HashMap<(u64, usize), Arc<Room>>,
+}
+
+impl Room {
+    fn new(size: usize) -> Arc<Self> {
+        Arc::new(Self { size, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Waits until something is there; nothing where this member gives up.
+    fn wait<R>(&self, rank: usize, mut there: impl FnMut(&mut State) -> Option<R>) -> Option<R> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(found) = there(&mut state) {
+                return Some(found);
+            }
+            if state.aborted.contains(&rank) {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let result = change(&mut lock(&self.state));
+        self.changed.notify_all();
+        result
+    }
+
+    /// Everybody's bytes, once all have given theirs.
+    fn meet(&self, number: u64, rank: usize, own: Vec<u8>) -> Option<Vec<Vec<u8>>> {
+        self.change(|state| {
+            let call = state.calls.entry(number).or_insert_with(|| (vec![None; self.size], 0));
+            call.0[rank] = Some(own);
+        });
+        let size = self.size;
+        self.wait(rank, |state| {
+            let (given, taken) = state.calls.get_mut(&number)?;
+            let all: Option<Vec<Vec<u8>>> = given.iter().cloned().collect();
+            let all = all?;
+            *taken += 1;
+            if *taken == size {
+                state.calls.remove(&number);
+            }
+            Some(all)
+        })
+    }
+}
+
+/// A group, or one that is being split off.
+#[derive(Debug)]
+enum Entry {
+    Room(Arc<Room>),
+    Split { parent: Arc<Room>, number: u64, color: usize },
+}
+
+/// One member of a group.
+#[derive(Debug)]
+struct Member {
+    library: Rehearsal,
+    entry: Entry,
+    /// In the parent, where it was split off.
+    parent_rank: usize,
+    calls: AtomicU64,
+    splits: AtomicU64,
+    looks: AtomicUsize,
+}
+
+impl Member {
+    fn new(library: &Rehearsal, entry: Entry, rank: usize) -> Self {
+        Self {
+            library: library.clone(),
+            entry,
+            parent_rank: rank,
+            calls: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
+            looks: AtomicUsize::new(LOOKS),
+        }
+    }
+
+    /// The group and this member of it; nothing while it is being split off.
+    fn room(&self) -> Option<(Arc<Room>, usize)> {
+        match &self.entry {
+            Entry::Room(room) => Some((room.clone(), self.parent_rank)),
+            Entry::Split { parent, number, color } => {
+                let mut state = lock(&parent.state);
+                let said: Option<Vec<_>> = state.splits.get(number)?.iter().copied().collect();
+                let mut members: Vec<(usize, usize)> = said?
+                    .into_iter()
+                    .enumerate()
+                    .filter(|(_, (of, _))| *of == Some(*color))
+                    .map(|(rank, (_, key))| (key, rank))
+                    .collect();
+                members.sort_unstable();
+                let rank = members.iter().position(|&(_, rank)| rank == self.parent_rank)?;
+                let size = members.len();
+                let child = state.children.entry((*number, *color)).or_insert_with(|| {
+                    let room = Room::new(size);
+                    lock(&room.state).joined = size;
+                    room
+                });
+                Some((child.clone(), rank))
+            }
+        }
+    }
+}
+
+impl Group for Member {
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError> {
+        let Some((room, rank)) = self.room() else { return Err(failed("split", "not made yet")) };
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        room.change(|state| {
+            let said = state.splits.entry(number).or_insert_with(|| vec![None; room.size]);
+            said[rank] = Some((color, key));
+        });
+        self.looks.store(LOOKS, Ordering::Release);
+        Ok(color.map(|color| {
+            let entry = Entry::Split { parent: room, number, color };
+            Box::new(Self::new(&self.library, entry, rank)) as Box<dyn Group>
+        }))
+    }
+
+    fn is_ready(&self) -> Result<bool, GpuError> {
+        let Some((room, rank)) = self.room() else { return Ok(false) };
+        if self.library.failing.load(Ordering::Acquire) == rank {
+            return Err(failed("a rehearsal", "a cable was pulled"));
+        }
+        let state = lock(&room.state);
+        if !state.aborted.is_empty() {
+            return Err(failed("a rehearsal", "a member gave up"));
+        }
+        let splits = self.splits.load(Ordering::Acquire);
+        let split =
+            |number| state.splits.get(&number).is_none_or(|said| said.iter().all(Option::is_some));
+        if state.joined < room.size || !(0..splits).all(split) {
+            return Ok(false);
+        }
+        let look = |left: usize| left.checked_sub(1);
+        Ok(self.looks.fetch_update(Ordering::AcqRel, Ordering::Acquire, look).is_err())
+    }
+
+    fn queue(&self, gpu: &Gpu, transfers: &[Transfer]) -> Result<(), GpuError> {
+        let Some((room, rank)) = self.room() else { return Err(failed("queue", "not made yet")) };
+        self.looks.store(LOOKS, Ordering::Release);
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let (transfers, machine) = (transfers.to_vec(), self.library.machine.clone());
+        gpu.run(Box::new(move || {
+            let carried = Carried { room: &room, rank, machine: &machine };
+            // Who gave up has anything in its memory.
+            let _given_up = carried.out(number, &transfers);
+        }))
+    }
+
+    fn abort(&self) {
+        let (room, rank) = match (self.room(), &self.entry) {
+            (Some(made), _) => made,
+            (None, Entry::Split { parent, .. }) => (parent.clone(), self.parent_rank),
+            (None, Entry::Room(_)) => return,
+        };
+        room.change(|state| state.aborted.insert(rank));
+    }
+}
+
+fn failed(call: &'static str, what: &str) -> GpuError {
+    GpuError::Call { call, what: what.to_owned() }
+}
+
+/// Calls on their way.
+struct Carried<'a> {
+    room: &'a Room,
+    rank: usize,
+    machine: &'a Machine,
+}
+
+impl Carried<'_> {
+    fn out(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
+        let mut sent = Vec::new();
+        for transfer in transfers {
+            if let Move::Send(to) = transfer.moves {
+                let (pair, bytes) = ((self.rank, to), self.read(transfer.from, transfer.of)?);
+                sent.push(self.room.change(|state| {
+                    let waiting = state.mail.entry(pair).or_default();
+                    waiting.push_back(bytes);
+                    let before = waiting.len() as u64;
+                    (pair, before + state.taken.get(&pair).copied().unwrap_or(0))
+                }));
+            }
+        }
+        for (n, transfer) in transfers.iter().enumerate() {
+            match transfer.moves {
+                Move::Send(_) => {}
+                Move::Receive(from) => self.receive(from, transfer)?,
+                _ => self.collective((number << 16) + n as u64, transfer)?,
+            }
+        }
+        for (pair, count) in sent {
+            self.room.wait(self.rank, |state| (state.taken.get(&pair)? >= &count).then_some(()))?;
+        }
+        Some(())
+    }
+
+    fn receive(&self, from: usize, transfer: &Transfer) -> Option<()> {
+        let pair = (from, self.rank);
+        let bytes = self.room.wait(self.rank, |state| {
+            let bytes = state.mail.get_mut(&pair)?.pop_front()?;
+            *state.taken.entry(pair).or_default() += 1;
+            Some(bytes)
+        })?;
+        self.room.changed.notify_all();
+        self.write(transfer.to, transfer.of, &bytes)
+    }
+
+    fn collective(&self, number: u64, transfer: &Transfer) -> Option<()> {
+        let Transfer { moves, of, from, to } = *transfer;
+        let given = self.room.meet(number, self.rank, self.read(from, of)?)?;
+        let bytes = match moves {
+            Move::AllReduce(how) => combined(&given, of, how),
+            Move::Reduce(how, root) if root == self.rank => combined(&given, of, how),
+            Move::Broadcast(root) => given.get(root)?.clone(),
+            Move::ReduceScatter(how) => {
+                let piece = to.len * of.bytes();
+                combined(&given, of, how)[self.rank * piece..(self.rank + 1) * piece].to_vec()
+            }
+            Move::AllGather => given.concat(),
+            Move::Reduce(..) | Move::Send(_) | Move::Receive(_) => return Some(()),
+        };
+        self.write(to, of, &bytes)
+    }
+
+    fn read(&self, span: Span, of: Numbers) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; span.len * of.bytes()];
+        if !bytes.is_empty() {
+            self.machine.copy_out(span.address, &mut bytes).ok()?;
+        }
+        Some(bytes)
+    }
+
+    fn write(&self, span: Span, of: Numbers, bytes: &[u8]) -> Option<()> {
+        // What NCCL would write past the end or leave out is no number at all here.
+        let fits = bytes.len() == span.len * of.bytes();
+        let nothing = vec![0xff; span.len * of.bytes()];
+        let bytes = if fits { bytes } else { &nothing };
+        if bytes.is_empty() { Some(()) } else { self.machine.copy_in(bytes, span.address).ok() }
+    }
+}
+
+/// Members' elements, combined in their order.
+fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
+    macro_rules! each {
+        ($type:ty, $wide:ty, $widened:expr, $narrowed:expr, $add:expr) => {{
+            const BYTES: usize = size_of::<$type>();
+            let read = |bytes: &Vec<u8>| -> Vec<$wide> {
+                let chunks = bytes.as_chunks::<BYTES>().0.iter();
+                chunks.map(|chunk| $widened(<$type>::from_le_bytes(*chunk))).collect()
+            };
+            let mut all = given.iter().map(read);
+            let mut result = all.next().unwrap_or_default();
+            for next in all {
+                for (so_far, next) in result.iter_mut().zip(next) {
+                    *so_far = match how {
+                        Combine::Sum => $add(*so_far, next),
+                        Combine::Max if next > *so_far => next,
+                        Combine::Max => *so_far,
+                    };
+                }
+            }
+            result.into_iter().flat_map(|x| <$type>::to_le_bytes($narrowed(x))).collect()
+        }};
+    }
+    match of {
+        Numbers::F32 => each!(f32, f32, |x| x, |x| x, |a: f32, b: f32| a + b),
+        Numbers::F64 => each!(f64, f64, |x| x, |x| x, |a: f64, b: f64| a + b),
+        Numbers::Bf16 => each!(bf16, f32, bf16::to_f32, bf16::from_f32, |a: f32, b: f32| a + b),
+        Numbers::I64 => each!(i64, i64, |x| x, |x| x, i64::wrapping_add),
+        Numbers::U8 => each!(u8, u8, |x| x, |x| x, u8::wrapping_add),
+    }
+}

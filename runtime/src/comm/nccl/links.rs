@@ -1,0 +1,277 @@
+//! Messages between two ranks, as communicators here have them: found by tag in any order, sent without waiting for the
+//! receiver. NCCL's are received in the order sent, and a send holds its queue until then.
+//!
+//! So each direction between two ranks is a *link*: a group of the two, with a queue and, at the sending end, a thread of
+//! its own. A sender announces each message over the control, in order; a receiver takes what is announced, in order, until
+//! it has the tag that it looks for, and keeps the others.
+
+use super::{Freight, Inner, World, numbers};
+use crate::comm::hub::lock;
+use crate::comm::payload::Cargo;
+use crate::comm::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Tag};
+use kernels::cuda::nccl::{Group, ID_BYTES, Id, Move, Transfer};
+use kernels::cuda::{Gpu, Span};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// Tags of what is told over the control: a link's id, and messages.
+const ID: Tag = 0;
+const MESSAGE: Tag = 1;
+
+/// A rank's links with the members of a group.
+pub(super) struct Links {
+    /// The group's control, for announcements, which are not counted as calls.
+    told: Option<Arc<dyn Communicator>>,
+    outgoing: Mutex<HashMap<usize, Sender<Sent>>>,
+    incoming: Mutex<HashMap<usize, Arc<Mutex<Incoming>>>>,
+}
+
+/// A message on its way to its link's thread.
+struct Sent {
+    call: Call,
+    cargo: Box<dyn Cargo>,
+}
+
+/// The receiving end of a link.
+#[derive(Default)]
+struct Incoming {
+    open: Option<Open>,
+    /// What came before it was looked for.
+    early: HashMap<Tag, VecDeque<Box<dyn Cargo>>>,
+}
+
+/// A link that is connected, and its queue.
+struct Open {
+    group: Arc<dyn Group>,
+    lane: Gpu,
+}
+
+impl Links {
+    pub fn new(control: &dyn Communicator) -> Self {
+        let told = control.twin().map(Arc::from);
+        Self { told, outgoing: Mutex::default(), incoming: Mutex::default() }
+    }
+
+    fn told(&self, call: &Call) -> Result<&Arc<dyn Communicator>, CommError> {
+        self.told.as_ref().ok_or_else(|| CommError::Invalid {
+            call: call.to_string(),
+            reason: "what connects the ranks on the host carries no announcements".to_owned(),
+        })
+    }
+
+    /// Announces a message and leaves it to its link.
+    pub fn send(
+        &self,
+        inner: &Arc<Inner>,
+        [to, tag]: [usize; 2],
+        call: Call,
+        mut cargo: Box<dyn Cargo>,
+    ) -> Result<(), CommError> {
+        let told = self.told(&call)?;
+        let Some(freight) = cargo.freight() else {
+            return Err(inner.invalid(&call, "its memory is no GPU's"));
+        };
+        let mut outgoing = lock(&self.outgoing);
+        let link = match outgoing.entry(to) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(place) => {
+                let id = inner.world.or_fail("a new link", inner.world.library.new_id())?;
+                told.start_send(id.to_vec(), to, ID)?.wait()?;
+                let lane = inner.world.or_fail("a queue for transfers", freight.gpu().fork())?;
+                place.insert(open_outgoing(inner, told.clone(), lane, id))
+            }
+        };
+        let dtype = Dtype::ALL.iter().position(|of| *of == call.dtype).unwrap_or_default();
+        let announced = vec![tag as i64, call.count as i64, dtype as i64];
+        told.start_send(announced, to, MESSAGE)?.wait()?;
+        // A link that has ended has left a failure, which the next call finds.
+        let _ended = link.send(Sent { call, cargo });
+        Ok(())
+    }
+}
+
+/// The sending end: a thread, so that nobody waits until the receiver connects.
+fn open_outgoing(
+    inner: &Arc<Inner>,
+    told: Arc<dyn Communicator>,
+    lane: Gpu,
+    id: Id,
+) -> Sender<Sent> {
+    let (sender, given) = channel();
+    let world = inner.world.clone();
+    std::thread::spawn(move || {
+        // Whoever fails here has told the watch, which tells everybody.
+        let _told = carry(&world, &*told, &lane, &id, &given);
+    });
+    sender
+}
+
+fn carry(
+    world: &Arc<World>,
+    told: &dyn Communicator,
+    lane: &Gpu,
+    id: &Id,
+    given: &Receiver<Sent>,
+) -> Result<(), CommError> {
+    let group = connect(world, told, lane, (id, 0))?;
+    for Sent { call, mut cargo } in given {
+        let Some(freight) = cargo.freight() else { continue };
+        let event = message(world, told, (&*group, lane), &call, freight, Move::Send(1))?;
+        freight.busy_until(event);
+    }
+    Ok(())
+}
+
+fn connect(
+    world: &World,
+    told: &dyn Communicator,
+    lane: &Gpu,
+    (id, end): (&Id, usize),
+) -> Result<Arc<dyn Group>, CommError> {
+    let group = world.or_fail("a link", world.library.join(lane, id, 2, end))?;
+    let group: Arc<dyn Group> = group.into();
+    world.watch.add(&group);
+    world.until_ready(&*group, told, &"connecting a link")?;
+    Ok(group)
+}
+
+/// Queues one end of a message; gives where it is done.
+fn message(
+    world: &World,
+    told: &dyn Communicator,
+    (group, lane): (&dyn Group, &Gpu),
+    call: &Call,
+    freight: &dyn Freight,
+    moves: Move,
+) -> Result<kernels::cuda::Event, CommError> {
+    let what = call.to_string();
+    let span = freight.span().unwrap_or_default();
+    if span.len() != call.count {
+        let reason = "the GPU has no memory left".to_owned();
+        return Err(world.watch.fail(CommError::Invalid { call: what, reason }));
+    }
+    if let Some(event) = freight.ready() {
+        world.or_fail(&what, lane.wait(event))?;
+    }
+    if !span.is_empty() {
+        let of = numbers(call.dtype);
+        let transfer = match moves {
+            Move::Send(_) => Transfer { moves, of, from: span, to: Span::default() },
+            _ => Transfer { moves, of, from: Span::default(), to: span },
+        };
+        world.or_fail(&what, group.queue(lane, &[transfer]))?;
+        world.until_ready(group, told, call)?;
+    }
+    let event = world.or_fail(&what, lane.record())?;
+    world.watch.note(super::Queued::of_link(event.clone(), what));
+    Ok(event)
+}
+
+/// A receive under way.
+pub(super) struct Receipt {
+    pub inner: Arc<Inner>,
+    pub from: usize,
+    pub tag: Tag,
+    pub call: Call,
+    /// Empty; says whose device takes it.
+    pub own: Box<dyn Cargo>,
+}
+
+impl Pending for Receipt {
+    fn wait(mut self: Box<Self>) -> Result<Payload, CommError> {
+        let incoming = lock(&self.inner.links.incoming).entry(self.from).or_default().clone();
+        let mut incoming = lock(&incoming);
+        loop {
+            let kept = incoming.early.get_mut(&self.tag).and_then(VecDeque::pop_front);
+            if let Some(cargo) = kept {
+                return self.checked(cargo);
+            }
+            let (tag, cargo) = self.next(&mut incoming)?;
+            incoming.early.entry(tag).or_default().push_back(cargo);
+        }
+    }
+}
+
+impl Receipt {
+    /// What both ends said must be the same.
+    fn checked(&self, cargo: Box<dyn Cargo>) -> Result<Payload, CommError> {
+        let (len, dtype) = (cargo.len(), cargo.dtype());
+        if len == self.call.count && dtype == self.call.dtype {
+            return Ok(Payload::Device(cargo));
+        }
+        Err(self.mismatch(len, dtype.name()))
+    }
+
+    /// The failure of ends that do not belong together; everybody is told.
+    fn mismatch(&self, len: usize, dtype: &str) -> CommError {
+        let first = format!("rank {} sent {len} x {dtype}", self.from);
+        let second = format!("rank {} called {}", self.inner.control.rank(), self.call);
+        let group = self.inner.control.group().to_owned();
+        self.inner.world.watch.fail(CommError::Mismatch { group, first, second })
+    }
+
+    /// Takes the next message that was announced, whatever its tag.
+    fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn Cargo>), CommError> {
+        let (inner, from) = (self.inner.clone(), self.from);
+        let (world, told) = (&inner.world, inner.links.told(&self.call)?);
+        world.watch.health()?;
+        if incoming.open.is_none() {
+            let id: Vec<u8> = self.hear(&**told, Dtype::U8, ID_BYTES, ID)?;
+            let id: Id = id.try_into().unwrap_or([0; ID_BYTES]);
+            let not_ours = || inner.invalid(&self.call, "its memory is no GPU's");
+            let freight = self.own.freight().ok_or_else(not_ours)?;
+            let lane = world.or_fail("a queue for transfers", freight.gpu().fork())?;
+            let group = connect(world, &**told, &lane, (&id, 1))?;
+            incoming.open = Some(Open { group, lane });
+        }
+        let announced: Vec<i64> = self.hear(&**told, Dtype::I64, 3, MESSAGE)?;
+        let [tag, count, dtype] = announced[..] else {
+            return Err(inner.invalid(&self.call, "an announcement is garbled"));
+        };
+        let (tag, count) = (tag as Tag, count as usize);
+        let dtype = Dtype::ALL.get(dtype as usize).copied();
+        if dtype != Some(self.call.dtype) {
+            return Err(self.mismatch(count, dtype.map_or("?", Dtype::name)));
+        }
+        let Some(Open { group, lane }) = &incoming.open else {
+            return Err(inner.invalid(&self.call, "its link has ended"));
+        };
+        let Some(freight) = self.own.freight() else {
+            return Err(inner.invalid(&self.call, "its memory is no GPU's"));
+        };
+        let mut cargo = freight.like(lane, count);
+        let call = Call { kind: Kind::Recv { from, tag }, count, ..self.call.clone() };
+        if let Some(freight) = cargo.freight() {
+            let done = message(world, &**told, (&**group, lane), &call, freight, Move::Receive(0))?;
+            freight.set_ready(done);
+        }
+        Ok((tag, cargo))
+    }
+
+    /// Something that the sender tells of its link.
+    fn hear<T: crate::comm::Element>(
+        &self,
+        told: &dyn Communicator,
+        dtype: Dtype,
+        count: usize,
+        tag: Tag,
+    ) -> Result<Vec<T>, CommError> {
+        let kind = Kind::Recv { from: self.from, tag };
+        let call = Call { kind, dtype, count, site: self.call.site };
+        let heard = told.start(call.clone(), Payload::empty(dtype))?.wait();
+        let payload = heard.map_err(|error| self.inner.world.watch.fail(error))?;
+        T::unwrap(payload).ok_or_else(|| self.inner.invalid(&call, "came back with another type"))
+    }
+}
+
+/// For an all-to-all-v: elements from each rank.
+pub(super) fn counts(links: &Links, call: &Call, size: usize) -> Result<Vec<usize>, CommError> {
+    let Kind::AllToAllV { send_counts } = &call.kind else { return Ok(Vec::new()) };
+    let told = links.told(call)?;
+    let all: Vec<i64> = send_counts.iter().map(|&count| count as i64).collect();
+    let counts = (**told).all_to_all(&all)?;
+    debug_assert_eq!(counts.len(), size);
+    Ok(counts.into_iter().map(|count| count as usize).collect())
+}

@@ -1,0 +1,437 @@
+//! Ranks on GPUs of their own: collectives by NCCL on the GPUs' memory, and whatever lies on the host by another
+//! communicator, the *control*, which also tells who has gone or given up. Ids of new groups travel over it.
+//!
+//! - Every group has a queue of its own for its transfers. What a rank gives is read behind the event that came with it,
+//!   what it gets carries an event, and memory is used again behind its transfer: nothing here holds the rank's own queue.
+//! - Collectives are queued when they are started, by who starts them, in the order in which all members call them.
+//!   The first of a group waits on the host until the others have come to it (NCCL connects then); no other does.
+//! - Messages go over *links*, groups of two for each direction, since NCCL's sends hold their queue until they are received
+//!   and this crate's do not ([`links`]).
+//! - A thread watches what is queued ([`watch`]): errors of NCCL, ranks that are gone or gave up, and the time limit end all
+//!   groups of the rank, so that its queues go on, with anything in memory, and its next call says why. A step ends with
+//!   such calls, before anything is updated.
+//!
+//! Sums are NCCL's: in f32 for f32, and rounded at every step for bf16, in an order that is the same every time on the same
+//! machines. What NCCL does not notice is calls that differ: they end at the time limit, and every rank says where it was.
+
+mod links;
+mod watch;
+
+use super::{Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Pending, Stats};
+use crate::comm::payload::Cargo;
+use kernels::cuda::nccl::{Combine, Group, ID_BYTES, Library, Move, Numbers, Transfer};
+use kernels::cuda::{Event, Gpu, GpuError, Span};
+use links::Links;
+use std::sync::{Arc, Mutex, PoisonError};
+use watch::{Queued, Watch};
+
+/// Memory of a GPU, as NCCL takes it.
+pub trait Freight {
+    /// All of it; nothing where the GPU had none left.
+    fn span(&self) -> Option<Span>;
+
+    /// The queue of who gave it.
+    fn gpu(&self) -> &Gpu;
+
+    /// Where what is in it is ready.
+    fn ready(&self) -> Option<&Event>;
+
+    /// What is in it is ready at `event`, and its memory is in use until then.
+    fn set_ready(&mut self, event: Event);
+
+    /// It is in use until `event`.
+    fn busy_until(&self, event: Event);
+
+    /// New memory for `len` such elements, of the queue `lane`.
+    fn like(&self, lane: &Gpu, len: usize) -> Box<dyn Cargo>;
+}
+
+/// What a rank's groups share.
+struct World {
+    library: Arc<dyn Library>,
+    watch: Watch,
+    options: Options,
+}
+
+/// One rank's end of a group.
+pub struct NcclComm {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    control: Arc<dyn Communicator>,
+    world: Arc<World>,
+    /// The library's; nothing where the rank is alone.
+    group: Option<Arc<dyn Group>>,
+    /// The group's queue, once it is used.
+    lane: Mutex<Option<Gpu>>,
+    links: Links,
+}
+
+impl NcclComm {
+    /// The world of a control, on the GPUs of the ranks' queues.
+    ///
+    /// # Errors
+    /// What NCCL says, and as any collective call.
+    pub fn new(
+        control: Box<dyn Communicator>,
+        library: Arc<dyn Library>,
+        gpu: &Gpu,
+        options: Options,
+    ) -> Result<Self, CommError> {
+        let control: Arc<dyn Communicator> = Arc::from(control);
+        let watch = Watch::new(control.clone(), options);
+        let world = Arc::new(World { library, watch, options });
+        let group = match control.size() {
+            1 => None,
+            _ => Some(world.join(&*control, gpu)?),
+        };
+        Self::of(control, world, group)
+    }
+
+    fn of(
+        control: Arc<dyn Communicator>,
+        world: Arc<World>,
+        group: Option<Arc<dyn Group>>,
+    ) -> Result<Self, CommError> {
+        if let Some(group) = &group {
+            world.watch.add(group);
+        }
+        let links = Links::new(&*control);
+        Ok(Self { inner: Arc::new(Inner { control, world, group, lane: Mutex::default(), links }) })
+    }
+}
+
+impl World {
+    fn join(&self, control: &dyn Communicator, gpu: &Gpu) -> Result<Arc<dyn Group>, CommError> {
+        let (rank, size) = (control.rank(), control.size());
+        let mut id = [0; ID_BYTES];
+        if rank == 0 {
+            id = self.or_fail("a new group", self.library.new_id())?;
+        }
+        control.broadcast(&mut id, 0)?;
+        let group = self.library.join(gpu, &id, size, rank);
+        let group: Arc<dyn Group> = self.or_fail("joining the world", group)?.into();
+        self.until_ready(&*group, control, &"joining the world")?;
+        Ok(group)
+    }
+
+    /// What a library says, as an error that ends everybody.
+    fn or_fail<R>(&self, what: &str, result: Result<R, GpuError>) -> Result<R, CommError> {
+        result.map_err(|error| self.watch.broke(what, &error))
+    }
+
+    /// Looks until a group is ready.
+    fn until_ready(
+        &self,
+        group: &dyn Group,
+        control: &dyn Communicator,
+        call: &dyn std::fmt::Display,
+    ) -> Result<(), CommError> {
+        let mut looks = watch::Looks::new();
+        while !self.or_fail(&call.to_string(), group.is_ready())? {
+            self.watch.health()?;
+            if let Some(error) = looks.given_up(control, self.options, call) {
+                return Err(self.watch.fail(error));
+            }
+            looks.rest();
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// The queue of this group's transfers; another one of the device of `gpu`.
+    fn lane(&self, gpu: &Gpu) -> Result<Gpu, CommError> {
+        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*lane {
+            Some(lane) => Ok(lane.clone()),
+            None => {
+                let forked = self.world.or_fail("a queue for transfers", gpu.fork())?;
+                Ok(lane.insert(forked).clone())
+            }
+        }
+    }
+
+    fn invalid(&self, call: &Call, reason: &str) -> CommError {
+        CommError::Invalid { call: call.to_string(), reason: reason.to_owned() }
+    }
+
+    /// A collective of all members: its result, on its way.
+    fn collective(
+        &self,
+        group: &dyn Group,
+        call: &Call,
+        mut own: Box<dyn Cargo>,
+    ) -> Result<Box<dyn Cargo>, CommError> {
+        let (rank, size) = (self.control.rank(), self.control.size());
+        let not_ours = || self.invalid(call, "its memory is no GPU's");
+        let freight = own.freight().ok_or_else(not_ours)?;
+        let lane = self.lane(freight.gpu())?;
+        let counts = links::counts(&self.links, call, size)?;
+        let (ours, len) =
+            (freight.span().unwrap_or_default(), freight.span().map_or(0, |s| s.len()));
+        let in_place = matches!(call.kind, Kind::AllReduce { .. } | Kind::Broadcast { .. });
+        let mut made = match in_place {
+            true => None,
+            false => {
+                Some(freight.like(&lane, received(&call.kind, call.count, &counts, [rank, size])))
+            }
+        };
+        let theirs = match &mut made {
+            None => ours,
+            Some(made) => made.freight().and_then(|made| made.span()).unwrap_or_default(),
+        };
+        let needed = sent(&call.kind, call.count, [rank, size]).unwrap_or(len);
+        if len != needed {
+            let reason =
+                format!("{len} elements are there for {needed}: the GPU has no memory left");
+            return Err(self.invalid(call, &reason));
+        }
+        let transfers = transfers(call, [ours, theirs], &counts, [rank, size]);
+        if let Some(event) = freight.ready() {
+            self.world.or_fail(&call.to_string(), lane.wait(event))?;
+        }
+        self.queue(group, &lane, call, &transfers)?;
+        let done = self.done(group, &lane, call)?;
+        match made {
+            None => freight.set_ready(done),
+            Some(mut made) => {
+                freight.busy_until(done.clone());
+                if let Some(made) = made.freight() {
+                    made.set_ready(done);
+                }
+                return Ok(made);
+            }
+        }
+        Ok(own)
+    }
+
+    fn queue(
+        &self,
+        group: &dyn Group,
+        lane: &Gpu,
+        call: &Call,
+        transfers: &[Transfer],
+    ) -> Result<(), CommError> {
+        if transfers.is_empty() {
+            return Ok(());
+        }
+        self.world.or_fail(&call.to_string(), group.queue(lane, transfers))?;
+        self.world.until_ready(group, &*self.control, call)
+    }
+
+    /// Where what was just queued is done; watched from now on.
+    fn done(&self, _group: &dyn Group, lane: &Gpu, call: &Call) -> Result<Event, CommError> {
+        let event = self.world.or_fail(&call.to_string(), lane.record())?;
+        let (control, call) = (self.control.clone(), call.to_string());
+        self.world.watch.note(Queued::new(event.clone(), control, call));
+        Ok(event)
+    }
+}
+
+fn numbers(dtype: Dtype) -> Numbers {
+    match dtype {
+        Dtype::F32 => Numbers::F32,
+        Dtype::F64 => Numbers::F64,
+        Dtype::I64 => Numbers::I64,
+        Dtype::U8 => Numbers::U8,
+        Dtype::Bf16 => Numbers::Bf16,
+    }
+}
+
+fn combine(op: Op) -> Combine {
+    match op {
+        Op::Sum => Combine::Sum,
+        Op::Max => Combine::Max,
+    }
+}
+
+/// Elements that a rank hands in; nothing where the call says none of them.
+fn sent(kind: &Kind, count: usize, [rank, size]: [usize; 2]) -> Option<usize> {
+    match kind {
+        Kind::AllToAllV { send_counts } => Some(send_counts.iter().sum()),
+        Kind::Scatter { root } => Some(if *root == rank { count * size } else { 0 }),
+        Kind::Barrier => None,
+        _ => Some(count),
+    }
+}
+
+/// Elements that a rank gets.
+fn received(kind: &Kind, count: usize, counts: &[usize], [rank, size]: [usize; 2]) -> usize {
+    match kind {
+        Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll => {
+            count
+        }
+        Kind::Gather { root } if *root == rank => count * size,
+        Kind::Reduce { root, .. } if *root == rank => count,
+        Kind::AllGather => count * size,
+        Kind::ReduceScatter { .. } => count / size,
+        Kind::AllToAllV { .. } => counts.iter().sum(),
+        _ => 0,
+    }
+}
+
+/// A collective as calls of the library, which go on together. `counts`: elements from each rank, for those of any
+/// length.
+fn transfers(
+    call: &Call,
+    [from, to]: [Span; 2],
+    counts: &[usize],
+    [rank, size]: [usize; 2],
+) -> Vec<Transfer> {
+    let of = numbers(call.dtype);
+    let one = |moves| vec![Transfer { moves, of, from, to }];
+    let none = Span::default();
+    let piece = |span: Span, n: usize, len: usize| span.part(n * len..(n + 1) * len, of);
+    let send = |to: usize, from: Span| Transfer { moves: Move::Send(to), of, from, to: none };
+    let receive =
+        |from: usize, to: Span| Transfer { moves: Move::Receive(from), of, from: none, to };
+    let count = call.count;
+    if count == 0 && !matches!(call.kind, Kind::AllToAllV { .. }) {
+        return Vec::new();
+    }
+    match &call.kind {
+        Kind::Barrier | Kind::Send { .. } | Kind::Recv { .. } => Vec::new(),
+        &Kind::AllReduce { op } => one(Move::AllReduce(combine(op))),
+        &Kind::Reduce { op, root } => one(Move::Reduce(combine(op), root)),
+        &Kind::Broadcast { root } => one(Move::Broadcast(root)),
+        &Kind::ReduceScatter { op } => one(Move::ReduceScatter(combine(op))),
+        Kind::AllGather => one(Move::AllGather),
+        &Kind::Scatter { root } => {
+            let sends =
+                (0..if rank == root { size } else { 0 }).map(|n| send(n, piece(from, n, count)));
+            sends.chain([receive(root, to)]).collect()
+        }
+        &Kind::Gather { root } => {
+            let receives =
+                (0..if rank == root { size } else { 0 }).map(|n| receive(n, piece(to, n, count)));
+            std::iter::once(send(root, from)).chain(receives).collect()
+        }
+        Kind::AllToAll => {
+            let len = count / size;
+            let pair = |n| [send(n, piece(from, n, len)), receive(n, piece(to, n, len))];
+            (0..size).flat_map(pair).collect()
+        }
+        Kind::AllToAllV { send_counts } => {
+            let runs = |counts: &[usize]| {
+                let end = |end: &mut usize, &len: &usize| {
+                    *end += len;
+                    Some(*end - len..*end)
+                };
+                counts.iter().scan(0, end).enumerate().collect::<Vec<_>>()
+            };
+            let kept = |transfer: &Transfer| !(transfer.from.is_empty() && transfer.to.is_empty());
+            let sends = runs(send_counts).into_iter().map(|(n, run)| send(n, from.part(run, of)));
+            let receives = runs(counts).into_iter().map(|(n, run)| receive(n, to.part(run, of)));
+            sends.chain(receives).filter(kept).collect()
+        }
+    }
+}
+
+/// A call that has been queued.
+struct Done {
+    world: Arc<World>,
+    payload: Payload,
+}
+
+impl Pending for Done {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        self.world.watch.health()?;
+        Ok(self.payload)
+    }
+}
+
+impl Communicator for NcclComm {
+    fn rank(&self) -> usize {
+        self.inner.control.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.control.size()
+    }
+
+    fn group(&self) -> &str {
+        self.inner.control.group()
+    }
+
+    fn stats(&self) -> &Stats {
+        self.inner.control.stats()
+    }
+
+    fn carries_devices(&self) -> bool {
+        true
+    }
+
+    fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
+        let inner = &self.inner;
+        inner.world.watch.health()?;
+        let Payload::Device(own) = payload else {
+            return inner.control.start(call, payload);
+        };
+        call.check_ranks(self.size())?;
+        inner.control.health()?;
+        self.stats().count(self.group(), &call, own.len());
+        if let Some(delays) = inner.world.options.delays {
+            std::thread::sleep(delays.before(self.rank(), inner.world.watch.next()));
+        }
+        let (world, dtype) = (inner.world.clone(), call.dtype);
+        match (call.kind.clone(), &inner.group) {
+            (Kind::Send { .. } | Kind::Recv { .. }, None) => {
+                Err(inner.invalid(&call, "there is only one rank"))
+            }
+            (Kind::Send { to, tag }, Some(_)) => {
+                inner.links.send(inner, [to, tag as usize], call, own)?;
+                Ok(Box::new(Done { world, payload: Payload::empty(dtype) }))
+            }
+            (Kind::Recv { from, tag }, Some(_)) => {
+                Ok(Box::new(links::Receipt { inner: inner.clone(), from, tag, call, own }))
+            }
+            (_, None) => Ok(Box::new(Done { world, payload: Payload::Device(own) })),
+            (_, Some(group)) => {
+                let cargo = inner.collective(&**group, &call, own)?;
+                Ok(Box::new(Done { world, payload: Payload::Device(cargo) }))
+            }
+        }
+    }
+
+    #[track_caller]
+    fn split(
+        &self,
+        name: &str,
+        color: usize,
+        key: usize,
+    ) -> Result<Box<dyn Communicator>, CommError> {
+        let (inner, world) = (&self.inner, &self.inner.world);
+        world.watch.health()?;
+        let control: Arc<dyn Communicator> = Arc::from(inner.control.split(name, color, key)?);
+        let Some(group) = &inner.group else {
+            return Ok(Box::new(Self::of(control, world.clone(), None)?));
+        };
+        // Who is alone needs no group, but all must call.
+        let call = format!("split `{name}` off `{}`", inner.control.group());
+        let mine = (control.size() > 1).then_some(color);
+        let made = world.or_fail(&call, group.split(mine, control.rank()))?;
+        world.until_ready(&**group, &*inner.control, &call)?;
+        let made: Option<Arc<dyn Group>> = made.map(Arc::from);
+        if let Some(made) = &made {
+            world.until_ready(&**made, &*control, &call)?;
+        }
+        Ok(Box::new(Self::of(control, world.clone(), made)?))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.control.abort(reason);
+        let rank = self.inner.world.watch.rank();
+        self.inner.world.watch.fail(CommError::Aborted { rank, reason: reason.to_owned() });
+    }
+
+    fn health(&self) -> Result<(), CommError> {
+        self.inner.world.watch.health()?;
+        self.inner.control.health()
+    }
+
+    fn gone(&self) -> Option<usize> {
+        self.inner.control.gone()
+    }
+}

@@ -1,0 +1,96 @@
+//! The GPU that a process trains on, and its memory.
+
+use super::{Flags, Trained};
+use crate::error::Error;
+use crate::launched::{self, Place};
+use crate::program::Program;
+use kernels::cuda::{self, GpuError};
+
+pub(super) const ONLY_GPU: &str =
+    "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
+
+/// The GPU that is asked for, with the memory that the plan gives to so many ranks; nothing where none is.
+pub(super) fn open_gpu<T: Trained>(
+    program: &Program,
+    flags: &Flags,
+    place: Option<&Place>,
+    ranks: usize,
+) -> Result<Option<cuda::Gpu>, Error> {
+    let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
+    let (may, must) = T::ON_GPU;
+    let Some(asked) = flags.gpu else {
+        return if must { Err(wrong(ONLY_GPU.to_owned())) } else { Ok(None) };
+    };
+    if !may {
+        return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
+    }
+    let head_dim = program.model.attention.head_dim;
+    if must && !(head_dim.is_multiple_of(16) && head_dim <= 256) {
+        let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
+        return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
+    }
+    let number = launched::gpu_of(asked, place, |name| std::env::var(name).ok())?;
+    let gpu = cuda::Gpu::open(number).map_err(|error| wrong(why_no_gpu(&error, place)))?;
+    reserve(&gpu, program.planned_memory_bytes, ranks)?;
+    Ok(Some(gpu))
+}
+
+/// What is wrong with the GPU, and with the processes where there are more of them than GPUs.
+fn why_no_gpu(error: &GpuError, place: Option<&Place>) -> String {
+    match (error, place) {
+        (GpuError::NoSuchGpu { .. }, Some(place)) => format!(
+            "{error}; {} started a process for each GPU: valid: as many on each machine as it has GPUs, or one process \
+             whose ranks share a GPU (plan launch DIR --gpu)",
+            place.launcher.name()
+        ),
+        _ => error.to_string(),
+    }
+}
+
+/// How much of what the plan gives is taken at once: the plan counts what the driver and its libraries hold, too, and that
+/// they take by themselves.
+const ARENA_16THS: u64 = 15;
+
+/// Takes what the plan gives to ranks that share the GPU, at once: what does not fit shows now, not in the middle of a
+/// step.
+fn reserve(gpu: &cuda::Gpu, planned_bytes: u64, ranks: usize) -> Result<(), Error> {
+    if planned_bytes == 0 {
+        return Ok(());
+    }
+    let each = planned_bytes / 16 * ARENA_16THS;
+    let all = usize::try_from(each).unwrap_or(usize::MAX).saturating_mul(ranks);
+    gpu.reserve(all).map_err(|error| {
+        let who = if ranks == 1 { "1 rank has".to_owned() } else { format!("{ranks} ranks share") };
+        let problem = format!(
+            "the plan gives a rank {planned_bytes} bytes (the largest `memory.total` of plan.yaml's stages) and {who} this \
+             GPU: {error}; valid: a plan for a cluster whose devices have less memory, fewer ranks on a GPU, or a GPU \
+             that nobody else uses"
+        );
+        Error::Flag { flag: "gpu", problem }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::cuda::machine::Machine;
+    use std::sync::Arc;
+
+    #[test]
+    fn what_the_plan_gives_is_reserved_or_refused_by_its_field() {
+        let folder = std::env::temp_dir();
+        let gpu = || cuda::Gpu::on(Arc::new(Machine::new(&folder).unwrap()));
+        let (fits, small) = (gpu(), gpu());
+        reserve(&fits, 1 << 16, 3).unwrap();
+        assert_eq!((fits.bytes_reserved(), fits.bytes_beyond_arena()), ((3 * 15) << 12, 0));
+        reserve(&small, 0, 3).unwrap();
+        assert_eq!(small.bytes_reserved(), 0);
+        // More than there can be.
+        let text = reserve(&small, 1 << 61, 2).unwrap_err().to_string();
+        for part in
+            ["--gpu: ", "2305843009213693952 bytes", "`memory.total` of plan.yaml", "2 ranks share"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}
