@@ -112,9 +112,6 @@ impl Program {
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
         let schedule = d.build_schedule()?;
-        // Both copies of an end would have to share its table.
-        let apart = schedule.layout != StageLayout::Bidirectional || !model.tied_embeddings;
-        refuse(apart, "schedule", &d.schedule, "another for tied embeddings")?;
         let memory = crate::placement::device_memory(stages, schedule.devices);
         Ok(Self {
             model: model.clone(),

@@ -101,11 +101,10 @@ impl Case {
         schedule(self.schedule, devices, micro_batches, self.chunks(), place).ok()
     }
 
-    /// Whether it can be; tied tables and two copies of each stage do not go together.
+    /// Whether it can be.
     fn exists(&self) -> bool {
-        let copies = self.schedule.layout(self.chunks()) == StageLayout::Bidirectional;
         let hosts = self.place.passes().is_none() || self.schedule.takes_vocab();
-        hosts && !(copies && self.tied) && self.schedule().is_some()
+        hosts && self.schedule().is_some()
     }
 
     /// Twelve sequences where the micro-batches divide them, else one each; as many on each replica.
@@ -262,7 +261,6 @@ fn all() -> Vec<Case> {
                         dp: if turn(7, 2) && devices * tp < 8 { 2 } else { 1 },
                         sequence_parallel: tp == 2 && turn(3, 0),
                     };
-                    let case = if case.exists() { case } else { Case { tied: false, ..case } };
                     cases.extend(case.exists().then_some(case));
                 }
             }
