@@ -5,7 +5,7 @@ use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Plan, Predicted, Timing, VERSION};
-use crate::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
+use crate::schedule::{Schedule, ScheduleError, ScheduleName};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -279,6 +279,8 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     let valid = "first_last, redistribute or tensor; the others need pp above 1 and a schedule with \
                  vocabulary passes, such as 1f1b";
     checks.that(!d.vocab.over_pipeline() || hosts, "decisions.vocab", d.vocab, valid);
+    let placed = d.pass_times.is_none() || d.vocab.over_pipeline();
+    checks.that(placed, "decisions.pass_times", "given", "absent without vocabulary passes");
     let run = d.schedule.micro_batches_run(d.micro_batches as usize) as u64;
     let one = run == d.micro_batches;
     checks.that(one, "decisions.schedule", d.schedule, "another: naive runs one micro-batch");
@@ -308,12 +310,7 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
 fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     let (p, m, v) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
     d.schedule.check(p, m, v)?;
-    let schedule = match d.vocab.passes() {
-        Some(passes) if d.schedule.takes_vocab() => {
-            d.schedule.build_with_vocab(p, m, v, passes, PassTimes::default())
-        }
-        _ => d.schedule.build(p, m, v),
-    }?;
+    let schedule = d.build_schedule()?;
     schedule.validate()?;
     Ok(schedule)
 }

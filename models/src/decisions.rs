@@ -1,7 +1,9 @@
 //! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
 
 pub use crate::cluster::Dtype;
-use crate::schedule::{ScheduleName, StageLayout, VocabPasses};
+use crate::schedule::{
+    PassRatios, Schedule, ScheduleError, ScheduleName, StageLayout, VocabPasses,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -90,13 +92,13 @@ impl Vocab {
         self.passes().is_some()
     }
 
-    /// The passes of a vocabulary split over the pipeline. Interlaced layers run in the order of two
-    /// barriers, whose reductions then keep the devices busy instead of running beside them.
+    /// The passes of a vocabulary split over the pipeline.
     pub fn passes(self) -> Option<VocabPasses> {
         match self {
             Self::ParallelNaive => Some(VocabPasses::Naive),
-            Self::Parallel1 | Self::Interlaced => Some(VocabPasses::One),
+            Self::Parallel1 => Some(VocabPasses::One),
             Self::Parallel2 => Some(VocabPasses::Two),
+            Self::Interlaced => Some(VocabPasses::Interlaced),
             Self::FirstLast | Self::Redistribute | Self::Tensor => None,
         }
     }
@@ -217,6 +219,9 @@ pub struct Decisions {
     pub rank_order: RankOrder,
     /// Optimizer post-validation (zero-bubble schedules).
     pub post_validation: bool,
+    /// How long passes take beside one another, where vocabulary passes lie as these times would have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_times: Option<PassRatios>,
 }
 
 impl Decisions {
@@ -233,6 +238,23 @@ impl Decisions {
     /// Pipeline stages: p·v, or half as many where every stage is there twice.
     pub fn stages(&self) -> usize {
         self.layout().stages(self.pp as usize, self.vpp as usize)
+    }
+
+    /// The passes of every pipeline device, in order; `naive` runs a replica's whole share of the batch as one
+    /// micro-batch.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn build_schedule(&self) -> Result<Schedule, ScheduleError> {
+        let (devices, chunks) = (self.pp as usize, self.vpp as usize);
+        let micro_batches = self.schedule.micro_batches_run(self.micro_batches as usize);
+        match self.vocab.passes() {
+            Some(passes) => {
+                let times = self.pass_times.map(PassRatios::times);
+                self.schedule.build_with_vocab(devices, micro_batches, chunks, passes, times)
+            }
+            None => self.schedule.build(devices, micro_batches, chunks),
+        }
     }
 
     /// Replicas of an expert's shard: etp·ep·edp = tp·cp·dp.

@@ -7,7 +7,7 @@ use crate::mesh::Mesh;
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
-use crate::schedule::{Pass, PassTimes, ScheduleError, StageLayout, VocabPasses};
+use crate::schedule::{Pass, ScheduleError, StageLayout, VocabPasses};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
@@ -108,21 +108,11 @@ impl Program {
     pub fn new(model: &ModelSpec, d: &Decisions, stages: &[Stage]) -> Result<Self, ProgramError> {
         supported_decisions(d)?;
         supported_model(model, d)?;
-        let (devices, chunks) = (d.pp as usize, d.vpp as usize);
         // `naive` runs a replica's whole share of the batch as one.
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
-        let schedule = match d.vocab.passes() {
-            Some(passes) => {
-                let times = PassTimes::default();
-                d.schedule.build_with_vocab(devices, micro_batches, chunks, passes, times)
-            }
-            None => d.schedule.build(devices, micro_batches, chunks),
-        }?;
-        // Both copies of an end would have to share its table.
-        let apart = schedule.layout != StageLayout::Bidirectional || !model.tied_embeddings;
-        refuse(apart, "schedule", &d.schedule, "another for tied embeddings")?;
-        let memory = crate::placement::device_memory(stages, devices);
+        let schedule = d.build_schedule()?;
+        let memory = crate::placement::device_memory(stages, schedule.devices);
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),

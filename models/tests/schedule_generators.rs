@@ -20,7 +20,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
         "no such schedule",
         |(vocab, name, (p, m, v))| {
             let (name, vocab) = (ScheduleName::VOCAB[name], VocabPasses::ALL[vocab]);
-            name.build_with_vocab(p, m, v, vocab, PassTimes::default()).ok()
+            name.build_with_vocab(p, m, v, vocab, None).ok()
         },
     );
     prop_oneof![plain, vocab]
@@ -147,16 +147,25 @@ fn devices_that_wait_for_one_another_are_named() {
     assert_eq!(error.to_string(), expected);
 }
 
+/// Each schedule that takes vocabulary passes, on counts it exists for.
+fn vocabulary_hosts() -> impl Iterator<Item = (ScheduleName, usize, usize, usize)> {
+    let counts = |name: ScheduleName| (name, 4, 8, name.chunk_rule().nearest(1));
+    ScheduleName::VOCAB.into_iter().map(counts)
+}
+
 #[test]
 fn vocabulary_passes_go_in_for_any_times() {
     for vocab in VocabPasses::ALL {
-        for (forward, backward, vocab_time) in [(0.0, 0.0, 0.0), (3.0, 1.0, 2.0), (1.0, 0.0, 9.0)] {
-            let times = PassTimes { forward, backward, vocab: vocab_time };
-            let schedule = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap();
-            assert_eq!(schedule.validate(), Ok(()));
+        for (forward, backward, each) in [(0.0, 0.0, 0.0), (3.0, 1.0, 2.0), (1.0, 0.0, 9.0)] {
+            let halves = PassTimes { backward, weight: backward, ..PassTimes::default() };
+            let times = PassTimes { forward, vocab: [each; 3], ..halves };
+            for (name, p, m, v) in vocabulary_hosts() {
+                let schedule = name.build_with_vocab(p, m, v, vocab, Some(times)).unwrap();
+                assert_eq!(schedule.validate(), Ok(()), "{name} {times:?}");
+            }
         }
-        let times = PassTimes { vocab: f64::INFINITY, ..PassTimes::default() };
-        let error = one_f_one_b_with_vocab(5, 7, vocab, times).unwrap_err().to_string();
+        let times = PassTimes { vocab: [f64::INFINITY; 3], ..PassTimes::default() };
+        let error = one_f_one_b_with_vocab(5, 7, vocab, Some(times)).unwrap_err().to_string();
         let expected = "vocabulary passes cannot take inf: a time is finite and not negative";
         assert_eq!(error, expected);
     }
@@ -300,7 +309,7 @@ fn names_parse_and_rules_say_what_would_do() {
 fn vocabulary_passes_go_in_for_any_number_of_devices() {
     for devices in 1..=40 {
         for vocab in [VocabPasses::Naive, VocabPasses::One, VocabPasses::Two] {
-            let schedule = one_f_one_b_with_vocab(devices, 9, vocab, PassTimes::default());
+            let schedule = one_f_one_b_with_vocab(devices, 9, vocab, None);
             let graph = Graph::new(&schedule.expect("counts are small"));
             assert!(graph.is_ok(), "{devices} devices");
         }
@@ -330,7 +339,7 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
     for vocab in VocabPasses::ALL {
         let more = vocab.barriers() as f64;
         for p in [2, 4, 6, 8] {
-            let times = PassTimes::default();
+            let times = None;
             let with =
                 |name: ScheduleName, v| name.build_with_vocab(p, 4 * p, v, vocab, times).unwrap();
             for (name, v) in [(ScheduleName::OneFOneB, 1), (ScheduleName::ZbH1, 1)] {
@@ -365,7 +374,7 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
 #[test]
 fn pairs_stay_together_beside_vocabulary_passes() {
     for vocab in VocabPasses::ALL {
-        let (p, m, times) = (4, 16, PassTimes::default());
+        let (p, m, times) = (4, 16, None);
         let with = ScheduleName::DualPipeV.build_with_vocab(p, m, 2, vocab, times).unwrap();
         assert_eq!(with.validate(), Ok(()));
         let without = ScheduleName::DualPipeV.build(p, m, 2).unwrap();
@@ -380,7 +389,7 @@ fn pairs_stay_together_beside_vocabulary_passes() {
 #[test]
 fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
     for vocab in VocabPasses::ALL {
-        let times = PassTimes::default();
+        let times = None;
         let schedule = ScheduleName::GPipe.build_with_vocab(4, 8, 1, vocab, times).unwrap();
         assert_eq!(schedule.validate(), Ok(()));
         let reversed = |passes: &mut Vec<Pass>| {
@@ -409,4 +418,31 @@ fn pairs_that_cannot_run_together_are_refused() {
     assert_eq!(schedule.validate(), Ok(()));
     schedule.pairs[0][0] -= 1;
     assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { device: 0, .. })));
+}
+
+/// Interlaced vocabulary layers: `S` and `T` side by side, half as many micro-batches again as 1F1B (Vocabulary
+/// Parallelism, arXiv 2411.05288, section 6.2).
+#[test]
+fn interlaced_layers_run_together_and_hold_half_as_many_again() {
+    for p in 1..9 {
+        for m in [1, 2, p, 2 * p + 1, 4 * p] {
+            let interlaced = VocabPasses::Interlaced;
+            let schedule = one_f_one_b_with_vocab(p, m, interlaced, None).unwrap();
+            assert_eq!(schedule.validate(), Ok(()), "{p} {m}");
+            for i in 0..p {
+                let held = schedule.peak_activations(i, Release::AtB);
+                assert_eq!(held, m.min(3 * (p - i) / 2) as f64, "{p} {m} {i}");
+                assert_eq!(held, m.min(interlaced.in_flight(p - i)) as f64);
+            }
+            for order in &schedule.passes {
+                let mut firsts =
+                    order.iter().enumerate().filter(|(_, pass)| pass.kind == PassKind::S);
+                let together =
+                    |(n, pass): (usize, &Pass)| order[n + 1] == Pass { kind: PassKind::T, ..*pass };
+                assert!(firsts.all(together), "{p} {m}");
+            }
+        }
+    }
+    let refused = ScheduleName::ZbH1.build_with_vocab(4, 8, 1, VocabPasses::Interlaced, None);
+    assert_eq!(refused, Err(ScheduleError::NotInterlaced { schedule: ScheduleName::ZbH1 }));
 }

@@ -19,4 +19,5 @@ pub mod restrict;
 pub mod search;
 pub mod simulate;
 pub mod space;
+pub mod timed;
 pub mod validate;

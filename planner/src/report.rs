@@ -6,6 +6,7 @@ use crate::case::priced::{Breakdown as Priced, MemoryBytes, Placed};
 use crate::ordered::Ordered;
 use crate::request::Request;
 use crate::search::{Found, Outcome, Proof as SearchProof};
+use crate::timed::timed;
 use models::decisions::Decisions;
 use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
 use models::plan::{
@@ -53,7 +54,7 @@ impl Answer {
     /// The answer of a search that found something.
     pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
         let Outcome { best, proof } = outcome;
-        let best = best?;
+        let best = timed(&request.task(), best?);
         let plan = plan(request, &best, &proof);
         let (feasible, placed) = (best.priced.fits, best.placed);
         Some(Self { plan, feasible, placed, proof, alternatives: vec![] })

@@ -286,6 +286,7 @@ impl<'a> Space<'a> {
             offload: Offload::None,
             rank_order: RankOrder::DpInner,
             post_validation: self.restrictions.wants_post_validation(),
+            pass_times: None,
         }
     }
 

@@ -60,7 +60,7 @@ fn fields(line: &str) -> Vec<String> {
 /// The schedule a row is about; `None` where the row is about something else.
 fn schedule_of(row: &Row) -> Option<Schedule> {
     let (p, m, v) = (row.count("p"), row.count("m"), row.count("v"));
-    let vocab = |passes| one_f_one_b_with_vocab(p, m, passes, PassTimes::default());
+    let vocab = |passes| one_f_one_b_with_vocab(p, m, passes, None);
     let name = match row.text("schedule") {
         "1f1b-vocab-1" => return Some(vocab(VocabPasses::One).unwrap()),
         "1f1b-vocab-2" => return Some(vocab(VocabPasses::Two).unwrap()),
@@ -82,7 +82,7 @@ fn schedule_of(row: &Row) -> Option<Schedule> {
 }
 
 fn v_half_with_vocab(p: usize, m: usize, vocab: VocabPasses) -> Schedule {
-    ScheduleName::VHalf.build_with_vocab(p, m, 2, vocab, PassTimes::default()).unwrap()
+    ScheduleName::VHalf.build_with_vocab(p, m, 2, vocab, None).unwrap()
 }
 
 fn is_auto(name: &str) -> bool {
@@ -227,7 +227,7 @@ fn every_row_agrees() {
 fn forwards_and_backwards_keep_the_order_of_the_vocabulary_reference() {
     for (title, vocab) in [("1f1b-vocab-1", VocabPasses::One), ("1f1b-vocab-2", VocabPasses::Two)] {
         let part = ORDERS.split("## ").find(|part| part.starts_with(title)).unwrap();
-        let schedule = one_f_one_b_with_vocab(4, 8, vocab, PassTimes::default()).unwrap();
+        let schedule = one_f_one_b_with_vocab(4, 8, vocab, None).unwrap();
         let plain = |word: &&str| word.starts_with(['F', 'B']);
         let theirs = part.lines().skip(1).take(4).map(|line| line.split(' ').filter(plain));
         let orders = schedule.orders().replace("BW", "B");
@@ -272,7 +272,13 @@ fn orders_are_those_of_the_reference_generators() {
 }
 
 /// `m(F + B + W + vocabulary passes) + (p − 1)(F + B + W)`, the reference's cost without latencies.
-fn check_vocab_cost(vocab: VocabPasses, p: usize, m: usize, vocab_s: f64, times: PassTimes) {
+fn check_vocab_cost(
+    vocab: VocabPasses,
+    p: usize,
+    m: usize,
+    vocab_s: f64,
+    times: Option<PassTimes>,
+) {
     let schedule = one_f_one_b_with_vocab(p, m, vocab, times).unwrap();
     let mut durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.0);
     durations.vocab = VocabDurations::uniform(p, vocab_s, vocab_s);
@@ -290,12 +296,12 @@ fn vocabulary_passes_cost_what_the_reference_order_costs() {
     for (p, m) in [(2, 4), (3, 2), (4, 4), (4, 8), (4, 13), (6, 12), (8, 16), (8, 64), (12, 24)] {
         for vocab_s in [0.0625, 0.125, 0.25, 0.5] {
             for vocab in VocabPasses::ALL {
-                let times = PassTimes { vocab: vocab_s, ..PassTimes::default() };
+                let times = Some(PassTimes { vocab: [vocab_s; 3], ..PassTimes::default() });
                 check_vocab_cost(vocab, p, m, vocab_s, times);
             }
             if p <= 8 {
-                check_vocab_cost(VocabPasses::One, p, m, vocab_s, PassTimes::default());
-                check_vocab_cost(VocabPasses::Two, p, m, vocab_s, PassTimes::default());
+                check_vocab_cost(VocabPasses::One, p, m, vocab_s, None);
+                check_vocab_cost(VocabPasses::Two, p, m, vocab_s, None);
             }
         }
     }

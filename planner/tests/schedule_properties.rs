@@ -1,7 +1,7 @@
 //! Longest paths, closed forms and bounds against the simulator, on random durations.
 
 use models::schedule::{
-    PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
+    Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
 };
 use planner::simulate::closed_form::{self, Stages};
 use planner::simulate::{Durations, Prepared, VocabDurations, Workspace, simulate};
@@ -19,7 +19,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
         },
     );
     let vocab = (0..3_usize, 1..6_usize, 1..12_usize).prop_map(|(vocab, p, m)| {
-        one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], PassTimes::default()).unwrap()
+        one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], None).unwrap()
     });
     prop_oneof![plain, vocab]
 }
@@ -194,6 +194,6 @@ fn timing_of_16384_passes() {
         prepared.critical_path(&durations, &mut workspace);
     });
     timed("vocabulary order, p 32, m 128", 3, &mut || {
-        drop(one_f_one_b_with_vocab(32, 128, VocabPasses::One, PassTimes::default()));
+        drop(one_f_one_b_with_vocab(32, 128, VocabPasses::One, None));
     });
 }

@@ -501,8 +501,12 @@ impl<D: Device> Fixed<'_, D> {
         Ok(())
     }
 
-    /// Sums the gradients of an embedding that first and last device share.
+    /// Sums the gradients of an embedding that first and last stage share.
     fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+        if self.program.layout.copies() > 1 {
+            self.sum_tied_copies(gradients);
+            return Ok(());
+        }
         let apart = self.program.last_device() != 0 && self.shard.is_none();
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
@@ -514,6 +518,24 @@ impl<D: Device> Fixed<'_, D> {
         let sum = Group::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
         device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
         Ok(())
+    }
+
+    /// The same where each device at an end holds a copy of both stages, each with a table, of which it has the sum
+    /// over both copies: they become what they come to together.
+    fn sum_tied_copies(&self, gradients: &mut Store<D>) {
+        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let tables = self.inventory.all().iter().filter(|held| held.declaration.name == name);
+        // The first stage's is not the copy: both devices add in this order, to the same bits.
+        let (mut first, mut last) = (None, None);
+        for held in tables {
+            let place = if held.declaration.tied_copy { &mut last } else { &mut first };
+            *place = Some(held.part);
+        }
+        let (Some(first), Some(last)) = (first, last) else { return };
+        let theirs = self.device.copied(gradients.get(last));
+        self.device.add_wide(D::view(&theirs, 0..last.len), gradients.get_mut(first));
+        let both = self.device.copied(gradients.get(first));
+        self.device.copy(D::view(&both, 0..first.len), gradients.get_mut(last));
     }
 
     /// Starts summing the iteration's losses, from the ranks that hold the output layer.
@@ -725,7 +747,10 @@ fn declare(
             inventory.enter_copies();
         }
         let stage = Stage::declare(program, index, table, inventory);
-        table = table.or(stage.table());
+        // Copies mirror each other, tables and all: none is shared between a device's stages.
+        if program.layout.copies() == 1 {
+            table = table.or(stage.table());
+        }
         stages.push(stage);
     }
     (stages, VocabularyShard::declare(program, device, inventory))

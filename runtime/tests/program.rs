@@ -8,7 +8,7 @@ use models::decisions::{
     Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
-use models::schedule::{PassTimes, ScheduleName, VocabPasses};
+use models::schedule::{ScheduleName, VocabPasses};
 use runtime::program::{Program, Recompute};
 use std::collections::BTreeMap;
 
@@ -39,6 +39,7 @@ fn decisions() -> Decisions {
         offload: Offload::None,
         rank_order: RankOrder::DpInner,
         post_validation: false,
+        pass_times: None,
     }
 }
 
@@ -81,12 +82,12 @@ fn a_vocabulary_over_the_pipeline_has_passes() {
         (Vocab::ParallelNaive, VocabPasses::Naive),
         (Vocab::Parallel1, VocabPasses::One),
         (Vocab::Parallel2, VocabPasses::Two),
-        (Vocab::Interlaced, VocabPasses::One),
+        (Vocab::Interlaced, VocabPasses::Interlaced),
     ] {
         let d = Decisions { vocab, ..decisions() };
         let program = Program::new(&model("llama_tied"), &d, &stages()).unwrap();
         let schedule = ScheduleName::OneFOneB;
-        let schedule = schedule.build_with_vocab(2, 4, 1, passes, PassTimes::default()).unwrap();
+        let schedule = schedule.build_with_vocab(2, 4, 1, passes, None).unwrap();
         assert!(!program.shares_table(0));
         assert_eq!((program.vocab, program.passes), (Some(passes), schedule.passes), "{vocab}");
     }

@@ -31,8 +31,15 @@ pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Ar
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
-    let key =
-        PipelineKey { schedule, devices, micro_batches, chunks, vocab, post_validation: false };
+    let key = PipelineKey {
+        schedule,
+        devices,
+        micro_batches,
+        chunks,
+        vocab,
+        post_validation: false,
+        pass_times: None,
+    };
     Pipelines::default().get(key)
 }
 
@@ -192,13 +199,18 @@ fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
     };
     let first_s = d.broadcast_s + first + d.after_first_s;
     let rest_s = middle + d.after_middle_s + last + d.after_last_s;
-    let (way_s, barriers) = match vocab {
-        Vocab::ParallelNaive => (first_s + rest_s, 3),
-        Vocab::Parallel2 => (first_s, 1),
+    let way_s = match vocab {
+        Vocab::ParallelNaive => first_s + rest_s,
+        Vocab::Parallel2 => first_s,
         // One pass and barrier fewer.
-        _ => (first_s + rest_s - middle - d.after_middle_s, 2),
+        _ => first_s + rest_s - middle - d.after_middle_s,
     };
-    VocabWay { passes_s: first + middle + last, way_s, barriers }
+    // Interlaced ones are priced in the order of two barriers.
+    let passes = match vocab {
+        Vocab::Interlaced => Vocab::Parallel1.passes(),
+        vocab => vocab.passes(),
+    };
+    VocabWay { passes_s: first + middle + last, way_s, passes }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

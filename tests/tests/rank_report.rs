@@ -8,7 +8,7 @@ use models::formulas::communication::{
 use models::formulas::state::Zero;
 use models::plan::Plan;
 use models::program::{Program, Recompute};
-use models::schedule::{PassKind, PassTimes, Release, Schedule, VocabPasses};
+use models::schedule::{PassKind, Release, Schedule, VocabPasses};
 use models::shapes::{self, Held};
 use planner::simulate::{Durations, VocabDurations, simulate};
 use runtime::Interrupt;
@@ -22,7 +22,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, GPUs, and what is pinned.
-const PLANS: [(&str, u64, &[&str]); 16] = [
+const PLANS: [(&str, u64, &[&str]); 17] = [
     (
         "llama_gqa",
         8,
@@ -98,6 +98,7 @@ const PLANS: [(&str, u64, &[&str]); 16] = [
         2,
         &["tp=1", "pp=2", "vpp=2", "schedule=v_half", "vocab=parallel_1", "micro_batch=1"],
     ),
+    ("llama_tied", 4, &["tp=1", "pp=4", "schedule=1f1b", "vocab=interlaced", "micro_batch=1"]),
     ("llama_gqa", 4, &["tp=1", "pp=4", "schedule=zb_h1", "vocab=tensor", "micro_batch=1"]),
     ("gpt2", 2, &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"]),
     ("llama_gqa", 4, &["tp=1", "pp=4", "schedule=dualpipe", "micro_batch=1"]),
@@ -180,17 +181,7 @@ impl Ran {
 
 /// The schedule that the planner simulates.
 fn schedule(plan: &Plan) -> Schedule {
-    let d = &plan.decisions;
-    let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
-    let (p, v) = (d.pp as usize, d.vpp as usize);
-    let schedule = match d.vocab.passes() {
-        Some(passes) => {
-            let times = PassTimes::default();
-            d.schedule.build_with_vocab(p, micro_batches, v, passes, times)
-        }
-        None => d.schedule.build(p, micro_batches, v),
-    };
-    schedule.expect("it was planned")
+    plan.decisions.build_schedule().expect("it was planned")
 }
 
 fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
@@ -485,7 +476,7 @@ fn vocabulary_passes_reduce_what_was_planned() {
         let (tokens, activation) = (run.tokens(), run.activation());
         let [first, middle, last] = match vocab {
             VocabPasses::Naive => [tokens, 2.0 * tokens, activation],
-            VocabPasses::One => [3.0 * tokens, 0.0, activation],
+            VocabPasses::One | VocabPasses::Interlaced => [3.0 * tokens, 0.0, activation],
             VocabPasses::Two => [3.0 * tokens + activation, 0.0, 0.0],
         };
         let barriers = vocab.kinds().iter().filter(|&&kind| match kind {

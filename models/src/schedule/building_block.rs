@@ -24,13 +24,14 @@ const FIRST_BACKWARD: usize = 2;
 const LAST: usize = 3;
 const WEIGHTS: usize = 4;
 
-/// The order of every device when its block is repeated, filled and drained as fast as memory allows.
-pub(super) fn shortened(blocks: &[Block], micro_batches: usize) -> Vec<Vec<Pass>> {
+/// The order of every device when its block is repeated, filled and drained as fast as memory allows. The
+/// last stage's forward and its backward stay at least `apart` slots apart.
+pub(super) fn shortened(blocks: &[Block], micro_batches: usize, apart: usize) -> Vec<Vec<Pass>> {
     let mut devices = repeat(blocks, micro_batches);
-    fill_early(&mut devices);
-    squeeze(&mut devices);
-    drain_early(&mut devices);
-    squeeze(&mut devices);
+    fill_early(&mut devices, apart);
+    squeeze(&mut devices, apart);
+    drain_early(&mut devices, apart);
+    squeeze(&mut devices, apart);
     devices.iter().map(Device::order).collect()
 }
 
@@ -147,15 +148,17 @@ fn events(devices: &[Device]) -> Vec<Event> {
     events
 }
 
-/// The first slot behind everything a pass needs, its own device's other passes aside.
-fn ready(devices: &[Device], Event { device, kind, k, .. }: Event) -> usize {
+/// The first slot behind everything a pass needs, its own device's other passes aside. Between the last stage's
+/// forward and its backward, both on the first device, lie `apart` slots.
+fn ready(devices: &[Device], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
     let own = &devices[device].slots;
     let after = |slot: usize| slot + 1;
     let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
     if kind == WEIGHTS {
         return same.max(after(nth_of_two(&own[FIRST_BACKWARD], &own[LAST], k)));
     }
-    let here = kind.checked_sub(1).map_or(0, |before| after(own[before][k]));
+    let gap = if kind == FIRST_BACKWARD && device == 0 { apart } else { 0 };
+    let here = kind.checked_sub(1).map_or(0, |before| after(own[before][k]) + gap);
     let down = kind == 0 || kind == FIRST_BACKWARD;
     let other = if down { device.checked_sub(1) } else { Some(device + 1) };
     let other = other.and_then(|other| devices.get(other));
@@ -223,7 +226,7 @@ impl Held {
 
 /// Moves passes of the filling and draining pipeline to earlier free slots where no device then holds
 /// more than any did, counting weight gradients.
-fn fill_early(devices: &mut [Device]) {
+fn fill_early(devices: &mut [Device], apart: usize) {
     devices.iter_mut().for_each(Device::place_weights);
     let mut held: Vec<Held> = devices.iter().map(Held::new).collect();
     let most = held.iter().map(Held::peak).max().unwrap_or(0);
@@ -237,7 +240,7 @@ fn fill_early(devices: &mut [Device]) {
             let held = &held[device].0;
             let free = |&t: &usize| !taken[device][t];
             let fits = |&t: &usize| kind > 1 || held[t..slot].iter().all(|&held| held < most);
-            to = (ready(devices, event)..slot).filter(free).find(fits).unwrap_or(slot);
+            to = (ready(devices, event, apart)..slot).filter(free).find(fits).unwrap_or(slot);
         }
         match kind {
             0 | 1 => held[device].0[to..slot].iter_mut().for_each(|held| *held += 1),
@@ -251,7 +254,7 @@ fn fill_early(devices: &mut [Device]) {
 
 /// Moves passes of the draining pipeline to earlier free slots, with weight gradients wherever these leave
 /// room.
-fn drain_early(devices: &mut [Device]) {
+fn drain_early(devices: &mut [Device], apart: usize) {
     devices.iter_mut().for_each(|device| device.slots[WEIGHTS].clear());
     let mut occupants: Vec<_> = devices.iter().map(Device::occupants).collect();
     let most = occupants.iter().map(|slots| peak_without_weights(slots)).max().unwrap_or(0);
@@ -263,7 +266,7 @@ fn drain_early(devices: &mut [Device]) {
             continue;
         }
         let slots = &mut occupants[device];
-        for to in ready(devices, event)..slot {
+        for to in ready(devices, event, apart)..slot {
             // Slots before this event's hold only passes that have come by.
             if slots[to].is_none() {
                 slots.swap(to, slot);
@@ -296,14 +299,14 @@ fn peak_without_weights(occupants: &[Option<usize>]) -> usize {
 }
 
 /// Runs every device's order as early as it can, with weight gradients in their place.
-fn squeeze(devices: &mut [Device]) {
+fn squeeze(devices: &mut [Device], apart: usize) {
     if devices.iter().any(|device| device.slots[WEIGHTS].is_empty()) {
         devices.iter_mut().for_each(Device::place_weights);
     }
     let mut free = vec![0; devices.len()];
     for event in events(devices) {
         let Event { device, kind, k, .. } = event;
-        let slot = ready(devices, event).max(free[device]);
+        let slot = ready(devices, event, apart).max(free[device]);
         devices[device].slots[kind][k] = slot;
         free[device] = slot + 1;
     }

@@ -73,6 +73,18 @@ pub enum ScheduleError {
         /// How the vocabulary was to be split.
         vocab: &'static str,
     },
+    /// The schedule has no moment at which all devices could run the vocabulary's layers together.
+    #[error("{schedule} has no place for interlaced vocabulary layers; valid: 1f1b")]
+    NotInterlaced {
+        /// The schedule.
+        schedule: ScheduleName,
+    },
+    /// No order leaves room for the barriers: our bug.
+    #[error("no order has room for vocabulary passes ({vocab})")]
+    NoRoom {
+        /// How the vocabulary was to be split.
+        vocab: &'static str,
+    },
     /// An order is searched for with this time or size.
     #[error("{what} cannot be {value}: it is finite and not negative")]
     Cost {

@@ -276,10 +276,8 @@ impl Places<'_> {
             (PassKind::F, _) => self.forward_need(device, stage, pass),
             (PassKind::B | PassKind::BW, _) => self.backward_need(device, stage, pass),
             (PassKind::S, _) => self.last_forward(device, pass),
-            (PassKind::S2, _) | (PassKind::T, Some(VocabPasses::One | VocabPasses::Two)) => {
-                Need::Barrier(PassKind::S)
-            }
-            (PassKind::T, _) => Need::Barrier(PassKind::S2),
+            (PassKind::T, Some(VocabPasses::Naive)) => Need::Barrier(PassKind::S2),
+            (PassKind::S2 | PassKind::T, _) => Need::Barrier(PassKind::S),
             (PassKind::W, _) => Need::Nothing,
         }
     }
@@ -299,7 +297,7 @@ impl Places<'_> {
             }
             (None, None) => Need::Nothing,
             (None, Some(VocabPasses::Two)) => Need::Barrier(PassKind::S),
-            (None, Some(VocabPasses::Naive | VocabPasses::One)) => Need::Barrier(PassKind::T),
+            (None, Some(_)) => Need::Barrier(PassKind::T),
         }
     }
 

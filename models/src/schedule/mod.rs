@@ -45,7 +45,7 @@ pub use one_f_one_b::one_f_one_b;
 pub use v_1f1b::v_1f1b;
 pub use v_half::{v_half, v_half_repeated};
 pub use v_min::v_min;
-pub use vocab::{PassTimes, one_f_one_b_with_vocab};
+pub use vocab::{PassRatios, PassTimes, one_f_one_b_with_vocab};
 pub use zb_auto::{AutoCosts, zb_auto};
 pub use zb_h1::zb_h1;
 pub use zb_h2::zb_h2;
@@ -124,10 +124,13 @@ pub enum VocabPasses {
     One,
     /// `parallel_2`: one barrier; weight gradients may come any time later (section 4.3).
     Two,
+    /// `interlaced`: as `parallel_1`, but all devices run a micro-batch's passes together and wait for their
+    /// reductions (nnScaler; section 2). With 1F1B alone.
+    Interlaced,
 }
 
 impl VocabPasses {
-    /// All, in the order of the paper.
+    /// Those whose reductions run beside other passes, in the order of the paper.
     pub const ALL: [Self; 3] = [Self::Naive, Self::One, Self::Two];
 
     /// The name users type for the decision `vocab`.
@@ -136,21 +139,31 @@ impl VocabPasses {
             Self::Naive => "parallel_naive",
             Self::One => "parallel_1",
             Self::Two => "parallel_2",
+            Self::Interlaced => "interlaced",
         }
     }
 
     /// The algorithm with this name; `None` for the other ways to place a vocabulary.
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|v| v.name() == name)
+        Self::ALL.into_iter().chain([Self::Interlaced]).find(|v| v.name() == name)
     }
 
     /// Barriers between the last stage's forward and its backward: how many more micro-batches each
-    /// device keeps in flight (Vocabulary Parallelism, section 5.1).
+    /// device keeps in flight (Vocabulary Parallelism, section 5.1), where passes go on beside them.
     pub fn barriers(self) -> usize {
         match self {
             Self::Naive => 3,
-            Self::One => 2,
+            Self::One | Self::Interlaced => 2,
             Self::Two => 1,
+        }
+    }
+
+    /// Micro-batches that a device of 1F1B holds which holds `plain` without vocabulary passes, were there
+    /// enough of them: one more for each barrier; interlaced half as many again.
+    pub fn in_flight(self, plain: usize) -> usize {
+        match self {
+            Self::Interlaced => 3 * plain / 2,
+            _ => plain + self.barriers(),
         }
     }
 
@@ -158,7 +171,7 @@ impl VocabPasses {
     pub fn kinds(self) -> &'static [PassKind] {
         match self {
             Self::Naive => &[PassKind::S, PassKind::S2, PassKind::T],
-            Self::One | Self::Two => &[PassKind::S, PassKind::T],
+            Self::One | Self::Two | Self::Interlaced => &[PassKind::S, PassKind::T],
         }
     }
 }

@@ -323,8 +323,9 @@ impl ScheduleName {
         Self::DualPipeV,
     ];
 
-    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready. It holds
-    /// a micro-batch more for each barrier, breadth-first ones aside, which hold all.
+    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready; where these are
+    /// not known, in an order that bears any. It holds a micro-batch more for each barrier, breadth-first ones
+    /// aside, which hold all.
     ///
     /// # Errors
     /// As [`Self::check`], or the schedule takes no vocabulary passes.
@@ -334,11 +335,15 @@ impl ScheduleName {
         micro_batches: usize,
         chunks: usize,
         vocab: VocabPasses,
-        times: PassTimes,
+        times: Option<PassTimes>,
     ) -> Result<Schedule, ScheduleError> {
         self.check(devices, micro_batches, chunks)?;
         let counts = Counts::new(devices, micro_batches, chunks)?;
+        let together = vocab == VocabPasses::Interlaced;
         match self {
+            _ if together && self != Self::OneFOneB => {
+                Err(ScheduleError::NotInterlaced { schedule: self })
+            }
             Self::OneFOneB => one_f_one_b_with_vocab(devices, micro_batches, vocab, times),
             Self::GPipe | Self::LoopedBfs => {
                 vocab::breadth_first_with_vocab(counts, self == Self::LoopedBfs, vocab, times)

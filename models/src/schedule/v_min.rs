@@ -15,7 +15,7 @@ use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 pub fn v_min(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     ScheduleName::VMin.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = shortened(&blocks(devices), micro_batches);
+    let passes = shortened(&blocks(devices), micro_batches, 0);
     Ok(counts.schedule(StageLayout::V, passes))
 }
 

@@ -253,17 +253,10 @@ impl Line {
         if self.devices == 1 || self.hop_blocks { 0.0 } else { 2.0 * self.hop_s }
     }
 
-    /// Micro-batches in flight of a device that holds `plain` without vocabulary passes: one more for each
-    /// barrier, half as many again where they are interlaced (`case::pipelines`).
+    /// Micro-batches in flight of a device of 1F1B that holds `plain` without vocabulary passes.
     fn held_by_1f1b(&self, plain: usize) -> usize {
-        let more = match self.vocab {
-            Vocab::FirstLast | Vocab::Redistribute | Vocab::Tensor => 0,
-            Vocab::ParallelNaive => 3,
-            Vocab::Parallel1 => 2,
-            Vocab::Parallel2 => 1,
-            Vocab::Interlaced => plain.min(self.micro_batches).div_ceil(2),
-        };
-        (plain + more).min(self.micro_batches)
+        let held = self.vocab.passes().map_or(plain, |passes| passes.in_flight(plain));
+        held.min(self.micro_batches)
     }
 
     /// Options of `RECOMPUTE_OPTIONS` that layers may have.
@@ -280,6 +273,7 @@ impl Line {
             chunks: self.chunks,
             vocab: if self.vocab.over_pipeline() { self.vocab } else { Vocab::Tensor },
             post_validation: false,
+            pass_times: None,
         }
     }
 

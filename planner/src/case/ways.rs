@@ -1,6 +1,7 @@
 //! What lies between a pipeline's stages: transfers, and vocabulary passes where every device has a shard.
 
 use super::ground::{Ground, Sheet};
+use super::pipelines::priced_as;
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
@@ -35,12 +36,11 @@ impl VocabPassCost {
         let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
         let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
         let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
-        let (way_s, barriers) = match vocab {
-            Vocab::ParallelNaive => (first_s + rest_s, 3),
-            Vocab::Parallel2 => (first_s, 1),
-            _ => (first_s + rest_s, 2),
+        let way_s = match vocab {
+            Vocab::Parallel2 => first_s,
+            _ => first_s + rest_s,
         };
-        VocabWay { passes_s: self.parts.total_s(), way_s, barriers }
+        VocabWay { passes_s: self.parts.total_s(), way_s, passes: priced_as(vocab) }
     }
 }
 

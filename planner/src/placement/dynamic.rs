@@ -16,6 +16,7 @@
 
 use super::milestones::{Around, OwnSeconds};
 use super::{Choice, Column, Problem};
+use models::schedule::VocabPasses;
 
 /// The optimum of the closed form and a choice that attains it.
 #[derive(Clone, Debug, PartialEq)]
@@ -225,14 +226,15 @@ pub struct VocabWay {
     pub passes_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
     pub way_s: f64,
-    /// Barriers: so many more micro-batches than without are on the way.
-    pub barriers: usize,
+    /// Which: they say how many micro-batches are on the way.
+    pub passes: Option<VocabPasses>,
 }
 
 impl Warm {
     pub(crate) fn of(devices: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
-        let forwards = (devices - stage + vocab.barriers).min(micro_batches);
-        Self { forwards: forwards as f64, vocab }
+        let plain = devices - stage;
+        let forwards = vocab.passes.map_or(plain, |passes| passes.in_flight(plain));
+        Self { forwards: forwards.min(micro_batches) as f64, vocab }
     }
 
     pub(super) fn new(problem: &Problem, stage: usize) -> Self {

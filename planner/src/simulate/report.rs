@@ -102,7 +102,8 @@ impl Request {
             None if self.schedule == ScheduleName::ZbAuto => zb_auto(p, m, v, self.auto_costs()),
             None => self.schedule.build(p, m, v),
             Some(vocab) => {
-                self.schedule.build_with_vocab(p, m, v, vocab.passes, self.pass_times(vocab))
+                let times = Some(self.pass_times(vocab));
+                self.schedule.build_with_vocab(p, m, v, vocab.passes, times)
             }
         }
     }
@@ -127,8 +128,12 @@ impl Request {
     fn pass_times(&self, vocab: VocabRequest) -> PassTimes {
         PassTimes {
             forward: self.forward,
-            backward: self.backward + self.weight,
-            vocab: (vocab.first + vocab.last) / 2.0,
+            backward: self.backward,
+            weight: self.weight,
+            // As long as `S`, which it divides with: see `VocabDurations::uniform`.
+            vocab: [vocab.first, vocab.first, vocab.last],
+            link: self.latency,
+            ..PassTimes::default()
         }
     }
 

@@ -127,6 +127,7 @@ fn decisions(
         offload: Offload::None,
         rank_order: RankOrder::DpInner,
         post_validation: row.schedule.starts_with("ZB-"),
+        pass_times: None,
     })
 }
 

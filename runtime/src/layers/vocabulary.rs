@@ -279,7 +279,9 @@ impl VocabularyShard {
         ctx.device.local_max(&shape, columns.view(), all_mut::<D>(&mut max));
         let local = match self.passes {
             VocabPasses::Naive => Local::Max(max),
-            VocabPasses::One => Local::Own(sums(ctx, &shape, &columns, max)),
+            VocabPasses::One | VocabPasses::Interlaced => {
+                Local::Own(sums(ctx, &shape, &columns, max))
+            }
             VocabPasses::Two => {
                 let sums = sums(ctx, &shape, &columns, max);
                 let parts = self.parts(ctx, &shape, &mut columns, &sums)?;

@@ -227,7 +227,7 @@ pub struct ScheduleArgs {
     /// Seconds for it [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "optimal")]
     pub time_limit: Option<f64>,
-    /// Split the output layer over the devices: parallel_naive, parallel_1 or parallel_2
+    /// Split the output layer over the devices: parallel_naive, parallel_1, parallel_2 or interlaced
     #[arg(long, value_name = "NAME")]
     pub vocab: Option<String>,
     /// First vocabulary pass [default: 0.25]

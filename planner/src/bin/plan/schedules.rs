@@ -197,12 +197,12 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
         let stray = stray.into_iter().find(|(_, time)| time.is_some());
         return stray.map_or(Ok(None), |(flag, _)| {
             Err(InputError::new(format!("{flag} has no effect without --vocab"))
-                .help("add --vocab parallel_naive, parallel_1 or parallel_2"))
+                .help("add --vocab parallel_naive, parallel_1, parallel_2 or interlaced"))
         });
     };
     let passes = VocabPasses::parse(name).ok_or_else(|| {
         InputError::new(format!("--vocab cannot be `{name}`"))
-            .help("valid: parallel_naive, parallel_1, parallel_2")
+            .help("valid: parallel_naive, parallel_1, parallel_2, interlaced")
     })?;
     Ok(Some(VocabRequest {
         passes,

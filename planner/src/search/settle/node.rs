@@ -173,7 +173,7 @@ impl Worker<'_> {
             let least = ways.reduce(|a, b| VocabWay {
                 passes_s: a.passes_s.min(b.passes_s),
                 way_s: a.way_s.min(b.way_s),
-                barriers: a.barriers,
+                passes: a.passes,
             });
             (Rc::new(node.work.with_passes(ground, d, sheet)), least.unwrap_or_default())
         });

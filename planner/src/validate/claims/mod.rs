@@ -166,6 +166,7 @@ impl Degrees {
             offload: Offload::None,
             rank_order: RankOrder::DpInner,
             post_validation: false,
+            pass_times: None,
         }
     }
 }

@@ -1,206 +1,18 @@
-//! Schedules with the output layer split over all devices.
+//! Where vocabulary passes lie in an order of forwards and backwards.
 
-use super::building_block::{Block, PERIOD, repeated};
-use super::generate::{Counts, one_forward_one_backward, pass, split_backward};
-use super::interleaved_1f1b::rounds;
-use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
-use super::{gpipe, looped_bfs, v_half, v_min};
-
-/// How long passes take relative to one another, where that decides an order; any unit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PassTimes {
-    /// Forward of a stage.
-    pub forward: f64,
-    /// Whole backward of a stage.
-    pub backward: f64,
-    /// Each vocabulary pass.
-    pub vocab: f64,
-}
-
-impl Default for PassTimes {
-    /// Backward as two forwards, each vocabulary pass as a quarter.
-    fn default() -> Self {
-        Self { forward: 1.0, backward: 2.0, vocab: 0.25 }
-    }
-}
-
-impl PassTimes {
-    fn check(self) -> Result<(), ScheduleError> {
-        let named =
-            [("forward", self.forward), ("backward", self.backward), ("vocabulary", self.vocab)];
-        match named.into_iter().find(|(_, time)| !time.is_finite() || *time < 0.0) {
-            Some((what, time)) => Err(ScheduleError::Time { what, time: time.to_string() }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// 1F1B where every device also runs the vocabulary passes of its slice of the output layer for every
-/// micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
-///
-/// Forwards and backwards keep their 1F1B order with one more micro-batch in flight for each barrier,
-/// `min(m, p − i + barriers)` on device `i`; the vocabulary passes go where a greedy run with `times`
-/// finds them ready, as in the reference implementation `T` of one micro-batch with `S` of the next.
-/// While transfers and barriers take no time, the makespan is `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
-///
-/// # Errors
-/// No devices, no micro-batches, or a time that is negative or not finite.
-pub fn one_f_one_b_with_vocab(
-    devices: usize,
-    micro_batches: usize,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
-    let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
-    let order = |i: usize| {
-        let warm_up = devices - 1 - i + vocab.barriers();
-        one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
-    };
-    let passes = (0..devices).map(order).collect();
-    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
-}
-
-/// Interleaved 1F1B with vocabulary passes: for each barrier a round more of forwards first.
-pub(super) fn interleaved_with_vocab(
-    counts: Counts,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, chunks, .. } = counts;
-    let order = |i: usize| {
-        let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
-        let backwards = rounds(counts).map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
-        let warm_up = 2 * (devices - 1 - i) + (chunks - 1) * devices + vocab.barriers() * chunks;
-        one_forward_one_backward(forwards, backwards, warm_up)
-    };
-    let passes = (0..devices).map(order).collect();
-    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
-}
-
-/// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with vocabulary passes.
-pub(super) fn zero_bubble_with_vocab(
-    counts: Counts,
-    eager: bool,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, chunks, .. } = counts;
-    let order = |i: usize| {
-        let backwards = rounds(counts).map(move |(k, chunk)| (k, chunks - 1 - chunk));
-        let depth = if eager { 2 * (devices - i) - 1 } else { devices - i };
-        let warm_up = depth + (chunks - 1) * devices + vocab.barriers() * chunks;
-        split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
-    };
-    let passes = (0..devices).map(order).collect();
-    insert(&counts.schedule(StageLayout::RoundRobin, passes), vocab, times)
-}
-
-/// V-Half and V-Min with vocabulary passes: backwards come a period later for each barrier, and every
-/// device holds as many micro-batches more (Vocabulary Parallelism, arXiv 2411.05288, section 5.3).
-pub(super) fn building_block_with_vocab(
-    counts: Counts,
-    blocks: Vec<Block>,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let later = vocab.barriers() * PERIOD;
-    let delayed = |[f0, f1, b1, b0]: Block| [f0, f1, b1 + later, b0 + later];
-    let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
-    let passes = repeated(&blocks, counts.micro_batches);
-    insert(&counts.schedule(StageLayout::V, passes), vocab, times)
-}
-
-/// Any other schedule with one copy of each stage: its order for as many micro-batches more as there are
-/// barriers, in which each backward is that of a micro-batch so many before. So every device's backwards
-/// come later by a micro-batch for each barrier, and it holds as many more (the building block of Vocabulary
-/// Parallelism, arXiv 2411.05288, section 5.1, of an order that need not repeat a block).
-///
-/// `build` makes the order of a number of micro-batches.
-pub(super) fn delayed_with_vocab(
-    micro_batches: usize,
-    build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let longer = build(micro_batches + vocab.barriers())?;
-    let delay = |order: &Vec<Pass>, pairs: &Vec<u32>| {
-        let (mut kept, mut kept_pairs) = (Vec::new(), Vec::new());
-        let delayed = |pass: &Pass| delayed(*pass, micro_batches, vocab.barriers());
-        for (place, pass) in order.iter().enumerate() {
-            let Some(pass) = delayed(pass) else { continue };
-            // A pair of which only one is left runs alone.
-            let behind = order.get(place + 1).and_then(delayed);
-            if pairs.binary_search(&(place as u32)).is_ok() && behind.is_some() {
-                kept_pairs.push(kept.len() as u32);
-            }
-            kept.push(pass);
-        }
-        (kept, kept_pairs)
-    };
-    let orders = longer.passes.iter().zip(&longer.pairs).map(|(order, pairs)| delay(order, pairs));
-    let (passes, pairs) = orders.unzip();
-    insert(&Schedule { micro_batches, passes, pairs, ..longer }, vocab, times)
-}
-
-/// A pass of the longer order as one of the order with later backwards; `None` where there is no such
-/// micro-batch.
-fn delayed(pass: Pass, micro_batches: usize, by: usize) -> Option<Pass> {
-    if pass.kind == PassKind::F {
-        return ((pass.micro_batch as usize) < micro_batches).then_some(pass);
-    }
-    let micro_batch = pass.micro_batch.checked_sub(by as u32)?;
-    Some(Pass { micro_batch, ..pass })
-}
-
-/// Breadth-first schedules have room as they are: backwards begin behind all forwards.
-pub(super) fn breadth_first_with_vocab(
-    counts: Counts,
-    looped: bool,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = counts;
-    let base = if looped {
-        // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for them.
-        let mut base = looped_bfs(devices, micro_batches, chunks)?;
-        let last = micro_batches as u32 - 1;
-        let backwards = base.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
-        backwards.for_each(|pass| pass.micro_batch = last - pass.micro_batch);
-        base
-    } else {
-        gpipe(devices, micro_batches)?
-    };
-    insert(&base, vocab, times)
-}
-
-/// The blocks of V-Half or V-Min.
-pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
-    if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
-}
-
-/// Puts vocabulary passes into a schedule whose order leaves room for the barriers.
-fn insert(
-    schedule: &Schedule,
-    vocab: VocabPasses,
-    times: PassTimes,
-) -> Result<Schedule, ScheduleError> {
-    times.check()?;
-    let (passes, pairs) = Greedy::new(schedule, vocab, times).run();
-    let Schedule { devices, chunks, micro_batches, layout, .. } = *schedule;
-    Ok(Schedule { devices, chunks, micro_batches, layout, vocab: Some(vocab), passes, pairs })
-}
+use super::PassTimes;
+use crate::schedule::generate::pass;
+use crate::schedule::{Pass, PassKind, Schedule, VocabPasses};
 
 /// Not known yet.
 const NEVER: f64 = f64::INFINITY;
 
 /// A run in which every device takes what it can start first, vocabulary passes before others.
-struct Greedy<'a> {
+pub(super) struct Greedy<'a> {
     schedule: &'a Schedule,
     vocab: VocabPasses,
     times: PassTimes,
-    /// Whether `T` of one micro-batch runs in one step with `S` of the next, as in the reference. With several
-    /// rounds of chunks the next micro-batch may come much later.
+    /// Whether `T` of one micro-batch runs in one step with `S` of the next.
     fused: bool,
     devices: Vec<Device<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
@@ -239,17 +51,21 @@ enum Next {
 }
 
 impl<'a> Greedy<'a> {
-    fn new(schedule: &'a Schedule, vocab: VocabPasses, times: PassTimes) -> Self {
+    pub fn new(schedule: &'a Schedule, vocab: VocabPasses, times: PassTimes, fused: bool) -> Self {
         let Schedule { devices, micro_batches, .. } = *schedule;
         let leaves = devices.next_power_of_two();
         let part = schedule.share_chunks() as f64;
-        let PassTimes { forward, backward, vocab: each } = times;
         let passes = schedule.stages() * micro_batches;
         Self {
             schedule,
             vocab,
-            fused: schedule.chunks == 1 || schedule.layout == StageLayout::V,
-            times: PassTimes { forward: forward / part, backward: backward / part, vocab: each },
+            fused,
+            times: PassTimes {
+                forward: times.forward / part,
+                backward: times.backward / part,
+                weight: times.weight / part,
+                ..times
+            },
             devices: schedule
                 .passes
                 .iter()
@@ -264,7 +80,8 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    fn run(mut self) -> (Vec<Vec<Pass>>, Vec<Vec<u32>>) {
+    /// When the run ends, and its order; `None` where devices come to wait for one another.
+    pub fn run(mut self) -> Option<(f64, Schedule)> {
         let all = self.schedule.devices;
         self.look_ahead(0..all);
         while let Some((device, (start, next))) = self.earliest() {
@@ -274,7 +91,15 @@ impl<'a> Greedy<'a> {
             };
             self.open(device, opens);
         }
-        self.devices.into_iter().map(|device| (device.passes, device.paired)).unzip()
+        if self.devices.iter().any(|device| device.done < device.order.len()) {
+            return None;
+        }
+        let end = self.devices.iter().map(|device| device.free).fold(0.0, f64::max);
+        let Schedule { devices, chunks, micro_batches, layout, .. } = *self.schedule;
+        let orders = self.devices.into_iter().map(|device| (device.passes, device.paired));
+        let (passes, pairs) = orders.unzip();
+        let vocab = Some(self.vocab);
+        Some((end, Schedule { devices, chunks, micro_batches, layout, vocab, passes, pairs }))
     }
 
     fn open(&mut self, device: usize, opens: Opens) {
@@ -329,7 +154,7 @@ impl<'a> Greedy<'a> {
     fn next_vocab(&self, device: usize) -> (f64, Next) {
         let free = self.devices[device].free;
         let start = |kind: usize| {
-            let ready = self.step(device, kind).map(|(kind, k)| self.vocab_ready(kind, k));
+            let ready = self.step(device, kind).map(|(kind, k)| self.vocab_ready(device, kind, k));
             let start = ready.reduce(f64::max).map_or(NEVER, |ready| ready.max(free));
             (start, Next::Vocab(kind))
         };
@@ -362,18 +187,30 @@ impl<'a> Greedy<'a> {
             .filter(move |&(_, k)| k < micro_batches)
     }
 
-    fn vocab_ready(&self, kind: usize, k: usize) -> f64 {
+    /// When the last stage's output is on a device.
+    fn output_ready(&self, device: usize, k: usize) -> f64 {
+        let last = self.schedule.stages() - 1;
+        let away = self.schedule.device_of(last) != device;
+        self.forward_end[self.at(last, k)] + if away { self.times.broadcast } else { 0.0 }
+    }
+
+    fn vocab_ready(&self, device: usize, kind: usize, k: usize) -> f64 {
         match kind {
-            0 => self.forward_end[self.at(self.schedule.stages() - 1, k)],
+            0 => self.output_ready(device, k),
             _ => self.barrier(kind - 1, k),
         }
     }
 
     fn barrier(&self, kind: usize, k: usize) -> f64 {
         match self.barriers[self.at(kind, k)] {
-            (done, end) if done == self.schedule.devices => end,
+            (done, end) if done == self.schedule.devices => end + self.latency(kind),
             _ => NEVER,
         }
+    }
+
+    /// Behind the vocabulary passes of a kind, by its place in the algorithm.
+    fn latency(&self, kind: usize) -> f64 {
+        self.times.barriers[place(self.vocab.kinds()[kind])]
     }
 
     fn next_pass(&self, device: usize) -> (f64, Next) {
@@ -395,12 +232,20 @@ impl<'a> Greedy<'a> {
         let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
         match pass.kind {
             PassKind::F if stage == 0 => 0.0,
-            PassKind::F => self.forward_end[self.at(stage - 1, k)],
+            PassKind::F => self.forward_end[self.at(stage - 1, k)] + self.link(stage - 1),
             // Behind its backward in the device's own order.
             PassKind::W => 0.0,
-            _ if stage + 1 < self.schedule.stages() => self.backward_end[self.at(stage + 1, k)],
+            _ if stage + 1 < self.schedule.stages() => {
+                self.backward_end[self.at(stage + 1, k)] + self.link(stage)
+            }
             _ => self.last_backward_ready(k),
         }
+    }
+
+    /// A transfer between a stage and the next.
+    fn link(&self, stage: usize) -> f64 {
+        let away = self.schedule.device_of(stage) != self.schedule.device_of(stage + 1);
+        if away { self.times.link } else { 0.0 }
     }
 
     fn last_backward_ready(&self, k: usize) -> f64 {
@@ -413,7 +258,7 @@ impl<'a> Greedy<'a> {
         let mut end = start;
         let (mut opened, mut completes) = ([None; 3], false);
         for (kind, k) in self.step(device, first) {
-            end += self.times.vocab;
+            end += self.times.vocab[place(self.vocab.kinds()[kind])];
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
             self.barriers[slot] = (done + 1, latest.max(end));
@@ -464,18 +309,23 @@ impl<'a> Greedy<'a> {
         other.map_or(vocab, |other| Opens::One(self.schedule.device_of(other)))
     }
 
-    /// Halves of a backward are taken to be equal.
     fn time(&self, kind: PassKind) -> f64 {
         match kind {
             PassKind::F => self.times.forward,
-            PassKind::BW => self.times.backward,
-            _ => self.times.backward / 2.0,
+            PassKind::BW => self.times.backward + self.times.weight,
+            PassKind::W => self.times.weight,
+            _ => self.times.backward,
         }
     }
 
     fn at(&self, row: usize, micro_batch: usize) -> usize {
         row * self.schedule.micro_batches + micro_batch
     }
+}
+
+/// The place of a kind of vocabulary pass among all of them.
+fn place(kind: PassKind) -> usize {
+    kind as usize - PassKind::S as usize
 }
 
 /// A tree over leaves that are all alike: each node has its first leaf.
