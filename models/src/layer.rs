@@ -291,6 +291,25 @@ fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
     tokens * (e * (widths + kv + compressed) as f64 + 4.0 * heads.heads as f64)
 }
 
+/// Products by which latent attention makes queries, keys and values of what it compressed, forward.
+pub fn up_projections(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    let Some(mla) = model.attention.mla else { return vec![] };
+    let tokens = split.tokens(model);
+    let heads = LocalHeads::new(model, split.tp);
+    let keys_and_values = heads.heads * (model.attention.head_dim + heads.v_dim);
+    let queries = mla.q_rank.map(|rank| Gemm::new(tokens, heads.q_width(), rank));
+    queries.into_iter().chain([Gemm::new(tokens, keys_and_values, mla.kv_rank)]).collect()
+}
+
+/// Bytes of what those products make, one layer and micro-batch.
+pub fn up_projected_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64 {
+    let Some(mla) = model.attention.mla else { return 0.0 };
+    let heads = LocalHeads::new(model, split.tp);
+    let queries = mla.q_rank.map_or(0, |_| heads.q_width());
+    let widths = queries + heads.heads * (heads.qk_dim + heads.v_dim);
+    split.tokens(model) as f64 * widths as f64 * dtype.storage_bytes()
+}
+
 /// Scores that unfused attention keeps: softmax output, and with dropout its mask and result.
 fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, selective: bool) -> f64 {
     if selective {

@@ -193,6 +193,9 @@ pub enum Selective {
     Products,
     /// Every second product's result and the attention core's (torchtitan's selective "op" policy).
     EverySecondProduct,
+    /// All but what latent attention makes of its compressed queries, keys and values (Megatron-Core's
+    /// `mla_up_proj`).
+    UpProjections,
 }
 
 /// What a generation of training software can do. Nothing in it depends on a model.
@@ -235,11 +238,18 @@ pub struct Software {
     /// A token goes to each node once, however many of its experts are there, and is passed on inside
     /// (DeepEP); else it is sent once for every expert.
     pub dispatch_once_a_node: bool,
-    /// Part of an expert all-to-all that computation does not hide, without MoE overlap.
+    /// Part of DeepEP's dispatch that computation does not hide, without MoE overlap; a plain all-to-all blocks.
     pub ep_exposed: f64,
+    /// Experts' all-to-alls run under the passes of another micro-batch, forward under backward
+    /// (Megatron-Core's `overlap_moe_expert_parallel_comm`): only what takes longer is exposed.
+    pub dispatch_under_passes: bool,
     /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes twice
     /// that. A floor, not an addend.
     pub host_s_per_layer: f64,
+    /// What choosing experts adds to a layer's forward pass however few its tokens, seconds: the router's small
+    /// kernels, and the host's wait for the tokens of each expert, without which it cannot launch their products. 0
+    /// where a graph of the whole iteration needs no host.
+    pub routing_s: f64,
     /// What a step costs besides its passes (data, clipping, logging), seconds.
     pub step_overhead_s: f64,
     /// Slowdown for each doubling of the GPUs beyond one node (stragglers, jitter).
@@ -249,6 +259,8 @@ pub struct Software {
     /// Bytes that each 16-bit element of a token's copy moves in a pass on its way to its expert and back, links
     /// aside: sorted by expert, padded, weighted and put back, by one kernel or by many.
     pub permute_bytes: f64,
+    /// Experts' activation, biases and casts are parts of their products' kernels.
+    pub fused_experts: bool,
     /// Bytes the optimizer moves for each parameter it updates.
     pub optimizer_bytes_per_parameter: f64,
     /// Bytes of a gradient between micro-batches where weights are fp16.

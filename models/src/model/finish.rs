@@ -306,6 +306,7 @@ fn mixture(
         every: check.optional("every", &raw.every, 1, (1, layers))? as usize,
         capacity_factor: factor.transpose()?,
         router: or(&raw.router, Router::Softmax),
+        biased: or(&raw.biased, false),
         aux_loss: check.real(
             "aux_loss",
             &raw.aux_loss,

@@ -457,6 +457,7 @@ impl Reader<'_> {
             capacity_factor: None,
             router: implied(Router::Softmax),
             aux_loss: self.aux_loss(),
+            biased: None,
         })
     }
 

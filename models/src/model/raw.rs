@@ -138,4 +138,5 @@ pub(super) struct RawMoe {
     pub capacity_factor: Maybe<f64>,
     pub router: Maybe<Router>,
     pub aux_loss: Maybe<f64>,
+    pub biased: Maybe<bool>,
 }

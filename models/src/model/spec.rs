@@ -181,6 +181,10 @@ pub struct Moe {
     pub router: Router,
     /// Weight of the load-balancing loss; 0 for none.
     pub aux_loss: f64,
+    /// Experts add biases to what they make, and clamp what enters their activation (GPT-OSS). Priced, not trained: no
+    /// runtime layer has either.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub biased: bool,
 }
 
 /// Router scoring.

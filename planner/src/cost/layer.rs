@@ -56,6 +56,12 @@ pub struct LayerCost {
 /// cleared and added to the sum although few rows were looked up. Passes measured by the authors of Vocabulary
 /// Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by 3072 on one device) to 12 (an eighth of it).
 const EMBEDDING_GRADIENT_BYTES: f64 = 8.0;
+/// Bytes for each element of an expert's output that adding its bias moves, forward and backward: weighted by the
+/// router in 32 bits, added, put together and cast (Megatron-Core 0.15, `TEGroupedMLP._apply_bias`).
+const BIAS_BYTES: [f64; 2] = [28.0, 36.0];
+/// Bytes for each element that comes out of the activation that clamping both its inputs moves: clamped and put
+/// together (`weighted_bias_quick_geglu_impl`).
+const CLAMP_BYTES: [f64; 2] = [16.0, 20.0];
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
@@ -201,6 +207,10 @@ impl LayerPricer<'_> {
         self.cluster.software.selective == Selective::EverySecondProduct && self.fused_attention()
     }
 
+    fn up_projections_again(&self) -> bool {
+        self.cluster.software.selective == Selective::UpProjections
+    }
+
     fn fused_attention(&self) -> bool {
         self.cluster.software.attention == AttentionKernel::Flash
     }
@@ -210,6 +220,11 @@ impl LayerPricer<'_> {
         let split = &shape.split;
         if option == Recompute::Selective && self.every_second() {
             return layer::every_second_product_bytes(self.model, kind, split, shape.dtype);
+        }
+        if option == Recompute::Selective && self.up_projections_again() {
+            let all = Recompute::None;
+            return layer::saved_bytes(self.model, kind, split, shape.dtype, fused, all)
+                - layer::up_projected_bytes(self.model, split, shape.dtype);
         }
         layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option)
     }
@@ -381,20 +396,35 @@ impl LayerPricer<'_> {
                 kernels.iter().map(|&bytes| memory_bound::elementwise_s(self.cluster, bytes));
             Parts::compute(seconds.sum())
         };
-        let routed = if kind.moe { self.permutations(shape) } else { Parts::default() };
+        let [forward, backward] = if kind.moe { self.routed(shape) } else { Default::default() };
         StreamCost {
-            forward: time(&streams.forward) + routed,
-            backward: time(&streams.backward) + routed,
+            forward: time(&streams.forward) + forward,
+            backward: time(&streams.backward) + backward,
             selective: time(&streams.selective),
         }
     }
 
-    /// What sorts a token's copies by expert, and puts their results back together, in one pass.
-    fn permutations(&self, shape: &Shape) -> Parts {
+    /// What sorts a token's copies by expert and puts their results back together, and what adds biases to them,
+    /// forward and backward.
+    fn routed(&self, shape: &Shape) -> [Parts; 2] {
         let elements = layer::routed_elements(self.model, &shape.split);
         let wide = shape.dtype.storage_bytes() / Dtype::Bf16.storage_bytes();
         let each = self.cluster.software.permute_bytes / 2.0 * wide * elements;
-        Parts::compute(2.0 * memory_bound::elementwise_s(self.cluster, each))
+        let permuted = 2.0 * memory_bound::elementwise_s(self.cluster, each);
+        self.bias_bytes(&shape.split).map(|bytes| {
+            Parts::compute(permuted + memory_bound::elementwise_s(self.cluster, bytes * wide))
+        })
+    }
+
+    /// Bytes that biases and clamps of routed experts move where they are kernels of their own, forward and backward.
+    fn bias_bytes(&self, split: &Split) -> [f64; 2] {
+        let Some(moe) = self.model.moe.as_ref().filter(|moe| moe.biased) else { return [0.0; 2] };
+        if self.cluster.software.fused_experts {
+            return [0.0; 2];
+        }
+        let elements = layer::routed_elements(self.model, split);
+        let activated = elements * moe.ffn as f64 / self.model.hidden as f64;
+        [0, 1].map(|pass| BIAS_BYTES[pass] * elements + CLAMP_BYTES[pass] * activated)
     }
 
     /// Selective recomputation: every second product, or the attention core where its scores would be kept,
@@ -404,6 +434,10 @@ impl LayerPricer<'_> {
             // Of queries, keys, values, output, gate, up and down: keys, output and up.
             let second = self.second_products(shape);
             return body.streams.forward + second + body.feed.forward * SECOND_OF_FEED;
+        }
+        if self.up_projections_again() {
+            let products = layer::up_projections(self.model, &shape.split);
+            return self.products(shape.dtype, &products).forward;
         }
         if self.fused_attention() {
             return body.streams.selective;
@@ -442,7 +476,7 @@ impl LayerPricer<'_> {
     pub fn experts(&self, shape: &Shape) -> ExpertPieces {
         ExpertPieces {
             experts: self.expert_products(shape.dtype, &shape.split),
-            router: self.products(shape.dtype, &[self.router_gemm(shape)]),
+            router: self.router(shape),
             all_to_all_s: self.all_to_all_s(shape),
             tensor_parallel_s: self.expert_tensor_parallel_s(shape),
         }
@@ -475,7 +509,7 @@ impl LayerPricer<'_> {
     /// Lower bound on router and experts, whichever of `splits` they have: their products at their
     /// fastest, and no all-to-all. It depends on the tokens a rank holds, not on how they are computed.
     pub fn expert_floor(&self, shape: &Shape, splits: &[Split]) -> ThreePasses {
-        let router = self.products(shape.dtype, &[self.router_gemm(shape)]);
+        let router = self.router(shape);
         let products = splits.iter().map(|split| self.expert_products(shape.dtype, split));
         let least = products.reduce(|a, b| ThreePasses {
             forward: Parts::compute(a.forward.compute_s.min(b.forward.compute_s)),
@@ -488,6 +522,13 @@ impl LayerPricer<'_> {
     fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
         let slowdown = self.cluster.software.expert_slowdown;
         self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
+    }
+
+    /// The router's products, and what routing takes however few the tokens.
+    fn router(&self, shape: &Shape) -> ThreePasses {
+        let mut router = self.products(shape.dtype, &[self.router_gemm(shape)]);
+        router.forward += Parts::compute(self.cluster.software.routing_s);
+        router
     }
 
     fn router_gemm(&self, shape: &Shape) -> Gemm {
@@ -531,7 +572,13 @@ impl LayerPricer<'_> {
         let block =
             ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s, other_s: 0.0 };
         let total_s = match shape.moe_overlap {
-            MoeOverlap::None => return 2.0 * a2a_s * self.cluster.software.ep_exposed,
+            MoeOverlap::None => {
+                let software = &self.cluster.software;
+                let hidden_s =
+                    if software.dispatch_under_passes { attention_s + expert_s } else { 0.0 };
+                let exposed = if software.dispatch_once_a_node { software.ep_exposed } else { 1.0 };
+                return (2.0 * a2a_s - hidden_s).max(0.0) * exposed;
+            }
             MoeOverlap::Tutel => ampipe::tutel_s(&block, degree),
             MoeOverlap::Ampipe => ampipe::ampipe_s(&block, degree),
         };

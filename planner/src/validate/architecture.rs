@@ -75,6 +75,7 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         capacity_factor: None,
         router: Router::Softmax,
         aux_loss: 0.0,
+        biased: false,
     });
     let top_k = required(row.top_k, "top_k")?;
     let ffn = row.moe_ffn_hidden.or(row.ffn_hidden).unwrap_or(own.ffn);

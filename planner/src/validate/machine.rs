@@ -1,5 +1,6 @@
 //! The cluster a row ran on: a shipped one of its GPU, with the row's own network and software.
 
+use super::recipe::Recipe;
 use super::row::{Reason, Row};
 use models::cluster::{self, ClusterSpec};
 
@@ -20,7 +21,7 @@ const MACHINES: [(&str, &str); 12] = [
 ];
 
 /// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.
-const GENERATIONS: [(&str, &str); 27] = [
+const GENERATIONS: [(&str, &str); 25] = [
     ("megatron-2021", "megatron_2021"),
     ("megatron-deepspeed-2022", "megatron_deepspeed_2022"),
     ("megatron-deepspeed-2023", "megatron_deepspeed_2023"),
@@ -31,8 +32,6 @@ const GENERATIONS: [(&str, &str); 27] = [
     ("sail-megatron", "vocabulary_2024"),
     ("megascale", "megascale_2024"),
     ("megatron-core-moe", "megatron_2025"),
-    ("megatron-bridge-26.06", "megatron_2026"),
-    ("megatron-bridge-26.08", "megatron_2026"),
     ("megatron-bridge", "megatron_2025"),
     ("megatron-te", "megatron_te"),
     ("nemo-automodel", "automodel_2025"),
@@ -50,11 +49,14 @@ const GENERATIONS: [(&str, &str); 27] = [
     ("dgxc", "megatron_2024"),
 ];
 
+/// The generation of recipes that run an iteration as one CUDA graph.
+const FUSED: &str = "megatron_2026";
+
 /// The cluster, and the name of its software generation.
 ///
 /// # Errors
 /// A GPU or software that nothing is known of.
-pub fn cluster(row: &Row) -> Result<(ClusterSpec, String), Reason> {
+pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reason> {
     let known = MACHINES.iter().find(|(gpu, _)| *gpu == row.gpu);
     let (_, name) = known.ok_or_else(|| format!("GPU {} is not known", row.gpu))?;
     let shipped = cluster::shipped(name).ok_or_else(|| format!("no cluster of {}", row.gpu))?;
@@ -62,9 +64,16 @@ pub fn cluster(row: &Row) -> Result<(ClusterSpec, String), Reason> {
     let generation = GENERATIONS.iter().find(|(start, _)| row.software.starts_with(start));
     let (_, generation) =
         generation.ok_or_else(|| format!("software {} is not known", row.software))?;
+    let generation = if recipe.fused { FUSED } else { generation };
     let generation = on_family(generation, &row.gpu);
     let own = cluster::software(&generation).map_err(|error| error.to_string())?;
     spec.software = own.ok_or_else(|| format!("software {generation} is not shipped"))?;
+    if let Some((_, selective)) = recipe.recompute {
+        spec.software.selective = selective;
+    }
+    spec.software.dispatch_once_a_node =
+        recipe.flexible.unwrap_or(spec.software.dispatch_once_a_node);
+    spec.software.dispatch_under_passes |= recipe.under_passes;
     if let Some(rate) = stated_rate(&row.interconnect, spec.node_gpus())
         && let Some(network) = spec.levels.last_mut()
     {
@@ -82,9 +91,6 @@ fn on_family(generation: &str, gpu: &str) -> String {
     } else {
         "ampere"
     };
-    if family == "hopper" && generation == "megatron_2026" {
-        return "megatron_2025_hopper".to_owned();
-    }
     let own = format!("{generation}_{family}");
     let shipped = cluster::software(&own).is_ok_and(|own| own.is_some());
     if shipped { own } else { generation.to_owned() }

@@ -2,8 +2,8 @@
 //!
 //! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
 //! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
-//! its configuration columns alone; of the collector's notes only what says how a run was set up is read (sharding inside the node,
-//! fine-tuning).
+//! its configuration columns alone, completed by published recipes (`recipe`); of the notes only what says how a run was set up is read (sharding,
+//! dispatch of tokens, fine-tuning).
 
 mod architecture;
 pub mod claims;
@@ -11,6 +11,7 @@ pub mod fit;
 mod machine;
 pub mod memory_limit;
 pub mod ranking;
+pub mod recipe;
 pub mod row;
 pub mod score;
 pub mod setup;

@@ -2,6 +2,7 @@
 //!
 //! Only configuration columns are looked at, never results.
 
+use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
 use super::{architecture, machine};
 use crate::case::even_counts;
@@ -38,12 +39,17 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
     if row.notes.contains("LoRA") || row.notes.contains("Fine-Tuning") {
         return Err("fine-tuning is not planned".to_owned());
     }
-    let (cluster, generation) = machine::cluster(row)?;
-    let model = architecture::model(row)?;
+    let recipe = recipe(row);
+    let (cluster, generation) = machine::cluster(row, &recipe)?;
+    let mut model = architecture::model(row)?;
+    model.layers += recipe.predicted_ahead;
     let gpus = required(row.n_gpus, "n_gpus")?;
     let etp = expert_split(row, &generation);
-    let decisions = decisions(row, &model, &cluster, gpus, etp)?;
-    let counts = layer_counts(row, &model, &decisions);
+    let mut decisions = decisions(row, &recipe, &model, &cluster, gpus, etp)?;
+    if let Some((recompute, _)) = recipe.recompute {
+        decisions.recompute = recompute;
+    }
+    let counts = layer_counts(row, &recipe, &model, &decisions);
     Ok(Setup { model, cluster, gpus, decisions, generation, counts })
 }
 
@@ -74,6 +80,7 @@ impl Setup {
 
 fn decisions(
     row: &Row,
+    recipe: &Recipe,
     model: &ModelSpec,
     cluster: &ClusterSpec,
     gpus: u64,
@@ -95,7 +102,7 @@ fn decisions(
         return Err(format!("ep {ep} and etp {etp} do not divide tp·cp·dp"));
     }
     let zero_stage = zero_stage(row);
-    let mut vpp = row.vpp.unwrap_or(1).max(1);
+    let mut vpp = row.vpp.or(recipe.chunks).unwrap_or(1).max(1);
     let schedule = schedule(row, pp, vpp)?;
     if schedule.layout(2) == StageLayout::V {
         // A V has two chunks a device, whether the source says so or not.
@@ -219,8 +226,11 @@ fn dtype(row: &Row) -> Result<Dtype, Reason> {
 
 /// Layers of each stage: as even as may be; where embedding and head count as layers of their own, or
 /// two layers are left out at the ends, the ends are lighter (Zero Bubble; Llama 3, section 3.3.2).
-fn layer_counts(row: &Row, model: &ModelSpec, d: &Decisions) -> Vec<usize> {
+fn layer_counts(row: &Row, recipe: &Recipe, model: &ModelSpec, d: &Decisions) -> Vec<usize> {
     let (layers, stages) = (model.layers, d.stages());
+    if let Some(counts) = deepseek_counts(recipe, layers, stages) {
+        return counts;
+    }
     if row.vocab_strategy == "redis" {
         return vec![];
     }
@@ -231,4 +241,39 @@ fn layer_counts(row: &Row, model: &ModelSpec, d: &Decisions) -> Vec<usize> {
         return counts;
     }
     even_counts(layers, stages)
+}
+
+/// DeepSeek-V3's layout in Megatron-Bridge (`set_deepseek_v3_pipeline_model_parallel_layout`): as if it had 64 layers, of which
+/// the last stage lacks those that are not there; layers that predict ahead are its last.
+fn deepseek_counts(recipe: &Recipe, layers: usize, stages: usize) -> Option<Vec<usize>> {
+    let each = 64_usize.checked_div(stages).filter(|_| recipe.deepseek_layout && stages > 1)?;
+    let before = each * (stages - 1);
+    let decoders = layers - recipe.predicted_ahead;
+    let mut counts = vec![each; stages];
+    if decoders >= before {
+        counts[stages - 1] = layers - before;
+    } else {
+        counts[0] -= before - decoders;
+        counts[stages - 1] = recipe.predicted_ahead;
+    }
+    counts.iter().all(|&count| count > 0).then_some(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Recipe, deepseek_counts};
+
+    #[test]
+    fn deepseek_stages_are_as_its_layout_says() {
+        let ahead = |predicted_ahead| Recipe {
+            predicted_ahead,
+            deepseek_layout: true,
+            ..Recipe::default()
+        };
+        let counts = |layers, stages, recipe: &Recipe| deepseek_counts(recipe, layers, stages);
+        assert_eq!(counts(62, 16, &ahead(1)), Some([vec![4; 15], vec![2]].concat()));
+        assert_eq!(counts(61, 8, &ahead(0)), Some([vec![8; 7], vec![5]].concat()));
+        assert_eq!(counts(62, 32, &ahead(1)), Some([vec![1], vec![2; 30], vec![1]].concat()));
+        assert_eq!(counts(62, 16, &Recipe::default()), None);
+    }
 }

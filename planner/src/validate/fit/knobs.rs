@@ -3,6 +3,7 @@
 use crate::validate::row::Row;
 use crate::validate::setup::Setup;
 use models::cluster::ClusterSpec;
+use std::collections::BTreeMap;
 
 /// Whose constant it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +57,7 @@ impl Field {
 ///
 /// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
 /// and writes 16 bytes, and padded or weighted in further kernels.
-pub const SOFTWARE: [Field; 12] = [
+pub const SOFTWARE: [Field; 13] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -93,6 +94,7 @@ pub const SOFTWARE: [Field; 12] = [
         spread: 0.7,
         at: |c| &mut c.software.host_s_per_layer,
     },
+    Field { key: "routing_s", prior: 0.5e-3, spread: 0.7, at: |c| &mut c.software.routing_s },
     Field {
         key: "step_overhead_s",
         prior: 10e-3,
@@ -149,25 +151,22 @@ impl Knob {
     }
 }
 
-/// The constants of some configurations, each once.
+/// The constants of some configurations, each once. What a file says is 0 does not exist and is not fitted.
 pub fn knobs(setups: &[Setup]) -> Vec<Knob> {
-    let mut owners: Vec<Owner> = setups
-        .iter()
-        .flat_map(|setup| {
-            [
-                Owner::Software(setup.generation.clone()),
-                Owner::Device(setup.cluster.device.name.clone()),
-            ]
-        })
-        .collect();
-    owners.sort();
-    owners.dedup();
-    let of = |owner: &Owner| {
+    let mut owners: BTreeMap<Owner, &Setup> = BTreeMap::new();
+    for setup in setups {
+        owners.insert(Owner::Software(setup.generation.clone()), setup);
+        owners.insert(Owner::Device(setup.cluster.device.name.clone()), setup);
+    }
+    let of = |(owner, setup): (Owner, &Setup)| {
         let fields: &[Field] = match owner {
             Owner::Software(_) => &SOFTWARE,
             Owner::Device(_) => &DEVICE,
         };
-        fields.iter().map(|&field| Knob { owner: owner.clone(), field }).collect::<Vec<_>>()
+        let mut cluster = setup.cluster.clone();
+        let exist = fields.iter().copied().filter(|field| *field.of(&mut cluster) > 0.0);
+        let exist: Vec<Field> = exist.collect();
+        exist.into_iter().map(move |field| Knob { owner: owner.clone(), field })
     };
-    owners.iter().flat_map(of).collect()
+    owners.into_iter().flat_map(of).collect()
 }
