@@ -41,8 +41,10 @@ impl<D: Space, V> Marked<D, V> {
         Self { value, mark: device.mark() }
     }
 
-    fn take(self, device: &D) -> V {
+    /// Memory in it goes back to the stream that made it, and `adopt` says which there is.
+    fn take(self, device: &D, adopt: impl FnOnce(&V)) -> V {
         device.wait_for(&self.mark);
+        adopt(&self.value);
         self.value
     }
 }
@@ -167,7 +169,7 @@ impl<'scope, D: Device> Lanes<'scope, D> {
         drop(input.rows);
         device.wait_for(&joined(input.thread)?);
         drop(input_gradient.todo);
-        joined(input_gradient.thread).map(|sum| sum.take(device))
+        joined(input_gradient.thread).map(|sum| sum.take(device, |sum| device.adopt(sum)))
     }
 }
 
@@ -192,7 +194,8 @@ impl<'scope, D: Device> Barrier<'scope, D> {
         let (told, done) = channel();
         let thread = scope.spawn(move || {
             for (micro_batch, local) in given {
-                let mut reduced = local.take(&device).reduce(comm, &device);
+                let local = local.take(&device, |local| local.adopt(&device));
+                let mut reduced = local.reduce(comm, &device);
                 if let (Ok(reduced), false) = (&mut reduced, takes_gradient) {
                     reduced.take_gradient();
                 }
@@ -214,7 +217,7 @@ impl<'scope, D: Device> Barrier<'scope, D> {
     /// Waits for the next of them, of whichever micro-batch.
     fn next(&mut self, device: &D) -> Result<(), CommError> {
         let (micro_batch, reduced) = self.done.recv().map_err(|_| ended("a reduction"))?;
-        let mut reduced = reduced?.take(device);
+        let mut reduced = reduced?.take(device, |reduced| reduced.adopt(device));
         if let Some(gradient) = reduced.take_gradient() {
             self.gradients.insert(micro_batch, gradient);
         }
@@ -261,7 +264,7 @@ impl<'scope, D: Device> Input<'scope, D> {
                 return Ok(rows);
             }
             let (other, rows) = self.rows.recv().map_err(|_| ended("the input layer"))?;
-            self.there.insert(other, rows.take(device));
+            self.there.insert(other, rows.take(device, |rows| device.adopt(rows)));
         }
     }
 }
@@ -274,6 +277,7 @@ fn look_up<D: Device>(
 ) -> Result<D::Mark, CommError> {
     let group = Group::new(device, &*read.groups.input);
     for (micro_batch, tokens) in todo {
+        tokens.adopt(device);
         let own = read.shard.look_up(device, read.weights, tokens.view(), tokens.len());
         let rows = group.all_reduce(own, crate::comm::Op::Sum)?;
         let tell = || told.send((micro_batch, Marked::new(device, rows)));
@@ -316,10 +320,11 @@ fn scatter<D: Device>(
     let group = Group::new(device, comm);
     let mut sum = device.zeros(read.shard.input_elements());
     for (_, tokens) in order {
+        tokens.adopt(device);
         let elements = tokens.len() * read.program.model.hidden as usize;
         let own = match comm.rank() {
             0 => match given.recv() {
-                Ok(own) => own.take(device),
+                Ok(own) => own.take(device, |own| device.adopt(own)),
                 // The passes have ended early, and say why.
                 Err(_) => break,
             },

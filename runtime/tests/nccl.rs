@@ -6,6 +6,7 @@ mod common;
 
 use channels::{run_over_tcp, run_wired};
 use common::{Split, check, model, open, train_on};
+use models::decisions::Vocab;
 use runtime::comm::{
     Call, CommError, Communicator, Delays, Element, Kind, NcclComm, Op, Options, Pending, Tag,
     Traffic, run_ranks,
@@ -264,6 +265,15 @@ fn golden_case_on_gpus_of_their_own() {
     let one = Rehearsed::new();
     let (shared, _) = train("llama_gqa", &split, |world| (world, Gpu::<f32>::new(one.queue())));
     assert!(run == shared);
+}
+
+/// Lanes and passes hand each other memory, which must not be used again while the other's queue still reads it.
+#[test]
+fn a_vocabulary_over_the_pipeline_on_queues_that_lag() {
+    let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
+    let one = Rehearsed::new();
+    let (run, _) = train("llama_tied", &split, |world| (world, Gpu::<f32>::new(one.queue())));
+    check("llama_tied", &run);
 }
 
 /// Over TCP between the ranks' hosts, as processes have it.

@@ -232,6 +232,10 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
         &self.host
     }
 
+    fn adopt<E: Element>(&self, memory: &Memory<E>) {
+        memory.used_on(&self.queue);
+    }
+
     fn zeros<E: Element>(&self, len: usize) -> Memory<E> {
         self.queue.memory(len, |gpu| gpu.zeros(len))
     }

@@ -103,6 +103,9 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// Threads for what a rank does on the host.
     fn host(&self) -> &Cpu;
 
+    /// Memory that another stream of this rank made is used on this one, too: it must not be used again before.
+    fn adopt<E: Element>(&self, _memory: &Self::Memory<E>) {}
+
     /// Zeros.
     fn zeros<E: Element>(&self, len: usize) -> Self::Memory<E>;
 

@@ -86,6 +86,11 @@ impl<D: Space> Numbers<D> {
         Self { memory: Arc::new(device.taken(values)), range }
     }
 
+    /// They are used on this stream, too ([`Space::adopt`]).
+    pub fn adopt(&self, device: &D) {
+        device.adopt(&self.memory);
+    }
+
     /// How many.
     pub fn len(&self) -> usize {
         self.range.len()

@@ -73,6 +73,11 @@ pub struct Sums<D: Space> {
 }
 
 impl<D: Space> Sums<D> {
+    fn adopt(&self, device: &D) {
+        device.adopt(&self.max);
+        device.adopt(&self.both);
+    }
+
     fn rows(&self) -> usize {
         D::len(&self.both) / 2
     }
@@ -130,6 +135,22 @@ pub struct Reduced<D: Space> {
     gradient: Option<Stream<D>>,
 }
 
+impl<D: Space> Local<D> {
+    /// It is used on this stream, too ([`Space::adopt`]).
+    pub fn adopt(&self, device: &D) {
+        match self {
+            Self::Max(max) => device.adopt(max),
+            Self::Common(sums) | Self::Own(sums) => sums.adopt(device),
+            Self::WithGradient(sums, Parts { weighted, hits, .. }) => {
+                sums.adopt(device);
+                device.adopt(weighted);
+                device.adopt(hits);
+            }
+            Self::Gradient(gradient) => device.adopt(gradient),
+        }
+    }
+}
+
 /// What is known of the logits.
 enum Known<D: Space> {
     Nothing,
@@ -141,6 +162,22 @@ enum Known<D: Space> {
 }
 
 impl<D: Space> Reduced<D> {
+    /// It is used on this stream, too ([`Space::adopt`]).
+    pub fn adopt(&self, device: &D) {
+        match &self.known {
+            Known::Nothing => {}
+            Known::Max(max) => device.adopt(max),
+            Known::Sums(sums) => sums.adopt(device),
+            Known::Factor(sums, factor) => {
+                sums.adopt(device);
+                device.adopt(factor);
+            }
+        }
+        if let Some(gradient) = &self.gradient {
+            device.adopt(gradient);
+        }
+    }
+
     /// The input gradient, `[n, h]`, taken out; `None` where there was none.
     pub fn take_gradient(&mut self) -> Option<Stream<D>> {
         self.gradient.take()
