@@ -120,7 +120,9 @@ pub fn main<T: Trained>(program: &Program) -> ExitCode {
     match start::<T>(program, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // In one piece: other processes write there too.
+            let line = format!("error: {error}\n");
+            let _closed = std::io::stderr().write_all(line.as_bytes());
             ExitCode::from(exit_code(&error))
         }
     }

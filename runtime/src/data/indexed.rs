@@ -91,7 +91,10 @@ impl Indexed {
     /// Files that are missing or broken, or hold not one sample.
     pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Self, Error> {
         let (bin_path, idx_path) = (path.with_extension("bin"), path.with_extension("idx"));
-        let idx = std::fs::read(&idx_path).map_err(Error::unopened(&idx_path))?;
+        let idx = std::fs::read(&idx_path).map_err(|problem| {
+            let wanted = "valid: Megatron's index, which says where the documents of .bin begin";
+            Error::file(&idx_path, format!("{problem}; {wanted}"))
+        })?;
         let (width, sequences) =
             read_index(&idx).map_err(|problem| Error::file(&idx_path, problem))?;
         let bin = File::open(&bin_path).map_err(Error::unopened(&bin_path))?;
