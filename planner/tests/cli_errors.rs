@@ -187,3 +187,19 @@ fn no_trainer_is_made_of_a_plan_edited_by_hand() {
         assert!(!trainer.exists(), "{to:?}: something was written");
     }
 }
+
+#[test]
+fn processes_are_as_many_as_the_plan_has_ranks() {
+    let folder = scratch("processes");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (path, trainer) = (folder.join("plan.yaml"), folder.join("trainer"));
+    let model = model("processes-model.yaml", MODEL);
+    let words =
+        format!("--model {model} --cluster laptop --gpus 2 --set tp=2 -o {}", path.display());
+    assert_eq!(plan(&words).code, 0);
+    assert_eq!(plan(&format!("generate {} -o {}", path.display(), trainer.display())).code, 0);
+    for flags in ["-n 3", "--mpi -n 3", "--gpu -n 3"] {
+        let words = format!("launch {} {flags}", trainer.display());
+        fails(&words, 2, &["-n 3", "is for 2 ranks", "valid: -n 2"]);
+    }
+}

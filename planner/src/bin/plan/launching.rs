@@ -2,7 +2,8 @@
 
 use crate::args::LaunchArgs;
 use crate::failure::Failure;
-use models::input::InputError;
+use models::input::{InputError, Source};
+use models::plan::Plan;
 use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,9 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     if !manifest.is_file() {
         let message = format!("there is no trainer in {}", args.trainer.display());
         return Err(InputError::new(message).help("plan generate PLAN -o DIR writes one").into());
+    }
+    if let Some(processes) = args.processes {
+        check_processes(&args.trainer.join("plan.yaml"), processes)?;
     }
     let features: &[&str] = match (args.mpi, args.gpu) {
         (true, true) => &["--features", "mpi,cuda"],
@@ -55,6 +59,16 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         }
         None => ended(patiently(with_flags(Command::new(trainer)))?),
     }
+}
+
+/// Processes are the ranks of the plan that lies beside the trainer: said before anything is built.
+fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
+    let ranks = Plan::read(&Source::open(plan)?)?.inputs.gpus;
+    if processes == ranks {
+        return Ok(());
+    }
+    let message = format!("-n {processes}: {} is for {ranks} ranks", plan.display());
+    Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
 }
 
 /// One process for each rank, which meet at a free port of this machine. They are told what torchrun would tell them.
