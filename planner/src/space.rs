@@ -14,9 +14,8 @@ use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
 
 /// Schedules that have bounds: those that the search chooses from. `zb_auto` has an order of its own for every
-/// set of times, and with `dualpipe` and `chimera`, where every stage is there twice, no device runs all
-/// micro-batches of a chunk, so that no chain between milestones holds.
-pub const SEARCHED: [ScheduleName; 13] = [
+/// set of times.
+pub const SEARCHED: [ScheduleName; 15] = [
     ScheduleName::Naive,
     ScheduleName::GPipe,
     ScheduleName::OneFOneB,
@@ -29,7 +28,9 @@ pub const SEARCHED: [ScheduleName; 13] = [
     ScheduleName::VHalf,
     ScheduleName::VMin,
     ScheduleName::V1F1B,
+    ScheduleName::DualPipe,
     ScheduleName::DualPipeV,
+    ScheduleName::Chimera,
 ];
 
 /// Everything that says which combinations there are.
@@ -121,6 +122,8 @@ pub struct InnerKey {
     divides: bool,
     /// Whether there are twice as many micro-batches as devices.
     fills: bool,
+    /// Whether two directions get as many micro-batches each.
+    halves: bool,
 }
 
 impl InnerKey {
@@ -133,6 +136,7 @@ impl InnerKey {
             one_micro_batch: d.micro_batches == 1,
             divides: d.micro_batches.is_multiple_of(d.pp),
             fills: d.micro_batches >= 2 * d.pp,
+            halves: d.micro_batches.is_multiple_of(2),
         }
     }
 }

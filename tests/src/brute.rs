@@ -83,15 +83,17 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
 }
 
 /// Every placement a configuration allows. Cuts: all where the solver places layers, with several chunks a
-/// device if they are few, else the listed ones. Mixes: all, but with many cuts of several chunks every
-/// level of every device, whatever those of the others. As they are asked for: there may be many.
+/// device if they are few, else the listed ones. Mixes: all, but with many cuts of several chunks and where every
+/// stage is there twice every level of every device, whatever those of the others. As they are asked for: there may
+/// be many.
 pub fn placements<'a>(case: &'a Case<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
     let (layers, stages) = (case.ground.model.layers, case.stages());
     let vocab = case.decisions.vocab;
     let listed = matches!(vocab, Vocab::FirstLast | Vocab::Redistribute);
-    let open = case.decisions.vpp == 1 || few_cuts(layers, stages);
+    let few = case.decisions.vpp == 1 || few_cuts(layers, stages);
+    let open = few && case.decisions.layout().copies() == 1;
     let ranges = match case.listed_ranges() {
-        Some(list) if listed || !open => list,
+        Some(list) if listed || !few => list,
         _ => every_cut(case),
     };
     let all = ranges.into_iter();

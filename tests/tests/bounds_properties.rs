@@ -166,7 +166,7 @@ fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
 
 #[test]
 fn no_bound_exceeds_any_placement() {
-    let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 3]);
+    let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 4]);
     for seed in 0..instances(400, 4000) {
         let random = &mut Random::new(seed + 3_000_000);
         let instance = Instance::random(random);
@@ -189,14 +189,15 @@ fn no_bound_exceeds_any_placement() {
             }
             compared += 1;
             let d = &case.decisions;
-            for (count, is) in kinds.iter_mut().zip([d.vpp > 1, d.pp > 1, d.vocab.over_pipeline()])
-            {
+            let twice = d.layout().copies() > 1;
+            let is = [d.vpp > 1, d.pp > 1, d.vocab.over_pipeline(), twice];
+            for (count, is) in kinds.iter_mut().zip(is) {
                 *count += u64::from(is);
             }
         }
     }
     println!(
-        "{compared} configurations, several chunks, pipeline, vocabulary passes: {kinds:?}, closest {closest}"
+        "{compared} configurations, several chunks, pipeline, vocabulary passes, two copies: {kinds:?}, closest {closest}"
     );
     assert!(kinds.iter().all(|&count| count > 20), "{kinds:?}");
     assert!(closest > 0.95, "a bound this far below tests nothing: {closest}");

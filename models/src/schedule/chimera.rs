@@ -40,6 +40,8 @@ struct Merge {
     /// Ends of forwards and backwards, by direction, stage and micro-batch.
     ends: [[Vec<Option<u64>>; 2]; 2],
     orders: Vec<Vec<Pass>>,
+    /// By device, its heads whose inputs are there, and when they were.
+    ready: Vec<[Option<(u64, Pass)>; 2]>,
 }
 
 impl Merge {
@@ -51,13 +53,16 @@ impl Merge {
             (one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up), 0)
         };
         let none = || vec![None; devices * each];
-        Self {
+        let mut merge = Self {
             devices,
             queues: (0..devices).map(|i| [queue(i, 0), queue(devices - 1 - i, 1)]).collect(),
             free: vec![0; devices],
             ends: [[none(), none()], [none(), none()]],
             orders: vec![Vec::new(); devices],
-        }
+            ready: vec![[None; 2]; devices],
+        };
+        (0..devices).for_each(|device| merge.look_at(device));
+        merge
     }
 
     fn run(mut self) -> Vec<Vec<Pass>> {
@@ -69,8 +74,21 @@ impl Merge {
             self.free[device] = start + length;
             self.queues[device][chunk].1 += 1;
             self.orders[device].push(pass);
+            // Its own heads, and those of the neighbours that take what it has made.
+            let last = self.devices - 1;
+            (device.saturating_sub(1)..=(device + 1).min(last)).for_each(|near| self.look_at(near));
         }
         self.orders
+    }
+
+    /// Finds out which heads of a device have their inputs.
+    fn look_at(&mut self, device: usize) {
+        for direction in [0, 1] {
+            let (order, done) = &self.queues[device][direction];
+            let head = order.get(*done).copied();
+            self.ready[device][direction] =
+                head.and_then(|pass| Some((self.ready(device, pass)?, pass)));
+        }
     }
 
     fn stage(&self, device: usize, pass: Pass) -> usize {
@@ -83,12 +101,9 @@ impl Merge {
 
     /// What can start first; of several a backward, then the older micro-batch.
     fn earliest(&self) -> Option<(u64, usize, Pass)> {
-        let heads = (0..self.devices).flat_map(|device| {
-            let head = |(order, done): &(Vec<Pass>, usize)| order.get(*done).copied();
-            self.queues[device].iter().filter_map(head).map(move |pass| (device, pass))
-        });
-        let startable = heads.filter_map(|(device, pass)| {
-            Some((self.ready(device, pass)?.max(self.free[device]), device, pass))
+        let startable = self.ready.iter().zip(&self.free).enumerate().flat_map(|(device, own)| {
+            let (heads, &free) = own;
+            heads.iter().flatten().map(move |&(ready, pass)| (ready.max(free), device, pass))
         });
         startable.min_by_key(|&(start, device, pass)| {
             (start, pass.kind == PassKind::F, pass.micro_batch, device, pass.chunk)

@@ -108,12 +108,12 @@ fn with_passes_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
 
 /// Some device has at least the mean of the devices' states and of one micro-batch's leanest
 /// activations, bytes.
-pub fn least_bytes(work: &Work, devices: f64, state_bytes: [f64; 2], options: &[usize]) -> f64 {
-    let params = work.params();
-    let states = (params.dense + work.embedding.params + work.head.params) * state_bytes[0]
-        + params.expert * state_bytes[1];
+pub fn least_bytes(line: &Line, work: &Work, state_bytes: [f64; 2]) -> f64 {
+    let (params, options) = (work.params(), line.options());
+    let ends = work.embedding.params + work.head.params;
+    let states = (params.dense + ends) * state_bytes[0] + params.expert * state_bytes[1];
     let leanest = |kind: &KindWork| {
         options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
     };
-    (states + work.layers_s(leanest)) / devices
+    (line.copies() as f64 * states + work.layers_s(leanest)) / line.devices as f64
 }

@@ -207,14 +207,30 @@ impl Line {
         self.micro_batches as f64
     }
 
+    /// How many devices hold each stage.
+    pub fn copies(&self) -> usize {
+        self.layout().copies()
+    }
+
+    /// Micro-batches that a device runs of each of its chunks.
+    pub fn runs(&self) -> f64 {
+        self.m() / self.copies() as f64
+    }
+
+    /// Whether what its order holds, and when, is known without making it.
+    pub fn is_known_unmade(&self) -> bool {
+        let closed = self.schedule.is_whole() && self.copies() == 1;
+        closed || self.counted_marks(0).is_some()
+    }
+
     /// Seconds of vocabulary passes.
     pub fn passes_s(&self) -> f64 {
         self.passes.map_or(0.0, |way| way.passes_s)
     }
 
-    /// Stages, p·v.
+    /// Stages: p·v, or half as many where every stage is there twice.
     pub fn stages(&self) -> usize {
-        self.devices * self.chunks
+        self.layout().stages(self.devices, self.chunks)
     }
 
     /// Which device holds which stage.

@@ -1,7 +1,8 @@
 //! Placements of schedules with several chunks a device: a list short enough to be tried in full.
 //!
 //! Where there are at most [`FEW_CUTS`] ways to cut the layers into stages, each of them with every mix of
-//! recomputation, which the integer program decides. Where there are more, a family: chunks are as even as
+//! recomputation, which the integer program decides; where every stage is there twice, with every level of
+//! recomputation, since two stages can be cut in few ways however long the program. Where there are more, a family: chunks are as even as
 //! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
 //! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
 //! recomputes to the least level of a chain ([`super::levels`]) that fits. Within the list the search is
@@ -13,6 +14,7 @@ use super::mixes::{MixCost, options};
 use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::milestones::{Around, OwnSeconds};
+use crate::placement::mirrored::Mirrored;
 use crate::placement::{Column, Scratch, ilp};
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
@@ -60,7 +62,8 @@ impl Case<'_> {
 
     /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
     pub fn is_open(&self) -> bool {
-        self.decisions.vpp > 1 && few_cuts(self.ground.layers.len(), self.stages())
+        let once = self.decisions.vpp > 1 && self.decisions.layout().copies() == 1;
+        once && few_cuts(self.ground.layers.len(), self.stages())
     }
 
     /// The best placement of a list below `cutoff_s`.
@@ -141,6 +144,9 @@ impl Case<'_> {
         if self.decisions.post_validation {
             return 0.0;
         }
+        if self.decisions.layout().copies() > 1 {
+            return self.mirrored_chain_s(columns);
+        }
         if !self.decisions.schedule.is_whole() {
             return self.marked_chain_s(columns);
         }
@@ -174,18 +180,49 @@ impl Case<'_> {
         way_s + links_s + (self.micro_batches() - 1.0) * others_s
     }
 
-    /// The longest chain between milestones; see [`crate::placement::milestones`].
-    fn marked_chain_s(&self, columns: &[Column]) -> f64 {
-        let (devices, stages, link_s) = (self.devices(), columns.len(), self.link_s());
-        let link_s = |stage: usize| {
-            let crosses = stage + 1 < stages && self.device_of(stage) != self.device_of(stage + 1);
-            if crosses { link_s } else { 0.0 }
+    /// The longest chain where every stage is there twice; see [`crate::placement::mirrored`].
+    fn mirrored_chain_s(&self, columns: &[Column]) -> f64 {
+        let (down_s, back_s) = self.ways_s(columns);
+        let seconds: Vec<_> =
+            columns.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
+        let whole = self.decisions.schedule.is_whole();
+        let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
+        let (stages, down_s, back_s) = (&seconds[..], &down_s[..], &back_s[..]);
+        let mirrored = Mirrored { stages, down_s, back_s, runs, whole };
+        let both_s = |device: usize, value: fn(&Column) -> f64| -> f64 {
+            self.stages_of(device).map(|stage| value(&columns[stage])).sum()
         };
+        let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
+        for device in mirrored.pairs() {
+            let tail_s = both_s(if whole { 0 } else { device }, |column| column.tail_s);
+            longest_s = longest_s.max(mirrored.end_s(device, 0.0) + tail_s);
+            step_s = step_s.max(both_s(device, |column| column.step_s));
+        }
+        longest_s + step_s
+    }
+
+    /// Seconds between two neighbouring stages beside their passes.
+    fn link_behind_s(&self, stage: usize, stages: usize) -> f64 {
+        let crosses = stage + 1 < stages && self.device_of(stage) != self.device_of(stage + 1);
+        if crosses { self.link_s() } else { 0.0 }
+    }
+
+    /// By stage, the forwards and the backwards of those before it, with the links between, s.
+    fn ways_s(&self, columns: &[Column]) -> (Vec<f64>, Vec<f64>) {
         let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
         for (stage, column) in columns.iter().enumerate() {
-            down_s.push(down_s[stage] + column.forward_s + link_s(stage));
-            back_s.push(back_s[stage] + column.backward_s + link_s(stage));
+            let link_s = self.link_behind_s(stage, columns.len());
+            down_s.push(down_s[stage] + column.forward_s + link_s);
+            back_s.push(back_s[stage] + column.backward_s + link_s);
         }
+        (down_s, back_s)
+    }
+
+    /// The longest chain between milestones; see [`crate::placement::milestones`].
+    fn marked_chain_s(&self, columns: &[Column]) -> f64 {
+        let (devices, stages) = (self.devices(), columns.len());
+        let link_s = |stage: usize| self.link_behind_s(stage, stages);
+        let (down_s, back_s) = self.ways_s(columns);
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
         for (device, marks) in self.pipeline().marks.iter().enumerate() {

@@ -8,6 +8,7 @@
 pub mod dynamic;
 pub mod ilp;
 pub mod milestones;
+pub mod mirrored;
 
 pub use dynamic::VocabWay;
 pub use milestones::Marks;

@@ -88,6 +88,8 @@ pub struct Members {
     /// Most micro-batches in flight that a layer of a level which recomputes has on average on some device;
     /// where every mix is open, most of any chunk.
     most_held: f64,
+    /// Nothing is known of what is in flight.
+    pub(super) holds_nothing: bool,
     /// By device, most micro-batches in flight of a chunk, where every mix is open.
     pub(super) open: Option<Vec<f64>>,
     /// By device, the milestones of its order; none where chains are known without.
@@ -99,7 +101,7 @@ impl Members {
     /// far as they limit what is in flight; all of them where milestones count.
     pub fn key(line: &Line) -> MembersKey {
         let unlimited = 2 * line.devices + 3;
-        let whole = line.schedule.is_whole();
+        let whole = line.schedule.is_whole() && line.copies() == 1;
         let m = match line.micro_batches {
             _ if holds_all(line) => 1,
             m if whole => m.min(unlimited),
@@ -114,9 +116,9 @@ impl Members {
     /// `pipeline` says.
     pub fn new(line: &Line, shapes: Rc<Shapes>, pipeline: impl FnOnce() -> Arc<Pipeline>) -> Self {
         let line = Line { micro_batches: Self::key(line).3, ..*line };
-        let counted: Vec<Marks> =
-            (0..line.devices).filter_map(|device| line.counted_marks(device)).collect();
-        if line.schedule.is_whole() || !counted.is_empty() {
+        if line.is_known_unmade() {
+            let counted = (0..line.devices).filter_map(|device| line.counted_marks(device));
+            let counted = counted.collect();
             return Self::with(&line, shapes, &held_by(&line), counted);
         }
         let pipeline = pipeline();
@@ -136,11 +138,20 @@ impl Members {
         shapes.shapes.iter().for_each(|shape| shape.count_held(line, in_flight, &mut alike_held));
         let end = |counts: &Vec<usize>| (counts[0] as f64, counts[line.chunks - 1] as f64);
         let most = |counts: &Vec<usize>| counts.iter().copied().max().unwrap_or(1) as f64;
-        let open = line.chunks > 1 && few_cuts(shapes.layers, line.devices * line.chunks);
+        let once = line.chunks > 1 && line.copies() == 1;
+        let open = once && few_cuts(shapes.layers, line.stages());
         let open: Option<Vec<f64>> = open.then(|| in_flight.iter().map(most).collect());
         let held = in_flight.iter().map(end).collect();
-        let mut members =
-            Self { shapes, alike_held, held, least_held: [0.0; 4], most_held: 1.0, open, marks };
+        let mut members = Self {
+            shapes,
+            alike_held,
+            held,
+            least_held: [0.0; 4],
+            most_held: 1.0,
+            holds_nothing: in_flight.iter().flatten().all(|&n| n == 0),
+            open,
+            marks,
+        };
         members.least_held = [0, 1, 2, 3].map(|kind| members.least_held(kind));
         members.most_held = members.most_held();
         members
@@ -175,7 +186,8 @@ impl Members {
     /// chunks a device, s, where states take so many bytes a parameter and devices have `budget` bytes.
     ///
     /// What all devices lack together must be saved, and a second of recomputation in all chunks of a device
-    /// to the same level saves as many times a layer's bytes as its layers are in flight on average.
+    /// to the same level saves as many times a layer's bytes as its layers are in flight on average. Nothing is
+    /// said of stages that are there twice.
     pub fn recompute_s(
         &self,
         line: &Line,
@@ -185,6 +197,9 @@ impl Members {
         budget: f64,
     ) -> f64 {
         let first_s = trade.at_first(&work.counts).0;
+        if line.copies() > 1 {
+            return first_s;
+        }
         let scale = if holds_all(line) { line.m() } else { 1.0 };
         let bytes = |(kind, held): (usize, &f64)| held * scale * trade.first_of(kind).1;
         let held: f64 = self.least_held.iter().take(work.kinds.len()).enumerate().map(bytes).sum();
@@ -228,7 +243,9 @@ impl Shape {
         let counts = |&(start, end): &(usize, usize)| layers.between(start, end);
         let stages: Vec<Counts> = ranges.iter().map(counts).collect();
         for (stage, &counts) in stages.iter().enumerate() {
-            devices[line.layout().device_of(p, stage)].add(counts);
+            for copy in 0..line.copies() {
+                devices[line.layout().holder(p, stage, copy as u16).0].add(counts);
+            }
         }
         for device in &mut devices {
             device.first = *alike;

@@ -7,6 +7,7 @@
 //! are those between the milestones of each device ([`crate::placement::milestones`]).
 
 mod members;
+mod mirrored;
 mod ways;
 
 pub use members::{Members, MembersKey, Shapes};
@@ -99,6 +100,9 @@ impl Lister<'_> {
         if !self.leanest_fits(members, &member.devices[0], free(0)) {
             return f64::INFINITY;
         }
+        if members.holds_nothing {
+            return free_s;
+        }
         if let Some(most) = &members.open {
             let needs_s = |device: usize| {
                 self.any_mix_s(members, device_of(device), trade, (most[device], free(device)))
@@ -108,7 +112,9 @@ impl Lister<'_> {
         let chains = Levels::chains(self.line.recompute);
         let mut least_s = f64::INFINITY;
         for &chain in chains {
-            let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; p], false, None);
+            // Devices that mirror each other hold the same.
+            let apart = p / self.line.copies();
+            let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
             for (device, own_s) in recompute_s.iter_mut().enumerate() {
                 *own_s = self.level_s(members, device_of(device), chain, free(device));
                 any |= *own_s > 0.0;
@@ -123,7 +129,8 @@ impl Lister<'_> {
                 // No recomputation is what the rows were without memory.
                 return least_s.min(free_s);
             }
-            let own_s = |device: usize| recompute_s[device];
+            let own_s =
+                |device: usize| recompute_s[if device < apart { device } else { p - 1 - device }];
             let rows_s = || self.rows_s(members, member, all(), limit_s, own_s);
             least_s = least_s.min(beyond_s.unwrap_or_else(rows_s));
         }
@@ -143,14 +150,25 @@ impl Lister<'_> {
         if self.line.passes.is_some() {
             params.dense += embedding.params + head.params;
         } else {
-            if device == 0 {
-                params.dense += embedding.params;
-                fixed +=
-                    embedding.workspace_bytes + held.0 * self.scale() * embedding.in_flight_bytes;
-            }
-            if device == self.head_device() {
-                params.dense += head.params;
-                fixed += head.workspace_bytes + held.1 * self.scale() * head.in_flight_bytes;
+            let mut hold = |end: &End, held: f64| {
+                params.dense += end.params;
+                fixed += end.workspace_bytes + held * self.scale() * end.in_flight_bytes;
+            };
+            if self.line.copies() > 1 {
+                // Either end of the pipeline holds both, one of each direction.
+                if device == 0 || device + 1 == self.line.devices {
+                    let (first, second) =
+                        if device == 0 { (embedding, head) } else { (head, embedding) };
+                    hold(first, held.0);
+                    hold(second, held.1);
+                }
+            } else {
+                if device == 0 {
+                    hold(embedding, held.0);
+                }
+                if device == self.head_device() {
+                    hold(head, held.1);
+                }
             }
         }
         // What just fits must not be declared too large by another order of summation.
@@ -245,6 +263,9 @@ impl Lister<'_> {
         limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
+        if self.line.copies() > 1 {
+            return self.mirrored_rows_s(member, limit_s, recompute_s);
+        }
         if !members.marks.is_empty() {
             return self.marked_rows_s(members, member, limit_s, recompute_s);
         }
@@ -356,18 +377,22 @@ impl Lister<'_> {
             .map(|(forward_s, backward_s)| forward_s + backward_s)
             .sum();
         let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + line.passes_s(), 0.0);
+        let head = self.head_device();
+        let twice = line.copies() > 1;
         if line.passes.is_none() {
-            own_s += if device == 0 { work.embedding.load_s() } else { 0.0 };
-            own_s += if device == self.head_device() { work.head.load_s() } else { 0.0 };
+            let ends = [(0, &work.embedding), (head, &work.head)];
+            let here = |at: usize| at == device || twice && line.devices - 1 - at == device;
+            own_s += ends.iter().filter(|end| here(end.0)).map(|end| end.1.load_s()).sum::<f64>();
             ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
         }
-        if device > 0 && line.schedule.is_whole() {
+        if device > 0 {
             ramp_s += load_s(work, &member.before[device]);
             ramp_s += self.crossing_s() * (2 * device - 1) as f64;
             ramp_s += line.round_trip_s() * device as f64;
         }
-        let ramp_s = if line.schedule.is_whole() { ramp_s } else { 0.0 };
-        ramp_s + line.m() * own_s
+        // Of two directions the other may be nearer, and weight gradients apart run where a device waits.
+        let ramp_s = if line.schedule.is_whole() && !twice { ramp_s } else { 0.0 };
+        ramp_s + line.runs() * own_s
     }
 
     /// A transfer where it blocks, s.
@@ -382,8 +407,7 @@ impl Lister<'_> {
             Some(_) => 0.0,
             None => work.embedding.load_s() + work.head.load_s(),
         };
-        let stages = line.devices * line.chunks;
-        work.load_s() + ends_s + 2.0 * (stages - 1) as f64 * self.crossing_s()
+        work.load_s() + ends_s + 2.0 * (line.stages() - 1) as f64 * self.crossing_s()
     }
 }
 

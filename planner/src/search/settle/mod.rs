@@ -155,8 +155,8 @@ pub(super) struct Worker<'a> {
     /// By list, devices, chunks, layout and whether the vocabulary lies over the pipeline.
     shapes: HashMap<(List, usize, usize, StageLayout, bool), Rc<Shapes>>,
     members: HashMap<(List, MembersKey), Rc<Members>>,
-    /// By list, devices, micro-batches and chunks: what holds of any order on a V of stages.
-    any_members: HashMap<(List, usize, usize, usize), Rc<Members>>,
+    /// By list, layout, devices, micro-batches and chunks: what holds of any order.
+    any_members: HashMap<(List, StageLayout, usize, usize, usize), Rc<Members>>,
     inners: HashMap<InnerKey, Rc<Inner>>,
     /// By prices of the first, their number and whether there are several stages: [`Self::least_work`].
     leasts: HashMap<(SheetKey, usize, bool), Rc<Work>>,

@@ -14,7 +14,7 @@ use crate::case::ways;
 use crate::placement::VocabWay;
 use crate::space::{Inner, InnerKey, Node};
 use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Recompute, Vocab};
-use models::schedule::ScheduleName;
+use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 
@@ -31,9 +31,9 @@ pub(super) struct NodeView {
     /// Least that states add, where each micro-batch communicates for itself and where all share, s.
     pub(super) states_s: [Option<f64>; 2],
     pub(super) trades: HashMap<Recompute, Rc<Trade>>,
-    /// By list, recomputation and whether backward is split, what holds of any order on a V and how far it was
+    /// By list, layout, recomputation and whether backward is split, what holds of any order and how far it was
     /// looked into, finished, s.
-    any_order_s: HashMap<(List, Recompute, bool), (f64, f64)>,
+    any_order_s: HashMap<(List, StageLayout, Recompute, bool), (f64, f64)>,
 }
 
 /// What tells nodes apart.
@@ -209,9 +209,7 @@ impl Worker<'_> {
         let trade = node.trade(d.recompute);
         let spent_s = match List::of(d.vocab, d.vpp) {
             // Orders that are not counted are not made for a quick look.
-            Some(list)
-                if d.vpp > 1 && (d.schedule.is_whole() || line.counted_marks(0).is_some()) =>
-            {
+            Some(list) if d.vpp > 1 && line.is_known_unmade() => {
                 self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
             }
             _ => trade.at_first(&work.counts).0,
@@ -242,7 +240,7 @@ impl Worker<'_> {
     fn any_order_s(&mut self, node: &mut NodeView, line: &Line, work: &Work, limit_s: f64) -> f64 {
         let Some(list) = List::of(line.vocab, line.chunks as u64) else { return 0.0 };
         let Some(any) = self.any_members(list, line) else { return 0.0 };
-        let kind = (list, line.recompute, line.splits_backward());
+        let kind = (list, line.layout(), line.recompute, line.splits_backward());
         if let Some(&(known_s, looked_s)) = node.any_order_s.get(&kind)
             && (known_s < looked_s || known_s >= limit_s)
         {
@@ -281,12 +279,11 @@ impl Worker<'_> {
 
     /// What holds of any order, where a pipeline's own is known only once it is made, and it is not yet.
     fn any_members(&mut self, list: List, line: &Line) -> Option<Rc<Members>> {
-        let known = line.schedule.is_whole() || line.counted_marks(0).is_some();
-        if known || line.passes.is_some() || self.members.contains_key(&(list, Members::key(line)))
-        {
+        let known = line.is_known_unmade() || line.passes.is_some();
+        if known || self.members.contains_key(&(list, Members::key(line))) {
             return None;
         }
-        let key = (list, line.devices, line.micro_batches, line.chunks);
+        let key = (list, line.layout(), line.devices, line.micro_batches, line.chunks);
         if let Some(known) = self.any_members.get(&key) {
             return Some(Rc::clone(known));
         }

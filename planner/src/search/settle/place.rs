@@ -67,7 +67,7 @@ impl Worker<'_> {
     /// Whether a pipeline is cut under states that no choice of a group undercuts.
     fn is_beyond(&mut self, d: &Decisions, least: &StateView, node: &NodeView, bar_s: f64) -> bool {
         let (line, plain, work) = self.stated(d, least, node);
-        let mean = work.params() * (1.0 / line.devices as f64);
+        let mean = mean_params(&line, &work);
         let limit_s = self.core_s(bar_s) - least.step_of_s(mean, line.chunks);
         let budget_bytes = self.budget_bytes(&line, &plain, least);
         match List::of(d.vocab, d.vpp) {
@@ -96,7 +96,7 @@ impl Worker<'_> {
     /// A pipeline under states, memory aside, finished, s.
     pub(super) fn state_s(&self, line: &Line, work: &Work, view: &StateView) -> f64 {
         let p = line.devices as f64;
-        let mean = work.params() * (1.0 / p);
+        let mean = mean_params(line, work);
         let first = line.options()[0];
         let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
         let passes_s = view.in_all_passes_s(work, line) + line.m() * layers_s;
@@ -116,12 +116,12 @@ impl Worker<'_> {
         let bar_s = settled.bar_s(best_s);
         let (line, plain, work) = self.stated(&d, view, node);
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
-        let least = closed::least_bytes(&plain, d.pp as f64, view.bytes, line.options());
+        let least = closed::least_bytes(&line, &plain, view.bytes);
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
             settled.cut_by_memory += 1;
             return;
         }
-        let mean = work.params() * (1.0 / line.devices as f64);
+        let mean = mean_params(&line, &work);
         let step_s = view.step_of_s(mean, line.chunks);
         if let Some(list) = List::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&line, &plain, view);
@@ -236,6 +236,11 @@ fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut
     if iteration_s < bar_s {
         settled.best = Some(Candidate { decisions: case.decisions.clone(), placed, iteration_s });
     }
+}
+
+/// Parameters of the devices' layers, on average.
+fn mean_params(line: &Line, work: &Work) -> LocalParams {
+    work.params() * (line.copies() as f64 / line.devices as f64)
 }
 
 /// Parameters of all layers.
