@@ -7,7 +7,7 @@ use models::model::ModelSpec;
 use planner::restrict::Restrictions;
 use planner::space::Space;
 
-const SCHEDULES: [&str; 13] = [
+const SCHEDULES: [&str; 15] = [
     "naive",
     "gpipe",
     "1f1b",
@@ -21,6 +21,8 @@ const SCHEDULES: [&str; 13] = [
     "v_min",
     "v_1f1b",
     "dualpipe_v",
+    "dualpipe",
+    "chimera",
 ];
 const VOCABS_AT_ENDS: u64 = 3; // first_last (with several chunks only where they are equal), redistribute, tensor
 const VOCABS_OVER_PIPELINE: u64 = 4; // parallel_naive, parallel_1, parallel_2, interlaced
@@ -125,7 +127,9 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4]) -> u64 {
             for chunks in 1..=model.layers as u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
                     let over = schedule == "1f1b" && pp > 1;
-                    let unequal = chunks > 1 && !splits(model.layers as u64, pp * chunks);
+                    let twice = matches!(schedule, "dualpipe" | "chimera");
+                    let stages = if twice { pp } else { pp * chunks };
+                    let unequal = chunks > 1 && !splits(model.layers as u64, stages);
                     pipelines += VOCABS_AT_ENDS - u64::from(unequal)
                         + if over { VOCABS_OVER_PIPELINE } else { 0 };
                 }
@@ -144,6 +148,15 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
         "interleaved_1f1b" | "interleaved_zb" => looped && splits(micro_batches, pp),
         "looped_bfs" => looped,
         "zb_h1" | "zb_h2" => pp > 1 && chunks == 1,
+        // Two copies of each of p stages, half of the micro-batches in either direction.
+        "dualpipe" => {
+            pp > 1
+                && chunks == 2
+                && splits(pp, 2)
+                && splits(micro_batches, 2)
+                && micro_batches >= 2 * pp
+        }
+        "chimera" => pp > 1 && chunks == 2 && splits(pp, 2) && splits(micro_batches, pp),
         "dualpipe_v" => looped && chunks == 2 && micro_batches >= 2 * pp,
         _ => looped && chunks == 2,
     }
