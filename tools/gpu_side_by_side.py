@@ -236,23 +236,27 @@ def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequen
     return 6 * multiplied * sequences * length + 12 * layers * hidden * pairs
 
 
-def our_step(trainer, name):
-    done = subprocess.run([trainer, "--step", name], capture_output=True, text=True)
+def our_step(trainer, name, *flags):
+    done = subprocess.run([trainer, "--step", name, *flags], capture_output=True, text=True)
     if done.returncode != 0:
         print(f"{name}: {done.stderr.strip()}", file=sys.stderr)
         return None
     return float(done.stdout)
 
 
+def least_of(seconds):
+    return min((s for s in seconds if s is not None), default=None)
+
+
 def steps(torch, trainer):
-    """Each model's seconds: PyTorch's best, with its backend, and ours."""
+    """Each model's seconds: PyTorch's best, with its backend, and ours, replayed as a CUDA graph and launched kernel by kernel."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     found = {}
     for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
         ids = torch.randint(vocabulary, (sequences, length), device="cuda")
         targets = torch.randint(vocabulary, (sequences, length), device="cuda")
-        best, own = None, []
+        best, own, launched = None, [], []
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
             torch.manual_seed(0)
             model = model_of(torch, layers, hidden, heads, kv_heads, wide, vocabulary, length, llama).cuda()
@@ -270,6 +274,7 @@ def steps(torch, trainer):
                 for _ in range(2):
                     if trainer:
                         own.append(our_step(trainer, name))
+                        launched.append(our_step(trainer, name, "--no-cuda-graphs"))
                     with sdpa_kernel(backend):
                         seconds = middle_seconds(torch, step)
                     if best is None or seconds < best[0]:
@@ -279,8 +284,7 @@ def steps(torch, trainer):
             finally:
                 del model, optimizer, compiled
                 torch.cuda.empty_cache()
-        own = [seconds for seconds in own if seconds is not None]
-        found[name] = {"torch": best, "own": min(own) if own else None}
+        found[name] = {"torch": best, "own": least_of(own), "launched": least_of(launched)}
     return found
 
 
@@ -307,6 +311,14 @@ def of_steps(timed, measured, predicted, peak):
             rows.append(absent(f"tokens/s of PyTorch, {name}", shape, "measured"))
         else:
             rows.append(requirement(f"tokens/s of PyTorch, {name} ({torch_best[1]})", shape, tokens / torch_best[0], "measured", True))
+        for what, seconds in (
+            ("step time, ms, replayed as a CUDA graph", own),
+            ("step time, ms, launched kernel by kernel", timed.get(name, {}).get("launched")),
+        ):
+            if seconds is None:
+                rows.append(absent(f"{what}, {name}", shape, "measured"))
+            else:
+                rows.append(requirement(f"{what}, {name}", shape, seconds * 1e3, "measured", True))
         wanted = f"at least {OVER_TORCH}"
         if own is None or torch_best is None:
             rows.append(absent(f"tokens/s over PyTorch's, {name}", shape, wanted))

@@ -95,7 +95,7 @@ pub struct Ran {
 /// What came of a step's passes.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Sum of the losses of this rank's tokens; 0 where the output layer is elsewhere.
+    /// Sum of the losses of this rank's tokens, once it is read; 0 where the output layer is elsewhere.
     pub loss_sum: f64,
     /// Most bytes kept for backward passes at a time.
     pub peak_bytes: usize,
@@ -104,6 +104,9 @@ pub struct Outcome {
     /// The passes, in the order run.
     pub ran: Vec<Ran>,
 }
+
+/// What came of a step's passes, and the sum of its losses, which is on the device yet.
+pub type Ended<D> = (Outcome, <D as Space>::Total);
 
 /// State of one step.
 struct Step<'a, 'l, D: Space> {
@@ -158,7 +161,7 @@ impl<D: Device> Executor<'_, D> {
         gradients: &mut Store<D>,
         reducer: &mut Reducer<'_, D>,
         watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Outcome, CommError> {
+    ) -> Result<Ended<D>, CommError> {
         let Some(OverPipeline { shard, groups }) = self.vocab else {
             return self.run_passes(given, None, gradients, reducer, watch);
         };
@@ -188,7 +191,7 @@ impl<D: Device> Executor<'_, D> {
         gate: Gate<'_, D>,
         gradients: &mut Store<D>,
         reducer: &mut Reducer<'_, D>,
-    ) -> Result<Option<Outcome>, CommError> {
+    ) -> Result<Option<Ended<D>>, CommError> {
         let (device, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
         let (passes, ahead) = (&self.program.passes[device], passes_ahead(self.program));
         let mut step = self.step(given, None, again);
@@ -209,7 +212,7 @@ impl<D: Device> Executor<'_, D> {
         gradients: &mut Store<D>,
         reducer: &mut Reducer<'_, D>,
         watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Outcome, CommError> {
+    ) -> Result<Ended<D>, CommError> {
         self.rest(self.step(given, lanes, 0), 0, gradients, reducer, watch)
     }
 
@@ -243,7 +246,7 @@ impl<D: Device> Executor<'_, D> {
         gradients: &mut Store<D>,
         reducer: &mut Reducer<'_, D>,
         mut watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Outcome, CommError> {
+    ) -> Result<Ended<D>, CommError> {
         let passes = &self.program.passes[self.pp.rank()];
         // The output layer adds to a table that it shares with the first chunk, which is then complete
         // only behind all passes.
@@ -266,8 +269,7 @@ impl<D: Device> Executor<'_, D> {
         for send in step.sends {
             send.wait(self.device)?;
         }
-        step.outcome.loss_sum = self.device.read(&step.loss)?;
-        Ok(step.outcome)
+        Ok((step.outcome, step.loss))
     }
 
     /// Gives both copies of each stage the sum of their gradients. Two numbers have the same sum in either

@@ -81,4 +81,17 @@ impl Groups {
         let vocab = program.vocab.map(|_| VocabGroups::new(&*world, program, at)).transpose()?;
         Ok(Self { world, tp, dp, pp, ends, vocab, at })
     }
+
+    /// Waits until all that was started is queued ([`Communicator::settle`]).
+    ///
+    /// # Errors
+    /// What went wrong meanwhile.
+    pub fn settle(&self) -> Result<(), CommError> {
+        let all = [&self.world, &self.tp, &self.dp, &self.pp, &self.ends];
+        all.into_iter().try_for_each(|group| group.settle())?;
+        let Some(vocab) = &self.vocab else { return Ok(()) };
+        let VocabGroups { first, middle, last, input, input_gradient, .. } = vocab;
+        let lanes = [first, middle, last, input, input_gradient];
+        lanes.into_iter().try_for_each(|group| group.settle())
+    }
 }

@@ -35,6 +35,7 @@ mod report;
 mod scalar;
 mod schedule;
 mod stage;
+mod steady;
 mod trace;
 pub mod trainer;
 
@@ -53,3 +54,4 @@ pub use reduce::{Reduction, Span};
 pub use report::{At, Piece, RankReport, Sent};
 pub use scalar::{Number, Scalar};
 pub use schedule::{LrSchedule, Shape};
+pub use steady::Replays;

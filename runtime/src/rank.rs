@@ -5,7 +5,7 @@ use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator, Op, Request};
 use crate::data::{Sample, Samples};
 use crate::device::{
-    Device, DeviceError, Group, MemoryUse, Parameter, Proposal, Space, Target, WideMut,
+    Device, DeviceError, Group, MemoryUse, Parameter, Proposal, Space, StepNumbers, Target, WideMut,
 };
 use crate::error::Error;
 use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
@@ -16,6 +16,7 @@ use crate::program::Program;
 use crate::reduce::{Reducer, Reduction, Span};
 use crate::scalar::{Number, Scalar};
 use crate::stage::Stage;
+use crate::steady::{Done, Replays, Steady};
 use kernels::adamw::AdamW;
 use kernels::cross_entropy::IGNORED;
 use kernels::random::{Stream, View};
@@ -107,8 +108,19 @@ struct Fixed<'a, D: Space> {
     pools: Pools<D>,
 }
 
+/// What a step reads, in memory that stays where it is.
+struct Inputs<D: Space> {
+    /// This replica's micro-batches.
+    batches: Vec<MicroBatch<D>>,
+    /// The step, as draws are to be given it.
+    step: u32,
+}
+
 /// One rank of a run.
 pub struct Rank<'a, D: Space> {
+    // First: a library that is part of what was recorded must outlive it.
+    steady: Steady<D>,
+    inputs: Inputs<D>,
     fixed: Fixed<'a, D>,
     state: State<D>,
     gradients: Store<D>,
@@ -144,6 +156,8 @@ impl<'a, D: Device> Rank<'a, D> {
             updates: 0,
         };
         Ok(Self {
+            steady: Steady::new(),
+            inputs: Inputs { batches: Vec::new(), step: 0 },
             gradients: zeros(),
             state,
             pending: None,
@@ -185,6 +199,23 @@ impl<'a, D: Device> Rank<'a, D> {
         self.fixed.device.memory_use()
     }
 
+    /// Replays steady steps as recorded work, where device, ranks and program allow it and nobody refuses it; the same on
+    /// all ranks.
+    pub fn replay_steps(&mut self, refused: Option<&'static str>) {
+        let Fixed { program, groups, device, .. } = &self.fixed;
+        let decides = "optimizer post-validation decides on the host within a step";
+        let why_not = refused
+            .or_else(|| device.not_recordable())
+            .or_else(|| groups.world.not_recordable())
+            .or(program.post_validation.then_some(decides));
+        self.steady.set(why_not);
+    }
+
+    /// What was replayed so far.
+    pub fn replays(&self) -> Replays {
+        self.steady.replays()
+    }
+
     /// Draws initial weights by seed, name and global index: the same ones for every split.
     pub fn initialise(&mut self) {
         let Fixed { inventory, device, seed, .. } = &self.fixed;
@@ -220,18 +251,20 @@ impl<'a, D: Device> Rank<'a, D> {
         step: u64,
         watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Gradients, Error> {
-        let Self { fixed, state, gradients, .. } = self;
-        let (batches, valid_tokens) = fixed.batches(samples, step)?;
-        fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);
-        let mut reducer = fixed.reducer();
-        let given = fixed.given(&state.weights, &batches, step);
-        let outcome = fixed.executor().run(given, gradients, &mut reducer, watch)?;
-        let reductions = reducer.finish(gradients)?;
-        fixed.sum_partial_gradients(gradients)?;
-        fixed.sum_tied_gradients(gradients)?;
-        let loss = mean(fixed.start_loss(&outcome)?, valid_tokens)?;
-        let norm = root(fixed.start_squares(gradients)?)?;
-        Ok(Gradients { loss, valid_tokens, norm, outcome, reductions })
+        let Self { fixed, state, gradients, inputs, steady, .. } = self;
+        let valid_tokens = inputs.take(fixed, samples, step)?;
+        let weights = &state.weights;
+        let done = match watch {
+            None => steady.step(&fixed.device, &fixed.groups, || {
+                fixed.passes(weights, inputs, gradients, None)
+            })?,
+            watch => steady.launch(|| fixed.passes(weights, inputs, gradients, watch))?,
+        };
+        let loss_sum = fixed.device.read(&done.loss).map_err(CommError::from)?;
+        let loss = mean(fixed.start_loss(loss_sum)?, valid_tokens)?;
+        let norm = root(fixed.start_norm(&done.squares)?)?;
+        let outcome = Outcome { loss_sum, ..done.outcome.clone() };
+        Ok(Gradients { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
     }
 
     /// Runs step `step` and proposes its update, without waiting for its gradient norm: the first forwards run
@@ -251,9 +284,9 @@ impl<'a, D: Device> Rank<'a, D> {
         optimizer: &Optimizer,
         lr: f64,
     ) -> Result<Option<Gradients>, Error> {
-        let (batches, valid_tokens) = self.fixed.batches(samples, step)?;
+        let valid_tokens = self.inputs.take(&self.fixed, samples, step)?;
         let mut before = None;
-        let (outcome, reductions) = match self.run_ahead(&batches, step, false, &mut before)? {
+        let (outcome, reductions) = match self.run_ahead(false, &mut before)? {
             Some(ran) => ran,
             None => {
                 self.state.take_exact(&self.fixed);
@@ -262,14 +295,15 @@ impl<'a, D: Device> Rank<'a, D> {
                 if !before.as_ref().is_some_and(finite) {
                     return Ok(before);
                 }
-                let ran = self.run_ahead(&batches, step, true, &mut before)?;
+                let ran = self.run_ahead(true, &mut before)?;
                 ran.ok_or_else(|| begun_twice(step))?
             }
         };
         let Self { fixed, state, gradients, .. } = self;
         fixed.sum_partial_gradients(gradients)?;
         fixed.sum_tied_gradients(gradients)?;
-        let (loss_sum, squares) = (fixed.start_loss(&outcome)?, fixed.start_squares(gradients)?);
+        let loss_sum = fixed.start_loss(outcome.loss_sum)?;
+        let squares = fixed.start_norm(&fixed.squares(gradients))?;
         let adamw = state.next_step(optimizer, lr, 1.0);
         state.propose(fixed, optimizer, &adamw, gradients);
         let optimizer = *optimizer;
@@ -305,12 +339,10 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Runs the passes of a step, and settles the one before on the way; `None` where its proposal was wrong.
     fn run_ahead(
         &mut self,
-        batches: &[MicroBatch<D>],
-        step: u64,
         again: bool,
         before: &mut Option<Gradients>,
     ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
-        let Self { fixed, state, gradients, pending } = self;
+        let Self { fixed, state, gradients, pending, inputs, .. } = self;
         let State { weights, exact, moments, .. } = state;
         let mut gate = |gradients: &mut Store<D>| {
             let mut right = true;
@@ -322,9 +354,10 @@ impl<'a, D: Device> Rank<'a, D> {
             Ok(right)
         };
         let mut reducer = fixed.reducer();
-        let given = fixed.given(weights, batches, step);
+        let given = fixed.given(weights, inputs);
         let ran = fixed.executor().run_gated(given, again, &mut gate, gradients, &mut reducer)?;
-        let Some(outcome) = ran else { return Ok(None) };
+        let Some((mut outcome, loss)) = ran else { return Ok(None) };
+        outcome.loss_sum = fixed.device.read(&loss).map_err(CommError::from)?;
         Ok(Some((outcome, reducer.finish(gradients)?)))
     }
 
@@ -388,24 +421,34 @@ impl<D: Device> Fixed<'_, D> {
         Reducer::new(&self.device, &*self.groups.dp, self.reduction)
     }
 
-    /// What step `step` reads.
-    fn given<'b>(
-        &'b self,
-        weights: &'b WeightStore<D>,
-        batches: &'b [MicroBatch<D>],
-        step: u64,
-    ) -> Given<'b, D> {
+    /// What a step's passes read.
+    fn given<'b>(&'b self, weights: &'b WeightStore<D>, inputs: &'b Inputs<D>) -> Given<'b, D> {
         let p = self.program.model.dropout;
-        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: step as u32 });
-        Given { weights, batches, draws, pools: &self.pools }
+        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: inputs.step });
+        Given { weights, batches: &inputs.batches, draws, pools: &self.pools }
     }
 
-    /// This replica's micro-batches, and the valid tokens of all replicas.
-    fn batches(
+    /// A step's passes and sums: nothing here waits for the device, and no number is other than in the step before but what
+    /// is in `inputs`' memory, so that it can be recorded.
+    fn passes(
         &self,
-        samples: &dyn Samples,
-        step: u64,
-    ) -> Result<(Vec<MicroBatch<D>>, u64), Error> {
+        weights: &WeightStore<D>,
+        inputs: &Inputs<D>,
+        gradients: &mut Store<D>,
+        watch: Option<Watch<'_, D::Wide>>,
+    ) -> Result<Done<D>, Error> {
+        self.device.fill(gradients.all_mut(), D::Wide::ZERO);
+        let mut reducer = self.reducer();
+        let given = self.given(weights, inputs);
+        let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, watch)?;
+        let reductions = reducer.finish(gradients)?;
+        self.sum_partial_gradients(gradients)?;
+        self.sum_tied_gradients(gradients)?;
+        Ok(Done { outcome, loss, squares: self.squares(gradients), reductions })
+    }
+
+    /// Tokens and labels of this replica's micro-batches of a step, and the valid tokens of all replicas.
+    fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<(Vec<Tokens>, u64), Error> {
         let program = self.program;
         let (each, count) = (program.micro_batch, program.micro_batches);
         let first = self.groups.dp.rank() * each * count;
@@ -420,12 +463,7 @@ impl<D: Device> Fixed<'_, D> {
         if self.groups.dp.size() > 1 {
             self.groups.dp.all_reduce(&mut total, Op::Sum)?;
         }
-        let valid_tokens = total[0].max(0) as u64;
-        let loss_scale = 1.0 / (valid_tokens.max(1) as f64);
-        let batch = |(numbers, tokens, labels): (Range<usize>, _, _)| {
-            self.micro_batch(numbers, tokens, labels, loss_scale)
-        };
-        Ok((read.into_iter().map(batch).collect(), valid_tokens))
+        Ok((read, total[0].max(0) as u64))
     }
 
     /// Tokens and labels of some of an iteration's sequences.
@@ -446,17 +484,15 @@ impl<D: Device> Fixed<'_, D> {
         Ok((tokens, labels))
     }
 
-    fn micro_batch(
-        &self,
-        numbers: Range<usize>,
-        tokens: Vec<i64>,
-        labels: Vec<i64>,
-        loss_scale: f64,
-    ) -> MicroBatch<D> {
-        // Rows that count, but with their target elsewhere.
+    /// Labels of rows that count, but with their target elsewhere, where they are asked for.
+    fn elsewhere(&self, labels: &[i64]) -> Option<Vec<i64>> {
         let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
         let two = self.program.vocab == Some(VocabPasses::Two);
-        let elsewhere = two.then(|| labels.iter().map(elsewhere).collect());
+        two.then(|| labels.iter().map(elsewhere).collect())
+    }
+
+    fn micro_batch(&self, (numbers, tokens, labels): Tokens, loss_scale: f64) -> MicroBatch<D> {
+        let elsewhere = self.elsewhere(&labels);
         let numbers_of = |values| Numbers::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
@@ -539,19 +575,24 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     /// Starts summing the iteration's losses, from the ranks that hold the output layer.
-    fn start_loss(&self, outcome: &Outcome) -> Result<Request<f64>, CommError> {
+    fn start_loss(&self, loss_sum: f64) -> Result<Request<f64>, CommError> {
         // All tensor-parallel ranks know the same losses: one of them tells.
-        let sum = if self.groups.tp.rank() == 0 { outcome.loss_sum } else { 0.0 };
+        let sum = if self.groups.tp.rank() == 0 { loss_sum } else { 0.0 };
         self.groups.world.start_all_reduce(vec![sum], Op::Sum)
     }
 
-    /// Starts summing squares over all parameters of the model, each element counted once.
-    fn start_squares(&self, gradients: &Store<D>) -> Result<Request<f64>, CommError> {
+    /// The sum of squares of this rank's parameters, each element of the model counted on one rank.
+    fn squares(&self, gradients: &Store<D>) -> D::Total {
         let mut total = self.device.total();
         for held in self.inventory.all().iter().filter(|held| held.counted) {
             self.device.add_squares(gradients.get(held.part), &mut total);
         }
-        let mut sum = [self.device.read(&total)?];
+        total
+    }
+
+    /// Starts summing squares over all parameters of the model.
+    fn start_norm(&self, squares: &D::Total) -> Result<Request<f64>, CommError> {
+        let mut sum = [self.device.read(squares)?];
         // Replicas have the same gradients by now.
         self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
         self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
@@ -623,6 +664,51 @@ impl<D: Device> Fixed<'_, D> {
         }
         Ok(Some(tensors))
     }
+}
+
+/// Which of an iteration's sequences, their tokens and labels.
+type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
+
+impl<D: Device> Inputs<D> {
+    /// Takes those of a step, where those of the step before lay; gives the valid tokens of all replicas.
+    fn take(
+        &mut self,
+        fixed: &Fixed<'_, D>,
+        samples: &dyn Samples,
+        step: u64,
+    ) -> Result<u64, Error> {
+        let (read, valid_tokens) = fixed.read_all(samples, step)?;
+        let loss_scale = 1.0 / (valid_tokens.max(1) as f64);
+        let numbers = StepNumbers { step: step as u32, loss_scale };
+        let StepNumbers { step, loss_scale } = fixed.device.step_numbers(numbers);
+        self.step = step;
+        for (k, tokens) in read.into_iter().enumerate() {
+            match self.batches.get_mut(k) {
+                None => self.batches.push(fixed.micro_batch(tokens, loss_scale)),
+                Some(batch) => replace(fixed, batch, tokens, loss_scale)?,
+            }
+        }
+        Ok(valid_tokens)
+    }
+}
+
+/// Gives a micro-batch other tokens.
+fn replace<D: Device>(
+    fixed: &Fixed<'_, D>,
+    batch: &mut MicroBatch<D>,
+    (_, tokens, labels): Tokens,
+    loss_scale: f64,
+) -> Result<(), Error> {
+    let device = &fixed.device;
+    let mut stays = true;
+    if let (Some(place), Some(elsewhere)) = (&mut batch.elsewhere, fixed.elsewhere(&labels)) {
+        stays &= place.set(device, elsewhere);
+    }
+    stays &= batch.tokens.set(device, tokens);
+    stays &= batch.labels.set(device, labels);
+    batch.loss_scale = loss_scale;
+    let moved = || DeviceError("tokens of the step before are still in use: our bug".to_owned());
+    Ok(stays.then_some(()).ok_or_else(moved).map_err(CommError::from)?)
 }
 
 impl<D: Device> State<D> {

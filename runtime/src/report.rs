@@ -5,6 +5,7 @@ use crate::device::MemoryUse;
 use crate::executor::Outcome;
 use crate::groups::Groups;
 use crate::params::{Gradient, Held, Inventory};
+use crate::steady::Replays;
 use models::schedule::Pass;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -35,6 +36,9 @@ pub struct RankReport {
     /// What the device's memory came to, of all ranks that share it, beside what the plan gives each; where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemory>,
+    /// How many steps were replayed as a CUDA graph, or why none was; where it is on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda_graphs: Option<Replays>,
     /// In all steps together, by group and call.
     pub traffic: BTreeMap<String, BTreeMap<&'static str, Sent>>,
 }
@@ -121,6 +125,7 @@ impl RankReport {
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
             steps,
             device_memory: None,
+            cuda_graphs: None,
             traffic: by_group(traffic),
         }
     }

@@ -4,7 +4,7 @@ mod gpus;
 mod processes;
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks};
+use crate::comm::{CommError, Communicator, Op, Options, Request, Solo, Traffic, run_ranks, since};
 use crate::data::{self, Samples};
 use crate::device::{Device, Gpu, Host, Space};
 use crate::error::Error;
@@ -92,6 +92,9 @@ pub struct Flags {
     /// read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
+    /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA graph.
+    #[arg(long)]
+    pub no_cuda_graphs: bool,
     /// Seconds without news of a rank before the others give up.
     #[arg(long, default_value_t = 600)]
     pub time_limit_s: u64,
@@ -275,6 +278,7 @@ fn train_rank<D: Device>(
 ) -> Result<(), Error> {
     let Job { program, flags, interrupt } = job;
     let mut rank = Rank::new(program, world, device, Reduction::default(), flags.seed)?;
+    rank.replay_steps(flags.refuse_graphs());
     let ended = Run::new(program, flags, interrupt, &mut rank).and_then(Run::train);
     match &ended {
         // All ranks end so, some of them later.
@@ -305,6 +309,12 @@ impl Flags {
         ];
         let wrong = checks.into_iter().find(|(_, holds, _)| !holds);
         wrong.map_or(Ok(()), |(flag, _, valid)| refuse(flag, valid))
+    }
+
+    /// Why steps are not to be replayed.
+    fn refuse_graphs(&self) -> Option<&'static str> {
+        let traced = self.trace.is_some().then_some("--trace shows when each pass is launched");
+        self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced)
     }
 
     fn optimizer(&self) -> Optimizer {
@@ -551,6 +561,7 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         let planned_bytes = self.program.planned_memory_bytes;
         report.device_memory =
             self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
+        report.cuda_graphs = self.flags.gpu.map(|_| self.rank.replays());
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
         write_lines(path, lines)
@@ -584,18 +595,6 @@ fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String
 fn write_lines(path: &Path, lines: impl IntoIterator<Item = String>) -> Result<(), Error> {
     let mut output = Output::create(path)?;
     lines.into_iter().try_for_each(|line| output.line(&line))
-}
-
-/// What was sent between two counts.
-fn since(before: &Traffic, after: &Traffic) -> Traffic {
-    let mut between = after.clone();
-    for (key, counted) in &mut between {
-        let earlier = before.get(key).copied().unwrap_or_default();
-        counted.calls -= earlier.calls;
-        counted.bytes -= earlier.bytes;
-    }
-    between.retain(|_, counted| counted.calls > 0);
-    between
 }
 
 fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Error> {

@@ -453,9 +453,9 @@ fn memory_is_counted() {
     let seen = |used_bytes, beyond_bytes| {
         Some(MemoryUse { reserved_bytes: 2048, used_bytes, beyond_bytes })
     };
-    assert_eq!(device.memory_use(), seen(1024, 0));
+    assert_eq!(device.memory_use(), seen(1280, 0));
     let _beyond = device.zeros::<f32>(500);
-    assert_eq!(device.memory_use(), seen(1024, 2048));
+    assert_eq!(device.memory_use(), seen(1280, 2048));
     assert_eq!(Host::<f32>::serial().memory_use(), None);
 }
 

@@ -471,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   __shared__ KeyValueTiles tiles;
   const Lengths lengths = {queries, keys, query_offset, key_offset};
   const KeyValueArguments of = {q, k, v, dout, lse, delta, dk, dv, accumulate};
-#define REST threshold, factor, seed, tensor, step, batch_offset, head_offset, total_heads, total_len
+#define REST threshold, factor, seed, tensor, step, numbers, batch_offset, head_offset, total_heads, total_len
 #if WIDE
   const u64 batch = blockIdx.y / 2 / KV_HEADS;
   const int kv_head = blockIdx.y / 2 % KV_HEADS;

@@ -62,8 +62,8 @@ struct Dropped {
 
 #define DROPPED(head)                                                                                              \
   {threshold, factor, ((batch_offset + batch) * total_heads + head_offset + (head)) * total_len * total_len, total_len, \
-   Draws(seed, tensor, step)}
+   Draws(seed, tensor, step_of(numbers, step))}
 #define DROPOUT_PARAMETERS                                                                                       \
-  u32 threshold, float factor, u64 seed, u32 tensor, u32 step, u64 batch_offset, u64 head_offset, u64 total_heads, \
-      u64 total_len
+  u32 threshold, float factor, u64 seed, u32 tensor, u32 step, const StepNumbers *__restrict__ numbers, u64 batch_offset, \
+      u64 head_offset, u64 total_heads, u64 total_len
 

@@ -5,7 +5,7 @@
 
 use super::{Attention, ProbabilityDropout};
 use crate::Output;
-use crate::cuda::launch::{blocks, constant, int};
+use crate::cuda::launch::{NULL, blocks, constant, int};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// The widest head that tensor cores do.
@@ -147,13 +147,13 @@ fn check_alignment(storage: Storage, tensors: &[u64]) {
 
 /// Lengths, offsets, and the numbers of a dropout: the last arguments of every kernel.
 #[allow(clippy::cast_possible_truncation)] // a factor
-fn last_arguments(a: &Attention) -> Vec<Argument> {
+fn last_arguments(gpu: &Gpu, a: &Attention) -> Vec<Argument> {
     let none = Argument::U64(0);
     let mut arguments = vec![int(a.q_len), int(a.kv_len), int(a.q_offset), int(a.kv_offset)];
     match &a.dropout {
         None => {
             arguments.extend([Argument::U32(0), Argument::F32(1.0), none]);
-            arguments.extend([Argument::U32(0), Argument::U32(0), none, none, none, none]);
+            arguments.extend([Argument::U32(0), Argument::U32(0), NULL, none, none, none, none]);
         }
         Some(ProbabilityDropout { dropout, batch_offset, head_offset, total_heads, total_len }) => {
             let stream = dropout.stream;
@@ -163,6 +163,7 @@ fn last_arguments(a: &Attention) -> Vec<Argument> {
                 Argument::U64(stream.seed),
                 Argument::U32(stream.tensor),
                 Argument::U32(stream.step),
+                gpu.step_numbers(),
             ]);
             let places = [batch_offset, head_offset, total_heads, total_len];
             arguments.extend(places.map(|&place| Argument::U64(place)));
@@ -199,7 +200,7 @@ pub fn forward<S: Stored>(
     let kernels = Kernels::of(S::STORAGE, attention);
     let mut arguments =
         vec![q.argument(), k.argument(), v.argument(), out.argument(), lse.argument()];
-    arguments.extend(last_arguments(attention));
+    arguments.extend(last_arguments(gpu, attention));
     let grid = kernels.by_query(attention);
     gpu.launch(&kernels.module.launch(kernels.forward, grid, arguments))
 }
@@ -234,7 +235,7 @@ pub fn backward<S: Stored>(
     let kernels = Kernels::of(S::STORAGE, a);
     let read = [q.argument(), k.argument(), v.argument(), dout.argument(), lse.argument()];
     let read = [&read[..], &[delta.argument()]].concat();
-    let last = [vec![output.into()], last_arguments(a)].concat();
+    let last = [vec![output.into()], last_arguments(gpu, a)].concat();
     let arguments = [&read[..], &[dq.view_mut().argument()], &last].concat();
     let launch = kernels.module.launch(kernels.backward_query, kernels.by_query(a), arguments);
     gpu.launch(&launch)?;

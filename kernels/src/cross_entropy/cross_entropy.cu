@@ -113,17 +113,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   loss[row] = targets[row] < 0 ? 0.0f : logf(sum_exp[row]) + (max[row] - target_logit[row]);
 }
 
-// Replaces the logits by `scale` times the gradient of each row's loss.
+// Replaces the logits by `scale` (and the step's) times the gradient of each row's loss.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_gradient(stored* __restrict__ logits, const long long* __restrict__ targets,
                            const float* __restrict__ max, const float* __restrict__ sum_exp, float scale,
-                           long long first_column, int real_columns) {
+                           const StepNumbers* __restrict__ numbers, long long first_column, int real_columns) {
   stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
   const long long target = targets[blockIdx.x];
   const long long hit = target - first_column;
   const float most = max[blockIdx.x];
   // Of an ignored row everything is 0.
-  const float each = target < 0 ? 0.0f : scale;
+  const float each = target < 0 ? 0.0f : scale_of(numbers, scale);
   const float inverse = 1.0f / sum_exp[blockIdx.x];
   for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
     float z[PACK];
@@ -165,13 +165,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_softmax_to_gradient(stored* __restrict__ softmax, const long long* __restrict__ targets,
                                       const float* __restrict__ factor, const float* __restrict__ target_logit,
-                                      float scale, long long first_column, int real_columns) {
+                                      float scale, const StepNumbers* __restrict__ numbers, long long first_column,
+                                      int real_columns) {
   stored* row = softmax + static_cast<u64>(blockIdx.x) * COLUMNS;
   const long long target = targets[blockIdx.x], column_of_target = target - first_column;
   const bool here = target >= 0 && column_of_target >= 0 && column_of_target < real_columns;
   const long long hit = here ? column_of_target : -1;
-  const float by = scale * factor[blockIdx.x];
-  const float own = scale * slope_at(target_logit[blockIdx.x]);
+  const float each = scale_of(numbers, scale);
+  const float by = each * factor[blockIdx.x];
+  const float own = each * slope_at(target_logit[blockIdx.x]);
   for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
     float p[PACK];
     load(row + column, p);
@@ -184,15 +186,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // weighted[rows, COLUMNS] = scale (factor weighted - hits), row by row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_join_gradient(stored* __restrict__ weighted, const stored* __restrict__ hits,
-                                const float* __restrict__ factor, float scale) {
+                                const float* __restrict__ factor, float scale,
+                                const StepNumbers* __restrict__ numbers) {
   const u64 row = static_cast<u64>(blockIdx.x) * COLUMNS;
-  const float by = factor[blockIdx.x];
+  const float by = factor[blockIdx.x], each = scale_of(numbers, scale);
   for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
     float own[PACK], hit[PACK];
     load(weighted + row + column, own);
     load(hits + row + column, hit);
 #pragma unroll
-    for (int i = 0; i < PACK; ++i) own[i] = scale * (by * own[i] - hit[i]);
+    for (int i = 0; i < PACK; ++i) own[i] = each * (by * own[i] - hit[i]);
     store(weighted + row + column, own);
   }
 }

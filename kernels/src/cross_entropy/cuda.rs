@@ -184,6 +184,7 @@ pub fn gradient_in_place<S: Stored>(
         max.argument(),
         sum_exp.argument(),
         Argument::F32(scale as f32),
+        gpu.step_numbers(),
         first,
         real,
     ];
@@ -239,6 +240,7 @@ pub fn softmax_to_gradient<S: Stored>(
         factor.argument(),
         target_logit.argument(),
         Argument::F32(scale as f32),
+        gpu.step_numbers(),
         first,
         real,
     ];
@@ -268,7 +270,8 @@ pub fn join_gradient<S: Stored>(
     let shape = Logits::whole(rows, columns);
     let module = module(S::STORAGE, &shape, pack(S::STORAGE, columns, &tensors));
     let scale = Argument::F32(scale as f32);
-    let arguments = vec![weighted.argument(), hits.argument(), factor.argument(), scale];
+    let read = [hits.argument(), factor.argument(), scale, gpu.step_numbers()];
+    let arguments = [&[weighted.argument()], &read[..]].concat();
     gpu.launch(&module.launch("cross_entropy_join_gradient", [rows, 1], arguments))
 }
 

@@ -434,6 +434,7 @@ fn choose(
     if candidates.len() == 1 {
         return Ok(first);
     }
+    device.not_while_recording("choosing a product's algorithm")?;
     let seconds = match time(handle, plan, device, workspace, problem, &candidates) {
         Err(GpuError::OutOfMemory { .. }) => return Ok(first),
         seconds => seconds?,

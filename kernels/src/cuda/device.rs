@@ -3,16 +3,17 @@
 
 use super::cache::Cache;
 use super::cublaslt::Products;
-use super::driver::{Driver, Event, GpuError, Inner, Properties};
+use super::driver::{Driver, Event, GpuError, Inner, Properties, Recording, not_while_recording};
 use super::{Baked, Launch, Source, Storage, nvrtc, program};
 use crate::gemm::cuda::Product;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice,
-    result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaStream, DriverError,
+    PinnedHostSlice, result, sys,
 };
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of one of two pieces of pinned memory that copies go through.
@@ -46,6 +47,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         cache: Cache::of_user(),
         modules: Mutex::default(),
         products: Mutex::default(),
+        records: AtomicBool::new(false),
     };
     Ok(Arc::new(Device::new(Arc::new(shared))?))
 }
@@ -103,6 +105,8 @@ struct Shared {
     cache: Cache,
     modules: Mutex<HashMap<Key, Loaded>>,
     products: Mutex<Products>,
+    /// A step is being recorded.
+    records: AtomicBool,
 }
 
 /// A source and its constants.
@@ -237,6 +241,14 @@ impl Device {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
+    /// Refuses what would make a recording invalid, or be recorded with what the host has now.
+    pub(super) fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
+        match self.shared.records.load(Ordering::Acquire) {
+            true => Err(not_while_recording(call)),
+            false => Ok(()),
+        }
+    }
+
     /// The address of `bytes` that cuBLASLt may use in this queue's order.
     fn workspace(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,6 +286,7 @@ impl Driver for Device {
     }
 
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
+        self.not_while_recording("cuMemcpyHtoDAsync")?;
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
@@ -294,6 +307,7 @@ impl Driver for Device {
     }
 
     fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
+        self.not_while_recording("cuMemcpyDtoHAsync")?;
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
@@ -392,16 +406,51 @@ impl Driver for Device {
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
+        self.not_while_recording("cuStreamSynchronize")?;
         self.stream.synchronize().map_err(|error| failed("cuStreamSynchronize", error))
+    }
+
+    fn quiesce(&self) -> Result<(), GpuError> {
+        self.not_while_recording("cuCtxSynchronize")?;
+        self.bind()?;
+        result::ctx::synchronize().map_err(|error| failed("cuCtxSynchronize", error))
+    }
+
+    fn records(&self) -> bool {
+        true
+    }
+
+    fn start_recording(&self) -> Result<(), GpuError> {
+        self.not_while_recording("cuStreamBeginCapture")?;
+        // Relaxed: several threads of a rank queue work, NCCL's too, and memory beyond the arena may be allocated. What
+        // conflicts with a capture all the same is refused above.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        self.stream.begin_capture(mode).map_err(|error| failed("cuStreamBeginCapture", error))?;
+        self.shared.records.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn finish_recording(&self) -> Result<Box<dyn Recording>, GpuError> {
+        self.shared.records.store(false, Ordering::Release);
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let graph = graph.map_err(|error| failed("cuStreamEndCapture", error))?;
+        let none = || GpuError::Call {
+            call: "cuStreamEndCapture",
+            what: "nothing was recorded".to_owned(),
+        };
+        let graph = graph.ok_or_else(none)?;
+        graph.upload().map_err(|error| failed("cuGraphUpload", error))?;
+        Ok(Box::new(Recorded(Mutex::new(graph))))
     }
 
     fn record(&self) -> Result<Event, GpuError> {
         let event = self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-        Ok(Event(Inner::Device(Arc::new(event.map_err(|error| failed("cuEventRecord", error))?))))
+        let event = event.map_err(|error| failed("cuEventRecord", error))?;
+        Ok(Event::new(Inner::Device(Arc::new(event))))
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        match &event.0 {
+        match &event.inner {
             Inner::Device(event) => {
                 self.stream.wait(event).map_err(|error| failed("cuStreamWaitEvent", error))
             }
@@ -416,6 +465,27 @@ impl Driver for Device {
 
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
         Ok(Arc::new(Self::new(self.shared.clone())?))
+    }
+}
+
+/// A captured graph.
+struct Recorded(Mutex<CudaGraph>);
+
+// SAFETY: a graph may be used by any thread, one at a time: it is behind a lock, and its stream is any thread's.
+unsafe impl Send for Recorded {}
+// SAFETY: as above.
+unsafe impl Sync for Recorded {}
+
+impl std::fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorded").finish_non_exhaustive()
+    }
+}
+
+impl Recording for Recorded {
+    fn replay(&self) -> Result<(), GpuError> {
+        let graph = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        graph.launch().map_err(|error| failed("cuGraphLaunch", error))
     }
 }
 

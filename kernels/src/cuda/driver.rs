@@ -85,7 +85,10 @@ pub struct Properties {
 
 /// A point in a queue's order.
 #[derive(Clone, Debug)]
-pub struct Event(pub(super) Inner);
+pub struct Event {
+    pub(super) inner: Inner,
+    recorded: bool,
+}
 
 #[derive(Clone, Debug)]
 pub(super) enum Inner {
@@ -101,10 +104,27 @@ pub(super) enum Inner {
 }
 
 impl Event {
+    #[cfg(any(feature = "cuda", feature = "machine"))]
+    pub(super) const fn new(inner: Inner) -> Self {
+        Self { inner, recorded: false }
+    }
+
+    /// The same, of a step that is being recorded.
+    pub(super) fn in_recording(self) -> Self {
+        Self { recorded: true, ..self }
+    }
+
+    /// Whether it is a point in a recorded step ([`Gpu::start_recording`](super::Gpu::start_recording)): work of the same
+    /// recording may come behind it, and nobody may ask it whether it is reached.
+    #[must_use]
+    pub const fn is_recorded(&self) -> bool {
+        self.recorded
+    }
+
     /// Whether all before it is done.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        match &self.0 {
+        match &self.inner {
             Inner::Host(_) => true,
             #[cfg(feature = "machine")]
             Inner::Later(mark) => mark.is_reached(),
@@ -118,13 +138,10 @@ impl Event {
     /// # Errors
     /// Where that failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        match &self.0 {
+        match &self.inner {
             Inner::Host(_) => Ok(()),
             #[cfg(feature = "machine")]
-            Inner::Later(mark) => {
-                mark.wait();
-                Ok(())
-            }
+            Inner::Later(mark) => mark.wait(),
             #[cfg(feature = "cuda")]
             Inner::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
                 call: "cuEventSynchronize",
@@ -138,7 +155,7 @@ impl Event {
     /// # Errors
     /// Where they are of different devices, or work between them failed.
     pub fn seconds_until(&self, end: &Self) -> Result<f64, GpuError> {
-        match (&self.0, &end.0) {
+        match (&self.inner, &end.inner) {
             (Inner::Host(start), Inner::Host(end)) => {
                 Ok(end.saturating_duration_since(*start).as_secs_f64())
             }
@@ -158,6 +175,25 @@ impl Event {
             }),
         }
     }
+}
+
+/// Something of the host's in a queue's order, as often as the queue comes to it.
+pub type Job = Arc<dyn Fn() + Send + Sync>;
+
+/// Recorded work, with the addresses and arguments that it was recorded with.
+pub trait Recording: Debug + Send + Sync {
+    /// Queues it, on the queue that recorded it.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    fn replay(&self) -> Result<(), GpuError>;
+}
+
+/// The error of a call that cannot be part of recorded work.
+#[cfg(any(feature = "cuda", feature = "machine"))]
+pub(super) fn not_while_recording(call: &'static str) -> GpuError {
+    let what = "a step is being recorded: nothing may wait for the device, nor be copied to or from the host";
+    GpuError::Call { call, what: what.to_owned() }
 }
 
 /// A queue of a device. What is queued is done in order; [`Driver::copy_out`] and [`Driver::synchronize`] wait for it.
@@ -251,8 +287,36 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// As above, and where the device cannot.
-    fn run(&self, _job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
+    fn run(&self, _job: Job) -> Result<(), GpuError> {
         Err(GpuError::Call { call: "run", what: "a GPU runs nothing of the host's".to_owned() })
+    }
+
+    /// Waits for all queues of the device.
+    ///
+    /// # Errors
+    /// Where any of what they did failed.
+    fn quiesce(&self) -> Result<(), GpuError>;
+
+    /// Whether it can record work instead of doing it.
+    fn records(&self) -> bool {
+        false
+    }
+
+    /// From now on what is asked of this queue is recorded and not done. Another queue joins where it waits for an event of
+    /// a recorded one. Meanwhile nothing may wait for the device or be copied to or from the host, on any queue.
+    ///
+    /// # Errors
+    /// Where it is recording already, or cannot.
+    fn start_recording(&self) -> Result<(), GpuError> {
+        Err(GpuError::Call { call: "record", what: "this device records nothing".to_owned() })
+    }
+
+    /// Ends [`Driver::start_recording`]. What this queue was asked must come behind all that others have recorded.
+    ///
+    /// # Errors
+    /// What was asked meanwhile and cannot be recorded.
+    fn finish_recording(&self) -> Result<Box<dyn Recording>, GpuError> {
+        Err(GpuError::Call { call: "record", what: "nothing is being recorded".to_owned() })
     }
 
     /// Another queue of the same device, with the same compiled sources.

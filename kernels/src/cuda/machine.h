@@ -2,6 +2,10 @@
 // after the other; the threads of a block in turns, from one barrier or shuffle to the next. Built as a library by
 // machine.rs, which launches by way of machine::call(); misaligned packs trap.
 
+// Checked jumps take another fiber's stack for a mistake.
+#undef _FORTIFY_SOURCE
+
+#include <csetjmp>
 #include <ucontext.h>
 
 #include <cmath>
@@ -48,28 +52,47 @@ namespace machine {
 
 enum class State { ready, at_barrier, at_shuffle, done };
 
+// A thread, which runs one block's body after the other. Jumps switch between fibers without a call of the kernel's, which
+// contexts make each time; a context enters each once.
 struct Fiber {
-  ucontext_t context;
+  jmp_buf place;
+  bool entered = false;
   std::vector<char> stack = std::vector<char>(1 << 16);
   State state;
 };
 
 static std::vector<Fiber> fibers;
 static std::vector<float> shuffled;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static unsigned current;
 static std::function<void()> body;
 
 inline void wait(State state) {
   Fiber& own = fibers[current];
   own.state = state;
-  swapcontext(&own.context, &scheduler);
+  if (_setjmp(own.place) == 0) _longjmp(scheduler, 1);
 }
 
 inline void enter() {
-  body();
-  fibers[current].state = State::done;
-  swapcontext(&fibers[current].context, &scheduler);
+  for (;;) {
+    body();
+    wait(State::done);
+  }
+}
+
+// Runs the current fiber until it waits.
+inline void resume() {
+  Fiber& fiber = fibers[current];
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.entered) _longjmp(fiber.place, 1);
+  fiber.entered = true;
+  static ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.data();
+  context.uc_stack.ss_size = fiber.stack.size();
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
+  setcontext(&context);
 }
 
 // Whether fibers first..last that have not ended all wait at `state`; if so they go on.
@@ -92,22 +115,14 @@ inline bool release(unsigned first, unsigned last, State state) {
 
 // False where threads wait for what never comes.
 inline bool run_block(unsigned threads) {
-  for (unsigned i = 0; i < threads; ++i) {
-    Fiber& fiber = fibers[i];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = nullptr;
-    fiber.state = State::ready;
-    makecontext(&fiber.context, enter, 0);
-  }
+  for (unsigned i = 0; i < threads; ++i) fibers[i].state = State::ready;
   for (;;) {
     bool ran = false;
     for (unsigned i = 0; i < threads; ++i) {
       if (fibers[i].state != State::ready) continue;
       current = i;
       threadIdx = {i, 0};
-      swapcontext(&scheduler, &fibers[i].context);
+      resume();
       ran = true;
     }
     for (unsigned warp = 0; warp < threads; warp += 32) ran |= release(warp, warp + 32, State::at_shuffle);
@@ -125,14 +140,17 @@ inline bool run_block(unsigned threads) {
 
 inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
   body = kernel;
-  fibers.resize(threads);
+  if (fibers.size() < threads) fibers.resize(threads);
   shuffled.resize(threads);
   gridDim = grid;
   blockDim = {threads, 1};
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y};
-      if (!run_block(threads)) return false;
+      if (run_block(threads)) continue;
+      // They are in the middle of it.
+      fibers.clear();
+      return false;
     }
   }
   return true;

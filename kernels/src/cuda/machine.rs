@@ -4,7 +4,7 @@
 //! that wait for ever. A pack that is not aligned ends the process, as it would end a GPU's work.
 #![allow(unsafe_code)] // code that a compiler just made, and memory by address
 
-use super::driver::{Driver, Event, GpuError, Inner, Properties};
+use super::driver::{Driver, Event, GpuError, Inner, Job, Properties};
 use super::{Argument, Baked, Launch, Source, Storage, program};
 use crate::gemm::cuda::{Matrix, Product};
 use half::bf16;
@@ -274,7 +274,7 @@ impl Driver for Machine {
         self.with(|state| multiply(state, product))
     }
 
-    fn run(&self, job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
+    fn run(&self, job: Job) -> Result<(), GpuError> {
         job();
         Ok(())
     }
@@ -283,8 +283,12 @@ impl Driver for Machine {
         Ok(())
     }
 
+    fn quiesce(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     fn record(&self) -> Result<Event, GpuError> {
-        Ok(Event(Inner::Host(Instant::now())))
+        Ok(Event::new(Inner::Host(Instant::now())))
     }
 
     fn wait(&self, _event: &Event) -> Result<(), GpuError> {

@@ -1,11 +1,13 @@
 //! A queue of a device, and its memory.
 
 use super::driver::{Driver, Event, GpuError, Properties};
+use super::recording::{Kept, Session};
 use super::{Element, Launch};
 use crate::gemm::cuda::Product;
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Every allocation begins at a multiple of this, which is what CUDA's own do.
@@ -17,34 +19,47 @@ const ALIGNMENT: usize = 256;
 /// Clones are the same queue. [`Gpu::fork`] gives another of the same device, whose work overlaps with this one's.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
+    /// What changes from step to step, where kernels of this queue are to find it.
+    pub(super) step: Option<Arc<Memory<u32>>>,
 }
 
 /// A queue and the memory that came back to it, by bytes. Memory handed back is handed out again, what came back first
 /// first, and the host does not wait: what is queued later runs later, behind what other queues did with it.
 #[derive(Debug)]
-struct Queue {
+pub(super) struct Queue {
     // In this order: memory is given back before its device goes.
     free: Mutex<HashMap<usize, VecDeque<Free>>>,
-    arena: Arc<Arena>,
-    driver: Arc<dyn Driver>,
+    pub arena: Arc<Arena>,
+    pub driver: Arc<dyn Driver>,
+    /// Among the queues of its device.
+    pub number: u64,
+    /// The last recording that it was part of.
+    pub recorded_in: AtomicU64,
 }
 
 /// Memory that came back.
 #[derive(Debug)]
-struct Free {
-    address: u64,
+pub(super) struct Free {
+    pub address: u64,
     /// When other queues are through with it.
-    after: Vec<Event>,
+    pub after: Vec<Event>,
 }
 
 /// One allocation that buffers are cut from, the first time that each is asked for, and what did not fit.
 #[derive(Debug)]
-struct Arena {
+pub(super) struct Arena {
     // What has come back of queues that are gone, by bytes.
     spare: Mutex<HashMap<usize, VecDeque<Free>>>,
     driver: Arc<dyn Driver>,
     space: Mutex<Space>,
+    /// Queues and recordings so far.
+    numbers: AtomicU64,
+    /// What is being recorded, and whether anything is.
+    session: Mutex<Option<Arc<Session>>>,
+    records: AtomicBool,
+    /// Where recorded work is replayed.
+    replays: Mutex<Option<Arc<dyn Driver>>>,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +89,43 @@ impl Space {
 }
 
 impl Arena {
-    fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
+    /// Another one's than all before.
+    pub fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The recording under way.
+    pub fn session(&self) -> Option<Arc<Session>> {
+        match self.records.load(Ordering::Acquire) {
+            true => self.session.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            false => None,
+        }
+    }
+
+    pub fn begin(&self, session: Session, origin: &Arc<dyn Driver>) {
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
+        *self.replays.lock().unwrap_or_else(PoisonError::into_inner) = Some(origin.clone());
+        self.records.store(true, Ordering::Release);
+    }
+
+    pub fn end(&self) -> Option<Arc<Session>> {
+        self.records.store(false, Ordering::Release);
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Memory that is any queue's.
+    pub fn spare(&self, bytes: usize, block: Free) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.entry(bytes).or_default().push_back(block);
+    }
+
+    /// The point behind all that was replayed so far.
+    fn replayed(&self) -> Result<Option<Event>, GpuError> {
+        let origin = self.replays.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        origin.map(|origin| origin.record()).transpose()
+    }
+
+    pub fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
         if space.used + bytes <= space.size {
             let at = space.start + space.used as u64;
@@ -120,10 +171,16 @@ impl Gpu {
     /// A queue of what `driver` drives, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
-        let (spare, space) = (Mutex::default(), Mutex::default());
-        let arena = Arena { spare, driver: driver.clone(), space };
-        let queue = Queue { driver, arena: Arc::new(arena), free: Mutex::default() };
-        Self { queue: Arc::new(queue) }
+        let arena = Arena {
+            spare: Mutex::default(),
+            driver: driver.clone(),
+            space: Mutex::default(),
+            numbers: AtomicU64::new(1),
+            session: Mutex::default(),
+            records: AtomicBool::new(false),
+            replays: Mutex::default(),
+        };
+        Self { queue: Arc::new(Queue::new(driver, Arc::new(arena))), step: None }
     }
 
     /// Takes `bytes` from the device at once, as a plan says that a rank needs; what is asked for later is cut from them.
@@ -183,10 +240,11 @@ impl Gpu {
             bytes: if len == 0 { 0 } else { bytes },
             queue: Arc::clone(&self.queue),
             busy: Mutex::default(),
+            kept: self.queue.arena.session().map(|session| session.kept().clone()),
             elements: PhantomData,
         };
         if cfg!(debug_assertions) && len > 0 {
-            self.queue.driver.fill(address, 0xff, bytes)?;
+            self.queue.driver()?.fill(address, 0xff, bytes)?;
         }
         Ok(memory)
     }
@@ -233,7 +291,7 @@ impl Gpu {
         crate::check::length("to", to.len(), from.len());
         match from.is_empty() {
             true => Ok(()),
-            false => self.queue.driver.copy_in(bytemuck::cast_slice(from), to.into_address()),
+            false => self.queue.driver()?.copy_in(bytemuck::cast_slice(from), to.into_address()),
         }
     }
 
@@ -246,7 +304,7 @@ impl Gpu {
         crate::check::length("to", to.len(), from.len());
         match to.is_empty() {
             true => Ok(()),
-            false => self.queue.driver.copy_out(from.address, bytemuck::cast_slice_mut(to)),
+            false => self.queue.driver()?.copy_out(from.address, bytemuck::cast_slice_mut(to)),
         }
     }
 
@@ -261,7 +319,7 @@ impl Gpu {
             true => Ok(()),
             false => {
                 let bytes = from.len() * size_of::<E>();
-                self.queue.driver.copy(from.address, to.into_address(), bytes)
+                self.queue.driver()?.copy(from.address, to.into_address(), bytes)
             }
         }
     }
@@ -274,7 +332,19 @@ impl Gpu {
         let bytes = to.len() * size_of::<E>();
         match bytes {
             0 => Ok(()),
-            _ => self.queue.driver.fill(to.into_address(), 0, bytes),
+            _ => self.queue.driver()?.fill(to.into_address(), 0, bytes),
+        }
+    }
+
+    /// Sets every bit, so that no element of a floating type is a number.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn ones<E: Element>(&self, to: ViewMut<'_, E>) -> Result<(), GpuError> {
+        let bytes = to.len() * size_of::<E>();
+        match bytes {
+            0 => Ok(()),
+            _ => self.queue.driver()?.fill(to.into_address(), 0xff, bytes),
         }
     }
 
@@ -283,7 +353,7 @@ impl Gpu {
     /// # Errors
     /// Where any of it failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        self.queue.driver.synchronize()
+        self.queue.driver()?.synchronize()
     }
 
     /// The point after all that is queued so far.
@@ -291,7 +361,8 @@ impl Gpu {
     /// # Errors
     /// Where the device fails.
     pub fn record(&self) -> Result<Event, GpuError> {
-        self.queue.driver.record()
+        let event = self.queue.driver()?.record()?;
+        Ok(if self.queue.arena.session().is_some() { event.in_recording() } else { event })
     }
 
     /// What is queued here from now on begins after `event`, of this or another queue.
@@ -299,7 +370,11 @@ impl Gpu {
     /// # Errors
     /// Where the device fails.
     pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        self.queue.driver.wait(event)
+        // While a step is recorded, what is not part of it is done.
+        match self.queue.arena.session().is_some() && !event.is_recorded() {
+            true => Ok(()),
+            false => self.queue.driver()?.wait(event),
+        }
     }
 
     /// Another queue of the same device: its work overlaps with this one's but for what events say. It shares the arena.
@@ -307,52 +382,81 @@ impl Gpu {
     /// # Errors
     /// Where the device fails.
     pub fn fork(&self) -> Result<Self, GpuError> {
-        let driver = self.queue.driver.fork()?;
-        let queue = Queue { driver, arena: self.queue.arena.clone(), free: Mutex::default() };
-        Ok(Self { queue: Arc::new(queue) })
+        let queue = Queue::new(self.queue.driver.fork()?, self.queue.arena.clone());
+        Ok(Self { queue: Arc::new(queue), step: self.step.clone() })
     }
 
     /// The address of its stream, for libraries that queue there; the device is the calling thread's from now on.
     #[cfg(feature = "cuda")]
     pub(super) fn stream(&self) -> Result<u64, GpuError> {
-        self.queue.driver.stream()
+        self.queue.driver()?.stream()
     }
 
     /// Something of the host's, in this queue's order.
     #[cfg(feature = "machine")]
-    pub(super) fn run(&self, job: Box<dyn FnOnce() + Send>) -> Result<(), GpuError> {
-        self.queue.driver.run(job)
+    pub(super) fn run(&self, job: super::Job) -> Result<(), GpuError> {
+        self.queue.driver()?.run(job)
     }
 
     pub(crate) fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         match launch.is_empty() {
             true => Ok(()),
-            false => self.queue.driver.launch(launch),
+            false => self.queue.driver()?.launch(launch),
         }
     }
 
     pub(crate) fn product(&self, product: &Product) -> Result<(), GpuError> {
-        self.queue.driver.product(product)
+        self.queue.driver()?.product(product)
     }
 
     pub(crate) fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
-        self.queue.driver.survey(product)
+        self.queue.driver()?.survey(product)
     }
 }
 
 impl Queue {
-    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
+    fn new(driver: Arc<dyn Driver>, arena: Arc<Arena>) -> Self {
+        let number = arena.number();
+        Self { free: Mutex::default(), arena, driver, number, recorded_in: AtomicU64::new(0) }
+    }
+
+    /// What does the work; where a recording is under way, part of it.
+    pub fn driver(&self) -> Result<&dyn Driver, GpuError> {
+        if let Some(session) = self.arena.session() {
+            session.join(self)?;
+        }
+        Ok(&*self.driver)
+    }
+
+    /// What came back first, here or of queues that are gone.
+    pub fn first_free(&self, bytes: usize) -> Option<Free> {
         let first = |of: &Mutex<HashMap<usize, VecDeque<Free>>>| {
             let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
             free.get_mut(&bytes).and_then(VecDeque::pop_front)
         };
-        let Some(Free { address, after }) = first(&self.free).or_else(|| first(&self.arena.spare))
-        else {
+        first(&self.free).or_else(|| first(&self.arena.spare))
+    }
+
+    fn give(&self, bytes: usize, block: Free) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.entry(bytes).or_default().push_back(block);
+    }
+
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
+        if let Some(session) = self.arena.session() {
+            session.join(self)?;
+            return session.take(self, bytes);
+        }
+        let Some(Free { address, after }) = self.first_free(bytes) else {
             return self.arena.cut(bytes);
         };
-        for event in after.iter().filter(|event| !event.is_complete()) {
-            self.driver.wait(event)?;
+        if after.iter().any(Event::is_recorded)
+            && let Some(replayed) = self.arena.replayed()?
+        {
+            self.driver.wait(&replayed)?;
         }
+        let waited = |event: &&Event| !event.is_recorded() && !event.is_complete();
+        after.iter().filter(waited).try_for_each(|event| self.driver.wait(event))?;
         Ok(address)
     }
 }
@@ -361,7 +465,11 @@ impl Drop for Queue {
     /// What came back to it is any other queue's, behind all that this one was asked.
     fn drop(&mut self) {
         let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let last = self.driver.record().ok();
+        // While a step is recorded, what was free before is free of all work.
+        let last = match self.arena.session() {
+            Some(_) => None,
+            None => self.driver.record().ok(),
+        };
         let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
         for (bytes, blocks) in free {
             let behind = |mut block: Free| {
@@ -382,6 +490,8 @@ pub struct Memory<E: Element> {
     queue: Arc<Queue>,
     /// Until when other queues use it.
     busy: Mutex<Vec<Event>>,
+    /// Recorded work that it belongs to.
+    kept: Option<Arc<Kept>>,
     elements: PhantomData<E>,
 }
 
@@ -389,8 +499,15 @@ impl<E: Element> Drop for Memory<E> {
     fn drop(&mut self) {
         if self.bytes > 0 {
             let after = std::mem::take(self.busy.get_mut().unwrap_or_else(PoisonError::into_inner));
-            let mut free = self.queue.free.lock().unwrap_or_else(PoisonError::into_inner);
-            free.entry(self.bytes).or_default().push_back(Free { address: self.address, after });
+            let block = Free { address: self.address, after };
+            match (self.queue.arena.session(), &self.kept) {
+                (Some(session), of) => {
+                    session.take_back(&self.queue, self.bytes, block, of.as_ref());
+                }
+                // Nobody else's, for as long as it may be replayed.
+                (None, Some(_)) => {}
+                (None, None) => self.queue.give(self.bytes, block),
+            }
         }
     }
 }

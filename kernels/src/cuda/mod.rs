@@ -38,10 +38,14 @@ mod memory;
 pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+mod recording;
 #[cfg(feature = "machine")]
 mod rehearsal;
+mod step;
+#[cfg(feature = "machine")]
+mod tape;
 
-pub use driver::{Driver, Event, GpuError, Properties};
+pub use driver::{Driver, Event, GpuError, Job, Properties, Recording};
 pub use element::{Element, Stored};
 pub use floor::Floor;
 pub use half::bf16;
@@ -49,8 +53,10 @@ pub use half::bf16;
 pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
 pub use memory::{Gpu, Memory, Span, View, ViewMut};
+pub use recording::Graph;
 #[cfg(feature = "machine")]
 pub use rehearsal::Rehearsal;
+pub use step::StepNumbers;
 
 use std::fmt::Write;
 

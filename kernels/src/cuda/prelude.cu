@@ -91,6 +91,20 @@ __device__ __forceinline__ u64 pack_start() {
   return (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) * PACK;
 }
 
+// What changes from step to step, in device memory: a recorded step is replayed with the next one's. Null where there is none.
+struct StepNumbers {
+  u32 step;          // added to the draws' step
+  float loss_scale;  // multiplies the loss's gradient
+};
+
+__device__ __forceinline__ u32 step_of(const StepNumbers* __restrict__ numbers, u32 step) {
+  return numbers == nullptr ? step : step + numbers->step;
+}
+
+__device__ __forceinline__ float scale_of(const StepNumbers* __restrict__ numbers, float scale) {
+  return numbers == nullptr ? scale : scale * numbers->loss_scale;
+}
+
 // Philox4x32-10 (random/philox.rs): the word of the element with global index `at` of a stream.
 __device__ __forceinline__ void philox(u32 (&counter)[4], u32 low, u32 high) {
 #pragma unroll

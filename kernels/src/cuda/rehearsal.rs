@@ -155,7 +155,7 @@ struct Member {
     entry: Entry,
     /// In the parent, where it was split off.
     parent_rank: usize,
-    calls: AtomicU64,
+    calls: Arc<AtomicU64>,
     splits: AtomicU64,
     looks: AtomicUsize,
 }
@@ -166,7 +166,7 @@ impl Member {
             library: library.clone(),
             entry,
             parent_rank: rank,
-            calls: AtomicU64::new(0),
+            calls: Arc::default(),
             splits: AtomicU64::new(0),
             looks: AtomicUsize::new(LOOKS),
         }
@@ -236,9 +236,11 @@ impl Group for Member {
     fn queue(&self, gpu: &Gpu, transfers: &[Transfer]) -> Result<(), GpuError> {
         let Some((room, rank)) = self.room() else { return Err(failed("queue", "not made yet")) };
         self.looks.store(LOOKS, Ordering::Release);
-        let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let (transfers, machine) = (transfers.to_vec(), self.library.machine.clone());
-        gpu.run(Box::new(move || {
+        let calls = self.calls.clone();
+        // Numbered as the queue comes to it: a recorded one is another call each time.
+        gpu.run(Arc::new(move || {
+            let number = calls.fetch_add(1, Ordering::Relaxed);
             let carried = Carried { room: &room, rank, machine: &machine };
             // Who gave up has anything in its memory.
             let _given_up = carried.out(number, &transfers);

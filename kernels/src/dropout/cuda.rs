@@ -45,6 +45,7 @@ pub fn apply<S: Stored>(
         dropout.stream.seed.into(),
         dropout.stream.tensor.into(),
         dropout.stream.step.into(),
+        gpu.step_numbers(),
         dropout.threshold().into(),
         Argument::F32(dropout.scale() as f32),
     ];

@@ -4,16 +4,20 @@
 
 mod cases;
 mod memory;
+mod recording;
 
 use kernels::cuda::Gpu;
 use kernels::cuda::machine::Machine;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Compiled sources are kept for the next run.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine")
+}
+
 fn machine() -> Gpu {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
-    Gpu::on(Arc::new(Machine::new(&folder).expect("a folder for compiled sources")))
+    Gpu::on(Arc::new(Machine::new(&folder()).expect("a folder for compiled sources")))
 }
 
 macro_rules! on_the_machine {

@@ -36,6 +36,9 @@ struct Flags {
     /// Times the training step of this name alone, and prints its seconds
     #[arg(long)]
     step: Option<String>,
+    /// Steps are launched kernel by kernel, not replayed as CUDA graphs
+    #[arg(long)]
+    no_cuda_graphs: bool,
 }
 
 fn main() -> ExitCode {
@@ -58,8 +61,10 @@ fn text<E: Display>(error: E) -> String {
     error.to_string()
 }
 
-fn bench(number: usize) -> Result<GpuBench, String> {
-    GpuBench::new(move || Gpu::open(number)).map_err(text)
+fn bench(flags: &Flags) -> Result<GpuBench, String> {
+    let number = flags.gpu;
+    let bench = GpuBench::new(move || Gpu::open(number)).map_err(text)?;
+    Ok(if flags.no_cuda_graphs { bench.without_graphs() } else { bench })
 }
 
 fn all(flags: &Flags) -> Result<(), String> {
@@ -81,7 +86,7 @@ fn all(flags: &Flags) -> Result<(), String> {
     for &part in &flags.parts {
         let start = Instant::now();
         // Each part on a GPU of its own, whose memory goes back with it.
-        measure(&mut bench(flags.gpu)?, &sweep, part, &mut measured).map_err(text)?;
+        measure(&mut bench(flags)?, &sweep, part, &mut measured).map_err(text)?;
         let json = serde_json::to_string_pretty(&measured).map_err(text)?;
         std::fs::write(&flags.json, json + "\n").map_err(|error| named(&flags.json, &error))?;
         eprintln!("{part:?}: {:.0} s, in {}", start.elapsed().as_secs_f64(), flags.json.display());
@@ -109,7 +114,7 @@ fn one_step(flags: &Flags, name: &str) -> Result<(), String> {
     else {
         return Err(format!("--step {name}: there is no such model among those that are timed"));
     };
-    let s = bench(flags.gpu)?.step_s(model, *sequences).map_err(text)?;
+    let s = bench(flags)?.step_s(model, *sequences).map_err(text)?;
     println!("{s}");
     Ok(())
 }

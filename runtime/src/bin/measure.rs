@@ -324,7 +324,7 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
         return clock.middle_s(|| Ok::<(), Error>(()));
     }
     let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
-    clock.middle_s(training(&program, group, Host::<f32>::new(cpu))?)
+    clock.middle_s(training(&program, group, Host::<f32>::new(cpu), None)?)
 }
 
 /// What Linux says in /proc/meminfo.

@@ -26,6 +26,8 @@ pub struct GpuBench {
     rounds: usize,
     /// Steps of each training, after two that do not count.
     steps: usize,
+    /// Why steps are not to be replayed.
+    refused: Option<&'static str>,
     /// Time of sustained load, seconds.
     load_s: f64,
     bf16: Option<Operands<bf16>>,
@@ -57,6 +59,7 @@ impl GpuBench {
             round_s,
             rounds,
             steps,
+            refused: None,
             load_s,
             bf16: None,
             f32: None,
@@ -67,6 +70,12 @@ impl GpuBench {
     #[must_use]
     pub fn hasty(self) -> Self {
         Self { round_s: 0.0, rounds: 1, steps: 1, load_s: 0.0, ..self }
+    }
+
+    /// With steps that are launched kernel by kernel, though they could be replayed as CUDA graphs.
+    #[must_use]
+    pub fn without_graphs(self) -> Self {
+        Self { refused: Some("--no-cuda-graphs"), ..self }
     }
 
     /// The best round's time of one `work`.
@@ -334,7 +343,7 @@ impl Bench for GpuBench {
         let program = program_of(model, global_batch, 1, 1)?;
         let queue = (self.open)().map_err(failed)?;
         let device = Device::<bf16>::new(queue.clone());
-        let mut step = training(&program, Box::new(Solo::new()), device)?;
+        let mut step = training(&program, Box::new(Solo::new()), device, self.refused)?;
         let mut timed = || -> Result<f64, Error> {
             queue.synchronize().map_err(failed)?;
             let begin = Instant::now();
@@ -342,8 +351,10 @@ impl Bench for GpuBench {
             queue.synchronize().map_err(failed)?;
             Ok(begin.elapsed().as_secs_f64())
         };
-        timed()?;
-        timed()?;
+        // Two are launched, and the next is recorded.
+        for _ in 0..3 {
+            timed()?;
+        }
         let mut found = (0..self.steps).map(|_| timed()).collect::<Result<Vec<f64>, Error>>()?;
         found.sort_by(f64::total_cmp);
         Ok(found[found.len() / 2])

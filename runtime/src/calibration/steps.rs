@@ -72,7 +72,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
     })
 }
 
-/// A rank that trains, one step a call.
+/// A rank that trains, one step a call; steady steps are replayed ([`Rank::replay_steps`]) unless that is refused.
 ///
 /// # Errors
 /// As [`Rank::new`]; a step's are its own.
@@ -80,8 +80,10 @@ pub fn training<'a, D: Device + 'a>(
     program: &'a Program,
     world: Box<dyn Communicator>,
     device: D,
+    refused: Option<&'static str>,
 ) -> Result<impl FnMut() -> Result<(), Error> + 'a, Error> {
     let mut rank = Rank::new(program, world, device, Reduction::default(), 1)?;
+    rank.replay_steps(refused);
     rank.initialise();
     let samples = Noise { seq_len: program.seq_len(), vocab: program.model.vocab };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };

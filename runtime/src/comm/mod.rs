@@ -40,8 +40,10 @@ pub use nccl::{Freight, NcclComm};
 pub use options::{Delays, Options};
 pub use payload::{Cargo, Dtype, Element, Payload};
 pub use solo::Solo;
-pub use stats::{Counted, Stats, Traffic};
+pub use stats::{Counted, Stats, Traffic, since};
 pub use typed::Request;
+
+use kernels::cuda::Event;
 
 /// A group of ranks that can exchange data, as one of its ranks sees it.
 pub trait Communicator: Send + Sync {
@@ -61,6 +63,22 @@ pub trait Communicator: Send + Sync {
     fn carries_devices(&self) -> bool {
         false
     }
+
+    /// Why steps in which ranks talk over this cannot be recorded and replayed; nothing where they can.
+    fn not_recordable(&self) -> Option<&'static str> {
+        Some("what goes between ranks goes by way of the host")
+    }
+
+    /// Waits until all that was started is queued on the device, whoever queues it.
+    ///
+    /// # Errors
+    /// What went wrong meanwhile.
+    fn settle(&self) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Recorded work is on its way in which ranks of this group talk, and done at `_event`.
+    fn replayed(&self, _event: Event) {}
 
     /// Starts a call. What it takes and gives back is said at the typed operation.
     ///

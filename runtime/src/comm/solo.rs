@@ -45,6 +45,10 @@ impl Communicator for Solo {
         true
     }
 
+    fn not_recordable(&self) -> Option<&'static str> {
+        None
+    }
+
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         match call.kind {
             Kind::Send { .. } | Kind::Recv { .. } => Err(CommError::Invalid {

@@ -34,8 +34,30 @@ impl Stats {
         counted.bytes += (elements * call.dtype.bytes()) as u64;
     }
 
+    /// Adds what was counted otherwise.
+    pub fn add(&self, more: &Traffic) {
+        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        for (key, more) in more {
+            let counted = traffic.entry(key.clone()).or_default();
+            counted.calls += more.calls;
+            counted.bytes += more.bytes;
+        }
+    }
+
     /// What was counted so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// What was sent between two counts.
+pub fn since(before: &Traffic, after: &Traffic) -> Traffic {
+    let mut between = after.clone();
+    for (key, counted) in &mut between {
+        let earlier = before.get(key).copied().unwrap_or_default();
+        counted.calls -= earlier.calls;
+        counted.bytes -= earlier.bytes;
+    }
+    between.retain(|_, counted| counted.calls > 0);
+    between
 }

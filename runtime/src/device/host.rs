@@ -46,6 +46,7 @@ impl<T: Scalar> Space for Host<T> {
     type ViewMut<'a, E: Element> = &'a mut [E];
     type Total = f64;
     type Mark = ();
+    type Recording = ();
 
     fn empty<E: Element>() -> Vec<E> {
         Vec::new()

@@ -56,6 +56,15 @@ pub struct MemoryUse {
     pub beyond_bytes: u64,
 }
 
+/// Numbers that change from step to step, beside tokens and labels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepNumbers {
+    /// The training step, for what is drawn anew in each.
+    pub step: u32,
+    /// What each token's loss counts for.
+    pub loss_scale: f64,
+}
+
 /// Memory of one device, as one of its streams sees it.
 pub trait Space: Sized + Send + Sync + 'static {
     /// What weights that layers read and activations are stored in.
@@ -74,6 +83,8 @@ pub trait Space: Sized + Send + Sync + 'static {
     type Total: Send;
     /// A point in the order of a stream's work.
     type Mark: Send;
+    /// Work that was recorded, to be done as often as is liked.
+    type Recording: Send;
 
     /// No elements.
     fn empty<E: Element>() -> Self::Memory<E>;
@@ -167,6 +178,45 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// # Errors
     /// The device has failed.
     fn health(&self) -> Result<(), DeviceError>;
+
+    /// Takes the numbers that change from step to step, and says what calls of that step are to be given for them: the same,
+    /// or, where kernels read them from memory, so that a step may be recorded, what leaves those as they are.
+    fn step_numbers(&self, numbers: StepNumbers) -> StepNumbers {
+        numbers
+    }
+
+    /// Why no work can be recorded here; nothing where it can.
+    fn not_recordable(&self) -> Option<&'static str> {
+        Some("the rank is on a processor")
+    }
+
+    /// From now on work is recorded and not done, also what lanes are asked. Nothing can be uploaded or read meanwhile.
+    ///
+    /// # Errors
+    /// The device has failed, or records nothing ([`Space::not_recordable`]).
+    fn start_recording(&self) -> Result<(), DeviceError> {
+        Err(DeviceError("this device records nothing: our bug".to_owned()))
+    }
+
+    /// Ends [`Space::start_recording`].
+    ///
+    /// # Errors
+    /// The device has failed, or was asked for what cannot be recorded.
+    fn finish_recording(&self) -> Result<Self::Recording, DeviceError> {
+        Err(DeviceError("this device records nothing: our bug".to_owned()))
+    }
+
+    /// Does recorded work, on the memory that it was recorded with; transfers over `world` and its groups are part of it.
+    ///
+    /// # Errors
+    /// The device has failed.
+    fn replay(
+        &self,
+        _recording: &Self::Recording,
+        _world: &dyn Communicator,
+    ) -> Result<(), DeviceError> {
+        Err(DeviceError("this device records nothing: our bug".to_owned()))
+    }
 
     /// What the device's memory came to so far; nothing where nobody counts it.
     fn memory_use(&self) -> Option<MemoryUse> {

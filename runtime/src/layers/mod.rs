@@ -86,6 +86,21 @@ impl<D: Space> Numbers<D> {
         Self { memory: Arc::new(device.taken(values)), range }
     }
 
+    /// Others, as many, at the place of those before. Says whether it is the same place: not where somebody has it yet.
+    pub fn set(&mut self, device: &D, values: Vec<i64>) -> bool {
+        let range = self.range.clone();
+        match Arc::get_mut(&mut self.memory) {
+            Some(memory) if values.len() == range.len() => {
+                device.upload(&values, D::view_mut(memory, range));
+                true
+            }
+            _ => {
+                *self = Self::new(device, values);
+                false
+            }
+        }
+    }
+
     /// They are used on this stream, too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         device.adopt(&self.memory);

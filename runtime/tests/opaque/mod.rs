@@ -53,6 +53,7 @@ impl<S: Number, W: Scalar, const M: bool> Space for Opaque<S, W, M> {
     type ViewMut<'a, E: Element> = ViewMut<'a, E>;
     type Total = Arc<Mutex<f64>>;
     type Mark = Mark;
+    type Recording = ();
 
     fn empty<E: Element>() -> Memory<E> {
         Memory::new(Vec::new())

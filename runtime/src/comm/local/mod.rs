@@ -108,6 +108,11 @@ impl Communicator for LocalComm {
         true
     }
 
+    fn not_recordable(&self) -> Option<&'static str> {
+        // Each waits on the host for what others have queued.
+        Some("ranks share the GPU")
+    }
+
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         call.check_ranks(self.size())?;
         self.hub.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));

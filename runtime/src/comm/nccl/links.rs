@@ -13,12 +13,16 @@ use kernels::cuda::nccl::{Group, ID_BYTES, Id, Move, Transfer};
 use kernels::cuda::{Gpu, Span};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Tags of what is told over the control: a link's id, and messages.
 const ID: Tag = 0;
 const MESSAGE: Tag = 1;
+
+/// How often one looks whether something went wrong while a link settles.
+const SETTLED: Duration = Duration::from_millis(10);
 
 /// A rank's links with the members of a group.
 pub(super) struct Links {
@@ -28,10 +32,12 @@ pub(super) struct Links {
     incoming: Mutex<HashMap<usize, Arc<Mutex<Incoming>>>>,
 }
 
-/// A message on its way to its link's thread.
-struct Sent {
-    call: Call,
-    cargo: Box<dyn Cargo>,
+/// What a link's thread is given.
+enum Sent {
+    /// A message on its way.
+    Message(Call, Box<dyn Cargo>),
+    /// Somebody waits until all before is queued.
+    Settle(Sender<()>),
 }
 
 /// The receiving end of a link.
@@ -87,8 +93,27 @@ impl Links {
         let announced = vec![tag as i64, call.count as i64, dtype as i64];
         told.start_send(announced, to, MESSAGE)?.wait()?;
         // A link that has ended has left a failure, which the next call finds.
-        let _ended = link.send(Sent { call, cargo });
+        let _ended = link.send(Sent::Message(call, cargo));
         Ok(())
+    }
+
+    /// Waits until all messages are queued.
+    pub fn settle(&self, inner: &Inner) -> Result<(), CommError> {
+        let links: Vec<Sender<Sent>> = lock(&self.outgoing).values().cloned().collect();
+        for link in links {
+            let (told, settled) = channel();
+            // A link that has ended has left a failure.
+            let _ended = link.send(Sent::Settle(told));
+            let looks = super::watch::Looks::new();
+            while let Err(RecvTimeoutError::Timeout) = settled.recv_timeout(SETTLED) {
+                inner.world.watch.health()?;
+                let what = &"queuing messages";
+                if let Some(error) = looks.given_up(&*inner.control, inner.world.options, what) {
+                    return Err(inner.world.watch.fail(error));
+                }
+            }
+        }
+        inner.world.watch.health()
     }
 }
 
@@ -116,7 +141,14 @@ fn carry(
     given: &Receiver<Sent>,
 ) -> Result<(), CommError> {
     let group = connect(world, told, lane, (id, 0))?;
-    for Sent { call, mut cargo } in given {
+    for sent in given {
+        let (call, mut cargo) = match sent {
+            Sent::Message(call, cargo) => (call, cargo),
+            Sent::Settle(told) => {
+                let _gone = told.send(());
+                continue;
+            }
+        };
         let Some(freight) = cargo.freight() else { continue };
         let event = message(world, told, (&*group, lane), &call, freight, Move::Send(1))?;
         freight.busy_until(event);

@@ -11,6 +11,9 @@
 //!   groups of the rank, so that its queues go on, with anything in memory, and its next call says why. A step ends with
 //!   such calls, before anything is updated.
 //!
+//! A step may be recorded: its calls are queued as always, by whichever thread, and become part of the recording; nobody
+//! looks after them, but after the whole, each time that it is replayed.
+//!
 //! Sums are NCCL's: in f32 for f32, and rounded at every step for bf16, in an order that is the same every time on the same
 //! machines. What NCCL does not notice is calls that differ: they end at the time limit, and every rank says where it was.
 
@@ -361,6 +364,19 @@ impl Communicator for NcclComm {
 
     fn carries_devices(&self) -> bool {
         true
+    }
+
+    fn not_recordable(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn settle(&self) -> Result<(), CommError> {
+        self.inner.links.settle(&self.inner)
+    }
+
+    fn replayed(&self, event: Event) {
+        let (control, call) = (self.inner.control.clone(), "a recorded step".to_owned());
+        self.inner.world.watch.note(Queued::new(event, control, call));
     }
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {

@@ -160,8 +160,11 @@ impl Watch {
         lock(&self.shared.groups).push(Arc::downgrade(group));
     }
 
-    /// A transfer to look after.
+    /// A transfer to look after; not one that is recorded, which is looked after as part of the whole.
     pub fn note(&self, queued: Queued) {
+        if queued.event.is_recorded() {
+            return;
+        }
         lock(&self.shared.queued).push(queued);
     }
 

@@ -1,6 +1,7 @@
 //! Memory between ranks as NCCL takes it.
 
-use super::{Parcel, Queue};
+use super::memory::Queue;
+use super::parcel::Parcel;
 use crate::comm::{Cargo, Element, Freight};
 use kernels::cuda::{Event, Gpu, Span};
 

@@ -1,0 +1,131 @@
+//! A rank's queue of a GPU, and memory that goes back to it behind all who used it.
+
+use crate::comm::Element;
+use crate::device::DeviceError;
+use kernels::cuda::{self, Event, GpuError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// A queue, and what went wrong first on the rank that has it.
+#[derive(Clone)]
+pub(super) struct Queue {
+    pub gpu: cuda::Gpu,
+    pub failure: Arc<OnceLock<DeviceError>>,
+}
+
+impl From<GpuError> for DeviceError {
+    fn from(error: GpuError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl Queue {
+    /// Another queue of the rank; this one, where there cannot be another.
+    pub(super) fn fork(&self) -> Self {
+        let gpu = self.kept(self.gpu.fork()).unwrap_or_else(|| self.gpu.clone());
+        Self { gpu, failure: self.failure.clone() }
+    }
+
+    /// Keeps a failure.
+    pub(super) fn kept<R>(&self, result: Result<R, GpuError>) -> Option<R> {
+        match result {
+            Ok(result) => Some(result),
+            Err(error) => {
+                self.failure.get_or_init(|| error.into());
+                None
+            }
+        }
+    }
+
+    pub(super) fn health(&self) -> Result<(), DeviceError> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    pub(super) fn mark(&self) -> Option<Event> {
+        self.kept(self.gpu.record())
+    }
+
+    pub(super) fn wait_for(&self, mark: Option<&Event>) {
+        if let Some(event) = mark {
+            self.kept(self.gpu.wait(event));
+        }
+    }
+
+    /// Memory of `len` elements, filled by `fill`.
+    pub(super) fn memory<E: Element>(
+        &self,
+        len: usize,
+        fill: impl FnOnce(&cuda::Gpu) -> Result<cuda::Memory<E>, GpuError>,
+    ) -> Memory<E> {
+        let memory = if len == 0 { None } else { self.kept(fill(&self.gpu)) };
+        let held = memory.map(|memory| Held { memory: Some(memory), users: Mutex::default() });
+        Memory { held, len }
+    }
+}
+
+/// Memory of the GPU. Where the device had none left there is none behind it, and whatever is asked of it is not done:
+/// the device has kept why.
+pub struct Memory<E: Element> {
+    held: Option<Held<E>>,
+    pub(super) len: usize,
+}
+
+struct Held<E: Element> {
+    memory: Option<cuda::Memory<E>>,
+    /// Other queues that may use it.
+    users: Mutex<Vec<Queue>>,
+}
+
+impl<E: Element> Memory<E> {
+    pub(super) fn view(&self, range: Range<usize>) -> View<'_, E> {
+        View(self.held.as_ref().and_then(|held| held.memory.as_ref()).map(|of| of.slice(range)))
+    }
+
+    pub(super) fn all(&self) -> View<'_, E> {
+        self.view(0..self.len)
+    }
+
+    pub(super) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_, E> {
+        let memory = self.held.as_mut().and_then(|held| held.memory.as_mut());
+        ViewMut(memory.map(|of| of.slice_mut(range)))
+    }
+
+    pub(super) fn all_mut(&mut self) -> ViewMut<'_, E> {
+        self.view_mut(0..self.len)
+    }
+
+    /// None at all.
+    pub(super) const fn empty() -> Self {
+        Self { held: None, len: 0 }
+    }
+
+    /// It is in use until then.
+    pub(super) fn busy_until(&self, event: Event) {
+        if let Some(memory) = self.held.as_ref().and_then(|held| held.memory.as_ref()) {
+            memory.busy_until(event);
+        }
+    }
+
+    /// It will be used on that queue, too.
+    pub(super) fn used_on(&self, queue: &Queue) {
+        if let Some(held) = &self.held {
+            held.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
+        }
+    }
+}
+
+impl<E: Element> Drop for Held<E> {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        // Its own queue hands the memory out again: behind what others have been asked to do with it.
+        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        users.drain(..).filter_map(|user| user.mark()).for_each(|mark| memory.busy_until(mark));
+    }
+}
+
+/// Elements to read.
+#[derive(Clone, Copy)]
+pub struct View<'a, E: Element>(pub(super) Option<cuda::View<'a, E>>);
+
+/// Elements to write.
+pub struct ViewMut<'a, E: Element>(pub(super) Option<cuda::ViewMut<'a, E>>);

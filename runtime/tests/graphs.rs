@@ -1,0 +1,202 @@
+//! Steps that a GPU would replay as a CUDA graph, on queues of the machine that lag and record calls with the bytes of
+//! their arguments: they come to the bits of steps that are launched kernel by kernel, whatever changes from step to step.
+
+mod common;
+
+use common::{Split, model, open};
+use models::decisions::Vocab;
+use models::model::ModelSpec;
+use models::schedule::ScheduleName;
+use runtime::checkpoint::{Checkpoint, Whole};
+use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
+use runtime::data::{Sample, Samples};
+use runtime::device::Gpu;
+use runtime::kernels::cuda::{self, Lagging, Rehearsal, machine::Machine};
+use runtime::program::{Program, Recompute};
+use runtime::{Host, LrSchedule, Optimizer, Rank, Replays, Shape};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const STEPS: u64 = 5;
+
+fn machine() -> Machine {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
+    Machine::new(&folder).expect("a folder for compiled sources")
+}
+
+/// A GPU of its own, whose queues lag.
+fn gpu(machine: &Machine) -> cuda::Gpu {
+    cuda::Gpu::on(Arc::new(Lagging::new(machine.clone(), Duration::from_micros(200))))
+}
+
+/// Samples of a case some of whose labels do not count: other ones, and another number of them, each step.
+struct Masked(Box<dyn Samples>);
+
+impl Samples for Masked {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn repeats(&self) -> bool {
+        self.0.repeats()
+    }
+
+    fn read(&self, index: u64) -> Result<Sample, runtime::Error> {
+        let mut sample = self.0.read(index)?;
+        let masked = |n: usize| (n as u64 * 7 + index).is_multiple_of(2 + index / 8);
+        let labels = sample.labels.iter_mut().enumerate();
+        labels.filter(|(n, _)| masked(*n)).for_each(|(_, label)| *label = -1);
+        Ok(sample)
+    }
+}
+
+/// What a run came to, to the bit.
+#[derive(Debug, PartialEq)]
+struct Ended {
+    losses: Vec<u64>,
+    norms: Vec<u64>,
+    gradients: BTreeMap<String, Whole<f32>>,
+    weights: BTreeMap<String, Whole<f32>>,
+    /// What the first rank sent meanwhile.
+    traffic: Traffic,
+}
+
+/// Trains with a learning rate that changes each step, and a norm that clips in some.
+fn train(
+    (case, program, split): (&str, &Program, &Split),
+    device: Gpu<f32>,
+    world: Box<dyn Communicator>,
+    refused: Option<&'static str>,
+) -> (Option<Ended>, Replays) {
+    let lr = LrSchedule { peak: 1e-2, shape: Shape::Cosine, warmup: 2, steps: STEPS };
+    let clip = Some(0.9);
+    let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip };
+    let samples = Masked(open(case));
+    let stats = world.stats().clone();
+    let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
+    rank.replay_steps(refused);
+    rank.load(&Checkpoint::open(&common::golden(case)).unwrap()).unwrap();
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let result = rank.gradients(&samples, step, None).unwrap();
+        losses.push(result.loss.to_bits());
+        norms.push(result.norm.to_bits());
+        rank.update(&optimizer, lr.at(step), result.norm);
+    }
+    let traffic = stats.traffic();
+    let gradients = rank.whole_gradients().unwrap();
+    let weights = rank.whole_weights().unwrap();
+    let ended = gradients.zip(weights);
+    let ended =
+        ended.map(|(gradients, weights)| Ended { losses, norms, gradients, weights, traffic });
+    (ended, rank.replays())
+}
+
+/// Trains on GPUs of the ranks' own.
+fn trained(case: &str, model: &ModelSpec, split: &Split, refused: Option<&'static str>) -> Ended {
+    let (program, machine) = (split.program(model), machine());
+    let what = (case, &program, split);
+    let ended = match split.ranks() {
+        1 => vec![train(what, Gpu::new(gpu(&machine)), Box::new(Solo::new()), refused)],
+        ranks => {
+            let (options, library) = (Options::default(), Rehearsal::new(machine.clone()));
+            run_ranks(ranks, options, |control| {
+                let gpu = gpu(&machine);
+                let library = Arc::new(library.clone());
+                let world = NcclComm::new(control, library, &gpu, options).unwrap();
+                train(what, Gpu::new(gpu), Box::new(world), refused)
+            })
+        }
+    };
+    let replayed = if refused.is_some() { 0 } else { STEPS - 2 };
+    let why_not = refused.map(str::to_owned);
+    let wanted = Replays { replayed_steps: replayed, why_not };
+    assert!(ended.iter().all(|(_, replays)| *replays == wanted), "{:?}", ended[0].1);
+    ended.into_iter().next().and_then(|(ended, _)| ended).expect("the first rank's")
+}
+
+/// Holds replayed steps to launched ones.
+fn check(case: &str, model: &ModelSpec, split: &Split) {
+    let (launched, replayed) =
+        (trained(case, model, split, Some("to compare")), trained(case, model, split, None));
+    assert_eq!(launched.losses, replayed.losses, "losses of {split:?}");
+    assert_eq!(launched.norms, replayed.norms, "norms of {split:?}");
+    assert_eq!(launched.traffic, replayed.traffic, "traffic of {split:?}");
+    assert!(launched == replayed, "gradients or weights of {split:?}");
+    let norms: Vec<f64> = replayed.norms.iter().map(|bits| f64::from_bits(*bits)).collect();
+    assert!(norms.iter().any(|norm| *norm > 0.9) && norms.iter().all(|norm| norm.is_finite()));
+}
+
+#[test]
+fn golden_cases() {
+    for case in ["llama_gqa", "gpt2"] {
+        check(case, &model(case), &Split::default());
+    }
+}
+
+/// Draws are other ones in each step.
+#[test]
+fn dropout() {
+    let case = "gpt2";
+    let dropped = ModelSpec { dropout: 0.1, ..model(case) };
+    check(case, &dropped, &Split { micro_batch: 4, ..Split::default() });
+}
+
+#[test]
+fn a_pipeline_with_micro_batches_on_gpus_of_their_own() {
+    let split = Split { pp: 2, micro_batch: 2, ..Split::default() };
+    check("llama_gqa", &model("llama_gqa"), &split);
+    let split = Split { schedule: ScheduleName::ZbH1, recompute: Recompute::Selective, ..split };
+    check("llama_tied", &model("llama_tied"), &split);
+}
+
+#[test]
+fn tensor_parallel_replicas_on_gpus_of_their_own() {
+    let split = Split { tp: 2, dp: 2, micro_batch: 2, sequence_parallel: true, ..Split::default() };
+    check("llama_gqa", &model("llama_gqa"), &split);
+}
+
+/// Its lanes are threads and queues beside the rank's.
+#[test]
+fn a_vocabulary_over_the_pipeline() {
+    let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
+    check("llama_tied", &model("llama_tied"), &split);
+}
+
+/// Why steps are launched one by one.
+#[test]
+fn who_replays_nothing_says_why() {
+    let (case, split) = ("llama_gqa", Split::default());
+    let program = split.program(&model(case));
+    let why = |rank: &mut Rank<'_, Gpu<f32>>| {
+        rank.replay_steps(None);
+        rank.replays().why_not.unwrap_or_default()
+    };
+    let machine = machine();
+    let alone = || Box::new(Solo::new());
+    let new = |program, world, device| Rank::new(program, world, device, split.reduction, 1);
+    let mut rank = new(&program, alone(), Gpu::new(gpu(&machine))).unwrap();
+    assert_eq!(why(&mut rank), "steps are replayed from the third on");
+    let at_once = cuda::Gpu::on(Arc::new(machine.clone()));
+    let mut rank = new(&program, alone(), Gpu::new(at_once)).unwrap();
+    assert_eq!(why(&mut rank), "the device records nothing");
+    let ahead = Program { post_validation: true, ..program.clone() };
+    let mut rank = new(&ahead, alone(), Gpu::new(gpu(&machine))).unwrap();
+    assert!(why(&mut rank).contains("post-validation"));
+    let mut rank = Rank::new(&program, alone(), Host::<f32>::serial(), split.reduction, 1).unwrap();
+    rank.replay_steps(None);
+    assert_eq!(rank.replays().why_not.unwrap(), "the rank is on a processor");
+
+    let shared = Split { dp: 2, micro_batch: 4, ..split };
+    let (program, one) = (shared.program(&model(case)), gpu(&machine));
+    for said in run_ranks(2, Options::default(), |world| {
+        let device = Gpu::<f32>::new(one.fork().unwrap());
+        let mut rank = Rank::new(&program, world, device, shared.reduction, 1).unwrap();
+        rank.replay_steps(None);
+        rank.replays().why_not
+    }) {
+        assert_eq!(said.unwrap(), "ranks share the GPU");
+    }
+}
