@@ -35,6 +35,9 @@ pub struct RankReport {
     /// What the device's memory came to, of all ranks that share it, beside what the plan gives each; where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemory>,
+    /// Which kernels the device chose by measurement, and what each took, by what was asked of them; where it does.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub chosen_kernels: BTreeMap<String, Vec<String>>,
     /// In all steps together, by group and call.
     pub traffic: BTreeMap<String, BTreeMap<&'static str, Sent>>,
 }
@@ -121,6 +124,7 @@ impl RankReport {
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
             steps,
             device_memory: None,
+            chosen_kernels: BTreeMap::new(),
             traffic: by_group(traffic),
         }
     }

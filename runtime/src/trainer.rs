@@ -551,6 +551,7 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         let planned_bytes = self.program.planned_memory_bytes;
         report.device_memory =
             self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
+        report.chosen_kernels = self.rank.chosen_kernels();
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
         write_lines(path, lines)

@@ -3,17 +3,20 @@
 
 use super::cache::Cache;
 use super::cublaslt::Products;
+use super::cudnn::{Fusion, Library};
 use super::driver::{Driver, Event, GpuError, Inner, Properties};
 use super::{Baked, Launch, Source, Storage, nvrtc, program};
+use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
 use crate::gemm::cuda::Product;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice,
     result, sys,
 };
 use cudarc::nvrtc::Ptx;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of one of two pieces of pinned memory that copies go through.
 const STAGED: usize = 4 << 20;
@@ -38,7 +41,11 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
     // launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
-    let (properties, architecture) = properties(&context)?;
+    let preference = preference()?;
+    let fusion = fusion(preference);
+    let (mut properties, architecture) = properties(&context)?;
+    let named = fusion.as_ref().map_or("cuDNN none".to_owned(), Fusion::name);
+    let _ = write!(properties.versions, ", {named}");
     let shared = Shared {
         context,
         properties,
@@ -46,8 +53,26 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         cache: Cache::of_user(),
         modules: Mutex::default(),
         products: Mutex::default(),
+        preference,
+        fuser_name: fusion.as_ref().map_or(String::new(), Fusion::name),
+        fusion: fusion.map(Mutex::new),
+        settled: Mutex::default(),
     };
     Ok(Arc::new(Device::new(Arc::new(shared))?))
+}
+
+/// What attention may use, as the user says.
+fn preference() -> Result<Preference, GpuError> {
+    let word = std::env::var("MESHWRIGHT_ATTENTION").unwrap_or_default();
+    Preference::read(&word).map_err(|what| GpuError::Call { call: "attention", what })
+}
+
+/// cuDNN, where it may be used and is here. It ends the program where it finds no cuBLASLt.
+fn fusion(preference: Preference) -> Option<Fusion> {
+    if preference == Preference::Own || super::cublaslt::version().is_none() {
+        return None;
+    }
+    Library::open().ok().map(Fusion::new)
 }
 
 #[allow(clippy::cast_sign_loss)] // counts
@@ -103,6 +128,11 @@ struct Shared {
     cache: Cache,
     modules: Mutex<HashMap<Key, Loaded>>,
     products: Mutex<Products>,
+    preference: Preference,
+    fuser_name: String,
+    fusion: Option<Mutex<Fusion>>,
+    /// What was measured of attention, by what it was measured for.
+    settled: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 /// A source and its constants.
@@ -414,12 +444,70 @@ impl Driver for Device {
         Ok(self.stream.cu_stream() as u64)
     }
 
+    fn fuser(&self) -> Option<&dyn Fuser> {
+        self.shared.fusion.as_ref().map(|_| self as &dyn Fuser)
+    }
+
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
         Ok(Arc::new(Self::new(self.shared.clone())?))
     }
 }
 
+impl Fuser for Device {
+    fn preference(&self) -> Preference {
+        self.shared.preference
+    }
+
+    fn name(&self) -> String {
+        format!("{} on {}", self.shared.fuser_name, self.shared.properties.name)
+    }
+
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+        self.bind()?;
+        self.fusion()?.plans(sdpa, pass)
+    }
+
+    fn run(
+        &self,
+        plan: (&Sdpa, Pass, usize),
+        tensors: &[(Role, u64)],
+        workspace: u64,
+    ) -> Result<(), GpuError> {
+        self.bind()?;
+        self.fusion()?.run(self.handle(), plan, tensors, workspace)
+    }
+
+    fn recall(&self, what: &str) -> Option<Arc<str>> {
+        let mut settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = settled.get(what) {
+            return Some(found.clone());
+        }
+        let kept = String::from_utf8(self.shared.cache.get(what)?).ok()?;
+        Some(settled.entry(what.to_owned()).or_insert(kept.into()).clone())
+    }
+
+    fn settle(&self, what: &str, found: &str) -> Arc<str> {
+        let mut settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = settled.entry(what.to_owned()).or_insert_with(|| {
+            self.shared.cache.put(what, found.as_bytes());
+            found.into()
+        });
+        held.clone()
+    }
+
+    fn settled(&self) -> Vec<(String, Arc<str>)> {
+        let settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        settled.iter().map(|(what, found)| (what.clone(), found.clone())).collect()
+    }
+}
+
 impl Device {
+    fn fusion(&self) -> Result<MutexGuard<'_, Fusion>, GpuError> {
+        let none = || GpuError::Call { call: "attention", what: "no cuDNN is open".to_owned() };
+        let fusion = self.shared.fusion.as_ref().ok_or_else(none)?;
+        Ok(fusion.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The stream, as cuBLASLt takes it.
     pub(super) fn handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()

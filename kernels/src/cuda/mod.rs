@@ -23,6 +23,8 @@ mod cache;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 #[cfg(feature = "cuda")]
+pub mod cudnn;
+#[cfg(feature = "cuda")]
 mod device;
 mod driver;
 mod element;

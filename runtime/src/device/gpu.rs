@@ -26,6 +26,7 @@ use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -327,6 +328,11 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
             used_bytes: gpu.bytes_of_arena() as u64,
             beyond_bytes: gpu.bytes_beyond_arena() as u64,
         })
+    }
+
+    fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
+        let choices = self.queue.gpu.attention_choices().into_iter();
+        choices.map(|(what, found)| (what, found.lines().map(str::to_owned).collect())).collect()
     }
 }
 
