@@ -10,17 +10,24 @@ use crate::cuda::launch::{blocks, constant, int};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// Of the kernels' text: what was measured of others is not said of them.
-const VERSION: u64 = {
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let text = include_str!("attention.cu").as_bytes();
+const VERSION: u64 = hash(
+    include_str!("attention_rows.cu"),
+    hash(include_str!("attention_common.cu"), hash(include_str!("attention.cu"), OFFSET)),
+);
+
+/// Where FNV-1a begins.
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a (Fowler, Noll, Vo), going on from what was hashed before.
+const fn hash(text: &str, mut hash: u64) -> u64 {
+    let text = text.as_bytes();
     let mut at = 0;
     while at < text.len() {
-        // FNV-1a (Fowler, Noll, Vo).
         hash = (hash ^ text[at] as u64).wrapping_mul(0x0100_0000_01b3);
         at += 1;
     }
     hash
-};
+}
 
 /// The widest head that tensor cores do.
 const WIDEST: usize = 256;

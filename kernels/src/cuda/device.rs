@@ -44,7 +44,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     let preference = preference()?;
     let fusion = fusion(preference);
     let (mut properties, architecture) = properties(&context)?;
-    let named = fusion.as_ref().map_or("cuDNN none".to_owned(), Fusion::name);
+    let named = fusion.as_ref().map_or_else(Clone::clone, Fusion::name);
     let _ = write!(properties.versions, ", {named}");
     let shared = Shared {
         context,
@@ -54,8 +54,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         modules: Mutex::default(),
         products: Mutex::default(),
         preference,
-        fuser_name: fusion.as_ref().map_or(String::new(), Fusion::name),
-        fusion: fusion.map(Mutex::new),
+        fuser_name: named,
+        fusion: fusion.ok().map(Mutex::new),
         settled: Mutex::default(),
     };
     Ok(Arc::new(Device::new(Arc::new(shared))?))
@@ -67,12 +67,16 @@ fn preference() -> Result<Preference, GpuError> {
     Preference::read(&word).map_err(|what| GpuError::Call { call: "attention", what })
 }
 
-/// cuDNN, where it may be used and is here. It ends the program where it finds no cuBLASLt.
-fn fusion(preference: Preference) -> Option<Fusion> {
-    if preference == Preference::Own || super::cublaslt::version().is_none() {
-        return None;
+/// cuDNN, where it may be used and is here; else why not, in words.
+fn fusion(preference: Preference) -> Result<Fusion, String> {
+    if preference == Preference::Own {
+        return Err("cuDNN is not asked for".to_owned());
     }
-    Library::open().ok().map(Fusion::new)
+    match Library::open() {
+        Ok(library) => Ok(Fusion::new(library)),
+        Err(GpuError::Library { library, .. }) => Err(format!("no cuDNN: {library} is not here")),
+        Err(error) => Err(format!("no cuDNN: {error}")),
+    }
 }
 
 #[allow(clippy::cast_sign_loss)] // counts
@@ -281,6 +285,10 @@ impl Drop for Device {
     fn drop(&mut self) {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
+        if self.shared.fusion.is_some() && self.bind().is_ok() {
+            let stream = self.handle();
+            self.fusion().into_iter().for_each(|mut fusion| fusion.forget(stream));
+        }
     }
 }
 

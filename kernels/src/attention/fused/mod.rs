@@ -100,3 +100,18 @@ pub trait Fuser: Debug + Send + Sync {
     /// All that this process recalled or settled.
     fn settled(&self) -> Vec<(String, Arc<str>)>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Preference;
+
+    #[test]
+    fn preferences_are_words() {
+        assert_eq!(Preference::read("own"), Ok(Preference::Own));
+        assert_eq!(Preference::read("repeatable"), Ok(Preference::Repeatable));
+        assert_eq!(Preference::read("fastest"), Ok(Preference::Fastest));
+        assert_eq!(Preference::read(""), Ok(Preference::default()));
+        let error = Preference::read("Fastest").unwrap_err();
+        assert_eq!(error, "MESHWRIGHT_ATTENTION=Fastest: valid: own, repeatable, fastest");
+    }
+}

@@ -111,10 +111,9 @@ impl Sdpa {
     }
 
     /// `scale q k^T`, with `k` as columns.
-    fn scaled_scores(&self, graph: &mut Graph, q: Id, k: Id) -> Id {
+    fn scaled_scores(&self, graph: &mut Graph, q: Id, k: Id, scale: Id) -> Id {
         let scores = graph.tensor(self.scores());
         graph.product(q, k, scores);
-        let scale = graph.constant(Constant::F32(self.scale));
         graph.each(Pointwise::Multiply, &[scores, scale], Kind::F32)
     }
 
@@ -139,7 +138,8 @@ impl Sdpa {
         let out = graph.tensor(self.queries(self.v_dim, Role::Out));
         let lse = graph.tensor(self.statistics(Place::Memory(Role::Lse)));
 
-        let scores = self.scaled_scores(graph, q, k);
+        let scale = graph.constant(Constant::F32(self.scale));
+        let scores = self.scaled_scores(graph, q, k, scale);
         let scores = self.masked(graph, scores);
         let max = graph.tensor(self.statistics(Place::Virtual));
         graph.reduce(Reduction::Max, scores, max);
@@ -162,7 +162,8 @@ impl Sdpa {
         let dout = graph.tensor(self.queries(self.v_dim, Role::Dout));
 
         let delta = self.delta(graph, out, dout);
-        let scores = self.scaled_scores(graph, q, k);
+        let scale = graph.constant(Constant::F32(self.scale));
+        let scores = self.scaled_scores(graph, q, k, scale);
         let scores = graph.each(Pointwise::Subtract, &[scores, lse], Kind::F32);
         let scores = self.masked(graph, scores);
         let probabilities = graph.each(Pointwise::Exp, &[scores], Kind::F32);
@@ -172,7 +173,6 @@ impl Sdpa {
         graph.product(dout, v, dp);
         let less = graph.each(Pointwise::Subtract, &[dp, delta], Kind::F32);
         let ds = graph.each(Pointwise::Multiply, &[less, probabilities], Kind::F32);
-        let scale = graph.constant(Constant::F32(self.scale));
         let ds = graph.each(Pointwise::Multiply, &[ds, scale], Kind::F32);
         self.by_key_sums(graph, ds, q, self.keys(self.qk_dim, Role::Dk));
         self.dq(graph, ds, k, repeatable);
@@ -204,7 +204,7 @@ impl Sdpa {
 
     fn dq(&self, graph: &mut Graph, ds: Id, k: Id, repeatable: bool) {
         let rows = Tensor { place: Place::Virtual, ..self.keys(self.qk_dim, Role::K) };
-        let k = graph.reshape(k, rows);
+        let k = graph.reshape(k, rows.stored(Kind::F32));
         let dq = graph.tensor(self.queries(self.qk_dim, Role::Dq));
         if repeatable {
             graph.product(ds, k, dq);

@@ -36,6 +36,7 @@ macro_rules! functions {
 
 functions! {
     cudnnGetVersion() -> usize;
+    cudnnGetCudartVersion() -> usize;
     cudnnGetErrorString(status: c_int) -> *const c_char;
     cudnnGetLastErrorString(text: *mut c_char, most: usize) -> ();
     cudnnCreate(handle: *mut *mut c_void) -> c_int;
@@ -53,7 +54,9 @@ functions! {
 pub(in crate::cuda) struct Library {
     pub(super) functions: Functions,
     version: usize,
+    // In this order: the second is the first's.
     _library: libloading::Library,
+    _products: libloading::Library,
 }
 
 impl Debug for Library {
@@ -89,7 +92,9 @@ impl Library {
             let what = format!("{}; valid: {} or later", named(version), named(OLDEST));
             return Err(failed("cudnnGetVersion", what));
         }
-        Ok(Arc::new(Self { functions, version, _library: library }))
+        // SAFETY: as above.
+        let products = cublaslt(unsafe { (functions.cudnnGetCudartVersion)() })?;
+        Ok(Arc::new(Self { functions, version, _library: library, _products: products }))
     }
 
     /// Fails unless it succeeded, with cuDNN's own words.
@@ -117,13 +122,23 @@ pub(super) fn failed(call: &'static str, what: String) -> GpuError {
     GpuError::Call { call, what }
 }
 
+/// The cuBLASLt that cuDNN looks for, of the CUDA that it was built with. Where it finds none it ends the process, so this is
+/// to be known before.
+fn cublaslt(cuda: usize) -> Result<libloading::Library, GpuError> {
+    let name = format!("libcublasLt.so.{}", cuda / 1000);
+    // SAFETY: as cuDNN itself.
+    unsafe { libloading::Library::new(name) }.map_err(|_| GpuError::Library {
+        library: "the libcublasLt.so that this cuDNN is for",
+        needed_for: "attention by cuDNN",
+        advice: "install cuDNN and cuBLAS for the same CUDA",
+    })
+}
+
 /// What plans are made with and run by.
 #[derive(Debug)]
 pub(super) struct Handle {
     library: Arc<Library>,
     pub(super) raw: *mut c_void,
-    /// Where it queues.
-    stream: *mut c_void,
 }
 
 // SAFETY: a handle may be used by any thread, one at a time: a lock is held around all of it.
@@ -136,18 +151,14 @@ impl Handle {
         // SAFETY: writes one handle.
         let status = unsafe { (library.functions.cudnnCreate)(&raw mut raw) };
         library.check("cudnnCreate", status)?;
-        Ok(Self { library: library.clone(), raw, stream: std::ptr::null_mut() })
+        Ok(Self { library: library.clone(), raw })
     }
 
-    /// What runs from now on is queued there.
-    pub(super) fn queue_on(&mut self, stream: *mut c_void) -> Result<(), GpuError> {
-        if self.stream != stream {
-            // SAFETY: both live.
-            let status = unsafe { (self.library.functions.cudnnSetStream)(self.raw, stream) };
-            self.library.check("cudnnSetStream", status)?;
-            self.stream = stream;
-        }
-        Ok(())
+    /// What it runs is queued there.
+    pub(super) fn queue_on(&self, stream: *mut c_void) -> Result<(), GpuError> {
+        // SAFETY: both live.
+        let status = unsafe { (self.library.functions.cudnnSetStream)(self.raw, stream) };
+        self.library.check("cudnnSetStream", status)
     }
 }
 

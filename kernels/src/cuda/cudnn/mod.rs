@@ -22,13 +22,16 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Fusion {
     library: Arc<Library>,
-    handle: Option<Handle>,
+    // In this order: plans may know the handle that they were made with.
     plans: HashMap<String, Vec<Plan>>,
+    maker: Option<Handle>,
+    /// One for each stream: a handle that changes streams makes one wait for the other.
+    runners: HashMap<u64, Handle>,
 }
 
 impl Fusion {
     pub(super) fn new(library: Arc<Library>) -> Self {
-        Self { library, handle: None, plans: HashMap::new() }
+        Self { library, plans: HashMap::new(), maker: None, runners: HashMap::new() }
     }
 
     /// The library, and its version.
@@ -36,26 +39,24 @@ impl Fusion {
         format!("{:?}", self.library)
     }
 
-    fn of(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<(&mut Handle, &[Plan]), GpuError> {
-        let handle = match &mut self.handle {
-            Some(handle) => handle,
-            none => none.insert(Handle::new(&self.library)?),
+    fn made(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<&[Plan], GpuError> {
+        let maker = match &self.maker {
+            Some(maker) => maker,
+            None => self.maker.insert(Handle::new(&self.library)?),
         };
-        let plans = match self.plans.entry(format!("{pass:?} {sdpa:?}")) {
+        Ok(match self.plans.entry(format!("{pass:?} {sdpa:?}")) {
             Entry::Occupied(made) => made.into_mut(),
             Entry::Vacant(place) => {
                 let repeatable = pass != (Pass::Backward { repeatable: false });
-                let (target, graph) = (Target::Handle(handle), sdpa.graph(pass));
+                let (target, graph) = (Target::Handle(maker), sdpa.graph(pass));
                 place.insert(plans(&self.library, target, &graph, repeatable)?)
             }
-        };
-        Ok((handle, plans))
+        })
     }
 
     /// What there is for a pass, those first that cuDNN reckons fastest. The context is the calling thread's.
     pub(super) fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
-        let (_, plans) = self.of(sdpa, pass)?;
-        Ok(plans.iter().map(|plan| plan.fused.clone()).collect())
+        Ok(self.made(sdpa, pass)?.iter().map(|plan| plan.fused.clone()).collect())
     }
 
     /// Queues one of them on a stream.
@@ -66,19 +67,32 @@ impl Fusion {
         tensors: &[(Role, u64)],
         workspace: u64,
     ) -> Result<(), GpuError> {
-        let library = self.library.clone();
-        let (handle, plans) = self.of(sdpa, pass)?;
-        let Some(plan) = plans.get(number) else {
-            let what = format!("plan {number} of {} for {pass:?} of {sdpa:?}", plans.len());
+        self.made(sdpa, pass)?;
+        let runner = match self.runners.entry(stream as u64) {
+            Entry::Occupied(runner) => runner.into_mut(),
+            Entry::Vacant(place) => {
+                let runner = Handle::new(&self.library)?;
+                runner.queue_on(stream)?;
+                place.insert(runner)
+            }
+        };
+        let made = self.plans.get(&format!("{pass:?} {sdpa:?}"));
+        let Some(plan) = made.and_then(|plans| plans.get(number)) else {
+            let what = format!("there is no plan {number} for {pass:?} of {sdpa:?}");
             return Err(library::failed("cudnnBackendExecute", what));
         };
-        handle.queue_on(stream)?;
-        plan.run(&library, handle, tensors, workspace)
+        plan.run(&self.library, runner, tensors, workspace)
+    }
+
+    /// A stream that is on its way out.
+    pub(super) fn forget(&mut self, stream: *mut c_void) {
+        self.runners.remove(&(stream as u64));
     }
 }
 
-/// Plans that cuDNN makes of a graph for a GPU that is not here, those first that it reckons fastest. `device` are its
-/// properties, in the JSON of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
+/// Plans that cuDNN makes of a graph for a GPU that is not here, those first that it reckons fastest, each with the addresses
+/// of a call put together that is not made. `device` are the GPU's properties, in the JSON of
+/// `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
 ///
 /// # Errors
 /// Where cuDNN is missing, or takes neither the device nor the graph.
@@ -87,11 +101,16 @@ pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuE
     let described = Descriptor::new(&library, Kind::DeviceProperties)?;
     let described = described.text(Name::DeviceJson, device)?.finalised()?;
     let made = plans(&library, Target::Described(&described), graph, false)?;
+    for plan in &made {
+        plan.rehearse(&library)?;
+    }
     Ok(made.into_iter().map(|plan| plan.fused).collect())
 }
 
-/// cuDNN's version, where it is installed.
-#[must_use]
-pub fn version() -> Option<String> {
-    Library::open().ok().map(|library| format!("{library:?}"))
+/// cuDNN's version.
+///
+/// # Errors
+/// Where it is missing, too old, or lacks what it needs itself.
+pub fn version() -> Result<String, GpuError> {
+    Ok(format!("{:?}", Library::open()?))
 }

@@ -140,8 +140,33 @@ impl Plan {
     ) -> Result<(), GpuError> {
         // Constants are given by the host's address, which stays where it is for the call.
         let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
+        let pack = self.pack(library, &bits, tensors, workspace)?;
+        // SAFETY: all three are live, and the pack's addresses are those of live memory of the sizes that the graph says.
+        let status = unsafe {
+            (library.functions.cudnnBackendExecute)(handle.raw, self.descriptor.raw, pack.raw)
+        };
+        library.check("cudnnBackendExecute", status)
+    }
+
+    /// Puts a call together that is not made.
+    pub(super) fn rehearse(&self, library: &Arc<Library>) -> Result<(), GpuError> {
+        let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
+        let roles = self.given.iter().filter_map(|(_, given)| match given {
+            Given::Memory(role) => Some((*role, 1 << 20)),
+            _ => None,
+        });
+        self.pack(library, &bits, &roles.collect::<Vec<_>>(), 1 << 30).map(|_| ())
+    }
+
+    fn pack(
+        &self,
+        library: &Arc<Library>,
+        bits: &[u32],
+        tensors: &[(Role, u64)],
+        workspace: u64,
+    ) -> Result<Arc<Descriptor>, GpuError> {
         let (mut ids, mut pointers) = (Vec::new(), Vec::<*mut c_void>::new());
-        for ((id, given), bits) in self.given.iter().zip(&bits) {
+        for ((id, given), bits) in self.given.iter().zip(bits) {
             ids.push(*id);
             pointers.push(match given {
                 Given::Constant(_) => std::ptr::from_ref(bits).cast_mut().cast(),
@@ -150,16 +175,11 @@ impl Plan {
             });
         }
         let own = (workspace + self.own as u64) as *mut c_void;
-        let pack = Descriptor::new(library, Kind::VariantPack)?
+        Descriptor::new(library, Kind::VariantPack)?
             .numbers(Name::PackIds, &ids)?
             .pointers(Name::PackPointers, Of::Pointer, &pointers)?
             .pointers(Name::PackWorkspace, Of::Pointer, &[own])?
-            .finalised()?;
-        // SAFETY: all three are live, and the pack's addresses are those of live memory of the sizes that the graph says.
-        let status = unsafe {
-            (library.functions.cudnnBackendExecute)(handle.raw, self.descriptor.raw, pack.raw)
-        };
-        library.check("cudnnBackendExecute", status)
+            .finalised()
     }
 }
 
