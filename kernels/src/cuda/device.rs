@@ -3,20 +3,20 @@
 
 use super::cache::Cache;
 use super::cublaslt::Products;
-use super::cudnn::{Fusion, Library};
+use super::cudnn::Fusing;
 use super::driver::{Driver, Event, GpuError, Inner, Properties};
 use super::{Baked, Launch, Source, Storage, nvrtc, program};
-use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
+use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DriverError, PinnedHostSlice,
     result, sys,
 };
 use cudarc::nvrtc::Ptx;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of one of two pieces of pinned memory that copies go through.
 const STAGED: usize = 4 << 20;
@@ -41,11 +41,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
     // launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
-    let preference = preference()?;
-    let fusion = fusion(preference);
+    let fusing = Fusing::open()?;
     let (mut properties, architecture) = properties(&context)?;
-    let named = fusion.as_ref().map_or_else(Clone::clone, Fusion::name);
-    let _ = write!(properties.versions, ", {named}");
+    let _ = write!(properties.versions, ", {}", fusing.name());
     let shared = Shared {
         context,
         properties,
@@ -53,30 +51,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         cache: Cache::of_user(),
         modules: Mutex::default(),
         products: Mutex::default(),
-        preference,
-        fuser_name: named,
-        fusion: fusion.ok().map(Mutex::new),
-        settled: Mutex::default(),
+        fusing,
     };
     Ok(Arc::new(Device::new(Arc::new(shared))?))
-}
-
-/// What attention may use, as the user says.
-fn preference() -> Result<Preference, GpuError> {
-    let word = std::env::var("MESHWRIGHT_ATTENTION").unwrap_or_default();
-    Preference::read(&word).map_err(|what| GpuError::Call { call: "attention", what })
-}
-
-/// cuDNN, where it may be used and is here; else why not, in words.
-fn fusion(preference: Preference) -> Result<Fusion, String> {
-    if preference == Preference::Own {
-        return Err("cuDNN is not asked for".to_owned());
-    }
-    match Library::open() {
-        Ok(library) => Ok(Fusion::new(library)),
-        Err(GpuError::Library { library, .. }) => Err(format!("no cuDNN: {library} is not here")),
-        Err(error) => Err(format!("no cuDNN: {error}")),
-    }
 }
 
 #[allow(clippy::cast_sign_loss)] // counts
@@ -132,11 +109,7 @@ struct Shared {
     cache: Cache,
     modules: Mutex<HashMap<Key, Loaded>>,
     products: Mutex<Products>,
-    preference: Preference,
-    fuser_name: String,
-    fusion: Option<Mutex<Fusion>>,
-    /// What was measured of attention, by what it was measured for.
-    settled: Mutex<BTreeMap<String, Arc<str>>>,
+    fusing: Fusing,
 }
 
 /// A source and its constants.
@@ -267,7 +240,7 @@ impl Device {
     }
 
     /// Makes the context the calling thread's, as calls of the driver need it.
-    fn bind(&self) -> Result<(), GpuError> {
+    pub(super) fn bind(&self) -> Result<(), GpuError> {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
@@ -285,9 +258,8 @@ impl Drop for Device {
     fn drop(&mut self) {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
-        if self.shared.fusion.is_some() && self.bind().is_ok() {
-            let stream = self.handle();
-            self.fusion().into_iter().for_each(|mut fusion| fusion.forget(stream));
+        if self.bind().is_ok() {
+            self.shared.fusing.forget(self.handle());
         }
     }
 }
@@ -453,7 +425,7 @@ impl Driver for Device {
     }
 
     fn fuser(&self) -> Option<&dyn Fuser> {
-        self.shared.fusion.as_ref().map(|_| self as &dyn Fuser)
+        self.shared.fusing.is_open().then_some(self)
     }
 
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
@@ -461,62 +433,18 @@ impl Driver for Device {
     }
 }
 
-impl Fuser for Device {
-    fn preference(&self) -> Preference {
-        self.shared.preference
-    }
-
-    fn name(&self) -> String {
-        format!("{} on {}", self.shared.fuser_name, self.shared.properties.name)
-    }
-
-    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
-        self.bind()?;
-        self.fusion()?.plans(sdpa, pass)
-    }
-
-    fn run(
-        &self,
-        plan: (&Sdpa, Pass, usize),
-        tensors: &[(Role, u64)],
-        workspace: u64,
-    ) -> Result<(), GpuError> {
-        self.bind()?;
-        self.fusion()?.run(self.handle(), plan, tensors, workspace)
-    }
-
-    fn recall(&self, what: &str) -> Option<Arc<str>> {
-        let mut settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = settled.get(what) {
-            return Some(found.clone());
-        }
-        let kept = String::from_utf8(self.shared.cache.get(what)?).ok()?;
-        Some(settled.entry(what.to_owned()).or_insert(kept.into()).clone())
-    }
-
-    fn settle(&self, what: &str, found: &str) -> Arc<str> {
-        let mut settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = settled.entry(what.to_owned()).or_insert_with(|| {
-            self.shared.cache.put(what, found.as_bytes());
-            found.into()
-        });
-        held.clone()
-    }
-
-    fn settled(&self) -> Vec<(String, Arc<str>)> {
-        let settled = self.shared.settled.lock().unwrap_or_else(PoisonError::into_inner);
-        settled.iter().map(|(what, found)| (what.clone(), found.clone())).collect()
-    }
-}
-
 impl Device {
-    fn fusion(&self) -> Result<MutexGuard<'_, Fusion>, GpuError> {
-        let none = || GpuError::Call { call: "attention", what: "no cuDNN is open".to_owned() };
-        let fusion = self.shared.fusion.as_ref().ok_or_else(none)?;
-        Ok(fusion.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What attention asks cuDNN.
+    pub(super) fn fusing(&self) -> &Fusing {
+        &self.shared.fusing
     }
 
-    /// The stream, as cuBLASLt takes it.
+    /// What earlier processes worked out.
+    pub(super) fn cache(&self) -> &Cache {
+        &self.shared.cache
+    }
+
+    /// The stream, as cuBLASLt and cuDNN take it.
     pub(super) fn handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }

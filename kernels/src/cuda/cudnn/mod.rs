@@ -2,16 +2,17 @@
 #![allow(unsafe_code)] // a C library
 
 mod descriptor;
+mod fusing;
 mod library;
 mod lower;
 mod plan;
 
-pub(super) use library::Library;
+pub(super) use fusing::Fusing;
 
 use super::GpuError;
 use crate::attention::fused::{Fused, Graph, Pass, Role, Sdpa};
 use descriptor::{Descriptor, Kind, Name};
-use library::Handle;
+use library::{Handle, Library};
 use plan::{Plan, Target, plans};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 /// Plans of a GPU.
 #[derive(Debug)]
-pub(super) struct Fusion {
+struct Fusion {
     library: Arc<Library>,
     // In this order: plans may know the handle that they were made with.
     plans: HashMap<String, Vec<Plan>>,
@@ -30,13 +31,8 @@ pub(super) struct Fusion {
 }
 
 impl Fusion {
-    pub(super) fn new(library: Arc<Library>) -> Self {
+    fn new(library: Arc<Library>) -> Self {
         Self { library, plans: HashMap::new(), maker: None, runners: HashMap::new() }
-    }
-
-    /// The library, and its version.
-    pub(super) fn name(&self) -> String {
-        format!("{:?}", self.library)
     }
 
     fn made(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<&[Plan], GpuError> {
@@ -55,12 +51,12 @@ impl Fusion {
     }
 
     /// What there is for a pass, those first that cuDNN reckons fastest. The context is the calling thread's.
-    pub(super) fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
         Ok(self.made(sdpa, pass)?.iter().map(|plan| plan.fused.clone()).collect())
     }
 
     /// Queues one of them on a stream.
-    pub(super) fn run(
+    fn run(
         &mut self,
         stream: *mut c_void,
         (sdpa, pass, number): (&Sdpa, Pass, usize),
@@ -85,7 +81,7 @@ impl Fusion {
     }
 
     /// A stream that is on its way out.
-    pub(super) fn forget(&mut self, stream: *mut c_void) {
+    fn forget(&mut self, stream: *mut c_void) {
         self.runners.remove(&(stream as u64));
     }
 }
