@@ -29,6 +29,8 @@ mod device;
 mod driver;
 mod element;
 mod floor;
+#[cfg(feature = "cuda")]
+mod foreign;
 #[cfg(feature = "machine")]
 mod lagging;
 pub(crate) mod launch;

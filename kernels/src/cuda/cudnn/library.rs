@@ -2,6 +2,7 @@
 //! this may have more of them than any enumeration.
 
 use crate::cuda::GpuError;
+use crate::cuda::foreign::functions;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -12,29 +13,8 @@ const NAMES: [&str; 2] = ["libcudnn.so.9", "libcudnn.so"];
 /// `CompositeSDPABackwardNode::pre_validate_node`).
 const OLDEST: usize = 91_600;
 
-macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
-        /// Those that are used.
-        #[allow(non_snake_case)]
-        #[derive(Clone, Copy)]
-        pub(super) struct Functions {
-            $(pub(super) $name: unsafe extern "C" fn($($argument: $type),*) -> $result,)+
-        }
-
-        impl Functions {
-            /// # Safety
-            /// The library is cuDNN.
-            unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the types are those of cudnn_graph.h.
-                unsafe {
-                    Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)+ })
-                }
-            }
-        }
-    };
-}
-
 functions! {
+    pub(super),
     cudnnGetVersion() -> usize;
     cudnnGetCudartVersion() -> usize;
     cudnnGetErrorString(status: c_int) -> *const c_char;
