@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
+.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -134,6 +134,17 @@ nvrtc:
 	@rm -rf $(NVRTC) && mkdir -p $(NVRTC) && python3 -m venv $(NVRTC)/venv
 	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
 	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
+
+# Whether cuDNN takes our graphs of attention, for GPUs that are described to it. Needs no GPU, but 1 GB: no part of `ci`.
+CUDNN := $(or $(CARGO_TARGET_DIR),target)/cudnn
+CUDNN_VERSION ?= 9.19.0.56
+cudnn: setup
+	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
+	@[ -e $(CUDNN)/$(CUDNN_VERSION)/libcudnn.so.9 ] || { rm -rf $(CUDNN) && mkdir -p $(CUDNN) && python3 -m venv $(CUDNN)/venv && \
+	  $(CUDNN)/venv/bin/pip install -q --no-deps --target $(CUDNN)/package nvidia-cudnn-cu12==$(CUDNN_VERSION) && \
+	  mv $(CUDNN)/package/nvidia/cudnn/lib $(CUDNN)/$(CUDNN_VERSION) && rm -rf $(CUDNN)/package $(CUDNN)/venv; }
+	LD_LIBRARY_PATH=$(abspath $(CUDNN)/$(CUDNN_VERSION)):$(abspath $(NVRTC)) MESHWRIGHT_NEEDS_CUDNN=1 \
+	  cargo test --locked -p meshwright-kernels --features cuda --test cudnn_accepts -- --nocapture
 
 # On a GPU: every kernel against the CPU's references; then how fast each is, what the cost model needs, training steps, and
 # all of it beside PyTorch where there is one, with what it has to come to. Where there is no GPU they say so and fail. The

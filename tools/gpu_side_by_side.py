@@ -346,7 +346,8 @@ def of_kernels(ours, beside):
     """Memory-bound kernels beside a copy, products beside the best algorithm, attention beside cuDNN."""
     rows = []
     for (kernel, shape), row in ours.items():
-        if row.get("share") is None or kernel == "copy":
+        # Attention is beside PyTorch's below; its own share is of this machine's cuDNN.
+        if row.get("share") is None or kernel == "copy" or kernel.startswith("attention"):
             continue
         is_product = kernel.startswith("product")
         least = OF_BEST if is_product else OF_COPY

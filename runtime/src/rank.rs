@@ -216,6 +216,11 @@ impl<'a, D: Device> Rank<'a, D> {
         self.steady.replays()
     }
 
+    /// The kernels that its device chose by measurement, where it does.
+    pub fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
+        self.fixed.device.chosen_kernels()
+    }
+
     /// Draws initial weights by seed, name and global index: the same ones for every split.
     pub fn initialise(&mut self) {
         let Fixed { inventory, device, seed, .. } = &self.fixed;

@@ -39,6 +39,9 @@ pub struct RankReport {
     /// How many steps were replayed as a CUDA graph, or why none was; where it is on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda_graphs: Option<Replays>,
+    /// Which kernels the device chose by measurement, and what each took, by what was asked of them; where it does.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub chosen_kernels: BTreeMap<String, Vec<String>>,
     /// In all steps together, by group and call.
     pub traffic: BTreeMap<String, BTreeMap<&'static str, Sent>>,
 }
@@ -126,6 +129,7 @@ impl RankReport {
             steps,
             device_memory: None,
             cuda_graphs: None,
+            chosen_kernels: BTreeMap::new(),
             traffic: by_group(traffic),
         }
     }

@@ -562,6 +562,7 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         report.device_memory =
             self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
         report.cuda_graphs = self.flags.gpu.map(|_| self.rank.replays());
+        report.chosen_kernels = self.rank.chosen_kernels();
         let line = serde_json::to_string(&report).unwrap_or_default();
         let Some(lines) = gather_text(&*groups.world, &line)? else { return Ok(()) };
         write_lines(path, lines)

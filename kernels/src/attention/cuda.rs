@@ -3,10 +3,31 @@
 //!
 //! Gradients of ranges of keys (rings, chunks) that are added up one by one in bf16 lose digits that the CPU's keep.
 
+use super::fused::{Direction, Kernel, Role, Sdpa, carry_out};
 use super::{Attention, ProbabilityDropout};
 use crate::Output;
 use crate::cuda::launch::{NULL, blocks, constant, int};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
+
+/// Of the kernels' text: what was measured of others is not said of them.
+const VERSION: u64 = hash(
+    include_str!("attention_rows.cu"),
+    hash(include_str!("attention_common.cu"), hash(include_str!("attention.cu"), OFFSET)),
+);
+
+/// Where FNV-1a begins.
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a (Fowler, Noll, Vo), going on from what was hashed before.
+const fn hash(text: &str, mut hash: u64) -> u64 {
+    let text = text.as_bytes();
+    let mut at = 0;
+    while at < text.len() {
+        hash = (hash ^ text[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
 
 /// The widest head that tensor cores do.
 const WIDEST: usize = 256;
@@ -177,7 +198,8 @@ fn row_blocks(a: &Attention, module: &Module) -> usize {
     blocks(a.batch * a.q_len * a.q_heads, module.threads() / 32)
 }
 
-/// `out` and `lse`. Shapes: [`super`].
+/// `out` and `lse`. Shapes: [`super`]. In bf16 by the fastest kernel there is ([`super::fused`]); which is found out the first
+/// time that a shape comes, which must not be one that is captured.
 ///
 /// # Errors
 /// Where the device fails; so everywhere here.
@@ -195,23 +217,92 @@ pub fn forward<S: Stored>(
     out: ViewMut<'_, S>,
     lse: ViewMut<'_, f32>,
 ) -> Result<(), GpuError> {
+    forward_by(gpu, None, attention, q, k, v, out, lse)
+}
+
+/// [`forward`] by one of [`forward_kernels`], or by the fastest.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+#[allow(clippy::too_many_arguments)] // the tensors
+pub fn forward_by<S: Stored>(
+    gpu: &Gpu,
+    kernel: Option<Kernel>,
+    attention: &Attention,
+    q: View<'_, S>,
+    k: View<'_, S>,
+    v: View<'_, S>,
+    out: ViewMut<'_, S>,
+    lse: ViewMut<'_, f32>,
+) -> Result<(), GpuError> {
     attention.check(q.len(), k.len(), v.len(), out.len(), lse.len());
     check_alignment(S::STORAGE, &[q.address(), k.address(), v.address(), out.address()]);
     let kernels = Kernels::of(S::STORAGE, attention);
-    let mut arguments =
-        vec![q.argument(), k.argument(), v.argument(), out.argument(), lse.argument()];
+    let (out, lse) = (out.into_address(), lse.into_address());
+    let written = [out, lse].map(Argument::Address);
+    let mut arguments = vec![q.argument(), k.argument(), v.argument(), written[0], written[1]];
     arguments.extend(last_arguments(gpu, attention));
     let grid = kernels.by_query(attention);
-    gpu.launch(&kernels.module.launch(kernels.forward, grid, arguments))
+    let launch = kernels.module.launch(kernels.forward, grid, arguments);
+    let own = || gpu.launch(&launch);
+    let tensors = [
+        (Role::Q, q.address()),
+        (Role::K, k.address()),
+        (Role::V, v.address()),
+        (Role::Out, out),
+        (Role::Lse, lse),
+    ];
+    let sdpa = sayable(S::STORAGE, attention);
+    carry_out(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
 }
 
-/// `dq`, `dk` and `dv`. Shapes: [`super`]. The same bits every time.
+/// What can run [`forward`] of tensors in bf16, with names: our own kernel first, then those of a library, where there is one.
+///
+/// # Errors
+/// Where the library takes no graph of it, in its own words.
+pub fn forward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
+    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Forward)
+}
+
+/// What can run [`backward`] of tensors in bf16.
+///
+/// # Errors
+/// As [`forward_kernels`].
+pub fn backward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
+    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Backward)
+}
+
+/// What a library is asked for, where it may be.
+fn sayable(storage: Storage, attention: &Attention) -> Option<Sdpa> {
+    (storage == Storage::Bf16).then(|| Sdpa::of(attention)).flatten()
+}
+
+/// `dq`, `dk` and `dv`. Shapes: [`super`]. The same bits every time, unless `MESHWRIGHT_ATTENTION` allows others. By the fastest
+/// kernel there is, as [`forward`], where they are replaced.
 ///
 /// # Errors
 /// As [`forward`].
 #[track_caller]
 pub fn backward<S: Stored>(
     gpu: &Gpu,
+    attention: &Attention,
+    saved: &Saved<'_, S>,
+    dout: View<'_, S>,
+    gradients: &mut Gradients<'_, S>,
+    output: Output,
+) -> Result<(), GpuError> {
+    backward_by(gpu, None, attention, saved, dout, gradients, output)
+}
+
+/// [`backward`] by one of [`backward_kernels`], or by the fastest; where gradients are added up, by our own.
+///
+/// # Errors
+/// As [`forward`].
+#[track_caller]
+pub fn backward_by<S: Stored>(
+    gpu: &Gpu,
+    kernel: Option<Kernel>,
     attention: &Attention,
     saved: &Saved<'_, S>,
     dout: View<'_, S>,
@@ -225,6 +316,40 @@ pub fn backward<S: Stored>(
     a.check(dq.len(), dk.len(), dv.len(), dout.len(), lse.len());
     check_alignment(S::STORAGE, &[q.address(), k.address(), v.address(), dout.address()]);
     check_alignment(S::STORAGE, &[dq.address(), dk.address(), dv.address()]);
+    let [dq, dk, dv] = [dq.view_mut(), dk.view_mut(), dv.view_mut()];
+    let written = [dq, dk, dv].map(ViewMut::into_address);
+    let own = || own_backward(gpu, a, saved, dout, written, output);
+    let sdpa = match output {
+        Output::Overwrite => sayable(S::STORAGE, a),
+        // Graphs replace what was there.
+        Output::Accumulate => None,
+    };
+    let [dq, dk, dv] = written;
+    let tensors = [
+        (Role::Q, q.address()),
+        (Role::K, k.address()),
+        (Role::V, v.address()),
+        (Role::Out, out.address()),
+        (Role::Lse, lse.address()),
+        (Role::Dout, dout.address()),
+        (Role::Dq, dq),
+        (Role::Dk, dk),
+        (Role::Dv, dv),
+    ];
+    carry_out(gpu, sdpa.as_ref(), Direction::Backward, kernel, VERSION, &tensors, &own)
+}
+
+/// [`backward`] by our own kernels, with the gradients at these addresses.
+fn own_backward<S: Stored>(
+    gpu: &Gpu,
+    a: &Attention,
+    saved: &Saved<'_, S>,
+    dout: View<'_, S>,
+    written: [u64; 3],
+    output: Output,
+) -> Result<(), GpuError> {
+    let Saved { q, k, v, out, lse } = saved;
+    let [dq, dk, dv] = written.map(Argument::Address);
     let delta = gpu.memory::<f32>(a.lse_elements())?;
     let delta = delta.view();
     let rows = row_module(S::STORAGE, a);
@@ -236,11 +361,10 @@ pub fn backward<S: Stored>(
     let read = [q.argument(), k.argument(), v.argument(), dout.argument(), lse.argument()];
     let read = [&read[..], &[delta.argument()]].concat();
     let last = [vec![output.into()], last_arguments(gpu, a)].concat();
-    let arguments = [&read[..], &[dq.view_mut().argument()], &last].concat();
+    let arguments = [&read[..], &[dq], &last].concat();
     let launch = kernels.module.launch(kernels.backward_query, kernels.by_query(a), arguments);
     gpu.launch(&launch)?;
-    let arguments =
-        [&read[..], &[dk.view_mut().argument(), dv.view_mut().argument()], &last].concat();
+    let arguments = [&read[..], &[dk, dv], &last].concat();
     let launch = kernels.module.launch(kernels.backward_key_value, kernels.by_key(a), arguments);
     gpu.launch(&launch)
 }

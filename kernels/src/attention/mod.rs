@@ -27,6 +27,7 @@
 mod blocks;
 pub mod cuda;
 mod fast;
+pub mod fused;
 pub mod reference;
 mod tile;
 

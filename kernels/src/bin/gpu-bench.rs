@@ -2,8 +2,8 @@
 //! GPU's driver and CUDA's libraries, nothing else. Prints a table last and writes JSON; ends with 2 where there is no GPU.
 //!
 //! Bytes and operations are the floors of `<operation>::cuda`; a share is of what a copy of 1 GiB moves, read and written
-//! counted both, or of what the best of cuBLASLt's algorithms does. A causal attention's operations are those of the pairs
-//! that see each other.
+//! counted both, of what the best of cuBLASLt's algorithms does, or of what cuDNN's fastest attention does, repeatable or
+//! not. A causal attention's operations are those of the pairs that see each other.
 
 #[path = "gpu/report.rs"]
 mod report;
@@ -11,6 +11,7 @@ mod report;
 use kernels::Output;
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
+use kernels::attention::fused::Kernel;
 use kernels::attention::{self, Attention};
 use kernels::cross_entropy::{self, Logits};
 use kernels::cuda::{Floor, Gpu, GpuError, Memory, Storage, Stored, bf16};
@@ -514,12 +515,15 @@ impl Bench<'_> {
             "{} x {}, {}/{} heads of {}, causal",
             a.batch, a.q_len, a.q_heads, a.kv_heads, a.qk_dim
         );
-        let forward = self.seconds(|| {
-            let (out, lse) = (out.view_mut(), lse.view_mut());
-            attention::cuda::forward(gpu, a, q.view(), k.view(), v.view(), out, lse)
-        })?;
+        let run_forward = |kernel, out: &mut Memory<bf16>, lse: &mut Memory<f32>| {
+            let (q, k, v) = (q.view(), k.view(), v.view());
+            attention::cuda::forward_by(gpu, kernel, a, q, k, v, out.view_mut(), lse.view_mut())
+        };
         let floor = attention::cuda::forward_floor(a, Storage::Bf16);
-        self.row("attention forward", shape.clone(), forward, floor, Value::None);
+        let kernels = attention::cuda::forward_kernels(gpu, a);
+        let forward = self.compared("forward", &shape, floor, kernels, |kernel| {
+            run_forward(kernel, &mut out, &mut lse)
+        })?;
         let saved = attention::cuda::Saved {
             q: q.view(),
             k: k.view(),
@@ -527,19 +531,71 @@ impl Bench<'_> {
             out: out.view(),
             lse: lse.view(),
         };
-        let backward = self.seconds(|| {
+        let backward_floor = attention::cuda::backward_floor(a, Storage::Bf16);
+        let kernels = attention::cuda::backward_kernels(gpu, a);
+        let backward = self.compared("backward", &shape, backward_floor, kernels, |kernel| {
             let mut gradients = attention::cuda::Gradients {
                 dq: dq.view_mut(),
                 dk: dk.view_mut(),
                 dv: dv.view_mut(),
             };
-            let output = Output::Overwrite;
-            attention::cuda::backward(gpu, a, &saved, dout.view(), &mut gradients, output)
+            let (dout, output) = (dout.view(), Output::Overwrite);
+            attention::cuda::backward_by(gpu, kernel, a, &saved, dout, &mut gradients, output)
         })?;
-        let backward_floor = attention::cuda::backward_floor(a, Storage::Bf16);
-        self.row("attention backward", shape.clone(), backward, backward_floor, Value::None);
+        let share = forward.of_library(&backward);
         let both = floor + backward_floor;
-        self.row("attention both", shape, forward + backward, both, Value::None);
+        self.row("attention both", shape, forward.chosen_s + backward.chosen_s, both, share);
         Ok(())
+    }
+
+    /// A row for each kernel, and one for what is chosen, which is what programs run. A share is of the fastest of the
+    /// library's.
+    fn compared(
+        &mut self,
+        pass: &str,
+        shape: &str,
+        floor: Floor,
+        kernels: Result<Vec<(Kernel, String)>, GpuError>,
+        mut run: impl FnMut(Option<Kernel>) -> Result<(), GpuError>,
+    ) -> Result<Compared, GpuError> {
+        let kernels = kernels.unwrap_or_else(|error| {
+            eprintln!("attention {pass} {shape}: {error}");
+            vec![(Kernel::Own, "own".to_owned())]
+        });
+        let mut timed = Vec::new();
+        for (kernel, name) in kernels {
+            match self.seconds(|| run(Some(kernel))) {
+                Ok(seconds) => timed.push((kernel, name, seconds)),
+                Err(error) => eprintln!("attention {pass} {shape} by {name}: {error}"),
+            }
+        }
+        let chosen_s = self.seconds(|| run(None))?;
+        let library = timed.iter().filter(|(kernel, ..)| *kernel != Kernel::Own);
+        let library_s = library.map(|(.., seconds)| *seconds).min_by(f64::total_cmp);
+        let compared = Compared { chosen_s, library_s };
+        for (_, name, seconds) in timed {
+            let share = library_s.map_or(Value::None, |least| Value::Number(least / seconds));
+            let name = format!("attention {pass} by {name}");
+            self.row(&name, shape.to_owned(), seconds, floor, share);
+        }
+        let share = library_s.map_or(Value::None, |least| Value::Number(least / chosen_s));
+        self.row(&format!("attention {pass}"), shape.to_owned(), chosen_s, floor, share);
+        Ok(compared)
+    }
+}
+
+/// Seconds of what is chosen, and of the fastest of the library's kernels.
+struct Compared {
+    chosen_s: f64,
+    library_s: Option<f64>,
+}
+
+impl Compared {
+    /// The library's time over that of what is chosen, with another pass.
+    fn of_library(&self, other: &Self) -> Value {
+        match (self.library_s, other.library_s) {
+            (Some(a), Some(b)) => Value::Number((a + b) / (self.chosen_s + other.chosen_s)),
+            _ => Value::None,
+        }
     }
 }

@@ -3,8 +3,10 @@
 
 use super::cache::Cache;
 use super::cublaslt::Products;
+use super::cudnn::Fusing;
 use super::driver::{Driver, Event, GpuError, Inner, Properties, Recording, not_while_recording};
 use super::{Baked, Launch, Source, Storage, nvrtc, program};
+use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaStream, DriverError,
@@ -13,6 +15,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,7 +42,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
     // launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
-    let (properties, architecture) = properties(&context)?;
+    let fusing = Fusing::open()?;
+    let (mut properties, architecture) = properties(&context)?;
+    let _ = write!(properties.versions, ", {}", fusing.name());
     let shared = Shared {
         context,
         properties,
@@ -48,6 +53,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         modules: Mutex::default(),
         products: Mutex::default(),
         records: AtomicBool::new(false),
+        fusing,
     };
     Ok(Arc::new(Device::new(Arc::new(shared))?))
 }
@@ -107,6 +113,7 @@ struct Shared {
     products: Mutex<Products>,
     /// A step is being recorded.
     records: AtomicBool,
+    fusing: Fusing,
 }
 
 /// A source and its constants.
@@ -237,7 +244,7 @@ impl Device {
     }
 
     /// Makes the context the calling thread's, as calls of the driver need it.
-    fn bind(&self) -> Result<(), GpuError> {
+    pub(super) fn bind(&self) -> Result<(), GpuError> {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
@@ -263,6 +270,9 @@ impl Drop for Device {
     fn drop(&mut self) {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
+        if self.bind().is_ok() {
+            self.shared.fusing.forget(self.handle());
+        }
     }
 }
 
@@ -463,6 +473,10 @@ impl Driver for Device {
         Ok(self.stream.cu_stream() as u64)
     }
 
+    fn fuser(&self) -> Option<&dyn Fuser> {
+        self.shared.fusing.is_open().then_some(self)
+    }
+
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
         Ok(Arc::new(Self::new(self.shared.clone())?))
     }
@@ -490,7 +504,17 @@ impl Recording for Recorded {
 }
 
 impl Device {
-    /// The stream, as cuBLASLt takes it.
+    /// What attention asks cuDNN.
+    pub(super) fn fusing(&self) -> &Fusing {
+        &self.shared.fusing
+    }
+
+    /// What earlier processes worked out.
+    pub(super) fn cache(&self) -> &Cache {
+        &self.shared.cache
+    }
+
+    /// The stream, as cuBLASLt and cuDNN take it.
     pub(super) fn handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }

@@ -1,6 +1,7 @@
 //! What carries launches out, and why it may fail.
 
 use super::Launch;
+use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -281,6 +282,11 @@ pub trait Driver: Debug + Send + Sync {
     /// As above, and where there is no such stream.
     fn stream(&self) -> Result<u64, GpuError> {
         Err(GpuError::Call { call: "stream", what: "this is no GPU".to_owned() })
+    }
+
+    /// A library that fuses graphs of operations, where attention may use one.
+    fn fuser(&self) -> Option<&dyn Fuser> {
+        None
     }
 
     /// Something of the host's, in this queue's order.

@@ -2,6 +2,7 @@
 //! asynchronous errors, and looks for `libnccl.so` alone, which is there only where NCCL is developed with.
 #![allow(unsafe_code)] // a C library
 
+use super::foreign::functions;
 use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
 use super::{Gpu, GpuError};
 use cudarc::nccl::sys::{
@@ -24,29 +25,8 @@ const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: u32 = 0xcafe_beef;
 const CONFIGURED: u32 = 22_400;
 
-macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
-        /// Those that are used.
-        #[allow(non_snake_case)]
-        #[derive(Clone, Copy)]
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument: $type),*) -> $result,)+
-        }
-
-        impl Functions {
-            /// # Safety
-            /// The library is NCCL.
-            unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the types are those of nccl.h.
-                unsafe {
-                    Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)+ })
-                }
-            }
-        }
-    };
-}
-
 functions! {
+    pub(super),
     ncclGetVersion(version: *mut c_int) -> ncclResult_t;
     ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t;
     ncclCommInitRankConfig(made: *mut ncclComm_t, size: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t) -> ncclResult_t;

@@ -3,6 +3,7 @@
 use super::driver::{Driver, Event, GpuError, Properties};
 use super::recording::{Kept, Session};
 use super::{Element, Launch};
+use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
@@ -398,6 +399,26 @@ impl Gpu {
         self.queue.driver()?.run(job)
     }
 
+    /// Memory outside the arena.
+    pub(crate) fn apart(&self, bytes: usize) -> Result<Apart, GpuError> {
+        let driver = self.queue.driver.clone();
+        let address = if bytes == 0 { 0 } else { driver.allocate(bytes)? };
+        Ok(Apart { address, driver })
+    }
+
+    /// A library that fuses graphs of operations, where attention may use one.
+    pub(crate) fn fuser(&self) -> Option<&dyn Fuser> {
+        self.queue.driver.fuser()
+    }
+
+    /// For each shape and pass of attention that ran: what it is, and below it the kernel in use and what each took. Empty
+    /// where there are none but our own.
+    #[must_use]
+    pub fn attention_choices(&self) -> Vec<(String, String)> {
+        let settled = self.fuser().map(Fuser::settled).unwrap_or_default();
+        settled.into_iter().map(|(what, found)| (what, found.to_string())).collect()
+    }
+
     pub(crate) fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         match launch.is_empty() {
             true => Ok(()),
@@ -411,6 +432,27 @@ impl Gpu {
 
     pub(crate) fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
         self.queue.driver()?.survey(product)
+    }
+}
+
+/// Memory that goes back to the device when dropped, behind all that is queued: for trials.
+#[derive(Debug)]
+pub(crate) struct Apart {
+    address: u64,
+    driver: Arc<dyn Driver>,
+}
+
+impl Apart {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        if self.address != 0 {
+            self.driver.free(self.address);
+        }
     }
 }
 

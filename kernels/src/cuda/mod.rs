@@ -23,10 +23,14 @@ mod cache;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 #[cfg(feature = "cuda")]
+pub mod cudnn;
+#[cfg(feature = "cuda")]
 mod device;
 mod driver;
 mod element;
 mod floor;
+#[cfg(feature = "cuda")]
+mod foreign;
 #[cfg(feature = "machine")]
 mod lagging;
 pub(crate) mod launch;

@@ -3,6 +3,7 @@
 
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
+use kernels::attention::fused::Kernel;
 use kernels::attention::{self, Attention, ProbabilityDropout};
 use kernels::cross_entropy::{self, Logits};
 use kernels::cuda::{Element, Gpu, Memory, Storage, Stored, bf16};
@@ -28,6 +29,7 @@ macro_rules! cases {
 cases!(
     rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
     transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+    fused_attention
 );
 
 /// Numbers between -1 and 1 that the storage holds exactly.
@@ -921,7 +923,7 @@ pub fn attention_in_f32(gpu: &Gpu) {
     check_attention::<f32>(gpu, &Attention { batch: 1, ..heads(20, 20, 144, 130) });
 }
 
-fn check_attention<S: Stored>(gpu: &Gpu, a: &Attention) {
+pub fn check_attention<S: Stored>(gpu: &Gpu, a: &Attention) {
     let cpu = Cpu::serial();
     let [q, k, v, dout] = [a.q_elements(), a.k_elements(), a.v_elements(), a.out_elements()]
         .map(|len| numbers::<S>(len, len % 97));
@@ -1018,4 +1020,66 @@ fn merged_attention_in<S: Stored>(gpu: &Gpu) {
     attention::reference::forward(&cpu, &whole, &q, &k, &v, &mut out_, &mut lse);
     close_by_norm("merged", S::STORAGE, &down(gpu, &gout), &out_);
     close("lse", Storage::F32, &down(gpu, &glse), &lse);
+}
+
+/// How many shapes [`fused_attention`] has.
+pub const FUSED_SHAPES: usize = 4;
+
+/// Every kernel that there is for a shape, those of a library that fuses graphs among them, and each backward pass on what
+/// each forward pass left.
+pub fn fused_attention(gpu: &Gpu) {
+    let one = |a: Attention| Attention { batch: 1, ..a };
+    let shapes: [Attention; FUSED_SHAPES] = [
+        one(Attention { kv_heads: 1, ..heads(130, 130, 64, 64) }),
+        Attention { q_offset: 90, ..one(heads(40, 130, 128, 128)) },
+        Attention { causal: false, kv_heads: 4, ..heads(33, 70, 32, 64) },
+        Attention { q_heads: 8, kv_heads: 1, ..heads(35, 35, 16, 16) },
+    ];
+    for a in &shapes {
+        for (kernel, name) in attention::cuda::forward_kernels(gpu, a).unwrap() {
+            check_pairs(gpu, a, kernel, &name);
+        }
+    }
+}
+
+/// One forward kernel, and all backward kernels behind it.
+fn check_pairs(gpu: &Gpu, a: &Attention, kernel: Kernel, name: &str) {
+    let cpu = Cpu::serial();
+    let [q, k, v, dout] = [a.q_elements(), a.k_elements(), a.v_elements(), a.out_elements()]
+        .map(|len| numbers::<bf16>(len, len % 97));
+    let [gq, gk, gv, gdout] = [&q, &k, &v, &dout].map(|tensor| up::<bf16>(gpu, tensor));
+    let (mut gout, mut glse) = (out::<bf16>(gpu, dout.len()), out::<f32>(gpu, a.lse_elements()));
+    let (q_, k_, v_) = (gq.view(), gk.view(), gv.view());
+    let kernel = Some(kernel);
+    attention::cuda::forward_by(gpu, kernel, a, q_, k_, v_, gout.view_mut(), glse.view_mut())
+        .unwrap();
+    let (mut out_, mut lse) = (vec![0.0; dout.len()], vec![0.0; a.lse_elements()]);
+    attention::reference::forward(&cpu, a, &q, &k, &v, &mut out_, &mut lse);
+    let what = format!("{a:?} by {name}");
+    close_by_norm(&format!("out of {what}"), Storage::Bf16, &down(gpu, &gout), &out_);
+    for (found, expected) in down(gpu, &glse).iter().zip(&lse) {
+        let same = (found - expected).abs() < 1e-4 * expected.abs().max(1.0);
+        assert!(same, "lse {found}, not {expected}: {what}");
+    }
+    // The backward pass is of the output as it is stored.
+    out_ = down(gpu, &gout);
+    let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|tensor| vec![0.0; tensor.len()]);
+    let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out_, lse: &lse };
+    let mut gradients = attention::Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+    let output = Output::Overwrite;
+    attention::reference::backward(&cpu, a, &saved, &dout, &mut gradients, output);
+    let (out, lse) = (gout.view(), glse.view());
+    let saved = attention::cuda::Saved { q: q_, k: k_, v: v_, out, lse };
+    for (kernel, name) in attention::cuda::backward_kernels(gpu, a).unwrap() {
+        let [mut gdq, mut gdk, mut gdv] = [&q, &k, &v].map(|tensor| up::<bf16>(gpu, tensor));
+        let (dq_, dk_, dv_) = (gdq.view_mut(), gdk.view_mut(), gdv.view_mut());
+        let mut gradients = attention::cuda::Gradients { dq: dq_, dk: dk_, dv: dv_ };
+        let (kernel, gdout) = (Some(kernel), gdout.view());
+        attention::cuda::backward_by(gpu, kernel, a, &saved, gdout, &mut gradients, output)
+            .unwrap();
+        for (gradient, found, expected) in [("dq", gdq, &dq), ("dk", gdk, &dk), ("dv", gdv, &dv)] {
+            let what = format!("{gradient} of {what}, {name}");
+            close_by_norm(&what, Storage::Bf16, &down(gpu, &found), expected);
+        }
+    }
 }

@@ -3,6 +3,9 @@
 //! checked by `cuda_compiles`; `make gpu-test` runs the same cases on a GPU, and how fast they are, only a GPU tells.
 
 mod cases;
+mod fused;
+mod graphs;
+mod interpreter;
 mod memory;
 mod recording;
 
@@ -39,4 +42,5 @@ macro_rules! on_the_machine {
 on_the_machine!(
     rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
     transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+    fused_attention
 );

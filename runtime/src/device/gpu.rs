@@ -27,6 +27,7 @@ use kernels::cuda::{self, Event};
 use kernels::{Cpu, elementwise};
 use memory::{Memory, Queue, View, ViewMut};
 use parcel::Parcel;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -203,6 +204,11 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
             used_bytes: gpu.bytes_of_arena() as u64,
             beyond_bytes: gpu.bytes_beyond_arena() as u64,
         })
+    }
+
+    fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
+        let choices = self.queue.gpu.attention_choices().into_iter();
+        choices.map(|(what, found)| (what, found.lines().map(str::to_owned).collect())).collect()
     }
 
     fn step_numbers(&self, StepNumbers { step, loss_scale }: StepNumbers) -> StepNumbers {

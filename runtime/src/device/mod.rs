@@ -36,6 +36,7 @@ use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::{Cpu, Output};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -221,6 +222,12 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// What the device's memory came to so far; nothing where nobody counts it.
     fn memory_use(&self) -> Option<MemoryUse> {
         None
+    }
+
+    /// For each shape that several kernels can do, and what it was measured for: the kernel in use first, then what each
+    /// took. Empty where there is nothing to choose from.
+    fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
+        BTreeMap::new()
     }
 }
 

@@ -1,0 +1,221 @@
+//! Which kernel runs: measured once.
+
+use super::{Fuser, Pass, Preference, Role, Sdpa};
+use crate::cuda::{Gpu, GpuError};
+use std::fmt;
+
+/// How often each is timed, after a first time that is not; the least counts.
+const TIMES: usize = 5;
+
+/// The most device memory that a plan may need to be chosen: a trainer's plan knows nothing of it.
+const MOST_WORKSPACE: usize = 1 << 30;
+
+/// Which of an attention's functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::attention) enum Direction {
+    Forward,
+    Backward,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        })
+    }
+}
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Our own.
+    Own,
+    /// The library's, by pass and place among its plans.
+    Plan(Pass, usize),
+}
+
+impl Kernel {
+    /// All that there are for an attention, whether or not the user allows them, with their names: our own first.
+    ///
+    /// # Errors
+    /// Where the library takes no graph of it, in its own words.
+    pub(in crate::attention) fn all(
+        gpu: &Gpu,
+        sdpa: Option<&Sdpa>,
+        direction: Direction,
+    ) -> Result<Vec<(Self, String)>, GpuError> {
+        let mut all = vec![(Self::Own, "own".to_owned())];
+        let (Some(fuser), Some(sdpa)) = (gpu.fuser(), sdpa) else { return Ok(all) };
+        for &pass in Preference::Fastest.passes(direction) {
+            for (number, plan) in fuser.plans(sdpa, pass)?.into_iter().enumerate() {
+                let kernel = Self::Plan(pass, number);
+                all.push((kernel, format!("{kernel} ({})", plan.name)));
+            }
+        }
+        Ok(all)
+    }
+}
+
+const PASSES: [(&str, Pass); 3] = [
+    ("forward", Pass::Forward),
+    ("repeatable", Pass::Backward { repeatable: true }),
+    ("fastest", Pass::Backward { repeatable: false }),
+];
+
+impl Kernel {
+    /// Of the first line of what was settled: `own`, or a pass and a number.
+    fn read(settled: &str) -> Option<Self> {
+        let line = settled.lines().next()?;
+        if line == "own" {
+            return Some(Self::Own);
+        }
+        let (word, number) = line.split_once(' ')?;
+        let (_, pass) = PASSES.iter().find(|(known, _)| *known == word)?;
+        Some(Self::Plan(*pass, number.parse().ok()?))
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own => f.write_str("own"),
+            Self::Plan(pass, number) => {
+                let word =
+                    PASSES.iter().find(|(_, known)| known == pass).map_or("", |(word, _)| word);
+                write!(f, "{word} {number}")
+            }
+        }
+    }
+}
+
+/// One pass of one attention.
+struct Call<'a> {
+    gpu: &'a Gpu,
+    fuser: &'a dyn Fuser,
+    sdpa: &'a Sdpa,
+    direction: Direction,
+    tensors: &'a [(Role, u64)],
+    own: &'a dyn Fn() -> Result<(), GpuError>,
+}
+
+/// Runs `kernel`, or where none is said the one that is fastest for this shape: `own`, or one of the library's. Without a
+/// library, or where it cannot be asked, `own` always. The first time all of them run, each with the results in the same
+/// place, and the host waits: so that must not be captured.
+pub(in crate::attention) fn carry_out(
+    gpu: &Gpu,
+    sdpa: Option<&Sdpa>,
+    direction: Direction,
+    kernel: Option<Kernel>,
+    own_version: u64,
+    tensors: &[(Role, u64)],
+    own: &dyn Fn() -> Result<(), GpuError>,
+) -> Result<(), GpuError> {
+    let (Some(fuser), Some(sdpa)) = (gpu.fuser(), sdpa) else { return own() };
+    if tensors.iter().any(|(_, address)| !address.is_multiple_of(16)) {
+        return own();
+    }
+    let call = Call { gpu, fuser, sdpa, direction, tensors, own };
+    match kernel {
+        Some(Kernel::Own) => return own(),
+        Some(Kernel::Plan(pass, number)) => return call.run(pass, number),
+        None => {}
+    }
+    let (name, preference) = (fuser.name(), fuser.preference());
+    let what =
+        format!("attention {direction} {sdpa:?}, {preference:?}, {name}, own {own_version:x}");
+    let settled = match fuser.recall(&what).filter(|settled| Kernel::read(settled).is_some()) {
+        Some(settled) => settled,
+        None => fuser.settle(&what, &call.measured()?),
+    };
+    match Kernel::read(&settled) {
+        Some(Kernel::Plan(pass, number)) => call.run(pass, number),
+        Some(Kernel::Own) | None => own(),
+    }
+}
+
+impl Call<'_> {
+    /// One of the library's, in memory of this queue.
+    fn run(&self, pass: Pass, number: usize) -> Result<(), GpuError> {
+        let plans = self.fuser.plans(self.sdpa, pass)?;
+        let bytes = plans.get(number).map_or(0, |plan| plan.workspace_bytes);
+        let workspace = self.gpu.memory::<u8>(bytes)?;
+        let workspace = workspace.view().address();
+        self.fuser.run((self.sdpa, pass, number), self.tensors, workspace)
+    }
+
+    /// The fastest, and below it what each took or why it did not run.
+    fn measured(&self) -> Result<String, GpuError> {
+        let own_s = self.seconds(self.own)?;
+        let (mut best, mut best_s) = (Kernel::Own, own_s);
+        let mut lines = vec![format!("own: {own_s:e} s")];
+        for &pass in self.fuser.preference().passes(self.direction) {
+            let plans = match self.fuser.plans(self.sdpa, pass) {
+                Ok(plans) => plans,
+                Err(error) => {
+                    lines.push(format!("{pass:?}: {}", one_line(&error)));
+                    continue;
+                }
+            };
+            for (number, plan) in plans.iter().enumerate() {
+                let pick = Kernel::Plan(pass, number);
+                match self.tried(pass, number, plan.workspace_bytes) {
+                    Ok(seconds) => {
+                        lines.push(format!("{pick} ({}): {seconds:e} s", plan.name));
+                        if seconds < best_s {
+                            (best, best_s) = (pick, seconds);
+                        }
+                    }
+                    Err(error) => {
+                        lines.push(format!("{pick} ({}): {}", plan.name, one_line(&error)));
+                    }
+                }
+            }
+        }
+        Ok(format!("{best}\n{}", lines.join("\n")))
+    }
+
+    /// Seconds of one of the library's, in memory that goes back at once.
+    fn tried(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
+        if bytes > MOST_WORKSPACE {
+            let what = format!("it needs {bytes} bytes of memory; valid: {MOST_WORKSPACE}");
+            return Err(GpuError::Call { call: "attention", what });
+        }
+        let workspace = self.gpu.apart(bytes)?;
+        let plan = (self.sdpa, pass, number);
+        self.seconds(&|| self.fuser.run(plan, self.tensors, workspace.address()))
+    }
+
+    fn seconds(&self, run: &dyn Fn() -> Result<(), GpuError>) -> Result<f64, GpuError> {
+        run()?;
+        let mut least = f64::INFINITY;
+        for _ in 0..TIMES {
+            let start = self.gpu.record()?;
+            run()?;
+            let end = self.gpu.record()?;
+            self.gpu.synchronize()?;
+            least = least.min(start.seconds_until(&end)?);
+        }
+        Ok(least)
+    }
+}
+
+fn one_line(error: &GpuError) -> String {
+    error.to_string().replace('\n', "; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kernel, PASSES};
+
+    #[test]
+    fn picks_are_read_as_they_are_written() {
+        let plans = PASSES.map(|(_, pass)| Kernel::Plan(pass, 3));
+        for pick in [Kernel::Own].into_iter().chain(plans) {
+            assert_eq!(Kernel::read(&format!("{pick}\nown: 1 s")), Some(pick));
+        }
+        for unknown in ["", "owned", "forward", "forward x", "sideways 1"] {
+            assert_eq!(Kernel::read(unknown), None, "{unknown}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What queues of a GPU share of cuDNN, and a queue as what runs attention's graphs.
+
+use super::{Fusion, Library};
+use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
+use crate::cuda::GpuError;
+use crate::cuda::device::Device;
+use crate::cuda::driver::Driver;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// cuDNN on a GPU, where there is one, and what was chosen.
+#[derive(Debug)]
+pub(in crate::cuda) struct Fusing {
+    preference: Preference,
+    name: String,
+    fusion: Option<Mutex<Fusion>>,
+    /// What was measured, by what it was measured for.
+    settled: Mutex<BTreeMap<String, Arc<str>>>,
+}
+
+impl Fusing {
+    /// cuDNN, where the user allows it and it is here.
+    pub(in crate::cuda) fn open() -> Result<Self, GpuError> {
+        let word = std::env::var("MESHWRIGHT_ATTENTION").unwrap_or_default();
+        let preference = Preference::read(&word);
+        let preference = preference.map_err(|what| GpuError::Call { call: "attention", what })?;
+        let library = match preference {
+            Preference::Own => Err("cuDNN not asked for".to_owned()),
+            Preference::Repeatable | Preference::Fastest => {
+                Library::open().map_err(|error| match error {
+                    GpuError::Library { library, .. } => {
+                        format!("no cuDNN ({library} is not here)")
+                    }
+                    error => format!("no cuDNN ({error})"),
+                })
+            }
+        };
+        let name = library.as_ref().map_or_else(Clone::clone, |library| format!("{library:?}"));
+        let fusion = library.ok().map(|library| Mutex::new(Fusion::new(library)));
+        Ok(Self { preference, name, fusion, settled: Mutex::default() })
+    }
+
+    /// The library and its version, or why there is none.
+    pub(in crate::cuda) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(in crate::cuda) fn is_open(&self) -> bool {
+        self.fusion.is_some()
+    }
+
+    /// A stream that is on its way out.
+    pub(in crate::cuda) fn forget(&self, stream: *mut c_void) {
+        if let Ok(mut fusion) = self.fusion() {
+            fusion.forget(stream);
+        }
+    }
+
+    fn fusion(&self) -> Result<MutexGuard<'_, Fusion>, GpuError> {
+        let none = || GpuError::Call { call: "attention", what: self.name.clone() };
+        let fusion = self.fusion.as_ref().ok_or_else(none)?;
+        Ok(fusion.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn settled(&self) -> MutexGuard<'_, BTreeMap<String, Arc<str>>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fuser for Device {
+    fn preference(&self) -> Preference {
+        self.fusing().preference
+    }
+
+    fn name(&self) -> String {
+        format!("{} on {}", self.fusing().name, self.properties().name)
+    }
+
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+        self.bind()?;
+        self.fusing().fusion()?.plans(sdpa, pass)
+    }
+
+    fn run(
+        &self,
+        plan: (&Sdpa, Pass, usize),
+        tensors: &[(Role, u64)],
+        workspace: u64,
+    ) -> Result<(), GpuError> {
+        self.bind()?;
+        self.fusing().fusion()?.run(self.handle(), plan, tensors, workspace)
+    }
+
+    fn recall(&self, what: &str) -> Option<Arc<str>> {
+        let mut settled = self.fusing().settled();
+        if let Some(found) = settled.get(what) {
+            return Some(found.clone());
+        }
+        let kept = String::from_utf8(self.cache().get(what)?).ok()?;
+        Some(settled.entry(what.to_owned()).or_insert(kept.into()).clone())
+    }
+
+    fn settle(&self, what: &str, found: &str) -> Arc<str> {
+        let mut settled = self.fusing().settled();
+        let held = settled.entry(what.to_owned()).or_insert_with(|| {
+            self.cache().put(what, found.as_bytes());
+            found.into()
+        });
+        held.clone()
+    }
+
+    fn settled(&self) -> Vec<(String, Arc<str>)> {
+        let settled = self.fusing().settled();
+        settled.iter().map(|(what, found)| (what.clone(), found.clone())).collect()
+    }
+}

@@ -1,0 +1,202 @@
+//! Plans: a graph, one of the engines that take it, and what it needs to run.
+
+use super::descriptor::{Descriptor, Kind, Name, Of};
+use super::library::{Handle, Library};
+use super::lower::{Lowered, number};
+use crate::attention::fused::{Constant, Fused, Graph, Id, Place, Role};
+use crate::cuda::GpuError;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// `CUDNN_HEUR_MODE_A`: cuDNN's own reckoning of what is fastest.
+const MODE_A: c_int = 3;
+
+/// `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`
+const NONDETERMINISTIC: c_int = 4;
+
+/// Scratch tensors begin at multiples of this in a workspace.
+const ALIGNMENT: usize = 256;
+
+/// For which GPU plans are made.
+#[derive(Clone, Copy)]
+pub(super) enum Target<'a> {
+    /// The one that is here.
+    Handle(&'a Handle),
+    /// One that is described.
+    Described(&'a Arc<Descriptor>),
+}
+
+/// A tensor's number, and what is given for it.
+#[derive(Debug)]
+enum Given {
+    Memory(Role),
+    /// Where a scratch tensor begins in the workspace.
+    Scratch(usize),
+    Constant(Constant),
+}
+
+/// What cuDNN runs.
+#[derive(Debug)]
+pub(super) struct Plan {
+    descriptor: Arc<Descriptor>,
+    given: Vec<(i64, Given)>,
+    /// Where cuDNN's own part of the workspace begins.
+    own: usize,
+    pub(super) fused: Fused,
+}
+
+/// Plans for a graph, those first that cuDNN reckons fastest; only those that give the same bits every time, as far as
+/// cuDNN says, where `repeatable`. Empty or an error where no engine takes it.
+pub(super) fn plans(
+    library: &Arc<Library>,
+    target: Target,
+    graph: &Graph,
+    repeatable: bool,
+) -> Result<Vec<Plan>, GpuError> {
+    let lowered = Lowered::new(library, graph)?;
+    let operations: Vec<&Arc<Descriptor>> = lowered.operations.iter().collect();
+    let mut whole = Descriptor::new(library, Kind::OperationGraph)?;
+    if let Target::Handle(handle) = target {
+        whole = whole.pointers(Name::GraphHandle, Of::Handle, &[handle.raw])?;
+    }
+    let whole = whole.named(Name::GraphOperations, &operations)?.finalised()?;
+    let mut asked = Descriptor::new(library, Kind::EngineHeuristics)?
+        .named(Name::HeuristicsGraph, &[&whole])?
+        .value(Name::HeuristicsMode, Of::HeuristicMode, MODE_A)?;
+    if let Target::Described(device) = target {
+        asked = asked.named(Name::HeuristicsDevice, &[device])?;
+    }
+    let configs = asked.finalised()?.filled(Name::HeuristicsResults, Kind::EngineConfig)?;
+    let (mut plans, mut refused) = (Vec::new(), None);
+    for config in &configs {
+        match plan(library, target, graph, config, repeatable) {
+            Ok(plan) => plans.extend(plan),
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if plans.is_empty() => Err(error),
+        _ => Ok(plans),
+    }
+}
+
+fn plan(
+    library: &Arc<Library>,
+    target: Target,
+    graph: &Graph,
+    config: &Arc<Descriptor>,
+    repeatable: bool,
+) -> Result<Option<Plan>, GpuError> {
+    let engine = config.filled(Name::ConfigEngine, Kind::Engine)?;
+    let (mut index, mut varies) = (-1, false);
+    for engine in &engine {
+        index = engine.number(Name::EngineIndex)?;
+        let notes = engine.values(Name::EngineNumericalNotes, Of::NumericalNote)?;
+        varies |= notes.contains(&NONDETERMINISTIC);
+    }
+    if repeatable && varies {
+        return Ok(None);
+    }
+    let made = Descriptor::new(library, Kind::ExecutionPlan)?;
+    let made = match target {
+        Target::Handle(handle) => made.pointers(Name::PlanHandle, Of::Handle, &[handle.raw])?,
+        Target::Described(device) => made.named(Name::PlanDevice, &[device])?,
+    };
+    let descriptor = made.named(Name::PlanConfig, &[config])?.finalised()?;
+    let bytes = usize::try_from(descriptor.number(Name::PlanWorkspace)?).unwrap_or(usize::MAX);
+    let (given, own) = given(graph);
+    let fused =
+        Fused { name: format!("engine {index}"), workspace_bytes: own.saturating_add(bytes) };
+    Ok(Some(Plan { descriptor, given, own, fused }))
+}
+
+/// What is given for each tensor that is somewhere, and the bytes of those in the workspace.
+fn given(graph: &Graph) -> (Vec<(i64, Given)>, usize) {
+    let (mut given, mut used) = (Vec::new(), 0);
+    for (at, tensor) in graph.tensors.iter().enumerate() {
+        let what = match tensor.place {
+            Place::Virtual => continue,
+            Place::Constant(constant) => Given::Constant(constant),
+            Place::Memory(role) if role.is_scratch() => {
+                let start = used;
+                used += (tensor.elements() * tensor.kind.bytes()).next_multiple_of(ALIGNMENT);
+                Given::Scratch(start)
+            }
+            Place::Memory(role) => Given::Memory(role),
+        };
+        given.push((number(Id(at), tensor), what));
+    }
+    (given, used)
+}
+
+impl Plan {
+    /// Queues it. `tensors` are addresses by role; `workspace` has as many bytes as were asked for.
+    pub(super) fn run(
+        &self,
+        library: &Arc<Library>,
+        handle: &Handle,
+        tensors: &[(Role, u64)],
+        workspace: u64,
+    ) -> Result<(), GpuError> {
+        // Constants are given by the host's address, which stays where it is for the call.
+        let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
+        let pack = self.pack(library, &bits, tensors, workspace)?;
+        // SAFETY: all three are live, and the pack's addresses are those of live memory of the sizes that the graph says.
+        let status = unsafe {
+            (library.functions.cudnnBackendExecute)(handle.raw, self.descriptor.raw, pack.raw)
+        };
+        library.check("cudnnBackendExecute", status)
+    }
+
+    /// Puts a call together that is not made.
+    pub(super) fn rehearse(&self, library: &Arc<Library>) -> Result<(), GpuError> {
+        let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
+        let roles = self.given.iter().filter_map(|(_, given)| match given {
+            Given::Memory(role) => Some((*role, 1 << 20)),
+            _ => None,
+        });
+        self.pack(library, &bits, &roles.collect::<Vec<_>>(), 1 << 30).map(|_| ())
+    }
+
+    fn pack(
+        &self,
+        library: &Arc<Library>,
+        bits: &[u32],
+        tensors: &[(Role, u64)],
+        workspace: u64,
+    ) -> Result<Arc<Descriptor>, GpuError> {
+        let (mut ids, mut pointers) = (Vec::new(), Vec::<*mut c_void>::new());
+        for ((id, given), bits) in self.given.iter().zip(bits) {
+            ids.push(*id);
+            pointers.push(match given {
+                Given::Constant(_) => std::ptr::from_ref(bits).cast_mut().cast(),
+                Given::Scratch(start) => (workspace + *start as u64) as *mut c_void,
+                Given::Memory(role) => address(tensors, *role)? as *mut c_void,
+            });
+        }
+        let own = (workspace + self.own as u64) as *mut c_void;
+        Descriptor::new(library, Kind::VariantPack)?
+            .numbers(Name::PackIds, &ids)?
+            .pointers(Name::PackPointers, Of::Pointer, &pointers)?
+            .pointers(Name::PackWorkspace, Of::Pointer, &[own])?
+            .finalised()
+    }
+}
+
+impl Given {
+    fn bits(&self) -> u32 {
+        match *self {
+            Self::Constant(Constant::F32(x)) => x.to_bits(),
+            Self::Constant(Constant::I32(x)) => u32::from_ne_bytes(x.to_ne_bytes()),
+            Self::Memory(_) | Self::Scratch(_) => 0,
+        }
+    }
+}
+
+fn address(tensors: &[(Role, u64)], role: Role) -> Result<u64, GpuError> {
+    let found = tensors.iter().find(|(given, _)| *given == role);
+    found.map(|(_, address)| *address).ok_or_else(|| GpuError::Call {
+        call: "cudnnBackendExecute",
+        what: format!("no memory is given for {role:?}"),
+    })
+}

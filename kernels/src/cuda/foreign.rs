@@ -1,0 +1,26 @@
+//! C functions of a library that is looked for when it is needed.
+
+/// Declares `Functions`, the functions of a library by their names in its header, and how they are found in it.
+macro_rules! functions {
+    ($seen:vis, $($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
+        /// Those that are used.
+        #[allow(non_snake_case)]
+        #[derive(Clone, Copy)]
+        $seen struct Functions {
+            $($seen $name: unsafe extern "C" fn($($argument: $type),*) -> $result,)+
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library has these functions, with these types.
+            unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the types are those of the library's header, as the caller says.
+                unsafe {
+                    Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)+ })
+                }
+            }
+        }
+    };
+}
+
+pub(super) use functions;
