@@ -217,6 +217,8 @@ fn short(kind: PassKind) -> &'static str {
         PassKind::S => "s",
         PassKind::S2 => "s2",
         PassKind::T => "t",
+        PassKind::IF => "i",
+        PassKind::IB => "ib",
     }
 }
 
@@ -230,6 +232,8 @@ fn kinds(program: &Program) -> Vec<Value> {
         (PassKind::S, "Output layer: logits, and what a softmax needs of them."),
         (PassKind::S2, "Output layer: sums around the common maximum."),
         (PassKind::T, "Output layer: gradients."),
+        (PassKind::IF, "Input layer: rows of the tokens that are here."),
+        (PassKind::IB, "Input layer: gradients of these rows."),
     ];
     let runs = |kind| program.passes.iter().flatten().any(|pass| pass.kind == kind);
     let value = |(kind, doc): (PassKind, &str)| json!({ "name": short(kind), "kind": format!("{kind:?}"), "doc": doc });

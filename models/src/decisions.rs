@@ -240,8 +240,8 @@ impl Decisions {
         self.layout().stages(self.pp as usize, self.vpp as usize)
     }
 
-    /// The passes of every pipeline device, in order; `naive` runs a replica's whole share of the batch as one
-    /// micro-batch.
+    /// The passes of every pipeline device, in order, with those of the input layer where the vocabulary is split
+    /// over the devices; `naive` runs a replica's whole share of the batch as one micro-batch.
     ///
     /// # Errors
     /// The schedule does not exist for these counts.
@@ -250,8 +250,10 @@ impl Decisions {
         let micro_batches = self.schedule.micro_batches_run(self.micro_batches as usize);
         match self.vocab.passes() {
             Some(passes) => {
-                let times = self.pass_times.map(PassRatios::times);
-                self.schedule.build_with_vocab(devices, micro_batches, chunks, passes, times)
+                let (name, times) = (self.schedule, self.pass_times.map(PassRatios::times));
+                let schedule =
+                    name.build_with_vocab(devices, micro_batches, chunks, passes, times)?;
+                schedule.with_input_passes(times.unwrap_or_default())
             }
             None => self.schedule.build(devices, micro_batches, chunks),
         }

@@ -1,8 +1,9 @@
 //! Vocabulary passes where a configuration's own times would have them.
 //!
-//! A search compares configurations in an order that bears any times, one for each schedule and its counts. What it
-//! finds, and what is priced by itself, has its vocabulary passes placed once more, by the mean times of its
-//! passes, transfers and barriers, and keeps the order that is faster.
+//! A search compares configurations in an order that bears any times, one for each schedule and its counts, in which
+//! the input layer's passes are part of `T`. What it finds, and what is priced by itself, has its vocabulary passes
+//! placed once more, by the mean times of its passes, transfers and barriers, and those of the input layer in
+//! places of their own: the order that runs.
 
 use crate::case::Case;
 use crate::case::ground::Ground;
@@ -12,37 +13,43 @@ use crate::search::{Found, Task};
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassRatios, PassTimes};
 
-/// What a search found, in the order for its own times where that is faster.
+/// What a search found, in the order for its own times.
 pub fn timed(task: &Task<'_>, found: Found) -> Found {
     let ground = Ground::new(task.model, task.cluster, task.gpus);
     let Found { decisions, placed, priced } = found;
-    let (decisions, priced) = match faster(&ground, &decisions, &placed, &priced) {
-        Some(faster) => faster,
+    let (decisions, priced) = match by_own_times(&ground, &decisions, &placed, &priced) {
+        Some(timed) => timed,
         None => (decisions, priced),
     };
     Found { decisions, placed, priced }
 }
 
-/// The same decisions with vocabulary passes placed by this placement's times, if that is faster than `now` and
-/// fits where that does.
-pub fn faster(
+/// The same decisions with vocabulary passes placed by this placement's times, or by usual ones where that is faster
+/// or alone fits; `now` says whether any would have to. `None` without vocabulary passes, and for interlaced
+/// ones, which lie where they lie.
+pub fn by_own_times(
     ground: &Ground<'_>,
     decisions: &Decisions,
     placed: &Placed,
     now: &Priced,
 ) -> Option<(Decisions, Priced)> {
-    // Interlaced passes lie where they lie.
     if !decisions.vocab.over_pipeline() || decisions.vocab == Vocab::Interlaced {
         return None;
     }
-    let case = Case::new(ground, decisions.clone()).ok()?;
+    let priced = |pass_times: PassRatios| {
+        let decisions = Decisions { pass_times: Some(pass_times), ..decisions.clone() };
+        let case = Case::new(ground, decisions).ok()?;
+        let priced = case.price(placed, &mut Scratch::default());
+        (priced.fits || !now.fits).then(|| (case.decisions.clone(), priced))
+    };
+    let usual = PassRatios::nearest(PassTimes::default())?;
+    let apart = Decisions { pass_times: Some(usual), ..decisions.clone() };
+    let case = Case::new(ground, apart).ok()?;
     let problem = case.problem_of(case.columns_of_placed(placed));
-    let pass_times = PassRatios::nearest(mean_times(&problem, decisions));
-    let case = Case::new(ground, Decisions { pass_times, ..decisions.clone() }).ok()?;
-    let priced = case.price(placed, &mut Scratch::default());
-    // The same order by another name is not faster.
-    let gains = priced.iteration_s < now.iteration_s * (1.0 - 1e-9);
-    (gains && (priced.fits || !now.fits)).then(|| (case.decisions.clone(), priced))
+    let own = PassRatios::nearest(mean_times(&problem, decisions));
+    // Stages are not all as long as their mean.
+    let both = own.into_iter().chain([usual]).filter_map(priced);
+    both.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
 }
 
 /// Means over devices.

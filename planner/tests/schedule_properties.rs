@@ -1,10 +1,10 @@
 //! Longest paths, closed forms and bounds against the simulator, on random durations.
 
 use models::schedule::{
-    Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
+    PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
 };
 use planner::simulate::closed_form::{self, Stages};
-use planner::simulate::{Durations, Prepared, VocabDurations, Workspace, simulate};
+use planner::simulate::{Durations, InputDurations, Prepared, VocabDurations, Workspace, simulate};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -18,8 +18,13 @@ fn schedules() -> impl Strategy<Value = Schedule> {
             name.build(p, 2 * p * rounds, name.chunk_rule().nearest(v)).unwrap()
         },
     );
-    let vocab = (0..3_usize, 1..6_usize, 1..12_usize).prop_map(|(vocab, p, m)| {
-        one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], None).unwrap()
+    let kinds = (0..3_usize, 1..6_usize, 1..12_usize, any::<bool>());
+    let vocab = kinds.prop_map(|(vocab, p, m, input)| {
+        let schedule = one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], None).unwrap();
+        if !input {
+            return schedule;
+        }
+        schedule.with_input_passes(PassTimes::default()).unwrap()
     });
     prop_oneof![plain, vocab]
 }
@@ -32,9 +37,10 @@ fn times(n: usize) -> impl Strategy<Value = Vec<f64>> {
 fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
     let (n, p) = (schedule.stages(), schedule.devices);
     let by_stage = (times(n), times(n), times(n), times(n));
-    let vocab = (times(p), times(p), times(p), times(4));
+    let vocab = (times(p), times(p), times(p), times(6));
+    let input = (times(p), times(p));
     let pairs = (times(p), times(p));
-    (by_stage, vocab, pairs).prop_map(|(stages, (s, s2, t, barriers), pairs)| {
+    (by_stage, vocab, input, pairs).prop_map(|(stages, (s, s2, t, barriers), input, pairs)| {
         let (forward, backward, weight, link_s) = stages;
         let pair = pairs.0.into_iter().zip(pairs.1).map(|(one, other)| [one, other]).collect();
         let vocab = VocabDurations {
@@ -45,6 +51,12 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
             after_first_s: barriers[1],
             after_middle_s: barriers[2],
             after_last_s: barriers[3],
+            input: InputDurations {
+                forward: input.0,
+                backward: input.1,
+                after_forward_s: barriers[4],
+                before_backward_s: barriers[5],
+            },
         };
         Durations { forward, backward, weight, pair, link_s, vocab }
     })

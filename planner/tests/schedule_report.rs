@@ -44,7 +44,13 @@ d1 ..F0F1F2F3f0f1f2f3b3==b2==b1==b0==B3==B2==B1==B0==....
 
 #[test]
 fn drawings_fit_any_width() {
-    let vocab = VocabRequest { passes: VocabPasses::One, first: 0.25, last: 0.25 };
+    let vocab = VocabRequest {
+        passes: VocabPasses::One,
+        first: 0.25,
+        last: 0.25,
+        look_up: 0.0,
+        look_up_backward: 0.0,
+    };
     let wide = Request { stages: 12, micro_batches: 40, ..request(ScheduleName::OneFOneB) };
     let wide = Request { vocab: Some(vocab), ..wide };
     let (_, timeline) = wide.run().unwrap();
@@ -82,7 +88,13 @@ fn requests_that_cannot_be_met_say_what_can() {
         error(Request { chunks: 2, ..ten }),
         "interleaved_1f1b needs micro-batches divisible by stages: 10 with p = 4; 8 or 12 would do"
     );
-    let vocab = VocabRequest { passes: VocabPasses::Two, first: 0.25, last: 0.25 };
+    let vocab = VocabRequest {
+        passes: VocabPasses::Two,
+        first: 0.25,
+        last: 0.25,
+        look_up: 0.0,
+        look_up_backward: 0.0,
+    };
     assert_eq!(
         error(Request { vocab: Some(vocab), chunks: 2, ..request(ScheduleName::Chimera) }),
         "chimera has no place for vocabulary passes (parallel_2); valid: gpipe, 1f1b, interleaved_1f1b, \

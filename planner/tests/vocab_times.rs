@@ -21,6 +21,7 @@ fn makespan_s(schedule: &Schedule, times: PassTimes) -> f64 {
         after_first_s,
         after_middle_s,
         after_last_s,
+        ..VocabDurations::default()
     };
     simulate(schedule, &durations).unwrap().makespan_s
 }
@@ -94,9 +95,9 @@ proptest! {
         prop_assert!(found_s <= closed_s + latencies + 1e-9, "{found_s} {closed_s} {latencies}");
     }
 
-    /// A run by known times makes hardly any order longer, and V-Half's no fuller.
+    /// A run by known times makes no order longer, and V-Half's no fuller.
     #[test]
-    fn known_times_cost_no_order_much(
+    fn known_times_make_no_order_longer(
         name in prop::sample::select(&ScheduleName::VOCAB[..]),
         p in 2..7_usize,
         rounds in 2..5_usize,
@@ -108,11 +109,12 @@ proptest! {
         let (known, unknown) = (build(Some(times)), build(None));
         known.validate().unwrap();
         prop_assert!(
-            makespan_s(&known, times) <= makespan_s(&unknown, times) * 1.05,
+            makespan_s(&known, times) <= makespan_s(&unknown, times) * (1.0 + 1e-9),
             "{} {} {}", name, makespan_s(&known, times), makespan_s(&unknown, times)
         );
         if name == ScheduleName::VHalf {
-            prop_assert_eq!(peaks(&known), peaks(&unknown));
+            let most = |of: &Schedule| peaks(of).into_iter().fold(0.0, f64::max);
+            prop_assert!(most(&known) <= most(&unknown), "{} {}", most(&known), most(&unknown));
         }
     }
 
@@ -153,6 +155,26 @@ fn v_half_is_filled_and_drained_as_fast_with_vocabulary_passes() {
                 assert!(known_s <= plain_s + passes_s + 1e-9, "{known_s} {plain_s} {p} {vocab:?}");
                 assert!(known_s < unknown_s - 2.0, "{known_s} {unknown_s} {p} {vocab:?}");
                 assert_eq!(peaks(&known), peaks(&unknown), "{p} {vocab:?}");
+            }
+        }
+    }
+}
+
+/// Where `W + 2F < 2B` every repetition of V-Half's block idles; an order searched for these times does less (by 1.2 to 5.9 %).
+#[test]
+fn v_half_adapts_to_unequal_passes() {
+    for (backward, weight) in [(1.4, 0.6), (1.5, 0.5), (1.3, 0.4)] {
+        for (p, m) in [(4, 16), (8, 64), (16, 64)] {
+            let times =
+                PassTimes { backward, weight, vocab: [0.2, 0.0, 0.4], ..PassTimes::default() };
+            let plain_s = makespan_s(&ScheduleName::VHalf.build(p, m, 2).unwrap(), times);
+            for vocab in [VocabPasses::One, VocabPasses::Two] {
+                let build = |times| ScheduleName::VHalf.build_with_vocab(p, m, 2, vocab, times);
+                let known = build(Some(times)).unwrap();
+                let (known_s, block_s) = (makespan_s(&known, times), plain_s + m as f64 * 0.6);
+                assert!(known_s < 0.99 * block_s, "{known_s} {block_s} {p} {vocab:?} {backward}");
+                let most = |of: &Schedule| peaks(of).into_iter().fold(0.0, f64::max);
+                assert!(most(&known) <= most(&build(None).unwrap()));
             }
         }
     }

@@ -6,29 +6,25 @@
 //! other ranks and what this rank's passes give it, passes wait for lanes, and a schedule that runs to its
 //! end with its barriers runs to its end so.
 //!
-//! The input layer has no passes in the schedule: all ranks look tokens up ahead of the first stage's
-//! forwards, and add to their rows behind its backwards (Vocabulary Parallelism, arXiv 2411.05288, appendix C).
+//! The input layer has two lanes (Vocabulary Parallelism, arXiv 2411.05288, appendix C): one sums what all ranks looked
+//! up, ahead of the first stage's forwards; one tells all ranks what its backwards leave.
 
-use crate::comm::{CommError, Communicator};
+use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, Group, Space};
 use crate::groups::VocabGroups;
-use crate::layers::{Local, Numbers, Reduced, VocabularyShard};
-use crate::params::WeightStore;
+use crate::layers::{Local, Reduced};
 use crate::program::Program;
 use models::schedule::PassKind;
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
-
-/// Rows of the input layer wait for the first stage's forward: one micro-batch here, and one that is reduced.
-const AHEAD: usize = 1;
 
 /// Activations.
 type Stream<D> = <D as Space>::Memory<<D as Space>::Stored>;
 /// What a lane's reduction came to.
 type Told<D> = Result<Marked<D, Reduced<D>>, CommError>;
-/// The input table's gradient.
-type Scattered<D> = Marked<D, <D as Space>::Memory<<D as Space>::Wide>>;
+/// What a lane of the input layer came to for a micro-batch.
+type Came<D> = (u32, Result<Marked<D, Stream<D>>, CommError>);
 
 /// What one thread of a rank hands to another, and where on its stream it is ready.
 struct Marked<D: Space, V> {
@@ -54,8 +50,8 @@ pub struct Lanes<'scope, D: Space> {
     device: &'scope D,
     /// Behind `S`, `S2` and `T`.
     barriers: [Barrier<'scope, D>; 3],
-    input: Input<'scope, D>,
-    input_gradient: InputGradient<'scope, D>,
+    rows: Rows<'scope, D>,
+    row_gradients: RowGradients<'scope, D>,
 }
 
 /// What lanes read.
@@ -64,10 +60,6 @@ pub struct Read<'a, D: Space> {
     pub device: &'a D,
     /// The program.
     pub program: &'a Program,
-    /// This rank's rows of the tables.
-    pub shard: &'a VocabularyShard,
-    /// Their weights.
-    pub weights: &'a WeightStore<D>,
     /// The lanes' groups.
     pub groups: &'a VocabGroups,
 }
@@ -81,11 +73,11 @@ impl<D: Space> Clone for Read<'_, D> {
 impl<D: Space> Copy for Read<'_, D> {}
 
 impl<'scope, D: Device> Lanes<'scope, D> {
-    /// Starts them; `tokens` by micro-batch.
+    /// Starts them; `elements` of the tokens' rows, by micro-batch.
     pub fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         read: Read<'env, D>,
-        tokens: &[Numbers<D>],
+        elements: &[usize],
     ) -> Self {
         let (device, groups) = (read.device, read.groups);
         let barriers = [&*groups.first, &*groups.middle, &*groups.last];
@@ -93,8 +85,8 @@ impl<'scope, D: Device> Lanes<'scope, D> {
         Self {
             device,
             barriers: barriers.map(open),
-            input: Input::open(scope, read, tokens),
-            input_gradient: InputGradient::open(scope, read, tokens),
+            rows: Rows::open(scope, read),
+            row_gradients: RowGradients::open(scope, read, elements),
         }
     }
 
@@ -143,33 +135,50 @@ impl<'scope, D: Device> Lanes<'scope, D> {
         }
     }
 
-    /// Rows of a micro-batch's tokens, `[n, h]`; on ranks of the first stage.
+    /// Sums the rows that this rank looked up, `[n, h]`, with those of all others.
+    pub fn sum_rows(&self, micro_batch: u32, own: Stream<D>) {
+        // A lane that has ended says why when it is waited for.
+        let _ended = self.rows.todo.send((micro_batch, Marked::new(self.device, own)));
+    }
+
+    /// Rows of a micro-batch's tokens, `[n, h]`; once, on ranks of the first stage.
     ///
     /// # Errors
     /// As any collective call.
     pub fn rows(&mut self, micro_batch: u32) -> Result<Stream<D>, CommError> {
-        self.input.wait(self.device, micro_batch)
+        self.rows.done.take(self.device, micro_batch)
     }
 
-    /// Hands on the gradient of a micro-batch's rows, `[n, h]`; on the first rank of the first stage.
-    pub fn add_to_rows(&mut self, gradient: Stream<D>) {
-        if let Some(todo) = &self.input_gradient.todo {
-            // A lane that has ended says why when it is closed.
+    /// Tells all ranks the gradient of a micro-batch's rows, `[n, h]`; on the first rank of the first stage.
+    pub fn tell_row_gradient(&self, gradient: Stream<D>) {
+        if let Some(todo) = &self.row_gradients.todo {
+            // A lane that has ended says why when it is waited for.
             let _ended = todo.send(Marked::new(self.device, gradient));
         }
     }
 
-    /// Waits for all of them, and for what they read; gives the gradient of this rank's rows of the input table.
+    /// The gradient of a micro-batch's rows, `[n, h]`; once.
     ///
     /// # Errors
     /// As any collective call.
-    pub fn close(self) -> Result<D::Memory<D::Wide>, CommError> {
-        let Self { device, barriers, input, input_gradient } = self;
+    pub fn row_gradient(&mut self, micro_batch: u32) -> Result<Stream<D>, CommError> {
+        self.row_gradients.done.take(self.device, micro_batch)
+    }
+
+    /// Waits for all of them, and for what they read.
+    ///
+    /// # Errors
+    /// As any collective call.
+    pub fn close(self) -> Result<(), CommError> {
+        let Self { device, barriers, rows, row_gradients } = self;
         barriers.into_iter().try_for_each(|barrier| barrier.close(device))?;
-        drop(input.rows);
-        device.wait_for(&joined(input.thread)?);
-        drop(input_gradient.todo);
-        joined(input_gradient.thread).map(|sum| sum.take(device, |sum| device.adopt(sum)))
+        drop((rows.todo, row_gradients.todo));
+        let inboxes = [(rows.done, rows.thread), (row_gradients.done, row_gradients.thread)];
+        inboxes.into_iter().try_for_each(|(done, thread)| {
+            done.close()?;
+            device.wait_for(&unwound(thread.join()));
+            Ok(())
+        })
     }
 }
 
@@ -238,123 +247,114 @@ impl<'scope, D: Device> Barrier<'scope, D> {
     }
 }
 
-/// Rows of the input layer, looked up everywhere and summed.
-struct Input<'scope, D: Space> {
-    rows: Receiver<(u32, Marked<D, Stream<D>>)>,
+/// What a lane of the input layer gives, by micro-batch, until it is asked for.
+struct Inbox<D: Space> {
+    done: Receiver<Came<D>>,
     there: HashMap<u32, Stream<D>>,
-    thread: ScopedJoinHandle<'scope, Result<D::Mark, CommError>>,
 }
 
-impl<'scope, D: Device> Input<'scope, D> {
-    fn open<'env>(
-        scope: &'scope Scope<'scope, 'env>,
-        read: Read<'env, D>,
-        tokens: &[Numbers<D>],
-    ) -> Self {
-        let (told, rows) = sync_channel(AHEAD);
-        let todo = in_order(read.program, &[PassKind::F], tokens);
-        let device = read.device.lane();
-        let thread = scope.spawn(move || look_up(&device, read, todo, &told));
-        Self { rows, there: HashMap::new(), thread }
+impl<D: Device> Inbox<D> {
+    fn new(done: Receiver<Came<D>>) -> Self {
+        Self { done, there: HashMap::new() }
     }
 
-    fn wait(&mut self, device: &D, micro_batch: u32) -> Result<Stream<D>, CommError> {
+    fn take(&mut self, device: &D, micro_batch: u32) -> Result<Stream<D>, CommError> {
         loop {
             if let Some(rows) = self.there.remove(&micro_batch) {
                 return Ok(rows);
             }
-            let (other, rows) = self.rows.recv().map_err(|_| ended("the input layer"))?;
-            self.there.insert(other, rows.take(device, |rows| device.adopt(rows)));
+            let (other, rows) = self.done.recv().map_err(|_| ended("the input layer"))?;
+            self.there.insert(other, rows?.take(device, |rows| device.adopt(rows)));
         }
+    }
+
+    /// Waits for what nobody has waited for.
+    fn close(self) -> Result<(), CommError> {
+        self.done.into_iter().try_for_each(|(_, rows)| rows.map(drop))
     }
 }
 
-fn look_up<D: Device>(
-    device: &D,
-    read: Read<'_, D>,
-    todo: Vec<(u32, Numbers<D>)>,
-    told: &SyncSender<(u32, Marked<D, Stream<D>>)>,
-) -> Result<D::Mark, CommError> {
-    let group = Group::new(device, &*read.groups.input);
-    for (micro_batch, tokens) in todo {
-        tokens.adopt(device);
-        let own = read.shard.look_up(device, read.weights, tokens.view(), tokens.len());
-        let rows = group.all_reduce(own, crate::comm::Op::Sum)?;
-        let tell = || told.send((micro_batch, Marked::new(device, rows)));
-        // Where the passes have ended early, they say why.
-        if read.groups.on_first_stage && tell().is_err() {
-            break;
-        }
-    }
-    Ok(device.mark())
+/// Rows of the input layer, looked up everywhere, summed in the order in which they are.
+struct Rows<'scope, D: Space> {
+    todo: Sender<(u32, Marked<D, Stream<D>>)>,
+    done: Inbox<D>,
+    thread: ScopedJoinHandle<'scope, D::Mark>,
 }
 
-/// Gradients of the input layer's rows, told everywhere.
-struct InputGradient<'scope, D: Space> {
+impl<'scope, D: Device> Rows<'scope, D> {
+    fn open<'env>(scope: &'scope Scope<'scope, 'env>, read: Read<'env, D>) -> Self {
+        let (todo, given) = channel::<(u32, Marked<D, Stream<D>>)>();
+        let (told, done) = channel();
+        let (device, groups) = (read.device.lane(), read.groups);
+        let thread = scope.spawn(move || {
+            let group = Group::new(&device, &*groups.input);
+            for (micro_batch, own) in given {
+                let own = own.take(&device, |own| device.adopt(own));
+                let rows = group.all_reduce(own, Op::Sum).map(|rows| Marked::new(&device, rows));
+                // Others have no use for them, unless it went wrong.
+                let wanted = groups.on_first_stage || rows.is_err();
+                if wanted && told.send((micro_batch, rows)).is_err() {
+                    break;
+                }
+            }
+            device.mark()
+        });
+        Self { todo, done: Inbox::new(done), thread }
+    }
+}
+
+/// Gradients of the input layer's rows, told everywhere in the order of the first stage's backwards.
+struct RowGradients<'scope, D: Space> {
     /// On the rank that tells.
     todo: Option<Sender<Marked<D, Stream<D>>>>,
-    thread: ScopedJoinHandle<'scope, Result<Scattered<D>, CommError>>,
+    done: Inbox<D>,
+    thread: ScopedJoinHandle<'scope, D::Mark>,
 }
 
-impl<'scope, D: Device> InputGradient<'scope, D> {
+impl<'scope, D: Device> RowGradients<'scope, D> {
     fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         read: Read<'env, D>,
-        tokens: &[Numbers<D>],
+        elements: &[usize],
     ) -> Self {
-        let (todo, given) = channel();
-        let order = in_order(read.program, &[PassKind::B, PassKind::BW], tokens);
-        let device = read.device.lane();
-        let thread = scope.spawn(move || scatter(&device, read, order, &given));
-        Self { todo: (read.groups.input_gradient.rank() == 0).then_some(todo), thread }
+        let (todo, given) = channel::<Marked<D, Stream<D>>>();
+        let (told, done) = channel();
+        let order = in_order(read.program, elements);
+        let (device, comm) = (read.device.lane(), &*read.groups.input_gradient);
+        let tells = comm.rank() == 0;
+        let thread = scope.spawn(move || {
+            let group = Group::new(&device, comm);
+            for (micro_batch, elements) in order {
+                let own = match tells.then(|| given.recv()) {
+                    Some(Ok(own)) => own.take(&device, |own| device.adopt(own)),
+                    // The passes have ended early, and say why.
+                    Some(Err(_)) => break,
+                    None => device.zeros(elements),
+                };
+                let gradient = group.start_broadcast(own, 0).and_then(|sent| sent.wait(&device));
+                let gradient = gradient.map(|gradient| Marked::new(&device, gradient));
+                let failed = gradient.is_err();
+                if told.send((micro_batch, gradient)).is_err() || failed {
+                    break;
+                }
+            }
+            device.mark()
+        });
+        Self { todo: tells.then_some(todo), done: Inbox::new(done), thread }
     }
 }
 
-fn scatter<D: Device>(
-    device: &D,
-    read: Read<'_, D>,
-    order: Vec<(u32, Numbers<D>)>,
-    given: &Receiver<Marked<D, Stream<D>>>,
-) -> Result<Scattered<D>, CommError> {
-    let comm = &*read.groups.input_gradient;
-    let group = Group::new(device, comm);
-    let mut sum = device.zeros(read.shard.input_elements());
-    for (_, tokens) in order {
-        tokens.adopt(device);
-        let elements = tokens.len() * read.program.model.hidden as usize;
-        let own = match comm.rank() {
-            0 => match given.recv() {
-                Ok(own) => own.take(device, |own| device.adopt(own)),
-                // The passes have ended early, and say why.
-                Err(_) => break,
-            },
-            _ => device.zeros(elements),
-        };
-        let gradient = group.start_broadcast(own, 0)?.wait(device)?;
-        read.shard.scatter(device, (tokens.view(), tokens.len()), &gradient, &mut sum);
-    }
-    Ok(Marked::new(device, sum))
-}
-
-/// Micro-batches with their tokens in the order in which the first stage runs such passes.
-fn in_order<D: Space>(
-    program: &Program,
-    kinds: &[PassKind],
-    tokens: &[Numbers<D>],
-) -> Vec<(u32, Numbers<D>)> {
+/// Micro-batches with the elements of their tokens' rows in the order of the first stage's backwards.
+fn in_order(program: &Program, elements: &[usize]) -> Vec<(u32, usize)> {
     let passes = program.passes.first().map_or(&[][..], Vec::as_slice);
-    let of_first = passes.iter().filter(|pass| pass.chunk == 0 && kinds.contains(&pass.kind));
-    let of = |k: u32| tokens.get(k as usize).map(|tokens| (k, tokens.clone()));
+    let backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
+    let of_first = passes.iter().filter(|pass| pass.chunk == 0 && backward(pass.kind));
+    let of = |k: u32| elements.get(k as usize).map(|&elements| (k, elements));
     of_first.filter_map(|pass| of(pass.micro_batch)).collect()
 }
 
 fn ended(what: &str) -> CommError {
     CommError::Invalid { call: what.to_owned(), reason: "its lane has ended".to_owned() }
-}
-
-/// What a lane came to.
-fn joined<R>(thread: ScopedJoinHandle<'_, Result<R, CommError>>) -> Result<R, CommError> {
-    unwound(thread.join())
 }
 
 fn unwound<R>(joined: std::thread::Result<R>) -> R {

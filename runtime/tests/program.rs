@@ -8,7 +8,7 @@ use models::decisions::{
     Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
-use models::schedule::{ScheduleName, VocabPasses};
+use models::schedule::{PassTimes, ScheduleName, VocabPasses};
 use runtime::program::{Program, Recompute};
 use std::collections::BTreeMap;
 
@@ -88,6 +88,7 @@ fn a_vocabulary_over_the_pipeline_has_passes() {
         let program = Program::new(&model("llama_tied"), &d, &stages()).unwrap();
         let schedule = ScheduleName::OneFOneB;
         let schedule = schedule.build_with_vocab(2, 4, 1, passes, None).unwrap();
+        let schedule = schedule.with_input_passes(PassTimes::default()).unwrap();
         assert!(!program.shares_table(0));
         assert_eq!((program.vocab, program.passes), (Some(passes), schedule.passes), "{vocab}");
     }

@@ -13,7 +13,7 @@ use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
-use models::schedule::{Schedule, ScheduleName, StageLayout};
+use models::schedule::{Pass, PassKind, Schedule, ScheduleName, StageLayout};
 use runtime::comm::{Delays, Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
@@ -430,6 +430,23 @@ fn random_delays_change_nothing() {
         let delays = Delays { seed: 7 + n as u64, longest };
         assert_eq!(case.run(Some(delays)), case.run(None), "{case:?}");
     }
+}
+
+/// Without them the first stage would wait for ever for what nobody looks up.
+#[test]
+fn passes_of_the_input_layer_are_asked_for() {
+    let case = busy().find(|case| case.place.passes().is_some()).unwrap();
+    let (mut program, split, samples) = (case.program(), case.split(), Made(case.vocab));
+    let is_input = |pass: &Pass| matches!(pass.kind, PassKind::IF | PassKind::IB);
+    program.passes.iter_mut().for_each(|order| order.retain(|pass| !is_input(pass)));
+    let run = |world| {
+        let device = Host::<f64>::serial();
+        let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
+        rank.gradients(&samples, 0, None).unwrap_err().to_string()
+    };
+    let errors = run_ranks(split.ranks(), Options::default(), run);
+    let named = |error: &String| error.contains("no passes of the input layer");
+    assert!(errors.iter().any(named), "{errors:?}");
 }
 
 /// As processes, ranks come to the bits of ranks as threads.

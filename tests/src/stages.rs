@@ -148,6 +148,7 @@ impl<'a> Maker<'a> {
             after_first_s: self.random.between(0.0, 0.2),
             after_middle_s: self.random.between(0.0, 0.2),
             after_last_s: self.random.between(0.0, 0.2),
+            ..VocabDurations::default()
         }
     }
 

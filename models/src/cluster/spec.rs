@@ -280,7 +280,8 @@ pub struct Software {
     /// products have already added to the sum: Transformer Engine keeps one of each shape since its release 2.3.
     pub placeholder_bytes: f64,
     /// Hidden states of a micro-batch that vocabulary passes hold on every device: inputs, gradients and what
-    /// the collectives between the passes have not yet let go.
+    /// the collectives between the passes have not yet let go; among them the rows that `IF` leaves and the gradients
+    /// that wait for `IB`, of at most two micro-batches.
     pub vocab_hidden_states: f64,
     /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
     /// what they take else: at least 1, or bounds would not hold.

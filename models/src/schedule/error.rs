@@ -79,6 +79,11 @@ pub enum ScheduleError {
         /// The schedule.
         schedule: ScheduleName,
     },
+    /// Passes of the input layer go with those of the output layer.
+    #[error(
+        "an input layer has passes of its own only beside vocabulary passes of the output layer"
+    )]
+    NoInputPasses,
     /// No order leaves room for the barriers: our bug.
     #[error("no order has room for vocabulary passes ({vocab})")]
     NoRoom {

@@ -13,6 +13,7 @@ mod generate;
 mod gpipe;
 mod graph;
 mod in_flight;
+mod input;
 mod interleaved_1f1b;
 mod interleaved_zb;
 mod looped_bfs;
@@ -20,6 +21,7 @@ mod naive;
 mod name;
 mod one_f_one_b;
 mod orders;
+mod run;
 mod v_1f1b;
 mod v_half;
 mod v_min;
@@ -69,6 +71,11 @@ pub enum PassKind {
     S2,
     /// Last vocabulary pass: weight (and, for algorithm 1, input) gradients.
     T,
+    /// Input layer of a vocabulary split over the devices: looks up the tokens whose rows are here (Vocabulary
+    /// Parallelism, appendix C).
+    IF,
+    /// Its backward: adds the gradient of these rows.
+    IB,
 }
 
 /// One pass: what, for which micro-batch, on which of the device's chunks.

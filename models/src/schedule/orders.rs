@@ -13,6 +13,8 @@ impl fmt::Display for PassKind {
             Self::S => "S",
             Self::S2 => "S2",
             Self::T => "T",
+            Self::IF => "IF",
+            Self::IB => "IB",
         })
     }
 }
@@ -82,7 +84,7 @@ impl Schedule {
 
     fn word(&self, device: usize, pass: Pass) -> String {
         let Pass { kind, micro_batch, chunk } = pass;
-        if matches!(kind, PassKind::S | PassKind::S2 | PassKind::T) {
+        if !matches!(kind, PassKind::F | PassKind::B | PassKind::W | PassKind::BW) {
             return format!("{kind}:{micro_batch}");
         }
         let stage = self.stage_of(device, usize::from(chunk));

@@ -22,7 +22,7 @@ pub struct PipelineKey {
     pub vocab: Vocab,
     /// Whether devices update without waiting for one another.
     pub post_validation: bool,
-    /// What vocabulary passes are placed by.
+    /// What vocabulary passes are placed by; without it those of the input layer have no places of their own.
     pub pass_times: Option<PassRatios>,
 }
 
@@ -50,7 +50,13 @@ impl PipelineKey {
             Some(passes) => {
                 let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
                 let times = self.pass_times.map(PassRatios::times);
-                self.schedule.build_with_vocab(p, m, v, passes, times)
+                let schedule = self.schedule.build_with_vocab(p, m, v, passes, times)?;
+                match times {
+                    Some(times) if self.vocab != Vocab::Interlaced => {
+                        schedule.with_input_passes(times)
+                    }
+                    _ => Ok(schedule),
+                }
             }
             None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
         }
@@ -208,7 +214,8 @@ impl PipelineKey {
     /// Passes, roughly.
     fn passes(&self) -> usize {
         let of_vocab = self.vocab.passes().map_or(0, |passes| passes.kinds().len());
-        self.devices * self.micro_batches * (2 * self.chunks + of_vocab)
+        let of_input = if self.pass_times.is_some() { 2 } else { 0 };
+        self.devices * self.micro_batches * (2 * self.chunks + of_vocab + of_input)
     }
 }
 

@@ -5,7 +5,7 @@ use super::pipelines::priced_as;
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
-use crate::simulate::{Durations, VocabDurations};
+use crate::simulate::{Durations, InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, Coordinates, GroupShape, Mesh};
 use models::schedule::ScheduleName;
@@ -99,6 +99,13 @@ pub(crate) fn hop_blocks(ground: &Ground<'_>, d: &Decisions) -> bool {
     d.pp == 1 || !apart
 }
 
+/// Whether the input layer's passes have places, and seconds, of their own: in an order for a configuration's own
+/// times. Where a search compares configurations they are part of `T`, and so are interlaced ones, for which all
+/// devices wait together anyway.
+pub(super) fn input_apart(d: &Decisions) -> bool {
+    d.pass_times.is_some() && d.vocab != Vocab::Interlaced
+}
+
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
 /// section 4): all-reduces serve as reduces too, as in the paper's implementation.
 pub(crate) fn vocab_passes(
@@ -116,7 +123,10 @@ pub(crate) fn vocab_passes(
     let broadcast_s = time(Collective::Broadcast, sheet.hidden_bytes);
     let statistics_s = time(Collective::AllReduce, sheet.tokens * 4.0);
     let gradient_s = time(Collective::AllReduce, sheet.hidden_bytes);
-    let embed = cost.embed_forward + cost.embed_backward;
+    let (embed, apart) = match input_apart(d) {
+        true => (Parts::default(), [cost.embed_forward, cost.embed_backward]),
+        false => (cost.embed_forward + cost.embed_backward, [Parts::default(); 2]),
+    };
     let (forward, input) = (cost.head_forward, cost.head_backward_input);
     let weight = cost.head_backward_weight;
     let blocking = |tp_s: f64| Parts { pp_s: tp_s, ..Parts::default() };
@@ -147,6 +157,8 @@ pub(crate) fn vocab_passes(
         ),
     };
     let devices = d.pp as usize;
+    let [input_forward, input_backward] = apart;
+    let parts = first + middle + last + input_forward + input_backward;
     let durations = VocabDurations {
         first: vec![first.total_s(); devices],
         middle: vec![middle.total_s(); devices],
@@ -155,10 +167,15 @@ pub(crate) fn vocab_passes(
         after_first_s: barriers[1],
         after_middle_s: barriers[2],
         after_last_s: barriers[3],
+        input: InputDurations {
+            after_forward_s: gradient_s,
+            before_backward_s: broadcast_s,
+            ..InputDurations::uniform(devices, input_forward.total_s(), input_backward.total_s())
+        },
     };
     let held = ground.cluster.software.vocab_hidden_states * sheet.hidden_bytes;
     let workspace_bytes = cost.logits_bytes + held;
-    Some(VocabPassCost { durations, parts: first + middle + last, workspace_bytes })
+    Some(VocabPassCost { durations, parts, workspace_bytes })
 }
 
 /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.

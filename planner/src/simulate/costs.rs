@@ -39,6 +39,21 @@ pub struct VocabDurations {
     pub after_middle_s: f64,
     /// Barrier behind `T` (`C2`).
     pub after_last_s: f64,
+    /// Those of the input layer; unused where the schedule has none.
+    pub input: InputDurations,
+}
+
+/// How long the passes of an input layer split over the devices take for one micro-batch, s.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InputDurations {
+    /// `IF` by device.
+    pub forward: Vec<f64>,
+    /// `IB` by device.
+    pub backward: Vec<f64>,
+    /// Sum of the rows that devices looked up, before the first stage's forward.
+    pub after_forward_s: f64,
+    /// Broadcast of the first stage's input gradient, before `IB`.
+    pub before_backward_s: f64,
 }
 
 impl Durations {
@@ -72,19 +87,42 @@ impl Durations {
 }
 
 impl VocabDurations {
-    /// The same `S` (and `S2`) and `T` on every device, with barriers that take no time.
+    /// The same `S` (and `S2`) and `T` on every device; barriers and passes of the input layer take no time.
     pub fn uniform(devices: usize, first: f64, last: f64) -> Self {
         Self {
             first: vec![first; devices],
             last: vec![last; devices],
             middle: vec![first; devices],
+            input: InputDurations::uniform(devices, 0.0, 0.0),
             ..Self::default()
         }
     }
+
+    /// What lies between passes, in the order of the table.
+    pub(super) fn barriers(&self) -> [f64; BARRIERS] {
+        let Self { broadcast_s, after_first_s, after_middle_s, after_last_s, input, .. } = self;
+        let InputDurations { after_forward_s, before_backward_s, .. } = input;
+        [
+            *broadcast_s,
+            *after_first_s,
+            *after_middle_s,
+            *after_last_s,
+            *after_forward_s,
+            *before_backward_s,
+        ]
+    }
 }
 
-/// Barriers and the broadcast before them, each with an own place in the table.
-pub(super) const BARRIERS: usize = 4;
+impl InputDurations {
+    /// The same on every device, with nothing between them and other passes.
+    pub fn uniform(devices: usize, forward: f64, backward: f64) -> Self {
+        let (forward, backward) = (vec![forward; devices], vec![backward; devices]);
+        Self { forward, backward, ..Self::default() }
+    }
+}
+
+/// Barriers and broadcasts, each with an own place in the table.
+pub(super) const BARRIERS: usize = 6;
 
 /// Where each duration lies in a flat table whose first entry is zero.
 #[derive(Clone, Copy, Debug)]
@@ -103,13 +141,13 @@ impl Table {
         1 + row * self.stages
     }
 
-    /// By device: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1.
+    /// By device: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1, `IF`, `IB`.
     pub fn device_row(self, row: usize) -> usize {
         self.stage_row(5) + row * self.devices
     }
 
     pub fn barriers(self) -> usize {
-        self.device_row(5)
+        self.device_row(7)
     }
 
     pub fn len(self) -> usize {
@@ -136,6 +174,8 @@ impl Table {
             PassKind::S => self.device_row(0) + device,
             PassKind::S2 => self.device_row(1) + device,
             PassKind::T => self.device_row(2) + device,
+            PassKind::IF => self.device_row(5) + device,
+            PassKind::IB => self.device_row(6) + device,
         }
     }
 
@@ -146,6 +186,8 @@ impl Table {
             Latency::Broadcast => self.barriers(),
             Latency::Barrier(PassKind::S2) => self.barriers() + 2,
             Latency::Barrier(PassKind::T) => self.barriers() + 3,
+            Latency::Barrier(PassKind::IF) => self.barriers() + 4,
+            Latency::InputGradient => self.barriers() + 5,
             Latency::Barrier(_) => self.barriers() + 1,
         }
     }
@@ -168,10 +210,10 @@ impl Table {
             let row = &mut table[self.device_row(3 + chunk)..][..self.devices];
             row.iter_mut().zip(pair).for_each(|(place, pair)| *place = pair[chunk]);
         }
-        let VocabDurations { broadcast_s, after_first_s, after_middle_s, after_last_s, .. } =
-            *vocab;
-        let barriers = [broadcast_s, after_first_s, after_middle_s, after_last_s];
-        put(&mut table[self.barriers()..], &barriers);
+        for (row, values) in [&vocab.input.forward, &vocab.input.backward].into_iter().enumerate() {
+            put(&mut table[self.device_row(5 + row)..][..self.devices], values);
+        }
+        put(&mut table[self.barriers()..], &vocab.barriers());
     }
 }
 

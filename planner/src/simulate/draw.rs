@@ -8,7 +8,7 @@ use std::iter::repeat_n;
 const IDLE: char = '.';
 
 /// What the characters of [`Timeline::draw`] mean.
-pub const LEGEND: &str = "F forward, B backward, W weight gradients, S U T vocabulary passes, . idle; \
+pub const LEGEND: &str = "F forward, B backward, W weight gradients, S U T output layer, I J input layer, . idle; \
                           lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
 
 impl Timeline {
@@ -27,10 +27,14 @@ impl Timeline {
     fn draw_device(&self, spans: &[Span], columns: usize) -> Vec<char> {
         let mut cells = vec![IDLE; columns];
         let column = |time_s: f64| (time_s / self.makespan_s * columns as f64).round() as usize;
-        for (n, span) in spans.iter().enumerate() {
+        // A look-up that takes no time has no column.
+        let input = |kind: PassKind| matches!(kind, PassKind::IF | PassKind::IB);
+        let seen = |span: &&Span| !(input(span.pass.kind) && span.start_s == span.end_s);
+        let spans: Vec<&Span> = spans.iter().filter(seen).collect();
+        for (n, &span) in spans.iter().enumerate() {
             let start = column(span.start_s).min(columns - 1);
             let end = column(span.end_s).clamp(start + 1, columns);
-            let is_second = n > 0 && runs_beside(&spans[n - 1], span);
+            let is_second = n > 0 && runs_beside(spans[n - 1], span);
             let is_first = spans.get(n + 1).is_some_and(|next| runs_beside(span, next));
             let middle = start + (end - start).div_ceil(2);
             if is_second {
@@ -65,5 +69,7 @@ fn mark_and_fill(kind: PassKind) -> (char, char) {
         PassKind::S => ('S', '+'),
         PassKind::S2 => ('U', '+'),
         PassKind::T => ('T', '+'),
+        PassKind::IF => ('I', '+'),
+        PassKind::IB => ('J', '+'),
     }
 }

@@ -15,7 +15,7 @@ mod prepared;
 mod report;
 mod timeline;
 
-pub use costs::{Durations, VocabDurations};
+pub use costs::{Durations, InputDurations, VocabDurations};
 pub use draw::LEGEND;
 pub use path::CriticalPath;
 pub use prepared::{Prepared, Workspace};

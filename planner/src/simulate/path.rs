@@ -24,7 +24,9 @@ pub struct CriticalPath {
     pub vocab_middle_count: Vec<u32>,
     /// `T`, by device.
     pub vocab_last_count: Vec<u32>,
-    /// Broadcasts, then barriers behind `S`, `S2` and `T`.
+    /// `IF` and `IB`, by device.
+    pub input_count: [Vec<u32>; 2],
+    /// Broadcasts, then barriers behind `S`, `S2`, `T` and `IF`, then broadcasts before `IB`.
     pub barrier_count: [u32; BARRIERS],
     /// The device whose last pass (with its tail) ends the iteration.
     pub end_device: usize,
@@ -49,6 +51,7 @@ impl CriticalPath {
             vocab_first_count: by_device(0),
             vocab_middle_count: by_device(1),
             vocab_last_count: by_device(2),
+            input_count: [by_device(5), by_device(6)],
             barrier_count,
             end_device,
         }
@@ -57,8 +60,6 @@ impl CriticalPath {
     /// Length of the path with these durations, s, without any tail.
     pub fn length_s(&self, durations: &Durations) -> f64 {
         let vocab = &durations.vocab;
-        let barriers =
-            [vocab.broadcast_s, vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s];
         let pairs = durations.pair.iter().enumerate().flat_map(|(device, pair)| {
             let count = move |chunk: usize| self.pair_count[chunk].get(device).copied();
             (0..2).map(move |chunk| f64::from(count(chunk).unwrap_or(0)) * pair[chunk])
@@ -71,7 +72,9 @@ impl CriticalPath {
             + dot(&self.vocab_first_count, &vocab.first)
             + dot(&self.vocab_middle_count, &vocab.middle)
             + dot(&self.vocab_last_count, &vocab.last)
-            + dot(&self.barrier_count, &barriers)
+            + dot(&self.input_count[0], &vocab.input.forward)
+            + dot(&self.input_count[1], &vocab.input.backward)
+            + dot(&self.barrier_count, &vocab.barriers())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What `plan schedule` answers.
 
-use super::{Durations, Prepared, Timeline, VocabDurations, Workspace};
+use super::{Durations, InputDurations, Prepared, Timeline, VocabDurations, Workspace};
 use models::schedule::{
     AutoCosts, PassTimes, Schedule, ScheduleError, ScheduleName, VocabPasses, zb_auto,
 };
@@ -64,6 +64,10 @@ pub struct VocabRequest {
     pub first: f64,
     /// `T` of one micro-batch.
     pub last: f64,
+    /// `IF` of one micro-batch: a look-up in the input layer.
+    pub look_up: f64,
+    /// `IB` of one micro-batch: its backward.
+    pub look_up_backward: f64,
 }
 
 /// The answer, by the names that `--json` has.
@@ -102,8 +106,10 @@ impl Request {
             None if self.schedule == ScheduleName::ZbAuto => zb_auto(p, m, v, self.auto_costs()),
             None => self.schedule.build(p, m, v),
             Some(vocab) => {
-                let times = Some(self.pass_times(vocab));
-                self.schedule.build_with_vocab(p, m, v, vocab.passes, times)
+                let times = self.pass_times(vocab);
+                let schedule =
+                    self.schedule.build_with_vocab(p, m, v, vocab.passes, Some(times))?;
+                schedule.with_input_passes(times)
             }
         }
     }
@@ -150,8 +156,12 @@ impl Request {
             let parts = schedule.share_chunks() as f64;
             durations.pair.fill([f.max(b + w) / parts; 2]);
         }
-        if let Some(VocabRequest { first, last, .. }) = self.vocab {
-            durations.vocab = VocabDurations::uniform(self.stages, first, last);
+        if let Some(vocab) = self.vocab {
+            let VocabRequest { first, last, look_up, look_up_backward, .. } = vocab;
+            durations.vocab = VocabDurations {
+                input: InputDurations::uniform(self.stages, look_up, look_up_backward),
+                ..VocabDurations::uniform(self.stages, first, last)
+            };
         }
         durations
     }

@@ -245,11 +245,6 @@ impl VocabularyShard {
         self.passes
     }
 
-    /// Elements of the input table here.
-    pub fn input_elements(&self) -> usize {
-        self.input.len
-    }
-
     fn rows_of(&self, tokens: usize, scale: f64) -> Embedding {
         let first_row = self.number * self.rows;
         Embedding { tokens, columns: self.output.inputs, rows: self.rows, first_row, scale }
@@ -270,22 +265,17 @@ impl VocabularyShard {
         rows
     }
 
-    /// Adds the gradient of `count` tokens' rows, `dx[n, h]`, to that of the input table, `sum`.
+    /// Adds the gradient of `count` tokens' rows, `dx[n, h]`, to that of the input table.
     pub fn scatter<D: Device>(
         &self,
         device: &D,
         (tokens, count): (Ids<'_, D>, usize),
         dx: &Stream<D>,
-        sum: &mut Rows<D>,
+        gradients: &mut Store<D>,
     ) {
         let shape = self.rows_of(count, self.scale);
         let dx = D::view(dx, 0..count * self.output.inputs);
-        device.embedding_backward(&shape, tokens, dx, all_mut::<D>(sum));
-    }
-
-    /// Adds what was scattered to the gradients.
-    pub fn add_scattered<D: Device>(&self, device: &D, sum: &Rows<D>, gradients: &mut Store<D>) {
-        device.add_wide(all::<D>(sum), gradients.get_mut(self.input));
+        device.embedding_backward(&shape, tokens, dx, gradients.get_mut(self.input));
     }
 
     fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {

@@ -7,7 +7,7 @@ use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
-use models::schedule::{Schedule, ScheduleError, ScheduleName};
+use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
@@ -159,7 +159,10 @@ pub fn schedule(
     vocab: Vocab,
 ) -> Result<Schedule, ScheduleError> {
     match vocab.passes() {
-        Some(passes) => name.build_with_vocab(devices, micro_batches, chunks, passes, None),
+        Some(passes) => {
+            let schedule = name.build_with_vocab(devices, micro_batches, chunks, passes, None)?;
+            schedule.with_input_passes(PassTimes::default())
+        }
         None => name.build(devices, micro_batches, chunks),
     }
 }

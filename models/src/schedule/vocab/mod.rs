@@ -9,8 +9,9 @@ pub use times::{PassRatios, PassTimes};
 use super::building_block::{Block, PERIOD, repeated, shortened};
 use super::generate::{Counts, one_forward_one_backward, pass, split_backward};
 use super::interleaved_1f1b::rounds;
+use super::run::Run;
+use super::{AutoCosts, Release, gpipe, looped_bfs, v_half, v_min, zb_auto};
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
-use super::{gpipe, looped_bfs, v_half, v_min};
 use greedy::Greedy;
 use interlaced::interlaced;
 
@@ -91,11 +92,35 @@ pub(super) fn building_block_with_vocab(
     let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
     let on_v = |passes| counts.schedule(StageLayout::V, passes);
     let plain = on_v(repeated(&blocks, counts.micro_batches));
-    if times.is_none() {
-        return insert(&[plain], vocab, times);
-    }
+    let Some(known) = times else { return insert(&[plain], vocab, times) };
+    known.check()?;
     let short = APART.map(|apart| on_v(shortened(&blocks, counts.micro_batches, apart)));
-    insert(&[[plain].as_slice(), &short].concat(), vocab, times)
+    let searched = if is_even(known) { None } else { searched(counts, &plain, vocab, known) };
+    let all: Vec<Schedule> = std::iter::once(plain).chain(short).chain(searched).collect();
+    insert(&all, vocab, times)
+}
+
+/// Whether no device idles in each repetition of a block whose slots are as long as their passes (Pipeline Parallelism
+/// with Controllable Memory, arXiv 2405.15362, section 3.4).
+fn is_even(PassTimes { forward, backward, weight, .. }: PassTimes) -> bool {
+    weight + 2.0 * forward >= 2.0 * backward && weight + 2.0 * backward >= 2.0 * forward
+}
+
+/// The best order of greedy runs for these times that holds no more than a block's, where there is one.
+fn searched(
+    counts: Counts,
+    block: &Schedule,
+    vocab: VocabPasses,
+    times: PassTimes,
+) -> Option<Schedule> {
+    let held = |device| block.peak_activations(device, Release::AtW);
+    let most = (0..counts.devices).map(held).fold(0.0, f64::max);
+    let PassTimes { forward, backward, weight, link: latency, .. } = times;
+    let even = AutoCosts::even(counts.devices);
+    let limit = most - vocab.barriers() as f64;
+    let costs = AutoCosts { forward, backward, weight, latency, limit, ..even };
+    let build = |micro_batches| zb_auto(counts.devices, micro_batches, counts.chunks, costs);
+    delayed_order(counts.micro_batches, build, vocab).ok()
 }
 
 /// Slots between the last stage's forward and its backward that shorter ways to fill and drain are tried with: what
@@ -114,6 +139,15 @@ pub(super) fn delayed_with_vocab(
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
+    insert(&[delayed_order(micro_batches, build, vocab)?], vocab, times)
+}
+
+/// The order in which vocabulary passes then have room.
+fn delayed_order(
+    micro_batches: usize,
+    build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
+    vocab: VocabPasses,
+) -> Result<Schedule, ScheduleError> {
     let longer = build(micro_batches + vocab.barriers())?;
     let delay = |order: &Vec<Pass>, pairs: &Vec<u32>| {
         let (mut kept, mut kept_pairs) = (Vec::new(), Vec::new());
@@ -131,7 +165,7 @@ pub(super) fn delayed_with_vocab(
     };
     let orders = longer.passes.iter().zip(&longer.pairs).map(|(order, pairs)| delay(order, pairs));
     let (passes, pairs) = orders.unzip();
-    insert(&[Schedule { micro_batches, passes, pairs, ..longer }], vocab, times)
+    Ok(Schedule { micro_batches, passes, pairs, ..longer })
 }
 
 /// A pass of the longer order as one of the order with later backwards; `None` where there is no such
@@ -170,29 +204,40 @@ pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
     if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
 }
 
-/// Puts vocabulary passes into the first of some schedules whose order leaves room for the barriers, by usual times;
-/// where times are known, into the one of them that is shortest then. As in the reference `T` of one micro-batch
-/// runs in one step with `S` of the next, or, with known times, apart if that is shorter. With several rounds of
-/// chunks the next micro-batch may come much later: then they run apart.
+/// Puts vocabulary passes into the first of some schedules, whose order leaves room for the barriers, by usual times;
+/// where times are known, into the one of them that is shortest then, and as for usual times where none is
+/// shorter than that. As in the reference `T` of one micro-batch runs in one step with `S` of the next, or, with
+/// known times, apart if that is shorter. With several rounds of chunks the next micro-batch may come much later:
+/// then they run apart.
 fn insert(
     schedules: &[Schedule],
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
-    let known = times.is_some();
-    let times = times.unwrap_or_default();
-    times.check()?;
-    let fusable = |schedule: &Schedule| schedule.chunks == 1 || schedule.layout == StageLayout::V;
-    let ways = |schedule: &Schedule| match (fusable(schedule), known) {
-        (true, true) => &[true, false][..],
-        (true, false) => &[true],
-        (false, _) => &[false],
-    };
-    let runs = schedules.iter().flat_map(|schedule| {
-        let run = move |&fused: &bool| Greedy::new(schedule, vocab, times, fused).run();
-        ways(schedule).iter().filter_map(run)
-    });
-    let shortest = runs.min_by(|(one, _), (other, _)| one.total_cmp(other));
     // The first has room for any times.
-    shortest.map(|(_, schedule)| schedule).ok_or(ScheduleError::NoRoom { vocab: vocab.name() })
+    let usual = || {
+        let first = schedules.first()?;
+        Greedy::new(first, vocab, PassTimes::default(), fusable(first)).run()
+    };
+    let no_room = ScheduleError::NoRoom { vocab: vocab.name() };
+    let Some(times) = times else {
+        return usual().map(|(_, schedule)| schedule).ok_or(no_room);
+    };
+    times.check()?;
+    let runs = schedules.iter().flat_map(|schedule| {
+        let ways = if fusable(schedule) { &[true, false][..] } else { &[false] };
+        let run = move |&fused: &bool| Greedy::new(schedule, vocab, times, fused).run();
+        ways.iter().filter_map(run)
+    });
+    let usual = usual().and_then(|(_, schedule)| {
+        let end = Run::new(&schedule, times).ok()?.end();
+        Some((end, schedule))
+    });
+    let shortest = runs.chain(usual).min_by(|(one, _), (other, _)| one.total_cmp(other));
+    shortest.map(|(_, schedule)| schedule).ok_or(no_room)
+}
+
+/// Whether one micro-batch's `T` may run in one step with `S` of the next.
+fn fusable(schedule: &Schedule) -> bool {
+    schedule.chunks == 1 || schedule.layout == StageLayout::V
 }

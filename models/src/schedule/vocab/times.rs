@@ -39,9 +39,18 @@ impl Default for PassTimes {
 }
 
 impl PassTimes {
+    /// The same with no pass that takes no time at all, so that what waits for another starts later.
+    pub(in crate::schedule) fn without_empty(self) -> Self {
+        let all = self.forward + self.backward + self.weight + self.vocab.iter().sum::<f64>();
+        let least = if all > 0.0 { all * 1e-9 } else { 1.0 };
+        let Self { forward, backward, weight, vocab, .. } = self;
+        let [forward, backward, weight] = [forward, backward, weight].map(|time| time.max(least));
+        Self { forward, backward, weight, vocab: vocab.map(|time| time.max(least)), ..self }
+    }
+
     /// # Errors
     /// A time that is negative or not finite.
-    pub(super) fn check(self) -> Result<(), ScheduleError> {
+    pub(in crate::schedule) fn check(self) -> Result<(), ScheduleError> {
         let backward = [("backward", self.backward), ("weight", self.weight)];
         let vocab = self.vocab.map(|time| ("vocabulary", time));
         let between = [self.link, self.broadcast].into_iter().chain(self.barriers);

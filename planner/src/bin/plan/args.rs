@@ -236,6 +236,12 @@ pub struct ScheduleArgs {
     /// Last vocabulary pass [default: 0.25]
     #[arg(long, value_name = "TIME")]
     pub vocab_t: Option<f64>,
+    /// Look-up in the input layer, a pass of every device [default: 0]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_if: Option<f64>,
+    /// Its backward [default: 0]
+    #[arg(long, value_name = "TIME")]
+    pub vocab_ib: Option<f64>,
     /// Print every device's passes in order
     #[arg(long)]
     pub orders: bool,

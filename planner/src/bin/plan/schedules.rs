@@ -193,7 +193,12 @@ fn time(flag: &str, value: f64) -> Result<f64, InputError> {
 
 fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
     let Some(name) = &args.vocab else {
-        let stray = [("--vocab-s", args.vocab_s), ("--vocab-t", args.vocab_t)];
+        let stray = [
+            ("--vocab-s", args.vocab_s),
+            ("--vocab-t", args.vocab_t),
+            ("--vocab-if", args.vocab_if),
+            ("--vocab-ib", args.vocab_ib),
+        ];
         let stray = stray.into_iter().find(|(_, time)| time.is_some());
         return stray.map_or(Ok(None), |(flag, _)| {
             Err(InputError::new(format!("{flag} has no effect without --vocab"))
@@ -208,6 +213,8 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
         passes,
         first: time("--vocab-s", args.vocab_s.unwrap_or(0.25))?,
         last: time("--vocab-t", args.vocab_t.unwrap_or(0.25))?,
+        look_up: time("--vocab-if", args.vocab_if.unwrap_or(0.0))?,
+        look_up_backward: time("--vocab-ib", args.vocab_ib.unwrap_or(0.0))?,
     }))
 }
 

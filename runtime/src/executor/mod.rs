@@ -5,24 +5,25 @@
 //! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline go on beside the passes,
 //! in [`crate::lanes`].
 
-use crate::ahead::{left_over, passes_ahead};
+mod transfers;
+mod vocabulary;
+
+use crate::ahead::passes_ahead;
 use crate::buffer::{Buffer, Pools};
 use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, Group, Moving, Space};
 use crate::groups::VocabGroups;
 use crate::lanes::{Lanes, Read};
-use crate::layers::{
-    Context, Draws, Local, MicroBatch, Reduced, ShardKept, VocabularyShard, WeightWork, Weights,
-};
+use crate::layers::{Context, Draws, MicroBatch, ShardKept, VocabularyShard, WeightWork, Weights};
 use crate::params::{Inventory, Store, WeightStore};
 use crate::program::Program;
 use crate::reduce::Reducer;
 use crate::scalar::Number;
 use crate::stage::{Passed, Stage, StageKept};
-use models::schedule::{Pass, PassKind, VocabPasses};
+use models::schedule::{Pass, PassKind};
 use std::collections::HashMap;
-use std::rc::Rc;
 use std::time::Instant;
+use transfers::{AGAIN, Carried, tag};
 
 /// What does not change from step to step.
 pub struct Executor<'a, D: Space> {
@@ -131,25 +132,6 @@ struct Step<'a, 'l, D: Space> {
     computing: Instant,
 }
 
-/// What a transfer carries.
-#[derive(Clone, Copy)]
-enum Carried {
-    Stream = 0,
-    Gradient = 1,
-    /// One of two copies' gradients of a stage's parameters, by chunk.
-    Copy = 2,
-    /// The last stage's output, for an output layer that all devices share.
-    Output = 3,
-}
-
-/// Marks transfers of a step that is begun again.
-const AGAIN: Tag = 1 << 59;
-
-/// Tags stay below bit 63, which marks collectives on a wire.
-fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
-    ((carried as u64) << 60) | ((to_stage as u64) << 32) | u64::from(micro_batch)
-}
-
 impl<D: Device> Executor<'_, D> {
     /// Runs all passes; gradients add to what is there.
     ///
@@ -162,14 +144,19 @@ impl<D: Device> Executor<'_, D> {
         reducer: &mut Reducer<'_, D>,
         watch: Option<Watch<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
-        let Some(OverPipeline { shard, groups }) = self.vocab else {
+        let Some(OverPipeline { groups, .. }) = self.vocab else {
             return self.run_passes(given, None, gradients, reducer, watch);
         };
-        let (program, device, weights) = (self.program, self.device, given.weights);
-        let read = Read { program, device, shard, weights, groups };
-        let tokens: Vec<_> = given.batches.iter().map(|batch| batch.tokens.clone()).collect();
+        let looked_up = |pass: &Pass| pass.kind == PassKind::IF;
+        if !self.program.passes[self.pp.rank()].iter().any(looked_up) {
+            return Err(no_look_ups());
+        }
+        let read = Read { program: self.program, device: self.device, groups };
+        let width = self.program.model.hidden as usize;
+        let elements = given.batches.iter().map(|batch| batch.tokens.len() * width);
+        let elements: Vec<usize> = elements.collect();
         std::thread::scope(|scope| {
-            let lanes = Lanes::open(scope, read, &tokens);
+            let lanes = Lanes::open(scope, read, &elements);
             let outcome = self.run_passes(given, Some(lanes), gradients, reducer, watch);
             if let Err(error) = &outcome {
                 // Else this rank's lanes would wait for the others', and theirs for this rank.
@@ -256,7 +243,7 @@ impl<D: Device> Executor<'_, D> {
             let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
             step.pass(pass, last, gradients, reducer, &mut watch)?;
         }
-        step.close_lanes(gradients)?;
+        step.close_lanes()?;
         if copied {
             self.add_copies(gradients)?;
         }
@@ -322,6 +309,8 @@ impl<'a, D: Device> Step<'a, '_, D> {
             PassKind::S => self.first_of_vocabulary(pass)?,
             PassKind::S2 => self.middle_of_vocabulary(pass)?,
             PassKind::T => self.last_of_vocabulary(pass, gradients)?,
+            PassKind::IF => self.look_up(pass)?,
+            PassKind::IB => self.add_to_rows(pass, gradients)?,
         }
         let (computing, end) = (self.computing, Instant::now());
         self.outcome.ran.push(Ran { pass, begin, computing, end });
@@ -451,214 +440,12 @@ impl<'a, D: Device> Step<'a, '_, D> {
         }
         Ok(())
     }
-
-    /// Elements of the stream that a stage hands to the next.
-    fn stream_elements(&self, pass: Pass) -> usize {
-        self.context(pass).rows() * self.executor.program.model.hidden as usize
-    }
-
-    /// Into how many parts a transfer is cut: where tensor-parallel ranks hold the same stream, each
-    /// sends its part and the receivers gather (Megatron PTD-P, arXiv 2104.04473, section 4.1).
-    fn ways(&self, pass: Pass) -> usize {
-        let (tp, split) = (self.executor.tp.size(), self.executor.program.sequence_parallel);
-        if split || !self.stream_elements(pass).is_multiple_of(tp) { 1 } else { tp }
-    }
-
-    /// The device that runs a neighbouring stage for the same micro-batch.
-    fn device_of(&self, stage: usize, pass: Pass) -> usize {
-        let layout = self.executor.program.layout;
-        layout.holder(self.executor.pp.size(), stage, pass.chunk).0
-    }
-
-    fn receive(
-        &mut self,
-        carried: Carried,
-        from_stage: usize,
-        stage: usize,
-        pass: Pass,
-    ) -> Result<Buffer<D>, CommError> {
-        let from = self.device_of(from_stage, pass);
-        self.receive_from(from, tag(carried, stage, pass.micro_batch), pass)
-    }
-
-    fn receive_from(&mut self, from: usize, tag: Tag, pass: Pass) -> Result<Buffer<D>, CommError> {
-        let tag = tag | self.again;
-        if from == self.executor.pp.rank() {
-            return self.here.remove(&tag).ok_or_else(|| missing(pass));
-        }
-        let (count, ways) = (self.stream_elements(pass), self.ways(pass));
-        let part = self.executor.pp().recv(count / ways, from, tag)?;
-        let tp = Group::new(self.executor.device, self.executor.tp);
-        let whole = if ways == 1 { part } else { tp.all_gather(part)? };
-        Ok(self.given.pools.stored.adopt(whole))
-    }
-
-    fn send(
-        &mut self,
-        carried: Carried,
-        to_stage: usize,
-        pass: Pass,
-        data: Buffer<D>,
-    ) -> Result<(), CommError> {
-        let to = self.device_of(to_stage, pass);
-        self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)
-    }
-
-    fn send_to(
-        &mut self,
-        to: usize,
-        tag: Tag,
-        pass: Pass,
-        data: Buffer<D>,
-    ) -> Result<(), CommError> {
-        let tag = tag | self.again;
-        if to == self.executor.pp.rank() {
-            self.here.insert(tag, data);
-        } else {
-            let (ways, rank) = (self.ways(pass), self.executor.tp.rank());
-            let count = data.len() / ways;
-            let part = match ways {
-                1 => data.into_memory(),
-                _ => self.executor.device.copied(data.part(rank * count..(rank + 1) * count)),
-            };
-            self.sends.push(self.executor.pp().start_send(part, to, tag)?);
-        }
-        Ok(())
-    }
 }
 
-impl<D: Device> Step<'_, '_, D> {
-    /// Takes what other devices' forwards have sent in vain, and sees own transfers to their end.
-    fn drop_left_over(self, ahead: &[usize]) -> Result<(), CommError> {
-        let (executor, program) = (self.executor, self.executor.program);
-        for pass in left_over(program, ahead, executor.pp.rank()) {
-            let stage = self.stage_of(pass);
-            let from = self.device_of(stage - 1, pass);
-            let tag = tag(Carried::Stream, stage, pass.micro_batch) | self.again;
-            let count = self.stream_elements(pass) / self.ways(pass);
-            let _in_vain: D::Memory<D::Stored> = executor.pp().recv(count, from, tag)?;
-        }
-        self.sends.into_iter().try_for_each(|send| send.wait(executor.device).map(drop))
-    }
-}
-
-/// What the passes of a vocabulary split over the pipeline do, and its part in others.
-impl<D: Device> Step<'_, '_, D> {
-    fn is_last(&self, stage: usize) -> bool {
-        stage + 1 == self.executor.program.stages.len()
-    }
-
-    /// Rows of the tokens, `[r, h]`, where all devices look them up; else nothing.
-    fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
-        let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
-        let rows = lanes.rows(pass.micro_batch)?;
-        Ok(self.own_rows(pass, rows))
-    }
-
-    /// This rank's rows of the stream, `[r, h]`, of the micro-batch's `[n, h]`.
-    fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
-        let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
-        let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
-        let own = match count == D::len(&whole) {
-            true => whole,
-            false => ctx.device.copied(D::view(&whole, first..first + count)),
-        };
-        self.given.pools.stored.adopt(own)
-    }
-
-    /// The last stage's output for all devices, which share the output layer (`C0`).
-    fn send_to_all(&mut self, pass: Pass, y: Buffer<D>) -> Result<(), CommError> {
-        let tag = tag(Carried::Output, 0, pass.micro_batch);
-        let (devices, own) = (self.executor.pp.size(), self.executor.pp.rank());
-        for to in (0..devices).filter(|&to| to != own) {
-            let copy = self.given.pools.stored.copy_of(self.executor.device, &y);
-            self.send_to(to, tag, pass, copy)?;
-        }
-        self.send_to(own, tag, pass, y)
-    }
-
-    fn shared(&self, pass: Pass) -> Result<&VocabularyShard, CommError> {
-        self.executor.vocab.map(|vocab| vocab.shard).ok_or_else(|| missing(pass))
-    }
-
-    /// Gives what a pass left to its lane.
-    fn reduce(&mut self, pass: Pass, local: Local<D>) -> Result<(), CommError> {
-        let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
-        lanes.reduce(pass.kind, pass.micro_batch, local);
-        Ok(())
-    }
-
-    /// What the reduction behind a pass of the same micro-batch knows of the logits.
-    fn sums(&mut self, behind: PassKind, pass: Pass) -> Result<Reduced<D>, CommError> {
-        let lanes = self.lanes.as_mut().ok_or_else(|| missing(pass))?;
-        let sums = lanes.sums(behind, pass.micro_batch);
-        self.computing = Instant::now();
-        sums
-    }
-
-    fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
-        let from = self.executor.program.last_device();
-        let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
-        self.computing = Instant::now();
-        let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
-        self.shards.insert(pass.micro_batch, kept);
-        self.note_peak();
-        self.reduce(pass, local)
-    }
-
-    fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
-        let reduced = self.sums(PassKind::S, pass)?;
-        let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced)?;
-        self.reduce(pass, local)
-    }
-
-    fn last_of_vocabulary(
-        &mut self,
-        pass: Pass,
-        gradients: &mut Store<D>,
-    ) -> Result<(), CommError> {
-        let naive = self.shared(pass)?.passes() == VocabPasses::Naive;
-        let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
-        let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
-        // All devices know the same losses: the last stage's tells.
-        let tells = self.executor.pp.rank() == self.executor.program.last_device();
-        if tells {
-            shard.add_loss(&ctx, &reduced, &mut self.loss)?;
-        }
-        let left = shard.last(&ctx, kept, &reduced, gradients)?;
-        left.map_or(Ok(()), |local| self.reduce(pass, local))
-    }
-
-    /// Gradient of the last stage's output, `[r, h]`, where all devices share the output layer; else nothing.
-    fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
-        let Some(lanes) = &mut self.lanes else { return Ok(Buffer::empty()) };
-        let two = self.executor.program.vocab == Some(VocabPasses::Two);
-        let behind = if two { PassKind::S } else { PassKind::T };
-        let whole = lanes.gradient(behind, pass.micro_batch)?;
-        Ok(self.own_rows(pass, whole))
-    }
-
-    /// Hands on the gradient of the tokens' rows where all devices hold the input layer.
-    fn tell_input_gradient(&mut self, pass: Pass, dx: Buffer<D>) -> Result<(), CommError> {
-        if self.lanes.is_none() {
-            return Ok(());
-        }
-        let whole = self.context(pass).enter(&Rc::new(dx))?;
-        if let (Some(lanes), 0) = (&mut self.lanes, self.executor.tp.rank()) {
-            lanes.add_to_rows(self.executor.device.copied(whole.view()));
-        }
-        Ok(())
-    }
-
-    /// Waits for what is under way, and takes what came of the input layer.
-    fn close_lanes(&mut self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        if let (Some(lanes), Some(vocab)) = (self.lanes.take(), self.executor.vocab) {
-            vocab.shard.add_scattered(self.executor.device, &lanes.close()?, gradients);
-        }
-        Ok(())
-    }
+/// A vocabulary split over the pipeline without passes of the input layer, for which forwards would wait for ever.
+fn no_look_ups() -> CommError {
+    let reason = "its schedule has no passes of the input layer: make it with `with_input_passes`";
+    CommError::Invalid { call: "a split vocabulary".to_owned(), reason: reason.to_owned() }
 }
 
 /// A pass whose input no earlier pass made: the schedule's check refuses such lists.

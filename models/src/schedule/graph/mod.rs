@@ -1,0 +1,236 @@
+//! What waits for what: a schedule's passes in an order in which they can run.
+//!
+//! Besides the pass before it on its device, a pass waits for at most one thing elsewhere: a
+//! neighbouring stage's pass or a barrier. A barrier over `p` devices is a chain of `p` joins that
+//! take no time, so that every node waits for at most two others.
+
+mod places;
+
+use super::{Pass, PassKind, Schedule, ScheduleError, VocabPasses};
+use places::{Need, Places, is_vocab};
+
+/// Stands for "no such node" in [`Node`].
+pub const NO_NODE: u32 = u32::MAX;
+
+/// What passes between the end of a pass elsewhere and the start of the one that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latency {
+    /// Nothing: the same device, or nothing to wait for.
+    None,
+    /// A transfer between stages `j` and `j + 1`, either way.
+    Link(u32),
+    /// The broadcast of the last stage's output before `S` (`C0`).
+    Broadcast,
+    /// The barrier between this kind of vocabulary pass and what follows it.
+    Barrier(PassKind),
+    /// The broadcast of the first stage's input gradient before `IB`.
+    InputGradient,
+}
+
+/// What a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: a join of a barrier, or of what both passes of a pair wait for.
+    Join,
+    /// A pass.
+    Pass(Pass),
+    /// A forward and a whole backward together.
+    Pair(Pass, Pass),
+}
+
+/// A pass, a pair of passes, or a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The device that runs it.
+    pub device: u32,
+    /// What it runs.
+    pub work: Work,
+    /// The node before it on its device; for a join, the pass it adds to the joins before it.
+    pub before: u32,
+    /// The node elsewhere that it waits for.
+    pub needs: u32,
+    /// What lies between that node's end and this one's start.
+    pub latency: Latency,
+}
+
+/// The nodes of a schedule, each behind those it waits for.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    /// All nodes.
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// Orders the passes of a schedule.
+    ///
+    /// # Errors
+    /// Says which pass is missing, doubled, foreign or too early, or where the devices wait for one
+    /// another.
+    pub fn new(schedule: &Schedule) -> Result<Self, ScheduleError> {
+        let places = Places::new(schedule)?;
+        places.check_complete()?;
+        places.check_local_order()?;
+        places.check_pairs()?;
+        places.check_vocab_order()?;
+        Walk::new(&places).run()
+    }
+}
+
+/// A walk over all devices at once, a pass of each in turn as far as nothing is missing.
+struct Walk<'a> {
+    places: &'a Places<'a>,
+    /// Next position, by device.
+    next: Vec<u32>,
+    /// Next pair, by device.
+    next_pair: Vec<usize>,
+    /// Node of the latest pass, by device.
+    latest: Vec<u32>,
+    /// First slot of each device in `node_at`.
+    offsets: Vec<usize>,
+    /// Node of each pass, by device and position.
+    node_at: Vec<u32>,
+    barriers: Barriers,
+    nodes: Vec<Node>,
+}
+
+/// For each kind of vocabulary pass and micro-batch, how many devices are done and the last join.
+struct Barriers {
+    micro_batches: usize,
+    done: Vec<u32>,
+    last_join: Vec<u32>,
+}
+
+impl Barriers {
+    fn new(schedule: &Schedule) -> Self {
+        let micro_batches = schedule.micro_batches;
+        let size = if schedule.vocab.is_some() { 4 * micro_batches } else { 0 };
+        Self { micro_batches, done: vec![0; size], last_join: vec![NO_NODE; size] }
+    }
+
+    fn slot(&self, kind: PassKind, micro_batch: u32) -> usize {
+        (kind as usize - PassKind::S as usize) * self.micro_batches + micro_batch as usize
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn new(places: &'a Places<'a>) -> Self {
+        let schedule = places.schedule;
+        let mut passes = 0;
+        let starts = schedule.passes.iter().map(|order| {
+            let start = passes;
+            passes += order.len();
+            start
+        });
+        let offsets = starts.collect();
+        Self {
+            places,
+            next: vec![0; schedule.devices],
+            next_pair: vec![0; schedule.devices],
+            latest: vec![NO_NODE; schedule.devices],
+            offsets,
+            node_at: vec![NO_NODE; passes],
+            barriers: Barriers::new(schedule),
+            nodes: Vec::with_capacity(passes),
+        }
+    }
+
+    fn run(mut self) -> Result<Graph, ScheduleError> {
+        let devices = self.places.schedule.devices;
+        // Not `any`, which would stop at the first device that moves.
+        while (0..devices).filter(|&device| self.advance(device)).count() > 0 {}
+        let waiting: Vec<_> = (0..devices).filter_map(|d| Some((d, self.upcoming(d)?))).collect();
+        if waiting.is_empty() {
+            Ok(Graph { nodes: self.nodes })
+        } else {
+            Err(ScheduleError::Deadlock { waiting })
+        }
+    }
+
+    fn upcoming(&self, device: usize) -> Option<Pass> {
+        self.places.schedule.passes[device].get(self.next[device] as usize).copied()
+    }
+
+    /// The backward that runs together with the device's next pass.
+    fn partner(&self, device: usize) -> Option<Pass> {
+        let schedule = self.places.schedule;
+        let place = *schedule.pairs.get(device)?.get(self.next_pair[device])?;
+        let behind = schedule.passes[device].get(place as usize + 1).copied();
+        behind.filter(|_| place == self.next[device])
+    }
+
+    /// Takes the device's next pass, or pair, if what it waits for is there.
+    fn advance(&mut self, device: usize) -> bool {
+        let Some(pass) = self.upcoming(device) else { return false };
+        let Some(arrival) = self.arrival(device, pass) else { return false };
+        match self.partner(device) {
+            None => self.push(device, Work::Pass(pass), arrival),
+            Some(partner) => {
+                let Some(second) = self.arrival(device, partner) else { return false };
+                self.push(device, Work::Join, arrival);
+                self.push(device, Work::Pair(pass, partner), second);
+            }
+        }
+        true
+    }
+
+    /// The node a pass waits for and the way from it; `None` where it has not run.
+    fn arrival(&self, device: usize, pass: Pass) -> Option<(u32, Latency)> {
+        let (node, latency) = match self.places.need(device, pass) {
+            Need::Nothing => return Some((NO_NODE, Latency::None)),
+            Need::Pass(other, needed, latency) => (self.node_of(other, needed), latency),
+            Need::Barrier(kind) => (self.barrier(kind, pass.micro_batch), Latency::Barrier(kind)),
+        };
+        (node != NO_NODE).then_some((node, latency))
+    }
+
+    fn node_of(&self, device: usize, pass: Pass) -> u32 {
+        let position = self.places.position(device, pass) as usize;
+        self.node_at[self.offsets[device] + position]
+    }
+
+    fn barrier(&self, kind: PassKind, micro_batch: u32) -> u32 {
+        let slot = self.barriers.slot(kind, micro_batch);
+        let complete = self.barriers.done[slot] as usize == self.places.schedule.devices;
+        if complete { self.barriers.last_join[slot] } else { NO_NODE }
+    }
+
+    fn push(&mut self, device: usize, work: Work, (needs, latency): (u32, Latency)) {
+        let node = self.nodes.len() as u32;
+        let before = std::mem::replace(&mut self.latest[device], node);
+        self.nodes.push(Node { device: device as u32, work, before, needs, latency });
+        match work {
+            Work::Join => {}
+            Work::Pass(pass) => {
+                self.ran(device, node);
+                if self.is_awaited(pass.kind) {
+                    self.join(device as u32, pass, node);
+                }
+            }
+            Work::Pair(..) => {
+                self.ran(device, node);
+                self.ran(device, node);
+                self.next_pair[device] += 1;
+            }
+        }
+    }
+
+    /// Notes that a node ran the device's next pass.
+    fn ran(&mut self, device: usize, node: u32) {
+        self.node_at[self.offsets[device] + self.next[device] as usize] = node;
+        self.next[device] += 1;
+    }
+
+    /// Whether all devices' passes of this kind end in a barrier.
+    fn is_awaited(&self, kind: PassKind) -> bool {
+        let freely = self.places.schedule.vocab == Some(VocabPasses::Two) && kind == PassKind::T;
+        is_vocab(kind) && kind != PassKind::IB && !freely
+    }
+
+    fn join(&mut self, device: u32, pass: Pass, before: u32) {
+        let slot = self.barriers.slot(pass.kind, pass.micro_batch);
+        let node = self.nodes.len() as u32;
+        let needs = std::mem::replace(&mut self.barriers.last_join[slot], node);
+        self.barriers.done[slot] += 1;
+        self.nodes.push(Node { device, work: Work::Join, before, needs, latency: Latency::None });
+    }
+}

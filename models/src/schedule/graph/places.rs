@@ -1,0 +1,282 @@
+//! Where each pass lies in its device's order, and what it waits for.
+
+use super::Latency;
+use crate::schedule::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
+
+const ABSENT: u32 = u32::MAX;
+
+/// Where in its device's order each pass lies.
+pub(super) struct Places<'a> {
+    pub(super) schedule: &'a Schedule,
+    /// Kinds of pass that every device runs for every micro-batch, in the order in which they need one another:
+    /// those of the output layer, and of the input layer.
+    shared: [&'static [PassKind]; 2],
+    /// By kind, device, chunk and micro-batch.
+    positions: Vec<u32>,
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn new(schedule: &'a Schedule) -> Result<Self, ScheduleError> {
+        let (devices, lists) = (schedule.devices, schedule.passes.len());
+        if lists != devices {
+            return Err(ScheduleError::DeviceLists { lists, devices });
+        }
+        if schedule.layout != StageLayout::RoundRobin && schedule.chunks != 2 {
+            return Err(ScheduleError::Layout { chunks: schedule.chunks });
+        }
+        let size = KINDS * devices * schedule.chunks * schedule.micro_batches;
+        let shared = [vocab_kinds(schedule.vocab), input_kinds(schedule)];
+        let mut places = Self { schedule, shared, positions: vec![ABSENT; size] };
+        for (device, passes) in schedule.passes.iter().enumerate() {
+            for (n, pass) in passes.iter().enumerate() {
+                places.add(device, *pass, n as u32)?;
+            }
+        }
+        Ok(places)
+    }
+
+    fn add(&mut self, device: usize, pass: Pass, position: u32) -> Result<(), ScheduleError> {
+        if !self.belongs(pass) {
+            return Err(ScheduleError::Foreign { device, pass });
+        }
+        let slot = self.slot(device, pass);
+        match std::mem::replace(&mut self.positions[slot], position) {
+            ABSENT => Ok(()),
+            _ => Err(ScheduleError::Duplicate { device, pass }),
+        }
+    }
+
+    fn belongs(&self, pass: Pass) -> bool {
+        let Schedule { chunks, micro_batches, .. } = *self.schedule;
+        let chunks = if is_vocab(pass.kind) { 1 } else { chunks };
+        let vocab = is_vocab(pass.kind);
+        let kind = !vocab || self.shared.iter().any(|kinds| kinds.contains(&pass.kind));
+        let exists =
+            usize::from(pass.chunk) < chunks && (pass.micro_batch as usize) < micro_batches;
+        kind && exists && (vocab || self.schedule.runs(pass.chunk, pass.micro_batch))
+    }
+
+    fn slot(&self, device: usize, pass: Pass) -> usize {
+        let Schedule { devices, chunks, micro_batches, .. } = *self.schedule;
+        let place = (pass.kind as usize * devices + device) * chunks + usize::from(pass.chunk);
+        place * micro_batches + pass.micro_batch as usize
+    }
+
+    pub(super) fn position(&self, device: usize, pass: Pass) -> u32 {
+        self.positions[self.slot(device, pass)]
+    }
+
+    fn has(&self, device: usize, pass: Pass) -> bool {
+        self.position(device, pass) != ABSENT
+    }
+
+    /// Calls `check` for every device, chunk and micro-batch with that forward.
+    fn each(
+        &self,
+        check: impl Fn(usize, Pass) -> Result<(), ScheduleError>,
+    ) -> Result<(), ScheduleError> {
+        for device in 0..self.schedule.devices {
+            for chunk in 0..self.schedule.chunks as u16 {
+                let all = 0..self.schedule.micro_batches as u32;
+                for micro_batch in all.filter(|&k| self.schedule.runs(chunk, k)) {
+                    check(device, Pass { kind: PassKind::F, micro_batch, chunk })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_complete(&self) -> Result<(), ScheduleError> {
+        self.each(|device, forward| {
+            for &kind in self.kinds_due(device, forward) {
+                self.check_has(device, Pass { kind, ..forward })?;
+            }
+            if self.begins(forward) {
+                for &kind in self.shared.into_iter().flatten() {
+                    self.check_has(device, Pass { kind, chunk: 0, ..forward })?;
+                }
+            }
+            self.check_one_backward(device, forward)
+        })
+    }
+
+    /// Whether a micro-batch's first chunk of a device is this one, so that each micro-batch counts once.
+    fn begins(&self, forward: Pass) -> bool {
+        forward.chunk == self.schedule.direction(forward.micro_batch)
+    }
+
+    fn kinds_due(&self, device: usize, forward: Pass) -> &'static [PassKind] {
+        if self.has(device, Pass { kind: PassKind::BW, ..forward }) {
+            &[PassKind::F, PassKind::BW]
+        } else {
+            &[PassKind::F, PassKind::B, PassKind::W]
+        }
+    }
+
+    fn check_has(&self, device: usize, pass: Pass) -> Result<(), ScheduleError> {
+        if self.has(device, pass) { Ok(()) } else { Err(ScheduleError::Missing { device, pass }) }
+    }
+
+    /// Where there is a whole backward, there are no halves.
+    fn check_one_backward(&self, device: usize, forward: Pass) -> Result<(), ScheduleError> {
+        let has = |kind| self.has(device, Pass { kind, ..forward });
+        let extra = [PassKind::B, PassKind::W].into_iter().find(|&kind| has(kind));
+        match extra {
+            Some(kind) if has(PassKind::BW) => {
+                Err(ScheduleError::Duplicate { device, pass: Pass { kind, ..forward } })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_local_order(&self) -> Result<(), ScheduleError> {
+        self.each(|device, forward| {
+            let in_order = |kinds: &[PassKind], of: Pass| {
+                kinds.windows(2).try_for_each(|pair| {
+                    let [needs, pass] = [pair[0], pair[1]].map(|kind| Pass { kind, ..of });
+                    self.check_after(device, pass, needs)
+                })
+            };
+            in_order(self.kinds_due(device, forward), forward)?;
+            if !self.begins(forward) {
+                return Ok(());
+            }
+            let mut shared = self.shared.into_iter();
+            shared.try_for_each(|kinds| in_order(kinds, Pass { chunk: 0, ..forward }))
+        })
+    }
+
+    fn check_after(&self, device: usize, pass: Pass, needs: Pass) -> Result<(), ScheduleError> {
+        if self.position(device, needs) < self.position(device, pass) {
+            Ok(())
+        } else {
+            Err(ScheduleError::TooEarly { device, pass, needs })
+        }
+    }
+
+    /// Pairs are a forward and the whole backward of another chunk behind it.
+    pub(super) fn check_pairs(&self) -> Result<(), ScheduleError> {
+        for (device, pairs) in self.schedule.pairs.iter().enumerate() {
+            let order = self.schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
+            let fits = |place: u32| match order.get(place as usize..) {
+                Some([forward, backward, ..]) => {
+                    let kinds = (forward.kind, backward.kind) == (PassKind::F, PassKind::BW);
+                    kinds && forward.chunk != backward.chunk
+                }
+                _ => false,
+            };
+            if let Some(&place) = pairs.iter().find(|&&place| !fits(place)) {
+                return Err(ScheduleError::Pair { device, place });
+            }
+        }
+        Ok(())
+    }
+
+    /// All devices run the vocabulary passes of a kind in one order of micro-batches: each kind's reductions
+    /// follow one another on a lane of their own, and would meet others' on a device that has another order.
+    pub(super) fn check_vocab_order(&self) -> Result<(), ScheduleError> {
+        let order = |device: usize, kind: PassKind| {
+            let of_kind = self.schedule.passes[device].iter().filter(move |pass| pass.kind == kind);
+            of_kind.map(|pass| pass.micro_batch)
+        };
+        for &kind in self.shared.into_iter().flatten() {
+            let differs = |&device: &usize| !order(device, kind).eq(order(0, kind));
+            if let Some(device) = (1..self.schedule.devices).find(differs) {
+                return Err(ScheduleError::VocabOrder { device, kind });
+            }
+        }
+        Ok(())
+    }
+
+    /// The backward of a stage whose input gradients the stage before it waits for.
+    fn backward(&self, device: usize, forward: Pass) -> Pass {
+        let whole = Pass { kind: PassKind::BW, ..forward };
+        let half = Pass { kind: PassKind::B, ..forward };
+        if self.has(device, whole) { whole } else { half }
+    }
+}
+
+/// What a pass waits for besides the pass before it on its device.
+pub(super) enum Need {
+    Nothing,
+    Pass(usize, Pass, Latency),
+    /// All devices' passes of this kind for its micro-batch.
+    Barrier(PassKind),
+}
+
+impl Places<'_> {
+    pub(super) fn need(&self, device: usize, pass: Pass) -> Need {
+        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
+        match (pass.kind, self.schedule.vocab) {
+            (PassKind::F, _) => self.forward_need(device, stage, pass),
+            (PassKind::B | PassKind::BW, _) => self.backward_need(device, stage, pass),
+            (PassKind::S, _) => self.last_forward(device, pass),
+            (PassKind::T, Some(VocabPasses::Naive)) => Need::Barrier(PassKind::S2),
+            (PassKind::S2 | PassKind::T, _) => Need::Barrier(PassKind::S),
+            (PassKind::W | PassKind::IF, _) => Need::Nothing,
+            (PassKind::IB, _) => self.first_backward(device, pass),
+        }
+    }
+
+    fn forward_need(&self, device: usize, stage: usize, pass: Pass) -> Need {
+        match self.schedule.stage_before(stage) {
+            None if self.shared[1].is_empty() => Need::Nothing,
+            None => Need::Barrier(PassKind::IF),
+            Some(before) => self.neighbour(device, before, pass, before),
+        }
+    }
+
+    fn backward_need(&self, device: usize, stage: usize, pass: Pass) -> Need {
+        match (self.schedule.stage_after(stage), self.schedule.vocab) {
+            (Some(after), _) => {
+                let forward = Pass { kind: PassKind::F, ..pass };
+                self.neighbour(device, after, forward, stage)
+            }
+            (None, None) => Need::Nothing,
+            (None, Some(VocabPasses::Two)) => Need::Barrier(PassKind::S),
+            (None, Some(_)) => Need::Barrier(PassKind::T),
+        }
+    }
+
+    /// A pass of the neighbouring stage `other`, over the link behind stage `link`.
+    fn neighbour(&self, device: usize, other: usize, pass: Pass, link: usize) -> Need {
+        let (other_device, chunk) = self.schedule.holder(other, pass.micro_batch);
+        let forward = Pass { chunk, ..pass };
+        let is_before = other == link;
+        let needed = if is_before { forward } else { self.backward(other_device, forward) };
+        let same = other_device == device;
+        let latency = if same { Latency::None } else { Latency::Link(link as u32) };
+        Need::Pass(other_device, needed, latency)
+    }
+
+    fn first_backward(&self, device: usize, pass: Pass) -> Need {
+        let (holder, chunk) = self.schedule.holder(0, pass.micro_batch);
+        let latency = if holder == device { Latency::None } else { Latency::InputGradient };
+        let forward = Pass { kind: PassKind::F, chunk, ..pass };
+        Need::Pass(holder, self.backward(holder, forward), latency)
+    }
+
+    fn last_forward(&self, device: usize, pass: Pass) -> Need {
+        let (holder, chunk) = self.schedule.holder(self.schedule.stages() - 1, pass.micro_batch);
+        let latency = if holder == device { Latency::None } else { Latency::Broadcast };
+        Need::Pass(holder, Pass { kind: PassKind::F, chunk, ..pass }, latency)
+    }
+}
+
+/// Kinds of pass.
+const KINDS: usize = PassKind::IB as usize + 1;
+
+pub(super) fn is_vocab(kind: PassKind) -> bool {
+    matches!(kind, PassKind::S | PassKind::S2 | PassKind::T | PassKind::IF | PassKind::IB)
+}
+
+/// Where any device has a pass of the input layer, all must have all; only beside those of the output layer.
+fn input_kinds(schedule: &Schedule) -> &'static [PassKind] {
+    let is_input = |pass: &Pass| matches!(pass.kind, PassKind::IF | PassKind::IB);
+    let any = schedule.vocab.is_some() && schedule.passes.iter().flatten().any(is_input);
+    if any { &[PassKind::IF, PassKind::IB] } else { &[] }
+}
+
+fn vocab_kinds(vocab: Option<VocabPasses>) -> &'static [PassKind] {
+    vocab.map_or(&[], VocabPasses::kinds)
+}

@@ -1,0 +1,112 @@
+//! Passes of an input layer that is split over all devices.
+
+use super::generate::pass;
+use super::run::{Run, Timed};
+use super::{Pass, PassKind, PassTimes, Schedule, ScheduleError};
+
+impl Schedule {
+    /// The same with passes of the input layer on every device: `IF` looks a micro-batch's tokens up, ahead of the
+    /// first stage's forward, which takes the sum over all devices; `IB` adds the gradient of the rows, which the
+    /// first stage's backward leaves to all, to the device's own (Vocabulary Parallelism, arXiv 2411.05288,
+    /// appendix C).
+    ///
+    /// `IF` comes when the first stage begins the forward two before, so that its sum has one of that stage's
+    /// intervals, and at most two micro-batches' rows wait there. `IB` comes when the first stage has ended the
+    /// backward behind, so that the broadcast has as long, and at most two gradients wait. When that is, is told by a
+    /// run with `times`; all devices then have the same order of micro-batches. The order of other passes stays.
+    ///
+    /// # Errors
+    /// The schedule has no vocabulary passes, a time is negative or not finite, or the order cannot run.
+    pub fn with_input_passes(self, times: PassTimes) -> Result<Self, ScheduleError> {
+        times.check()?;
+        if self.vocab.is_none() {
+            return Err(ScheduleError::NoInputPasses);
+        }
+        let run = Run::new(&self, times.without_empty())?;
+        let extra = self.input_passes(&run);
+        let orders = self.passes.iter().zip(&self.pairs).zip(&run.devices);
+        let orders = orders.map(|((order, pairs), own)| merged(order, pairs, own, &extra));
+        let (passes, pairs) = orders.unzip();
+        Ok(Self { passes, pairs, ..self })
+    }
+
+    /// Whether devices have passes of the input layer.
+    pub fn has_input_passes(&self) -> bool {
+        self.passes.first().is_some_and(|order| order.iter().any(|pass| pass.kind == PassKind::IF))
+    }
+
+    /// All passes of the input layer in the order of their times.
+    fn input_passes(&self, run: &Run) -> Vec<Extra> {
+        let of_first = |backward: bool| {
+            let here = move |device: usize, timed: &Timed| {
+                let is_backward = match timed.pass.kind {
+                    PassKind::F => false,
+                    PassKind::B | PassKind::BW => true,
+                    _ => return false,
+                };
+                self.stage_of(device, usize::from(timed.pass.chunk)) == 0 && is_backward == backward
+            };
+            let all = run.devices.iter().enumerate();
+            all.flat_map(move |(d, own)| own.iter().filter(move |timed| here(d, timed)))
+                .copied()
+                .collect::<Vec<Timed>>()
+        };
+        let (forwards, backwards) = (of_first(false), of_first(true));
+        let again = |kind: PassKind, of: &Timed| pass(kind, of.pass.micro_batch as usize, 0);
+        let look_up = |(n, timed): (usize, &Timed)| {
+            let from = n.checked_sub(AHEAD).map_or(BEFORE_ALL, |before| forwards[before].start);
+            Extra { from, pass: again(PassKind::IF, timed) }
+        };
+        let add = |(n, timed): (usize, &Timed)| {
+            let from = backwards.get(n + BEHIND).unwrap_or(timed).end;
+            Extra { from, pass: again(PassKind::IB, timed) }
+        };
+        let adds = backwards.iter().enumerate().map(add);
+        let mut extra: Vec<_> = adds.chain(forwards.iter().enumerate().map(look_up)).collect();
+        // Stable: of what comes at one time `IB` first, and each kind in the order of micro-batches.
+        extra.sort_by(|one, other| one.from.total_cmp(&other.from));
+        extra
+    }
+}
+
+/// Forwards of the first stage by which an `IF` comes before its own.
+const AHEAD: usize = 2;
+
+/// Backwards of the first stage by which an `IB` comes behind its own.
+const BEHIND: usize = 1;
+
+/// Before the first pass.
+const BEFORE_ALL: f64 = -1.0;
+
+/// A pass of the input layer.
+#[derive(Clone, Copy)]
+struct Extra {
+    /// When the pass of the first stage starts (`IF`) or ends (`IB`) behind which it comes.
+    from: f64,
+    pass: Pass,
+}
+
+impl Extra {
+    /// Whether it comes before a pass that starts then.
+    fn comes_before(&self, start: f64) -> bool {
+        self.from < start || (self.from == start && self.pass.kind == PassKind::IB)
+    }
+}
+
+/// An order with more passes, each as early as it may come, and what then runs together.
+fn merged(order: &[Pass], pairs: &[u32], own: &[Timed], extra: &[Extra]) -> (Vec<Pass>, Vec<u32>) {
+    let (mut passes, mut paired) = (Vec::with_capacity(order.len() + extra.len()), Vec::new());
+    let mut extra = extra.iter().peekable();
+    for (n, timed) in own.iter().enumerate() {
+        // Both of a pair start at the same time, so that nothing comes between them.
+        while let Some(more) = extra.next_if(|more| more.comes_before(timed.start)) {
+            passes.push(more.pass);
+        }
+        if pairs.binary_search(&(n as u32)).is_ok() {
+            paired.push(passes.len() as u32);
+        }
+        passes.push(timed.pass);
+    }
+    passes.extend(extra.map(|more| more.pass));
+    (passes, paired)
+}

@@ -1,0 +1,139 @@
+//! Passes of an input layer split over all devices, in time: what they and their collectives cost an order.
+
+use models::decisions::Decisions;
+use models::schedule::{
+    PassKind, PassTimes, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
+};
+use planner::case::Case;
+use planner::case::ground::Ground;
+use planner::restrict::Restrictions;
+use planner::search::{Task, search};
+use planner::simulate::{Durations, InputDurations, VocabDurations, simulate};
+use planner::timed::by_own_times;
+use proptest::prelude::*;
+
+/// `IF`, `IB`, the sum behind the one and the broadcast before the other.
+#[derive(Clone, Copy, Debug)]
+struct Input {
+    forward: f64,
+    backward: f64,
+    sum: f64,
+    broadcast: f64,
+}
+
+fn makespan_s(schedule: &Schedule, times: PassTimes, input: Input) -> f64 {
+    let PassTimes { forward, backward, weight, link, .. } = times;
+    let mut durations = Durations::uniform(schedule, forward, backward, weight, link);
+    let each = |time: f64| vec![time; schedule.devices];
+    durations.vocab = VocabDurations {
+        first: each(times.vocab[0]),
+        middle: each(times.vocab[1]),
+        last: each(times.vocab[2]),
+        broadcast_s: times.broadcast,
+        after_first_s: times.barriers[0],
+        after_middle_s: times.barriers[1],
+        after_last_s: times.barriers[2],
+        input: InputDurations {
+            forward: each(input.forward),
+            backward: each(input.backward),
+            after_forward_s: input.sum,
+            before_backward_s: input.broadcast,
+        },
+    };
+    simulate(schedule, &durations).unwrap().makespan_s
+}
+
+/// One micro-batch on two devices: everything follows, the first device's own `IB` waits for no broadcast.
+#[test]
+fn one_micro_batch_goes_through_all_of_them() {
+    let schedule = one_f_one_b_with_vocab(2, 1, VocabPasses::One, None).unwrap();
+    let schedule = schedule.with_input_passes(PassTimes::default()).unwrap();
+    let input = Input { forward: 0.1, backward: 0.2, sum: 0.05, broadcast: 0.3 };
+    let found_s = makespan_s(&schedule, PassTimes::default(), input);
+    let expected_s = (0.1 + 0.05) + 2.0 + 0.5 + 4.0 + (0.3 + 0.2);
+    assert!((found_s - expected_s).abs() < 1e-12, "{found_s} {expected_s}");
+}
+
+fn times() -> impl Strategy<Value = PassTimes> {
+    let vocab = prop::array::uniform3(0.05..1.2_f64);
+    (0.6..2.0_f64, 0.3..1.5_f64, vocab).prop_map(|(backward, weight, vocab)| PassTimes {
+        backward,
+        weight,
+        vocab,
+        ..PassTimes::default()
+    })
+}
+
+fn input() -> impl Strategy<Value = Input> {
+    let passes = (0.0..0.1_f64, 0.0..0.1_f64);
+    let collectives = (0.0..0.25_f64, 0.0..0.25_f64);
+    (passes, collectives).prop_map(|((forward, backward), (sum, broadcast))| Input {
+        forward,
+        backward,
+        sum,
+        broadcast,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Passes cost what they take, and collectives, which have an interval of the first stage to run beside other
+    /// passes, are exposed once: before the first forward and behind the last backward.
+    #[test]
+    fn collectives_of_the_input_layer_are_exposed_once(
+        name in prop::sample::select(&ScheduleName::VOCAB[..]),
+        p in 2..9_usize,
+        rounds in 2..5_usize,
+        vocab in prop::sample::select(&VocabPasses::ALL[..]),
+        times in times(),
+        input in input(),
+    ) {
+        let (m, v) = (rounds * p, name.chunk_rule().nearest(1));
+        let plain = name.build_with_vocab(p, m, v, vocab, Some(times)).unwrap();
+        let with = plain.clone().with_input_passes(times).unwrap();
+        let none = Input { forward: 0.0, backward: 0.0, sum: 0.0, broadcast: 0.0 };
+        let plain_s = makespan_s(&plain, times, none);
+        let still_s = makespan_s(&with, times, none);
+        prop_assert!((still_s - plain_s).abs() < 1e-9 * plain_s, "{still_s} {plain_s}");
+        let passes_s = m as f64 * (input.forward + input.backward);
+        let most_s = plain_s + passes_s + input.sum + input.broadcast;
+        let found_s = makespan_s(&with, times, input);
+        prop_assert!(found_s <= most_s + 1e-9, "{name} {found_s} {most_s} {plain_s}");
+    }
+}
+
+/// What a search counts as part of `T` has seconds of its own in the order that runs, no more and no less, and the
+/// iteration stays what it was but for what is exposed at its ends.
+#[test]
+fn the_plan_prices_look_ups_apart() {
+    let model = models::model::shipped("vocab_21b").and_then(Result::ok).unwrap();
+    let cluster = models::cluster::shipped("a100_40g").and_then(Result::ok).unwrap();
+    let settings = ["vocab=parallel_2", "schedule=1f1b", "pp=32", "tp=1", "micro_batch=1"];
+    let restrictions = Restrictions::parse(&settings).unwrap();
+    let task = Task::new(&model, &cluster, 32, &restrictions);
+    let found = search(&task, &mut |_, _| {}).best.unwrap();
+    let ground = Ground::new(&model, &cluster, 32);
+    let own = by_own_times(&ground, &found.decisions, &found.placed, &found.priced);
+    let (decisions, priced) = own.unwrap();
+
+    let spent = |decisions: &Decisions| {
+        let case = Case::new(&ground, decisions.clone()).unwrap();
+        let timeline = case.timeline(&found.placed, None).unwrap();
+        let spans = timeline.spans[5].clone();
+        let of = move |kind: PassKind| {
+            let own = spans.iter().filter(|span| span.pass.kind == kind);
+            own.map(|span| span.end_s - span.start_s).sum::<f64>()
+        };
+        [PassKind::T, PassKind::IF, PassKind::IB].map(of)
+    };
+    let [within_s, none_s, _] = spent(&found.decisions);
+    let [last_s, forward_s, backward_s] = spent(&decisions);
+    assert_eq!(none_s, 0.0);
+    assert!(forward_s > 0.0 && backward_s > forward_s, "{forward_s} {backward_s}");
+    let apart_s = last_s + forward_s + backward_s;
+    assert!((apart_s - within_s).abs() < 1e-9 * within_s, "{apart_s} {within_s}");
+    let change = priced.iteration_s / found.priced.iteration_s;
+    println!("{change:.5} of the search's price");
+    assert!((0.93..1.005).contains(&change), "{change}");
+}

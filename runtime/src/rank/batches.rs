@@ -1,0 +1,161 @@
+//! What a step reads: micro-batches and the positions of their tokens.
+
+use super::Fixed;
+use crate::comm::{CommError, Op};
+use crate::data::{Sample, Samples};
+use crate::device::{Device, DeviceError, Space, StepNumbers};
+use crate::error::Error;
+use crate::layers::{MicroBatch, Numbers};
+use crate::program::Program;
+use crate::scalar::Scalar;
+use kernels::cross_entropy::IGNORED;
+use kernels::{Cpu, rope};
+use models::model::Positions;
+use models::schedule::VocabPasses;
+use std::ops::Range;
+
+/// What a step reads, in memory that stays where it is.
+pub(super) struct Inputs<D: Space> {
+    /// This replica's micro-batches.
+    pub batches: Vec<MicroBatch<D>>,
+    /// The step, as draws are to be given it.
+    pub step: u32,
+}
+
+/// Which of an iteration's sequences, their tokens and labels.
+type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
+
+impl<D: Device> Inputs<D> {
+    /// Takes those of a step, where those of the step before lay; gives the valid tokens of all replicas.
+    pub fn take(
+        &mut self,
+        fixed: &Fixed<'_, D>,
+        samples: &dyn Samples,
+        step: u64,
+    ) -> Result<u64, Error> {
+        let (read, valid_tokens) = fixed.read_all(samples, step)?;
+        let loss_scale = 1.0 / (valid_tokens.max(1) as f64);
+        let numbers = StepNumbers { step: step as u32, loss_scale };
+        let StepNumbers { step, loss_scale } = fixed.device.step_numbers(numbers);
+        self.step = step;
+        for (k, tokens) in read.into_iter().enumerate() {
+            match self.batches.get_mut(k) {
+                None => self.batches.push(fixed.micro_batch(tokens, loss_scale)),
+                Some(batch) => replace(fixed, batch, tokens, loss_scale)?,
+            }
+        }
+        Ok(valid_tokens)
+    }
+}
+
+/// Gives a micro-batch other tokens.
+fn replace<D: Device>(
+    fixed: &Fixed<'_, D>,
+    batch: &mut MicroBatch<D>,
+    (_, tokens, labels): Tokens,
+    loss_scale: f64,
+) -> Result<(), Error> {
+    let device = &fixed.device;
+    let mut stays = true;
+    if let (Some(place), Some(elsewhere)) = (&mut batch.elsewhere, fixed.elsewhere(&labels)) {
+        stays &= place.set(device, elsewhere);
+    }
+    stays &= batch.tokens.set(device, tokens);
+    stays &= batch.labels.set(device, labels);
+    batch.loss_scale = loss_scale;
+    let moved = || DeviceError("tokens of the step before are still in use: our bug".to_owned());
+    Ok(stays.then_some(()).ok_or_else(moved).map_err(CommError::from)?)
+}
+
+impl<D: Device> Fixed<'_, D> {
+    /// Tokens and labels of this replica's micro-batches of a step, and the valid tokens of all replicas.
+    fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<(Vec<Tokens>, u64), Error> {
+        let program = self.program;
+        let (each, count) = (program.micro_batch, program.micro_batches);
+        let first = self.groups.dp.rank() * each * count;
+        let begin = step * program.global_batch() as u64;
+        let (mut read, mut total) = (Vec::with_capacity(count), [0]);
+        for k in 0..count {
+            let numbers = (first + k * each)..(first + (k + 1) * each);
+            let (tokens, labels) = self.read(samples, begin, numbers.clone())?;
+            total[0] += labels.iter().filter(|&&label| label >= 0).count() as i64;
+            read.push((numbers, tokens, labels));
+        }
+        if self.groups.dp.size() > 1 {
+            self.groups.dp.all_reduce(&mut total, Op::Sum)?;
+        }
+        Ok((read, total[0].max(0) as u64))
+    }
+
+    /// Tokens and labels of some of an iteration's sequences.
+    fn read(
+        &self,
+        samples: &dyn Samples,
+        begin: u64,
+        numbers: Range<usize>,
+    ) -> Result<(Vec<i64>, Vec<i64>), Error> {
+        let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+        for number in numbers {
+            let index = begin + number as u64;
+            let sample = samples.read(index)?;
+            check_tokens(&sample, self.program.model.vocab, index)?;
+            tokens.extend_from_slice(&sample.tokens);
+            labels.extend_from_slice(&sample.labels);
+        }
+        Ok((tokens, labels))
+    }
+
+    /// Labels of rows that count, but with their target elsewhere, where they are asked for.
+    fn elsewhere(&self, labels: &[i64]) -> Option<Vec<i64>> {
+        let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
+        let two = self.program.vocab == Some(VocabPasses::Two);
+        two.then(|| labels.iter().map(elsewhere).collect())
+    }
+
+    fn micro_batch(&self, (numbers, tokens, labels): Tokens, loss_scale: f64) -> MicroBatch<D> {
+        let elsewhere = self.elsewhere(&labels);
+        let numbers_of = |values| Numbers::new(&self.device, values);
+        MicroBatch {
+            sequences: numbers.len(),
+            seq_len: self.program.seq_len(),
+            first_sequence: numbers.start,
+            tokens: numbers_of(tokens),
+            labels: numbers_of(labels),
+            elsewhere: elsewhere.map(numbers_of),
+            positions: self.positions.clone(),
+            rope: self.rope.clone(),
+            loss_scale,
+        }
+    }
+}
+
+/// Positions of a micro-batch of whole sequences.
+pub(super) fn positions(program: &Program) -> Vec<u32> {
+    let s = program.seq_len();
+    (0..program.micro_batch * s).map(|token| (token % s) as u32).collect()
+}
+
+pub(super) fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
+    let model = &program.model;
+    if model.positions != Positions::Rope {
+        return Vec::new();
+    }
+    let dim = model.attention.head_dim as usize;
+    let mut table = vec![T::ZERO; positions.len() * dim];
+    let frequencies = rope::inverse_frequencies(model.numerics.rope_theta, dim);
+    rope::fill_table(cpu, &frequencies, positions, &mut table);
+    table
+}
+
+/// Tokens must be in the vocabulary, labels too or -1.
+fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
+    let tokens = sample.tokens.iter().map(|&token| (token, 0));
+    let labels = sample.labels.iter().map(|&label| (label, -1));
+    let mut wrong =
+        tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
+    wrong.next().map_or(Ok(()), |(id, least)| {
+        let problem =
+            format!("sample {index} has the id {id}; valid: {least} to {}", vocab.max(1) - 1);
+        Err(Error::Flag { flag: "data", problem })
+    })
+}

@@ -1,0 +1,203 @@
+//! Weights and the optimizer's state, and how a step changes them.
+
+use super::sums::{mean, root};
+use super::{Fixed, Gradients};
+use crate::comm::{CommError, Request};
+use crate::device::{Device, Parameter, Proposal, Space, Target, WideMut};
+use crate::executor::Outcome;
+use crate::params::{Held, Part, Store, WeightStore};
+use crate::reduce::Span;
+use crate::scalar::Number;
+use kernels::adamw::AdamW;
+use kernels::random::{Stream, View};
+
+/// How weights are updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    /// Decay of the moments.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decay of matrices.
+    pub weight_decay: f64,
+    /// Largest gradient norm; `None` does not clip.
+    pub clip: Option<f64>,
+}
+
+impl Optimizer {
+    /// Factor of gradients of norm `norm`.
+    pub(super) fn gradient_scale(&self, norm: f64) -> f64 {
+        self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0))
+    }
+
+    pub(super) fn decay_of(&self, held: &Held) -> f64 {
+        if held.declaration.decays() { self.weight_decay } else { 0.0 }
+    }
+}
+
+/// A step whose gradients are there, and whose norm is still being summed.
+pub(super) struct Pending {
+    /// Of this rank's tensor-parallel group, on its way over the pipeline: the squared norm.
+    pub(super) squares: Request<f64>,
+    pub(super) loss_sum: Request<f64>,
+    pub(super) optimizer: Optimizer,
+    /// Without clipping.
+    pub(super) adamw: AdamW,
+    pub(super) valid_tokens: u64,
+    pub(super) outcome: Outcome,
+    pub(super) reductions: Vec<Span>,
+}
+
+/// Weights, and the state that belongs to them.
+pub(super) struct State<D: Space> {
+    /// As passes read them.
+    pub(super) weights: WeightStore<D>,
+    /// As they are known to be right, where those that passes read are rounded, or, where steps begin ahead of the
+    /// norm, proposals.
+    pub(super) exact: Option<Store<D>>,
+    pub(super) moments: [Store<D>; 2],
+    /// Updates made so far.
+    pub(super) updates: u32,
+}
+
+impl<D: Device> Fixed<'_, D> {
+    /// Updates weights and moments.
+    pub(super) fn update<'b>(
+        &'b self,
+        adamw: &AdamW,
+        optimizer: &Optimizer,
+        targets: Vec<Target<'b, D>>,
+        gradients: &'b Store<D>,
+        [m, v]: &'b mut [Store<D>; 2],
+    ) {
+        let inventory = &self.inventory;
+        let moments = m.each_mut(inventory).into_iter().zip(v.each_mut(inventory));
+        let state = inventory.all().iter().zip(targets).zip(moments);
+        let update = |((held, w), (m, v)): ((&Held, _), _)| {
+            let g = gradients.get(held.part);
+            Parameter { w, g, m, v, decay: optimizer.decay_of(held) }
+        };
+        self.device.adamw(adamw, state.map(update).collect());
+    }
+}
+
+impl<D: Device> State<D> {
+    /// Sets a parameter's weights.
+    pub(super) fn set(&mut self, device: &D, part: Part, values: &[D::Wide]) {
+        match &mut self.exact {
+            Some(exact) => {
+                device.upload(values, exact.get_mut(part));
+                device.round(exact.get(part), self.weights.get_mut(part));
+            }
+            None => {
+                let stored: Vec<D::Stored> =
+                    values.iter().map(|value| D::Stored::nearest(value.value())).collect();
+                device.upload(&stored, self.weights.get_mut(part));
+            }
+        }
+    }
+
+    /// Sets a parameter's weights to what `fill` writes.
+    pub(super) fn fill(&mut self, device: &D, part: Part, fill: impl FnOnce(WideMut<'_, D>)) {
+        let weights = self.weights.get_mut(part);
+        if let Some(exact) = &mut self.exact {
+            fill(exact.get_mut(part));
+            return device.round(exact.get(part), weights);
+        }
+        let mut values = device.zeros(part.len);
+        fill(D::view_mut(&mut values, 0..part.len));
+        device.round(D::view(&values, 0..part.len), weights);
+    }
+
+    /// Passes read the exact weights from now on.
+    pub(super) fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
+        if let Some(exact) = &self.exact {
+            fixed.device.round(exact.all(), self.weights.all_mut());
+        }
+    }
+
+    /// Numbers of the next update.
+    pub(super) fn next_step(
+        &mut self,
+        optimizer: &Optimizer,
+        lr: f64,
+        gradient_scale: f64,
+    ) -> AdamW {
+        self.updates += 1;
+        AdamW {
+            lr,
+            beta1: optimizer.betas.0,
+            beta2: optimizer.betas.1,
+            eps: optimizer.eps,
+            step: self.updates,
+            gradient_scale,
+        }
+    }
+
+    /// Weights for passes as they are behind a step; the state stays.
+    pub(super) fn propose(
+        &mut self,
+        fixed: &Fixed<'_, D>,
+        optimizer: &Optimizer,
+        adamw: &AdamW,
+        gradients: &Store<D>,
+    ) {
+        let (Some(exact), [m, v]) = (&self.exact, &self.moments) else { return };
+        let weights = self.weights.each_mut(&fixed.inventory);
+        let proposal = |(held, to): (&Held, _)| {
+            let [w, g, m, v] = [exact, gradients, m, v].map(|store| store.get(held.part));
+            Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) }
+        };
+        let proposals = fixed.inventory.all().iter().zip(weights).map(proposal).collect();
+        fixed.device.adamw_proposal(adamw, proposals);
+    }
+}
+
+impl Pending {
+    /// Waits for the norm and updates the exact weights, unless the numbers are not finite. Says what the step came
+    /// to, and whether its proposal was right.
+    pub(super) fn settle<D: Device>(
+        self,
+        fixed: &Fixed<'_, D>,
+        gradients: &Store<D>,
+        exact: &mut Store<D>,
+        moments: &mut [Store<D>; 2],
+    ) -> Result<(Gradients, bool), CommError> {
+        let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
+        let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
+        let gradient_scale = optimizer.gradient_scale(norm);
+        let finite = norm.is_finite() && loss.is_finite();
+        if finite {
+            let adamw = AdamW { gradient_scale, ..adamw };
+            let targets = exact.each_mut(&fixed.inventory).into_iter().map(Target::Exact).collect();
+            fixed.update(&adamw, &optimizer, targets, gradients, moments);
+        }
+        let right = finite && gradient_scale == adamw.gradient_scale;
+        Ok((Gradients { loss, valid_tokens, norm, outcome, reductions }, right))
+    }
+}
+
+/// Fills what a rank holds with normal numbers by their place in the tensor as stored.
+pub(super) fn draw_normal<D: Device>(
+    device: &D,
+    held: &Held,
+    mut rest: WideMut<'_, D>,
+    seed: u64,
+    deviation: f64,
+) {
+    let (_, columns) = held.declaration.stored_shape();
+    let stream = Stream { seed, tensor: name_hash(&held.declaration.name), step: 0 };
+    let extent = &held.extent;
+    for rows in &extent.rows {
+        let (first, width) = (extent.columns.start as u64, extent.columns.len());
+        let view = View::matrix(rows.start as u64, rows.len(), first, width, columns as u64);
+        let (now, behind) = D::split(rest, view.len());
+        device.fill_normal(now, &view, stream, deviation);
+        rest = behind;
+    }
+}
+
+/// FNV-1a, 32 bits: which random numbers a tensor draws.
+fn name_hash(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}

@@ -1,0 +1,112 @@
+//! What ranks sum behind a step's passes: gradients that each has a part of, losses, and the gradient norm.
+
+use super::Fixed;
+use crate::comm::{CommError, Op, Request};
+use crate::device::{Device, Group};
+use crate::params::{Gradient, Held, Store};
+
+impl<D: Device> Fixed<'_, D> {
+    /// Sums over tensor-parallel ranks what each has only a part of: all such parameters in one call,
+    /// each in its place of the whole, so that copies meet whoever holds them.
+    pub(super) fn sum_partial_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+        let partial = |held: &&Held| held.declaration.gradient == Gradient::Partial;
+        let held: Vec<&Held> = self.inventory.all().iter().filter(partial).collect();
+        if self.groups.tp.size() == 1 || held.is_empty() {
+            return Ok(());
+        }
+        let device = &self.device;
+        let mut runs = Vec::new();
+        let mut elements = 0;
+        for held in held {
+            for (local, whole, len) in held.declaration.runs(&held.extent) {
+                let own = held.part.begin + local;
+                runs.push((own..own + len, elements + whole..elements + whole + len));
+            }
+            elements += held.declaration.elements();
+        }
+        let mut all = device.zeros(elements);
+        for (own, whole) in &runs {
+            let to = D::view_mut(&mut all, whole.clone());
+            device.copy(gradients.range(own.clone()), to);
+        }
+        let all = Group::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
+        for (own, whole) in runs {
+            device.copy(D::view(&all, whole), gradients.range_mut(own));
+        }
+        Ok(())
+    }
+
+    /// Sums the gradients of an embedding that first and last stage share.
+    pub(super) fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+        if self.program.layout.copies() > 1 {
+            self.sum_tied_copies(gradients);
+            return Ok(());
+        }
+        let apart = self.program.last_device() != 0 && self.shard.is_none();
+        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
+            return Ok(());
+        }
+        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let Some(held) = self.inventory.named(name) else { return Ok(()) };
+        let (part, device) = (held.part, &self.device);
+        let own = device.copied(gradients.get(part));
+        let sum = Group::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
+        device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
+        Ok(())
+    }
+
+    /// The same where each device at an end holds a copy of both stages, each with a table, of which it has the sum
+    /// over both copies: they become what they come to together.
+    fn sum_tied_copies(&self, gradients: &mut Store<D>) {
+        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let tables = self.inventory.all().iter().filter(|held| held.declaration.name == name);
+        // The first stage's is not the copy: both devices add in this order, to the same bits.
+        let (mut first, mut last) = (None, None);
+        for held in tables {
+            let place = if held.declaration.tied_copy { &mut last } else { &mut first };
+            *place = Some(held.part);
+        }
+        let (Some(first), Some(last)) = (first, last) else { return };
+        let theirs = self.device.copied(gradients.get(last));
+        self.device.add_wide(D::view(&theirs, 0..last.len), gradients.get_mut(first));
+        let both = self.device.copied(gradients.get(first));
+        self.device.copy(D::view(&both, 0..first.len), gradients.get_mut(last));
+    }
+
+    /// Starts summing the iteration's losses, from the ranks that hold the output layer.
+    pub(super) fn start_loss(&self, loss_sum: f64) -> Result<Request<f64>, CommError> {
+        // All tensor-parallel ranks know the same losses: one of them tells.
+        let sum = if self.groups.tp.rank() == 0 { loss_sum } else { 0.0 };
+        self.groups.world.start_all_reduce(vec![sum], Op::Sum)
+    }
+
+    /// The sum of squares of this rank's parameters, each element of the model counted on one rank.
+    pub(super) fn squares(&self, gradients: &Store<D>) -> D::Total {
+        let mut total = self.device.total();
+        for held in self.inventory.all().iter().filter(|held| held.counted) {
+            self.device.add_squares(gradients.get(held.part), &mut total);
+        }
+        total
+    }
+
+    /// Starts summing squares over all parameters of the model.
+    pub(super) fn start_norm(&self, squares: &D::Total) -> Result<Request<f64>, CommError> {
+        let mut sum = [self.device.read(squares)?];
+        // Replicas have the same gradients by now.
+        self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
+        self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
+    }
+}
+
+/// A sum over an iteration's valid tokens, divided by them.
+pub(super) fn mean(sum: Request<f64>, valid_tokens: u64) -> Result<f64, CommError> {
+    Ok(only(sum)? / valid_tokens.max(1) as f64)
+}
+
+pub(super) fn root(squares: Request<f64>) -> Result<f64, CommError> {
+    Ok(only(squares)?.sqrt())
+}
+
+fn only(request: Request<f64>) -> Result<f64, CommError> {
+    Ok(request.wait()?.first().copied().unwrap_or(f64::NAN))
+}

@@ -1,0 +1,59 @@
+//! Tensors put together from all ranks.
+
+use super::{Fixed, declare};
+use crate::checkpoint::Tensors;
+use crate::comm::CommError;
+use crate::device::{Device, DeviceError};
+use crate::params::{Held, Inventory, Part};
+use kernels::Real;
+use std::collections::BTreeMap;
+
+impl<D: Device> Fixed<'_, D> {
+    /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
+    /// hold, puts it together.
+    pub(super) fn whole(
+        &self,
+        read: impl Fn(Part) -> Result<Vec<D::Wide>, DeviceError>,
+    ) -> Result<Option<Tensors<D::Wide>>, CommError> {
+        const TAG: u64 = 1 << 61;
+        let world = &self.groups.world;
+        if self.groups.dp.rank() > 0 {
+            return Ok(None);
+        }
+        let mut own = Vec::new();
+        for held in self.inventory.all().iter().filter(|held| held.counted) {
+            own.extend(read(held.part)?);
+        }
+        if world.rank() > 0 {
+            world.send(&own, 0, TAG)?;
+            return Ok(None);
+        }
+        let mut own = Some(own);
+        let mut tensors: Tensors<D::Wide> = BTreeMap::new();
+        for rank in 0..world.size() {
+            let at = self.program.mesh.coordinates(rank as u64);
+            if at.dp > 0 {
+                continue;
+            }
+            let mut theirs = Inventory::new(at.tp as usize, self.groups.tp.size());
+            declare(self.program, at.pp as usize, &mut theirs);
+            let counted: Vec<&Held> = theirs.all().iter().filter(|held| held.counted).collect();
+            let count = counted.iter().map(|held| held.part.len).sum();
+            let told = match (rank, own.take()) {
+                (0, Some(own)) => own,
+                _ => world.recv(count, rank, TAG)?,
+            };
+            let mut rest = told.as_slice();
+            for held in counted {
+                let (local, behind) = rest.split_at(held.part.len);
+                let declaration = &held.declaration;
+                let empty =
+                    || (declaration.shape.clone(), vec![D::Wide::ZERO; declaration.elements()]);
+                let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
+                declaration.insert(&held.extent, local, whole);
+                rest = behind;
+            }
+        }
+        Ok(Some(tensors))
+    }
+}
