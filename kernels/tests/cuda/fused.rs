@@ -93,6 +93,9 @@ impl Driver for Fusing {
     fn synchronize(&self) -> Result<(), GpuError> {
         self.machine.synchronize()
     }
+    fn quiesce(&self) -> Result<(), GpuError> {
+        self.machine.quiesce()
+    }
     fn record(&self) -> Result<Event, GpuError> {
         self.machine.record()
     }
