@@ -160,11 +160,10 @@ pub fn loss(
     gpu.launch(&module.launch("cross_entropy_loss", grid, arguments))
 }
 
-/// Replaces the logits by `scale` times the gradient of each row's loss.
+/// Replaces the logits by `scale` times the gradient of each row's loss; [`crate::cuda::OF_STEP`] is the step's, here and below.
 ///
 /// # Errors
 /// As [`local_max`].
-#[allow(clippy::cast_possible_truncation)] // a factor
 pub fn gradient_in_place<S: Stored>(
     gpu: &Gpu,
     shape: &Logits,
@@ -178,13 +177,14 @@ pub fn gradient_in_place<S: Stored>(
     shape.check(logits.len(), &per_row);
     let module = module_of::<S>(shape, logits.address());
     let [first, real] = range(shape);
+    let [factor_of_loss, numbers] = gpu.loss_factor(scale);
     let arguments = vec![
         logits.argument(),
         targets.argument(),
         max.argument(),
         sum_exp.argument(),
-        Argument::F32(scale as f32),
-        gpu.step_numbers(),
+        factor_of_loss,
+        numbers,
         first,
         real,
     ];
@@ -216,7 +216,6 @@ pub fn scale_by_slope<S: Stored>(
 ///
 /// # Errors
 /// As [`local_max`].
-#[allow(clippy::cast_possible_truncation)] // a factor
 pub fn softmax_to_gradient<S: Stored>(
     gpu: &Gpu,
     shape: &Logits,
@@ -234,13 +233,14 @@ pub fn softmax_to_gradient<S: Stored>(
     shape.check(softmax.len(), &per_row);
     let module = module_of::<S>(shape, softmax.address());
     let [first, real] = range(shape);
+    let [factor_of_loss, numbers] = gpu.loss_factor(scale);
     let arguments = vec![
         softmax.argument(),
         targets.argument(),
         factor.argument(),
         target_logit.argument(),
-        Argument::F32(scale as f32),
-        gpu.step_numbers(),
+        factor_of_loss,
+        numbers,
         first,
         real,
     ];
@@ -252,7 +252,6 @@ pub fn softmax_to_gradient<S: Stored>(
 ///
 /// # Errors
 /// As [`local_max`].
-#[allow(clippy::cast_possible_truncation)] // a factor
 pub fn join_gradient<S: Stored>(
     gpu: &Gpu,
     weighted: ViewMut<'_, S>,
@@ -269,8 +268,8 @@ pub fn join_gradient<S: Stored>(
     let tensors = [weighted.address(), hits.address()].map(|at| (at, size_of::<S>()));
     let shape = Logits::whole(rows, columns);
     let module = module(S::STORAGE, &shape, pack(S::STORAGE, columns, &tensors));
-    let scale = Argument::F32(scale as f32);
-    let read = [hits.argument(), factor.argument(), scale, gpu.step_numbers()];
+    let [factor_of_loss, numbers] = gpu.loss_factor(scale);
+    let read = [hits.argument(), factor.argument(), factor_of_loss, numbers];
     let arguments = [&[weighted.argument()], &read[..]].concat();
     gpu.launch(&module.launch("cross_entropy_join_gradient", [rows, 1], arguments))
 }

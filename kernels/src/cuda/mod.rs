@@ -48,6 +48,7 @@ mod rehearsal;
 mod step;
 #[cfg(feature = "machine")]
 mod tape;
+mod views;
 
 pub use driver::{Driver, Event, GpuError, Job, Properties, Recording};
 pub use element::{Element, Stored};
@@ -56,11 +57,12 @@ pub use half::bf16;
 #[cfg(feature = "machine")]
 pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
-pub use memory::{Gpu, Memory, Span, View, ViewMut};
+pub use memory::{Gpu, Memory};
 pub use recording::Graph;
 #[cfg(feature = "machine")]
 pub use rehearsal::Rehearsal;
-pub use step::StepNumbers;
+pub use step::{OF_STEP, StepNumbers};
+pub use views::{Span, View, ViewMut};
 
 use std::fmt::Write;
 

@@ -94,7 +94,7 @@ __device__ __forceinline__ u64 pack_start() {
 // What changes from step to step, in device memory: a recorded step is replayed with the next one's. Null where there is none.
 struct StepNumbers {
   u32 step;          // added to the draws' step
-  float loss_scale;  // multiplies the loss's gradient
+  float loss_scale;  // of the loss's gradient, where it is the step's
 };
 
 __device__ __forceinline__ u32 step_of(const StepNumbers* __restrict__ numbers, u32 step) {

@@ -10,9 +10,13 @@ use std::sync::Arc;
 pub struct StepNumbers {
     /// Added to the step of every [`crate::random::Stream`] that dropout draws from.
     pub step: u32,
-    /// Multiplies the scale of the loss's gradient.
+    /// The scale of the loss's gradient where that is [`OF_STEP`].
     pub loss_scale: f32,
 }
+
+/// Given as the scale of a loss's gradient: that of the step's numbers, wherever they are. No number, so that nobody takes it
+/// for one.
+pub const OF_STEP: f64 = f64::NAN;
 
 impl StepNumbers {
     fn words(self) -> [u32; 2] {
@@ -43,6 +47,15 @@ impl Gpu {
         };
         let words = numbers.words();
         self.queue.driver()?.copy_in(bytemuck::cast_slice(&words), memory.view().address())
+    }
+
+    /// A scale of the loss's gradient as kernels take it: a factor, and where to find the step's or nothing.
+    #[allow(clippy::cast_possible_truncation)] // a factor
+    pub(crate) fn loss_factor(&self, scale: f64) -> [Argument; 2] {
+        match scale.is_nan() && self.step.is_some() {
+            true => [Argument::F32(1.0), self.step_numbers()],
+            false => [Argument::F32(scale as f32), NULL],
+        }
     }
 
     /// Where kernels find them.

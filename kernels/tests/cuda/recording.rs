@@ -4,7 +4,7 @@ use super::folder;
 use kernels::Cpu;
 use kernels::cross_entropy::{self, Logits};
 use kernels::cuda::machine::Machine;
-use kernels::cuda::{Driver, Gpu, GpuError, Lagging, Memory, StepNumbers};
+use kernels::cuda::{Driver, Gpu, GpuError, Lagging, Memory, OF_STEP, StepNumbers};
 use kernels::dropout::{self, Dropout};
 use kernels::elementwise::cuda::axpy;
 use kernels::random::{Stream, View};
@@ -58,14 +58,18 @@ fn numbers_of_a_step_are_read_each_time() {
     let (max, sums) = (gpu.upload(&[1.0_f32; 2]).unwrap(), gpu.upload(&[4.0_f32; 2]).unwrap());
     let (targets, logits) = (gpu.upload(&[3_i64, -1]).unwrap(), gpu.upload(&logits).unwrap());
     let mut gradient = gpu.zeros::<f32>(10).unwrap();
+    let mut plain = gpu.zeros::<f32>(10).unwrap();
 
     let half = Dropout { p: 0.5, stream };
     gpu.start_recording().unwrap();
     dropout::cuda::apply(&gpu, &half, &view, given.view(), dropped.view_mut()).unwrap();
     gpu.copy(logits.view(), gradient.view_mut()).unwrap();
     let (to, read) = (gradient.view_mut(), targets.view());
-    cross_entropy::cuda::gradient_in_place(&gpu, &shape, to, read, max.view(), sums.view(), 1.0)
-        .unwrap();
+    let (max, sums) = (max.view(), sums.view());
+    cross_entropy::cuda::gradient_in_place(&gpu, &shape, to, read, max, sums, OF_STEP).unwrap();
+    gpu.copy(logits.view(), plain.view_mut()).unwrap();
+    let to = plain.view_mut();
+    cross_entropy::cuda::gradient_in_place(&gpu, &shape, to, read, max, sums, 2.0).unwrap();
     let graph = gpu.finish_recording().unwrap();
 
     let mut before = Vec::new();
@@ -81,6 +85,8 @@ fn numbers_of_a_step_are_read_each_time() {
         let row = gpu.download(gradient.view()).unwrap();
         let p = (logits_at(3) - 1.0).exp() * 0.25;
         assert_eq!((row[3], row[8]), (loss_scale * (p - 1.0), 0.0));
+        // Another scale is what it says.
+        assert_eq!(gpu.download(plain.view()).unwrap()[3], 2.0 * (p - 1.0));
     }
 }
 

@@ -214,7 +214,7 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
     fn step_numbers(&self, StepNumbers { step, loss_scale }: StepNumbers) -> StepNumbers {
         let numbers = cuda::StepNumbers { step, loss_scale: loss_scale as f32 };
         self.queue.kept(self.queue.gpu.set_step_numbers(numbers));
-        StepNumbers { step: 0, loss_scale: 1.0 }
+        StepNumbers { step: 0, loss_scale: cuda::OF_STEP }
     }
 
     fn not_recordable(&self) -> Option<&'static str> {

@@ -181,7 +181,7 @@ pub trait Space: Sized + Send + Sync + 'static {
     fn health(&self) -> Result<(), DeviceError>;
 
     /// Takes the numbers that change from step to step, and says what calls of that step are to be given for them: the same,
-    /// or, where kernels read them from memory, so that a step may be recorded, what leaves those as they are.
+    /// or, where kernels read them from memory, so that a step may be recorded, what stands for those there.
     fn step_numbers(&self, numbers: StepNumbers) -> StepNumbers {
         numbers
     }
