@@ -56,7 +56,7 @@ fn report(samples: &[Sample<'_>], errors: [&[f64]; 4]) {
     for (index, s) in scores[0].iter().enumerate() {
         print!("{:26} {:4}/{:3}", s.source, s.rows, s.groups);
         for score in &scores {
-            print!(" {:5.1}/{:4.1}", 100.0 * score[index].mean, 100.0 * score[index].median);
+            print!(" {:6.2}/{:5.2}", 100.0 * score[index].mean, 100.0 * score[index].median);
         }
         println!();
     }

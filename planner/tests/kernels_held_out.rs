@@ -27,6 +27,7 @@ fn cluster(device: &str) -> ClusterSpec {
     cluster.software.gradient_add_bytes = 0.0;
     cluster.device.sustained_slowdown = 1.0;
     cluster.software.attention_slowdown = 1.0;
+    cluster.software.narrow_attention_slowdown = 1.0;
     cluster
 }
 

@@ -22,22 +22,22 @@ static PREDICTED: LazyLock<(Vec<row::Row>, Vec<Predicted>)> = LazyLock::new(|| {
 
 /// Source, and the most that the mean and the median over groups may be, with the shipped constants.
 const RATCHET: [(&str, f64, f64); 16] = [
-    ("all but vtrain_single", 0.043, 0.029),
-    ("dense", 0.0405, 0.028),
-    ("moe", 0.061, 0.0455),
-    ("megatron_sc21", 0.028, 0.020),
+    ("all but vtrain_single", 0.041, 0.029),
+    ("dense", 0.0385, 0.028),
+    ("moe", 0.055, 0.045),
+    ("megatron_sc21", 0.0283, 0.020),
     ("korthikanti2022", 0.023, 0.023),
-    ("megascale", 0.030, 0.036),
-    ("bigscience_bloom_a100", 0.045, 0.041),
+    ("megascale", 0.029, 0.034),
+    ("bigscience_bloom_a100", 0.044, 0.041),
     ("vtrain_multi", 0.056, 0.046),
     ("vtrain_single", 0.067, 0.062),
-    ("zero_bubble", 0.0235, 0.0225),
-    ("vocab_parallelism_paper", 0.053, 0.034),
-    ("llm_foundry_mpt", 0.035, 0.023),
-    ("simumax_b200", 0.0225, 0.027),
-    ("nemo_2407_h100", 0.0285, 0.0245),
+    ("zero_bubble", 0.022, 0.022),
+    ("vocab_parallelism_paper", 0.052, 0.033),
+    ("llm_foundry_mpt", 0.031, 0.021),
+    ("simumax_b200", 0.023, 0.028),
+    ("nemo_2407_h100", 0.028, 0.024),
     ("nvidia_dgxc_benchmarking", 0.039, 0.033),
-    ("nemo_megatron_bridge", 0.066, 0.048),
+    ("nemo_megatron_bridge", 0.060, 0.041),
 ];
 
 #[test]
@@ -81,8 +81,8 @@ fn published_memory_is_predicted_as_well_as_it_was() {
 /// Source, the least rank correlation, and the largest regret.
 const RANKING_RATCHET: [(&str, f64, f64); 5] = [
     ("bigscience_bloom_a100", 0.79, 0.156),
-    ("vocab_parallelism", 0.56, 0.028),
-    ("vocab_parallelism_paper", 0.82, 0.022),
+    ("vocab_parallelism", 0.53, 0.038),
+    ("vocab_parallelism_paper", 0.83, 0.025),
     ("vtrain_multi", 0.81, 0.101),
     ("zero_bubble", 0.93, 0.053),
 ];
@@ -157,13 +157,36 @@ fn claims_of_papers_hold() {
     }
 }
 
-/// Whether a row is used, and what is predicted for it, must not depend on what was measured.
+/// What notes may say of how a run was set up.
+const SET_UP: [&str; 9] = [
+    "LoRA",
+    "Fine-Tuning",
+    "zero1=",
+    "HSDP",
+    "DeepEP",
+    "dispatcher A2A",
+    "1f1b overlap",
+    "mp mode PURE",
+    "WITHOUT optimizer post-validation",
+];
+
+/// Whether a row is used, and what is predicted for it, must not depend on what was measured, nor on remarks on it.
 #[test]
 fn predictions_do_not_look_at_results() {
     let (rows, seen) = &*PREDICTED;
+    let set_up = |notes: &str| -> String {
+        let said = notes.split("; ").filter(|words| SET_UP.iter().any(|flag| words.contains(flag)));
+        said.collect::<Vec<_>>().join("; ")
+    };
     let blind: Vec<row::Row> = rows
         .iter()
-        .map(|row| row::Row { iteration_s: None, peak_mem_gb: None, ..row.clone() })
+        .map(|row| row::Row {
+            iteration_s: None,
+            peak_mem_gb: None,
+            notes: set_up(&row.notes),
+            flags: String::new(),
+            ..row.clone()
+        })
         .collect();
     let unseen = predict_all(&blind);
     let key = |p: &Predicted| (p.used, p.reason.clone(), p.predicted_s, p.predicted_bytes);

@@ -208,6 +208,9 @@ pub struct Software {
     pub gemm_slowdown: f64,
     /// Time of the attention core, over the measured kernel's.
     pub attention_slowdown: f64,
+    /// Time of the fused attention core with heads at most 64 wide, over `attention_slowdown` times the table's:
+    /// generations' kernels differ in how well they use the tensor cores at each width.
+    pub narrow_attention_slowdown: f64,
     /// Time of elementwise kernels, over a plain copy of the bytes that a fused one moves.
     pub stream_slowdown: f64,
     /// Sequence parallelism can be had (Korthikanti et al. 2022, section 4.2.2).
@@ -250,6 +253,8 @@ pub struct Software {
     /// kernels, and the host's wait for the tokens of each expert, without which it cannot launch their products. 0
     /// where a graph of the whole iteration needs no host.
     pub routing_s: f64,
+    /// Routing runs in a CUDA graph, which takes no host: `routing_s` is not paid.
+    pub graphed_routing: bool,
     /// What a step costs besides its passes (data, clipping, logging), seconds.
     pub step_overhead_s: f64,
     /// Slowdown for each doubling of the GPUs beyond one node (stragglers, jitter).

@@ -45,6 +45,9 @@ const UNFUSED_EFFICIENCY: f64 = 0.42;
 /// gradients read and write it. Published runs fit 16 for forward and backward together.
 const SCORE_BYTES: f64 = 8.0;
 
+/// Width up to which heads are narrow: they fill half of the 128 columns of a kernel's tile.
+const NARROW: u64 = 64;
+
 impl Pass {
     /// Products of query width, and of value width, in a fused kernel: the backward pass recomputes
     /// the scores (Dao et al. 2022, algorithm 4).
@@ -72,10 +75,16 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
         return 0.0;
     }
     let core_s = match cluster.software.attention {
-        AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass),
+        AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass) * narrow(cluster, shape),
         AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, pass),
     };
     (core_s * cluster.software.attention_slowdown).max(cluster.device.kernel_launch_s)
+}
+
+/// How much slower the software's kernels are than the table's because heads are narrow.
+fn narrow(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
+    let is_narrow = shape.head_dim_qk.max(shape.head_dim_v) <= NARROW;
+    if is_narrow { cluster.software.narrow_attention_slowdown } else { 1.0 }
 }
 
 impl AttentionShape {

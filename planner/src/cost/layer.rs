@@ -527,7 +527,9 @@ impl LayerPricer<'_> {
     /// The router's products, and what routing takes however few the tokens.
     fn router(&self, shape: &Shape) -> ThreePasses {
         let mut router = self.products(shape.dtype, &[self.router_gemm(shape)]);
-        router.forward += Parts::compute(self.cluster.software.routing_s);
+        let software = &self.cluster.software;
+        let routing_s = if software.graphed_routing { 0.0 } else { software.routing_s };
+        router.forward += Parts::compute(routing_s);
         router
     }
 

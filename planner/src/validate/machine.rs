@@ -1,5 +1,6 @@
 //! The cluster a row ran on: a shipped one of its GPU, with the row's own network and software.
 
+use super::noted::Noted;
 use super::recipe::Recipe;
 use super::row::{Reason, Row};
 use models::cluster::{self, ClusterSpec};
@@ -74,6 +75,10 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
     spec.software.dispatch_once_a_node =
         recipe.flexible.unwrap_or(spec.software.dispatch_once_a_node);
     spec.software.dispatch_under_passes |= recipe.under_passes;
+    spec.software.graphed_routing |= recipe.graphed;
+    if Noted::of(row).pure_16_bits {
+        spec.software.reduced_gradient_bytes = 2.0;
+    }
     if let Some(rate) = stated_rate(&row.interconnect, spec.node_gpus())
         && let Some(network) = spec.levels.last_mut()
     {

@@ -2,15 +2,17 @@
 //!
 //! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
 //! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
-//! its configuration columns alone, completed by published recipes (`recipe`); of the notes only what says how a run was set up is read (sharding,
-//! dispatch of tokens, fine-tuning).
+//! its configuration alone: columns, completed by published recipes (`recipe`) and by the flags that no column holds
+//! (`noted`).
 
 mod architecture;
 pub mod claims;
 pub mod fit;
 mod machine;
 pub mod memory_limit;
+mod noted;
 pub mod ranking;
+pub mod reach;
 pub mod recipe;
 pub mod row;
 pub mod score;

@@ -74,10 +74,10 @@ impl Pairs {
 
 /// A configuration with its seconds.
 #[derive(Clone, Copy)]
-struct Timed<'a> {
-    row: &'a Row,
+pub(super) struct Timed<'a> {
+    pub(super) row: &'a Row,
     predicted_s: f64,
-    measured_s: f64,
+    pub(super) measured_s: f64,
 }
 
 fn timed<'a>(
@@ -93,6 +93,20 @@ fn timed<'a>(
 
 /// Every sweep with at least two configurations.
 pub fn sweeps(rows: &[Row], predicted: &[Predicted]) -> Vec<Sweep> {
+    swept(rows, predicted)
+        .into_iter()
+        .filter_map(|((source, fixed), (rows, at_edge))| {
+            sweep(&rows).map(|found| Sweep { source, fixed, at_edge, ..found })
+        })
+        .collect()
+}
+
+/// The configurations of every sweep, repeated ones once, and how many rows at the edge of memory were left out;
+/// by source and by what is fixed.
+pub(super) fn swept<'a>(
+    rows: &'a [Row],
+    predicted: &'a [Predicted],
+) -> BTreeMap<(String, String), (Vec<Timed<'a>>, usize)> {
     let mut by_key: BTreeMap<(String, String), (Vec<Timed<'_>>, usize)> = BTreeMap::new();
     for (timed, at_edge) in timed(rows, predicted) {
         if SWEPT.contains(&timed.row.file.as_str()) {
@@ -101,12 +115,10 @@ pub fn sweeps(rows: &[Row], predicted: &[Predicted]) -> Vec<Sweep> {
             if at_edge { *left_out += 1 } else { sweep.push(timed) }
         }
     }
+    for (rows, _) in by_key.values_mut() {
+        *rows = once_each(std::mem::take(rows));
+    }
     by_key
-        .into_iter()
-        .filter_map(|((source, fixed), (rows, at_edge))| {
-            sweep(&once_each(rows)).map(|found| Sweep { source, fixed, at_edge, ..found })
-        })
-        .collect()
 }
 
 /// What a sweep keeps fixed.
@@ -159,7 +171,7 @@ fn sweep(rows: &[Timed<'_>]) -> Option<Sweep> {
 }
 
 /// Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank.
-fn spearman(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn spearman(a: &[f64], b: &[f64]) -> f64 {
     let (a, b) = (ranks(a), ranks(b));
     let middle = (a.len() as f64 + 1.0) / 2.0;
     let product = |x: &[f64], y: &[f64]| -> f64 {

@@ -2,10 +2,11 @@
 //!
 //! The tables have parallel degrees and batches. What is recomputed, how tokens reach their experts, what runs under
 //! what and the layers of each stage stand in the recipes that the tables ran: Megatron-Bridge's
-//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11), v0.3.1 (26.02), v0.4.0 (26.04), v0.5.1
-//! (26.06), its `perf_recipes` at v0.6.0 (26.08), and dgxc-benchmarking's `launch.sh` at v25.05.05. Like a model's
+//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11), v0.3.1 (26.02), v0.4.0 (26.04), v0.4.2 (26.04.01),
+//! v0.5.1 (26.06), its `perf_recipes` at v0.6.0 (26.08), and dgxc-benchmarking's `launch.sh` at v25.05.05. Like a model's
 //! card they are looked up by software, model, GPU and number format.
 
+use super::noted::Noted;
 use super::row::Row;
 use models::cluster::Selective;
 use models::decisions::Recompute;
@@ -19,6 +20,8 @@ pub struct Recipe {
     pub flexible: Option<bool>,
     /// Experts' all-to-alls run under another micro-batch's passes (`moe_a2a_overlap`).
     pub under_passes: bool,
+    /// The router, and what makes tokens ready to be sent, are CUDA graphs (`cuda_graph_scope` has `moe_router`).
+    pub graphed: bool,
     /// One CUDA graph of the iteration, experts' kernels fused (`cutedsl_fused_grouped_mlp`), attention in 8 bits.
     pub fused: bool,
     /// Chunks a device, where the row does not say.
@@ -37,15 +40,12 @@ const NORMS: (Recompute, Selective) = (Recompute::Selective, Selective::Products
 const UP: (Recompute, Selective) = (Recompute::Selective, Selective::UpProjections);
 const NOTHING: (Recompute, Selective) = (Recompute::None, Selective::Products);
 
-/// The recipe of a row; of its notes only what says how tokens were dispatched.
+/// The recipe of a row; where its notes say how tokens were dispatched, that counts.
 pub fn recipe(row: &Row) -> Recipe {
     let mut found = by_release(row);
-    if row.notes.contains("DeepEP") {
-        found.flexible = Some(true);
-    } else if row.notes.contains("dispatcher A2A") {
-        found.flexible = Some(false);
-    }
-    found.under_passes |= row.notes.contains("1f1b overlap");
+    let noted = Noted::of(row);
+    found.flexible = noted.flexible_dispatch.or(found.flexible);
+    found.under_passes |= noted.under_passes;
     found
 }
 
@@ -68,28 +68,37 @@ fn by_release(row: &Row) -> Recipe {
     }
 }
 
-/// Year and month of a container of Megatron-Bridge, `2604` for 26.04.01.
-fn release(software: &str) -> Option<u32> {
-    let digits = software.strip_prefix("megatron-bridge-")?.get(..5)?;
-    digits.replace('.', "").parse().ok()
+/// Year, month and patch of a container of Megatron-Bridge.
+type Release = (u32, u32, u32);
+
+/// The container that ran, `(26, 4, 1)` of 26.04.01 and `(26, 4, 0)` of 26.04.
+fn release(software: &str) -> Option<Release> {
+    let mut parts = software.strip_prefix("megatron-bridge-")?.split('.').map(str::parse::<u32>);
+    let (year, month) = (parts.next()?.ok()?, parts.next()?.ok()?);
+    Some((year, month, parts.next().map_or(Some(0), Result::ok)?))
 }
 
-fn deepseek(row: &Row, name: &str, release: u32) -> Recipe {
+fn deepseek(row: &Row, name: &str, release: Release) -> Recipe {
     let narrow = row.precision == "mxfp8";
     let (rack, hopper) = (row.gpu.starts_with("GB"), row.gpu.starts_with('H'));
-    let fused = narrow && rack && release >= 2606;
+    let fused = narrow && rack && release >= (26, 6, 0);
     let recompute = match row.gpu.as_str() {
         "GB300" if fused => NOTHING,
-        "GB300" if !narrow || release < 2602 => NORMS,
-        "GB200" if narrow && release >= 2604 && !fused => NOTHING,
+        "GB300" if !narrow || release < (26, 2, 0) => NORMS,
+        "GB200" if narrow && release >= (26, 4, 0) && !fused => NOTHING,
         _ => UP,
     };
-    // B200's recipe for experts on four nodes hides what it sends between them.
-    let over_nodes = row.gpu == "B200" && row.ep == Some(32);
+    // The recipes of v0.4.2: on B200 with experts on four nodes, which hides what it sends between them.
+    let since_patch = narrow && release >= (26, 4, 1);
+    let over_nodes = row.gpu == "B200" && since_patch;
     Recipe {
         recompute: Some(recompute),
-        flexible: Some(release >= 2602 || (release == 2511 && (rack || hopper))),
-        under_passes: fused || over_nodes || (hopper && release < 2602),
+        flexible: Some(release >= (26, 2, 0) || (release == (25, 11, 0) && (rack || hopper))),
+        under_passes: fused || over_nodes || (hopper && release < (26, 2, 0)),
+        graphed: over_nodes
+            || row.gpu == "GB200"
+            || (row.gpu == "B300" && since_patch)
+            || (row.gpu == "GB300" && (!narrow || release < (26, 2, 0))),
         fused,
         predicted_ahead: usize::from(!name.contains("w/o mtp")),
         deepseek_layout: true,
@@ -97,27 +106,33 @@ fn deepseek(row: &Row, name: &str, release: u32) -> Recipe {
     }
 }
 
-fn gpt_oss(row: &Row, release: u32) -> Recipe {
+fn gpt_oss(row: &Row, release: Release) -> Recipe {
     let rack = row.gpu.starts_with("GB");
-    let fused = row.precision == "mxfp8" && rack && release >= 2606;
+    let fused = row.precision == "mxfp8" && rack && release >= (26, 6, 0);
     let roomy = row.gpu.ends_with("B300") || fused;
     Recipe {
         recompute: Some(if roomy { NOTHING } else { NORMS }),
-        flexible: Some(release >= 2604 && !row.gpu.starts_with('H')),
-        under_passes: fused || (row.gpu == "GB200" && release >= 2604),
+        flexible: Some(release >= (26, 4, 0) && !row.gpu.starts_with('H')),
+        under_passes: fused || (row.gpu == "GB200" && release >= (26, 4, 0)),
+        graphed: row.gpu.ends_with("B300"),
         fused,
         ..Recipe::default()
     }
 }
 
-fn qwen3(row: &Row, name: &str, release: u32) -> Recipe {
+fn qwen3(row: &Row, name: &str, release: Release) -> Recipe {
     let hopper = row.gpu.starts_with('H');
     let small = name.contains("30b");
-    let fused = row.precision == "mxfp8" && !hopper && release >= 2606;
+    let fused = row.precision == "mxfp8" && !hopper && release >= (26, 6, 0);
     Recipe {
         recompute: Some(NOTHING),
-        flexible: Some(if hopper { small && release >= 2602 } else { release >= 2511 }),
-        under_passes: fused || (hopper && small && release < 2604),
+        flexible: Some(if hopper {
+            small && release >= (26, 2, 0)
+        } else {
+            release >= (25, 11, 0)
+        }),
+        under_passes: fused || (hopper && small && release < (26, 4, 0)),
+        graphed: (small && !hopper) || row.gpu.starts_with("GB"),
         fused,
         ..Recipe::default()
     }
@@ -129,8 +144,8 @@ mod tests {
 
     #[test]
     fn releases_are_read_from_software() {
-        assert_eq!(release("megatron-bridge-26.04.01"), Some(2604));
-        assert_eq!(release("megatron-bridge-25.11"), Some(2511));
+        assert_eq!(release("megatron-bridge-26.04.01"), Some((26, 4, 1)));
+        assert_eq!(release("megatron-bridge-25.11"), Some((25, 11, 0)));
         assert_eq!(release("dgxc-v25.05.05-nemo"), None);
     }
 }

@@ -1,7 +1,8 @@
 //! A row as a fully pinned configuration on the cluster it ran on.
 //!
-//! Only configuration columns are looked at, never results.
+//! Only configuration is looked at, never results: columns, and what [`Noted`] reads of the notes.
 
+use super::noted::Noted;
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
 use super::{architecture, machine};
@@ -36,7 +37,7 @@ pub struct Setup {
 /// # Errors
 /// What is missing, or which feature the planner does not have.
 pub fn setup(row: &Row) -> Result<Setup, Reason> {
-    if row.notes.contains("LoRA") || row.notes.contains("Fine-Tuning") {
+    if Noted::of(row).fine_tuning {
         return Err("fine-tuning is not planned".to_owned());
     }
     let recipe = recipe(row);
@@ -133,7 +134,7 @@ fn decisions(
         dtype: dtype(row)?,
         offload: Offload::None,
         rank_order: RankOrder::DpInner,
-        post_validation: row.schedule.starts_with("ZB-"),
+        post_validation: row.schedule.starts_with("ZB-") && !Noted::of(row).synchronous_step,
         pass_times: None,
     })
 }
@@ -155,14 +156,11 @@ fn zero_stage(row: &Row) -> u8 {
 
 /// Ranks that share one sharded copy: all, unless the row says that it stays in the node.
 fn shard(row: &Row, zero_stage: u8, replicas: u64) -> u64 {
-    let stated = row.notes.split_once("zero1=").and_then(|(_, after)| {
-        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    });
+    let noted = Noted::of(row);
     match zero_stage {
         0 => 1,
-        3 if row.notes.starts_with("HSDP") => replicas.min(8),
-        _ => stated.map_or(replicas, |ways: u64| ways.clamp(1, replicas)),
+        3 if noted.hybrid_shard => replicas.min(8),
+        _ => noted.sharded_ways.map_or(replicas, |ways| ways.clamp(1, replicas)),
     }
 }
 

@@ -57,7 +57,7 @@ impl Field {
 ///
 /// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
 /// and writes 16 bytes, and padded or weighted in further kernels.
-pub const SOFTWARE: [Field; 13] = [
+pub const SOFTWARE: [Field; 14] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -65,6 +65,12 @@ pub const SOFTWARE: [Field; 13] = [
         prior: 1.1,
         spread: 0.3,
         at: |c| &mut c.software.attention_slowdown,
+    },
+    Field {
+        key: "narrow_attention_slowdown",
+        prior: 1.0,
+        spread: 0.2,
+        at: |c| &mut c.software.narrow_attention_slowdown,
     },
     Field {
         key: "stream_slowdown",

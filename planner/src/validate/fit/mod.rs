@@ -196,9 +196,6 @@ impl Fit {
             // V-Half's runs are 6 to 20 % faster than the constants of 1F1B's give; until it is known why they are
             // scored, and not fitted to.
             let unknown = sample.setup.decisions.schedule == ScheduleName::VHalf;
-            // What the source itself calls a regression (of attention with sinks in one release of cuDNN) says
-            // nothing of the software before and after: scored, and not fitted to.
-            let unknown = unknown || sample.row.notes.contains("known regression");
             let weight = if unknown { 0.0 } else { 1.0 / sizes[&sample.row.group] };
             Line { residual, slopes, weight }
         };

@@ -69,23 +69,23 @@ fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
     let Some((knob, value)) = found else { return format!("{line}\n") };
     let comment =
         line.split_once('#').map_or(String::new(), |(_, comment)| format!("  #{comment}"));
-    format!("  {}: {}{comment}\n", knob.field.key, three_digits(*value))
+    format!("  {}: {}{comment}\n", knob.field.key, four_digits(*value))
 }
 
-/// Three significant digits.
-fn three_digits(value: f64) -> String {
-    let decimals = (2.0 - value.abs().log10().floor()).max(0.0) as usize;
+/// Four significant digits: with three, a constant a little above 1 would be off by up to half a percent.
+fn four_digits(value: f64) -> String {
+    let decimals = (3.0 - value.abs().log10().floor()).max(0.0) as usize;
     let text = format!("{value:.decimals$}");
     if decimals == 0 { format!("{text}.0") } else { text }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::three_digits;
+    use super::four_digits;
 
     #[test]
-    fn constants_have_three_digits() {
-        assert_eq!(three_digits(1.083_4), "1.08");
-        assert_eq!(three_digits(0.000_312_45), "0.000312");
+    fn constants_have_four_digits() {
+        assert_eq!(four_digits(1.083_44), "1.083");
+        assert_eq!(four_digits(0.000_312_451), "0.0003125");
     }
 }
