@@ -81,7 +81,8 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
     (core_s * cluster.software.attention_slowdown).max(cluster.device.kernel_launch_s)
 }
 
-/// How much slower the software's kernels are than the table's because heads are narrow.
+/// How much slower the software's kernels are than the table's because heads are narrow. Where it is fitted to models
+/// whose narrow heads also have sinks and windows, a wider head can come out cheaper (docs/validation.md).
 fn narrow(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
     let is_narrow = shape.head_dim_qk.max(shape.head_dim_v) <= NARROW;
     if is_narrow { cluster.software.narrow_attention_slowdown } else { 1.0 }
