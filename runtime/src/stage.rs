@@ -5,8 +5,8 @@ use crate::buffer::{Buffer, WideBuffer};
 use crate::comm::CommError;
 use crate::device::{Device, Space};
 use crate::layers::{
-    Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Names, Norm, Statistics,
-    WeightWork, Weights,
+    Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Names, Norm, Residual,
+    Statistics, WeightWork, Weights,
 };
 use crate::params::{Inventory, Part, Shared, Store};
 use crate::program::Program;
@@ -116,10 +116,11 @@ impl Stage {
         ctx: &Context<'_, D>,
         x: Buffer<D>,
     ) -> Result<(Passed<D>, StageKept<D>), CommError> {
-        let mut x = match &self.embedding {
+        let x = match &self.embedding {
             Some(embedding) => embedding.forward(ctx, x)?,
             None => x,
         };
+        let mut x = Residual::Whole(Rc::new(x));
         let mut blocks = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
             let (y, kept) = block.forward(ctx, x)?;
@@ -132,10 +133,11 @@ impl Stage {
             return Ok((Passed::Losses(losses), kept));
         }
         let Some(norm) = &self.norm else {
+            let x = x.whole(ctx);
             return Ok((Passed::Stream(x), StageKept { blocks, head: None, norm: None }));
         };
-        let (y, statistics) = norm.forward(ctx, &x);
-        let norm = NormKept { x: Rc::new(x), statistics: Rc::new(statistics) };
+        let (x, y, statistics) = norm.of(ctx, x);
+        let norm = NormKept { x, statistics: Rc::new(statistics) };
         Ok((Passed::Stream(y), StageKept { blocks, head: None, norm: Some(norm) }))
     }
 

@@ -174,6 +174,23 @@ impl<T: Scalar> Device for Host<T> {
         rms_norm::forward(&self.cpu, norm, x, w, y, inverse_rms);
     }
 
+    /// The cores read what they have just written anyway.
+    const ADDS_BEFORE_NORM: bool = false;
+
+    fn add_and_rms_norm(
+        &self,
+        norm: &RmsNorm,
+        [x, branch]: [&[T]; 2],
+        w: &[T],
+        sum: &mut [T],
+        y: &mut [T],
+        inverse_rms: &mut [T],
+    ) {
+        sum.copy_from_slice(branch);
+        self.add(x, sum);
+        self.rms_norm(norm, sum, w, y, inverse_rms);
+    }
+
     fn rms_norm_backward_input(
         &self,
         norm: &RmsNorm,
@@ -209,6 +226,20 @@ impl<T: Scalar> Device for Host<T> {
         inverse_std: &mut [T],
     ) {
         layer_norm::forward(&self.cpu, norm, x, w, bias, y, mean, inverse_std);
+    }
+
+    fn add_and_layer_norm(
+        &self,
+        norm: &LayerNorm,
+        [x, branch]: [&[T]; 2],
+        [w, bias]: [&[T]; 2],
+        [sum, y]: [&mut [T]; 2],
+        mean: &mut [T],
+        inverse_std: &mut [T],
+    ) {
+        sum.copy_from_slice(branch);
+        self.add(x, sum);
+        self.layer_norm(norm, sum, w, bias, y, mean, inverse_std);
     }
 
     fn layer_norm_backward_input(

@@ -367,6 +367,21 @@ pub trait Device: Space {
         inverse_rms: WideMut<'_, Self>,
     );
 
+    /// Whether a residual is added up by the norm behind it: [`Self::add_and_rms_norm`] and
+    /// [`Self::add_and_layer_norm`] are what they are asked for then.
+    const ADDS_BEFORE_NORM: bool;
+
+    /// `sum` of two parts of the residual stream, and [`Self::rms_norm`] of it as it is stored.
+    fn add_and_rms_norm(
+        &self,
+        norm: &RmsNorm,
+        parts: [Stored<'_, Self>; 2],
+        w: Stored<'_, Self>,
+        sum: StoredMut<'_, Self>,
+        y: StoredMut<'_, Self>,
+        inverse_rms: WideMut<'_, Self>,
+    );
+
     /// [`kernels::rms_norm::backward_input`]
     #[allow(clippy::too_many_arguments)]
     fn rms_norm_backward_input(
@@ -399,6 +414,18 @@ pub trait Device: Space {
         w: Stored<'_, Self>,
         bias: Stored<'_, Self>,
         y: StoredMut<'_, Self>,
+        mean: WideMut<'_, Self>,
+        inverse_std: WideMut<'_, Self>,
+    );
+
+    /// Sum of two parts of the residual stream, and [`Self::layer_norm`] of it as it is stored, with scale and shift,
+    /// `to` those two.
+    fn add_and_layer_norm(
+        &self,
+        norm: &LayerNorm,
+        parts: [Stored<'_, Self>; 2],
+        weights: [Stored<'_, Self>; 2],
+        to: [StoredMut<'_, Self>; 2],
         mean: WideMut<'_, Self>,
         inverse_std: WideMut<'_, Self>,
     );

@@ -4,7 +4,7 @@
 use super::attention::{Attention, AttentionKept};
 use super::inner::{Inner, Kept};
 use super::mlp::{Mlp, MlpKept};
-use super::norm::{Norm, Statistics};
+use super::norm::{Norm, Residual, Statistics};
 use super::{Context, Names, WeightWork, Weights};
 use crate::buffer::Buffer;
 use crate::comm::CommError;
@@ -93,16 +93,16 @@ impl Block {
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        x: Buffer<D>,
-    ) -> Result<(Buffer<D>, BlockKept<D>), CommError> {
-        let (x, full) = (Rc::new(x), self.recompute == Recompute::Full);
+        x: Residual<D>,
+    ) -> Result<(Residual<D>, BlockKept<D>), CommError> {
+        let full = self.recompute == Recompute::Full;
         // Reducing again would cost more than keeping what was reduced.
         let keep = full && ctx.tp.size() > 1;
-        let (x1, mut first) = self.attention.forward(ctx, x.clone(), None, keep)?;
-        let (y, mut second) = self.mlp.forward(ctx, Rc::new(x1), None, false)?;
+        let (x1, mut first) = self.attention.forward(ctx, x, None, keep)?;
+        let (y, mut second) = self.mlp.forward(ctx, x1, None, false)?;
         if full {
             let reduced = [first.reduced.filter(|_| keep), second.reduced.filter(|_| keep)];
-            return Ok((y, BlockKept(Keeping::Input(x, reduced))));
+            return Ok((y, BlockKept(Keeping::Input(first.x, reduced))));
         }
         if self.recompute == Recompute::Selective {
             first.drop_cheap();
@@ -125,8 +125,9 @@ impl Block {
         let (first, second) = match kept.0 {
             Keeping::Halves(halves) => *halves,
             Keeping::Input(x, [attention, mlp]) => {
+                let x = Residual::Whole(x);
                 let (x1, first) = self.attention.forward(ctx, x, attention, false)?;
-                (first, self.mlp.forward_without_output(ctx, Rc::new(x1), mlp)?)
+                (first, self.mlp.forward_without_output(ctx, x1, mlp)?)
             }
         };
         let dx1 = self.mlp.backward(ctx, second, dy, weights)?;
@@ -180,7 +181,7 @@ impl<D: Space, K: Kept> HalfKept<D, K> {
 }
 
 /// A half's output, `[r, h]`, and what it keeps.
-type Forward<D, I> = (Buffer<D>, HalfKept<D, <I as Inner<D>>::Kept>);
+type Forward<D, I> = (Residual<D>, HalfKept<D, <I as Inner<D>>::Kept>);
 
 /// What half a layer is called.
 struct HalfNames<'a> {
@@ -224,7 +225,7 @@ impl<I> Half<I> {
     fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        x: Shared<D>,
+        x: Residual<D>,
         reduced: Option<Shared<D>>,
         keep: bool,
     ) -> Result<Forward<D, I>, CommError>
@@ -246,15 +247,14 @@ impl<I> Half<I> {
             }
         };
         ctx.drop_stream(self.place, self.width, &mut y);
-        ctx.device.add(kept.x.view(), y.view_mut());
-        Ok((y, kept))
+        Ok((Residual::Split(kept.x.clone(), y), kept))
     }
 
     /// What [`Self::forward`] keeps; the output is computed only as far as that needs it.
     fn forward_without_output<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        x: Shared<D>,
+        x: Residual<D>,
         reduced: Option<Shared<D>>,
     ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
@@ -269,12 +269,12 @@ impl<I> Half<I> {
     fn before_projection<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        x: Shared<D>,
+        x: Residual<D>,
     ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
         I: Inner<D>,
     {
-        let (h, statistics) = self.norm.forward(ctx, &x);
+        let (x, h, statistics) = self.norm.of(ctx, x);
         let (h, statistics) = (Rc::new(h), Rc::new(statistics));
         let entered = ctx.enter(&h)?;
         let inner = self.inner.forward(ctx, &entered);

@@ -2,7 +2,7 @@
 //! `[n]` and no logits (Shoeybi et al. 2019, section 3).
 
 use super::linear::Linear;
-use super::norm::{Norm, Statistics};
+use super::norm::{Norm, Residual, Statistics};
 use super::{Context, Names, WeightWork, Weights};
 use crate::buffer::{Buffer, WideBuffer};
 use crate::comm::{CommError, Op};
@@ -84,10 +84,10 @@ impl HeadLayer {
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        x: Buffer<D>,
+        stream: Residual<D>,
     ) -> Result<(WideBuffer<D>, HeadKept<D>), CommError> {
-        let (device, x) = (ctx.device, Rc::new(x));
-        let (h, statistics) = self.norm.forward(ctx, &x);
+        let device = ctx.device;
+        let (x, h, statistics) = self.norm.of(ctx, stream);
         let h = Rc::new(h);
         let entered = ctx.enter(&h)?;
         let logits = self.output.forward(ctx, &entered);

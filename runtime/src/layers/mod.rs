@@ -29,7 +29,7 @@ pub use block::{Block, BlockKept};
 pub use embedding::EmbeddingLayer;
 pub use head::{HeadKept, HeadLayer};
 pub use names::Names;
-pub use norm::{Norm, Statistics};
+pub use norm::{Norm, Residual, Statistics};
 pub use vocabulary::{Local, Parts, Reduced, ShardKept, Sums, VocabularyShard};
 
 use crate::buffer::{Buffer, Pools, WideBuffer};

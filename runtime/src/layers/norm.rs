@@ -3,11 +3,12 @@
 use super::Context;
 use crate::buffer::{Buffer, WideBuffer};
 use crate::device::{Device, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Store};
+use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared, Store};
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
 use kernels::rms_norm::RmsNorm;
 use models::model::{ModelSpec, NormKind};
+use std::rc::Rc;
 
 /// A norm over the hidden size.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,30 @@ pub struct Norm {
     eps: f64,
     unit_offset: bool,
 }
+
+/// The residual stream, `[r, h]`.
+pub enum Residual<D: Space> {
+    /// As it is.
+    Whole(Shared<D>),
+    /// What half a layer took and what it adds, for the norm behind it to add up on its way.
+    Split(Shared<D>, Buffer<D>),
+}
+
+impl<D: Device> Residual<D> {
+    /// As it is.
+    pub fn whole(self, ctx: &Context<'_, D>) -> Buffer<D> {
+        match self {
+            Self::Whole(x) => ctx.own(x),
+            Self::Split(x, mut branch) => {
+                ctx.device.add(x.view(), branch.view_mut());
+                branch
+            }
+        }
+    }
+}
+
+/// What a norm makes of the stream: the stream as it is, its own output, and what its backward pass needs.
+pub type Normed<D> = (Shared<D>, Buffer<D>, Statistics<D>);
 
 /// What the backward pass needs to know of each row.
 pub struct Statistics<D: Space> {
@@ -92,6 +117,49 @@ impl Norm {
         let (to, to_mean, to_inverse) = (y.view_mut(), mean.view_mut(), inverse.view_mut());
         device.layer_norm(&norm, x.view(), w, bias, to, to_mean, to_inverse);
         (y, Statistics { mean, inverse })
+    }
+
+    /// The same of the stream, added up by the same kernel where the device has one.
+    pub fn of<D: Device>(&self, ctx: &Context<'_, D>, stream: Residual<D>) -> Normed<D> {
+        match stream {
+            Residual::Split(x, branch) if D::ADDS_BEFORE_NORM => self.behind(ctx, &x, &branch),
+            stream => {
+                let x = match stream {
+                    Residual::Whole(x) => x,
+                    split => Rc::new(split.whole(ctx)),
+                };
+                let (y, statistics) = self.forward(ctx, &x);
+                (x, y, statistics)
+            }
+        }
+    }
+
+    /// `x + branch`, and the norm of that.
+    fn behind<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        x: &Buffer<D>,
+        branch: &Buffer<D>,
+    ) -> Normed<D> {
+        let rows = x.len() / self.columns;
+        let (mut sum, mut y) = (ctx.buffer(x.len()), ctx.buffer(x.len()));
+        let (mut mean, mut inverse) = (Buffer::empty(), ctx.wide(rows));
+        let (device, w) = (ctx.device, ctx.weights.get(self.weight));
+        let (parts, to_sum, to_inverse) =
+            ([x.view(), branch.view()], sum.view_mut(), inverse.view_mut());
+        match self.bias {
+            None => {
+                let norm = self.rms(rows);
+                device.add_and_rms_norm(&norm, parts, w, to_sum, y.view_mut(), to_inverse);
+            }
+            Some(bias) => {
+                mean = ctx.wide(rows);
+                let (norm, bias) = (self.layer(rows), ctx.weights.get(bias));
+                let to = [to_sum, y.view_mut()];
+                device.add_and_layer_norm(&norm, parts, [w, bias], to, mean.view_mut(), to_inverse);
+            }
+        }
+        (Rc::new(sum), y, Statistics { mean, inverse })
     }
 
     /// `dy[r, h] -> dx[r, h]`, stored or added.

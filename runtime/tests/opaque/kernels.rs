@@ -1,7 +1,7 @@
 //! The operations: each a job of the host's kernels on copies of what it reads.
 
 use super::Opaque;
-use super::memory::{into, of};
+use super::memory::{Part, into, of};
 use runtime::device::{
     Device, Gradients, Ids, Parameter, Proposal, RowSums, Saved, Stored, StoredMut, Target, Wide,
     WideMut,
@@ -127,6 +127,34 @@ impl<S: Number, W: Scalar, const M: bool> Device for Opaque<S, W, M> {
         });
     }
 
+    const ADDS_BEFORE_NORM: bool = true;
+
+    fn add_and_rms_norm(
+        &self,
+        norm: &RmsNorm,
+        parts: [Stored<'_, Self>; 2],
+        w: Stored<'_, Self>,
+        sum: StoredMut<'_, Self>,
+        y: StoredMut<'_, Self>,
+        inverse_rms: WideMut<'_, Self>,
+    ) {
+        let norm = *norm;
+        let (parts, w) = (parts.map(of), of(w));
+        let (sum, y, inverse_rms) = (into(sum), into(y), into(inverse_rms));
+        self.run(move |host| {
+            let [x, branch] = parts.each_ref().map(Part::get::<W>);
+            let mut to_sum: Vec<W> = branch;
+            host.add(&x, &mut to_sum);
+            sum.put(&to_sum);
+            // As it is stored.
+            let rounded: Vec<W> = sum.get();
+            let (mut to_y, mut to_inverse): (Vec<W>, Vec<W>) = (y.get(), inverse_rms.get());
+            host.rms_norm(&norm, &rounded, &w.get::<W>(), &mut to_y, &mut to_inverse);
+            y.put(&to_y);
+            inverse_rms.put(&to_inverse);
+        });
+    }
+
     fn rms_norm_backward_input(
         &self,
         norm: &RmsNorm,
@@ -206,6 +234,35 @@ impl<S: Number, W: Scalar, const M: bool> Device for Opaque<S, W, M> {
             y.put(&to_y);
             mean.put(&to_mean);
             inverse_std.put(&to_inverse_std);
+        });
+    }
+
+    fn add_and_layer_norm(
+        &self,
+        norm: &LayerNorm,
+        parts: [Stored<'_, Self>; 2],
+        weights: [Stored<'_, Self>; 2],
+        to: [StoredMut<'_, Self>; 2],
+        mean: WideMut<'_, Self>,
+        inverse_std: WideMut<'_, Self>,
+    ) {
+        let norm = *norm;
+        let (parts, weights) = (parts.map(of), weights.map(of));
+        let ([sum, y], mean, inverse_std) = (to.map(into), into(mean), into(inverse_std));
+        self.run(move |host| {
+            let [x, branch] = parts.each_ref().map(Part::get::<W>);
+            let [w, bias] = weights.each_ref().map(Part::get::<W>);
+            let mut to_sum: Vec<W> = branch;
+            host.add(&x, &mut to_sum);
+            sum.put(&to_sum);
+            // As it is stored.
+            let rounded: Vec<W> = sum.get();
+            let [mut to_y, mut to_mean, mut to_std]: [Vec<W>; 3] =
+                [y.get(), mean.get(), inverse_std.get()];
+            host.layer_norm(&norm, &rounded, &w, &bias, &mut to_y, &mut to_mean, &mut to_std);
+            y.put(&to_y);
+            mean.put(&to_mean);
+            inverse_std.put(&to_std);
         });
     }
 

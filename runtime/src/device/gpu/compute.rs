@@ -88,6 +88,29 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         ));
     }
 
+    const ADDS_BEFORE_NORM: bool = true;
+
+    fn add_and_rms_norm(
+        &self,
+        norm: &RmsNorm,
+        [x, branch]: [Stored<'_, Self>; 2],
+        w: Stored<'_, Self>,
+        sum: StoredMut<'_, Self>,
+        y: StoredMut<'_, Self>,
+        inverse_rms: WideMut<'_, Self>,
+    ) {
+        call!(self, [x, branch, w, sum, y, inverse_rms], |gpu| rms_norm::cuda::forward_residual(
+            gpu,
+            norm,
+            x,
+            branch,
+            w,
+            sum,
+            y,
+            inverse_rms
+        ));
+    }
+
     fn rms_norm_backward_input(
         &self,
         norm: &RmsNorm,
@@ -148,6 +171,31 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
             mean,
             inverse_std
         ));
+    }
+
+    fn add_and_layer_norm(
+        &self,
+        norm: &LayerNorm,
+        [x, branch]: [Stored<'_, Self>; 2],
+        [w, bias]: [Stored<'_, Self>; 2],
+        [sum, y]: [StoredMut<'_, Self>; 2],
+        mean: WideMut<'_, Self>,
+        inverse_std: WideMut<'_, Self>,
+    ) {
+        call!(self, [x, branch, w, bias, sum, y, mean, inverse_std], |gpu| {
+            layer_norm::cuda::forward_residual(
+                gpu,
+                norm,
+                x,
+                branch,
+                w,
+                bias,
+                sum,
+                y,
+                mean,
+                inverse_std,
+            )
+        });
     }
 
     fn layer_norm_backward_input(
