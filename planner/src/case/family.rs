@@ -2,7 +2,7 @@
 //!
 //! Where there are at most [`FEW_CUTS`] ways to cut the layers into stages, each of them with every mix of
 //! recomputation, which the integer program decides; where every stage is there twice, with every level of
-//! recomputation, since two stages can be cut in few ways however long the program. Where there are more, a family: chunks are as even as
+//! recomputation: two stages have few cuts in a model of any depth, and their programs take minutes. Where there are more, a family: chunks are as even as
 //! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
 //! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
 //! recomputes to the least level of a chain ([`super::levels`]) that fits. Within the list the search is
