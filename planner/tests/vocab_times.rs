@@ -160,7 +160,8 @@ fn v_half_is_filled_and_drained_as_fast_with_vocabulary_passes() {
     }
 }
 
-/// Where `W + 2F < 2B` every repetition of V-Half's block idles; an order searched for these times does less (by 1.2 to 5.9 %).
+/// Where `W + 2F < 2B` every repetition of V-Half's block idles; orders for known times do less (by 1.2 to 5.9 %, also without
+/// the searched one among them).
 #[test]
 fn v_half_adapts_to_unequal_passes() {
     for (backward, weight) in [(1.4, 0.6), (1.5, 0.5), (1.3, 0.4)] {
