@@ -175,7 +175,7 @@ def fill(grid, axes, filled=lambda shape: 1.0):
 
 
 def last_wave(multiprocessors):
-    """Part of the multiprocessors' time that a product's tiles fill, as models::cluster::Waves counts it."""
+    """What of a product's speed its last wave leaves, as models::cluster::Waves has it."""
 
     def waves(m, n, rows, columns):
         return min(math.ceil(math.ceil(m / a) * math.ceil(n / b) / multiprocessors) for a, b in ((rows, columns), (columns, rows)))
@@ -183,7 +183,7 @@ def last_wave(multiprocessors):
     def filled(shape):
         m, n, _ = shape
         halves = min(waves(m, n, 128, 128), waves(m, n, 256, 64))
-        return m * n / (256 * 128) / multiprocessors / min(waves(m, n, 256, 128), halves / 1.5)
+        return (m * n / (256 * 128) / multiprocessors / min(waves(m, n, 256, 128), halves / 1.5)) ** 0.75
 
     return filled
 
