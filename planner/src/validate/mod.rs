@@ -16,6 +16,7 @@ pub mod reach;
 pub mod recipe;
 pub mod row;
 pub mod score;
+mod searched;
 pub mod setup;
 
 use crate::case::Case;
@@ -101,6 +102,10 @@ fn predict(row: &Row) -> Predicted {
 fn price(setup: &Setup) -> Result<Priced, Reason> {
     let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
     let case = Case::new(&ground, setup.decisions.clone()).map_err(|error| error.to_string())?;
+    let case = match &setup.searched {
+        Some(searched) => searched.case(case),
+        None => case,
+    };
     let mut setup = setup.clone();
     if setup.counts.is_empty() {
         let ranges = case.listed_ranges().and_then(|list| list.into_iter().next());

@@ -5,6 +5,7 @@
 use super::noted::Noted;
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
+use super::searched::Searched;
 use super::{architecture, machine};
 use crate::case::even_counts;
 use crate::case::priced::{Placed, PlacedStage};
@@ -30,6 +31,8 @@ pub struct Setup {
     pub generation: String,
     /// Layers of each stage.
     pub counts: Vec<usize>,
+    /// The order of its passes, where that was searched for it.
+    pub searched: Option<Searched>,
 }
 
 /// Makes a row's configuration.
@@ -51,7 +54,9 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
         decisions.recompute = recompute;
     }
     let counts = layer_counts(row, &recipe, &model, &decisions);
-    Ok(Setup { model, cluster, gpus, decisions, generation, counts })
+    let searched = None;
+    let setup = Setup { model, cluster, gpus, decisions, generation, counts, searched };
+    Ok(Setup { searched: Searched::of(row, &setup)?, ..setup })
 }
 
 impl Setup {
@@ -187,7 +192,7 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
         }),
         "interlaced-1F1B" | "interlaced (nnScaler) 1F1B" => Ok(ScheduleName::OneFOneB),
         "ZB-1p" => Ok(ScheduleName::ZbH1),
-        "ZB-2p" => Ok(ScheduleName::ZbH2),
+        "ZB-2p" => Ok(ScheduleName::ZbAuto),
         "ZB-V" => Ok(ScheduleName::ZbV),
         "V-Half" => Ok(ScheduleName::VHalf),
         other => Err(format!("schedule {other} is not planned yet")),
