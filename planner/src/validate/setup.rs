@@ -110,7 +110,7 @@ fn decisions(
     let zero_stage = zero_stage(row);
     let mut vpp = row.vpp.or(recipe.chunks).unwrap_or(1).max(1);
     let schedule = schedule(row, pp, vpp)?;
-    if schedule.layout(2) == StageLayout::V {
+    if schedule.layout(2) == StageLayout::V && schedule != ScheduleName::ZbAuto {
         // A V has two chunks a device, whether the source says so or not.
         vpp = 2;
     }

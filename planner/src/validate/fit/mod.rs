@@ -38,7 +38,7 @@ pub struct Fit {
 }
 
 /// Linearisations; each starts from the last one's solution.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 6;
 /// Step of a constant's logarithm that slopes are taken over.
 const STEP: f64 = 0.1;
 /// Folds of the cross-validation.
