@@ -25,9 +25,9 @@ const CARDS: [(&str, &str); 18] = [
     ("", "gpt3_175b"),
 ];
 
-/// Software whose runs had separate input and output embeddings: all as their authors say (Vocabulary Parallelism,
-/// section 6.1), and as their script has it (`examples/pretrain_zero_bubble.sh` of sail-sg/zero-bubble-pipeline-parallelism).
-const UNTIED: [&str; 3] = ["sail-megatron-2024", "sail-megatron-artifact", "sail-megatron-2023"];
+/// Software whose authors say that all their runs had separate input and output embeddings (Vocabulary
+/// Parallelism, section 6.1); their scripts also leave dropout out (`pretrain_gpt.sh`, `pretrain_zero_bubble.sh`).
+const UNTIED: [&str; 2] = ["sail-megatron-2024", "sail-megatron-artifact"];
 
 /// The model.
 ///
@@ -51,7 +51,10 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
         *max = spec.seq_len;
     }
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
-    spec.tied_embeddings &= !UNTIED.iter().any(|name| row.software.starts_with(name));
+    if UNTIED.iter().any(|name| row.software.starts_with(name)) {
+        spec.tied_embeddings = false;
+        spec.dropout = 0.0;
+    }
     Ok(spec)
 }
 
