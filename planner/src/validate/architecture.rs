@@ -26,7 +26,7 @@ const CARDS: [(&str, &str); 18] = [
 ];
 
 /// Software whose authors say that all their runs had separate input and output embeddings (Vocabulary
-/// Parallelism, section 6.1); their scripts also leave dropout out (`pretrain_gpt.sh`, `pretrain_zero_bubble.sh`).
+/// Parallelism, section 6.1).
 const UNTIED: [&str; 2] = ["sail-megatron-2024", "sail-megatron-artifact"];
 
 /// The model.
@@ -53,7 +53,6 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
     if UNTIED.iter().any(|name| row.software.starts_with(name)) {
         spec.tied_embeddings = false;
-        spec.dropout = 0.0;
     }
     Ok(spec)
 }
