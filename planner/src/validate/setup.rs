@@ -6,13 +6,9 @@ use super::noted::Noted;
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
 use super::searched::Searched;
-use super::{architecture, machine};
+use super::{architecture, machine, searched};
 use crate::case::even_counts;
-use crate::case::Case;
-use crate::case::ground::Ground;
 use crate::case::priced::{Placed, PlacedStage};
-use crate::placement::Scratch;
-use crate::timed::by_own_times;
 use models::cluster::ClusterSpec;
 use models::decisions::{
     AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
@@ -60,21 +56,10 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
     let counts = layer_counts(row, &recipe, &model, &decisions);
     let searched = None;
     let setup = Setup { model, cluster, gpus, decisions, generation, counts, searched };
-    let decisions = own_order(&setup).unwrap_or_else(|| setup.decisions.clone());
-    Ok(Setup { searched: Searched::of(row, &setup)?, decisions, ..setup })
-}
-
-/// Vocabulary passes where the run's own times have them, as in plans and estimates.
-fn own_order(setup: &Setup) -> Option<Decisions> {
-    if std::env::var_os("NO_OWN").is_some() || (std::env::var_os("OWN_V").is_some() && setup.decisions.schedule != ScheduleName::VHalf) { return None; }
-    let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
-    let case = Case::new(&ground, setup.decisions.clone()).ok()?;
-    if !setup.decisions.vocab.over_pipeline() || setup.counts.is_empty() {
-        return None;
-    }
-    let placed = setup.placed();
-    let now = case.price(&placed, &mut Scratch::default());
-    by_own_times(&ground, &setup.decisions, &placed, &now).map(|(timed, _)| timed)
+    let searched = Searched::of(row, &setup)?;
+    let timed = searched::timed(row, &setup);
+    let decisions = timed.unwrap_or_else(|| setup.decisions.clone());
+    Ok(Setup { searched, decisions, ..setup })
 }
 
 impl Setup {
