@@ -316,6 +316,20 @@ fn vocabulary_passes_go_in_for_any_number_of_devices() {
     }
 }
 
+/// Nothing is shorter within 1F1B's memory than what is made by hand, where there are enough micro-batches.
+#[test]
+fn zb_auto_is_made_by_hand_where_nothing_is_shorter() {
+    let mut same = 0;
+    for (p, m, v) in (1..=10).flat_map(|p| (1..=24).flat_map(move |m| [(p, m, 1), (p, m, 2)])) {
+        let auto = ScheduleName::ZbAuto;
+        let order = auto.build(p, m, v).unwrap();
+        let Some(other) = auto.made_by_hand(p, m, v) else { continue };
+        assert_eq!(order, other.build(p, m, v).unwrap(), "{other} {p} {m} {v}");
+        same += 1;
+    }
+    assert!(same > 250, "{same}");
+}
+
 /// One chunk a device and one pass at a time still holds one micro-batch.
 #[test]
 fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {

@@ -4,7 +4,6 @@ use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
 use crate::search::{Found, Outcome, Progress, Task, search};
-use crate::space::SEARCHED;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -102,7 +101,7 @@ impl<'a> Asker<'a> {
         others.retain(|&pair| pair != (own.tp, own.pp));
         others.sort_by(|&a, &b| distance(own, a).total_cmp(&distance(own, b)));
         let shapes = others.into_iter().map(|(tp, pp)| shaped(r, tp, pp));
-        let schedules = r.schedule.among(&SEARCHED).into_iter();
+        let schedules = r.schedule.among(&ScheduleName::ALL).into_iter();
         let schedules = schedules.filter(|&schedule| schedule != own.schedule).map(|schedule| {
             Restrictions { schedule: Choice::of(&[schedule]), ..shaped(r, own.tp, own.pp) }
         });
@@ -133,7 +132,7 @@ impl<'a> Asker<'a> {
     fn other_values(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
         let r = &self.request.restrictions;
         let mut found = self.other_degrees(own);
-        for schedule in r.schedule.among(&SEARCHED) {
+        for schedule in r.schedule.among(&ScheduleName::ALL) {
             let narrowed = Restrictions { schedule: Choice::of(&[schedule]), ..r.clone() };
             if schedule != own.schedule {
                 found.push((schedule.to_string(), narrowed));

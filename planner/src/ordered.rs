@@ -132,7 +132,7 @@ fn known(d: &Decisions, how: How) -> Result<(), String> {
 }
 
 /// The means over stages, and what the fullest device can hold.
-fn mean_costs(problem: &Problem, link_s: f64, micro_batches: f64) -> AutoCosts {
+pub(crate) fn mean_costs(problem: &Problem, link_s: f64, micro_batches: f64) -> AutoCosts {
     let columns = || problem.columns.iter().filter_map(|columns| columns.first());
     let stages = columns().count().max(1) as f64;
     let limits = columns().zip(&problem.budget_bytes).map(|(column, budget)| {

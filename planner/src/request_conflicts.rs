@@ -3,10 +3,9 @@
 use crate::request::Request;
 use crate::restrict::{NAMES, Restrictions};
 use crate::search::MOST_ONE_BY_ONE;
-use crate::space::{Inner, Node, SEARCHED, Space, divisors};
+use crate::space::{Inner, Node, Space, divisors};
 use models::decisions::Decisions;
 use models::input::{InputError, Place, Source};
-use models::schedule::ScheduleName;
 use std::collections::BTreeSet;
 
 /// Refuses a request whose space is empty, saying which setting is to blame and what it could be.
@@ -27,24 +26,10 @@ pub fn check(request: &Request) -> Result<(), InputError> {
     unsearched(request)
 }
 
-/// Schedules that the search knows no bounds for are priced one combination at a time: alone, and few. So is
-/// what does not end at a barrier.
+/// What does not end at a barrier has no bounds and is priced one combination at a time.
 fn unsearched(request: &Request) -> Result<(), InputError> {
-    let schedules = &request.restrictions.schedule;
-    let others = ScheduleName::ALL.into_iter().filter(|name| !SEARCHED.contains(name));
-    let Some(other) =
-        others.into_iter().find(|&name| schedules.is_restricted() && schedules.allows(name))
-    else {
-        let apart = request.restrictions.wants_post_validation();
-        return if apart { few(request, "post_validation=true") } else { Ok(()) };
-    };
-    if schedules.pinned().is_none() {
-        return Err(InputError::new(format!(
-            "--set schedule cannot have {other} among others yet"
-        ))
-        .help(format!("--set schedule={other} prices it by itself")));
-    }
-    few(request, &format!("schedule={other}"))
+    let apart = request.restrictions.wants_post_validation();
+    if apart { few(request, "post_validation=true") } else { Ok(()) }
 }
 
 /// So few combinations that they may be priced one by one.

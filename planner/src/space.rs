@@ -13,26 +13,6 @@ use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
 
-/// Schedules that have bounds: those that the search chooses from. `zb_auto` has an order of its own for every
-/// set of times.
-pub const SEARCHED: [ScheduleName; 15] = [
-    ScheduleName::Naive,
-    ScheduleName::GPipe,
-    ScheduleName::OneFOneB,
-    ScheduleName::Interleaved1F1B,
-    ScheduleName::LoopedBfs,
-    ScheduleName::ZbH1,
-    ScheduleName::ZbH2,
-    ScheduleName::InterleavedZb,
-    ScheduleName::ZbV,
-    ScheduleName::VHalf,
-    ScheduleName::VMin,
-    ScheduleName::V1F1B,
-    ScheduleName::DualPipe,
-    ScheduleName::DualPipeV,
-    ScheduleName::Chimera,
-];
-
 /// Everything that says which combinations there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
@@ -437,9 +417,7 @@ impl<'a> Space<'a> {
     fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
         let r = self.restrictions;
         let mut found = vec![];
-        // Others have no bounds and must be asked for by name.
-        let named = r.schedule.pinned().filter(|schedule| !SEARCHED.contains(schedule));
-        let mut known = named.map_or_else(|| r.schedule.among(&SEARCHED), |name| vec![name]);
+        let mut known = r.schedule.among(&ScheduleName::ALL);
         // Nothing to gain where the whole backward has sent its gradients on only at its end.
         known.retain(|schedule| !d.post_validation || schedule.splits_backward());
         for schedule in known {

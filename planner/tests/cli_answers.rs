@@ -248,7 +248,6 @@ fn post_validation_is_decided_by_hand() {
     for (setting, valid) in [
         ("schedule=1f1b", "leaves nothing to choose from"),
         ("vocab=parallel_1", "leaves nothing to choose from"),
-        ("schedule=zb_auto,zb_h1", "cannot have zb_auto among others"),
     ] {
         let run = plan(&format!("{words} --set {setting}"));
         assert!(run.code != 0 && run.err.contains(valid), "{run:?}");

@@ -7,7 +7,7 @@ use models::model::ModelSpec;
 use planner::restrict::Restrictions;
 use planner::space::Space;
 
-const SCHEDULES: [&str; 15] = [
+const SCHEDULES: [&str; 16] = [
     "naive",
     "gpipe",
     "1f1b",
@@ -15,6 +15,7 @@ const SCHEDULES: [&str; 15] = [
     "looped_bfs",
     "zb_h1",
     "zb_h2",
+    "zb_auto",
     "interleaved_zb",
     "zb_v",
     "v_half",
@@ -148,6 +149,7 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
         "interleaved_1f1b" | "interleaved_zb" => looped && splits(micro_batches, pp),
         "looped_bfs" => looped,
         "zb_h1" | "zb_h2" => pp > 1 && chunks == 1,
+        "zb_auto" => pp > 1 && chunks == 1 || looped && chunks == 2,
         // Two copies of each of p stages, half of the micro-batches in either direction.
         "dualpipe" => {
             pp > 1

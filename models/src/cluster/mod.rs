@@ -2,6 +2,7 @@
 
 mod grid;
 mod measured;
+mod products;
 mod raw;
 pub mod roofline;
 mod shipped;
@@ -14,6 +15,7 @@ pub use measured::{
     Collective, CollectiveKind, Core, Exchange, Measured, MeasuredGpu, Moved, Product, Step,
     Updated,
 };
+pub use products::{Products, Waves};
 pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
 pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::products::{Products, Waves};
 use super::{Device, Dtype, Grid, roofline};
 use crate::input::InputError;
 
@@ -34,7 +35,7 @@ pub struct EfficiencyTables {
     /// Name in `efficiency:` of a cluster file.
     pub name: String,
     /// Matrix products, by the format they run in: seconds over `m`, `n`, `k`.
-    pub gemm: BTreeMap<Dtype, Scaled<3>>,
+    pub gemm: BTreeMap<Dtype, Products>,
     /// The attention core, causal and fused.
     pub attention: Option<AttentionTable>,
     /// Elementwise kernels: seconds over bytes.
@@ -83,7 +84,7 @@ pub struct Scaled<const N: usize> {
 
 impl<const N: usize> Scaled<N> {
     /// `None` where a value is missing, or not positive.
-    fn new(
+    pub(super) fn new(
         axes: [Vec<f64>; N],
         [below, above]: [[f64; N]; 2],
         value: impl FnMut([f64; N]) -> f64,
@@ -194,31 +195,38 @@ const KEYS: [(&str, bool); 9] = [
 /// The lines of a file: numbers under the key in their first column.
 struct Lines<'a> {
     like: Option<&'a str>,
+    /// Formats whose products run in waves.
+    waves: Vec<&'a str>,
     numbers: BTreeMap<&'a str, Vec<Vec<f64>>>,
 }
 
 impl<'a> Lines<'a> {
     fn parse(text: &'a str) -> Result<Self, Damage> {
-        let mut lines = Self { like: None, numbers: BTreeMap::new() };
+        let mut lines = Self { like: None, waves: vec![], numbers: BTreeMap::new() };
         for (number, line) in text.lines().enumerate() {
             if line.starts_with('#') || line.trim().is_empty() {
                 continue;
             }
             let damaged = || Damage::Line(number + 1);
             let (key, rest) = line.trim().split_once(',').ok_or_else(damaged)?;
-            if key == "like" {
-                lines.like = Some(rest);
-                continue;
+            match key {
+                "like" => lines.like = Some(rest),
+                "waves" => lines.waves.push(rest),
+                _ => lines.add(key, rest).ok_or_else(damaged)?,
             }
-            let (name, of) = key.split_once(':').map_or((key, None), |(name, of)| (name, Some(of)));
-            if !KEYS.contains(&(name, of.is_some())) {
-                return Err(damaged());
-            }
-            let row = rest.split(',').map(|cell| cell.parse().ok());
-            let row = row.collect::<Option<_>>().ok_or_else(damaged)?;
-            lines.numbers.entry(key).or_default().push(row);
         }
         Ok(lines)
+    }
+
+    /// Adds the numbers under a key.
+    fn add(&mut self, key: &'a str, numbers: &str) -> Option<()> {
+        let (name, of) = key.split_once(':').map_or((key, None), |(name, of)| (name, Some(of)));
+        if !KEYS.contains(&(name, of.is_some())) {
+            return None;
+        }
+        let row = numbers.split(',').map(|cell| cell.parse().ok());
+        self.numbers.entry(key).or_default().push(row.collect::<Option<_>>()?);
+        Some(())
     }
 
     fn rows(&self, key: &str) -> &[Vec<f64>] {
@@ -259,7 +267,7 @@ const SMALL: [f64; 4] = [16.0, 64.0, 128.0, 256.0];
 
 /// Seconds of products: measured where it was, and below that what was measured at the nearest size
 /// times what the formula says of the difference. Above, the efficiency stays.
-fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Scaled<3>> {
+fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Products> {
     let depths = lines.rows(&format!("gemm_k:{}", dtype.name())).first()?;
     let mut fraction = BTreeMap::new();
     for row in gemm_rows(lines, dtype) {
@@ -277,7 +285,8 @@ fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Scaled<3>> {
         let measured_s = 2.0 * near.iter().product::<f64>() / (device.peak_flops(dtype) * share);
         measured_s * roofline::gemm_s(device, dtype, point) / roofline::gemm_s(device, dtype, near)
     };
-    Scaled::new(extended, [[0.0; 3], [1.0; 3]], seconds)
+    let waves = lines.waves.contains(&dtype.name()).then(|| Waves::of(device));
+    Products::new(extended, waves, seconds)
 }
 
 /// An axis, with those sizes in front that are smaller than its own.

@@ -4,7 +4,7 @@ use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
 use std::collections::VecDeque;
 
 /// Pipeline devices, micro-batches and chunks, all within what a [`Pass`] can hold.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub devices: usize,
     pub micro_batches: usize,

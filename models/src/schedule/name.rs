@@ -286,6 +286,18 @@ impl ScheduleName {
         }
     }
 
+    /// The schedule made by hand whose order this one's is: that of `zb_auto` for equal times and the memory of 1F1B is
+    /// ZB-H1's, on a V ZB-V's, where there are enough micro-batches. The first device idles until the first of them
+    /// is back, but for the forwards that memory holds: `(2p − 1)F − pF` at least, which is all that ZB-H1 idles; on a
+    /// V that is nothing, as in ZB-V.
+    pub fn made_by_hand(self, devices: usize, micro_batches: usize, chunks: usize) -> Option<Self> {
+        match (self, chunks) {
+            (Self::ZbAuto, 1) if micro_batches >= devices => Some(Self::ZbH1),
+            (Self::ZbAuto, 2) if micro_batches + 1 >= 2 * devices => Some(Self::ZbV),
+            _ => None,
+        }
+    }
+
     /// Which device holds which stage.
     pub fn layout(self, chunks: usize) -> StageLayout {
         match self {

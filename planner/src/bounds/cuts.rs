@@ -65,7 +65,7 @@ struct StageView {
     to_s: f64,
     /// The back part of it, s.
     back_s: f64,
-    /// Milestones of a split backward, where they are counted.
+    /// Milestones of a split backward without vocabulary passes, of any order where its own are not counted.
     marks: Option<Marks>,
     /// The same from it to the last stage and back, s.
     from_s: f64,
@@ -369,7 +369,10 @@ impl StageView {
             weight_s,
             to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
             back_s,
-            marks: line.counted_marks(stage),
+            marks: line.counted_marks(stage).or_else(|| {
+                let any = splits && line.passes.is_none();
+                any.then(|| Marks::of_any(line.micro_batches, 1))
+            }),
             from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
             held,
             free_bytes,

@@ -293,11 +293,18 @@ impl Line {
         }
     }
 
+    /// The schedule whose order it has: vocabulary passes aside, one may have another's.
+    pub fn order(&self) -> ScheduleName {
+        let Self { schedule, devices, micro_batches, chunks, .. } = *self;
+        let other = schedule.made_by_hand(devices, micro_batches, chunks);
+        other.filter(|_| self.passes.is_none()).unwrap_or(schedule)
+    }
+
     /// Milestones of a device's order, where they can be counted without making it.
     pub fn counted_marks(&self, device: usize) -> Option<Marks> {
         let counts = (self.devices, self.micro_batches, self.chunks);
         let plain = self.passes.is_none();
-        plain.then(|| Marks::counted(self.schedule, counts, device)).flatten()
+        plain.then(|| Marks::counted(self.order(), counts, device)).flatten()
     }
 
     /// Micro-batches in flight of each chunk of a device at one moment that it certainly reaches: the end
@@ -305,7 +312,7 @@ impl Line {
     pub fn in_flight(&self, device: usize, counts: &mut Vec<usize>) {
         let (p, v, m) = (self.devices, self.chunks, self.micro_batches);
         counts.clear();
-        match self.schedule {
+        match self.order() {
             ScheduleName::Naive => counts.resize(v, 1),
             ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
             ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - device)),
@@ -319,8 +326,47 @@ impl Line {
             ScheduleName::ZbH2 if self.passes.is_none() => counts.resize(v, (2 * p - 1).min(m)),
             // The forwards up to the first weight gradients: one round.
             ScheduleName::InterleavedZb if self.passes.is_none() => counts.resize(v, p.min(m)),
+            // Forwards that fit in before a micro-batch is back: memory leaves fewer to each device than to the one before.
+            ScheduleName::ZbAuto if v == 1 && self.passes.is_none() => {
+                counts.resize(v, (p - device).min(m));
+            }
             // What their orders hold is counted there (`bounds::listed`).
             _ => counts.resize(v, 0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::schedule::Release;
+
+    #[test]
+    fn what_is_said_to_be_in_flight_is_no_more_than_what_is() {
+        let mut least = 0;
+        for (p, m) in (2..=9).flat_map(|p| (1..=20).map(move |m| (p, m))) {
+            let schedule = ScheduleName::ZbAuto;
+            let order = schedule.build(p, m, 1).unwrap();
+            let line = Line {
+                schedule,
+                devices: p,
+                chunks: 1,
+                micro_batches: m,
+                hop_s: 0.0,
+                hop_blocks: false,
+                vocab: Vocab::Tensor,
+                passes: None,
+                recompute: Recompute::None,
+            };
+            for device in 0..p {
+                let mut counts = vec![];
+                line.in_flight(device, &mut counts);
+                let held = order.max_in_flight(device, Release::AtW);
+                let held = held.iter().map(|counts| counts[0] as usize).max().unwrap();
+                assert!(counts[0] <= held, "{p} {m} device {device}: {} {held}", counts[0]);
+                least += counts[0];
+            }
+        }
+        assert!(least > 3000, "{least}");
     }
 }

@@ -97,6 +97,15 @@ impl<'a> Case<'a> {
         Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
     }
 
+    /// The same in another order of passes, in which no device holds the activations of more than `held` micro-batches.
+    #[must_use]
+    pub fn in_order_within(self, schedule: Schedule, held: u32) -> Self {
+        let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
+        let in_flight = vec![vec![vec![held]]; pipeline.devices];
+        let pipeline = Pipeline { in_flight, ..pipeline };
+        Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
+    }
+
     /// Order of passes, made when first asked for: many cases are cut without it.
     pub fn pipeline(&self) -> &Arc<Pipeline> {
         self.pipeline.get_or_init(|| self.ground.pipeline(&self.decisions))

@@ -3,7 +3,7 @@
 //! `C[m, n] = A[m, k] B[k, n]`: forward has `m` tokens; the gradient with respect to the input swaps
 //! `n` and `k`; the one with respect to the weight has `k` tokens. Each is priced by its own shape.
 
-use models::cluster::{ClusterSpec, Dtype, roofline};
+use models::cluster::{ClusterSpec, Dtype, Products, roofline};
 
 /// Rows that a grouped kernel computes in vain for each group, on average: a group ends inside a tile
 /// of 128, and experts' loads differ.
@@ -126,7 +126,7 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
 
 /// The table for a format, and how much faster the format is than the table's: an unmeasured format
 /// reaches the same fraction of its own peak as the measured one nearest to it.
-fn measured(cluster: &ClusterSpec, dtype: Dtype) -> Option<(&models::cluster::Scaled<3>, f64)> {
+fn measured(cluster: &ClusterSpec, dtype: Dtype) -> Option<(&Products, f64)> {
     let near = match dtype {
         Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Nvfp4 => Dtype::Fp8,
         _ => Dtype::Bf16,

@@ -8,10 +8,11 @@
 //! looked into whose bound does not lie below the optimum, whatever is found first ([`queue`]). Items are
 //! worked on by several threads in batches that do not depend on how many there are ([`settle`]).
 //!
-//! Three families are cut by dominance, each because another member of the space does as well
+//! Four families are cut by dominance, each because another member of the space does as well
 //! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
 //! - uniform recomputation is one of the mixes of `per_layer`;
 //! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
+//! - `zb_auto` has the order of `zb_h1` or `zb_v` where there are enough micro-batches;
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
@@ -21,7 +22,7 @@ mod settle;
 
 use crate::case::priced::{Placed, Priced};
 use crate::restrict::Restrictions;
-use crate::space::{SEARCHED, Space};
+use crate::space::Space;
 use models::cluster::ClusterSpec;
 use models::decisions::Decisions;
 use models::model::ModelSpec;
@@ -130,10 +131,9 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
-    match task.restrictions.schedule.pinned() {
-        Some(schedule) if !SEARCHED.contains(&schedule) => one_by_one::run(task, progress),
-        // The bounds speak of iterations that end at a barrier.
-        _ if task.restrictions.wants_post_validation() => one_by_one::run(task, progress),
-        _ => queue::run(task, progress),
+    // The bounds speak of iterations that end at a barrier.
+    if task.restrictions.wants_post_validation() {
+        return one_by_one::run(task, progress);
     }
+    queue::run(task, progress)
 }

@@ -1,4 +1,5 @@
-//! Schedules that no bound speaks of: every combination is priced, over the listed placements.
+//! Iterations that do not end at a barrier, of which no bound speaks: every combination is priced, over the listed
+//! placements.
 //!
 //! Where placements are listed anyway, as with several chunks a device, that settles the combination. With one
 //! chunk, and where devices do not wait for one another at the end, others are possible: the mean load
@@ -12,7 +13,7 @@ use crate::case::ground::Ground;
 use crate::case::priced::Placed;
 use crate::placement::Scratch;
 use crate::restrict::{Choice, Restrictions};
-use crate::space::{Inner, Node, SEARCHED};
+use crate::space::{Inner, Node};
 use models::decisions::{Decisions, Vocab};
 use models::schedule::ScheduleName;
 use std::time::Instant;
@@ -71,12 +72,12 @@ fn seed(
     scratch: &mut Scratch,
 ) -> Option<(Decisions, Placed, f64)> {
     let asked = task.restrictions;
-    let post_validation = asked.wants_post_validation();
-    let alike = match asked.schedule.pinned() {
-        Some(ScheduleName::ZbAuto) => vec![ScheduleName::ZbH1, ScheduleName::ZbV],
-        Some(name) if !SEARCHED.contains(&name) => return None,
-        _ => asked.schedule.among(&SEARCHED).into_iter().filter(|s| s.splits_backward()).collect(),
-    };
+    let alike: Vec<ScheduleName> = asked
+        .schedule
+        .among(&ScheduleName::ALL)
+        .into_iter()
+        .filter(|s| s.splits_backward())
+        .collect();
     let vocabs: Vec<Vocab> =
         asked.vocab.among(Vocab::ALL).into_iter().filter(|v| !v.over_pipeline()).collect();
     let restrictions = Restrictions {
@@ -87,8 +88,7 @@ fn seed(
     };
     let found = queue::run(&Task { restrictions: &restrictions, ..task.clone() }, &mut |_, _| {});
     let Found { decisions, placed, .. } = found.best?;
-    let schedule = asked.schedule.pinned().unwrap_or(decisions.schedule);
-    let decisions = Decisions { schedule, post_validation, ..decisions };
+    let decisions = Decisions { post_validation: true, ..decisions };
     let case = Case::new(ground, decisions).ok()?;
     let priced = case.price(&placed, scratch);
     let counts = (priced.fits || task.ignore_memory) && priced.iteration_s < task.cutoff_s;

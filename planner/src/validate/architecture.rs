@@ -51,7 +51,9 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
         *max = spec.seq_len;
     }
     spec.mlp.ffn = row.ffn_hidden.unwrap_or(4 * spec.hidden);
-    spec.tied_embeddings &= !UNTIED.iter().any(|name| row.software.starts_with(name));
+    if UNTIED.iter().any(|name| row.software.starts_with(name)) {
+        spec.tied_embeddings = false;
+    }
     Ok(spec)
 }
 

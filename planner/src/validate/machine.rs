@@ -53,6 +53,10 @@ const GENERATIONS: [(&str, &str); 25] = [
 /// The generation of recipes that run an iteration as one CUDA graph.
 const FUSED: &str = "megatron_2026";
 
+/// What the authors of Vocabulary Parallelism ran V-Half with, another fork than that of their other runs (README of
+/// sail-sg/VocabularyParallelism).
+const V_HALF: &str = "zero_bubble_2024";
+
 /// The cluster, and the name of its software generation.
 ///
 /// # Errors
@@ -66,6 +70,7 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
     let (_, generation) =
         generation.ok_or_else(|| format!("software {} is not known", row.software))?;
     let generation = if recipe.fused { FUSED } else { generation };
+    let generation = if row.schedule == "V-Half" { V_HALF } else { generation };
     let generation = on_family(generation, &row.gpu);
     let own = cluster::software(&generation).map_err(|error| error.to_string())?;
     spec.software = own.ok_or_else(|| format!("software {generation} is not shipped"))?;

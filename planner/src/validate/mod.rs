@@ -16,6 +16,7 @@ pub mod reach;
 pub mod recipe;
 pub mod row;
 pub mod score;
+mod searched;
 pub mod setup;
 
 use crate::case::Case;
@@ -27,6 +28,10 @@ use models::decisions::Recompute;
 use row::{Reason, Row};
 use serde::Serialize;
 use setup::{Setup, setup};
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread::ScopedJoinHandle;
+use std::vec::IntoIter;
 
 /// What the cost model says of a row.
 #[derive(Clone, Debug, Serialize)]
@@ -59,9 +64,18 @@ pub struct Predicted {
     pub breakdown: Option<Breakdown>,
 }
 
-/// Predicts every row.
+/// Predicts every row, on as many threads as there are: each takes every so manieth row, because long ones lie together.
 pub fn predict_all(rows: &[Row]) -> Vec<Predicted> {
-    rows.iter().map(predict).collect()
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let part = |first: usize| rows.iter().skip(first).step_by(threads).map(predict).collect();
+    let mut parts: Vec<IntoIter<Predicted>> = std::thread::scope(|scope| {
+        let started: Vec<ScopedJoinHandle<'_, Vec<Predicted>>> =
+            (0..threads).map(|first| scope.spawn(move || part(first))).collect();
+        let joined =
+            started.into_iter().map(|part| part.join().unwrap_or_else(|p| resume_unwind(p)));
+        joined.map(Vec::into_iter).collect()
+    });
+    (0..rows.len()).filter_map(|row| parts[row % threads].next()).collect()
 }
 
 fn predict(row: &Row) -> Predicted {
@@ -101,6 +115,10 @@ fn predict(row: &Row) -> Predicted {
 fn price(setup: &Setup) -> Result<Priced, Reason> {
     let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
     let case = Case::new(&ground, setup.decisions.clone()).map_err(|error| error.to_string())?;
+    let case = match &setup.searched {
+        Some(searched) => searched.case(case),
+        None => case,
+    };
     let mut setup = setup.clone();
     if setup.counts.is_empty() {
         let ranges = case.listed_ranges().and_then(|list| list.into_iter().next());

@@ -5,7 +5,8 @@
 use super::noted::Noted;
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
-use super::{architecture, machine};
+use super::searched::Searched;
+use super::{architecture, machine, searched};
 use crate::case::even_counts;
 use crate::case::priced::{Placed, PlacedStage};
 use models::cluster::ClusterSpec;
@@ -30,6 +31,8 @@ pub struct Setup {
     pub generation: String,
     /// Layers of each stage.
     pub counts: Vec<usize>,
+    /// The order of its passes, where that was searched for it.
+    pub searched: Option<Searched>,
 }
 
 /// Makes a row's configuration.
@@ -51,7 +54,12 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
         decisions.recompute = recompute;
     }
     let counts = layer_counts(row, &recipe, &model, &decisions);
-    Ok(Setup { model, cluster, gpus, decisions, generation, counts })
+    let searched = None;
+    let setup = Setup { model, cluster, gpus, decisions, generation, counts, searched };
+    let searched = Searched::of(row, &setup)?;
+    let timed = searched::timed(row, &setup);
+    let decisions = timed.unwrap_or_else(|| setup.decisions.clone());
+    Ok(Setup { searched, decisions, ..setup })
 }
 
 impl Setup {
@@ -105,7 +113,7 @@ fn decisions(
     let zero_stage = zero_stage(row);
     let mut vpp = row.vpp.or(recipe.chunks).unwrap_or(1).max(1);
     let schedule = schedule(row, pp, vpp)?;
-    if schedule.layout(2) == StageLayout::V {
+    if schedule.layout(2) == StageLayout::V && schedule != ScheduleName::ZbAuto {
         // A V has two chunks a device, whether the source says so or not.
         vpp = 2;
     }
@@ -187,7 +195,7 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
         }),
         "interlaced-1F1B" | "interlaced (nnScaler) 1F1B" => Ok(ScheduleName::OneFOneB),
         "ZB-1p" => Ok(ScheduleName::ZbH1),
-        "ZB-2p" => Ok(ScheduleName::ZbH2),
+        "ZB-2p" => Ok(ScheduleName::ZbAuto),
         "ZB-V" => Ok(ScheduleName::ZbV),
         "V-Half" => Ok(ScheduleName::VHalf),
         other => Err(format!("schedule {other} is not planned yet")),

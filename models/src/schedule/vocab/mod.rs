@@ -95,18 +95,13 @@ pub(super) fn building_block_with_vocab(
     let Some(known) = times else { return insert(&[plain], vocab, times) };
     known.check()?;
     let short = APART.map(|apart| on_v(shortened(&blocks, counts.micro_batches, apart)));
-    let searched = if is_even(known) { None } else { searched(counts, &plain, vocab, known) };
+    let searched = searched(counts, &plain, vocab, known);
     let all: Vec<Schedule> = std::iter::once(plain).chain(short).chain(searched).collect();
     insert(&all, vocab, times)
 }
 
-/// Whether no device idles in each repetition of a block whose slots are as long as their passes (Pipeline Parallelism
-/// with Controllable Memory, arXiv 2405.15362, section 3.4).
-fn is_even(PassTimes { forward, backward, weight, .. }: PassTimes) -> bool {
-    weight + 2.0 * forward >= 2.0 * backward && weight + 2.0 * backward >= 2.0 * forward
-}
-
-/// The best order of greedy runs for these times that holds no more than a block's, where there is one.
+/// The best order of greedy runs for these times that holds no more than a block's, where there is one: blocks repeat
+/// what they idle, where transfers take long or passes are unequal.
 fn searched(
     counts: Counts,
     block: &Schedule,

@@ -1,14 +1,18 @@
 //! Zero-bubble orders searched for by a heuristic, for given times and memory.
 
+mod floor;
+mod frame;
 mod line;
 mod polish;
 mod run;
 mod vee;
 
+use self::floor::Floor;
+use self::frame::Frame;
 use self::run::Ties;
 use super::generate::Counts;
-use super::{Graph, Latency, NO_NODE, Pass, PassKind, Schedule, ScheduleError, ScheduleName};
-use super::{StageLayout, Work, v_half, v_min, zb_h1, zb_h2, zb_v};
+use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName};
+use super::{StageLayout, v_half, v_min, zb_h1, zb_h2, zb_v};
 use std::cmp::Ordering;
 
 /// What an order is searched for: times of one micro-batch on one device's whole share, in any unit, and
@@ -80,7 +84,8 @@ impl AutoCosts {
 /// and ZB-2p (Zero Bubble, arXiv 2401.10241, section 3.1), with two on a V of stages as ZB-V (section 6).
 ///
 /// The best has the shortest longest time between a device's own first start and last end, of equal ones the
-/// shortest makespan.
+/// shortest makespan. The first that none can undercut is taken at once, those made by hand before others: see
+/// [`ScheduleName::made_by_hand`].
 ///
 /// # Errors
 /// A count is zero, there are more than two chunks, a cost is negative or not finite, or no order found
@@ -94,44 +99,96 @@ pub fn zb_auto(
     ScheduleName::ZbAuto.check(devices, micro_batches, chunks)?;
     costs.check()?;
     let counts = Counts::new(devices, micro_batches, chunks)?;
-    let part = costs.of_chunk(chunks);
-    let found = if chunks == 1 { contiguous(counts, part) } else { on_a_v(counts, part) }?;
-    let mut least_held = f64::INFINITY;
-    let mut fitting: Vec<(Lengths, Schedule)> = Vec::new();
-    for schedule in found {
-        let held = most_held(&schedule, part);
-        least_held = least_held.min(held);
-        if held <= costs.limit * (1.0 + 1e-9)
-            && !fitting.iter().any(|(_, other)| *other == schedule)
+    let mut orders = Orders::new(counts, costs);
+    let makers = if chunks == 1 { &[zb_h1, zb_h2][..] } else { &[zb_v, v_half, v_min] };
+    let mut by_hand = makers.iter().map(|make| make(devices, micro_batches));
+    // Those that are dear to make come last.
+    if let Some(schedule) = by_hand.next() {
+        orders.add(schedule?);
+    }
+    orders.search();
+    while !orders.is_done
+        && let Some(schedule) = by_hand.next()
+    {
+        orders.add(schedule?);
+    }
+    orders.best()
+}
+
+/// Orders found so far that keep the memory limit.
+struct Orders {
+    counts: Counts,
+    layout: StageLayout,
+    /// Of a chunk.
+    costs: AutoCosts,
+    floor: Floor,
+    /// Most activations held on a device, by the order of all found that holds least.
+    least_held: f64,
+    fitting: Vec<(Lengths, Schedule, Frame)>,
+    /// The last of them is as short as any can be.
+    is_done: bool,
+}
+
+impl Orders {
+    fn new(counts: Counts, costs: AutoCosts) -> Self {
+        let costs = costs.of_chunk(counts.chunks);
+        let layout = ScheduleName::ZbAuto.layout(counts.chunks);
+        let floor = Floor::new(counts, layout, costs);
+        let (least_held, fitting) = (f64::INFINITY, Vec::new());
+        Self { counts, layout, costs, floor, least_held, fitting, is_done: false }
+    }
+
+    fn add(&mut self, schedule: Schedule) {
+        if self.is_done {
+            return;
+        }
+        let held = most_held(&schedule, self.costs);
+        self.least_held = self.least_held.min(held);
+        if held <= self.costs.limit * (1.0 + 1e-9)
+            && !self.fitting.iter().any(|(_, other, _)| *other == schedule)
+            && let Some(mut frame) = Frame::new(&schedule, self.costs)
         {
-            fitting.push((lengths(&schedule, part)?, schedule));
+            let lengths = frame.lengths();
+            self.is_done = self.floor.is_met(lengths);
+            self.fitting.push((lengths, schedule, frame));
         }
     }
-    let by_length = |a: &Lengths, b: &Lengths| a.partial_cmp(b).unwrap_or(Ordering::Equal);
-    fitting.sort_by(|(a, _), (b, _)| by_length(a, b));
-    fitting.truncate(polish::MOST);
-    let polished = fitting.into_iter().map(|(lengths, s)| polish::polished(s, lengths, part));
-    let limit = costs.limit.to_string();
-    let none = || ScheduleError::Memory { limit, nearest: least_held.to_string() };
-    polished.min_by(|(a, _), (b, _)| by_length(a, b)).map(|(_, s)| s).ok_or_else(none)
-}
 
-fn contiguous(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, ScheduleError> {
-    let Counts { devices, micro_batches, .. } = counts;
-    let orders = with_ties(&line::Taste::ALL).filter_map(|taste| line::order(counts, costs, taste));
-    let searched = orders.map(|orders| counts.schedule(StageLayout::RoundRobin, orders));
-    let by_hand = [zb_h1(devices, micro_batches)?, zb_h2(devices, micro_batches)?];
-    Ok(searched.chain(by_hand).collect())
-}
+    /// Adds those of greedy runs.
+    fn search(&mut self) {
+        let (counts, costs) = (self.counts, self.costs);
+        let mut line = with_ties(&line::Taste::ALL);
+        let mut vee = with_ties(&vee::Taste::ALL);
+        let mut next = || match counts.chunks {
+            1 => line.next().map(|taste| line::order(counts, costs, taste)),
+            _ => vee.next().map(|taste| vee::order(counts, costs, taste)),
+        };
+        while !self.is_done
+            && let Some(found) = next()
+        {
+            if let Some(passes) = found {
+                self.add(counts.schedule(self.layout, passes));
+            }
+        }
+    }
 
-fn on_a_v(counts: Counts, costs: AutoCosts) -> Result<Vec<Schedule>, ScheduleError> {
-    let Counts { devices, micro_batches, .. } = counts;
-    let orders = with_ties(&vee::Taste::ALL).filter_map(|taste| vee::order(counts, costs, taste));
-    let searched = orders.map(|orders| counts.schedule(StageLayout::V, orders));
-    let makers = [zb_v, v_half, v_min];
-    let by_hand: Result<Vec<Schedule>, ScheduleError> =
-        makers.into_iter().map(|make| make(devices, micro_batches)).collect();
-    Ok(searched.chain(by_hand?).collect())
+    /// The best, its weight gradients where they are best.
+    fn best(mut self) -> Result<Schedule, ScheduleError> {
+        if self.is_done
+            && let Some((_, schedule, _)) = self.fitting.pop()
+        {
+            return Ok(schedule);
+        }
+        let by_length = |a: &Lengths, b: &Lengths| a.partial_cmp(b).unwrap_or(Ordering::Equal);
+        self.fitting.sort_by(|(a, ..), (b, ..)| by_length(a, b));
+        self.fitting.truncate(polish::MOST);
+        let polish =
+            |(lengths, schedule, frame)| polish::polished(schedule, frame, lengths, self.costs);
+        let polished = self.fitting.into_iter().map(polish);
+        let limit = self.costs.limit.to_string();
+        let none = || ScheduleError::Memory { limit, nearest: self.least_held.to_string() };
+        polished.min_by(|(a, _), (b, _)| by_length(a, b)).map(|(_, s)| s).ok_or_else(none)
+    }
 }
 
 fn with_ties<T: Copy>(tastes: &[T]) -> impl Iterator<Item = (T, Ties)> {
@@ -141,33 +198,15 @@ fn with_ties<T: Copy>(tastes: &[T]) -> impl Iterator<Item = (T, Ties)> {
 /// Longest stage time, makespan, and sum of the devices' stage times.
 type Lengths = (f64, f64, f64);
 
-/// Runs an order with equal chunks.
-fn lengths(schedule: &Schedule, costs: AutoCosts) -> Result<Lengths, ScheduleError> {
-    let nodes = Graph::new(schedule)?.nodes;
-    let mut ends: Vec<f64> = Vec::with_capacity(nodes.len());
-    let mut spans = vec![(f64::INFINITY, 0.0_f64); schedule.devices];
-    for node in &nodes {
-        let end = |n: u32| if n == NO_NODE { 0.0 } else { ends[n as usize] };
-        let way = if node.latency == Latency::None { 0.0 } else { costs.latency };
-        let start = end(node.before).max(end(node.needs) + way);
-        let end = start + length(node.work, costs);
-        let span = &mut spans[node.device as usize];
-        *span = (span.0.min(start), span.1.max(end));
-        ends.push(end);
-    }
-    let stages = || spans.iter().map(|(start, end)| end - start);
-    let makespan = spans.iter().map(|&(_, end)| end).fold(0.0, f64::max);
-    Ok((stages().fold(0.0, f64::max), makespan, stages().sum()))
-}
-
-fn length(work: Work, costs: AutoCosts) -> f64 {
-    match work {
-        Work::Pass(Pass { kind: PassKind::F, .. }) => costs.forward,
-        Work::Pass(Pass { kind: PassKind::B, .. }) => costs.backward,
-        Work::Pass(Pass { kind: PassKind::W, .. }) => costs.weight,
+/// How long a device works.
+fn busy(order: &[Pass], costs: AutoCosts) -> f64 {
+    let length = |kind: PassKind| match kind {
+        PassKind::F => costs.forward,
+        PassKind::B => costs.backward,
         // Orders here have no other passes.
-        _ => 0.0,
-    }
+        _ => costs.weight,
+    };
+    order.iter().map(|pass| length(pass.kind)).sum()
 }
 
 /// Most activations any device holds.

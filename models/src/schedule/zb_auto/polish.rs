@@ -1,7 +1,8 @@
 //! Weight gradients moved one place at a time, as long as that shortens something.
 
-use super::super::{Pass, PassKind, Schedule, Work};
-use super::{AutoCosts, Lengths, length, lengths, most_held};
+use super::super::{Pass, PassKind, Schedule};
+use super::frame::Frame;
+use super::{AutoCosts, Lengths, busy, change};
 
 /// Orders that are polished: the best may be at its end where the next best is not.
 pub(super) const MOST: usize = 8;
@@ -9,62 +10,86 @@ pub(super) const MOST: usize = 8;
 /// Passes that may be run in all tries of one order together: a fraction of a second.
 const MOST_RUN: usize = 1 << 19;
 
+/// Fewer tries than these look at nothing but the first device's first passes.
+const FEWEST_TRIES: usize = 32;
+
 /// The schedule with weight gradients elsewhere, as far as that makes it better: a shorter longest stage
-/// time, else a shorter makespan, else shorter stage times.
+/// time, else a shorter makespan, else shorter stage times. `frame` is that of the schedule.
 pub(super) fn polished(
-    mut schedule: Schedule,
-    mut best: Lengths,
+    schedule: Schedule,
+    frame: Frame,
+    best: Lengths,
     costs: AutoCosts,
 ) -> (Lengths, Schedule) {
     let passes: usize = schedule.passes.iter().map(Vec::len).sum();
-    let mut tries = MOST_RUN / passes.max(1);
-    let floor = busiest(&schedule, costs);
+    let tries = MOST_RUN / passes.max(1);
+    let floor = schedule.passes.iter().map(|order| busy(order, costs)).fold(0.0, f64::max);
     // Without idling there is nothing to shorten but the makespan.
-    let mut improved = best.0 > floor * (1.0 + 1e-9);
-    while improved {
-        improved = false;
-        for device in 0..schedule.devices {
-            for place in 1..schedule.passes[device].len() {
-                if tries == 0 {
-                    return (best, schedule);
+    let idles = best.0 > floor * (1.0 + 1e-9);
+    let mut polish = Polish { schedule, frame, best, costs, tries };
+    let worth = idles && tries >= FEWEST_TRIES;
+    while worth && polish.round() {}
+    (polish.best, polish.schedule)
+}
+
+/// An order, how long it takes, and what is left to try.
+struct Polish {
+    schedule: Schedule,
+    frame: Frame,
+    best: Lengths,
+    costs: AutoCosts,
+    tries: usize,
+}
+
+impl Polish {
+    /// Tries each place once; whether that shortened something and more may be tried.
+    fn round(&mut self) -> bool {
+        let mut improved = false;
+        for device in 0..self.schedule.devices {
+            // Of the passes before the two that are looked at: what they hold, and how many are no weights.
+            let (mut held, mut steps) = (0.0, 0);
+            for place in 1..self.schedule.passes[device].len() {
+                if self.tries == 0 {
+                    return false;
                 }
-                if moves_weights(&schedule, device, place) {
-                    tries -= 1;
-                    schedule.passes[device].swap(place - 1, place);
-                    match better(&schedule, best, costs) {
-                        Some(lengths) => (best, improved) = (lengths, true),
-                        None => schedule.passes[device].swap(place - 1, place),
-                    }
-                }
+                improved |= self.swaps(device, place, held, steps);
+                let first = self.schedule.passes[device][place - 1];
+                held += change(first.kind, self.costs);
+                steps += usize::from(first.kind != PassKind::W);
             }
         }
+        improved
     }
-    (best, schedule)
-}
 
-/// The longest any device works.
-fn busiest(schedule: &Schedule, costs: AutoCosts) -> f64 {
-    let device = |order: &Vec<Pass>| order.iter().map(|&p| length(Work::Pass(p), costs)).sum();
-    schedule.passes.iter().map(device).fold(0.0, f64::max)
-}
-
-/// Whether of a pass and the one before it just one is weight gradients.
-fn moves_weights(schedule: &Schedule, device: usize, place: usize) -> bool {
-    let order = &schedule.passes[device];
-    let is_weights = |place: usize| order[place].kind == PassKind::W;
-    is_weights(place - 1) != is_weights(place)
-}
-
-/// Its lengths, if the schedule runs, fits and is better.
-fn better(schedule: &Schedule, best: Lengths, costs: AutoCosts) -> Option<Lengths> {
-    if most_held(schedule, costs) > costs.limit * (1.0 + 1e-9) {
-        return None;
+    /// Swaps a pass and the one before it where just one of them is weight gradients and that is better.
+    fn swaps(&mut self, device: usize, place: usize, held: f64, steps: usize) -> bool {
+        let order = &self.schedule.passes[device];
+        let (first, second) = (order[place - 1], order[place]);
+        let earlier = second.kind == PassKind::W;
+        if earlier == (first.kind == PassKind::W) {
+            return false;
+        }
+        self.tries -= 1;
+        let fits = held + change(second.kind, self.costs) <= self.costs.limit * (1.0 + 1e-9);
+        if !fits || earlier && first == (Pass { kind: PassKind::B, ..second }) {
+            return false;
+        }
+        self.frame.move_weights(device, steps, earlier);
+        let found = self.frame.lengths();
+        if is_shorter(found, self.best) {
+            self.best = found;
+            self.schedule.passes[device].swap(place - 1, place);
+            return true;
+        }
+        self.frame.move_weights(device, steps, !earlier);
+        false
     }
-    let found = lengths(schedule, costs).ok()?;
-    let shorter = |ours: f64, theirs: f64| ours < theirs * (1.0 - 1e-12);
-    let (a, b) = (found, best);
-    let order = [(a.0, b.0), (a.1, b.1), (a.2, b.2)];
-    let decided =
-        order.into_iter().find(|&(ours, theirs)| shorter(ours, theirs) || shorter(theirs, ours));
-    decided.is_some_and(|(ours, theirs)| ours < theirs).then_some(found)
+}
+
+/// Whether the first of the lengths that differ is shorter.
+fn is_shorter(ours: Lengths, theirs: Lengths) -> bool {
+    let shorter = |a: f64, b: f64| a < b * (1.0 - 1e-12);
+    let pairs = [(ours.0, theirs.0), (ours.1, theirs.1), (ours.2, theirs.2)];
+    let decided = pairs.into_iter().find(|&(a, b)| shorter(a, b) || shorter(b, a));
+    decided.is_some_and(|(a, b)| a < b)
 }

@@ -25,7 +25,8 @@ pub(super) struct Device {
 pub(super) struct Run {
     pub counts: Counts,
     pub costs: AutoCosts,
-    layout: StageLayout,
+    /// By device, kind (forward, backward) and chunk: the other device whose pass the next one waits for.
+    sources: Vec<[[Option<usize>; 2]; 2]>,
     pub devices: Vec<Device>,
     /// By how much weights may end too late and be in time.
     in_time: f64,
@@ -71,7 +72,8 @@ impl Run {
         let work = costs.forward + costs.backward + costs.weight;
         let [in_time, shorter] =
             [ties.in_time, ties.shorter].map(|sign| 1e-9 * work * f64::from(sign));
-        Self { counts, costs, layout, devices, in_time, shorter }
+        let sources = (0..counts.devices).map(|device| sources(counts, layout, device)).collect();
+        Self { counts, costs, sources, devices, in_time, shorter }
     }
 
     /// Passes of this kind so far.
@@ -96,12 +98,8 @@ impl Run {
 
     /// The device whose pass the next one of this kind waits for, if it is another one.
     fn source(&self, device: usize, step: Step) -> Option<usize> {
-        let (p, v) = (self.counts.devices, self.counts.chunks);
         let (kind, chunk) = step.parts();
-        let stage = self.layout.stage_of(p, device, chunk);
-        let other = if kind == 0 { stage.checked_sub(1) } else { Some(stage + 1) };
-        let other = other.filter(|&stage| stage < p * v)?;
-        Some(self.layout.device_of(p, other)).filter(|&other| other != device)
+        self.sources[device][kind][chunk]
     }
 
     /// When what the next pass of this kind waits for arrives from another device; `None` if it waits for
@@ -120,7 +118,9 @@ impl Run {
 
     /// Places the next pass of a kind; `None` where its input is not there or it is not due.
     pub fn put(&mut self, device: usize, step: Step) -> Option<()> {
-        if !self.has_input(device, step) || !self.is_open(device, step) {
+        let arrival = self.arrival(device, step);
+        let waits = arrival.is_none() && self.source(device, step).is_some();
+        if waits || !self.is_open(device, step) {
             return None;
         }
         let (kind, chunk) = step.parts();
@@ -128,7 +128,6 @@ impl Run {
             Step::F(_) => (PassKind::F, self.costs.forward),
             Step::B(_) => (PassKind::B, self.costs.backward),
         };
-        let arrival = self.arrival(device, step);
         let costs = self.costs;
         let device = &mut self.devices[device];
         let start = arrival.map_or(device.clock, |arrival| device.clock.max(arrival));
@@ -214,4 +213,18 @@ impl Run {
     pub fn orders(self) -> Vec<Vec<Pass>> {
         self.devices.into_iter().map(|device| device.order).collect()
     }
+}
+
+/// See [`Run`].
+fn sources(counts: Counts, layout: StageLayout, device: usize) -> [[Option<usize>; 2]; 2] {
+    let (p, v) = (counts.devices, counts.chunks);
+    let other = |stage: Option<usize>| {
+        let stage = stage.filter(|&stage| stage < p * v)?;
+        Some(layout.device_of(p, stage)).filter(|&other| other != device)
+    };
+    let stage = |chunk: usize| Some(layout.stage_of(p, device, chunk)).filter(|_| chunk < v);
+    [
+        [0, 1].map(|chunk| other(stage(chunk).and_then(|stage| stage.checked_sub(1)))),
+        [0, 1].map(|chunk| other(stage(chunk).map(|stage| stage + 1))),
+    ]
 }

@@ -301,7 +301,7 @@ impl<'a> Worker<'a> {
         }
         let limit_s = best_s.min(NEAR * item.bound_s);
         let mut kinds: Vec<(f64, Decisions)> = vec![];
-        for kind in self.kinds(&node.inner) {
+        for kind in self.kinds(&node.inner, &item.decisions) {
             let d = kind.of(d);
             kinds.push((self.quick_s(node, &d, limit_s), d));
         }
@@ -321,7 +321,7 @@ impl<'a> Worker<'a> {
     fn pipelines(&mut self, item: &Item, node: &mut NodeView, best_s: f64) -> Settled {
         let mut settled = Settled::default();
         let states = (node.inner.per_pipeline() / node.inner.recompute.len()) as u64;
-        let kinds = self.kinds(&node.inner);
+        let kinds = self.kinds(&node.inner, &item.decisions);
         settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
         for kind in kinds {
             let decisions = kind.of(&item.decisions);

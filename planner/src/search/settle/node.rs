@@ -181,10 +181,17 @@ impl Worker<'_> {
         (line, Rc::clone(work))
     }
 
-    pub(super) fn kinds(&self, inner: &Inner) -> Vec<Kind> {
+    /// Pipelines of a node whose degrees are those of `d`.
+    pub(super) fn kinds(&self, inner: &Inner, d: &Decisions) -> Vec<Kind> {
         let mut kinds = vec![];
+        let (p, m) = (d.pp as usize, d.micro_batches as usize);
         for (schedule, vpp, vocabs) in &inner.schedules {
-            for &vocab in vocabs.iter().filter(|&&vocab| !is_dominated(inner, *schedule, vocab)) {
+            let same = schedule.made_by_hand(p, m, *vpp as usize);
+            let is_open = |vocab: &&Vocab| {
+                !is_dominated(inner, *schedule, **vocab)
+                    && !is_named_otherwise(inner, same, **vocab)
+            };
+            for &vocab in vocabs.iter().filter(is_open) {
                 let of = |recompute| Kind { schedule: *schedule, vpp: *vpp, vocab, recompute };
                 kinds.extend(recompute_choices(inner).into_iter().map(of));
             }
@@ -334,4 +341,10 @@ fn is_dominated(inner: &Inner, schedule: ScheduleName, vocab: Vocab) -> bool {
     }
     let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);
     plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
+}
+
+/// Whether the same order of passes is in the space as another schedule's: see the documentation of [`super`].
+fn is_named_otherwise(inner: &Inner, same: Option<ScheduleName>, vocab: Vocab) -> bool {
+    let has = |name| inner.schedules.iter().any(|(s, _, all)| *s == name && all.contains(&vocab));
+    !vocab.over_pipeline() && same.is_some_and(has)
 }

@@ -94,6 +94,7 @@ impl Trial {
             decisions: self.decisions.clone(),
             generation: String::new(),
             counts: even_counts(self.model.layers, self.decisions.stages()),
+            searched: None,
         };
         super::price(&setup)
     }

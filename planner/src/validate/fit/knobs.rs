@@ -16,9 +16,10 @@ pub enum Owner {
 
 /// A generation, and the one it grew from: its constants are expected to be that one's, before any run is seen.
 /// Only where that predicts runs not seen better: others changed too much.
-const GREW_FROM: [(&str, &str); 6] = [
+const GREW_FROM: [(&str, &str); 7] = [
     ("megatron_2022", "megatron_2021"),
     ("vocabulary_2024", "megatron_2023"),
+    ("zero_bubble_2024", "vocabulary_2024"),
     ("megatron_2025_hopper", "megatron_2024"),
     ("megatron_2026_blackwell", "megatron_2025_blackwell"),
     ("torchtitan_eager_2024", "torchtitan_2024"),

@@ -11,7 +11,6 @@ pub mod write;
 use super::row::Row;
 use super::setup::{Setup, setup};
 use knobs::{Knob, knobs};
-use models::schedule::ScheduleName;
 use solve::{Line, Prior, solve};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +37,7 @@ pub struct Fit {
 }
 
 /// Linearisations; each starts from the last one's solution.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 6;
 /// Step of a constant's logarithm that slopes are taken over.
 const STEP: f64 = 0.1;
 /// Folds of the cross-validation.
@@ -193,10 +192,7 @@ impl Fit {
                 .filter(|(_, knob)| knob.concerns(&sample.setup) && knob.is_moved_by(sample.row))
                 .filter_map(slope)
                 .collect();
-            // V-Half's runs are 6 to 20 % faster than the constants of 1F1B's give; until it is known why they are
-            // scored, and not fitted to.
-            let unknown = sample.setup.decisions.schedule == ScheduleName::VHalf;
-            let weight = if unknown { 0.0 } else { 1.0 / sizes[&sample.row.group] };
+            let weight = 1.0 / sizes[&sample.row.group];
             Line { residual, slopes, weight }
         };
         samples.iter().map(line).collect()
