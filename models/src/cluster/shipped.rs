@@ -84,5 +84,5 @@ pub fn software_names() -> Result<Vec<String>, InputError> {
 /// # Errors
 /// A shipped file that cannot be read, which the tests exclude.
 pub fn software(name: &str) -> Result<Option<Software>, InputError> {
-    Ok(generations()?.get(name).cloned())
+    Ok(generations()?.get(name).copied())
 }
