@@ -67,7 +67,7 @@ MUTATIONS = [
     ("messages of micro-batches confused", "executor/transfers.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n",
      "plan_independence"),
     ("loss divided per micro-batch", "rank/batches.rs", "1.0 / (valid_tokens.max(1) as f64);",
-     "count as f64 / (valid_tokens.max(1) as f64);", "equivalence"),
+     "read.len() as f64 / (valid_tokens.max(1) as f64);", "equivalence"),
     ("clip without regard to pipeline devices", "rank/sums.rs",
      "self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)",
      "self.groups.pp.start_all_reduce(sum.to_vec(), Op::Max)", "equivalence"),
