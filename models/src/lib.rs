@@ -32,3 +32,4 @@ pub mod plan;
 pub mod program;
 pub mod schedule;
 pub mod shapes;
+mod shipped;

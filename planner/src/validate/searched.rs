@@ -1,17 +1,14 @@
-//! Orders that a run's own times decide.
+//! The order that Zero Bubble searches for each of its runs of ZB-2p.
 //!
-//! Zero Bubble's fork times passes and then orders them. ZB-2p is the best order that a search finds within the memory of
-//! twice the pipeline's depth (Zero Bubble, arXiv 2401.10241, section 3.1): as half of the activations go with the backward
-//! pass to inputs, there is room for more than ZB-H2 has. V-Half is laid by the same times (`zbv_greedy.py` of its branch
-//! v-half-vocab); the vocabulary passes of 1F1B, in another fork, lie where they lie.
+//! Its fork times passes and then orders them: the best order that a search finds within the memory of twice the
+//! pipeline's depth (Zero Bubble, arXiv 2401.10241, section 3.1). As half of the activations go with the backward pass to
+//! inputs, there is room for more than ZB-H2 has.
 
 use super::row::{Reason, Row};
 use super::setup::Setup;
 use crate::case::Case;
 use crate::case::ground::Ground;
 use crate::ordered::mean_costs;
-use crate::placement::Scratch;
-use crate::timed::by_own_times;
 use models::decisions::Decisions;
 use models::model::ModelSpec;
 use models::schedule::{AutoCosts, Schedule, ScheduleError, ScheduleName, zb_auto};
@@ -64,18 +61,6 @@ impl Searched {
         debug_assert_eq!(case.decisions.schedule, ScheduleName::ZbAuto);
         case.in_order_within(self.order.as_ref().clone(), self.held)
     }
-}
-
-/// The decisions of a row with vocabulary passes where its own times have them; `None` where they do not decide.
-pub fn timed(row: &Row, setup: &Setup) -> Option<Decisions> {
-    if row.schedule != "V-Half" || setup.counts.is_empty() {
-        return None;
-    }
-    let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
-    let case = Case::new(&ground, setup.decisions.clone()).ok()?;
-    let placed = setup.placed();
-    let now = case.price(&placed, &mut Scratch::default());
-    by_own_times(&ground, &setup.decisions, &placed, &now).map(|(decisions, _)| decisions)
 }
 
 /// Part of a layer's activations that is kept until its weight gradients.

@@ -6,7 +6,7 @@ use super::noted::Noted;
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
 use super::searched::Searched;
-use super::{architecture, machine, searched};
+use super::{architecture, machine};
 use crate::case::even_counts;
 use crate::case::priced::{Placed, PlacedStage};
 use models::cluster::ClusterSpec;
@@ -56,10 +56,7 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
     let counts = layer_counts(row, &recipe, &model, &decisions);
     let searched = None;
     let setup = Setup { model, cluster, gpus, decisions, generation, counts, searched };
-    let searched = Searched::of(row, &setup)?;
-    let timed = searched::timed(row, &setup);
-    let decisions = timed.unwrap_or_else(|| setup.decisions.clone());
-    Ok(Setup { searched, decisions, ..setup })
+    Ok(Setup { searched: Searched::of(row, &setup)?, ..setup })
 }
 
 impl Setup {
