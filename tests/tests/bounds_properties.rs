@@ -8,7 +8,7 @@ use models::decisions::Decisions;
 use planner::bounds::closed;
 use planner::bounds::cuts::Cutter;
 use planner::bounds::listed::{Lister, Members, Shapes};
-use planner::bounds::states::{StateView, States};
+use planner::bounds::states::{Burden, StateView, States};
 use planner::bounds::trade::Trade;
 use planner::bounds::work::{Line, Work};
 use planner::case::Case;
@@ -63,10 +63,15 @@ impl<'a> Subject<'a> {
         let first_s = trade.at_first(&self.plain.counts).0;
         let load_s = line.m() * ((self.plain.load_s() + first_s) / p + line.passes_s());
         let exposed_s = self.state.in_all_passes_s(&self.plain, line) / p;
+        let burdens = self.states.burdens(&self.plain, line);
+        let least = |value: &dyn Fn(&Burden) -> f64| {
+            burdens.iter().map(value).fold(f64::INFINITY, f64::min)
+        };
         let mut bounds = vec![
             ("closed", closed::passes_s(line, &self.plain, first_s)),
             ("states", load_s + exposed_s + self.state.tail_of_s(mean, line.chunks) + step_s),
-            ("any states", load_s + self.states.least_s(&self.plain, line)),
+            ("any states", load_s + least(&|burden| burden.added_s)),
+            ("fullest device", line.m() * line.passes_s() + least(&|burden| burden.fullest_s)),
         ];
         match self.case.listed_ranges() {
             Some(list) => self.listed(list, step_s, &trade, &mut bounds),
@@ -108,6 +113,12 @@ impl<'a> Subject<'a> {
         let pipeline = || Arc::clone(self.case.pipeline());
         let shapes = Rc::new(Shapes::new(layers, line, list));
         let members = Members::new(line, Rc::clone(&shapes), pipeline);
+        // Chains of the placements that are not the best.
+        let (list, scratch) = (&shapes.list, &mut Scratch::default());
+        let paths = self.case.best_listed(list, f64::INFINITY, true, &[], scratch).paths;
+        let chains: Vec<_> = paths.iter().collect();
+        let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
+        bounds.push(("chains", lister.least_longest_s(&members, &chains) + step_s));
         for (name, work, state) in self.choices() {
             let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
             let bound_s = lister.bound_s(&members, f64::INFINITY);
@@ -128,6 +139,13 @@ impl<'a> Subject<'a> {
             let spent_s = members.recompute_s(line, &self.plain, trade, bytes, budget);
             bounds.push(("recomputation", closed::passes_s(line, &self.plain, spent_s)));
         }
+    }
+
+    /// What fits is not said to be too large.
+    fn check_bytes(&self) {
+        let bytes = closed::least_bytes(&self.line, &self.plain, self.state.bytes);
+        let usable = self.case.ground.cluster.usable_bytes() - self.plain.workspace_bytes;
+        assert!(bytes <= usable * (1.0 + 1e-9), "{bytes} of {usable}: {:?}", self.case.decisions);
     }
 
     /// What a device certainly holds is among what it holds.
@@ -179,6 +197,7 @@ fn no_bound_exceeds_any_placement() {
             let subject = Subject::new(&task, &case);
             subject.check_in_flight();
             let Some(least_s) = least_s(&case) else { continue };
+            subject.check_bytes();
             for (name, bound_s) in subject.bounds() {
                 assert!(
                     bound_s <= least_s * (1.0 + 1e-9),

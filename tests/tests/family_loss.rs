@@ -144,7 +144,7 @@ fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
         let moved: Vec<Ranges> = moved(&counts).iter().map(|counts| ranges(counts)).collect();
         let core_s = case.core_s(found.priced.iteration_s);
         let cutoff_s = core_s * (1.0 - 1e-9);
-        let better = case.best_listed(&moved, cutoff_s, false, &mut Scratch::default()).best;
+        let better = case.best_listed(&moved, cutoff_s, false, &[], &mut Scratch::default()).best;
         let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / core_s);
         println!("{}: {} moves, the best gains {:.3} %", model.name, moved.len(), 100.0 * gain);
         assert!(gain <= 2e-3, "{}: {counts:?} loses {gain}", model.name);

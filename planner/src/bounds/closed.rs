@@ -106,8 +106,8 @@ fn with_passes_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
     total_s / (1.0 - (1.0 - 1.0 / m).powf(p)) + m * vocab_s
 }
 
-/// Some device has at least the mean of the devices' states and of one micro-batch's leanest
-/// activations, bytes.
+/// Some device has at least the mean of the devices' states and of one micro-batch's leanest activations, or those
+/// of as many layers of a kind as some device must have, bytes.
 pub fn least_bytes(line: &Line, work: &Work, state_bytes: [f64; 2]) -> f64 {
     let (params, options) = (work.params(), line.options());
     let ends = work.embedding.params + work.head.params;
@@ -115,5 +115,11 @@ pub fn least_bytes(line: &Line, work: &Work, state_bytes: [f64; 2]) -> f64 {
     let leanest = |kind: &KindWork| {
         options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
     };
-    (line.copies() as f64 * states + work.layers_s(leanest)) / line.devices as f64
+    let mean = (line.copies() as f64 * states + work.layers_s(leanest)) / line.devices as f64;
+    let copies = line.copies() as f64;
+    let fullest = work.fullest(line.devices, line.copies(), |_, kind| {
+        let KindWork { params, .. } = kind;
+        copies * (params.dense * state_bytes[0] + params.expert * state_bytes[1]) + leanest(kind)
+    });
+    mean.max(fullest)
 }

@@ -1,6 +1,6 @@
 //! What each choice of ZeRO stage, shard group, offloading and rank order takes at least.
 
-use super::work::{KindWork, Line, Work};
+use super::work::{KindWork, Line, MOST_COPIES, Work};
 use crate::case::ground::Ground;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::space::Inner;
@@ -224,16 +224,43 @@ impl States {
         self.groups.iter().flat_map(|group| &group.views)
     }
 
-    /// Least seconds that any choice adds to the mean load of devices with `params` on average: in
-    /// passes (the work of one micro-batch given), behind them and behind the barrier, with one stage each.
-    pub fn least_s(&self, work: &Work, line: &Line) -> f64 {
+    /// What choices add at least to the mean load of devices with the work's parameters on average (the work of
+    /// one micro-batch given): the choices that no other undercuts in bytes and seconds, least seconds first.
+    pub fn burdens(&self, work: &Work, line: &Line) -> Vec<Burden> {
         let mean = work.params() * (1.0 / line.devices as f64);
         let of = |view: &StateView| {
             let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
-            passes_s + view.tail_of_s(mean, 1) + view.step_of_s(mean, 1)
+            let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
+            let fullest_s = work.fullest(line.devices, MOST_COPIES, |index, kind| {
+                let (forward_s, backward_s) = view.exposed_s(index, kind, line);
+                line.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
+            });
+            Burden { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
         };
-        self.views().map(of).fold(f64::INFINITY, f64::min)
+        let mut all: Vec<Burden> = self.views().map(of).collect();
+        all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
+        let mut burdens: Vec<Burden> = vec![];
+        for burden in all {
+            let undercuts = |known: &Burden| {
+                known.bytes[0] <= burden.bytes[0] && known.bytes[1] <= burden.bytes[1]
+            };
+            if !burdens.iter().any(undercuts) {
+                burdens.push(burden);
+            }
+        }
+        burdens
     }
+}
+
+/// What a choice of states costs a device on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Burden {
+    /// Bytes a parameter, dense and expert.
+    pub bytes: [f64; 2],
+    /// In passes, behind them and behind the barrier, with one stage each, s.
+    pub added_s: f64,
+    /// All that a device does which has no more than some device must have of one kind of layer, s.
+    pub fullest_s: f64,
 }
 
 impl StateView {

@@ -15,7 +15,8 @@ use super::priced::{Placed, PlacedStage};
 use super::{Case, StageCost, even_counts};
 use crate::placement::milestones::{Around, OwnSeconds};
 use crate::placement::mirrored::Mirrored;
-use crate::placement::{Column, Scratch, ilp};
+use crate::placement::{Column, Problem, Scratch, ilp};
+use crate::simulate::CriticalPath;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
@@ -66,12 +67,13 @@ impl Case<'_> {
         once && few_cuts(self.ground.layers.len(), self.stages())
     }
 
-    /// The best placement of a list below `cutoff_s`.
+    /// The best placement of a list below `cutoff_s`, where `known` are chains of passes in the same order.
     pub fn best_listed(
         &self,
         list: &[Ranges],
         cutoff_s: f64,
         ignore_memory: bool,
+        known: &[&CriticalPath],
         scratch: &mut Scratch,
     ) -> Listed {
         let mut costs = HashMap::default();
@@ -90,8 +92,9 @@ impl Case<'_> {
                     continue;
                 }
                 let problem = self.problem_of(columns.into_iter().map(|c| vec![c]).collect());
-                let value_s = problem.iteration_s(&vec![0; ranges.len()], scratch);
-                found.offer(placed(ranges, mixes), value_s);
+                if let Some(value_s) = self.value_s(&problem, known, &mut found, scratch) {
+                    found.offer(placed(ranges, mixes), value_s);
+                }
             }
             // The program's rows are chains from the start of the iteration to its end.
             if open && !self.decisions.post_validation {
@@ -99,6 +102,29 @@ impl Case<'_> {
             }
         }
         found
+    }
+
+    /// The iteration of a problem's only choice before it is finished, s; nothing where a chain shows that it is no
+    /// better than what is found. A chain that would have shown it is kept.
+    fn value_s(
+        &self,
+        problem: &Problem,
+        known: &[&CriticalPath],
+        found: &mut Listed,
+        scratch: &mut Scratch,
+    ) -> Option<f64> {
+        let choice = vec![0; problem.stages()];
+        let limit_s = found.limit_s();
+        let chains = !self.decisions.post_validation;
+        let mut all = known.iter().copied().chain(&found.paths);
+        if chains && all.any(|path| problem.path_s(&choice, path, scratch) >= limit_s) {
+            return None;
+        }
+        let value_s = problem.iteration_s(&choice, scratch);
+        if chains && value_s >= limit_s {
+            found.paths.push(problem.critical_path(&choice, scratch));
+        }
+        Some(value_s)
     }
 
     /// Looks among all mixes of a cut for one faster than what is found, by the integer program.
@@ -422,6 +448,8 @@ pub struct Listed {
     cutoff_s: f64,
     /// The best placement, with its iteration before it is finished, s.
     pub best: Option<(Placed, f64)>,
+    /// Chains of passes that make placements no better than the cut-off or what was found before.
+    pub paths: Vec<CriticalPath>,
     /// Integer programs solved.
     pub ilps: u64,
     /// Wall time of these programs, s.
@@ -432,7 +460,14 @@ pub struct Listed {
 
 impl Default for Listed {
     fn default() -> Self {
-        Self { cutoff_s: f64::INFINITY, best: None, ilps: 0, ilp_s: 0.0, open_s: f64::INFINITY }
+        Self {
+            cutoff_s: f64::INFINITY,
+            best: None,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            open_s: f64::INFINITY,
+        }
     }
 }
 

@@ -238,6 +238,13 @@ impl Problem {
         prepared.makespan_with_tails(durations, tails, workspace) + step_s
     }
 
+    /// Length of a path under a choice with the tail it ends with and the longest step behind the barrier, s: no more
+    /// than [`Self::iteration_s`] where there is a barrier.
+    pub fn path_s(&self, choice: &[usize], path: &CriticalPath, scratch: &mut Scratch) -> f64 {
+        let step_s = self.fill(choice, scratch);
+        path.length_s(&scratch.durations) + scratch.tails[path.end_device] + step_s
+    }
+
     /// The longest path under a choice, ending with some device's tail.
     pub fn critical_path(&self, choice: &[usize], scratch: &mut Scratch) -> CriticalPath {
         self.fill(choice, scratch);

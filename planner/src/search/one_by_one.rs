@@ -101,7 +101,7 @@ fn tried(case: &Case<'_>, task: &Task<'_>, bar_s: f64, scratch: &mut Scratch) ->
     let list = List::of(d.vocab, d.vpp);
     let ranges = case.ground.listed_ranges(list.unwrap_or(List::Family), case.stages(), d.vocab);
     let core_s = if bar_s.is_finite() { case.core_s(bar_s) } else { bar_s };
-    let listed = case.best_listed(&ranges, core_s, task.ignore_memory, scratch);
+    let listed = case.best_listed(&ranges, core_s, task.ignore_memory, &[], scratch);
     (listed, list.is_some() && !d.post_validation)
 }
 

@@ -1,6 +1,6 @@
 //! The queue of what waits, least bound first, and the threads that work on it.
 
-use super::settle::{Candidate, Item, Open, Paths, Settled, Worker};
+use super::settle::{Candidate, Context, Item, Open, Paths, Settled, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
 use crate::case::pipelines::{PipelineKey, Pipelines};
@@ -48,17 +48,15 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     })
 }
 
-/// A context before it is priced: decisions, splits of experts, combinations of each.
-type Raw = (Decisions, Arc<[ExpertSplit]>, u64);
-
 /// Work for all threads: they take one piece after another.
 enum Batch {
-    Contexts(Vec<Raw>),
+    Contexts(Arc<[Context]>),
     Items(Vec<Item>, f64, Arc<Paths>),
 }
 
 enum Answer {
-    Contexts(Vec<Item>),
+    /// Bounds, s.
+    Contexts(Vec<f64>),
     Settled(Box<Settled>),
 }
 
@@ -104,7 +102,7 @@ impl<'scope> Team<'scope> {
     /// Gives a batch to the threads, who do one after another.
     fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
-            Batch::Contexts(raw) => raw.len().div_ceil(CONTEXTS),
+            Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
             Batch::Items(items, ..) => items.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
@@ -159,12 +157,10 @@ fn serve(
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
             let done = match batch.as_ref() {
-                Batch::Contexts(raw) => raw.chunks(CONTEXTS).nth(piece).map(|raw| {
-                    let bound = |(d, splits, count): &Raw| {
-                        worker.context(d.clone(), Arc::clone(splits), *count)
-                    };
-                    Answer::Contexts(raw.iter().map(bound).collect())
-                }),
+                Batch::Contexts(contexts) => {
+                    let some = contexts.chunks(CONTEXTS).nth(piece);
+                    some.map(|some| Answer::Contexts(worker.contexts_s(some)))
+                }
                 Batch::Items(items, best_s, paths) => items
                     .get(piece)
                     .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
@@ -178,10 +174,17 @@ fn serve(
     }
 }
 
-/// An item in the heap; of equal bounds the one that came first. Boxed, because a heap moves what it holds.
+/// Something in the heap; of equal bounds what came first.
 struct Waiting {
-    item: Box<Item>,
+    bound_s: f64,
     number: u64,
+    what: What,
+}
+
+/// What waits. Contexts are in a list, most of them to the end, and items boxed, because a heap moves what it holds.
+enum What {
+    Context(usize),
+    Item(Box<Item>),
 }
 
 impl PartialEq for Waiting {
@@ -198,7 +201,7 @@ impl PartialOrd for Waiting {
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> Ordering {
         // The heap gives the largest first.
-        let by_bound = other.item.bound_s.total_cmp(&self.item.bound_s);
+        let by_bound = other.bound_s.total_cmp(&self.bound_s);
         by_bound.then(other.number.cmp(&self.number))
     }
 }
@@ -207,6 +210,7 @@ struct Run<'a> {
     task: &'a Task<'a>,
     pipelines: Arc<Pipelines>,
     proof: Proof,
+    contexts: Arc<[Context]>,
     waiting: BinaryHeap<Waiting>,
     /// Items to be looked into before it is their turn.
     leading: Vec<Item>,
@@ -227,6 +231,7 @@ impl<'a> Run<'a> {
             task,
             pipelines,
             proof: Proof::default(),
+            contexts: Arc::from(contexts(task)),
             waiting: BinaryHeap::new(),
             leading: vec![],
             pushed: 0,
@@ -240,18 +245,23 @@ impl<'a> Run<'a> {
     }
 
     fn push(&mut self, item: Item) {
+        self.wait(item.bound_s, What::Item(Box::new(item)));
+    }
+
+    fn wait(&mut self, bound_s: f64, what: What) {
         self.pushed += 1;
-        self.waiting.push(Waiting { item: Box::new(item), number: self.pushed });
+        self.waiting.push(Waiting { bound_s, number: self.pushed, what });
     }
 
     /// Fills the queue with all contexts.
     fn bound_contexts(&mut self, team: &mut Team<'_>) {
-        team.send(Batch::Contexts(raw_contexts(self.task)));
+        self.proof.candidates = self.contexts.iter().map(Context::count).sum();
+        team.send(Batch::Contexts(Arc::clone(&self.contexts)));
+        let mut next = 0..;
         for answer in team.receive() {
-            let Answer::Contexts(items) = answer else { continue };
-            for item in items {
-                self.proof.candidates += item.count;
-                self.push(item);
+            let Answer::Contexts(bounds_s) = answer else { continue };
+            for (bound_s, index) in bounds_s.into_iter().zip(&mut next) {
+                self.wait(bound_s, What::Context(index));
             }
         }
     }
@@ -278,8 +288,12 @@ impl<'a> Run<'a> {
             let done = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
             progress(done + proof.placed, proof.candidates);
         }
-        self.proof.cut_by_time +=
-            self.waiting.drain().map(|waiting| waiting.item.count).sum::<u64>();
+        let contexts = &self.contexts;
+        let count = |waiting: Waiting| match waiting.what {
+            What::Context(index) => contexts[index].count(),
+            What::Item(item) => item.count,
+        };
+        self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
     /// The most promising items, all below the best time.
@@ -288,12 +302,16 @@ impl<'a> Run<'a> {
         let mut settling = items.iter().filter(|item| item.settles()).count();
         while items.len() < BATCH && settling < SETTLED_AT_ONCE {
             let best_s = self.best_s;
-            if self.waiting.peek().is_none_or(|least| least.item.bound_s >= best_s) {
+            if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
                 break;
             }
-            let Some(Waiting { item, .. }) = self.waiting.pop() else { break };
+            let Some(Waiting { bound_s, what, .. }) = self.waiting.pop() else { break };
+            let item = match what {
+                What::Context(index) => self.contexts[index].item(bound_s),
+                What::Item(item) => *item,
+            };
             settling += usize::from(item.settles());
-            items.push(*item);
+            items.push(item);
         }
         items
     }
@@ -405,26 +423,23 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
     }
 }
 
-/// All contexts that have combinations.
-fn raw_contexts(task: &Task<'_>) -> Vec<Raw> {
+/// All contexts that have combinations, those with the same prices one after another.
+fn contexts(task: &Task<'_>) -> Vec<Context> {
     let space = task.space();
     let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
     let mut counter = space.counter();
-    let mut raw = vec![];
+    let mut contexts = vec![];
     for node in space.contexts() {
         let d = node.decisions;
         let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
         let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
-        let count = counter.count(&d);
-        if count > 0 && !splits.is_empty() {
-            raw.push((d, Arc::clone(splits), count));
+        let each = counter.count(&d);
+        if each > 0 && !splits.is_empty() {
+            contexts.push(Context { decisions: d, splits: Arc::clone(splits), each });
         }
     }
-    // Contexts that differ in nothing but pipeline and replicas have the same prices.
-    raw.sort_by_key(|(d, ..)| {
-        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
-    });
-    raw
+    contexts.sort_by_key(Context::priced_by);
+    contexts
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.

@@ -19,6 +19,7 @@ use crate::case::layers::Counts;
 use crate::case::levels::{Chain, Levels};
 use crate::cost::state::LocalParams;
 use crate::placement::milestones::{Around, OwnSeconds};
+use crate::simulate::CriticalPath;
 use members::{Alike, Device, Shape, holds_all};
 use ways::Ways;
 
@@ -61,6 +62,22 @@ impl Lister<'_> {
         let of = |member| self.member_s(members, member, &trade, limit_s);
         let bounds = members.shapes.shapes.iter().map(of).enumerate();
         bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// The longest of chains of passes under the member at a position, s, tails and recomputation left out. The order
+    /// of passes is a pipeline's own, so that a chain found in one configuration bounds every other.
+    pub fn longest_s(&self, members: &Members, at: usize, chains: &[&CriticalPath]) -> f64 {
+        if chains.is_empty() {
+            return 0.0;
+        }
+        let ways = Ways::new(self.line, self.work, &members.shapes.shapes[at].stages);
+        chains.iter().map(|chain| ways.chain_s(chain)).fold(0.0, f64::max)
+    }
+
+    /// The member whose longest chain is shortest: how long that is, s.
+    pub fn least_longest_s(&self, members: &Members, chains: &[&CriticalPath]) -> f64 {
+        let all = 0..members.shapes.shapes.len();
+        all.map(|at| self.longest_s(members, at, chains)).fold(f64::INFINITY, f64::min)
     }
 
     /// A member's bound; infinite where it does not fit, and beyond the limit no better than that takes.

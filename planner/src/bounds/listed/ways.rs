@@ -3,6 +3,7 @@
 use super::super::work::{Line, Work};
 use crate::case::layers::Counts;
 use crate::placement::milestones::PassCounts;
+use crate::simulate::CriticalPath;
 use models::schedule::StageLayout;
 
 /// Seconds of one micro-batch by stage, with the vocabulary and transfers they hold, and of its ways.
@@ -65,6 +66,19 @@ impl Ways {
         let back_s = self.back_s[last] - self.back_s[to + 1];
         // The links to stages behind `to` are on the way back to it.
         down_s + back_s + self.link_s(to)
+    }
+
+    /// Passes and links of a chain, those of the vocabulary and what comes behind the last pass left out, s. Where
+    /// passes run in pairs, these are left out too.
+    pub fn chain_s(&self, chain: &CriticalPath) -> f64 {
+        let of = |(stage, [forward_s, backward_s, weight_s]): (usize, &PassCounts)| {
+            let times = |counts: &[u32]| f64::from(counts[stage]);
+            times(&chain.forward_count) * forward_s
+                + times(&chain.backward_count) * backward_s
+                + times(&chain.weight_count) * weight_s
+                + times(&chain.link_count) * self.link_s(stage)
+        };
+        self.seconds.iter().enumerate().map(of).sum()
     }
 
     /// The link behind a stage, s.

@@ -1,15 +1,17 @@
 //! What a worker does with one item of the queue: bounds its parts, or settles it.
 
+mod group;
 mod node;
 mod place;
 
+use group::{By, Group};
 use node::{NodeKey, NodeView};
 
 use super::Task;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::{Members, MembersKey, Shapes};
+use crate::bounds::listed::{Lister, Members, MembersKey, Shapes};
 use crate::bounds::states::{StateView, States};
-use crate::bounds::work::{Line, Work};
+use crate::bounds::work::{KindWork, Line, MOST_COPIES, Work};
 use crate::case::family::List;
 use crate::case::ground::{Ground, SheetKey};
 use crate::case::pipelines::{PipelineKey, Pipelines};
@@ -18,7 +20,7 @@ use crate::case::ways::fixed_durations;
 use crate::placement::Scratch;
 use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey, Space};
-use models::decisions::{Decisions, Dtype, Recompute};
+use models::decisions::{CpStyle, Decisions, Dtype, Recompute};
 use models::schedule::StageLayout;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -37,6 +39,41 @@ pub(super) struct Item {
     pub stage: Stage,
 }
 
+/// A context before anything is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    /// The decisions, without the split of experts.
+    pub decisions: Decisions,
+    /// The splits.
+    pub splits: Arc<[ExpertSplit]>,
+    /// Combinations of each.
+    pub each: u64,
+}
+
+/// Number format, degrees of what a micro-batch is split over, and sequences in it.
+type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
+
+impl Context {
+    /// Combinations.
+    pub fn count(&self) -> u64 {
+        self.each * self.splits.len() as u64
+    }
+
+    /// What prices depend on: contexts that differ in nothing but pipeline and replicas have the same.
+    pub fn priced_by(&self) -> PricedBy {
+        let d = &self.decisions;
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
+    }
+
+    /// With its bound; the node where there is one.
+    pub fn item(&self, bound_s: f64) -> Item {
+        let splits = Arc::clone(&self.splits);
+        let dense = self.splits[..] == [ExpertSplit::NONE];
+        let stage = if dense { Stage::Node(Group::new(splits)) } else { Stage::Context(splits) };
+        Item { bound_s, decisions: self.decisions.clone(), count: self.count(), stage }
+    }
+}
+
 /// How much better than the best time an item's bound must be for it to be looked into before its turn.
 const LEAD: f64 = 1.04;
 
@@ -49,8 +86,8 @@ impl Item {
     /// Whether it is close to a configuration that may better the best time by much.
     pub fn leads(&self, best_s: f64) -> bool {
         let near = match &self.stage {
-            Stage::Bounded(splits) => splits.len() == 1,
-            Stage::Pipeline | Stage::Checked => true,
+            Stage::Bounded(group) => group.splits.len() == 1,
+            Stage::Pipeline(_) | Stage::Checked => true,
             Stage::Context(_) | Stage::Node(_) => false,
         };
         near && LEAD * self.bound_s < best_s
@@ -62,13 +99,12 @@ impl Item {
 pub(super) enum Stage {
     /// All but the split of experts.
     Context(Arc<[ExpertSplit]>),
-    /// A node, with the bound of its context; with several splits, those that differ in nothing but how the
-    /// all-to-all is overlapped.
-    Node(Arc<[ExpertSplit]>),
+    /// A node whose pipelines are being bounded.
+    Node(Group),
     /// The same with the least bound of its pipelines.
-    Bounded(Arc<[ExpertSplit]>),
-    /// A pipeline by its degrees alone.
-    Pipeline,
+    Bounded(Group),
+    /// A pipeline, with what its bound was had by.
+    Pipeline(By),
     /// A pipeline with the recomputation that memory makes necessary.
     Checked,
 }
@@ -184,13 +220,13 @@ impl<'a> Worker<'a> {
     pub fn settle(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
         match &item.stage {
             Stage::Context(splits) => self.split(item, splits, best_s),
-            Stage::Node(splits) => self.bound_node(item, splits, best_s),
-            Stage::Bounded(splits) if splits.len() > 1 => self.single_nodes(item, splits, best_s),
-            Stage::Bounded(_) => {
-                self.with_node(&item.decisions, |own, node| own.pipelines(item, node, best_s))
+            Stage::Node(group) => self.bound_node(item, group, best_s),
+            Stage::Bounded(group) if group.splits.len() > 1 => {
+                self.single_nodes(item, group, best_s)
             }
-            Stage::Pipeline => self.with_node(&item.decisions, |own, node| {
-                own.check_pipeline(item, node, best_s, paths)
+            Stage::Bounded(group) => self.pipelines(item, group, best_s),
+            Stage::Pipeline(by) => self.with_node(&item.decisions, |own, node| {
+                own.check_pipeline(item, node, *by, best_s, paths)
             }),
             Stage::Checked => self.with_node(&item.decisions, |own, node| {
                 own.settle_states(item, node, best_s, paths)
@@ -211,23 +247,29 @@ impl<'a> Worker<'a> {
             / crate::case::priced::straggler(self.task.cluster, self.task.gpus)
     }
 
-    /// Some device has at least the mean of the devices' work on layers and does all its micro-batches
-    /// one after another; the least recomputation allowed is counted.
-    fn mean_s(&self, d: &Decisions, work: &Work) -> f64 {
+    /// Some device has at least the mean of the devices' work on layers, or as many layers of a kind as some
+    /// device must have, and does all its micro-batches one after another; and a micro-batch goes down all layers
+    /// and back. The least recomputation allowed is counted.
+    fn layers_s(&self, d: &Decisions, work: &Work) -> f64 {
         let least = least_recompute(self.task);
-        let layer_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[least]);
-        self.finish_s(d.micro_batches as f64 * layer_s / d.pp as f64)
+        let layer_s = |kind: &KindWork| kind.load_s() + kind.recompute_s[least];
+        let fullest_s = work.fullest(d.pp as usize, MOST_COPIES, |_, kind| layer_s(kind));
+        let device_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
+        self.finish_s((d.micro_batches as f64 * device_s).max(way_s))
     }
 
-    /// A context with a bound that holds for every split of its experts; the node where there is one.
-    pub fn context(&self, d: Decisions, splits: Arc<[ExpertSplit]>, count: u64) -> Item {
-        let dense = self.task.model.moe.is_none();
-        let sheet = if dense { self.ground.sheet(&d) } else { self.ground.floor_sheet(&d) };
-        let work = Work::new(&self.ground, &d, &sheet);
-        let bound_s = self.mean_s(&d, &work);
-        let count = count * splits.len() as u64;
-        let stage = if dense { Stage::Node(splits) } else { Stage::Context(splits) };
-        Item { bound_s, decisions: d, count, stage }
+    /// Bounds of contexts that hold for every split of their experts, finished, s.
+    pub fn contexts_s(&self, contexts: &[Context]) -> Vec<f64> {
+        let mut bounds_s = Vec::with_capacity(contexts.len());
+        for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
+            let d = &alike[0].decisions;
+            let dense = self.task.model.moe.is_none();
+            let sheet = if dense { self.ground.sheet(d) } else { self.ground.floor_sheet(d) };
+            let work = Work::new(&self.ground, d, &sheet);
+            bounds_s.extend(alike.iter().map(|context| self.layers_s(&context.decisions, &work)));
+        }
+        bounds_s
     }
 
     /// Splits a context by how many ranks share its experts; how the all-to-all is overlapped comes later.
@@ -237,12 +279,12 @@ impl<'a> Worker<'a> {
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
             let work = self.least_work(&alike[0].of(&item.decisions), alike);
-            let bound_s = self.mean_s(&item.decisions, &work).max(item.bound_s);
+            let bound_s = self.layers_s(&item.decisions, &work).max(item.bound_s);
             if bound_s >= best_s {
                 settled.cut_by_time += count;
             } else {
                 let decisions = alike[0].of(&item.decisions);
-                let stage = Stage::Node(Arc::from(alike));
+                let stage = Stage::Node(Group::new(Arc::from(alike)));
                 settled.parts.push(Item { bound_s, decisions, count, stage });
             }
         }
@@ -273,91 +315,17 @@ impl<'a> Worker<'a> {
         least
     }
 
-    /// Nodes of a group.
-    fn single_nodes(&mut self, item: &Item, splits: &[ExpertSplit], best_s: f64) -> Settled {
-        let mut settled = Settled::default();
-        let count = item.count / splits.len() as u64;
-        for split in splits {
-            let decisions = split.of(&item.decisions);
-            let work = self.least_work(&decisions, &[*split]);
-            let bound_s = self.mean_s(&decisions, &work).max(item.bound_s);
-            if bound_s >= best_s {
-                settled.cut_by_time += count;
-            } else {
-                let stage = Stage::Node(Arc::from([*split]));
-                settled.parts.push(Item { bound_s, decisions, count, stage });
-            }
-        }
-        settled
-    }
-
-    /// Replaces a node's bound by the least of its pipelines', looking only as far as that takes and no
-    /// further than a little beyond the bound it has.
-    fn bound_node(&mut self, item: &Item, splits: &Arc<[ExpertSplit]>, best_s: f64) -> Settled {
-        let d = &item.decisions;
-        let node = &mut self.view(d);
-        if splits.len() > 1 {
-            node.work = self.least_work(d, splits);
-        }
-        let limit_s = best_s.min(NEAR * item.bound_s);
-        let mut kinds: Vec<(f64, Decisions)> = vec![];
-        for kind in self.kinds(&node.inner, &item.decisions) {
-            let d = kind.of(d);
-            kinds.push((self.quick_s(node, &d, limit_s), d));
-        }
-        kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut least_s = f64::INFINITY;
-        for (quick_s, d) in kinds {
-            if quick_s >= limit_s.min(least_s) {
-                least_s = least_s.min(quick_s);
-                break;
-            }
-            let checked_s = self.checked_s(node, &d, limit_s.min(least_s));
-            least_s = least_s.min(checked_s.max(quick_s));
-        }
-        nearer(item, least_s, limit_s, best_s, Stage::Bounded(Arc::clone(splits)))
-    }
-
-    fn pipelines(&mut self, item: &Item, node: &mut NodeView, best_s: f64) -> Settled {
-        let mut settled = Settled::default();
-        let states = (node.inner.per_pipeline() / node.inner.recompute.len()) as u64;
-        let kinds = self.kinds(&node.inner, &item.decisions);
-        settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
-        for kind in kinds {
-            let decisions = kind.of(&item.decisions);
-            let bound_s = self.quick_s(node, &decisions, best_s).max(item.bound_s);
-            if bound_s >= best_s {
-                settled.cut_by_time += states;
-            } else {
-                let stage = Stage::Pipeline;
-                settled.parts.push(Item { bound_s, decisions, count: states, stage });
-            }
-        }
-        settled
-    }
-
-    fn check_pipeline(
-        &mut self,
-        item: &Item,
-        node: &mut NodeView,
-        best_s: f64,
-        paths: &Paths,
-    ) -> Settled {
-        let limit_s = best_s.min(NEAR * item.bound_s);
-        let mut bound_s = self.checked_s(node, &item.decisions, limit_s).max(item.bound_s);
-        if bound_s < limit_s {
-            bound_s = bound_s.max(self.paths_s(node, &item.decisions, limit_s, paths));
-        }
-        nearer(item, bound_s, limit_s, best_s, Stage::Checked)
-    }
-
     /// The longest known chain of a pipeline under states that take least, whatever the rank order,
     /// finished, s; where no cut lies below the limit, the limit.
-    fn paths_s(&self, node: &mut NodeView, d: &Decisions, limit_s: f64, paths: &Paths) -> f64 {
-        let Some(known) = paths.get(&PipelineKey::new(d)).filter(|_| d.vpp == 1) else {
-            return 0.0;
-        };
+    fn paths_s(&mut self, node: &mut NodeView, d: &Decisions, limit_s: f64, paths: &Paths) -> f64 {
+        let Some(known) = paths.get(&PipelineKey::new(d)) else { return 0.0 };
         let (line, work) = self.line(node, d);
+        if let Some(list) = List::of(d.vocab, d.vpp) {
+            let (state, known) = (&node.states.least, known.iter().collect::<Vec<_>>());
+            let lister = Lister { line: &line, work: &work, state, budget_bytes: f64::INFINITY };
+            let core_s = lister.least_longest_s(&self.members(list, &line), &known);
+            return self.finish_s(core_s);
+        }
         let fixed: Vec<_> = node
             .inner
             .rank_order
@@ -385,19 +353,6 @@ impl<'a> Worker<'a> {
         let moving = state.motion_bytes(line, self.ground.layers.len());
         self.task.cluster.usable_bytes() - work.workspace_bytes - moving
     }
-}
-
-/// How far beyond its bound an item is looked into at a time. Tight limits make bounds cheap.
-const NEAR: f64 = 1.1;
-
-/// An item that a bound moved on to `stage`, or that waits again where the bound reached its limit.
-fn nearer(item: &Item, bound_s: f64, limit_s: f64, best_s: f64, stage: Stage) -> Settled {
-    if bound_s >= best_s {
-        return Settled::cut(item.count);
-    }
-    let stage = if bound_s >= limit_s { item.stage.clone() } else { stage };
-    let part = Item { bound_s: bound_s.max(item.bound_s), stage, ..item.clone() };
-    Settled { parts: vec![part], ..Settled::default() }
 }
 
 /// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.

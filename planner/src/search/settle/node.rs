@@ -1,10 +1,11 @@
 //! A node's pipelines, and how long each takes at least.
 
 use super::Worker;
+use super::group::{By, KindBound};
 use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members, Shapes};
-use crate::bounds::states::{StateView, States};
+use crate::bounds::states::{Burden, StateView, States};
 use crate::bounds::trade::Trade;
 use crate::bounds::work::{Line, Work};
 use crate::case::family::List;
@@ -28,12 +29,30 @@ pub(super) struct NodeView {
     pub(super) hop_s: f64,
     /// Work with the vocabulary passes of each placement, and what they take at least.
     pub(super) passes: HashMap<Vocab, (Rc<Work>, VocabWay)>,
-    /// Least that states add, where each micro-batch communicates for itself and where all share, s.
-    pub(super) states_s: [Option<f64>; 2],
+    /// What states add at least, where each micro-batch communicates for itself and where all share.
+    pub(super) burdens: [Option<Rc<[Burden]>>; 2],
     pub(super) trades: HashMap<Recompute, Rc<Trade>>,
     /// By list, layout, recomputation and whether backward is split, what holds of any order and how far it was
     /// looked into, finished, s.
     any_order_s: HashMap<(List, StageLayout, Recompute, bool), (f64, f64)>,
+}
+
+/// A pipeline's work, with what its placements hold where that is known.
+#[derive(Clone, Copy)]
+struct Held<'a> {
+    line: &'a Line,
+    work: &'a Work,
+    members: Option<&'a Members>,
+}
+
+impl Held<'_> {
+    /// Least recomputation of a micro-batch in the whole model where states take so many bytes a parameter, s.
+    fn recompute_s(self, trade: &Trade, state_bytes: [f64; 2], budget: f64) -> f64 {
+        match self.members {
+            Some(members) => members.recompute_s(self.line, self.work, trade, state_bytes, budget),
+            None => trade.at_first(&self.work.counts).0,
+        }
+    }
 }
 
 /// What tells nodes apart.
@@ -122,7 +141,7 @@ impl Worker<'_> {
             states,
             hop_s,
             passes: HashMap::default(),
-            states_s: [None; 2],
+            burdens: [None, None],
             trades: HashMap::default(),
             any_order_s: HashMap::default(),
         }
@@ -211,35 +230,62 @@ impl Worker<'_> {
             }
         }
         let (line, work) = self.line(node, d);
+        // Orders that are not counted are not made for a quick look.
+        let list = List::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && line.is_known_unmade());
+        let members = list.map(|list| self.members(list, &line));
+        let held = Held { line: &line, work: &work, members: members.as_deref() };
+        let (trade, least) = (node.trade(d.recompute), node.states.least.bytes);
         let budget = self.budget_bytes(&line, &work, &node.states.least);
-        let least = node.states.least.bytes;
-        let trade = node.trade(d.recompute);
-        let spent_s = match List::of(d.vocab, d.vpp) {
-            // Orders that are not counted are not made for a quick look.
-            Some(list) if d.vpp > 1 && line.is_known_unmade() => {
-                self.members(list, &line).recompute_s(&line, &work, &trade, least, budget)
-            }
-            _ => trade.at_first(&work.counts).0,
-        };
-        let passes_s = closed::passes_s(&line, &work, spent_s);
-        let mean_s = line.m() * ((work.load_s() + spent_s) / line.devices as f64 + line.passes_s());
+        let spent_s = held.recompute_s(&trade, least, budget);
+        let passes_s = self.finish_s(closed::passes_s(&line, &work, spent_s));
+        passes_s.max(self.burdened_s(node, held, budget))
+    }
+
+    /// A pipeline with the states that cost it least, were its devices' work and bytes the mean of all or what some
+    /// device must have of one kind of layer, finished, s; infinite where none fits.
+    fn burdened_s(&self, node: &mut NodeView, held: Held<'_>, budget: f64) -> f64 {
+        let Held { line, work, .. } = held;
         let shared = usize::from(line.schedule == ScheduleName::LoopedBfs);
-        let of = || node.states.least_s(&work, &line);
-        let states_s = *node.states_s[shared].get_or_insert_with(of);
-        self.finish_s(passes_s.max(mean_s + states_s))
+        let states = Rc::clone(&node.states);
+        let of = || Rc::from(states.burdens(work, line));
+        let burdens = Rc::clone(node.burdens[shared].get_or_insert_with(of));
+        let trade = node.trade(line.recompute);
+        let first_s = trade.at_first(&work.counts).0;
+        let vocab_s = line.m() * line.passes_s();
+        let mean_s =
+            |spent_s: f64| line.m() * (work.load_s() + spent_s) / line.devices as f64 + vocab_s;
+        let mut least_s = f64::INFINITY;
+        for burden in burdens.iter() {
+            if mean_s(first_s) + burden.added_s >= least_s {
+                break;
+            }
+            if closed::least_bytes(line, work, burden.bytes) <= budget * (1.0 + 1e-9) {
+                let spent_s = held.recompute_s(&trade, burden.bytes, budget);
+                let device_s = (mean_s(spent_s) + burden.added_s).max(burden.fullest_s + vocab_s);
+                least_s = least_s.min(device_s);
+            }
+        }
+        self.finish_s(least_s)
     }
 
     /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
-    /// s; infinite where it does not fit, and beyond the limit no better than that takes.
-    pub(super) fn checked_s(&mut self, node: &mut NodeView, d: &Decisions, limit_s: f64) -> f64 {
+    /// s; infinite where it does not fit, and beyond `far_s` no better than that takes. Its order is not made
+    /// where any would be beyond `near_s`.
+    pub(super) fn checked_s(
+        &mut self,
+        node: &mut NodeView,
+        d: &Decisions,
+        (near_s, far_s): (f64, f64),
+    ) -> KindBound {
         let (line, work) = self.line(node, d);
         let states = Rc::clone(&node.states);
-        let any_order_s = self.any_order_s(node, &line, &work, limit_s);
-        if any_order_s >= limit_s {
-            return any_order_s;
+        let any_order_s = self.any_order_s(node, &line, &work, near_s);
+        if any_order_s >= near_s {
+            return KindBound { bound_s: any_order_s, by: By::Degrees };
         }
-        let core_s = self.placed_s(&line, &work, &states.least, limit_s);
-        self.finish_s(core_s)
+        let core_s = self.placed_s(&line, &work, &states.least, far_s);
+        let bound_s = self.finish_s(core_s);
+        KindBound { bound_s, by: if bound_s < far_s { By::Memory } else { By::Degrees } }
     }
 
     /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Schedules
@@ -284,10 +330,10 @@ impl Worker<'_> {
         }
     }
 
-    /// What holds of any order, where a pipeline's own is known only once it is made, and it is not yet.
+    /// What holds of any order, where a pipeline's own is known only once it is made. Whether it is already depends on
+    /// what this thread did before, and is not asked: the proof may not.
     fn any_members(&mut self, list: List, line: &Line) -> Option<Rc<Members>> {
-        let known = line.is_known_unmade() || line.passes.is_some();
-        if known || self.members.contains_key(&(list, Members::key(line))) {
+        if line.is_known_unmade() || line.passes.is_some() {
             return None;
         }
         let key = (list, line.layout(), line.devices, line.micro_batches, line.chunks);

@@ -8,7 +8,7 @@ use crate::bounds::listed::{Lister, Members};
 use crate::bounds::states::StateView;
 use crate::bounds::work::{Line, Work};
 use crate::case::Case;
-use crate::case::family::List;
+use crate::case::family::{List, Listed};
 use crate::case::ground::{Ground, Sheet};
 use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
@@ -18,6 +18,18 @@ use crate::placement::{dynamic, ilp};
 use crate::simulate::CriticalPath;
 use models::decisions::Decisions;
 use std::rc::Rc;
+
+impl Settled {
+    /// What came of listed placements on a pipeline.
+    fn take_listed(&mut self, key: PipelineKey, found: Option<(Listed, Option<Candidate>)>) {
+        let Some((found, best)) = found else { return };
+        self.ilps += found.ilps;
+        self.ilp_s += found.ilp_s;
+        self.open_s = self.open_s.min(found.open_s);
+        self.paths.extend(found.paths.into_iter().map(|path| (key, path)));
+        self.best = best.or(self.best.take());
+    }
+}
 
 /// So many choices of states are first looked at as one.
 const WORTH_A_LOOK: usize = 3;
@@ -127,21 +139,24 @@ impl Worker<'_> {
             let budget_bytes = self.budget_bytes(&line, &plain, view);
             let lister = Lister { line: &line, work: &work, state: view, budget_bytes };
             let members = self.members(list, &line);
-            let below = lister.below(&members, self.core_s(bar_s) - step_s);
+            let limit_s = self.core_s(bar_s) - step_s;
+            let mut below = lister.below(&members, limit_s);
+            let key = PipelineKey::new(&d);
+            let known = known_paths(&key, paths, &settled.paths);
+            below.retain(|(at, _)| lister.longest_s(&members, *at, &known) < limit_s);
             if below.is_empty() {
                 settled.cut_by_time += 1;
             } else {
                 settled.placed += 1;
-                self.place_listed(d, &members, below, bar_s, settled);
+                let found = self.place_listed(d, (&members, below), bar_s, &known);
+                settled.take_listed(key, found);
             }
             return;
         }
         let mut core_s = self.placed_s(&line, &work, view, bar_s) + step_s;
         if line.chunks == 1 && self.finish_s(core_s) < bar_s {
-            let key = PipelineKey::new(&d);
-            let own = settled.paths.iter().filter(|(of, _)| *of == key).map(|(_, path)| path);
-            let known = paths.get(&key).into_iter().flatten().chain(own);
-            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, known) + step_s);
+            let known = known_paths(&PipelineKey::new(&d), paths, &settled.paths);
+            core_s = core_s.max(self.chains_s(&d, &node.sheet, view, bar_s, &known) + step_s);
         }
         let bound_s = bound_s.max(self.finish_s(core_s));
         if bound_s >= bar_s {
@@ -153,16 +168,15 @@ impl Worker<'_> {
     }
 
     /// The longest of known chains of a combination, s; infinite where no cut lies below `bar_s`.
-    pub(super) fn chains_s<'p>(
+    pub(super) fn chains_s(
         &self,
         d: &Decisions,
         sheet: &Sheet,
         view: &StateView,
         bar_s: f64,
-        known: impl Iterator<Item = &'p CriticalPath>,
+        known: &[&CriticalPath],
     ) -> f64 {
-        let mut known = known.peekable();
-        if known.peek().is_none() || List::of(d.vocab, d.vpp).is_some() {
+        if known.is_empty() || List::of(d.vocab, d.vpp).is_some() {
             return 0.0;
         }
         let line = Line::new(&self.ground, d, sheet);
@@ -172,7 +186,8 @@ impl Worker<'_> {
         let fixed = fixed_durations(&self.ground, d, sheet);
         let cutter = Cutter::new(&line, &work, view, &self.ground.layers, budget);
         let Some(cuts) = cutter.solve(self.core_s(bar_s)) else { return f64::INFINITY };
-        known.map(|path| cutter.path_s(&cuts, path, path.length_s(&fixed))).fold(0.0, f64::max)
+        let path_s = |path: &&CriticalPath| cutter.path_s(&cuts, path, path.length_s(&fixed));
+        known.iter().map(path_s).fold(0.0, f64::max)
     }
 
     /// Whether known chains leave nothing of an open combination below the best time.
@@ -180,7 +195,8 @@ impl Worker<'_> {
         let sheet = self.ground.sheet(d);
         let view = StateView::new(&self.ground, d, &sheet.params);
         let mean = sheet_params(&self.ground, &sheet) * (1.0 / d.pp as f64);
-        let core_s = self.chains_s(d, &sheet, &view, best_s, known.iter());
+        let known: Vec<_> = known.iter().collect();
+        let core_s = self.chains_s(d, &sheet, &view, best_s, &known);
         self.finish_s(core_s + view.step_of_s(mean, 1)) >= best_s
     }
 
@@ -188,23 +204,20 @@ impl Worker<'_> {
     pub(super) fn place_listed(
         &mut self,
         d: Decisions,
-        members: &Members,
-        mut below: Vec<(usize, f64)>,
+        (members, mut below): (&Members, Vec<(usize, f64)>),
         bar_s: f64,
-        settled: &mut Settled,
-    ) {
-        let Ok(case) = Case::new(&self.ground, d) else { return };
+        known: &[&CriticalPath],
+    ) -> Option<(Listed, Option<Candidate>)> {
+        let case = Case::new(&self.ground, d).ok()?;
         below.sort_by(|a, b| a.1.total_cmp(&b.1));
         let ranges = below.into_iter().map(|(position, _)| members.shapes.list[position].clone());
         let tried: Vec<_> = ranges.collect();
         let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
-        let found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, scratch);
-        settled.ilps += found.ilps;
-        settled.ilp_s += found.ilp_s;
-        settled.open_s = settled.open_s.min(case.finish_s(found.open_s));
-        if let Some((placed, value_s)) = found.best {
-            offer(&case, placed, value_s, bar_s, settled);
-        }
+        let mut found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, known, scratch);
+        found.open_s = case.finish_s(found.open_s);
+        let best = found.best.take();
+        let best = best.and_then(|(placed, core_s)| offer(&case, placed, core_s, bar_s));
+        Some((found, best))
     }
 
     /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
@@ -221,7 +234,7 @@ impl Worker<'_> {
         }
         let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
         if let Some(placed) = case.placed(&problem, &bounded.choice) {
-            offer(&case, placed, value_s, bar_s, settled);
+            settled.best = offer(&case, placed, value_s, bar_s).or(settled.best.take());
         }
         if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
             let path = problem.critical_path(&bounded.choice, &mut self.scratch);
@@ -231,11 +244,21 @@ impl Worker<'_> {
     }
 }
 
-fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64, settled: &mut Settled) {
+/// Chains of a pipeline, those found just now among them.
+fn known_paths<'p>(
+    key: &PipelineKey,
+    paths: &'p Paths,
+    own: &'p [(PipelineKey, CriticalPath)],
+) -> Vec<&'p CriticalPath> {
+    let own = own.iter().filter(|(of, _)| of == key).map(|(_, path)| path);
+    paths.get(key).into_iter().flatten().chain(own).collect()
+}
+
+/// A placement that is faster than `bar_s`.
+fn offer(case: &Case<'_>, placed: Placed, core_s: f64, bar_s: f64) -> Option<Candidate> {
     let iteration_s = case.finish_s(core_s);
-    if iteration_s < bar_s {
-        settled.best = Some(Candidate { decisions: case.decisions.clone(), placed, iteration_s });
-    }
+    let decisions = || case.decisions.clone();
+    (iteration_s < bar_s).then(|| Candidate { decisions: decisions(), placed, iteration_s })
 }
 
 /// Parameters of the devices' layers, on average.

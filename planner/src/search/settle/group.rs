@@ -1,0 +1,156 @@
+//! Nodes on their way from a bound of all to bounds of their pipelines.
+
+use super::node::NodeView;
+use super::{Item, Paths, Settled, Stage, Worker};
+use crate::space::ExpertSplit;
+use std::sync::Arc;
+
+/// Nodes that differ in nothing but how the all-to-all is overlapped, or one.
+#[derive(Clone, Debug)]
+pub(in crate::search) struct Group {
+    /// The splits of experts, of which each node has one.
+    pub(super) splits: Arc<[ExpertSplit]>,
+    /// By pipeline, in the order of [`Worker::kinds`]; empty before any is looked at.
+    kinds: Arc<[KindBound]>,
+}
+
+/// No node of a group has the pipeline in less time, finished, s.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KindBound {
+    pub(super) bound_s: f64,
+    pub(super) by: By,
+}
+
+/// What a bound of a pipeline was had by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::search) enum By {
+    /// Nodes around it.
+    Others,
+    /// Its degrees, or as much of the next as showed enough.
+    Degrees,
+    /// The recomputation that memory makes necessary: no more is known without its states.
+    Memory,
+}
+
+/// How far beyond its bound a node is looked into at a time: what waits longer may be cut meanwhile.
+const NEAR: f64 = 1.1;
+/// How far beyond that a pipeline is which has to be looked into.
+const FAR: f64 = 1.2;
+
+impl Group {
+    pub(super) fn new(splits: Arc<[ExpertSplit]>) -> Self {
+        Self { splits, kinds: Arc::from([]) }
+    }
+
+    /// One of several nodes: what holds of all holds of it.
+    fn single(&self, split: ExpertSplit) -> Self {
+        let of_others = |kind: &KindBound| KindBound { by: By::Others, ..*kind };
+        Self { splits: Arc::from([split]), kinds: self.kinds.iter().map(of_others).collect() }
+    }
+}
+
+impl Worker<'_> {
+    /// Nodes of a group.
+    pub(super) fn single_nodes(&mut self, item: &Item, group: &Group, best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let count = item.count / group.splits.len() as u64;
+        for split in group.splits.iter() {
+            let decisions = split.of(&item.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s = self.layers_s(&decisions, &work).max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let stage = Stage::Node(group.single(*split));
+                settled.parts.push(Item { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Replaces the bound of nodes by the least of their pipelines', looking only as far as that takes and no
+    /// further than a little beyond the bound they have.
+    pub(super) fn bound_node(&mut self, item: &Item, group: &Group, best_s: f64) -> Settled {
+        let d = &item.decisions;
+        let node = &mut self.view(d);
+        if group.splits.len() > 1 {
+            node.work = self.least_work(d, &group.splits);
+        }
+        let limit_s = best_s.min(NEAR * item.bound_s);
+        let kinds = self.kinds(&node.inner, d);
+        let mut bounds = group.kinds.to_vec();
+        bounds.resize(kinds.len(), KindBound { bound_s: item.bound_s, by: By::Others });
+        for (kind, bound) in kinds.iter().zip(&mut bounds) {
+            if bound.by == By::Others && bound.bound_s < limit_s {
+                let quick_s = self.quick_s(node, &kind.of(d), limit_s);
+                *bound = KindBound { bound_s: quick_s.max(bound.bound_s), by: By::Degrees };
+            }
+        }
+        let far_s = best_s.min(FAR * limit_s);
+        let mut least_s = f64::INFINITY;
+        while let Some((at, least)) = least_of(&bounds) {
+            least_s = least.bound_s;
+            if least.by == By::Memory || least_s >= limit_s {
+                break;
+            }
+            let checked = self.checked_s(node, &kinds[at].of(d), (limit_s, far_s));
+            bounds[at] = KindBound { bound_s: checked.bound_s.max(least_s), ..checked };
+        }
+        if least_s >= best_s {
+            return Settled::cut(item.count);
+        }
+        let group = Group { splits: Arc::clone(&group.splits), kinds: Arc::from(bounds) };
+        let stage = if least_s >= limit_s { Stage::Node(group) } else { Stage::Bounded(group) };
+        let part = Item { bound_s: least_s.max(item.bound_s), stage, ..item.clone() };
+        Settled { parts: vec![part], ..Settled::default() }
+    }
+
+    /// The pipelines of a node.
+    pub(super) fn pipelines(&mut self, item: &Item, group: &Group, best_s: f64) -> Settled {
+        let mut settled = Settled::default();
+        let inner = self.inner(&item.decisions);
+        let states = (inner.per_pipeline() / inner.recompute.len()) as u64;
+        let kinds = self.kinds(&inner, &item.decisions);
+        settled.cut_by_dominance = item.count - kinds.len() as u64 * states;
+        for (kind, bound) in kinds.into_iter().zip(group.kinds.iter()) {
+            let bound_s = bound.bound_s.max(item.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += states;
+            } else {
+                let (decisions, stage) = (kind.of(&item.decisions), Stage::Pipeline(bound.by));
+                settled.parts.push(Item { bound_s, decisions, count: states, stage });
+            }
+        }
+        settled
+    }
+
+    /// A pipeline with the recomputation that memory makes necessary and the chains that are known of it.
+    pub(super) fn check_pipeline(
+        &mut self,
+        item: &Item,
+        node: &mut NodeView,
+        by: By,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Settled {
+        let d = &item.decisions;
+        let mut bound_s = item.bound_s;
+        if by != By::Memory {
+            bound_s = bound_s.max(self.checked_s(node, d, (best_s, best_s)).bound_s);
+        }
+        if bound_s < best_s {
+            bound_s = bound_s.max(self.paths_s(node, d, best_s, paths));
+        }
+        if bound_s >= best_s {
+            return Settled::cut(item.count);
+        }
+        let part = Item { bound_s, stage: Stage::Checked, ..item.clone() };
+        Settled { parts: vec![part], ..Settled::default() }
+    }
+}
+
+/// The pipeline of the least bound, the first of equals.
+fn least_of(bounds: &[KindBound]) -> Option<(usize, KindBound)> {
+    let all = bounds.iter().copied().enumerate();
+    all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))
+}
