@@ -232,6 +232,9 @@ pub struct Software {
     pub zero3_by_matrix: bool,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
+    /// Where weight gradients run apart, the first and the last stage add up the gradients of tied embeddings under
+    /// those of the last micro-batch, not behind them.
+    pub tied_under_weights: bool,
     /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
     /// whose ranks gather inside the node (SC'21, section 4.1); else each sends all.
     pub scatter_gather: bool,

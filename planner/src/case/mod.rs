@@ -288,7 +288,11 @@ impl<'a> Case<'a> {
         // On a V of stages the first device holds both; of two copies, each end's.
         let apart = !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
         if tied && first != last && apart {
-            cost.tail_s += self.tied_gradient_s(head);
+            // The output layer's own come first.
+            let own_s = if last { vocab.head_backward_weight.total_s() } else { 0.0 };
+            let under = self.ground.cluster.software.tied_under_weights;
+            let hidden_s = if under { (cost.weight_s - own_s).max(0.0) } else { 0.0 };
+            cost.tail_s += (self.tied_gradient_s(head) - hidden_s).max(0.0);
         }
     }
 
@@ -297,7 +301,8 @@ impl<'a> Case<'a> {
         let mesh = Mesh::new(&self.decisions);
         let stride = mesh.stride(Axis::Pp) * (self.decisions.pp - 1);
         let pair = GroupShape::strided(2, stride, &self.ground.domains);
-        collective::time_s(self.ground.cluster, Collective::AllReduce, rows * 4.0, &pair)
+        let bytes = rows * self.state.reduced_bytes();
+        collective::time_s(self.ground.cluster, Collective::AllReduce, bytes, &pair)
     }
 
     /// One shard of both vocabulary layers on every device.

@@ -195,7 +195,7 @@ impl<'a> StateCost<'a> {
 
     /// Bytes of a gradient while it is reduced: what is accumulated, or less where the software reduces
     /// 16-bit gradients.
-    fn reduced_bytes(&self) -> f64 {
+    pub fn reduced_bytes(&self) -> f64 {
         self.bytes.gradients.min(self.cluster.software.reduced_gradient_bytes)
     }
 
