@@ -85,7 +85,11 @@ impl<'a> Subject<'a> {
                     let nearer_s = cutter.least_s(0.9 * bound_s);
                     assert!(nearer_s <= bound_s * (1.0 + 1e-9), "{nearer_s}, {bound_s}");
                     assert!(nearer_s >= 0.9 * near_s, "{nearer_s}, {near_s}");
-                    bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
+                    let step_s = if name == "own states" { step_s } else { 0.0 };
+                    bounds.push((name, bound_s + step_s));
+                    let cutter = cutter.in_order_of(self.case.pipeline());
+                    let made_s = cutter.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
+                    bounds.push(("made order", made_s + step_s));
                 }
             }
         }

@@ -11,11 +11,12 @@
 use super::states::StateView;
 use super::trade::Trade;
 use super::work::{End, KindWork, Line, Work};
+use crate::case::ground::Ground;
 use crate::case::layers::Layers;
 use crate::cost::state::LocalParams;
-use crate::placement::Marks;
 use crate::placement::dynamic::Warm;
 use crate::placement::milestones::{Around, OwnSeconds};
+use crate::placement::{Marks, Pipeline};
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 
@@ -65,7 +66,8 @@ struct StageView {
     to_s: f64,
     /// The back part of it, s.
     back_s: f64,
-    /// Milestones of a split backward without vocabulary passes, of any order where its own are not counted.
+    /// Milestones of a split backward: without vocabulary passes of any order where its own are not counted, with them
+    /// none before the order is made.
     marks: Option<Marks>,
     /// The same from it to the last stage and back, s.
     from_s: f64,
@@ -116,6 +118,22 @@ impl<'a> Cutter<'a> {
         }
     }
 
+    /// With what stages hold, and when, in an order that is made; a pipeline without milestones changes nothing.
+    pub fn in_order_of(mut self, pipeline: &Pipeline) -> Self {
+        for (stage, (view, marks)) in self.stages.iter_mut().zip(&pipeline.marks).enumerate() {
+            view.marks = Some(marks.clone());
+            view.held = view.held.max(pipeline.most_in_flight(stage));
+        }
+        self
+    }
+
+    /// The same of a split backward beside vocabulary passes, of which nothing is known before its order is made.
+    pub fn in_made_order(self, ground: &Ground<'_>) -> Self {
+        let line = self.line;
+        let unknown = line.passes.is_some() && line.splits_backward();
+        if unknown { self.in_order_of(&ground.pipeline_of(line.key())) } else { self }
+    }
+
     fn len(&self) -> usize {
         self.layers.len()
     }
@@ -150,8 +168,9 @@ impl<'a> Cutter<'a> {
         let tail_s = self.state.tail_of_s(params, 1);
         let Some(marks) = &view.marks else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: 0.0 };
-        let way_s = self.way_from_s(stage, end);
+        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.line.passes_s() };
+        let vocab_s = self.line.passes.map_or(0.0, |way| way.way_s);
+        let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;
         let ends = marks.ends(&own, &Around { arrive_s: row.ramp_s, ready_s, way_s });
         let back_s = from.backward_s + view.back_s;

@@ -393,8 +393,8 @@ impl<'a> Case<'a> {
         let state = StateView::new(self.ground, d, &self.sheet.params);
         let work = state.added_to(&Work::of(self.ground, d, &self.sheet), &line);
         // Another order of summation must not hide what lies just below.
-        Cutter::new(&line, &work, &state, &self.ground.layers, budget_bytes)
-            .solve(cutoff_s * (1.0 + 1e-9))
+        let cutter = Cutter::new(&line, &work, &state, &self.ground.layers, budget_bytes);
+        cutter.in_made_order(self.ground).solve(cutoff_s * (1.0 + 1e-9))
     }
 
     /// A problem over given columns.

@@ -337,6 +337,7 @@ impl<'a> Worker<'a> {
             .collect();
         let budget = self.budget_bytes(&line, &work, &node.states.least);
         let cutter = Cutter::new(&line, &work, &node.states.least, &self.ground.layers, budget);
+        let cutter = cutter.in_made_order(&self.ground);
         let Some(cuts) = cutter.solve(self.core_s(limit_s)) else { return limit_s };
         let of = |path: &CriticalPath| {
             let lengths = fixed.iter().map(|durations| path.length_s(durations));

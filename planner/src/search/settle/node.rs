@@ -325,7 +325,7 @@ impl Worker<'_> {
             }
             None => {
                 let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);
-                cutter.least_s(limit_s)
+                cutter.in_made_order(&self.ground).least_s(limit_s)
             }
         }
     }

@@ -89,7 +89,8 @@ impl Worker<'_> {
             }
             None => {
                 let layers = &self.ground.layers;
-                Cutter::new(&line, &work, least, layers, budget_bytes).solve(limit_s).is_none()
+                let cutter = Cutter::new(&line, &work, least, layers, budget_bytes);
+                cutter.in_made_order(&self.ground).solve(limit_s).is_none()
             }
         }
     }
@@ -185,6 +186,7 @@ impl Worker<'_> {
         let work = view.added_to(&plain, &line);
         let fixed = fixed_durations(&self.ground, d, sheet);
         let cutter = Cutter::new(&line, &work, view, &self.ground.layers, budget);
+        let cutter = cutter.in_made_order(&self.ground);
         let Some(cuts) = cutter.solve(self.core_s(bar_s)) else { return f64::INFINITY };
         let path_s = |path: &&CriticalPath| cutter.path_s(&cuts, path, path.length_s(&fixed));
         known.iter().map(path_s).fold(0.0, f64::max)
