@@ -1,6 +1,6 @@
 //! Nodes on their way from a bound of all to bounds of their pipelines.
 
-use super::node::NodeView;
+use super::node::{By, KindBound, NodeView};
 use super::{Item, Paths, Settled, Stage, Worker};
 use crate::space::ExpertSplit;
 use std::sync::Arc;
@@ -12,24 +12,6 @@ pub(in crate::search) struct Group {
     pub(super) splits: Arc<[ExpertSplit]>,
     /// By pipeline, in the order of [`Worker::kinds`]; empty before any is looked at.
     kinds: Arc<[KindBound]>,
-}
-
-/// No node of a group has the pipeline in less time, finished, s.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KindBound {
-    pub(super) bound_s: f64,
-    pub(super) by: By,
-}
-
-/// What a bound of a pipeline was had by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::search) enum By {
-    /// Nodes around it.
-    Others,
-    /// Its degrees, or as much of the next as showed enough.
-    Degrees,
-    /// The recomputation that memory makes necessary: no more is known without its states.
-    Memory,
 }
 
 /// How far beyond its bound a node is looked into at a time: what waits longer may be cut meanwhile.

@@ -4,8 +4,8 @@ mod group;
 mod node;
 mod place;
 
-use group::{By, Group};
-use node::{NodeKey, NodeView};
+use group::Group;
+use node::{By, NodeKey, NodeView};
 
 use super::Task;
 use crate::bounds::cuts::Cutter;

@@ -1,7 +1,6 @@
 //! A node's pipelines, and how long each takes at least.
 
 use super::Worker;
-use super::group::{By, KindBound};
 use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members, Shapes};
@@ -35,6 +34,24 @@ pub(super) struct NodeView {
     /// By list, layout, recomputation and whether backward is split, what holds of any order and how far it was
     /// looked into, finished, s.
     any_order_s: HashMap<(List, StageLayout, Recompute, bool), (f64, f64)>,
+}
+
+/// No node that this speaks of has a pipeline in less time, finished, s.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KindBound {
+    pub(super) bound_s: f64,
+    pub(super) by: By,
+}
+
+/// What a bound of a pipeline was had by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::search) enum By {
+    /// Nodes around it.
+    Others,
+    /// Its degrees, or as much of the next as showed enough.
+    Degrees,
+    /// The recomputation that memory makes necessary: no more is known without its states.
+    Memory,
 }
 
 /// A pipeline's work, with what its placements hold where that is known.
