@@ -5,9 +5,9 @@
 //! inputs, there is room for more than ZB-H2 has.
 
 use super::row::{Reason, Row};
-use super::setup::Setup;
 use crate::case::Case;
 use crate::case::ground::Ground;
+use crate::case::priced::Placed;
 use crate::ordered::mean_costs;
 use models::decisions::Decisions;
 use models::model::ModelSpec;
@@ -33,18 +33,21 @@ impl Searched {
     ///
     /// # Errors
     /// There is none within that memory.
-    pub fn of(row: &Row, setup: &Setup) -> Result<Option<Self>, Reason> {
+    pub fn of(
+        row: &Row,
+        ground: &Ground<'_>,
+        d: &Decisions,
+        placed: &Placed,
+    ) -> Result<Option<Self>, Reason> {
         if row.schedule != "ZB-2p" {
             return Ok(None);
         }
-        let d = &setup.decisions;
-        let ground = Ground::new(&setup.model, &setup.cluster, setup.gpus);
         let reason = |error: ScheduleError| error.to_string();
         let split = Decisions { schedule: ScheduleName::ZbH1, ..d.clone() };
-        let case = Case::new(&ground, split).map_err(reason)?;
-        let problem = case.problem_of(case.columns_of_placed(&setup.placed()));
+        let case = Case::new(ground, split).map_err(reason)?;
+        let problem = case.problem_of(case.columns_of_placed(placed));
         let held = 2 * d.pp as u32;
-        let freed_by_b = 1.0 - until_weights(&setup.model);
+        let freed_by_b = 1.0 - until_weights(ground.model);
         let costs = AutoCosts {
             freed_by_b,
             freed_by_w: 1.0 - freed_by_b,

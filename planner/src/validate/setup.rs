@@ -8,6 +8,7 @@ use super::row::{Reason, Row, required};
 use super::searched::Searched;
 use super::{architecture, machine};
 use crate::case::even_counts;
+use crate::case::ground::Ground;
 use crate::case::priced::{Placed, PlacedStage};
 use models::cluster::ClusterSpec;
 use models::decisions::{
@@ -56,10 +57,15 @@ pub fn setup(row: &Row) -> Result<Setup, Reason> {
     let counts = layer_counts(row, &recipe, &model, &decisions);
     let searched = None;
     let setup = Setup { model, cluster, gpus, decisions, generation, counts, searched };
-    Ok(Setup { searched: Searched::of(row, &setup)?, ..setup })
+    Ok(Setup { searched: setup.searched_for(row)?, ..setup })
 }
 
 impl Setup {
+    fn searched_for(&self, row: &Row) -> Result<Option<Searched>, Reason> {
+        let ground = Ground::new(&self.model, &self.cluster, self.gpus);
+        Searched::of(row, &ground, &self.decisions, &self.placed())
+    }
+
     /// The stages' layers, all with the row's recomputation.
     pub fn placed(&self) -> Placed {
         let option = match self.decisions.recompute {
