@@ -241,8 +241,10 @@ impl States {
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
         let mut burdens: Vec<Burden> = vec![];
         for burden in all {
+            // What is less on average may be more where one kind of layer lies.
             let undercuts = |known: &Burden| {
-                known.bytes[0] <= burden.bytes[0] && known.bytes[1] <= burden.bytes[1]
+                let no_larger = known.bytes.iter().zip(burden.bytes).all(|(a, b)| *a <= b);
+                no_larger && known.fullest_s <= burden.fullest_s
             };
             if !burdens.iter().any(undercuts) {
                 burdens.push(burden);
