@@ -32,7 +32,7 @@ const RATCHET: [(&str, f64, f64); 16] = [
     ("vtrain_multi", 0.053, 0.033),
     ("vtrain_single", 0.067, 0.062),
     ("zero_bubble", 0.0195, 0.02),
-    ("vocab_parallelism_paper", 0.025, 0.026),
+    ("vocab_parallelism_paper", 0.0255, 0.026),
     ("llm_foundry_mpt", 0.031, 0.020),
     ("simumax_b200", 0.018, 0.016),
     ("nemo_2407_h100", 0.025, 0.021),
