@@ -22,7 +22,7 @@ pub struct Trade {
     steps: Vec<Step>,
     /// By kind: seconds and bytes of the first option.
     first: Vec<(f64, f64)>,
-    /// By kind: least buffer that a recomputed layer needs.
+    /// By kind: least buffer that a recomputed layer needs; none where none may be.
     buffer: Vec<f64>,
 }
 
@@ -39,7 +39,7 @@ impl Trade {
             |kind: &KindWork, option: usize| kind.saved_bytes[0] - kind.saved_bytes[option];
         let buffer = |kind: &KindWork| {
             let all = options.iter().filter(|&&option| option > 0);
-            all.map(|&option| rebuilt(kind, option)).fold(f64::INFINITY, f64::min).max(0.0)
+            all.map(|&option| rebuilt(kind, option)).reduce(f64::min).map_or(0.0, |b| b.max(0.0))
         };
         let start = |kind: &KindWork| (kind.recompute_s[first], kind.saved_bytes[first]);
         Self {
@@ -146,6 +146,13 @@ mod tests {
         assert_eq!(trade.least_s(&[4], 2.0, 80.0), 0.0);
         assert!((trade.least_s(&[4], 2.0, 4.0 + 8.0) - 4.0).abs() < 1e-9);
         assert_eq!(trade.least_s(&[4], 2.0, 7.0), f64::INFINITY);
+    }
+
+    #[test]
+    fn where_nothing_may_be_recomputed_what_does_not_fit_never_does() {
+        let trade = Trade::new(&[kind()], &[0]);
+        assert_eq!(trade.least_s(&[4], 2.0, 80.0), 0.0);
+        assert_eq!(trade.least_s(&[4], 2.0, 79.0), f64::INFINITY);
     }
 
     /// By all mixes of whole layers; the buffer is the larger kind's.
