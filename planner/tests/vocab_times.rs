@@ -137,6 +137,35 @@ proptest! {
     }
 }
 
+/// Made for no times in particular, V-Half's order with vocabulary passes leaves devices no wait that repeats with every
+/// micro-batch, though passes are unequal and transfers and barriers take time: twice the micro-batches take but their
+/// work longer. What the reference keeps free for the broadcast does that.
+#[test]
+fn the_order_of_v_half_for_unknown_times_waits_in_no_repetition() {
+    for (backward, weight) in [(1.0, 1.0), (1.2, 0.8), (1.1, 1.0), (1.3, 0.9)] {
+        for (p, vocab_s) in [(8, 0.02), (16, 0.02), (24, 0.05), (32, 0.12)] {
+            let times = PassTimes {
+                backward,
+                weight,
+                vocab: [vocab_s; 3],
+                link: 0.01,
+                broadcast: 0.03,
+                barriers: [0.02; 3],
+                ..PassTimes::default()
+            };
+            let end_s = |m: usize| {
+                let name = ScheduleName::VHalf;
+                let order = name.build_with_vocab(p, m, 2, VocabPasses::One, None).unwrap();
+                makespan_s(&order, times)
+            };
+            let m = 4 * p;
+            let each_s = (end_s(2 * m) - end_s(m)) / m as f64;
+            let work_s = work_s(times, VocabPasses::One);
+            assert!(each_s <= 1.001 * work_s, "p {p}, B {backward}, W {weight}: {each_s} {work_s}");
+        }
+    }
+}
+
 /// With vocabulary passes V-Half takes no longer than without, but for the passes themselves: it is filled and drained
 /// as fast, by micro-batches that the barriers keep in flight anyway.
 #[test]

@@ -143,12 +143,17 @@ pub(crate) fn vocab_passes(
             weight + embed,
             [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
         ),
-        Vocab::Interlaced => (
-            forward + blocking(broadcast_s + 2.0 * statistics_s),
-            Parts::default(),
-            input + weight + embed + blocking(gradient_s),
-            [0.0; 4],
-        ),
+        // The input layer's broadcast runs under its forward and its sum under its backward, and all wait for both.
+        Vocab::Interlaced => {
+            let input_s = (broadcast_s - cost.embed_forward.total_s()).max(0.0)
+                + (gradient_s - cost.embed_backward.total_s()).max(0.0);
+            (
+                forward + blocking(broadcast_s + 2.0 * statistics_s),
+                Parts::default(),
+                input + weight + embed + blocking(gradient_s + input_s),
+                [0.0; 4],
+            )
+        }
         _ => (
             forward,
             Parts::default(),

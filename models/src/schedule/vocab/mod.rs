@@ -212,7 +212,7 @@ fn insert(
     // The first has room for any times.
     let usual = || {
         let first = schedules.first()?;
-        Greedy::new(first, vocab, PassTimes::default(), fusable(first)).run()
+        Greedy::new(first, vocab, usual_times(first), fusable(first)).run()
     };
     let no_room = ScheduleError::NoRoom { vocab: vocab.name() };
     let Some(times) = times else {
@@ -230,6 +230,16 @@ fn insert(
     });
     let shortest = runs.chain(usual).min_by(|(one, _), (other, _)| one.total_cmp(other));
     shortest.map(|(_, schedule)| schedule).ok_or(no_room)
+}
+
+/// What an order for unknown times is made for. On a V a chunk's backward lies between the last stage's output and `S`,
+/// which the reference keeps free for the broadcast (sail-sg's zero-bubble-pipeline-parallelism, branch `v-half-vocab`,
+/// `scheduler/passes.py`): where passes are unequal devices would wait for each other in every repetition without it.
+fn usual_times(schedule: &Schedule) -> PassTimes {
+    let usual = PassTimes::default();
+    let on_v = schedule.layout == StageLayout::V;
+    let broadcast = if on_v { usual.backward / schedule.chunks as f64 } else { 0.0 };
+    PassTimes { broadcast, ..usual }
 }
 
 /// Whether one micro-batch's `T` may run in one step with `S` of the next.
