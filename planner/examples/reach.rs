@@ -3,10 +3,12 @@
 //!     cargo run --release -p meshwright-planner --example reach -- tests/papers/measured.csv
 
 use planner::validate::claims::claims;
+use planner::validate::fit::{fit, folds, held_out, samples};
 use planner::validate::predict_all;
 use planner::validate::reach::Share;
 use planner::validate::reach::oracle::oracle;
 use planner::validate::reach::repeats::{Axis, Measured, Seen, floors, humps, repeats};
+use planner::validate::reach::unseen::unseen;
 use planner::validate::row::{self, Row};
 use std::path::Path;
 
@@ -37,6 +39,7 @@ fn main() -> anyhow::Result<()> {
     show_humps(&rows, Axis::MicroBatch, "micro-batch");
     show_humps(&rows, Axis::Gpus, "GPUs");
     show_oracles(&rows);
+    show_unseen(&rows);
     println!("\nclaims that do not hold");
     for claim in claims().iter().filter(|claim| !claim.holds) {
         println!("{} {}: {}", claim.id, claim.claim, claim.predicted);
@@ -82,6 +85,20 @@ fn show_humps(rows: &[Row], axis: Axis, what: &str) {
             "{:28} {:9} {at} against {before} and {behind}: {height:5.1}",
             hump.source, hump.id
         );
+    }
+}
+
+fn show_unseen(rows: &[Row]) {
+    let samples = samples(rows);
+    let fold = folds(&samples);
+    let fitted = fit(&samples);
+    let errors = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
+    println!("\nunseen errors (five-fold), and the least with factors for each term learnt from the");
+    println!("other folds' errors, their freedom chosen in hindsight, mean (median), %:");
+    for found in unseen(&samples, &errors, &fold) {
+        let learnt = [found.least_mean, found.least_median].map(|least| 100.0 * least);
+        let [mean, median] = learnt;
+        println!("{:28} {}  {mean:5.2} ({median:5.2})", found.now.source, percent(&found.now));
     }
 }
 

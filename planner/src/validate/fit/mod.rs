@@ -5,7 +5,7 @@
 //! that the runs must move (`knobs`). `tools/` has no part in this: `cargo run --example fit` does it all.
 
 pub mod knobs;
-mod solve;
+pub(super) mod solve;
 pub mod write;
 
 use super::row::Row;

@@ -1,8 +1,9 @@
 //! What no prediction can reach: how far measurements of the same configuration lie apart, which of them no smooth cost
-//! explains, and how well the model's own terms could do if their constants were free.
+//! explains, how well the model's own terms could do if their constants were free, and what could be learnt of its errors.
 
 pub mod oracle;
 pub mod repeats;
+pub mod unseen;
 
 use std::collections::BTreeMap;
 

@@ -106,7 +106,7 @@ fn share(source: &str, runs: &[Run<'_>], factors: &Factors<'_>) -> Option<Share>
 }
 
 fn run(row: &Row) -> Option<Run<'_>> {
-    Some(Run { row, measured_s: row.measured_s()?, terms: terms(row)? })
+    Some(Run { row, measured_s: row.measured_s()?, terms: terms(row)?.0 })
 }
 
 /// A configuration of a sweep, whose repetitions count with their mean.
@@ -114,8 +114,8 @@ fn of_timed<'a>(timed: &Timed<'a>) -> Option<Run<'a>> {
     Some(Run { measured_s: timed.measured_s, ..run(timed.row)? })
 }
 
-/// Seconds of each term.
-fn terms(row: &Row) -> Option<Vec<f64>> {
+/// Seconds of each term, and of the run.
+pub(super) fn terms(row: &Row) -> Option<(Vec<f64>, f64)> {
     let setup = setup(row).ok()?;
     let priced = price(&setup).ok()?;
     let Breakdown {
@@ -138,7 +138,7 @@ fn terms(row: &Row) -> Option<Vec<f64>> {
         let longer_s = price(&slower).map_or(0.0, |moved| moved.iteration_s - priced.iteration_s);
         (longer_s / STEP).max(0.0)
     });
-    Some(parts.into_iter().chain(moved).collect())
+    Some((parts.into_iter().chain(moved).collect(), priced.iteration_s))
 }
 
 fn dot(factors: &[f64], terms: &[f64]) -> f64 {
