@@ -28,6 +28,7 @@ fn cluster(device: &str) -> ClusterSpec {
     cluster.device.sustained_slowdown = 1.0;
     cluster.software.attention_slowdown = 1.0;
     cluster.software.narrow_attention_slowdown = 1.0;
+    cluster.software.attention_backward_slowdown = 1.0;
     cluster
 }
 

@@ -211,6 +211,9 @@ pub struct Software {
     /// Time of the fused attention core with heads at most 64 wide, over `attention_slowdown` times the table's:
     /// generations' kernels differ in how well they use the tensor cores at each width.
     pub narrow_attention_slowdown: f64,
+    /// The backward pass of the attention core, over `attention_slowdown` times the measured kernel's: kernels that are
+    /// not the table's share their time differently.
+    pub attention_backward_slowdown: f64,
     /// Time of elementwise kernels, over a plain copy of the bytes that a fused one moves.
     pub stream_slowdown: f64,
     /// Sequence parallelism can be had (Korthikanti et al. 2022, section 4.2.2).

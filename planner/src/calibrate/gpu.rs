@@ -68,6 +68,7 @@ fn own_software(base: &ClusterSpec) -> Result<Software, InputError> {
     })?;
     Ok(Software {
         attention_slowdown: 1.0,
+        attention_backward_slowdown: 1.0,
         step_overhead_s: 0.0,
         loss_bytes: LOSS_BYTES,
         loss_gradient_bytes: LOSS_GRADIENT_BYTES,

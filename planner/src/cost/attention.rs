@@ -78,7 +78,9 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
         AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass) * narrow(cluster, shape),
         AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, pass),
     };
-    (core_s * cluster.software.attention_slowdown).max(cluster.device.kernel_launch_s)
+    let software = &cluster.software;
+    let backward = if pass == Pass::Backward { software.attention_backward_slowdown } else { 1.0 };
+    (core_s * software.attention_slowdown * backward).max(cluster.device.kernel_launch_s)
 }
 
 /// How much slower the software's kernels are than the table's because heads are narrow. Where it is fitted to models

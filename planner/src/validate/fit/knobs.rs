@@ -58,7 +58,7 @@ impl Field {
 ///
 /// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
 /// and writes 16 bytes, and padded or weighted in further kernels.
-pub const SOFTWARE: [Field; 14] = [
+pub const SOFTWARE: [Field; 15] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -72,6 +72,12 @@ pub const SOFTWARE: [Field; 14] = [
         prior: 1.0,
         spread: 0.2,
         at: |c| &mut c.software.narrow_attention_slowdown,
+    },
+    Field {
+        key: "attention_backward_slowdown",
+        prior: 1.0,
+        spread: 0.15,
+        at: |c| &mut c.software.attention_backward_slowdown,
     },
     Field {
         key: "stream_slowdown",
