@@ -93,7 +93,9 @@ fn show_unseen(rows: &[Row]) {
     let fold = folds(&samples);
     let fitted = fit(&samples);
     let errors = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
-    println!("\nunseen errors (five-fold), and the least with factors for each term learnt from the");
+    println!(
+        "\nunseen errors (five-fold), and the least with factors for each term learnt from the"
+    );
     println!("other folds' errors, their freedom chosen in hindsight, mean (median), %:");
     for found in unseen(&samples, &errors, &fold) {
         let learnt = [found.least_mean, found.least_median].map(|least| 100.0 * least);

@@ -144,8 +144,7 @@ const ROUNDING: f64 = 1e-9;
 /// Repetitions of a configuration, which are predicted alike, as one with their mean.
 fn once_each(mut rows: Vec<Timed<'_>>) -> Vec<Timed<'_>> {
     rows.sort_by(|a, b| a.predicted_s.total_cmp(&b.predicted_s));
-    let alike =
-        |a: &Timed<'_>, b: &Timed<'_>| b.predicted_s <= a.predicted_s * (1.0 + ROUNDING);
+    let alike = |a: &Timed<'_>, b: &Timed<'_>| b.predicted_s <= a.predicted_s * (1.0 + ROUNDING);
     rows.chunk_by(alike).filter_map(together).collect()
 }
 

@@ -123,9 +123,9 @@ mod tests {
         let mean = |runs: &[Run<'_>], by: &[f64]| share("x", runs, by).map_or(f64::NAN, |s| s.mean);
         let still = vec![0.0; shares.len()];
         assert!(mean(&follows, &corrections(&follows, 2, 1.0)) < 0.1 * mean(&follows, &still));
-        // Up and down in turn, two by two, so that small and large shares have both.
-        let turns: [f64; 10] = std::array::from_fn(|at| if at / 2 % 2 == 0 { 0.05 } else { -0.05 });
-        let apart = runs(&std::array::from_fn::<_, 10, _>(|at| (turns[at], shares[at])));
+        // Each share once too slow and once too fast.
+        let turn = |at: usize| (if at.is_multiple_of(2) { 0.05 } else { -0.05 }, shares[at / 2]);
+        let apart = runs(&std::array::from_fn::<_, 10, _>(turn));
         assert!(mean(&apart, &corrections(&apart, 2, 1.0)) > 0.9 * mean(&apart, &still));
     }
 }
