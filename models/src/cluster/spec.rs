@@ -238,6 +238,9 @@ pub struct Software {
     /// Where weight gradients run apart, the first and the last stage add up the gradients of tied embeddings under
     /// those of the last micro-batch, not behind them.
     pub tied_under_weights: bool,
+    /// ZeRO 1 deals out whole tensors: gradients are all-reduced, and every rank broadcasts those it owns, one after
+    /// another.
+    pub zero1_by_tensor: bool,
     /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
     /// whose ranks gather inside the node (SC'21, section 4.1); else each sends all.
     pub scatter_gather: bool,

@@ -44,7 +44,7 @@ pub struct StateView {
 impl StateView {
     /// The view of decisions' states; everything else of the decisions that matters is the mesh.
     pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
-        let state = StateCost::new(ground.cluster, d, &ground.domains);
+        let state = StateCost::new(ground.cluster, ground.model, d, &ground.domains);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
         let least = |params| {
             let time = |op, bytes, group: &_| bytes * ground.collective_line(op, group).1;

@@ -84,7 +84,7 @@ impl<'a> Case<'a> {
     pub fn new(ground: &'a Ground<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
         ground.check_pipeline(&decisions)?;
         let sheet = ground.sheet(&decisions);
-        let state = StateCost::new(ground.cluster, &decisions, &ground.domains);
+        let state = StateCost::new(ground.cluster, ground.model, &decisions, &ground.domains);
         let hop = hop(ground, &decisions, &sheet);
         let passes = vocab_passes(ground, &decisions, &sheet);
         Ok(Self { ground, decisions, pipeline: OnceCell::new(), sheet, state, hop, passes })

@@ -78,6 +78,11 @@ fn distinct(domains: f64, copies: f64) -> f64 {
     domains * (1.0 - (1.0 - 1.0 / domains).powf(copies))
 }
 
+/// Seconds that a message of no length takes to get to all ranks of a group along one ring, as libraries broadcast.
+pub fn ring_latency_s(cluster: &ClusterSpec, group: &GroupShape) -> f64 {
+    if group.size() <= 1 { 0.0 } else { ring_turn_s(&fans(cluster, group)) }
+}
+
 /// Seconds that each level of the links takes for its part, innermost first; only levels at which the
 /// group splits. Their sum is the time without pipelining.
 pub fn by_level_s(
@@ -193,14 +198,16 @@ fn ring_s(bytes: f64, fan: &Fan<'_>) -> f64 {
 /// the rings, so the slowest of a GPU's link and a domain's links together sets the pace.
 fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let size = fans.last().map_or(1.0, |fan| fan.size);
-    let mut per_byte_s = 0.0_f64;
-    let mut turn_s = 0.0;
-    for fan in fans {
-        per_byte_s = per_byte_s.max(1.0 / (fan.inside * fan.level.achieved_bytes_per_s()));
-        let outer = size / fan.inside / fan.ways;
-        turn_s += (fan.ways - 1.0) * outer * fan.level.latency_s;
-    }
-    2.0 * (turn_s + (size - 1.0) / size * bytes * per_byte_s)
+    let per_byte_s = |fan: &Fan<'_>| 1.0 / (fan.inside * fan.level.achieved_bytes_per_s());
+    let per_byte_s = fans.iter().map(per_byte_s).fold(0.0, f64::max);
+    2.0 * (ring_turn_s(fans) + (size - 1.0) / size * bytes * per_byte_s)
+}
+
+/// Latencies once around a ring through all ranks.
+fn ring_turn_s(fans: &[Fan<'_>]) -> f64 {
+    let size = fans.last().map_or(1.0, |fan| fan.size);
+    let hops = |fan: &Fan<'_>| (fan.ways - 1.0) * size / fan.inside / fan.ways;
+    fans.iter().map(|fan| hops(fan) * fan.level.latency_s).sum()
 }
 
 /// A double binary tree over domains, with chains inside them: every link carries the tensor up and down,

@@ -47,6 +47,9 @@ pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalP
     }
 }
 
+/// Weights, biases and norms of a layer, each a tensor.
+const TENSORS_A_LAYER: f64 = 9.0;
+
 /// Bytes a parameter takes of weights, gradients and optimizer state before sharding: mixed precision
 /// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes; other
 /// software differs); f32 and f64 training has no master copy.
@@ -103,6 +106,8 @@ pub struct StateCost<'a> {
     offload: Offload,
     dense: Replicas,
     expert: Replicas,
+    /// Tensors for each parameter that a rank holds.
+    tensors: f64,
 }
 
 /// Lower bounds on exposed communication of parameter state, s.
@@ -151,7 +156,12 @@ impl std::ops::Add for StateMemory {
 impl<'a> StateCost<'a> {
     /// Groups as the mesh lays them: data-parallel replicas (with context parallel, which holds the
     /// same weights) `stride` apart, shards among the nearest of them.
-    pub fn new(cluster: &'a ClusterSpec, d: &Decisions, domains: &[u64]) -> Self {
+    pub fn new(
+        cluster: &'a ClusterSpec,
+        model: &ModelSpec,
+        d: &Decisions,
+        domains: &[u64],
+    ) -> Self {
         let replicas = d.dp * d.cp;
         let expert_replicas = d.expert_dp();
         let expert_shard = d.dp_shard.min(expert_replicas);
@@ -172,6 +182,8 @@ impl<'a> StateCost<'a> {
             offload: d.offload,
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
             expert: make(expert_group(expert_replicas), expert_group(expert_shard)),
+            tensors: TENSORS_A_LAYER * model.layers as f64 / params::total(model) as f64
+                * d.tp as f64,
         }
     }
 
@@ -260,7 +272,7 @@ impl<'a> StateCost<'a> {
     /// what the software overlaps.
     pub fn reduce_exposed_s(&self, params: LocalParams, backward_s: f64) -> f64 {
         let reduce_s = match self.zero_stage {
-            0 => self.both(params, |count, replicas| {
+            0 | 1 if self.reduces_whole() => self.both(params, |count, replicas| {
                 let bytes = count * self.reduced_bytes();
                 self.collective_s(Collective::AllReduce, bytes, &replicas.all)
             }),
@@ -268,6 +280,23 @@ impl<'a> StateCost<'a> {
             _ => self.across_s(params),
         };
         self.step_exposed_s(reduce_s, backward_s)
+    }
+
+    /// Whether every rank gets all gradients' sums.
+    fn reduces_whole(&self) -> bool {
+        self.zero_stage == 0 || self.deals_tensors()
+    }
+
+    fn deals_tensors(&self) -> bool {
+        self.zero_stage == 1 && self.cluster.software.zero1_by_tensor
+    }
+
+    /// Latencies of one broadcast for each rank that owns tensors of these, one after another.
+    fn broadcasts_s(&self, params: LocalParams) -> f64 {
+        self.both(params, |count, replicas| {
+            let owners = replicas.ways().min(count * self.tensors);
+            owners * collective::ring_latency_s(self.cluster, &replicas.shard)
+        })
     }
 
     /// What the software cannot hide of reductions and gathers around a step beside `compute_s` of
@@ -315,6 +344,7 @@ impl<'a> StateCost<'a> {
         });
         let (passes_s, tail_s, step_s) = match self.zero_stage {
             0 => (0.0, reduce_s * in_step, 0.0),
+            1 if self.deals_tensors() => (0.0, reduce_s * in_step, gather_s * in_step),
             1 => (0.0, (scatter_s + across_s) * in_step, gather_s * in_step),
             2 => (scatter_s * in_pass, across_s * in_step, gather_s * in_step),
             _ => ((scatter_s + 2.0 * gather_s) * in_pass, across_s * in_step, 0.0),
@@ -338,9 +368,13 @@ impl<'a> StateCost<'a> {
     }
 
     /// Gather of updated weights (stages 1 and 2), hidden under the next forward pass as the software
-    /// can.
+    /// can; broadcasts by their owners are not.
     pub fn gather_exposed_s(&self, params: LocalParams, forward_s: f64) -> f64 {
         match self.zero_stage {
+            1 if self.deals_tensors() => {
+                let comm_s = self.gather_s(params) + self.broadcasts_s(params);
+                comm_s * self.cluster.software.dp_slowdown
+            }
             1 | 2 => self.step_exposed_s(self.gather_s(params), forward_s),
             _ => 0.0,
         }
