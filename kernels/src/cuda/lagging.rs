@@ -92,13 +92,34 @@ struct Shared {
     machine: Machine,
     /// The first failure, in words.
     failure: OnceLock<String>,
-    /// Jobs that have not run, of all queues.
-    open: Mutex<usize>,
-    closed: Condvar,
+    open: Arc<Open>,
     queues: AtomicU64,
     longest: Duration,
     /// What is being recorded.
     tape: Mutex<Option<Arc<Tape>>>,
+}
+
+/// Jobs that have not run, of all queues.
+#[derive(Default)]
+struct Open {
+    jobs: Mutex<usize>,
+    closed: Condvar,
+}
+
+impl Open {
+    fn add(&self) {
+        *lock(&self.jobs) += 1;
+    }
+
+    fn close(&self) {
+        *lock(&self.jobs) -= 1;
+        self.closed.notify_all();
+    }
+
+    fn wait_for_none(&self) {
+        let waiting = self.closed.wait_while(lock(&self.jobs), |jobs| *jobs > 0);
+        drop(waiting.unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl Shared {
@@ -106,11 +127,6 @@ impl Shared {
         if let Err(error) = done {
             self.failure.get_or_init(|| error.to_string());
         }
-    }
-
-    fn quiesce(&self) {
-        let waiting = self.closed.wait_while(lock(&self.open), |open| *open > 0);
-        drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Refuses what cannot be recorded while something is.
@@ -148,16 +164,18 @@ impl Lane {
     }
 
     pub fn later(&self, job: impl FnOnce(&Machine) -> Result<(), GpuError> + Send + 'static) {
-        *lock(&self.shared.open) += 1;
-        let shared = self.shared.clone();
+        self.shared.open.add();
+        let (shared, open) = (self.shared.clone(), self.shared.open.clone());
         let job = move || {
             let done = job(&shared.machine);
             shared.note(done);
-            *lock(&shared.open) -= 1;
-            shared.closed.notify_all();
+            // Who waits for this job may drop the machine next. It must not be left to this thread, which nobody waits
+            // for: libraries unloaded while the process ends bring it down.
+            drop(shared);
+            open.close();
         };
         if self.jobs.send(Box::new(job)).is_err() {
-            *lock(&self.shared.open) -= 1;
+            self.shared.open.close();
             self.shared.failure.get_or_init(|| "a queue has ended".to_owned());
         }
     }
@@ -200,8 +218,7 @@ impl Lagging {
         Self::on(Lane::of(&Arc::new(Shared {
             machine,
             failure: OnceLock::new(),
-            open: Mutex::default(),
-            closed: Condvar::new(),
+            open: Arc::default(),
             queues: AtomicU64::new(0),
             longest,
             tape: Mutex::default(),
@@ -250,7 +267,7 @@ impl Driver for Lagging {
     fn free(&self, address: u64) {
         self.shared().note(self.shared().not_while_recording("free"));
         // As `cuMemFree`, behind all queues.
-        self.shared().quiesce();
+        self.shared().open.wait_for_none();
         self.shared().machine.free(address);
     }
 
@@ -299,7 +316,7 @@ impl Driver for Lagging {
 
     fn quiesce(&self) -> Result<(), GpuError> {
         self.shared().not_while_recording("quiesce")?;
-        self.shared().quiesce();
+        self.shared().open.wait_for_none();
         self.lane.health()
     }
 
