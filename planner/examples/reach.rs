@@ -8,7 +8,7 @@ use planner::validate::predict_all;
 use planner::validate::reach::Share;
 use planner::validate::reach::oracle::oracle;
 use planner::validate::reach::repeats::{Axis, Measured, Seen, floors, humps, repeats};
-use planner::validate::reach::unseen::unseen;
+use planner::validate::reach::unseen::{Unseen, unseen, unseen_memory};
 use planner::validate::row::{self, Row};
 use std::path::Path;
 
@@ -97,11 +97,30 @@ fn show_unseen(rows: &[Row]) {
         "\nunseen errors (five-fold), and the least with factors for each term learnt from the"
     );
     println!("other folds' errors, their freedom chosen in hindsight, mean (median), %:");
-    for found in unseen(&samples, &errors, &fold) {
-        let learnt = [found.least_mean, found.least_median].map(|least| 100.0 * least);
-        let [mean, median] = learnt;
-        println!("{:28} {}  {mean:5.2} ({median:5.2})", found.now.source, percent(&found.now));
+    let predicted = predict_all(rows);
+    let found = unseen(&samples, &errors, &fold, (rows, &predicted));
+    found.iter().for_each(show_learnt);
+    println!(
+        "\nrank correlation and worst regret of unseen times, and the best with such factors:"
+    );
+    for Unseen { now, order, .. } in &found {
+        let Some(order) = order else { continue };
+        println!(
+            "{:28} {:5.3} {:5.1}   {:5.3} {:5.1}",
+            now.source,
+            order.rank_correlation,
+            100.0 * order.worst_regret,
+            order.most_rank_correlation,
+            100.0 * order.least_worst_regret
+        );
     }
+    println!("\nthe same of memory, each group left out once, mean (median), %:");
+    unseen_memory(rows, &predicted).iter().for_each(show_learnt);
+}
+
+fn show_learnt(found: &Unseen) {
+    let [mean, median] = [found.least_mean, found.least_median].map(|least| 100.0 * least);
+    println!("{:28} {}  {mean:5.2} ({median:5.2})", found.now.source, percent(&found.now));
 }
 
 fn show_oracles(rows: &[Row]) {

@@ -104,7 +104,7 @@ fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
             forward_s(cluster, &attention(cells), Dtype::Bf16)
         }
         "attention_bwd" => backward_s(cluster, &attention(cells), Dtype::Bf16),
-        "p2p" => p2p_s(cluster, at(4) as f64, 0),
+        "p2p" => p2p_s(cluster, at(4) as f64, 0, 1),
         "nodes" => {
             let mut cluster = cluster.clone();
             if let Some(network) = cluster.levels.last_mut() {

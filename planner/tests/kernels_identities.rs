@@ -98,7 +98,7 @@ fn nothing_to_send_costs_nothing() {
     let cluster = ideal();
     assert_eq!(time_s(&cluster, Collective::AllReduce, 1e9, &group(&[1, 1])), 0.0);
     assert_eq!(time_s(&cluster, Collective::AllReduce, 0.0, &group(&[8, 8])), 0.0);
-    assert_eq!(p2p_s(&cluster, 0.0, 0), 0.0);
+    assert_eq!(p2p_s(&cluster, 0.0, 0, 1), 0.0);
     assert_eq!(gemm_s(&cluster, Dtype::Bf16, 0, 8, 8), 0.0);
     assert_eq!(grouped_gemm_s(&cluster, Dtype::Bf16, 0, 8, 8, 8), 0.0);
     assert_eq!((streaming_s(&cluster, 0.0), optimizer_s(&cluster, 0.0)), (0.0, 0.0));
@@ -110,7 +110,7 @@ fn shapes_beyond_the_cluster_are_clamped() {
     let of = |within: &[u64]| time_s(&cluster, Collective::AllGather, 1e9, &group(within));
     assert_near(of(&[8]), of(&[8, 8]));
     assert!(of(&[8, 16, 32]) > of(&[8, 16]));
-    assert_near(p2p_s(&cluster, 1e9, 7), p2p_s(&cluster, 1e9, 1));
+    assert_near(p2p_s(&cluster, 1e9, 7, 1), p2p_s(&cluster, 1e9, 1, 1));
 }
 
 fn square(sequence: u64) -> AttentionShape {
@@ -247,7 +247,7 @@ proptest! {
         for cluster in clusters() {
             assert_not_cheaper(streaming_s(cluster, more), streaming_s(cluster, less));
             assert_not_cheaper(optimizer_s(cluster, more), optimizer_s(cluster, less));
-            assert_not_cheaper(p2p_s(cluster, more, 0), p2p_s(cluster, less, 0));
+            assert_not_cheaper(p2p_s(cluster, more, 0, 1), p2p_s(cluster, less, 0, 1));
             let group = group(&[inner, inner * nodes]);
             for op in OPS.into_iter().filter(|_| group.size() > 1) {
                 let of = |bytes| time_s(cluster, op, bytes, &group);

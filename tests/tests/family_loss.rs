@@ -127,8 +127,7 @@ fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
 
 #[test]
 fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
-    for (model, gpus, cluster) in [("llama70b", 16_384, "dgx_h100"), ("gemma2_9b", 64, "a100_roce")]
-    {
+    for (model, gpus, cluster) in [("llama70b", 16_384, "dgx_h100"), ("gemma2_9b", 64, "selene")] {
         let model =
             models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
         let cluster =

@@ -32,7 +32,7 @@ const RATCHET: [(&str, f64, f64); 17] = [
     ("vtrain_multi", 0.053, 0.033),
     ("vtrain_single", 0.067, 0.062),
     ("zero_bubble", 0.0195, 0.02),
-    ("vocab_parallelism_paper", 0.0235, 0.0261),
+    ("vocab_parallelism_paper", 0.0228, 0.0242),
     ("llm_foundry_mpt", 0.028, 0.016),
     ("simumax_b200", 0.018, 0.016),
     ("nemo_2407_h100", 0.025, 0.021),
@@ -103,8 +103,8 @@ fn tensors_dealt_out_to_all_ranks_cost_more_than_to_a_nodes() {
 /// Source, the least rank correlation, and the largest regret.
 const RANKING_RATCHET: [(&str, f64, f64); 5] = [
     ("bigscience_bloom_a100", 0.86, 0.010),
-    ("vocab_parallelism", 0.66, 0.033),
-    ("vocab_parallelism_paper", 0.87, 0.0225),
+    ("vocab_parallelism", 0.99, 0.001),
+    ("vocab_parallelism_paper", 0.96, 0.0015),
     ("vtrain_multi", 0.81, 0.101),
     ("zero_bubble", 0.92, 0.021),
 ];
@@ -124,7 +124,7 @@ fn sweeps_are_ordered_as_well_as_they_were() {
 fn vocabulary_strategies_are_ordered_as_measured() {
     let (rows, predicted) = &*PREDICTED;
     let found = vocabulary_pairs(rows, predicted);
-    assert!(found.pairs > 80 && found.share() >= 0.95, "{found:?}");
+    assert!(found.pairs > 80 && found.share() >= 0.99, "{found:?}");
 }
 
 /// A prediction turned upside down must lose every sweep and every pair.

@@ -52,6 +52,7 @@ struct RawLevel {
     name: String,
     gpus: Option<Spanned<u64>>,
     bytes_per_s: Number,
+    gpus_an_adapter: Option<Spanned<u64>>,
     latency_s: Number,
     efficiency: Number,
     #[serde(default)]
@@ -111,6 +112,7 @@ struct RawSoftware {
     placeholder_bytes: Option<Number>,
     vocab_hidden_states: Option<Number>,
     vocab_slowdown: Option<Number>,
+    interlaced_slowdown: Option<Number>,
     fp8_slowdown: Option<Number>,
     gradient_add_bytes: Option<Number>,
     recompute_stops_early: Option<bool>,
@@ -227,10 +229,13 @@ fn link(check: &Checker<'_>, raw: &RawLevel, gpus: Option<u64>) -> Result<LinkLe
     let oversubscription = raw.oversubscription.as_ref();
     let oversubscription =
         oversubscription.map(|over| check.at_least_one("oversubscription", over)).transpose()?;
+    let sharing = raw.gpus_an_adapter.as_ref();
+    let sharing = sharing.map(|gpus| check.count("gpus_an_adapter", gpus)).transpose()?;
     Ok(LinkLevel {
         name: raw.name.clone(),
         gpus,
         bytes_per_s: check.positive("bytes_per_s", &raw.bytes_per_s)?,
+        gpus_an_adapter: sharing.unwrap_or(1),
         latency_s: check.at_least_zero("latency_s", &raw.latency_s)?,
         efficiency: check.efficiency("efficiency", &raw.efficiency)?,
         in_network: raw.in_network,
@@ -304,6 +309,7 @@ fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Softw
         placeholder_bytes: pick!(at_least_zero placeholder_bytes),
         vocab_hidden_states: pick!(at_least_zero vocab_hidden_states),
         vocab_slowdown: pick!(at_least_one vocab_slowdown),
+        interlaced_slowdown: pick!(at_least_one interlaced_slowdown),
         fp8_slowdown: pick!(positive fp8_slowdown),
         gradient_add_bytes: pick!(at_least_zero gradient_add_bytes),
         recompute_stops_early: pick!(recompute_stops_early),

@@ -146,8 +146,10 @@ pub struct LinkLevel {
     pub name: String,
     /// GPUs in one domain; `None` on the outermost level, which has no bound.
     pub gpus: Option<u64>,
-    /// Line rate per GPU in one direction, bytes/s, from the datasheet.
+    /// Line rate per GPU in one direction, bytes/s, from the datasheet, where all GPUs send.
     pub bytes_per_s: f64,
+    /// GPUs that share one adapter: one that sends while its neighbours do not has so many times `bytes_per_s`.
+    pub gpus_an_adapter: u64,
     /// Latency of one step of a collective, or of one message, seconds.
     pub latency_s: f64,
     /// Part of the line rate that large messages reach.
@@ -162,6 +164,12 @@ impl LinkLevel {
     /// Bandwidth per GPU and direction that large messages see, bytes/s.
     pub fn achieved_bytes_per_s(&self) -> f64 {
         self.bytes_per_s * self.efficiency / self.oversubscription
+    }
+
+    /// The same where `senders` of the `gpus` that share this level's links of a domain inside it send at a time.
+    pub fn achieved_by(&self, senders: u64, gpus: u64) -> f64 {
+        let shares = (gpus as f64 / senders.max(1) as f64).clamp(1.0, self.gpus_an_adapter as f64);
+        self.achieved_bytes_per_s() * shares
     }
 }
 
@@ -300,6 +308,8 @@ pub struct Software {
     /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
     /// what they take else: at least 1, or bounds would not hold.
     pub vocab_slowdown: f64,
+    /// The same in an interlaced pipeline, whose vocabulary layers run beside nothing, but whose devices never rest.
+    pub interlaced_slowdown: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
     /// table's.
     pub fp8_slowdown: f64,

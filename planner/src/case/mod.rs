@@ -22,7 +22,7 @@ use crate::placement::{Column, Pipeline, Problem, VocabWay};
 use crate::simulate::Durations;
 use ground::{Ground, Sheet};
 use mixes::{Mix, MixCost};
-use models::decisions::{Decisions, Recompute};
+use models::decisions::{Decisions, Recompute, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
@@ -197,10 +197,13 @@ impl<'a> Case<'a> {
     fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
         let counts = self.ground.layers.counts(start, end);
         let mut cost = StageCost::default();
-        let beside_passes = |parts: Parts| match self.passes {
-            Some(_) => parts.slowed(self.ground.cluster.software.vocab_slowdown),
-            None => parts,
+        let software = &self.ground.cluster.software;
+        let slowdown = match (&self.passes, self.decisions.vocab) {
+            (None, _) => 1.0,
+            (_, Vocab::Interlaced) => software.interlaced_slowdown,
+            _ => software.vocab_slowdown,
         };
+        let beside_passes = |parts: Parts| parts.slowed(slowdown);
         for (kind, &count) in counts.iter().enumerate() {
             let layer = &self.sheet.layer[kind];
             let params = self.sheet.params[kind];
@@ -302,7 +305,8 @@ impl<'a> Case<'a> {
         let stride = mesh.stride(Axis::Pp) * (self.decisions.pp - 1);
         let pair = GroupShape::strided(2, stride, &self.ground.domains);
         let bytes = rows * self.state.reduced_bytes();
-        collective::time_s(self.ground.cluster, Collective::AllReduce, bytes, &pair)
+        let (cluster, senders) = (self.ground.cluster, mesh.stride(Axis::Pp));
+        collective::time_of_some_s(cluster, Collective::AllReduce, bytes, &pair, senders)
     }
 
     /// One shard of both vocabulary layers on every device.

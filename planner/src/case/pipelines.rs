@@ -3,7 +3,7 @@
 use crate::placement::{Marks, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassRatios, Release, Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{PassRatios, Release, Schedule, ScheduleError, ScheduleName};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
@@ -46,7 +46,7 @@ impl PipelineKey {
     /// # Errors
     /// The schedule does not exist for these counts.
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
-        match priced_as(self.vocab) {
+        match self.vocab.passes() {
             Some(passes) => {
                 let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
                 let times = self.pass_times.map(PassRatios::times);
@@ -127,14 +127,6 @@ impl PipelineKey {
     fn approved(&self) -> Schedule {
         self.schedule().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
-}
-
-/// In whose order vocabulary passes are priced: interlaced ones in that of `parallel_1`, though they run in one of
-/// their own. That has no idle time but the bubble of 1F1B, and what its reductions really cost between nodes is in no
-/// price yet: it would look faster than measured runs say (docs/validation.md, vocp-097 to vocp-100).
-pub(super) fn priced_as(vocab: Vocab) -> Option<VocabPasses> {
-    let passes = vocab.passes();
-    if passes == Some(VocabPasses::Interlaced) { Some(VocabPasses::One) } else { passes }
 }
 
 /// The pipeline of any order that can run, without milestones.

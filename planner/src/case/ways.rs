@@ -1,7 +1,6 @@
 //! What lies between a pipeline's stages: transfers, and vocabulary passes where every device has a shard.
 
 use super::ground::{Ground, Sheet};
-use super::pipelines::priced_as;
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
@@ -40,7 +39,7 @@ impl VocabPassCost {
             Vocab::Parallel2 => first_s,
             _ => first_s + rest_s,
         };
-        VocabWay { passes_s: self.parts.total_s(), way_s, passes: priced_as(vocab) }
+        VocabWay { passes_s: self.parts.total_s(), way_s, passes: vocab.passes() }
     }
 }
 
@@ -51,11 +50,15 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     if d.pp == 1 {
         return Hop { time_s: 0.0, blocks: true };
     }
-    let level = Mesh::new(d).pipeline_level(&ground.domains);
+    let mesh = Mesh::new(d);
+    let level = mesh.pipeline_level(&ground.domains);
     let whole = d.tp > 1 && !d.sequence_parallel;
     let scattered = ground.cluster.software.scatter_gather;
     let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
-    let mut time_s = collective::p2p_s(ground.cluster, sheet.hidden_bytes / shares, level);
+    // A stage's ranks of one node send at a time; its other stages are within.
+    let senders = mesh.stride(Axis::Pp);
+    let bytes = sheet.hidden_bytes / shares;
+    let mut time_s = collective::p2p_s(ground.cluster, bytes, level, senders);
     if whole && scattered {
         let group = GroupShape::strided(d.tp, 1, &ground.domains);
         time_s +=

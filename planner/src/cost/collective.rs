@@ -40,10 +40,25 @@ const SENDS_AT_ONCE: f64 = 8.0;
 /// Takes the fastest algorithm, as the libraries' tuners do: one ring or tree through all ranks, or level by
 /// level with each level's fastest.
 pub fn time_s(cluster: &ClusterSpec, op: Collective, bytes: f64, group: &GroupShape) -> f64 {
+    time_of_some_s(cluster, op, bytes, group, ALL)
+}
+
+/// The same where no more than so many ranks of each domain take part in any such group at the time: they have its
+/// links to themselves.
+pub fn time_of_some_s(
+    cluster: &ClusterSpec,
+    op: Collective,
+    bytes: f64,
+    group: &GroupShape,
+    senders: u64,
+) -> f64 {
     if group.size() <= 1 || bytes <= 0.0 {
         return 0.0;
     }
-    let fans = fans(cluster, group);
+    let fans = fans(cluster, group, senders);
+    if op == Collective::Broadcast {
+        return STARTING_LAUNCHES * cluster.device.kernel_launch_s + chain_s(&fans, bytes);
+    }
     let by_level = || pipelined(fans.iter().map(|fan| level_s(cluster, op, bytes, fan)));
     if op != Collective::AllReduce || fans.len() == 1 {
         return by_level();
@@ -70,7 +85,7 @@ pub fn dispatch_s(cluster: &ClusterSpec, bytes: f64, group: &GroupShape, copies:
         let once = if fan.innermost { 1.0 } else { distinct(domains, copies) / copies };
         level_s(cluster, Collective::AllToAll, bytes * once, fan)
     };
-    pipelined(fans(cluster, group).iter().map(level))
+    pipelined(fans(cluster, group, ALL).iter().map(level))
 }
 
 /// Expected number of different domains among `copies` drawn evenly from `domains`.
@@ -80,7 +95,7 @@ fn distinct(domains: f64, copies: f64) -> f64 {
 
 /// Seconds that a message of no length takes to get to all ranks of a group along one ring, as libraries broadcast.
 pub fn ring_latency_s(cluster: &ClusterSpec, group: &GroupShape) -> f64 {
-    if group.size() <= 1 { 0.0 } else { ring_turn_s(&fans(cluster, group)) }
+    if group.size() <= 1 { 0.0 } else { ring_turn_s(&fans(cluster, group, ALL)) }
 }
 
 /// Seconds that each level of the links takes for its part, innermost first; only levels at which the
@@ -91,20 +106,33 @@ pub fn by_level_s(
     bytes: f64,
     group: &GroupShape,
 ) -> Vec<f64> {
-    fans(cluster, group).iter().map(|fan| level_s(cluster, op, bytes, fan)).collect()
+    fans(cluster, group, ALL).iter().map(|fan| level_s(cluster, op, bytes, fan)).collect()
 }
 
 /// Seconds to send `bytes` to one rank over level `level_index` (the outermost if there is none so
-/// far out): a send and a receive kernel, the link's latency, the wire.
-pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize) -> f64 {
-    let level = cluster.levels.get(level_index).or_else(|| cluster.levels.last());
-    let Some(level) = level.filter(|_| bytes > 0.0) else { return 0.0 };
-    2.0 * cluster.device.kernel_launch_s + level.latency_s + bytes / level.achieved_bytes_per_s()
+/// far out), as `senders` ranks of each domain inside it do at a time: a send and a receive kernel, the link's latency,
+/// the wire.
+pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize, senders: u64) -> f64 {
+    let index = level_index.min(cluster.levels.len().saturating_sub(1));
+    let Some(level) = cluster.levels.get(index).filter(|_| bytes > 0.0) else { return 0.0 };
+    let wire_s = bytes / achieved_bytes_per_s(cluster, index, senders);
+    2.0 * cluster.device.kernel_launch_s + level.latency_s + wire_s
+}
+
+/// Ranks of a domain that send at a time where nothing else is known.
+const ALL: u64 = u64::MAX;
+
+/// What each of `senders` in a domain gets of the links of level `index`, bytes/s.
+fn achieved_bytes_per_s(cluster: &ClusterSpec, index: usize, senders: u64) -> f64 {
+    let inside = index.checked_sub(1).and_then(|inside| cluster.levels[inside].gpus).unwrap_or(1);
+    cluster.levels[index].achieved_by(senders.min(inside), inside)
 }
 
 /// How a group splits at one level.
 struct Fan<'a> {
     level: &'a LinkLevel,
+    /// What each rank gets of its links, bytes/s.
+    bytes_per_s: f64,
     /// Whether it is the level that the tables were measured on.
     innermost: bool,
     /// Subgroups that meet at this level.
@@ -117,7 +145,7 @@ struct Fan<'a> {
 
 /// The levels at which a group splits, innermost first. Levels beyond the cluster's are taken for its
 /// outermost.
-fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape) -> Vec<Fan<'a>> {
+fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape, senders: u64) -> Vec<Fan<'a>> {
     let last = cluster.levels.len().saturating_sub(1);
     let mut inside = 1;
     let mut fans = Vec::with_capacity(group.within.len());
@@ -126,7 +154,9 @@ fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape) -> Vec<Fan<'a>> {
         if let Some(level) = cluster.levels.get(index).filter(|_| *within > inside) {
             let ways = *within as f64 / inside as f64;
             let size = group.size() as f64;
-            fans.push(Fan { level, innermost: index == 0, ways, inside: inside as f64, size });
+            let bytes_per_s = achieved_bytes_per_s(cluster, index, senders);
+            let (innermost, inside_ranks) = (index == 0, inside as f64);
+            fans.push(Fan { level, bytes_per_s, innermost, ways, inside: inside_ranks, size });
             inside = *within;
         }
     }
@@ -163,7 +193,7 @@ fn measured_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) 
         Collective::AllToAll => tables.all_to_all.as_ref()?,
         Collective::Broadcast | Collective::P2p => return None,
     };
-    let as_measured = bytes * tables.bytes_per_s / fan.level.achieved_bytes_per_s();
+    let as_measured = bytes * tables.bytes_per_s / fan.bytes_per_s;
     Some(table.at([fan.ways, as_measured]))
 }
 
@@ -172,8 +202,8 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
         Collective::AllReduce => all_reduce_s(bytes, fan),
         Collective::AllGather | Collective::ReduceScatter => ring_s(bytes, fan),
         Collective::AllToAll => all_to_all_s(bytes, fan),
-        Collective::Broadcast => broadcast_s(bytes, fan),
-        Collective::P2p => fan.level.latency_s + bytes / fan.level.achieved_bytes_per_s(),
+        Collective::Broadcast => chain_s(std::slice::from_ref(fan), bytes),
+        Collective::P2p => fan.level.latency_s + bytes / fan.bytes_per_s,
     }
 }
 
@@ -181,7 +211,7 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
 fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let level = fan.level;
     let ring_s = 2.0 * ring_s(bytes, fan);
-    let wire_s = bytes / level.achieved_bytes_per_s();
+    let wire_s = bytes / fan.bytes_per_s;
     let tree_s = 2.0 * (fan.ways.log2().ceil() * level.latency_s + wire_s / TREE_BANDWIDTH);
     // Each rank sends its tensor up once and gets the sum down: a bus factor of (n - 1)/(n + 1).
     let switch_s = 2.0 * level.latency_s + (fan.ways + 1.0) / fan.ways * wire_s;
@@ -191,16 +221,20 @@ fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
 /// Once around a ring: `(n - 1) alpha + (n - 1)/n S/B`.
 fn ring_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let share = (fan.ways - 1.0) / fan.ways;
-    (fan.ways.ceil() - 1.0) * fan.level.latency_s + share * bytes / fan.level.achieved_bytes_per_s()
+    (fan.ways.ceil() - 1.0) * fan.level.latency_s + share * bytes / fan.bytes_per_s
 }
 
 /// One ring through all ranks of an all-reduce. Each of the links out of a domain carries its part of
 /// the rings, so the slowest of a GPU's link and a domain's links together sets the pace.
 fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let size = fans.last().map_or(1.0, |fan| fan.size);
-    let per_byte_s = |fan: &Fan<'_>| 1.0 / (fan.inside * fan.level.achieved_bytes_per_s());
-    let per_byte_s = fans.iter().map(per_byte_s).fold(0.0, f64::max);
-    2.0 * (ring_turn_s(fans) + (size - 1.0) / size * bytes * per_byte_s)
+    2.0 * chain_s(fans, (size - 1.0) / size * bytes)
+}
+
+/// Once along the rings through all ranks, in pieces: a broadcast's only way (NCCL has no other for it).
+fn chain_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
+    let per_byte_s = |fan: &Fan<'_>| 1.0 / (fan.inside * fan.bytes_per_s);
+    ring_turn_s(fans) + bytes * fans.iter().map(per_byte_s).fold(0.0, f64::max)
 }
 
 /// Latencies once around a ring through all ranks.
@@ -216,7 +250,7 @@ fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let mut per_byte_s = 0.0_f64;
     let mut turn_s = 0.0;
     for (position, fan) in fans.iter().enumerate() {
-        per_byte_s = per_byte_s.max(1.0 / (fan.inside * fan.level.achieved_bytes_per_s()));
+        per_byte_s = per_byte_s.max(1.0 / (fan.inside * fan.bytes_per_s));
         let hops = if position == 0 { fan.ways - 1.0 } else { fan.ways.log2().ceil() };
         turn_s += hops * fan.level.latency_s;
     }
@@ -226,13 +260,7 @@ fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
 /// Every rank sends to each of the others; several sends are under way at once.
 fn all_to_all_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let share = (fan.ways - 1.0) / fan.ways;
-    let bandwidth =
-        fan.level.achieved_bytes_per_s() * if fan.innermost { 1.0 } else { SCATTERED_BANDWIDTH };
+    let bandwidth = fan.bytes_per_s * if fan.innermost { 1.0 } else { SCATTERED_BANDWIDTH };
     let turns = ((fan.ways - 1.0) / SENDS_AT_ONCE).max(1.0);
     turns * fan.level.latency_s + share * bytes / bandwidth
-}
-
-/// Pipelined: the tensor once over the link, and a latency for each doubling.
-fn broadcast_s(bytes: f64, fan: &Fan<'_>) -> f64 {
-    fan.ways.log2().ceil() * fan.level.latency_s + bytes / fan.level.achieved_bytes_per_s()
 }

@@ -362,12 +362,11 @@ impl LayerPricer<'_> {
         }
         if ring > 1 {
             let level = self.ring_level(shape);
-            let hop_s = collective::p2p_s(self.cluster, kv_bytes, level);
-            comm.ring_forward_s = (ring - 1) as f64 * hop_s;
+            let senders = split.tp * split.cp_ulysses;
+            let hop_s = |bytes| collective::p2p_s(self.cluster, bytes, level, senders);
+            comm.ring_forward_s = (ring - 1) as f64 * hop_s(kv_bytes);
             let accumulators = 4.0 / e;
-            let backward_hop_s =
-                collective::p2p_s(self.cluster, kv_bytes * (1.0 + accumulators), level);
-            comm.ring_backward_s = ring as f64 * backward_hop_s;
+            comm.ring_backward_s = ring as f64 * hop_s(kv_bytes * (1.0 + accumulators));
         }
         comm
     }

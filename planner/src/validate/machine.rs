@@ -3,7 +3,7 @@
 use super::noted::Noted;
 use super::recipe::Recipe;
 use super::row::{Reason, Row};
-use models::cluster::{self, ClusterSpec};
+use models::cluster::{self, ClusterSpec, LinkLevel};
 
 /// GPU as rows name it, and the shipped cluster built of it.
 const MACHINES: [(&str, &str); 12] = [
@@ -84,12 +84,23 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
     if Noted::of(row).pure_16_bits {
         spec.software.reduced_gradient_bytes = 2.0;
     }
-    if let Some(rate) = stated_rate(&row.interconnect, spec.node_gpus())
-        && let Some(network) = spec.levels.last_mut()
-    {
-        network.bytes_per_s = rate;
+    let stated = stated_rate(&row.interconnect, spec.node_gpus());
+    match (stated, spec.levels.last_mut()) {
+        (Some(Rate { bytes_per_s, gpus_an_adapter }), Some(network)) => {
+            network.bytes_per_s = bytes_per_s;
+            network.gpus_an_adapter = gpus_an_adapter;
+        }
+        (None, Some(network)) if row.interconnect.contains("RoCE") => *network = unstated_roce()?,
+        _ => {}
     }
     Ok((spec, generation))
+}
+
+/// The network of a testbed of which sources say no more than that it is RoCE.
+fn unstated_roce() -> Result<LinkLevel, Reason> {
+    let testbed = cluster::shipped("a100_roce").ok_or("no cluster with RoCE")?;
+    let testbed = testbed.map_err(|error| error.to_string())?;
+    testbed.levels.last().cloned().ok_or_else(|| "a100_roce has no network".to_owned())
 }
 
 /// A generation's own entry for a family of GPUs, where there is one: kernels differ by family.
@@ -106,18 +117,29 @@ fn on_family(generation: &str, gpu: &str) -> String {
     if shipped { own } else { generation.to_owned() }
 }
 
-/// Network bytes/s of one GPU and direction, where the words say: `4x200Gb … per node`, `800 Gbps per
-/// node`, `400Gb … per GPU`.
-fn stated_rate(words: &str, node_gpus: u64) -> Option<f64> {
+/// A network's line rate for one GPU and direction where all GPUs send.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rate {
+    bytes_per_s: f64,
+    gpus_an_adapter: u64,
+}
+
+/// The rate that words state: `4x200Gb … per node`, `800 Gbps per node`, `400Gb … per GPU`. How many adapters carry what
+/// is stated of a whole node is not known: each GPU is taken to have its own.
+fn stated_rate(words: &str, node_gpus: u64) -> Option<Rate> {
     let at = words.find("Gb")?;
     let before = words[..at].trim_end();
     let (gbit, rest) = last_number(before)?;
     let bytes = gbit * 1e9 / 8.0;
+    let own = |bytes_per_s| Rate { bytes_per_s, gpus_an_adapter: 1 };
     if words.contains("per GPU") {
-        return Some(bytes);
+        return Some(own(bytes));
     }
-    let adapters = rest.strip_suffix('x').and_then(last_number).map_or(1.0, |(count, _)| count);
-    Some(adapters * bytes / node_gpus as f64)
+    let Some((adapters, _)) = rest.strip_suffix('x').and_then(last_number) else {
+        return Some(own(bytes / node_gpus as f64));
+    };
+    let gpus_an_adapter = (node_gpus / (adapters as u64).max(1)).max(1);
+    Some(Rate { bytes_per_s: adapters * bytes / node_gpus as f64, gpus_an_adapter })
 }
 
 /// The number that a text ends with, and the text before it.
@@ -128,13 +150,18 @@ fn last_number(text: &str) -> Option<(f64, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::stated_rate;
+    use super::{Rate, stated_rate};
 
     #[test]
     fn rates_are_read_from_words() {
-        assert_eq!(stated_rate("NVLink; 4x200Gb HDR IB per node", 8), Some(12.5e9));
-        assert_eq!(stated_rate("800 Gbps per node", 8), Some(12.5e9));
-        assert_eq!(stated_rate("NVLink4 8-GPU node + 400Gb NDR IB per GPU", 8), Some(50e9));
-        assert_eq!(stated_rate("NVLink single node", 8), None);
+        let rate = |words| {
+            stated_rate(words, 8)
+                .map(|Rate { bytes_per_s, gpus_an_adapter }| (bytes_per_s, gpus_an_adapter))
+        };
+        assert_eq!(rate("NVLink; 4x200Gb HDR IB per node"), Some((12.5e9, 2)));
+        assert_eq!(rate("NVLink; 8x200Gb NIC multi-rail RoCE"), Some((25e9, 1)));
+        assert_eq!(rate("800 Gbps per node"), Some((12.5e9, 1)));
+        assert_eq!(rate("NVLink4 8-GPU node + 400Gb NDR IB per GPU"), Some((50e9, 1)));
+        assert_eq!(rate("NVLink single node"), None);
     }
 }

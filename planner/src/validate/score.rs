@@ -48,20 +48,22 @@ pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
 
 /// Scores of the predicted memory, each by the row's own definition.
 pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
-    let error = |row: &Row, predicted: &Predicted| {
-        let (measured, counted) = row.measured_bytes()?;
-        let bytes = match counted {
-            Counted::ByDriver => predicted.predicted_bytes?,
-            Counted::ByAllocator => predicted.predicted_allocated_bytes?,
-        };
-        Some(bytes / measured - 1.0)
-    };
     let (rows, errors): (Vec<&Row>, Vec<f64>) = rows
         .iter()
         .zip(predicted)
-        .filter_map(|(row, predicted)| Some((row, error(row, predicted)?)))
+        .filter_map(|(row, predicted)| Some((row, memory_error(row, predicted)?)))
         .unzip();
     of_errors(&rows, &errors)
+}
+
+/// Signed error of the predicted memory, by the row's own definition.
+pub(super) fn memory_error(row: &Row, predicted: &Predicted) -> Option<f64> {
+    let (measured, counted) = row.measured_bytes()?;
+    let bytes = match counted {
+        Counted::ByDriver => predicted.predicted_bytes?,
+        Counted::ByAllocator => predicted.predicted_allocated_bytes?,
+    };
+    Some(bytes / measured - 1.0)
 }
 
 /// The same from rows and their signed errors.

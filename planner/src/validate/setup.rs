@@ -14,6 +14,7 @@ use models::cluster::ClusterSpec;
 use models::decisions::{
     AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
 };
+use models::formulas::vocabulary::output_compute_ratio;
 use models::model::ModelSpec;
 use models::schedule::{ScheduleName, StageLayout};
 
@@ -240,8 +241,8 @@ fn layer_counts(row: &Row, recipe: &Recipe, model: &ModelSpec, d: &Decisions) ->
     if let Some(counts) = deepseek_counts(recipe, layers, stages) {
         return counts;
     }
-    if row.vocab_strategy == "redis" {
-        return vec![];
+    if row.vocab_strategy == "redis" && stages > 1 {
+        return redistributed(model, stages);
     }
     if stages > 1 && !layers.is_multiple_of(stages) && (layers + 2).is_multiple_of(stages) {
         let mut counts = vec![(layers + 2) / stages; stages];
@@ -250,6 +251,23 @@ fn layer_counts(row: &Row, recipe: &Recipe, model: &ModelSpec, d: &Decisions) ->
         return counts;
     }
     even_counts(layers, stages)
+}
+
+/// How the authors of Vocabulary Parallelism redistributed layers: to the last stage what its even share of all work
+/// leaves beside the output layer, rounded up (column `layers_last` of `artifact/exp_one_host.csv`), to the others as
+/// even as may be, more to later ones (`get_num_layers_to_build`, both sail-sg/VocabularyParallelism). The planner's
+/// own redistribution, after the paper's words, has no longer a stage than that, and often a shorter one.
+fn redistributed(model: &ModelSpec, stages: usize) -> Vec<usize> {
+    let (vocab, hidden) = (model.vocab as f64, model.hidden as f64);
+    let output = output_compute_ratio(vocab, hidden, model.seq_len as f64);
+    let even = (model.layers as f64 + output) / stages as f64;
+    let last = (even - output).max(0.0).ceil() as usize;
+    let others = stages - 1;
+    let (each, more) = ((model.layers - last) / others, (model.layers - last) % others);
+    let mut counts = vec![each; others];
+    counts.iter_mut().rev().take(more).for_each(|count| *count += 1);
+    counts.push(last);
+    counts
 }
 
 /// DeepSeek-V3's layout in Megatron-Bridge (`set_deepseek_v3_pipeline_model_parallel_layout`): as if it had 64 layers, of which
@@ -270,7 +288,7 @@ fn deepseek_counts(recipe: &Recipe, layers: usize, stages: usize) -> Option<Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::{Recipe, deepseek_counts};
+    use super::{Recipe, deepseek_counts, redistributed};
 
     #[test]
     fn deepseek_stages_are_as_its_layout_says() {
@@ -284,5 +302,21 @@ mod tests {
         assert_eq!(counts(61, 8, &ahead(0)), Some([vec![8; 7], vec![5]].concat()));
         assert_eq!(counts(62, 32, &ahead(1)), Some([vec![1], vec![2; 30], vec![1]].concat()));
         assert_eq!(counts(62, 16, &Recipe::default()), None);
+    }
+
+    /// Column `layers_last` of `artifact/exp_one_host.csv` (sail-sg/VocabularyParallelism).
+    #[test]
+    fn layers_are_redistributed_as_the_authors_of_vocabulary_parallelism_did() {
+        let mut model = models::model::shipped("vocab_4b").unwrap().unwrap();
+        for seq_len in [2048, 4096] {
+            model.seq_len = seq_len;
+            for (vocab, last) in [(32_000, 4), (64_000, 3), (128_000, 2), (256_000, 0)] {
+                model.vocab = vocab;
+                let counts = redistributed(&model, 8);
+                assert_eq!((counts.len(), counts.iter().sum::<usize>()), (8, 32));
+                assert_eq!(counts[7], last, "{vocab} words, {seq_len} tokens");
+                assert!(counts[0] <= counts[6] && counts[6] <= counts[0] + 1);
+            }
+        }
     }
 }
