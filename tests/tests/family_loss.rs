@@ -127,11 +127,19 @@ fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
 
 #[test]
 fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
-    for (model, gpus, cluster) in [("llama70b", 16_384, "dgx_h100"), ("gemma2_9b", 64, "selene")] {
+    for (model, gpus, cluster, own_adapters, most) in [
+        ("llama70b", 16_384, "dgx_h100", true, 2e-3),
+        ("gemma2_9b", 64, "a100_roce", true, 2e-3),
+        ("gemma2_9b", 64, "a100_roce", false, 4e-3),
+    ] {
         let model =
             models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
-        let cluster =
+        let mut cluster =
             models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
+        if own_adapters && let Some(network) = cluster.levels.last_mut() {
+            network.bytes_per_s *= network.gpus_an_adapter as f64;
+            network.gpus_an_adapter = 1;
+        }
         let restrictions = Restrictions::default();
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
@@ -146,7 +154,7 @@ fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
         let better = case.best_listed(&moved, cutoff_s, false, &[], &mut Scratch::default()).best;
         let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / core_s);
         println!("{}: {} moves, the best gains {:.3} %", model.name, moved.len(), 100.0 * gain);
-        assert!(gain <= 2e-3, "{}: {counts:?} loses {gain}", model.name);
+        assert!(gain <= most, "{}: {counts:?} loses {gain}", model.name);
     }
 }
 
