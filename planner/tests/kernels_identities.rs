@@ -6,7 +6,7 @@ use models::cluster::{AttentionKernel, ClusterSpec, Dtype, read, shipped, shippe
 use models::input::Source;
 use models::mesh::GroupShape;
 use planner::cost::attention::{AttentionShape, backward_s, forward_s};
-use planner::cost::collective::{Collective, by_level_s, p2p_s, time_s};
+use planner::cost::collective::{Collective, by_level_s, p2p_s, time_of_some_s, time_s};
 use planner::cost::gemm::{gemm_s, grouped_gemm_s, misalignment_factor, weight_gradient_s};
 use planner::cost::memory_bound::{optimizer_s, streaming_s};
 use proptest::prelude::*;
@@ -111,6 +111,39 @@ fn shapes_beyond_the_cluster_are_clamped() {
     assert_near(of(&[8]), of(&[8, 8]));
     assert!(of(&[8, 16, 32]) > of(&[8, 16]));
     assert_near(p2p_s(&cluster, 1e9, 7, 1), p2p_s(&cluster, 1e9, 1, 1));
+}
+
+/// Eight GPUs with two adapters: each has an eighth of their rate where all send, and a whole adapter alone.
+#[test]
+fn who_sends_alone_has_an_adapter_to_itself() {
+    let mut cluster = ideal();
+    let s = 1e9;
+    let own_s = p2p_s(&cluster, s, 1, 8);
+    assert_near(p2p_s(&cluster, s, 1, 1), own_s);
+    cluster.levels[1].gpus_an_adapter = 4;
+    let wire_s = |senders| p2p_s(&cluster, s, 1, senders) - ALPHA[1];
+    assert_near(p2p_s(&cluster, s, 1, 8), own_s);
+    assert_near(wire_s(4), wire_s(8) / 2.0);
+    assert_near(wire_s(2), wire_s(8) / 4.0);
+    // Two adapters are no faster for one GPU.
+    assert_near(wire_s(1), wire_s(2));
+    assert_near(wire_s(99), wire_s(8));
+    // Inside the node there is nothing to share.
+    assert_near(p2p_s(&cluster, s, 0, 1), p2p_s(&cluster, s, 0, 8));
+    let pair = group(&[1, 2]);
+    let sum_s = |senders| time_of_some_s(&cluster, Collective::AllReduce, s, &pair, senders);
+    assert_near(sum_s(8), time_s(&cluster, Collective::AllReduce, s, &pair));
+    assert_near(sum_s(8) - 2.0 * ALPHA[1], 4.0 * (sum_s(1) - 2.0 * ALPHA[1]));
+}
+
+#[test]
+fn a_broadcast_goes_along_the_rings_once() {
+    let (cluster, s) = (ideal(), 1e9);
+    let of = |within: &[u64]| time_s(&cluster, Collective::Broadcast, s, &group(within));
+    assert_near(of(&[8, 8]), 7.0 * ALPHA[0] + s / NVLINK);
+    // Eight rings, one through each GPU's adapter: the links inside are the slowest of that.
+    assert_near(of(&[8, 32]), 28.0 * ALPHA[0] + 3.0 * ALPHA[1] + s / (8.0 * NETWORK).min(NVLINK));
+    assert_near(of(&[1, 4]), 3.0 * ALPHA[1] + s / NETWORK);
 }
 
 fn square(sequence: u64) -> AttentionShape {

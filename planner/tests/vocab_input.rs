@@ -137,3 +137,32 @@ fn the_plan_prices_look_ups_apart() {
     println!("{change:.5} of the search's price");
     assert!((0.93..1.005).contains(&change), "{change}");
 }
+
+/// Layers beside vocabulary passes are slowed by these passes' collectives, those of an interlaced pipeline, which stops
+/// for them, are not.
+#[test]
+fn layers_are_slowed_by_what_runs_beside_them() {
+    let model = models::model::shipped("vocab_4b").and_then(Result::ok).unwrap();
+    let shipped = models::cluster::shipped("a100_roce").and_then(Result::ok).unwrap();
+    let priced_s = |vocab: &str, beside: f64, interlaced: f64| {
+        let mut cluster = shipped.clone();
+        cluster.software.vocab_slowdown = beside;
+        cluster.software.interlaced_slowdown = interlaced;
+        let settings = [vocab, "schedule=1f1b", "pp=8", "tp=1", "micro_batch=1", "recompute=none"];
+        let restrictions = Restrictions::parse(&settings).unwrap();
+        let task = Task::new(&model, &cluster, 8, &restrictions);
+        search(&task, &mut |_, _| {}).best.unwrap().priced.iteration_s
+    };
+    for (vocab, of_beside, of_interlaced) in [
+        ("vocab=first_last", false, false),
+        ("vocab=parallel_1", true, false),
+        ("vocab=interlaced", false, true),
+    ] {
+        let plain_s = priced_s(vocab, 1.0, 1.0);
+        for (beside, interlaced, slows) in [(1.5, 1.0, of_beside), (1.0, 1.5, of_interlaced)] {
+            let slowed_s = priced_s(vocab, beside, interlaced);
+            let by = slowed_s / plain_s;
+            assert!(if slows { (1.3..1.5).contains(&by) } else { by == 1.0 }, "{vocab} {by}");
+        }
+    }
+}
