@@ -470,6 +470,6 @@ fn a_world_of_one() {
     }) {
         end.unwrap();
     }
-    let none = cuda::nccl::open().unwrap_err().to_string();
+    let none = cuda::open_nccl().unwrap_err().to_string();
     assert!(none.contains("`cuda`") || none.contains("libnccl.so.2"), "{none}");
 }

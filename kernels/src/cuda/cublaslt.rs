@@ -4,8 +4,7 @@
 
 use super::Storage;
 use super::cache::Cache;
-use super::device::Device;
-use super::driver::{Driver, GpuError};
+use super::driver::{GpuError, Streamed};
 use crate::gemm::cuda::{Matrix, Problem};
 use cudarc::cublaslt::{result, sys};
 use std::collections::HashMap;
@@ -187,7 +186,7 @@ impl Plan {
     fn launch(
         &self,
         handle: &Handle,
-        device: &Device,
+        device: &dyn Streamed,
         workspace: u64,
         problem: &Problem,
         d: u64,
@@ -217,7 +216,7 @@ impl Plan {
                 &raw const self.algorithm,
                 workspace as *mut c_void,
                 WORKSPACE,
-                device.handle().cast(),
+                device.stream_handle().cast(),
             )
         }
         .map_err(|error| failed("cublasLtMatmul", error))
@@ -343,7 +342,7 @@ impl Products {
     /// shape's first product must not be one that is captured.
     pub(super) fn run(
         &mut self,
-        device: &Device,
+        device: &dyn Streamed,
         cache: &Cache,
         device_name: &str,
         workspace: u64,
@@ -356,7 +355,7 @@ impl Products {
     /// Seconds of the chosen algorithm, then of all others.
     pub(super) fn survey(
         &mut self,
-        device: &Device,
+        device: &dyn Streamed,
         cache: &Cache,
         device_name: &str,
         workspace: u64,
@@ -374,7 +373,7 @@ impl Products {
     /// The library, and what is chosen for a problem.
     fn plan(
         &mut self,
-        device: &Device,
+        device: &dyn Streamed,
         cache: &Cache,
         device_name: &str,
         workspace: u64,
@@ -421,7 +420,7 @@ impl Products {
 fn choose(
     handle: &Handle,
     plan: &mut Plan,
-    device: &Device,
+    device: &dyn Streamed,
     workspace: u64,
     problem: &Problem,
     alignments: [u32; 3],
@@ -448,7 +447,7 @@ fn choose(
 fn time(
     handle: &Handle,
     plan: &mut Plan,
-    device: &Device,
+    device: &dyn Streamed,
     workspace: u64,
     problem: &Problem,
     algorithms: &[sys::cublasLtMatmulAlgo_t],

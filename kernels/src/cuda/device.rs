@@ -4,7 +4,9 @@
 use super::cache::Cache;
 use super::cublaslt::Products;
 use super::cudnn::Fusing;
-use super::driver::{Driver, Event, GpuError, Inner, Properties, Recording, not_while_recording};
+use super::driver::{
+    Driver, Event, GpuError, Inner, Properties, Recording, Streamed, not_while_recording,
+};
 use super::{Baked, Launch, Source, Storage, nvrtc, program};
 use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
@@ -248,14 +250,6 @@ impl Device {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
-    /// Refuses what would make a recording invalid, or be recorded with what the host has now.
-    pub(super) fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
-        match self.shared.records.load(Ordering::Acquire) {
-            true => Err(not_while_recording(call)),
-            false => Ok(()),
-        }
-    }
-
     /// The address of `bytes` that cuBLASLt may use in this queue's order.
     fn workspace(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,7 +265,20 @@ impl Drop for Device {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
         if self.bind().is_ok() {
-            self.shared.fusing.forget(self.handle());
+            self.shared.fusing.forget(self.stream_handle());
+        }
+    }
+}
+
+impl Streamed for Device {
+    fn stream_handle(&self) -> *mut c_void {
+        self.stream.cu_stream().cast()
+    }
+
+    fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
+        match self.shared.records.load(Ordering::Acquire) {
+            true => Err(not_while_recording(call)),
+            false => Ok(()),
         }
     }
 }
@@ -512,10 +519,5 @@ impl Device {
     /// What earlier processes worked out.
     pub(super) fn cache(&self) -> &Cache {
         &self.shared.cache
-    }
-
-    /// The stream, as cuBLASLt and cuDNN take it.
-    pub(super) fn handle(&self) -> *mut c_void {
-        self.stream.cu_stream().cast()
     }
 }

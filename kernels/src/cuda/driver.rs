@@ -3,6 +3,8 @@
 use super::Launch;
 use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
+#[cfg(feature = "machine")]
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Instant;
@@ -98,10 +100,23 @@ pub(super) enum Inner {
     Host(Instant),
     /// Of a queue of the host's that runs later.
     #[cfg(feature = "machine")]
-    Later(super::lagging::Mark),
+    Later(Arc<dyn Point>),
     /// Of a GPU's stream.
     #[cfg(feature = "cuda")]
     Device(Arc<cudarc::driver::CudaEvent>),
+}
+
+/// A point in the order of a queue of the host's that runs later.
+#[cfg(feature = "machine")]
+pub(super) trait Point: Any + Debug + Send + Sync {
+    /// When it was reached.
+    fn reached(&self) -> Option<Instant>;
+
+    /// Waits until it is.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    fn wait(&self) -> Result<(), GpuError>;
 }
 
 impl Event {
@@ -128,7 +143,7 @@ impl Event {
         match &self.inner {
             Inner::Host(_) => true,
             #[cfg(feature = "machine")]
-            Inner::Later(mark) => mark.is_reached(),
+            Inner::Later(point) => point.reached().is_some(),
             #[cfg(feature = "cuda")]
             Inner::Device(event) => event.is_complete(),
         }
@@ -142,7 +157,7 @@ impl Event {
         match &self.inner {
             Inner::Host(_) => Ok(()),
             #[cfg(feature = "machine")]
-            Inner::Later(mark) => mark.wait(),
+            Inner::Later(point) => point.wait(),
             #[cfg(feature = "cuda")]
             Inner::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
                 call: "cuEventSynchronize",
@@ -168,7 +183,13 @@ impl Event {
                 }
             },
             #[cfg(feature = "machine")]
-            (Inner::Later(start), Inner::Later(end)) => Ok(start.seconds_until(end)),
+            (Inner::Later(start), Inner::Later(end)) => {
+                let both = start.reached().zip(end.reached());
+                let seconds = |(start, end): (Instant, Instant)| {
+                    end.saturating_duration_since(start).as_secs_f64()
+                };
+                Ok(both.map_or(0.0, seconds))
+            }
             #[cfg(any(feature = "cuda", feature = "machine"))]
             _ => Err(GpuError::Call {
                 call: "seconds_until",
@@ -330,4 +351,14 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// As above.
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError>;
+}
+
+/// A queue that is a stream of CUDA's.
+#[cfg(feature = "cuda")]
+pub(super) trait Streamed: Driver {
+    /// As libraries take it.
+    fn stream_handle(&self) -> *mut std::ffi::c_void;
+
+    /// Refuses what would make a recording invalid, or be recorded with what the host has now.
+    fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError>;
 }

@@ -1,202 +1,18 @@
-//! The machine with queues that run later, as a GPU's do: each has a thread of its own, which lags behind the host at
-//! random. Who reads what nobody waited for reads what was there before; so events between queues, and when memory may be
-//! used again, are tested with no GPU. What is recorded is kept in a [`super::tape`].
+//! The machine with queues that run later, as a GPU's do: each has a thread of its own ([`super::lane`]), which lags
+//! behind the host at random. Who reads what nobody waited for reads what was there before; so events between queues, and
+//! when memory may be used again, are tested with no GPU. What is recorded is kept in a [`super::tape`].
 
 use super::Launch;
-use super::driver::{Driver, Event, GpuError, Inner, Job, Properties, Recording};
+use super::driver::{Driver, Event, GpuError, Inner, Job, Point, Properties, Recording};
+use super::lane::{Lane, Mark, Shared};
 use super::machine::Machine;
-use super::tape::{Place, Tape};
+use super::replayed::Place;
+use super::tape::lock;
 use crate::gemm::cuda::Product;
+use std::any::Any;
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// When something was reached.
-type Reached = (Mutex<Option<Instant>>, Condvar);
-
-/// A point in a queue's order.
-#[derive(Clone)]
-pub(super) enum Mark {
-    /// Of a queue that does what it is asked.
-    Live(Arc<Reached>),
-    /// Behind some calls that were recorded.
-    Taped(Arc<Tape>, Vec<usize>),
-}
-
-impl Default for Mark {
-    fn default() -> Self {
-        Self::Live(Arc::default())
-    }
-}
-
-impl Debug for Mark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Live(_) => write!(f, "reached: {:?}", self.reached()),
-            Self::Taped(_, calls) => write!(f, "behind the recorded calls {calls:?}"),
-        }
-    }
-}
-
-impl Mark {
-    pub fn set(&self) {
-        if let Self::Live(reached) = self {
-            *lock(&reached.0) = Some(Instant::now());
-            reached.1.notify_all();
-        }
-    }
-
-    fn reached(&self) -> Option<Instant> {
-        match self {
-            Self::Live(reached) => *lock(&reached.0),
-            Self::Taped(tape, _) => {
-                tape.refuse("Event::is_complete");
-                None
-            }
-        }
-    }
-
-    pub fn is_reached(&self) -> bool {
-        self.reached().is_some()
-    }
-
-    pub fn wait(&self) -> Result<(), GpuError> {
-        match self {
-            Self::Live(reached) => {
-                let waiting = reached.1.wait_while(lock(&reached.0), |reached| reached.is_none());
-                drop(waiting.unwrap_or_else(PoisonError::into_inner));
-                Ok(())
-            }
-            Self::Taped(tape, _) => Err(tape.refuse("Event::synchronize")),
-        }
-    }
-
-    pub fn seconds_until(&self, end: &Self) -> f64 {
-        let (start, end) = (self.reached(), end.reached());
-        start
-            .zip(end)
-            .map_or(0.0, |(start, end)| end.saturating_duration_since(start).as_secs_f64())
-    }
-}
-
-type Given = Box<dyn FnOnce() + Send>;
-
-/// What queues share.
-struct Shared {
-    machine: Machine,
-    /// The first failure, in words.
-    failure: OnceLock<String>,
-    open: Arc<Open>,
-    queues: AtomicU64,
-    longest: Duration,
-    /// What is being recorded.
-    tape: Mutex<Option<Arc<Tape>>>,
-}
-
-/// Jobs that have not run, of all queues.
-#[derive(Default)]
-struct Open {
-    jobs: Mutex<usize>,
-    closed: Condvar,
-}
-
-impl Open {
-    fn add(&self) {
-        *lock(&self.jobs) += 1;
-    }
-
-    fn close(&self) {
-        *lock(&self.jobs) -= 1;
-        self.closed.notify_all();
-    }
-
-    fn wait_for_none(&self) {
-        let waiting = self.closed.wait_while(lock(&self.jobs), |jobs| *jobs > 0);
-        drop(waiting.unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
-impl Shared {
-    fn note(&self, done: Result<(), GpuError>) {
-        if let Err(error) = done {
-            self.failure.get_or_init(|| error.to_string());
-        }
-    }
-
-    /// Refuses what cannot be recorded while something is.
-    fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
-        lock(&self.tape).as_ref().map_or(Ok(()), |tape| Err(tape.refuse(call)))
-    }
-}
-
-/// A thread that does what it is given, and lags.
-#[derive(Clone)]
-pub(super) struct Lane {
-    shared: Arc<Shared>,
-    jobs: Sender<Given>,
-}
-
-impl Lane {
-    fn of(shared: &Arc<Shared>) -> Self {
-        let (jobs, given) = channel::<Given>();
-        let number = shared.queues.fetch_add(1, Ordering::Relaxed);
-        let longest = shared.longest;
-        std::thread::spawn(move || {
-            for (n, job) in given.into_iter().enumerate() {
-                let draw = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (number << 17));
-                if (draw >> 40).is_multiple_of(64) {
-                    std::thread::sleep(longest.mul_f64((draw >> 50) as f64 / f64::from(1 << 14)));
-                }
-                job();
-            }
-        });
-        Self { shared: shared.clone(), jobs }
-    }
-
-    pub fn fork(&self) -> Self {
-        Self::of(&self.shared)
-    }
-
-    pub fn later(&self, job: impl FnOnce(&Machine) -> Result<(), GpuError> + Send + 'static) {
-        self.shared.open.add();
-        let (shared, open) = (self.shared.clone(), self.shared.open.clone());
-        let job = move || {
-            let done = job(&shared.machine);
-            shared.note(done);
-            // Who waits for this job may drop the machine next. It must not be left to this thread, which nobody waits
-            // for: libraries unloaded while the process ends bring it down.
-            drop(shared);
-            open.close();
-        };
-        if self.jobs.send(Box::new(job)).is_err() {
-            self.shared.open.close();
-            self.shared.failure.get_or_init(|| "a queue has ended".to_owned());
-        }
-    }
-
-    pub fn mark(&self) -> Mark {
-        let mark = Mark::default();
-        let reached = mark.clone();
-        self.later(move |_| {
-            reached.set();
-            Ok(())
-        });
-        mark
-    }
-
-    pub fn health(&self) -> Result<(), GpuError> {
-        match self.shared.failure.get() {
-            None => Ok(()),
-            Some(what) => Err(GpuError::Call { call: "an earlier call", what: what.clone() }),
-        }
-    }
-}
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// One of its queues.
 pub struct Lagging {
@@ -215,14 +31,7 @@ impl Lagging {
     /// A queue of the machine that lags up to so much, now and then.
     #[must_use]
     pub fn new(machine: Machine, longest: Duration) -> Self {
-        Self::on(Lane::of(&Arc::new(Shared {
-            machine,
-            failure: OnceLock::new(),
-            open: Arc::default(),
-            queues: AtomicU64::new(0),
-            longest,
-            tape: Mutex::default(),
-        })))
+        Self::on(Lane::first(machine, longest))
     }
 
     fn on(lane: Lane) -> Self {
@@ -322,11 +131,13 @@ impl Driver for Lagging {
 
     fn record(&self) -> Result<Event, GpuError> {
         let mark = self.place().as_ref().map(Place::mark);
-        Ok(Event::new(Inner::Later(mark.unwrap_or_else(|| self.lane.mark()))))
+        Ok(Event::new(Inner::Later(Arc::new(mark.unwrap_or_else(|| self.lane.mark())))))
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        let Inner::Later(mark) = &event.inner else { return Ok(()) };
+        let Inner::Later(point) = &event.inner else { return Ok(()) };
+        let point: &dyn Any = &**point;
+        let Some(mark) = point.downcast_ref::<Mark>() else { return Ok(()) };
         let mut place = self.place();
         match (mark, place.as_mut()) {
             (Mark::Live(_), None) => {

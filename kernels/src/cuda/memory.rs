@@ -1,15 +1,13 @@
-//! A queue of a device, and its memory.
+//! A device as operations see it: one of its queues, and memory.
 
 use super::driver::{Driver, Event, GpuError, Properties};
-use super::recording::{Kept, Session};
+use super::queue::{Arena, Free, Kept, Queue};
 use super::views::{View, ViewMut};
 use super::{Element, Launch};
 use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
-use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Every allocation begins at a multiple of this, which is what CUDA's own do.
@@ -24,131 +22,6 @@ pub struct Gpu {
     pub(super) queue: Arc<Queue>,
     /// What changes from step to step, where kernels of this queue are to find it.
     pub(super) step: Option<Arc<Memory<u32>>>,
-}
-
-/// A queue and the memory that came back to it, by bytes. Memory handed back is handed out again, what came back first
-/// first, and the host does not wait: what is queued later runs later, behind what other queues did with it.
-#[derive(Debug)]
-pub(super) struct Queue {
-    // In this order: memory is given back before its device goes.
-    free: Mutex<HashMap<usize, VecDeque<Free>>>,
-    pub arena: Arc<Arena>,
-    pub driver: Arc<dyn Driver>,
-    /// Among the queues of its device.
-    pub number: u64,
-    /// The last recording that it was part of.
-    pub recorded_in: AtomicU64,
-}
-
-/// Memory that came back.
-#[derive(Debug)]
-pub(super) struct Free {
-    pub address: u64,
-    /// When other queues are through with it.
-    pub after: Vec<Event>,
-}
-
-/// One allocation that buffers are cut from, the first time that each is asked for, and what did not fit.
-#[derive(Debug)]
-pub(super) struct Arena {
-    // What has come back of queues that are gone, by bytes.
-    spare: Mutex<HashMap<usize, VecDeque<Free>>>,
-    driver: Arc<dyn Driver>,
-    space: Mutex<Space>,
-    /// Queues and recordings so far.
-    numbers: AtomicU64,
-    /// What is being recorded, and whether anything is.
-    session: Mutex<Option<Arc<Session>>>,
-    records: AtomicBool,
-    /// Where recorded work is replayed.
-    replays: Mutex<Option<Arc<dyn Driver>>>,
-}
-
-#[derive(Debug, Default)]
-struct Space {
-    start: u64,
-    used: usize,
-    size: usize,
-    /// Allocations of their own, where the arena had no room.
-    beyond: Vec<u64>,
-    beyond_bytes: usize,
-}
-
-impl Space {
-    /// What was asked for before there was nothing left.
-    fn explain(&self, error: GpuError) -> GpuError {
-        let Self { used, size, beyond_bytes, .. } = self;
-        match error {
-            GpuError::OutOfMemory { bytes, what } if *size > 0 => {
-                let what = format!(
-                    "{what}; {used} of {size} reserved are used, {beyond_bytes} beyond them"
-                );
-                GpuError::OutOfMemory { bytes, what }
-            }
-            other => other,
-        }
-    }
-}
-
-impl Arena {
-    /// Another one's than all before.
-    pub fn number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The recording under way.
-    pub fn session(&self) -> Option<Arc<Session>> {
-        match self.records.load(Ordering::Acquire) {
-            true => self.session.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            false => None,
-        }
-    }
-
-    pub fn begin(&self, session: Session, origin: &Arc<dyn Driver>) {
-        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
-        *self.replays.lock().unwrap_or_else(PoisonError::into_inner) = Some(origin.clone());
-        self.records.store(true, Ordering::Release);
-    }
-
-    pub fn end(&self) -> Option<Arc<Session>> {
-        self.records.store(false, Ordering::Release);
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Memory that is any queue's.
-    pub fn spare(&self, bytes: usize, block: Free) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.entry(bytes).or_default().push_back(block);
-    }
-
-    /// The point behind all that was replayed so far.
-    fn replayed(&self) -> Result<Option<Event>, GpuError> {
-        let origin = self.replays.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        origin.map(|origin| origin.record()).transpose()
-    }
-
-    pub fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
-        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
-        if space.used + bytes <= space.size {
-            let at = space.start + space.used as u64;
-            space.used += bytes;
-            return Ok(at);
-        }
-        let at = self.driver.allocate(bytes).map_err(|error| space.explain(error))?;
-        space.beyond.push(at);
-        space.beyond_bytes += bytes;
-        Ok(at)
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        let space = self.space.get_mut().unwrap_or_else(PoisonError::into_inner);
-        space.beyond.drain(..).for_each(|address| self.driver.free(address));
-        if space.size > 0 {
-            self.driver.free(space.start);
-        }
-    }
 }
 
 impl Gpu {
@@ -173,15 +46,7 @@ impl Gpu {
     /// A queue of what `driver` drives, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
-        let arena = Arena {
-            spare: Mutex::default(),
-            driver: driver.clone(),
-            space: Mutex::default(),
-            numbers: AtomicU64::new(1),
-            session: Mutex::default(),
-            records: AtomicBool::new(false),
-            replays: Mutex::default(),
-        };
+        let arena = Arena::of(driver.clone());
         Self { queue: Arc::new(Queue::new(driver, Arc::new(arena))), step: None }
     }
 
@@ -191,34 +56,25 @@ impl Gpu {
     /// # Errors
     /// Where the device has not so many.
     pub fn reserve(&self, bytes: usize) -> Result<(), GpuError> {
-        let start = self.queue.driver.allocate(bytes)?;
-        let mut space = self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner);
-        if space.size > 0 {
-            // The first stays as it is, and this one is used up by pieces of its own.
-            space.beyond.push(start);
-            space.beyond_bytes += bytes;
-        } else {
-            (space.start, space.size) = (start, bytes);
-        }
-        Ok(())
+        self.queue.arena.reserve(bytes)
     }
 
     /// Bytes of the arena; 0 where nothing is reserved.
     #[must_use]
     pub fn bytes_reserved(&self) -> usize {
-        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).size
+        self.queue.arena.space().size
     }
 
     /// Bytes of the arena that are or were in use: the most that were at any time.
     #[must_use]
     pub fn bytes_of_arena(&self) -> usize {
-        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).used
+        self.queue.arena.space().used
     }
 
     /// Bytes that were asked for when the arena had no room: 0 where the plan said enough.
     #[must_use]
     pub fn bytes_beyond_arena(&self) -> usize {
-        self.queue.arena.space.lock().unwrap_or_else(PoisonError::into_inner).beyond_bytes
+        self.queue.arena.space().beyond_bytes
     }
 
     /// The device.
@@ -453,73 +309,6 @@ impl Drop for Apart {
     fn drop(&mut self) {
         if self.address != 0 {
             self.driver.free(self.address);
-        }
-    }
-}
-
-impl Queue {
-    fn new(driver: Arc<dyn Driver>, arena: Arc<Arena>) -> Self {
-        let number = arena.number();
-        Self { free: Mutex::default(), arena, driver, number, recorded_in: AtomicU64::new(0) }
-    }
-
-    /// What does the work; where a recording is under way, part of it.
-    pub fn driver(&self) -> Result<&dyn Driver, GpuError> {
-        if let Some(session) = self.arena.session() {
-            session.join(self)?;
-        }
-        Ok(&*self.driver)
-    }
-
-    /// What came back first, here or of queues that are gone.
-    pub fn first_free(&self, bytes: usize) -> Option<Free> {
-        let first = |of: &Mutex<HashMap<usize, VecDeque<Free>>>| {
-            let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
-            free.get_mut(&bytes).and_then(VecDeque::pop_front)
-        };
-        first(&self.free).or_else(|| first(&self.arena.spare))
-    }
-
-    fn give(&self, bytes: usize, block: Free) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry(bytes).or_default().push_back(block);
-    }
-
-    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
-        if let Some(session) = self.arena.session() {
-            session.join(self)?;
-            return session.take(self, bytes);
-        }
-        let Some(Free { address, after }) = self.first_free(bytes) else {
-            return self.arena.cut(bytes);
-        };
-        if after.iter().any(Event::is_recorded)
-            && let Some(replayed) = self.arena.replayed()?
-        {
-            self.driver.wait(&replayed)?;
-        }
-        let waited = |event: &&Event| !event.is_recorded() && !event.is_complete();
-        after.iter().filter(waited).try_for_each(|event| self.driver.wait(event))?;
-        Ok(address)
-    }
-}
-
-impl Drop for Queue {
-    /// What came back to it is any other queue's, behind all that this one was asked.
-    fn drop(&mut self) {
-        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // While a step is recorded, what was free before is free of all work.
-        let last = match self.arena.session() {
-            Some(_) => None,
-            None => self.driver.record().ok(),
-        };
-        let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        for (bytes, blocks) in free {
-            let behind = |mut block: Free| {
-                block.after.extend(last.clone());
-                block
-            };
-            spare.entry(bytes).or_default().extend(blocks.into_iter().map(behind));
         }
     }
 }

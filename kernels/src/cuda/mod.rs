@@ -33,6 +33,8 @@ mod floor;
 mod foreign;
 #[cfg(feature = "machine")]
 mod lagging;
+#[cfg(feature = "machine")]
+mod lane;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 mod libnccl;
@@ -40,11 +42,15 @@ mod libnccl;
 pub mod machine;
 mod memory;
 pub mod nccl;
+mod nccl_open;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+mod queue;
 mod recording;
 #[cfg(feature = "machine")]
 mod rehearsal;
+#[cfg(feature = "machine")]
+mod replayed;
 mod step;
 #[cfg(feature = "machine")]
 mod tape;
@@ -58,6 +64,7 @@ pub use half::bf16;
 pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
 pub use memory::{Gpu, Memory};
+pub use nccl_open::open_nccl;
 pub use recording::Graph;
 #[cfg(feature = "machine")]
 pub use rehearsal::Rehearsal;

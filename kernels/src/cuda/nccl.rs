@@ -7,7 +7,6 @@
 
 use super::{Gpu, GpuError, Span};
 use std::fmt::Debug;
-use std::sync::Arc;
 
 /// Bytes by which the members of a new group find each other.
 pub const ID_BYTES: usize = 128;
@@ -132,22 +131,4 @@ pub trait Group: Debug + Send + Sync {
     /// Gives up what is under way, on this device: its queue goes on with anything in its memory. The group is of no use
     /// afterwards.
     fn abort(&self);
-}
-
-/// NCCL, looked for now.
-///
-/// # Errors
-/// Where this build or this machine has none: the message says what is missing.
-#[cfg(feature = "cuda")]
-pub fn open() -> Result<Arc<dyn Library>, GpuError> {
-    super::libnccl::open()
-}
-
-/// NCCL: an error here, since this build has no code for GPUs.
-///
-/// # Errors
-/// Always.
-#[cfg(not(feature = "cuda"))]
-pub fn open() -> Result<Arc<dyn Library>, GpuError> {
-    Err(GpuError::CpuOnly)
 }

@@ -5,97 +5,11 @@
 //! recorded work's own, so that nothing else is written where it writes; which memory that is follows from the order of the
 //! calls of each queue alone. No event is asked whether it is reached.
 
-use super::driver::{Driver, Event, GpuError, Recording};
-use super::memory::{Arena, Free, Gpu, Queue};
-use std::collections::{HashMap, VecDeque};
+use super::driver::{Driver, GpuError, Recording};
+use super::memory::Gpu;
+use super::queue::{Kept, Session};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-/// A recording under way.
-#[derive(Debug)]
-pub(super) struct Session {
-    number: u64,
-    begun: Event,
-    /// Other queues than the first.
-    joined: Mutex<Vec<Arc<dyn Driver>>>,
-    kept: Arc<Kept>,
-}
-
-/// Memory that recorded work has for as long as it may be replayed.
-#[derive(Debug)]
-pub(super) struct Kept {
-    /// What has come back while it was recorded, by queue and bytes.
-    free: Mutex<HashMap<(u64, usize), VecDeque<Free>>>,
-    /// All of it: bytes and address.
-    blocks: Mutex<Vec<(usize, u64)>>,
-    arena: Weak<Arena>,
-    origin: Arc<dyn Driver>,
-}
-
-impl Drop for Kept {
-    /// Anybody's, behind the last replay.
-    fn drop(&mut self) {
-        let Some(arena) = self.arena.upgrade() else { return };
-        let after: Vec<Event> = self.origin.record().into_iter().collect();
-        let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (bytes, address) in blocks.drain(..) {
-            arena.spare(bytes, Free { address, after: after.clone() });
-        }
-    }
-}
-
-impl Session {
-    /// A queue that is used records from now on.
-    pub fn join(&self, queue: &Queue) -> Result<(), GpuError> {
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.recorded_in.swap(self.number, Ordering::AcqRel) != self.number {
-            queue.driver.wait(&self.begun)?;
-            joined.push(queue.driver.clone());
-        }
-        Ok(())
-    }
-
-    /// Memory of a queue: what came back to it first, else what is nobody's.
-    pub fn take(&self, queue: &Queue, bytes: usize) -> Result<u64, GpuError> {
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = free.get_mut(&(queue.number, bytes)).and_then(VecDeque::pop_front);
-        drop(free);
-        if let Some(Free { address, after }) = first {
-            // What is not recorded was done before.
-            let recorded = after.iter().filter(|event| event.is_recorded());
-            recorded.into_iter().try_for_each(|event| queue.driver.wait(event))?;
-            return Ok(address);
-        }
-        let address = match queue.first_free(bytes) {
-            Some(Free { address, .. }) => address,
-            None => queue.arena.cut(bytes)?,
-        };
-        self.kept.add(bytes, address);
-        Ok(address)
-    }
-
-    /// Takes memory back while recording, whose own it is from then on: `of` says of which recording it was until now.
-    pub fn take_back(&self, queue: &Queue, bytes: usize, block: Free, of: Option<&Arc<Kept>>) {
-        match of {
-            None => self.kept.add(bytes, block.address),
-            Some(kept) if Arc::ptr_eq(kept, &self.kept) => {}
-            // Another one's, which may be replayed yet.
-            Some(_) => return,
-        }
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry((queue.number, bytes)).or_default().push_back(block);
-    }
-
-    pub fn kept(&self) -> &Arc<Kept> {
-        &self.kept
-    }
-}
-
-impl Kept {
-    fn add(&self, bytes: usize, address: u64) {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push((bytes, address));
-    }
-}
 
 /// Recorded work, and the memory and queues that it needs. Replayed, it reads and writes the same addresses with the same
 /// arguments as when it was recorded; what shall be other must have been written to that memory before.
@@ -142,13 +56,7 @@ impl Gpu {
         let begun = origin.record()?.in_recording();
         let number = arena.number();
         self.queue.recorded_in.store(number, Ordering::Release);
-        let kept = Arc::new(Kept {
-            free: Mutex::default(),
-            blocks: Mutex::default(),
-            arena: Arc::downgrade(arena),
-            origin: origin.clone(),
-        });
-        arena.begin(Session { number, begun, joined: Mutex::default(), kept }, origin);
+        arena.begin(Session::new(number, begun, arena, origin), origin);
         Ok(())
     }
 
@@ -162,12 +70,11 @@ impl Gpu {
             return Err(GpuError::Call { call: "finish_recording", what });
         };
         let origin = &self.queue.driver;
-        let joined =
-            std::mem::take(&mut *session.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        let joined = session.take_joined();
         let back = joined.iter().try_for_each(|queue| origin.wait(&queue.record()?));
         // Ends what the device records, whatever came of it.
         let recording = origin.finish_recording();
         back?;
-        Ok(Graph { recording: recording?, _kept: session.kept.clone(), _joined: joined })
+        Ok(Graph { recording: recording?, _kept: session.kept().clone(), _joined: joined })
     }
 }

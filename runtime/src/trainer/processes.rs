@@ -9,7 +9,7 @@ use crate::comm::{Communicator, NcclComm};
 use crate::device::DeviceError;
 use crate::error::Error;
 use crate::launched::{self, Place};
-use kernels::cuda::{self, nccl};
+use kernels::cuda;
 
 /// Trains as one of several processes.
 pub(super) fn train<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
@@ -91,7 +91,7 @@ fn on_gpus(
     gpu: &cuda::Gpu,
     control: Box<dyn Communicator>,
 ) -> Result<Box<dyn Communicator>, Error> {
-    let library = nccl::open().map_err(|error| {
+    let library = cuda::open_nccl().map_err(|error| {
         control.abort(&error.to_string());
         Error::Flag { flag: "gpu", problem: error.to_string() }
     })?;

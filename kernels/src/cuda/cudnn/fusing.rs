@@ -4,7 +4,7 @@ use super::{Fusion, Library};
 use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::GpuError;
 use crate::cuda::device::Device;
-use crate::cuda::driver::Driver;
+use crate::cuda::driver::{Driver, Streamed};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,7 +89,7 @@ impl Fuser for Device {
         workspace: u64,
     ) -> Result<(), GpuError> {
         self.bind()?;
-        self.fusing().fusion()?.run(self.handle(), plan, tensors, workspace)
+        self.fusing().fusion()?.run(self.stream_handle(), plan, tensors, workspace)
     }
 
     fn recall(&self, what: &str) -> Option<Arc<str>> {
