@@ -2,7 +2,7 @@
 //! CPU. Needs the GPU's driver and CUDA's libraries, nothing else. Prints a table last and writes JSON; ends with 1 where a
 //! case fails, with 2 where there is no GPU.
 
-#[path = "../../tests/cuda/cases.rs"]
+#[path = "../../tests/cuda/cases/mod.rs"]
 mod cases;
 #[path = "gpu/report.rs"]
 mod report;

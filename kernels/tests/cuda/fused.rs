@@ -264,7 +264,7 @@ fn the_fastest_runs() {
     ] {
         let device = device(preference, slow, 0);
         let gpu = Gpu::on(device.clone());
-        cases::check_attention::<bf16>(&gpu, &SMALL);
+        cases::attention::check_attention::<bf16>(&gpu, &SMALL);
         let found = chosen(&gpu);
         assert_eq!(found, expected, "{slow:?}");
         let asked = device.asked.lock().unwrap().clone();
@@ -272,7 +272,7 @@ fn the_fastest_runs() {
         assert_eq!(unrepeatable, preference == Preference::Fastest);
 
         let before = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
-        cases::check_attention::<bf16>(&gpu, &SMALL);
+        cases::attention::check_attention::<bf16>(&gpu, &SMALL);
         let after = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
         // Forward, backward, and a backward that adds, which is ours always: one launch forward, three backward.
         let runs = |of: &str| usize::from(of != "own");
@@ -287,14 +287,14 @@ fn the_fastest_runs() {
 fn what_cannot_run_is_said() {
     let slow = Slow { own_forward: true, own_backward: true, ..Slow::default() };
     let gpu = Gpu::on(device(Preference::Repeatable, slow, 0));
-    cases::check_attention::<bf16>(&gpu, &Attention { qk_dim: 48, ..SMALL });
+    cases::attention::check_attention::<bf16>(&gpu, &Attention { qk_dim: 48, ..SMALL });
     assert_eq!(chosen(&gpu), ["own", "own"]);
     let said = &gpu.attention_choices()[1].1;
     assert!(said.contains("Forward: plans: no such; pattern"), "{said}");
 
     let device = device(Preference::Repeatable, slow, (1 << 30) + 1);
     let gpu = Gpu::on(device.clone());
-    cases::check_attention::<bf16>(&gpu, &SMALL);
+    cases::attention::check_attention::<bf16>(&gpu, &SMALL);
     assert_eq!(chosen(&gpu), ["own", "own"]);
     let said = &gpu.attention_choices()[1].1;
     assert!(said.contains("forward 0 (loops): attention: it needs 1073741825 bytes"), "{said}");
@@ -306,7 +306,7 @@ fn what_cannot_run_is_said() {
 fn what_the_library_is_not_asked() {
     let device = device(Preference::Fastest, Slow::default(), 0);
     let gpu = Gpu::on(device.clone());
-    cases::check_attention::<f32>(&gpu, &SMALL);
+    cases::attention::check_attention::<f32>(&gpu, &SMALL);
     let a = SMALL;
     let [q, k, v] =
         [a.q_elements(), a.k_elements(), a.v_elements()].map(|len| gpu.zeros::<bf16>(len).unwrap());
@@ -325,5 +325,5 @@ fn what_the_library_is_not_asked() {
 fn every_kernel_that_a_library_has_is_tried() {
     let device = device(Preference::Own, Slow::default(), 0);
     cases::fused_attention(&Gpu::on(device.clone()));
-    assert_eq!(device.fused.load(Ordering::Relaxed), (1 + 2 * 2) * cases::FUSED_SHAPES);
+    assert_eq!(device.fused.load(Ordering::Relaxed), (1 + 2 * 2) * cases::attention::FUSED_SHAPES);
 }

@@ -1,0 +1,79 @@
+//! The optimizer.
+
+use super::{close, down, numbers, out, up};
+use kernels::Cpu;
+use kernels::adamw::{self, AdamW};
+use kernels::cuda::{Gpu, Memory, Storage, Stored, bf16};
+
+pub fn adamw(gpu: &Gpu) {
+    in_each_storage!(adamw_in(gpu));
+}
+
+fn adamw_in<S: Stored>(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    let step =
+        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, step: 3, gradient_scale: 0.5 };
+    // The second has no copy.
+    let shapes = [(5000, 0.1), (33, 0.0), (70, 0.01)];
+    let host: Vec<[Vec<f64>; 4]> = shapes
+        .iter()
+        .map(|&(elements, _)| {
+            let [w, g, m] = [1, 2, 3].map(|seed| numbers::<f32>(elements, seed));
+            let v = m.iter().map(|m| f64::from((m * m) as f32)).collect();
+            [w, g, m, v]
+        })
+        .collect();
+    let mut there: Vec<[Memory<f32>; 4]> = host
+        .iter()
+        .map(|tensors| tensors.each_ref().map(|tensor| up::<f32>(gpu, tensor)))
+        .collect();
+    let mut copies: Vec<Memory<S>> =
+        shapes.iter().map(|&(elements, _)| out::<S>(gpu, elements)).collect();
+    let mut proposed: Vec<Memory<f32>> =
+        shapes.iter().map(|&(elements, _)| out::<f32>(gpu, elements)).collect();
+
+    let mut proposals: Vec<adamw::cuda::Proposal<'_, S>> = there
+        .iter()
+        .zip(&mut proposed)
+        .zip(shapes)
+        .map(|(([w, g, m, v], to), (_, decay))| adamw::cuda::Proposal {
+            to: to.view_mut(),
+            w: w.view(),
+            g: g.view(),
+            m: m.view(),
+            v: v.view(),
+            copy: None,
+            decay,
+        })
+        .collect();
+    adamw::cuda::proposal(gpu, &step, &mut proposals).unwrap();
+    let mut parameters: Vec<adamw::cuda::Parameter<'_, S>> = there
+        .iter_mut()
+        .zip(&mut copies)
+        .zip(shapes)
+        .map(|(([w, g, m, v], copy), (elements, decay))| adamw::cuda::Parameter {
+            w: w.view_mut(),
+            g: g.view(),
+            m: m.view_mut(),
+            v: v.view_mut(),
+            copy: (elements != 33).then(|| copy.view_mut()),
+            decay,
+        })
+        .collect();
+    adamw::cuda::update(gpu, &step, &mut parameters).unwrap();
+
+    for (number, (elements, decay)) in shapes.into_iter().enumerate() {
+        let [mut w, g, mut m, mut v] = host[number].clone();
+        let parameter = adamw::Parameter { w: &mut w, g: &g, m: &mut m, v: &mut v, decay };
+        adamw::reference::update(&cpu, &step, &mut [parameter]);
+        let [gw, _, gm, gv] = &there[number];
+        for (what, found, expected) in [("w", gw, &w), ("m", gm, &m), ("v", gv, &v)] {
+            close(&format!("{what} of {elements}"), Storage::F32, &down(gpu, found), expected);
+        }
+        if elements != 33 {
+            close("copy", S::STORAGE, &down(gpu, &copies[number]), &w);
+        }
+        // To the bit.
+        assert_eq!(down(gpu, &proposed[number]), down(gpu, gw));
+    }
+}

@@ -1,0 +1,78 @@
+//! Each operation's functions on a device, against the reference kernels in f64. On the machine of the tests, and on a GPU
+//! by `gpu-test`.
+
+/// Runs a body with `S` as each storage type.
+macro_rules! in_each_storage {
+    ($function:ident($gpu:expr)) => {{
+        $function::<f32>($gpu);
+        $function::<bf16>($gpu);
+    }};
+}
+
+mod adamw;
+pub mod attention;
+mod norms;
+mod pointwise;
+mod products;
+mod rope;
+mod vocabulary;
+
+pub use adamw::adamw;
+pub use attention::{
+    attention, attention_in_f32, attention_with_dropout, fused_attention, merged_attention,
+    wide_attention,
+};
+pub use norms::{layer_norm, rms_norm};
+pub use pointwise::{activations, dropout, elementwise, random, transpose};
+pub use products::{biased_products, products};
+pub use rope::{packed_rope, rope};
+pub use vocabulary::{cross_entropy, embedding, vocabulary_split};
+
+use kernels::cuda::{Element, Gpu, Memory, Storage, Stored};
+
+/// A case: panics where the device is wrong.
+pub type Case = fn(&Gpu);
+
+macro_rules! cases {
+    ($($case:ident)+) => {
+        /// All of them.
+        pub const ALL: &[(&str, Case)] = &[$((stringify!($case), $case)),+];
+    };
+}
+
+cases!(
+    rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
+    transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
+    fused_attention
+);
+
+/// Numbers between -1 and 1 that the storage holds exactly.
+fn numbers<S: Stored>(len: usize, seed: usize) -> Vec<f64> {
+    let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
+    (0..len).map(|i| f64::from(S::narrowed(number(i)).widened())).collect()
+}
+
+/// To the device, in the storage type.
+fn up<S: Stored>(gpu: &Gpu, values: &[f64]) -> Memory<S> {
+    let stored: Vec<S> = values.iter().map(|&x| S::narrowed(x as f32)).collect();
+    gpu.upload(&stored).unwrap()
+}
+
+fn down<S: Stored>(gpu: &Gpu, memory: &Memory<S>) -> Vec<f64> {
+    gpu.download(memory.view()).unwrap().into_iter().map(|x| f64::from(x.widened())).collect()
+}
+
+fn out<S: Element>(gpu: &Gpu, len: usize) -> Memory<S> {
+    gpu.memory(len).unwrap()
+}
+
+/// Compares; a value in bf16 may be off by its rounding.
+fn close(what: &str, storage: Storage, found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let relative = if storage == Storage::Bf16 { 1.0 / 256.0 } else { 2e-6 };
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let off = (found - expected).abs();
+        let same = found == expected || off <= relative * expected.abs() + 3e-6;
+        assert!(same, "{what} [{at}] {storage:?}: {found}, not {expected}");
+    }
+}
