@@ -206,12 +206,7 @@ fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
         // One pass and barrier fewer.
         _ => first_s + rest_s - middle - d.after_middle_s,
     };
-    // Interlaced ones are priced in the order of two barriers.
-    let passes = match vocab {
-        Vocab::Interlaced => Vocab::Parallel1.passes(),
-        vocab => vocab.passes(),
-    };
-    VocabWay { passes_s: first + middle + last, way_s, passes }
+    VocabWay { passes_s: first + middle + last, way_s, passes: vocab.passes() }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

@@ -90,7 +90,11 @@ fn measured(ranks: usize) -> MeasuredGpu {
 
 /// The cluster, written and read.
 fn read_back(measured: &MeasuredGpu) -> ClusterSpec {
-    let calibrated = gpu::calibrated(&base(), measured).unwrap_or_else(|error| panic!("{error}"));
+    read_back_of(&base(), measured)
+}
+
+fn read_back_of(base: &ClusterSpec, measured: &MeasuredGpu) -> ClusterSpec {
+    let calibrated = gpu::calibrated(base, measured).unwrap_or_else(|error| panic!("{error}"));
     let text = gpu::yaml(&calibrated, measured);
     let source = Source::from_bytes("found.yaml", text.clone().into_bytes()).expect("it is text");
     cluster::read(&source).unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -178,6 +182,10 @@ fn links_that_were_not_measured_stay() {
             near("a link", found, expected);
         }
     }
+    let mut shared = base();
+    shared.levels.last_mut().expect("a network").gpus_an_adapter = 4;
+    let found = read_back_of(&shared, &measured(1)).levels;
+    assert_eq!(found.last(), shared.levels.last());
 }
 
 #[test]

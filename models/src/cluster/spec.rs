@@ -166,10 +166,11 @@ impl LinkLevel {
         self.bytes_per_s * self.efficiency / self.oversubscription
     }
 
-    /// The same where `senders` of the `gpus` that share this level's links of a domain inside it send at a time.
-    pub fn achieved_by(&self, senders: u64, gpus: u64) -> f64 {
-        let shares = (gpus as f64 / senders.max(1) as f64).clamp(1.0, self.gpus_an_adapter as f64);
-        self.achieved_bytes_per_s() * shares
+    /// The same where so many neighbours of a domain inside it send at a time: they share as few adapters as there are
+    /// for them.
+    pub fn achieved_by(&self, senders: u64) -> f64 {
+        let sharing = senders.clamp(1, self.gpus_an_adapter);
+        self.achieved_bytes_per_s() * self.gpus_an_adapter as f64 / sharing as f64
     }
 }
 

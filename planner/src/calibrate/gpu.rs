@@ -170,9 +170,10 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
     for level in &cluster.levels {
         let gpus = level.gpus.map_or_else(String::new, |gpus| format!("gpus: {gpus}, "));
         line(format_args!(
-            "  - {{name: {}, {gpus}bytes_per_s: {:e}, latency_s: {:e}, efficiency: {}, in_network: {}, oversubscription: {}}}",
+            "  - {{name: {}, {gpus}bytes_per_s: {:e}, gpus_an_adapter: {}, latency_s: {:e}, efficiency: {}, in_network: {}, oversubscription: {}}}",
             level.name,
             level.bytes_per_s,
+            level.gpus_an_adapter,
             level.latency_s,
             level.efficiency,
             level.in_network,

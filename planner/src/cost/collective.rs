@@ -113,20 +113,14 @@ pub fn by_level_s(
 /// far out), as `senders` ranks of each domain inside it do at a time: a send and a receive kernel, the link's latency,
 /// the wire.
 pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize, senders: u64) -> f64 {
-    let index = level_index.min(cluster.levels.len().saturating_sub(1));
-    let Some(level) = cluster.levels.get(index).filter(|_| bytes > 0.0) else { return 0.0 };
-    let wire_s = bytes / achieved_bytes_per_s(cluster, index, senders);
+    let level = cluster.levels.get(level_index).or_else(|| cluster.levels.last());
+    let Some(level) = level.filter(|_| bytes > 0.0) else { return 0.0 };
+    let wire_s = bytes / level.achieved_by(senders);
     2.0 * cluster.device.kernel_launch_s + level.latency_s + wire_s
 }
 
 /// Ranks of a domain that send at a time where nothing else is known.
 const ALL: u64 = u64::MAX;
-
-/// What each of `senders` in a domain gets of the links of level `index`, bytes/s.
-fn achieved_bytes_per_s(cluster: &ClusterSpec, index: usize, senders: u64) -> f64 {
-    let inside = index.checked_sub(1).and_then(|inside| cluster.levels[inside].gpus).unwrap_or(1);
-    cluster.levels[index].achieved_by(senders.min(inside), inside)
-}
 
 /// How a group splits at one level.
 struct Fan<'a> {
@@ -154,7 +148,7 @@ fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape, senders: u64) -> Vec<F
         if let Some(level) = cluster.levels.get(index).filter(|_| *within > inside) {
             let ways = *within as f64 / inside as f64;
             let size = group.size() as f64;
-            let bytes_per_s = achieved_bytes_per_s(cluster, index, senders);
+            let bytes_per_s = level.achieved_by(senders);
             let (innermost, inside_ranks) = (index == 0, inside as f64);
             fans.push(Fan { level, bytes_per_s, innermost, ways, inside: inside_ranks, size });
             inside = *within;

@@ -85,22 +85,23 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
         spec.software.reduced_gradient_bytes = 2.0;
     }
     let stated = stated_rate(&row.interconnect, spec.node_gpus());
-    match (stated, spec.levels.last_mut()) {
-        (Some(Rate { bytes_per_s, gpus_an_adapter }), Some(network)) => {
-            network.bytes_per_s = bytes_per_s;
-            network.gpus_an_adapter = gpus_an_adapter;
-        }
-        (None, Some(network)) if row.interconnect.contains("RoCE") => *network = unstated_roce()?,
-        _ => {}
+    let rate = match stated {
+        None if row.interconnect.contains("RoCE") => Some(unstated_roce()?),
+        stated => stated,
+    };
+    if let (Some(rate), Some(network)) = (rate, spec.levels.last_mut()) {
+        (network.bytes_per_s, network.gpus_an_adapter) = (rate.bytes_per_s, rate.gpus_an_adapter);
     }
     Ok((spec, generation))
 }
 
-/// The network of a testbed of which sources say no more than that it is RoCE.
-fn unstated_roce() -> Result<LinkLevel, Reason> {
+/// The rate of a network of which sources say no more than that it is RoCE: that of the testbed of two of them.
+fn unstated_roce() -> Result<Rate, Reason> {
     let testbed = cluster::shipped("a100_roce").ok_or("no cluster with RoCE")?;
     let testbed = testbed.map_err(|error| error.to_string())?;
-    testbed.levels.last().cloned().ok_or_else(|| "a100_roce has no network".to_owned())
+    let network = testbed.levels.last().ok_or("a100_roce has no network")?;
+    let LinkLevel { bytes_per_s, gpus_an_adapter, .. } = *network;
+    Ok(Rate { bytes_per_s, gpus_an_adapter })
 }
 
 /// A generation's own entry for a family of GPUs, where there is one: kernels differ by family.

@@ -11,7 +11,7 @@ use super::{Share, over_groups};
 use crate::validate::fit::Sample;
 use crate::validate::fit::solve::{Line, Prior, solve};
 use crate::validate::ranking::{by_source, sweeps};
-use crate::validate::row::Row;
+use crate::validate::row::{Counted, Row};
 use crate::validate::score::memory_error;
 use crate::validate::setup::{Setup, setup};
 use crate::validate::{Predicted, price};
@@ -134,7 +134,8 @@ fn held<'a>(own: &[(&'a Row, f64)]) -> Option<(Vec<Run<'a>>, usize)> {
 /// Bytes that all else holds, that each of the software's constants of memory does, and that the fullest device does.
 fn memory_terms(row: &Row) -> Option<(Vec<f64>, f64)> {
     type Constant = fn(&mut Software) -> &mut f64;
-    const HELD: [Constant; 6] = [
+    const HELD: [Constant; 7] = [
+        |software| &mut software.buffer_bytes,
         |software| &mut software.fp16_gradient_bytes,
         |software| &mut software.bf16_gradient_bytes,
         |software| &mut software.optimizer_state_bytes,
@@ -143,12 +144,16 @@ fn memory_terms(row: &Row) -> Option<(Vec<f64>, f64)> {
         |software| &mut software.vocab_hidden_states,
     ];
     let setup = setup(row).ok()?;
-    let bytes = |setup: &Setup| price(setup).ok()?.device_bytes.into_iter().reduce(f64::max);
-    let whole = bytes(&setup)? - setup.cluster.reserved_bytes();
+    let by_allocator = row.measured_bytes()?.1 == Counted::ByAllocator;
+    let bytes = |setup: &Setup| {
+        let bytes = price(setup).ok()?.device_bytes.into_iter().reduce(f64::max)?;
+        Some(bytes - if by_allocator { setup.cluster.reserved_bytes() } else { 0.0 })
+    };
+    let whole = bytes(&setup)?;
     let held = HELD.iter().map(|constant| {
         let mut more = setup.clone();
         *constant(&mut more.cluster.software) *= STEP.exp();
-        let more = bytes(&more).map_or(0.0, |more| more - setup.cluster.reserved_bytes() - whole);
+        let more = bytes(&more).map_or(0.0, |more| more - whole);
         (more / STEP.exp_m1()).max(0.0)
     });
     let held: Vec<f64> = held.collect();
@@ -275,7 +280,7 @@ mod tests {
         assert!((terms.iter().sum::<f64>() / whole - 1.0).abs() < 1e-9, "{terms:?}");
         // Two layers of 12·6144² parameters, with 4 bytes of gradients and 12 of state each.
         let parameters = 24.0 * 6144.0_f64.powi(2);
-        for (term, each) in [(1, 4.0), (3, 12.0)] {
+        for (term, each) in [(2, 4.0), (4, 12.0)] {
             assert!((terms[term] / (each * parameters) - 1.0).abs() < 0.01, "{terms:?}");
         }
     }
