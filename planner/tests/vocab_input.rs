@@ -138,8 +138,8 @@ fn the_plan_prices_look_ups_apart() {
     assert!((0.93..1.005).contains(&change), "{change}");
 }
 
-/// Layers beside vocabulary passes are slowed by these passes' collectives, those of an interlaced pipeline, which stops
-/// for them, are not.
+/// Layers beside vocabulary passes are slowed by one factor, those of an interlaced pipeline, which stops for its
+/// collectives, by another, and layers with neither by none.
 #[test]
 fn layers_are_slowed_by_what_runs_beside_them() {
     let model = models::model::shipped("vocab_4b").and_then(Result::ok).unwrap();

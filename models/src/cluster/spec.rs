@@ -166,8 +166,8 @@ impl LinkLevel {
         self.bytes_per_s * self.efficiency / self.oversubscription
     }
 
-    /// The same where so many neighbours of a domain inside it send at a time: they share as few adapters as there are
-    /// for them.
+    /// Bandwidth that each of so many neighbours in a domain inside it sees, bytes/s, while the others send nothing:
+    /// neighbours share as few adapters as have room for them.
     pub fn achieved_by(&self, senders: u64) -> f64 {
         let sharing = senders.clamp(1, self.gpus_an_adapter);
         self.achieved_bytes_per_s() * self.gpus_an_adapter as f64 / sharing as f64
@@ -309,7 +309,8 @@ pub struct Software {
     /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
     /// what they take else: at least 1, or bounds would not hold.
     pub vocab_slowdown: f64,
-    /// The same in an interlaced pipeline, whose vocabulary layers run beside nothing, but whose devices never rest.
+    /// The same in an interlaced pipeline, whose vocabulary layers run beside nothing, but whose devices never rest: at
+    /// least 1.
     pub interlaced_slowdown: f64,
     /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
     /// table's.
