@@ -32,6 +32,13 @@ LIMIT = 0.9
 # Sequences times heads beyond which nothing changes, and tokens at which kernels run at half their speed.
 MOST_HEADS = 1024
 HALF_TOKENS = 1000
+# Cache writes are told from sequences up to this long and from this many tokens, where they show.
+SHORT_SEQUENCE = 2048
+MANY_TOKENS = 4096
+# Causal squares beyond this side take as long as shorter ones with as many rows, in proportion to the rows' length.
+LONGEST = 32768
+# Sequences that training libraries' tables have beside those of serving: windows are short ones.
+BESIDE = (256, 512, LONGEST)
 # XLA's times are of single executions and hold a launch.
 XLA_LAUNCH_S = 3e-6
 
@@ -40,7 +47,7 @@ XLA_LAUNCH_S = 3e-6
 DEVICES = {
     "a100": {
         "gemm": {"bf16": ["aic:a100_sxm/vllm/0.14.0", "aic:a100_sxm/sglang/0.5.10"]},
-        "attention": "aic:a100_sxm",
+        "attention": ("A100", "aic:a100_sxm"),
         "backward": ("A100-PCIe", "te_flash/cudnn"),
         "stream": ("A100", {"add", "mlp_act"}),
         "links": ["aic:a100_sxm/comm/nccl/2.27.3"],
@@ -50,16 +57,16 @@ DEVICES = {
     },
     "h100": {
         "gemm": {"bf16": ["aic:h100_sxm/vllm/0.24.0"], "fp8": ["aic:h100_sxm/vllm/0.24.0"]},
-        "attention": "aic:h100_sxm",
-        "backward": ("H200", "cudnn 91901"),  # the same chip; no backward pass of H100 is public
+        "attention": ("H100", "aic:h100_sxm"),
+        "backward": ("H200", "cudnn 9"),  # the same chip; no backward pass of H100 is public
         "stream": ("H100", {"add", "mlp_act"}),
         "links": ["aic:h100_sxm/comm/nccl/2.29.2"],
         "link": 450e9 * 0.80,
     },
     "h200": {
         "gemm": {"bf16": ["aic:h200_sxm/vllm/0.24.0"], "fp8": ["aic:h200_sxm/vllm/0.24.0"]},
-        "attention": "aic:h200_sxm",
-        "backward": ("H200", "cudnn 91901"),
+        "attention": ("H200", "aic:h200_sxm"),
+        "backward": ("H200", "cudnn 9"),
         "stream": ("H200", {"rms_norm_fwd:cudnn", "rms_norm_bwd:cudnn"}),
         "links": ["aic:h200_sxm/comm/nccl/2.29.2"],
         "link": 450e9 * 0.80,
@@ -67,16 +74,25 @@ DEVICES = {
     "b200": {
         # aiconfigurator's fp8 kernel on B200 is erratic (0.3 to 0.6 of the peak at large shapes).
         "gemm": {"bf16": ["aic:b200_sxm/vllm/0.24.0"], "fp8": ["xla:sm_100_B200"]},
-        "attention": "aic:b200_sxm",
-        "backward": ("GB200", "cudnn 91901"),
+        "attention": ("B200", "aic:b200_sxm"),
+        "backward": ("B200", "te_flash/cudnn"),
         "stream": ("GB200", {"rms_norm_fwd:cudnn", "rms_norm_bwd:cudnn"}),
         "links": ["aic:b200_sxm/comm/nccl/2.29.2"],
         "link": 900e9 * 0.70,
     },
     "gb200": {
-        "like": "b200",  # the same chip: kernels as fractions of its own peak, links measured
+        "like": "b200",  # the same chip: other kernels as fractions of its own peak
+        "attention": ("B200", "aic:b200_sxm"),  # where its own does not say
+        "forward": ("GB200", "cudnn 9"),
+        "backward": ("GB200", "cudnn 9"),
         "links": ["aic:gb200/comm/nccl/2.29.2", "xla:sm_100_GB200"],
         "link": 900e9 * 0.72,
+    },
+    "gb300": {
+        "like": "gb200",
+        "attention": ("B200", "aic:b200_sxm"),
+        "forward": ("GB300", "cudnn 9"),
+        "backward": ("GB300", "cudnn 9"),
     },
 }
 
@@ -157,6 +173,11 @@ def fused(a, b):
     return 0.4**2 * near(a[0] - b[0], 2.5) * near(a[1] - b[1], 2.5) * near(a[2] - b[2], 2.5)
 
 
+def carried(a, b):
+    """Covariance of one library's speed over another's, in the same sizes: few points, which reach far."""
+    return 0.3**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 4) * near(a[2] - b[2], 4)
+
+
 def sent(a, b):
     """Covariance of a collective's times over ranks and bytes: algorithms change with both."""
     together = 0.5**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 4)
@@ -228,55 +249,165 @@ def gemm(folder, spec, held_out, device):
     return lines
 
 
-def attention(folder, spec, held_out, device):
-    """Forward fraction of peak by head width, sequence and batch x heads; backward over forward."""
-    everything = rows(folder, "attention.csv")
+def cores(folder, device, pass_, impl="", source=""):
+    """Rows of 16-bit attention: one device, pass, and library or source."""
+    return [
+        r for r in rows(folder, "attention.csv")
+        if (r["device"], r["pass"], r["dtype"]) == (device, pass_, "bf16")
+        and r["impl"].startswith(impl) and r["source"].startswith(source)
+    ]
 
-    def wanted(r):
-        # Serving kernels also write the KV cache: with few heads and many tokens that dominates.
-        big = r["batch"] == "1" or int(r["heads"]) >= 32
-        usual = r["heads"] == "1" or r["heads"] != r["kv_heads"] or int(r["heads"]) <= 8
-        return (
-            r["source"].startswith(spec["attention"]) and r["pass"] == "fwd" and r["dtype"] == "bf16"
-            and r["causal"] == "1" and not r["window"] and big and usual
-        )
 
-    used, held = hold_out([r for r in everything if wanted(r)])
-    for r in sample(held):
-        held_out.append([
-            "attention", device, r["head_dim_qk"], r["seq"], r["batch"], f"{r['heads']}/{r['kv_heads']}",
-            f"{float(r['time_ms']) / 1e3:.4g}", r["source"],
-        ])
+SHAPE = ("batch", "seq", "heads", "kv_heads", "head_dim_qk", "head_dim_v", "causal", "window")
+
+
+def hold_out_shapes(kept):
+    """The same with every seventh shape: versions of one library timed the same ones."""
+    shapes = list(dict.fromkeys(tuple(r[column] for column in SHAPE) for r in kept))
+    held = set(hold_out(shapes)[1])
+    apart = lambda r: tuple(r[column] for column in SHAPE) in held
+    return [r for r in kept if not apart(r)], [r for r in kept if apart(r)]
+
+
+def core_row(kind, device, r):
+    """A row of a test: widths, sequence, batch and mask, heads."""
+    mask = ("causal" if r["causal"] == "1" else "full") + ("" if not r["window"] else f":{r['window']}")
+    return [
+        kind, device, f"{r['head_dim_qk']}/{r['head_dim_v']}", r["seq"], f"{r['batch']}:{mask}",
+        f"{r['heads']}/{r['kv_heads']}", f"{float(r['time_ms']) / 1e3:.4g}", r["source"].split(":sdpa")[0],
+    ]
+
+
+class Writes:
+    """What serving kernels take beside attention: each token's keys and values, written to a cache.
+
+    Of equal attention the times differ by the tokens times a figure of the key/value heads alone, on every device:
+    with one head, sequences fewer and longer in heads (equally many of both together) tell it, and with more of them
+    the same shape with one. Medians over the shorter sequences, where it is the largest part.
+    """
+
+    def __init__(self, used):
+        self.token_s = {}
+        for width in {int(r["head_dim_qk"]) for r in used}:
+            times, one = defaultdict(dict), defaultdict(dict)
+            for r in used:
+                if int(r["head_dim_qk"]) == width and int(r["seq"]) <= SHORT_SEQUENCE:
+                    sequence, batch, heads = (int(r[a]) for a in ("seq", "batch", "heads"))
+                    times[sequence, batch, heads][int(r["kv_heads"])] = float(r["time_ms"]) / 1e3
+            more = defaultdict(list)
+            for (sequence, batch, heads), by_kv in times.items():
+                if 1 in by_kv:
+                    one[sequence, batch * heads][batch] = by_kv[1]
+                    if sequence * batch >= MANY_TOKENS:
+                        for kv, seconds in by_kv.items():
+                            more[kv].append((seconds - by_kv[1]) / (sequence * batch))
+            first = [
+                (by_batch[b] - by_batch[a]) / (sequence * (b - a))
+                for (sequence, _), by_batch in one.items()
+                for a, b in itertools.pairwise(sorted(by_batch)) if sequence * b >= MANY_TOKENS
+            ]
+            least = statistics.median(first)
+            for kv, seconds in sorted(more.items()):
+                least = max(least, statistics.median(first) + statistics.median(seconds))
+                self.token_s[width, kv] = least
+
+        for width, kv in {(int(r["head_dim_qk"]), int(r["kv_heads"])) for r in used}:
+            most = max(known for w, known in self.token_s if w == width and known <= kv)
+            self.token_s[width, kv] = self.token_s[width, most] * kv / most
+
+    def seconds(self, r):
+        token_s = self.token_s[int(r["head_dim_qk"]), int(r["kv_heads"])]
+        return token_s * int(r["seq"]) * int(r["batch"])
+
+
+short = lambda sequence: sequence / (sequence + HALF_TOKENS)
+
+
+@functools.cache
+def served(folder, device, source):
+    """Surface of forward fractions of peak without cache writes; rows held out; writes; shapes measured."""
+    used, held = hold_out(cores(folder, device, "fwd", source=source))
+    writes = Writes(used)
     cells = defaultdict(list)
     for r in used:
         heads = min(int(r["batch"]) * int(r["heads"]), MOST_HEADS)
-        cells[int(r["head_dim_qk"]), int(r["seq"]), heads].append(float(r["fraction_of_peak"]))
-    short = lambda sequence: sequence / (sequence + HALF_TOKENS)
+        seconds = float(r["time_ms"]) / 1e3
+        rest = max(seconds - writes.seconds(r), 0.3 * seconds)
+        fraction = float(r["fraction_of_peak"]) * seconds / rest
+        cells[int(r["head_dim_qk"]), int(r["seq"]), heads].append(fraction)
     medians = {shape: statistics.median(v) / short(shape[1]) for shape, v in cells.items()}
     surface = Surface({doublings(shape): v for shape, v in medians.items()}, fused, 0.05)
-    every = sorted({heads for _, _, heads in cells})
-    lines = []
-    for width, sequence in sorted({shape[:2] for shape in cells}):
-        seen = [heads for w, s, heads in cells if (w, s) == (width, sequence)]
-        for heads in (heads for heads in every if min(seen) <= heads <= max(seen)):
-            expected = surface.at(doublings((width, sequence, heads))) * short(sequence)
-            lines.append(["attention", width, sequence, heads, round(expected * FORMAT)])
-    return lines + backward(everything, *spec["backward"])
+    return surface, held, writes, sorted(cells)
 
 
-def backward(everything, hardware, impl):
-    """Median, by sequence, of the backward pass's fraction of peak over the forward pass's."""
-    passes = defaultdict(dict)
-    for r in everything:
-        if r["device"] == hardware and r["impl"] == impl and r["dtype"] == "bf16" and r["causal"] == "1":
-            if r["head_dim_qk"] == "128" and not r["window"] and int(r["heads"]) >= 32:
-                key = (int(r["seq"]), r["batch"], r["heads"])
-                passes[key][r["pass"]] = float(r["fraction_of_peak"])
+def kept_pairs(r):
+    """Query-key pairs that the mask keeps, of one head of one sequence."""
+    sequence = float(r["seq"])
+    window = min(sequence, float(r["window"] or sequence))
+    return sequence * sequence if r["causal"] != "1" else window * (sequence - window / 2)
+
+
+def square(r):
+    """Mean width, and the causal square whose rows are as long and as many: as planner::cost::attention has it."""
+    side = min(2 * kept_pairs(r) / float(r["seq"]), LONGEST)
+    heads = int(r["batch"]) * int(r["heads"]) * float(r["seq"]) / side
+    return (int(r["head_dim_qk"]) + int(r["head_dim_v"])) / 2, side, min(heads, MOST_HEADS)
+
+
+def core_fraction(r):
+    """Fraction of peak: two products forward, five backward, of the pairs kept."""
+    of_qk, of_v = (3, 2) if r["pass"] == "bwd" else (1, 1)
+    width = of_qk * int(r["head_dim_qk"]) + of_v * int(r["head_dim_v"])
+    flops = 2 * width * kept_pairs(r) * int(r["batch"]) * int(r["heads"])
+    peak = float(r["tflops"]) * 1e12 / float(r["fraction_of_peak"])
+    return flops / (float(r["time_ms"]) / 1e3 * peak)
+
+
+def trained(used, prior):
+    """Surface of a training library's fractions of peak: what is expected of serving's forward pass, times what it
+    measured over that, which reaches as far as it varies."""
     ratios = defaultdict(list)
-    for (sequence, *_), found in passes.items():
-        if "fwd" in found and "bwd" in found:
-            ratios[sequence].append(found["bwd"] / found["fwd"])
-    return [["backward", s, round(statistics.median(v) * FORMAT)] for s, v in sorted(ratios.items())]
+    for r in used:
+        ratios[square(r)].append(core_fraction(r) / prior(square(r)))
+    medians = {doublings(shape): statistics.median(v) for shape, v in ratios.items()}
+    surface = Surface(medians, carried, 0.03)
+    return lambda shape: prior(shape) * surface.at(doublings(shape))
+
+
+def attention(folder, spec, held_out, device):
+    """Fraction of peak by head width, sequence and batch x heads, of the forward and of the backward pass."""
+    surface, held, writes, measured = served(folder, *spec["attention"])
+    forward = lambda shape: surface.at(doublings(shape)) * short(shape[1])
+    if "forward" in spec:
+        used, held = hold_out_shapes(cores(folder, spec["forward"][0], "fwd", impl=spec["forward"][1]))
+        forward = trained(used, forward)
+        held_out += [core_row("attention", device, r) for r in held]
+    else:
+        held_out += [
+            ["cache_write", device, width, kv, "", "", f"{seconds:.4g}", spec["attention"][1]]
+            for (width, kv), seconds in sorted(writes.token_s.items())
+        ]
+        held_out += [core_row("attention", device, r) for r in sample(held)]
+    used, held = hold_out_shapes(cores(folder, spec["backward"][0], "bwd", impl=spec["backward"][1]))
+    backward = trained(used, forward)
+    if device != "h100":  # those are H200's
+        held_out += [core_row("attention_backward", device, r) for r in held]
+    shapes = grid(measured, BESIDE if "forward" in spec else ())
+    return [
+        [key, *shape, round(expected(shape) * FORMAT)]
+        for key, expected in (("attention", forward), ("attention_backward", backward)) for shape in shapes
+    ]
+
+
+def grid(measured, longer):
+    """Shapes of a table: for each width and sequence the heads measured, and those between."""
+    every = sorted({heads for _, _, heads in measured})
+    shapes = []
+    for width in sorted({shape[0] for shape in measured}):
+        for sequence in sorted({shape[1] for shape in measured if shape[0] == width} | set(longer)):
+            seen = [heads for w, s, heads in measured if w == width and (s == sequence or sequence in longer)]
+            shapes += [(width, sequence, heads) for heads in every if min(seen) <= heads <= max(seen)]
+    return shapes
 
 
 def stream(folder, spec):
@@ -350,26 +481,11 @@ def elsewhere(folder):
             flops = 2 * float(r["m"]) * float(r["n"]) * float(r["k"])
             cells = [r["dtype"], r["m"], r["n"], r["k"]]
             add("gemm", boards[r["device"]], cells, flops / (float(r["tflops"]) * 1e12), source)
-    for r in rows(folder, "attention.csv"):
-        impl = r["impl"] in ("cudnn 91901", "te_flash/cudnn") and r["dtype"] == "bf16"
-        if impl and r["device"] in boards and r["pass"] in ("fwd", "bwd"):
-            mask = ("causal" if r["causal"] == "1" else "full") + ("" if not r["window"] else f":{r['window']}")
-            cells = [f"{r['head_dim_qk']}/{r['head_dim_v']}", r["seq"], f"{r['batch']}:{mask}", f"{r['heads']}/{r['kv_heads']}"]
-            add("attention_" + r["pass"], boards[r["device"]], cells, float(r["time_ms"]) / 1e3, r["source"][:14])
-    # Left out of the tables by choice (see attention): as many key/value heads as query heads, few heads.
-    left_out = [
-        r for r in rows(folder, "attention.csv")
-        if r["source"].startswith("aic") and r["device"] in boards and r["dtype"] == "bf16" and r["pass"] == "fwd"
-        and not r["window"]
-    ]
-    for kind, chosen in (
-        ("attention_mha", lambda r: int(r["heads"]) > 8 and r["heads"] == r["kv_heads"]),
-        ("attention_few_heads", lambda r: r["batch"] != "1" and int(r["heads"]) < 32 and r["heads"] != r["kv_heads"]),
-    ):
-        for board in sorted({boards[r["device"]] for r in left_out}):
-            for r in sample([r for r in left_out if boards[r["device"]] == board and chosen(r)])[::2]:
-                cells = [r["head_dim_qk"], r["seq"], r["batch"], f"{r['heads']}/{r['kv_heads']}"]
-                add(kind, board, cells, float(r["time_ms"]) / 1e3, r["source"])
+    # Forward passes of the libraries whose backward passes are in the tables, and both of PyTorch's own cuDNN.
+    for board, impl in (("A100-PCIe", "te_flash/cudnn"), ("B200", "te_flash/cudnn"), ("H200", "cudnn 9")):
+        lines += [core_row("attention_forward", boards[board], r) for r in cores(folder, board, "fwd", impl=impl)]
+    for kind, pass_ in (("attention_forward", "fwd"), ("attention_backward", "bwd")):
+        lines += [core_row(kind, "b200", r) for r in cores(folder, "B200", pass_, impl="pyt_cudnn")]
     for r in rows(folder, "grouped_gemm.csv"):
         if r["source"].startswith(("simumax", "deepgemm")) and "masked" not in r["stage"]:
             shape = [float(r[a]) for a in ("groups", "m_per_group", "n", "k")]
@@ -398,15 +514,17 @@ LICENCES = [
 def header(spec):
     """What the numbers are and whose."""
     kernels = {s for many in spec.get("gemm", {}).values() for s in many}
-    kernels |= {spec[kind] for kind in ("attention",) if kind in spec}
-    kernels |= {f"{kind} of {spec[kind][0]}" for kind in ("backward", "stream") if kind in spec}
-    sources = sorted(kernels | set(spec["links"]))
+    kernels |= {spec["attention"][1]}
+    kernels |= {f"attention {kind} of {spec[kind][0]} ({spec[kind][1]})" for kind in ("forward", "backward") if kind in spec}
+    kernels |= {f"stream of {spec['stream'][0]}"} if "stream" in spec else set()
+    sources = sorted(kernels | set(spec.get("links", ())))
     return [
         "# Made by tools/compact_tables.py; every seventh measured row is held out for tests.",
         "# gemm: m, n, then for each k of gemm_k the fraction of the dense datasheet peak, 1e-4 (fp8: quantisation taken off).",
         "# waves: formats whose products run in waves of tiles.",
-        "# attention: head width, sequence, batch x heads, forward fraction of peak (causal, half the square), 1e-4.",
-        "# backward: sequence, backward fraction of peak over forward fraction, 1e-4.",
+        "# like: what is not below is as in that file.",
+        "# attention, attention_backward: head width, sequence, batch x heads, fraction of peak of two and of five products",
+        "# (causal, half the square), 1e-4.",
         "# stream: bytes, fraction of the datasheet memory bandwidth, 1e-4.",
         "# collective: ranks, then for each size of collective_bytes microseconds; link: bytes/s behind them.",
         f"# source: {', '.join(sources)}",
@@ -419,11 +537,10 @@ def main():
     root = Path(sys.argv[2] if len(sys.argv) > 2 else ".")
     held_out = []
     for device, spec in DEVICES.items():
-        lines = [["like", spec["like"]]] if "like" in spec else []
-        if not lines:
-            lines += gemm(folder, spec, held_out, device) + attention(folder, spec, held_out, device)
-            lines += stream(folder, spec)
-        lines += links(folder, spec, held_out, device)
+        lines = [["like", spec["like"]]] if "like" in spec else gemm(folder, spec, held_out, device)
+        lines += attention(folder, spec, held_out, device)
+        lines += stream(folder, spec) if "stream" in spec else []
+        lines += links(folder, spec, held_out, device) if "links" in spec else []
         text = "\n".join(header(spec) + [",".join(map(str, line)) for line in lines]) + "\n"
         (root / "models/shipped/efficiency" / f"{device}.csv").write_text(text)
     title = "kind,device,a,b,c,d,seconds,source"

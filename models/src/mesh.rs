@@ -160,6 +160,31 @@ impl Mesh {
         let fits = |gpus: &u64| *gpus >= span;
         domains.iter().position(fits).unwrap_or(domains.len().saturating_sub(1))
     }
+
+    /// Whether each rank of one pipeline device shares its domain of `gpus` with the same rank of another,
+    /// in every replica of the pipeline.
+    pub fn pipeline_devices_meet(&self, one: u64, other: u64, gpus: u64) -> bool {
+        let stride = self.stride(Axis::Pp);
+        let (first, apart) = (one.min(other), one.abs_diff(other));
+        if apart == 0 {
+            return true;
+        }
+        let block = (apart + 1).saturating_mul(stride);
+        if block > gpus {
+            return false;
+        }
+        // Pipelines begin at multiples of their span, which lie in domains the same way again and again.
+        let span = stride * self.pp;
+        let pipelines = if self.order == RankOrder::PpInner { self.dp } else { 1 };
+        let mut start = first * stride % gpus;
+        for _ in 0..pipelines.min(gpus) {
+            if start + block > gpus {
+                return false;
+            }
+            start = (start + span) % gpus;
+        }
+        true
+    }
 }
 
 #[cfg(test)]
@@ -202,5 +227,29 @@ mod tests {
         assert_eq!(inner.pipeline_level(&[8, u64::MAX]), 0);
         let outer = Mesh { order: RankOrder::DpInner, ..inner };
         assert_eq!(outer.pipeline_level(&[8, u64::MAX]), 1);
+    }
+
+    #[test]
+    fn pipeline_devices_meet_where_all_their_ranks_share_domains() {
+        for order in [RankOrder::DpInner, RankOrder::PpInner] {
+            for (tp, cp, dp, pp) in [(1, 1, 1, 16), (2, 1, 3, 6), (4, 1, 2, 4), (2, 3, 5, 7)] {
+                let mesh = Mesh { tp, cp, dp, pp, order };
+                for (one, other) in (0..pp).flat_map(|a| (0..pp).map(move |b| (a, b))) {
+                    for gpus in [1, 4, 6, 8, 72, u64::MAX] {
+                        let together = |rank| {
+                            let at = mesh.coordinates(rank);
+                            let domain = |pp| mesh.rank(Coordinates { pp, ..at }) / gpus;
+                            domain(one) == domain(other)
+                        };
+                        let all = (0..tp * cp * dp * pp).all(together);
+                        assert_eq!(
+                            mesh.pipeline_devices_meet(one, other, gpus),
+                            all,
+                            "{mesh:?} {one} {other} {gpus}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }

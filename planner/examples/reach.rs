@@ -7,6 +7,7 @@ use planner::validate::fit::{fit, folds, held_out, samples};
 use planner::validate::predict_all;
 use planner::validate::reach::Share;
 use planner::validate::reach::oracle::oracle;
+use planner::validate::reach::order::{LEAST_MARGIN, MOST_ERROR, most_rank_correlation};
 use planner::validate::reach::repeats::{Axis, Measured, Seen, floors, humps, repeats};
 use planner::validate::reach::unseen::{Unseen, unseen, unseen_memory};
 use planner::validate::row::{self, Row};
@@ -39,6 +40,7 @@ fn main() -> anyhow::Result<()> {
     show_humps(&rows, Axis::MicroBatch, "micro-batch");
     show_humps(&rows, Axis::Gpus, "GPUs");
     show_oracles(&rows);
+    show_orders(&rows);
     show_unseen(&rows);
     println!("\nclaims that do not hold");
     for claim in claims().iter().filter(|claim| !claim.holds) {
@@ -85,6 +87,23 @@ fn show_humps(rows: &[Row], axis: Axis, what: &str) {
             "{:28} {:9} {at} against {before} and {behind}: {height:5.1}",
             hump.source, hump.id
         );
+    }
+}
+
+/// Sources whose sweeps are ordered less well than asked, and how long a proof may take, s.
+const UNORDERED: [(&str, f64); 1] = [("vtrain_multi", 3600.0)];
+
+fn show_orders(rows: &[Row]) {
+    let predicted = predict_all(rows);
+    println!(
+        "\nmost rank correlation of any such constants with errors of {:.0} % or less, pairs {} % apart:",
+        100.0 * MOST_ERROR,
+        100.0 * LEAST_MARGIN
+    );
+    for (source, limit_s) in UNORDERED {
+        let most = most_rank_correlation(source, (rows, &predicted), limit_s);
+        let said = most.map_or_else(|| "no proof".to_owned(), |most| format!("{most:.3}"));
+        println!("{source:28} {said}");
     }
 }
 

@@ -97,7 +97,7 @@ pub fn shorter(
     let unknown = |error: ScheduleError| Kept::Unknown(error.to_string());
     let case = Case::new(&ground, split).map_err(unknown)?;
     let problem = case.problem_of(case.columns_of_placed(placed));
-    let costs = mean_costs(&problem, case.link_s(), d.micro_batches as f64);
+    let costs = mean_costs(&problem, case.mean_link_s(), d.micro_batches as f64);
     let answer = how.order(d, costs).map_err(unknown)?;
     let order = (0..answer.schedule.devices).map(|i| answer.schedule.order_words(i).join(" "));
     let order: Vec<String> = order.collect();

@@ -19,6 +19,7 @@ fn cluster(device: &str) -> ClusterSpec {
         "h100" => "dgx_h100",
         "h200" => "dgx_h200",
         "b200" => "dgx_b200",
+        "gb300" => "gb300_nvl72",
         _ => "gb200_nvl72",
     };
     let mut cluster = shipped(name).unwrap().unwrap();
@@ -88,7 +89,33 @@ fn product_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
     gemm_s(cluster, dtype, m, n, k) + if quantised { cast_s } else { 0.0 }
 }
 
-fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
+/// Seconds a token that serving kernels take to write keys and values to a cache, by device, width and
+/// key/value heads: their rows are raw, too.
+struct CacheWrites<'a>(BTreeMap<[&'a str; 3], f64>);
+
+impl<'a> CacheWrites<'a> {
+    fn of(rows: &'a str) -> Self {
+        let cells = rows.lines().map(|line| line.split(',').collect::<Vec<_>>());
+        let written = cells.filter(|cells| cells[0] == "cache_write");
+        Self(
+            written
+                .map(|cells| ([cells[1], cells[2], cells[3]], cells[6].parse().unwrap()))
+                .collect(),
+        )
+    }
+
+    fn seconds(&self, cells: &[&str]) -> f64 {
+        if !cells[7].starts_with("aic") {
+            return 0.0;
+        }
+        let (width, _) = cells[2].split_once('/').unwrap();
+        let (_, kv_heads) = cells[5].split_once('/').unwrap();
+        let shape = attention(cells);
+        self.0[&[cells[1], width, kv_heads]] * (shape.batch * shape.query_len) as f64
+    }
+}
+
+fn predicted_s(cluster: &ClusterSpec, cells: &[&str], writes: &CacheWrites<'_>) -> f64 {
     let at = |i: usize| whole(cells[i]);
     match cells[0] {
         "gemm" => product_s(cluster, cells),
@@ -100,10 +127,10 @@ fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
             let (dtype, groups) = cells[2].split_once(':').unwrap();
             weight_gradient_s(cluster, format(dtype), whole(groups), at(3), at(4), at(5))
         }
-        "attention" | "attention_fwd" | "attention_mha" | "attention_few_heads" => {
-            forward_s(cluster, &attention(cells), Dtype::Bf16)
+        "attention" | "attention_forward" => {
+            writes.seconds(cells) + forward_s(cluster, &attention(cells), Dtype::Bf16)
         }
-        "attention_bwd" => backward_s(cluster, &attention(cells), Dtype::Bf16),
+        "attention_backward" => backward_s(cluster, &attention(cells), Dtype::Bf16),
         "p2p" => p2p_s(cluster, at(4) as f64, 0, 1),
         "nodes" => {
             let mut cluster = cluster.clone();
@@ -124,10 +151,14 @@ fn predicted_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
 fn errors(rows: &str) -> BTreeMap<String, Error> {
     let mut clusters: BTreeMap<String, ClusterSpec> = BTreeMap::new();
     let mut errors: BTreeMap<String, Error> = BTreeMap::new();
+    let writes = CacheWrites::of(rows);
     for line in rows.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
+        if cells[0] == "cache_write" {
+            continue;
+        }
         let on = clusters.entry(cells[1].to_owned()).or_insert_with(|| cluster(cells[1]));
-        let ratio = predicted_s(on, &cells) / cells[6].parse::<f64>().unwrap();
+        let ratio = predicted_s(on, &cells, &writes) / cells[6].parse::<f64>().unwrap();
         if std::env::var_os("SHOW_ROWS").is_some() && (ratio - 1.0).abs() > 0.15 {
             println!("{ratio:.2} {line}");
         }
@@ -182,7 +213,8 @@ fn assert_within(rows: &str, limits: &[(&str, f64)]) {
 
 #[test]
 fn rows_left_out_of_the_tables_are_met() {
-    let limits = [("gemm", 3.5), ("attention", 5.0), ("collective", 7.0)];
+    let limits =
+        [("gemm", 3.5), ("attention", 3.2), ("attention_backward", 2.0), ("collective", 6.5)];
     assert_within(include_str!("data/kernels_held_out.csv"), &limits);
 }
 
@@ -190,19 +222,17 @@ fn rows_left_out_of_the_tables_are_met() {
 /// what was found, to notice a change; they are no targets, and single constants of the model were
 /// chosen with some of these rows in view.
 ///
-/// `attention_mha` are rows that the tables leave out by choice: serving kernels that also write a key/value
-/// cache, which weighs most where every query head has its own keys. The
-/// model is a quarter below them. `nodes` ran over EFA.
+/// `attention_forward` and `attention_backward` are training libraries' passes that no table is of: forward ones where
+/// the table is of serving kernels, and both of PyTorch's own cuDNN on B200, whose short sequences hold the host's time.
+/// `nodes` ran over EFA.
 #[test]
 fn what_others_measured_is_near() {
     let limits = [
         ("gemm", 18.0),
         ("grouped", 35.0),
         ("grouped_weight", 32.0),
-        ("attention_fwd", 13.0),
-        ("attention_bwd", 15.0),
-        ("attention_mha", 24.0),
-        ("attention_few_heads", 9.0),
+        ("attention_forward", 16.0),
+        ("attention_backward", 27.5),
         ("nodes", 21.0),
         ("p2p", 20.0),
     ];

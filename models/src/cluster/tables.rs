@@ -16,7 +16,7 @@ macro_rules! tables {
     };
 }
 
-const SHIPPED: &[(&str, &str)] = tables!["a100" "h100" "h200" "b200" "gb200"];
+const SHIPPED: &[(&str, &str)] = tables!["a100" "h100" "h200" "b200" "gb200" "gb300"];
 
 /// Name of the tables that hold nothing.
 const NONE: &str = "none";
@@ -161,7 +161,12 @@ impl EfficiencyTables {
             }
             None => kernels(&lines, device)?,
         };
-        Ok(Self { links: links(&lines)?, link_lines: link_lines(text), ..base })
+        let attention = part(&lines, "attention", |lines| attention(lines, device))?;
+        let (links, link_lines) = match links(&lines)? {
+            None if lines.like.is_some() => (base.links, base.link_lines),
+            links => (links, link_lines(text)),
+        };
+        Ok(Self { attention: attention.or(base.attention), links, link_lines, ..base })
     }
 }
 
@@ -180,12 +185,11 @@ enum Damage {
 }
 
 /// What lines begin with, and whether a colon and a format or a collective follow.
-const KEYS: [(&str, bool); 9] = [
+const KEYS: [(&str, bool); 8] = [
     ("gemm_k", true),
     ("gemm", true),
     ("attention", false),
     ("attention_backward", false),
-    ("backward", false),
     ("stream", false),
     ("collective_bytes", false),
     ("collective", true),
@@ -234,13 +238,12 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Everything but the links.
+/// Everything but attention and the links.
 fn kernels(lines: &Lines<'_>, device: &Device) -> Result<EfficiencyTables, Damage> {
     let measured = Dtype::ALL.into_iter().filter(|dtype| !gemm_rows(lines, *dtype).is_empty());
     let gemm = measured.map(|dtype| Some((dtype, gemm(lines, dtype, device)?)));
     Ok(EfficiencyTables {
         gemm: gemm.collect::<Option<_>>().ok_or(Damage::Part("gemm"))?,
-        attention: part(lines, "attention", |lines| attention(lines, device))?,
         stream: part(lines, "stream", |lines| stream(lines, device))?,
         ..EfficiencyTables::default()
     })
@@ -316,9 +319,6 @@ const SHORT: [f64; 4] = [16.0, 128.0, 256.0, 512.0];
 const HEAD_POWERS: [f64; 2] = [0.7, 1.0];
 /// FLOPs of a backward pass over those of a forward pass: five products instead of two.
 pub(super) const BACKWARD_FLOPS: f64 = 2.5;
-/// Few heads slow a backward pass less than a forward pass, since it also runs in parallel over keys: it
-/// loses the factor that the forward pass loses, less this power of it (SimuMax's A100 and B200: .4 to .75).
-const BACKWARD_FILLS: f64 = 0.5;
 
 fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
     let rows = lines.rows("attention");
@@ -334,16 +334,8 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
         flops / (peak * share * short(sequence) / short(measured))
     };
     let forward = |point: [f64; 3]| seconds(rows, point);
-    let most = *heads.last()?;
-    let backward = |point: [f64; 3]| {
-        let own = lines.rows("attention_backward");
-        if !own.is_empty() {
-            return BACKWARD_FLOPS * seconds(own, point);
-        }
-        let ratio = backward_ratio(lines.rows("backward"), point[1]).unwrap_or(f64::NAN);
-        let filled = forward([point[0], point[1], most]) / most * point[2] / forward(point);
-        BACKWARD_FLOPS * forward(point) * filled.min(1.0).powf(BACKWARD_FILLS) / ratio
-    };
+    let own = lines.rows("attention_backward");
+    let backward = |point: [f64; 3]| BACKWARD_FLOPS * seconds(own, point);
     let axes = [widths, with_smaller(&SHORT, &sequences), heads];
     let powers = [[HEAD_POWERS[0], 0.0, 0.0], [HEAD_POWERS[1], 2.0, 1.0]];
     Some(AttentionTable {
@@ -362,13 +354,6 @@ fn nearest_heads(rows: &[Vec<f64>], [width, sequence, heads]: [f64; 3]) -> Optio
     let same = rows.iter().filter(|row| row[0] == width && row[1] == sequence);
     let distance = |row: &&Vec<f64>| (row[2] / heads).ln().abs();
     same.min_by(|a, b| distance(a).total_cmp(&distance(b)))?.get(3).copied()
-}
-
-/// Backward over forward efficiency at the nearest measured sequence.
-fn backward_ratio(rows: &[Vec<f64>], sequence: f64) -> Option<f64> {
-    let distance = |row: &&Vec<f64>| (row[0] / sequence).ln().abs();
-    let near = rows.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
-    Some(near.get(1)? * FRACTION)
 }
 
 fn stream(lines: &Lines<'_>, device: &Device) -> Option<Scaled<1>> {

@@ -192,7 +192,7 @@ pub struct Line {
     pub chunks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// One transfer between neighbouring devices, s.
+    /// One transfer between neighbouring devices at least, s.
     pub hop_s: f64,
     /// Whether the transfer is part of both stages' passes; else it is a latency.
     pub hop_blocks: bool,
@@ -213,7 +213,7 @@ impl Line {
             devices: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
-            hop_s: hop.time_s,
+            hop_s: hop.least_s(),
             hop_blocks: hop.blocks,
             vocab: d.vocab,
             passes: vocab_passes(ground, d, sheet).map(|passes| passes.way(d.vocab)),

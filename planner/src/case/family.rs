@@ -177,7 +177,7 @@ impl Case<'_> {
             return self.marked_chain_s(columns);
         }
         let devices = self.devices();
-        let (m, link_s) = (self.micro_batches(), self.link_s());
+        let m = self.micro_batches();
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
         let first_tail_s: f64 = columns.iter().step_by(devices).map(|column| column.tail_s).sum();
         for device in 0..devices {
@@ -187,6 +187,7 @@ impl Case<'_> {
             let tail_s = own().map(|column| column.tail_s).sum::<f64>();
             longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
             step_s = step_s.max(own().map(|column| column.step_s).sum());
+            let link_s = self.link_behind_s(device);
             down_s += columns[device].forward_s + link_s;
             back_s += columns[device].backward_s + link_s;
         }
@@ -202,8 +203,8 @@ impl Case<'_> {
         let longest_s = |value: fn(&Column) -> f64| columns.iter().map(value).fold(0.0, f64::max);
         let others_s = longest_s(|column| column.forward_s) + longest_s(|column| column.backward_s);
         let way_s: f64 = columns.iter().map(Column::load_s).sum();
-        let links_s = 2.0 * (columns.len() - 1) as f64 * self.link_s();
-        way_s + links_s + (self.micro_batches() - 1.0) * others_s
+        let links_s: f64 = (0..columns.len()).map(|stage| self.link_behind_s(stage)).sum();
+        way_s + 2.0 * links_s + (self.micro_batches() - 1.0) * others_s
     }
 
     /// The longest chain where every stage is there twice; see [`crate::placement::mirrored`].
@@ -227,17 +228,11 @@ impl Case<'_> {
         longest_s + step_s
     }
 
-    /// Seconds between two neighbouring stages beside their passes.
-    fn link_behind_s(&self, stage: usize, stages: usize) -> f64 {
-        let crosses = stage + 1 < stages && self.device_of(stage) != self.device_of(stage + 1);
-        if crosses { self.link_s() } else { 0.0 }
-    }
-
     /// By stage, the forwards and the backwards of those before it, with the links between, s.
     fn ways_s(&self, columns: &[Column]) -> (Vec<f64>, Vec<f64>) {
         let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
         for (stage, column) in columns.iter().enumerate() {
-            let link_s = self.link_behind_s(stage, columns.len());
+            let link_s = self.link_behind_s(stage);
             down_s.push(down_s[stage] + column.forward_s + link_s);
             back_s.push(back_s[stage] + column.backward_s + link_s);
         }
@@ -247,7 +242,7 @@ impl Case<'_> {
     /// The longest chain between milestones; see [`crate::placement::milestones`].
     fn marked_chain_s(&self, columns: &[Column]) -> f64 {
         let (devices, stages) = (self.devices(), columns.len());
-        let link_s = |stage: usize| self.link_behind_s(stage, stages);
+        let link_s = |stage: usize| self.link_behind_s(stage);
         let (down_s, back_s) = self.ways_s(columns);
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
@@ -280,8 +275,11 @@ impl Case<'_> {
         let uniform = self.ground.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
             // Stages at no end of the model are alike, but for vocabulary shards, which only first chunks hold,
-            // and where both neighbours lie on other devices.
-            let inside = stage > 0 && stage + 1 < stages && self.vocab_pass_s() == 0.0;
+            // and where both neighbours lie on other devices, equally far.
+            let inside = stage > 0
+                && stage + 1 < stages
+                && self.vocab_pass_s() == 0.0
+                && (self.hop.is_alike() || !self.hop.blocks);
             let own = self.device_of(stage);
             let inner =
                 inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;

@@ -257,13 +257,16 @@ impl<'a> Case<'a> {
         if !self.hop.blocks {
             return;
         }
-        let crossing = Parts { pp_s: self.hop.time_s, ..Parts::default() };
-        let device = |stage: usize| self.device_of(stage);
-        if stage > 0 && device(stage - 1) != device(stage) {
-            cost.forward += crossing;
+        let own = self.device_of(stage);
+        let crossing = |other: usize| Parts {
+            pp_s: self.hop.between_s(own, self.device_of(other)),
+            ..Parts::default()
+        };
+        if stage > 0 {
+            cost.forward += crossing(stage - 1);
         }
-        if stage + 1 < self.stages() && device(stage + 1) != device(stage) {
-            cost.backward += crossing;
+        if stage + 1 < self.stages() {
+            cost.backward += crossing(stage + 1);
         }
     }
 
@@ -403,12 +406,11 @@ impl<'a> Case<'a> {
 
     /// A problem over given columns.
     pub fn problem_of(&self, columns: Vec<Vec<Column>>) -> Problem {
-        let link_s = self.link_s();
         let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
         Problem {
             pipeline: Arc::clone(self.pipeline()),
             fixed: Durations {
-                link_s: vec![link_s; self.stages() - 1],
+                link_s: (1..self.stages()).map(|stage| self.link_behind_s(stage - 1)).collect(),
                 vocab,
                 ..Durations::default()
             },
@@ -432,9 +434,17 @@ impl<'a> Case<'a> {
         self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
     }
 
-    /// Latency of a transfer between stages where it is no part of their passes, s.
-    pub(crate) fn link_s(&self) -> f64 {
-        if self.hop.blocks { 0.0 } else { self.hop.time_s }
+    /// Mean latency of a transfer between devices where it is no part of their passes, s.
+    pub(crate) fn mean_link_s(&self) -> f64 {
+        if self.hop.blocks { 0.0 } else { self.hop.mean_s() }
+    }
+
+    /// Latency between a stage and the next beside their passes, s.
+    fn link_behind_s(&self, stage: usize) -> f64 {
+        if self.hop.blocks || stage + 1 >= self.stages() {
+            return 0.0;
+        }
+        self.hop.between_s(self.device_of(stage), self.device_of(stage + 1))
     }
 
     /// A column for each range that some mix fits; where layers are alike only their count matters, and

@@ -6,15 +6,44 @@ use crate::cost::parts::Parts;
 use crate::placement::VocabWay;
 use crate::simulate::{Durations, InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
-use models::mesh::{Axis, Coordinates, GroupShape, Mesh};
+use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::ScheduleName;
 
 /// Sending a micro-batch's hidden states to the next stage.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hop {
-    pub(crate) time_s: f64,
+    /// Between a device and the next, s, the last's being to the first; one figure where all are alike.
+    times_s: Vec<f64>,
     /// The receiver waits with nothing else to do; else the time is a latency.
     pub(crate) blocks: bool,
+}
+
+impl Hop {
+    /// Whether all devices are equally far from the next.
+    pub(crate) fn is_alike(&self) -> bool {
+        self.times_s.len() == 1
+    }
+
+    /// Seconds from one device to another that holds the next stage.
+    pub(crate) fn between_s(&self, one: usize, other: usize) -> f64 {
+        if one == other {
+            return 0.0;
+        }
+        let turns = one.abs_diff(other) > 1;
+        let index = if turns { self.times_s.len() - 1 } else { one.min(other) };
+        if self.is_alike() { self.times_s[0] } else { self.times_s[index] }
+    }
+
+    /// The least of all, s.
+    pub(crate) fn least_s(&self) -> f64 {
+        self.times_s.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// The mean of all from one device to the next, s.
+    pub(crate) fn mean_s(&self) -> f64 {
+        let ways = (self.times_s.len() - 1).max(1);
+        self.times_s[..ways].iter().sum::<f64>() / ways as f64
+    }
 }
 
 /// The vocabulary passes of one device.
@@ -48,23 +77,39 @@ impl VocabPassCost {
 /// software cannot, each sends everything.
 pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     if d.pp == 1 {
-        return Hop { time_s: 0.0, blocks: true };
+        return Hop { times_s: vec![0.0], blocks: true };
     }
     let mesh = Mesh::new(d);
-    let level = mesh.pipeline_level(&ground.domains);
     let whole = d.tp > 1 && !d.sequence_parallel;
     let scattered = ground.cluster.software.scatter_gather;
     let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
     // A stage's ranks of one node send at a time; its other stages are within.
     let senders = mesh.stride(Axis::Pp);
     let bytes = sheet.hidden_bytes / shares;
-    let mut time_s = collective::p2p_s(ground.cluster, bytes, level, senders);
-    if whole && scattered {
+    let gather_s = if whole && scattered {
         let group = GroupShape::strided(d.tp, 1, &ground.domains);
-        time_s +=
-            collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group);
+        collective::time_s(ground.cluster, Collective::AllGather, sheet.hidden_bytes, &group)
+    } else {
+        0.0
+    };
+    let time_s = |level| collective::p2p_s(ground.cluster, bytes, level, senders) + gather_s;
+    let levels = hop_levels(&mesh, &ground.domains);
+    Hop { times_s: levels.into_iter().map(time_s).collect(), blocks: hop_blocks(ground, d) }
+}
+
+/// Innermost levels that join each pipeline device with the next, the last with the first; one where all are alike.
+fn hop_levels(mesh: &Mesh, domains: &[u64]) -> Vec<usize> {
+    let outermost = mesh.pipeline_level(domains);
+    let inner = &domains[..outermost];
+    if inner.iter().all(|gpus| 2 * mesh.stride(Axis::Pp) > *gpus) {
+        return vec![outermost];
     }
-    Hop { time_s, blocks: hop_blocks(ground, d) }
+    let next = (0..mesh.pp).map(|device| (device, (device + 1) % mesh.pp));
+    let level = |(one, other)| {
+        let meet = |gpus: &u64| mesh.pipeline_devices_meet(one, other, *gpus);
+        inner.iter().position(meet).unwrap_or(outermost)
+    };
+    next.map(level).collect()
 }
 
 /// Giving both copies of a stage the sum of so many bytes of gradients, s: an all-reduce of the two devices that
@@ -76,13 +121,7 @@ pub(crate) fn copies_s(ground: &Ground<'_>, d: &Decisions, stage: usize, bytes: 
 
 /// How two devices that mirror each other lie: within a domain only where all their replicas do.
 fn mirrored_pair(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
-    let corners = [0, mesh.tp - 1].map(|tp| [0, mesh.dp - 1].map(|dp| (tp, dp)));
-    let meet = |gpus: u64| {
-        corners.as_flattened().iter().all(|&(tp, dp)| {
-            let domain = |pp| mesh.rank(Coordinates { tp, cp: 0, dp, pp }) / gpus;
-            domain(device) == domain(mesh.pp - 1 - device)
-        })
-    };
+    let meet = |gpus: u64| mesh.pipeline_devices_meet(device, mesh.pp - 1 - device, gpus);
     let mut within: Vec<u64> = domains.iter().map(|&gpus| 1 + u64::from(meet(gpus))).collect();
     if let Some(outermost) = within.last_mut() {
         *outermost = 2;
@@ -189,14 +228,53 @@ pub(crate) fn vocab_passes(
 /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
 pub(crate) fn fixed_durations(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Durations {
     let hop = hop(ground, d, sheet);
-    let link_s = if hop.blocks { 0.0 } else { hop.time_s };
+    let layout = d.layout();
+    let device = |stage| layout.device_of(d.pp as usize, stage);
+    let link_s = |stage: usize| match hop.blocks || stage + 1 == d.stages() {
+        true => 0.0,
+        false => hop.between_s(device(stage), device(stage + 1)),
+    };
     let passes = vocab_passes(ground, d, sheet);
     Durations {
         forward: vec![0.0; d.stages()],
         backward: vec![0.0; d.stages()],
         weight: vec![0.0; d.stages()],
-        link_s: vec![link_s; d.stages()],
+        link_s: (0..d.stages()).map(link_s).collect(),
         pair: Vec::new(),
         vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::mesh::RankOrder;
+
+    #[test]
+    fn devices_within_a_node_are_nearer_than_those_beyond_it() {
+        let line = Mesh { tp: 1, cp: 1, dp: 1, pp: 16, order: RankOrder::DpInner };
+        let levels = hop_levels(&line, &[8, u64::MAX]);
+        // 7 to 8 leave the node, and 15 to 0.
+        let beyond = [7, 15];
+        let expected: Vec<usize> =
+            (0..16).map(|device| usize::from(beyond.contains(&device))).collect();
+        assert_eq!(levels, expected);
+        let apart = Mesh { dp: 8, ..line };
+        assert_eq!(hop_levels(&apart, &[8, u64::MAX]), [1]);
+        assert_eq!(hop_levels(&Mesh { pp: 8, ..line }, &[8, u64::MAX]), [0]);
+    }
+
+    #[test]
+    fn a_hop_takes_the_time_of_its_own_boundary() {
+        let hop = Hop { times_s: vec![1.0, 2.0, 3.0, 4.0], blocks: true };
+        assert_eq!(
+            [hop.between_s(1, 2), hop.between_s(2, 1), hop.between_s(2, 2)],
+            [2.0, 2.0, 0.0]
+        );
+        // A looped pipeline's last device sends to the first.
+        assert_eq!(hop.between_s(3, 0), 4.0);
+        assert_eq!([hop.least_s(), hop.mean_s()], [1.0, 2.0]);
+        let alike = Hop { times_s: vec![5.0], blocks: true };
+        assert_eq!([alike.between_s(0, 1), alike.between_s(3, 0), alike.mean_s()], [5.0; 3]);
     }
 }

@@ -52,7 +52,7 @@ impl Searched {
             freed_by_b,
             freed_by_w: 1.0 - freed_by_b,
             limit: held.into(),
-            ..mean_costs(&problem, case.link_s(), d.micro_batches as f64)
+            ..mean_costs(&problem, case.mean_link_s(), d.micro_batches as f64)
         };
         let order = zb_auto(d.pp as usize, d.micro_batches as usize, 1, costs).map_err(reason)?;
         let held = held.min(d.micro_batches as u32);

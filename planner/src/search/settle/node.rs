@@ -148,7 +148,7 @@ impl Worker<'_> {
         let states = self.states(d, &inner, &sheet);
         let hops = inner.rank_order.iter().map(|&rank_order| {
             let d = Decisions { rank_order, ..d.clone() };
-            ways::hop(&self.ground, &d, &sheet).time_s
+            ways::hop(&self.ground, &d, &sheet).least_s()
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);
         NodeView {

@@ -63,8 +63,8 @@ pub const SOFTWARE: [Field; 15] = [
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
         key: "attention_slowdown",
-        prior: 1.1,
-        spread: 0.3,
+        prior: 1.0,
+        spread: 0.15,
         at: |c| &mut c.software.attention_slowdown,
     },
     Field {

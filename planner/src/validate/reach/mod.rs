@@ -1,7 +1,8 @@
 //! What no prediction can reach: how far measurements of the same configuration lie apart, which of them no smooth cost
-//! explains, how well the model's own terms could do if their constants were free, and what could be learnt of its errors.
+//! explains, how well the model's own terms could do, and order runs, if their constants were free, and what could be learnt of its errors.
 
 pub mod oracle;
+pub mod order;
 pub mod repeats;
 pub mod unseen;
 

@@ -24,10 +24,10 @@ const STEP: f64 = 0.1;
 const AS_GOOD: f64 = 0.02;
 
 /// A run with its terms.
-struct Run<'a> {
-    row: &'a Row,
-    measured_s: f64,
-    terms: Vec<f64>,
+pub(super) struct Run<'a> {
+    pub(super) row: &'a Row,
+    pub(super) measured_s: f64,
+    pub(super) terms: Vec<f64>,
 }
 
 /// What free constants make of a source.
@@ -52,13 +52,7 @@ pub struct Oracle {
 
 /// The oracle of one source.
 pub fn oracle(source: &str, rows: &[Row], predicted: &[Predicted]) -> Option<Oracle> {
-    let of_source = |row: &&Row| row.file == source;
-    let runs: Vec<Run<'_>> = rows.iter().filter(of_source).filter_map(run).collect();
-    let sweeps: Vec<(String, Vec<Run<'_>>)> = swept(rows, predicted)
-        .into_iter()
-        .filter(|((file, _), (timed, _))| file == source && timed.len() > 1)
-        .map(|((_, fixed), (timed, _))| (fixed, timed.iter().filter_map(of_timed).collect()))
-        .collect();
+    let (runs, sweeps) = runs_and_sweeps(source, rows, predicted);
     let free = by_gpu(&runs, &[])?;
     let ordered = by_gpu(&runs, &sweeps);
     let out_of_reach: Vec<String> =
@@ -72,6 +66,25 @@ pub fn oracle(source: &str, rows: &[Row], predicted: &[Predicted]) -> Option<Ora
         sweeps_in_reach: sweeps.len() - out_of_reach.len(),
         out_of_reach,
     })
+}
+
+/// A sweep: what is fixed in it, and its runs.
+type Swept<'a> = (String, Vec<Run<'a>>);
+
+/// A source's runs, and its sweeps.
+pub(super) fn runs_and_sweeps<'a>(
+    source: &str,
+    rows: &'a [Row],
+    predicted: &'a [Predicted],
+) -> (Vec<Run<'a>>, Vec<Swept<'a>>) {
+    let of_source = |row: &&Row| row.file == source;
+    let runs = rows.iter().filter(of_source).filter_map(run).collect();
+    let sweeps = swept(rows, predicted)
+        .into_iter()
+        .filter(|((file, _), (timed, _))| file == source && timed.len() > 1)
+        .map(|((_, fixed), (timed, _))| (fixed, timed.iter().filter_map(of_timed).collect()))
+        .collect();
+    (runs, sweeps)
 }
 
 /// Factors of each kind of GPU.
@@ -146,7 +159,7 @@ fn dot(factors: &[f64], terms: &[f64]) -> f64 {
 }
 
 /// `Σ factor·term / by`.
-fn weighted(factors: &[Variable], terms: &[f64], by: f64) -> Expression {
+pub(super) fn weighted(factors: &[Variable], terms: &[f64], by: f64) -> Expression {
     factors.iter().zip(terms).map(|(factor, term)| (term / by) * *factor).sum()
 }
 
@@ -241,17 +254,17 @@ fn rank_correlation(factors: &Factors<'_>, sweeps: &[(String, Vec<Run<'_>>)]) ->
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Runs with two terms each.
-    fn runs<'a>(row: &'a Row, of: &[(f64, [f64; 2])]) -> Vec<Run<'a>> {
+    pub fn runs<'a>(row: &'a Row, of: &[(f64, [f64; 2])]) -> Vec<Run<'a>> {
         of.iter()
             .map(|(measured_s, terms)| Run { row, measured_s: *measured_s, terms: terms.to_vec() })
             .collect()
     }
 
-    fn any_row() -> Row {
+    pub fn any_row() -> Row {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/papers/measured.csv");
         let rows =
             crate::validate::row::read(std::path::Path::new(path)).expect("the file is here");
