@@ -248,7 +248,7 @@ pub(crate) fn fixed_durations(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::mesh::RankOrder;
+    use models::decisions::RankOrder;
 
     #[test]
     fn devices_within_a_node_are_nearer_than_those_beyond_it() {

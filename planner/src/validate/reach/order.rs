@@ -7,7 +7,7 @@ use super::oracle::{Run, runs_and_sweeps, weighted};
 use crate::validate::Predicted;
 use crate::validate::row::Row;
 use good_lp::{
-    Expression, Solution, SolverModel, Variable, constraint,
+    Expression, Solution, SolverModel, Variable, WithMipGap, constraint,
     solvers::{SolutionStatus, highs::highs},
     variable, variables,
 };
@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 pub const MOST_ERROR: f64 = 0.5;
 /// Pairs count as ordered where the slower one is predicted to take longer by this part of the other's measured time.
 pub const LEAST_MARGIN: f64 = 1e-3;
+/// Part of what is lost to inversions that a proof may leave open.
+const GAP: f64 = 1e-4;
 /// A sweep with fewer configurations has no correlation.
 const ENOUGH: usize = 3;
 
@@ -52,7 +54,8 @@ fn most(runs: &[Run<'_>], mut sweeps: Vec<Vec<Run<'_>>>, limit_s: f64) -> Option
         pairs.iter().zip(&inverted).map(|(pair, inverted)| pair.weight * *inverted).sum();
     let mut program = space.minimise(lost.clone()).using(highs);
     program.set_verbose(false);
-    let mut program = program.set_time_limit(limit_s);
+    let program = program.set_time_limit(limit_s);
+    let mut program = program.with_mip_gap(GAP as f32).ok()?;
     let mut error = Expression::from(0.0);
     for ((run, own), share) in runs.iter().zip(&errors).zip(shares(runs)) {
         let ratio = weighted(&factors, &scaled(run), run.measured_s);
@@ -73,8 +76,8 @@ fn most(runs: &[Run<'_>], mut sweeps: Vec<Vec<Run<'_>>>, limit_s: f64) -> Option
         program.add_constraint(constraint!(behind <= free * *inverted));
     }
     let solved = program.solve().ok()?;
-    let proven = matches!(solved.status(), SolutionStatus::Optimal);
-    proven.then(|| 1.0 - solved.eval(&lost))
+    let proven = !matches!(solved.status(), SolutionStatus::TimeLimit);
+    proven.then(|| 1.0 - (1.0 - GAP) * solved.eval(&lost))
 }
 
 /// Two runs of a sweep, and what their inversion takes from the correlation.
@@ -143,9 +146,9 @@ mod tests {
         assert_eq!(most_of(&[(1.0, [2.0, 0.5]), (2.0, [1.0, 1.0]), (3.0, [0.0, 1.5])]), 1.0);
         // The fastest has most of everything: it comes last, 1 - 6·(4 + 1 + 1)/(3·8).
         let last = most_of(&[(1.0, [1.2, 1.2]), (1.1, [1.0, 1.0]), (1.2, [1.1, 1.1])]);
-        assert!((last + 0.5).abs() < 1e-6, "{last}");
+        assert!((last + 0.5).abs() < 1e-3, "{last}");
         // The second and the third have the same: they are not told apart.
         let alike = most_of(&[(1.0, [1.0, 1.0]), (2.0, [2.0, 2.0]), (3.0, [2.0, 2.0])]);
-        assert!((alike - 0.5).abs() < 1e-6, "{alike}");
+        assert!((alike - 0.5).abs() < 1e-3, "{alike}");
     }
 }
