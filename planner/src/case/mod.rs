@@ -257,16 +257,12 @@ impl<'a> Case<'a> {
         if !self.hop.blocks {
             return;
         }
-        let own = self.device_of(stage);
-        let crossing = |other: usize| Parts {
-            pp_s: self.hop.between_s(own, self.device_of(other)),
-            ..Parts::default()
-        };
+        let behind = |stage| Parts { pp_s: self.hop_behind_s(stage), ..Parts::default() };
         if stage > 0 {
-            cost.forward += crossing(stage - 1);
+            cost.forward += behind(stage - 1);
         }
         if stage + 1 < self.stages() {
-            cost.backward += crossing(stage + 1);
+            cost.backward += behind(stage);
         }
     }
 
@@ -444,7 +440,12 @@ impl<'a> Case<'a> {
         if self.hop.blocks || stage + 1 >= self.stages() {
             return 0.0;
         }
-        self.hop.between_s(self.device_of(stage), self.device_of(stage + 1))
+        self.hop_behind_s(stage)
+    }
+
+    /// A transfer between a stage and the next, s.
+    fn hop_behind_s(&self, stage: usize) -> f64 {
+        self.hop.behind_s(self.decisions.layout(), self.devices(), stage)
     }
 
     /// A column for each range that some mix fits; where layers are alike only their count matters, and

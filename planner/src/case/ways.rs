@@ -7,7 +7,7 @@ use crate::placement::VocabWay;
 use crate::simulate::{Durations, InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::schedule::ScheduleName;
+use models::schedule::{ScheduleName, StageLayout};
 
 /// Sending a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +24,17 @@ impl Hop {
         self.times_s.len() == 1
     }
 
+    /// Seconds between a stage and the next, 0 on one device; of two copies, where it takes longest.
+    pub(crate) fn behind_s(&self, layout: StageLayout, devices: usize, stage: usize) -> f64 {
+        let of_copy = |copy| {
+            let device = |stage| layout.holder(devices, stage, copy as u16).0;
+            self.between_s(device(stage), device(stage + 1))
+        };
+        (0..layout.copies()).map(of_copy).fold(0.0, f64::max)
+    }
+
     /// Seconds from one device to another that holds the next stage.
-    pub(crate) fn between_s(&self, one: usize, other: usize) -> f64 {
+    fn between_s(&self, one: usize, other: usize) -> f64 {
         if one == other {
             return 0.0;
         }
@@ -228,11 +237,9 @@ pub(crate) fn vocab_passes(
 /// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
 pub(crate) fn fixed_durations(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Durations {
     let hop = hop(ground, d, sheet);
-    let layout = d.layout();
-    let device = |stage| layout.device_of(d.pp as usize, stage);
     let link_s = |stage: usize| match hop.blocks || stage + 1 == d.stages() {
         true => 0.0,
-        false => hop.between_s(device(stage), device(stage + 1)),
+        false => hop.behind_s(d.layout(), d.pp as usize, stage),
     };
     let passes = vocab_passes(ground, d, sheet);
     Durations {
@@ -274,6 +281,11 @@ mod tests {
         // A looped pipeline's last device sends to the first.
         assert_eq!(hop.between_s(3, 0), 4.0);
         assert_eq!([hop.least_s(), hop.mean_s()], [1.0, 2.0]);
+        // The other copies of stages 2 and 3 are on devices 1 and 0.
+        let both = |stage| hop.behind_s(StageLayout::Bidirectional, 4, stage);
+        assert_eq!([both(0), both(1), both(2)], [3.0, 2.0, 3.0]);
+        let v = |stage| hop.behind_s(StageLayout::V, 4, stage);
+        assert_eq!([v(2), v(3), v(4)], [3.0, 0.0, 3.0]);
         let alike = Hop { times_s: vec![5.0], blocks: true };
         assert_eq!([alike.between_s(0, 1), alike.between_s(3, 0), alike.mean_s()], [5.0; 3]);
     }
