@@ -258,15 +258,16 @@ def cores(folder, device, pass_, impl="", source=""):
     ]
 
 
-SHAPE = ("batch", "seq", "heads", "kv_heads", "head_dim_qk", "head_dim_v", "causal", "window")
-
-
-def hold_out_shapes(kept):
-    """The same with every seventh shape: versions of one library timed the same ones."""
-    shapes = list(dict.fromkeys(tuple(r[column] for column in SHAPE) for r in kept))
-    held = set(hold_out(shapes)[1])
-    apart = lambda r: tuple(r[column] for column in SHAPE) in held
+def hold_out_shapes(kept, shape):
+    """The same with every seventh shape: rows of one shape, as a table has it, tell one another."""
+    held = set(hold_out(list(dict.fromkeys(shape(r) for r in kept)))[1])
+    apart = lambda r: shape(r) in held
     return [r for r in kept if not apart(r)], [r for r in kept if apart(r)]
+
+
+def cell(r):
+    """Width, sequence and heads of a causal square."""
+    return int(r["head_dim_qk"]), int(r["seq"]), min(int(r["batch"]) * int(r["heads"]), MOST_HEADS)
 
 
 def core_row(kind, device, r):
@@ -326,15 +327,14 @@ short = lambda sequence: sequence / (sequence + HALF_TOKENS)
 @functools.cache
 def served(folder, device, source):
     """Surface of forward fractions of peak without cache writes; rows held out; writes; shapes measured."""
-    used, held = hold_out(cores(folder, device, "fwd", source=source))
+    used, held = hold_out_shapes(cores(folder, device, "fwd", source=source), cell)
     writes = Writes(used)
     cells = defaultdict(list)
     for r in used:
-        heads = min(int(r["batch"]) * int(r["heads"]), MOST_HEADS)
         seconds = float(r["time_ms"]) / 1e3
         rest = max(seconds - writes.seconds(r), 0.3 * seconds)
         fraction = float(r["fraction_of_peak"]) * seconds / rest
-        cells[int(r["head_dim_qk"]), int(r["seq"]), heads].append(fraction)
+        cells[cell(r)].append(fraction)
     medians = {shape: statistics.median(v) / short(shape[1]) for shape, v in cells.items()}
     surface = Surface({doublings(shape): v for shape, v in medians.items()}, fused, 0.05)
     return surface, held, writes, sorted(cells)
@@ -379,7 +379,7 @@ def attention(folder, spec, held_out, device):
     surface, held, writes, measured = served(folder, *spec["attention"])
     forward = lambda shape: surface.at(doublings(shape)) * short(shape[1])
     if "forward" in spec:
-        used, held = hold_out_shapes(cores(folder, spec["forward"][0], "fwd", impl=spec["forward"][1]))
+        used, held = hold_out_shapes(cores(folder, spec["forward"][0], "fwd", impl=spec["forward"][1]), square)
         forward = trained(used, forward)
         held_out += [core_row("attention", device, r) for r in held]
     else:
@@ -388,24 +388,29 @@ def attention(folder, spec, held_out, device):
             for (width, kv), seconds in sorted(writes.token_s.items())
         ]
         held_out += [core_row("attention", device, r) for r in sample(held)]
-    used, held = hold_out_shapes(cores(folder, spec["backward"][0], "bwd", impl=spec["backward"][1]))
+    used, held = hold_out_shapes(cores(folder, spec["backward"][0], "bwd", impl=spec["backward"][1]), square)
     backward = trained(used, forward)
     if device != "h100":  # those are H200's
         held_out += [core_row("attention_backward", device, r) for r in held]
-    shapes = grid(measured, BESIDE if "forward" in spec else ())
+    shapes = grid(measured, [square(r) for r in used], BESIDE if "forward" in spec else ())
     return [
         [key, *shape, round(expected(shape) * FORMAT)]
         for key, expected in (("attention", forward), ("attention_backward", backward)) for shape in shapes
     ]
 
 
-def grid(measured, longer):
-    """Shapes of a table: for each width and sequence the heads measured, and those between."""
+def grid(measured, squares, longer):
+    """Shapes of a table: for each width and sequence the heads measured, and those between; widths that only backward
+    passes were measured with are as wide ones are, and so are sequences."""
     every = sorted({heads for _, _, heads in measured})
+    sequences = {sequence for _, sequence, _ in measured}
+    beyond = {LONGEST} if any(side > max(sequences) for _, side, _ in squares) else set()
+    longer = set(longer) | beyond
     shapes = []
-    for width in sorted({shape[0] for shape in measured}):
-        for sequence in sorted({shape[1] for shape in measured if shape[0] == width} | set(longer)):
-            seen = [heads for w, s, heads in measured if w == width and (s == sequence or sequence in longer)]
+    for width in sorted({shape[0] for shape in measured} | {int(width) for width, _, _ in squares}):
+        like = [shape for shape in measured if shape[0] == width] or measured
+        for sequence in sorted({shape[1] for shape in like} | longer):
+            seen = [heads for _, s, heads in like if s == sequence or sequence in longer]
             shapes += [(width, sequence, heads) for heads in every if min(seen) <= heads <= max(seen)]
     return shapes
 

@@ -153,12 +153,10 @@ impl Mesh {
 
     /// Innermost link level that joins pipeline neighbours, given domain sizes (innermost first).
     ///
-    /// A neighbour `stride` away shares a domain only if the domain holds more than `stride` ranks;
-    /// some pairs then still cross it, so the level is the one all pairs can use.
+    /// Where one pipeline lies across two domains it is the level that joins those.
     pub fn pipeline_level(&self, domains: &[u64]) -> usize {
-        let span = self.stride(Axis::Pp) * self.pp;
-        let fits = |gpus: &u64| *gpus >= span;
-        domains.iter().position(fits).unwrap_or(domains.len().saturating_sub(1))
+        let within = |gpus: &u64| self.pipeline_devices_meet(0, self.pp - 1, *gpus);
+        domains.iter().position(within).unwrap_or(domains.len().saturating_sub(1))
     }
 
     /// Whether each rank of one pipeline device shares its domain of `gpus` with the same rank of another,
@@ -227,6 +225,10 @@ mod tests {
         assert_eq!(inner.pipeline_level(&[8, u64::MAX]), 0);
         let outer = Mesh { order: RankOrder::DpInner, ..inner };
         assert_eq!(outer.pipeline_level(&[8, u64::MAX]), 1);
+        // Each has 6 ranks, and the second lies on two nodes.
+        let across = Mesh { pp: 3, ..inner };
+        assert_eq!(across.pipeline_level(&[8, u64::MAX]), 1);
+        assert_eq!(Mesh { dp: 1, ..across }.pipeline_level(&[8, u64::MAX]), 0);
     }
 
     #[test]

@@ -46,16 +46,16 @@ pub fn by_own_times(
     let apart = Decisions { pass_times: Some(usual), ..decisions.clone() };
     let case = Case::new(ground, apart).ok()?;
     let problem = case.problem_of(case.columns_of_placed(placed));
-    let own = PassRatios::nearest(mean_times(&problem, decisions));
+    let own = PassRatios::nearest(mean_times(&case, &problem));
     // Stages are not all as long as their mean.
     let both = own.into_iter().chain([usual]).filter_map(priced);
     both.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
 }
 
 /// Means over devices.
-fn mean_times(problem: &Problem, d: &Decisions) -> PassTimes {
+fn mean_times(case: &Case<'_>, problem: &Problem) -> PassTimes {
     let columns = || problem.columns.iter().filter_map(|columns| columns.first());
-    let (devices, fixed) = (d.pp as f64, &problem.fixed);
+    let (devices, fixed) = (case.devices() as f64, &problem.fixed);
     let vocab = &fixed.vocab;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
     PassTimes {
@@ -63,7 +63,7 @@ fn mean_times(problem: &Problem, d: &Decisions) -> PassTimes {
         backward: columns().map(|column| column.backward_s).sum::<f64>() / devices,
         weight: columns().map(|column| column.weight_s).sum::<f64>() / devices,
         vocab: [&vocab.first, &vocab.middle, &vocab.last].map(|times| mean(times)),
-        link: mean(&fixed.link_s),
+        link: case.mean_link_s(),
         broadcast: vocab.broadcast_s,
         barriers: [vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s],
     }

@@ -50,7 +50,7 @@ fn one_micro_batch_goes_through_all_of_them() {
     let schedule = schedule.with_input_passes(PassTimes::default()).unwrap();
     let input = Input { forward: 0.1, backward: 0.2, sum: 0.05, broadcast: 0.3 };
     let found_s = makespan_s(&schedule, PassTimes::default(), input);
-    let expected_s = (0.1 + 0.05) + 2.0 + 0.5 + 4.0 + (0.3 + 0.2);
+    let expected_s = (0.1 + 0.05) + 2.0 + 0.1 + 4.0 + (0.3 + 0.2);
     assert!((found_s - expected_s).abs() < 1e-12, "{found_s} {expected_s}");
 }
 

@@ -106,8 +106,8 @@ pub struct Device {
     pub sms: u64,
     /// Shortest time between two kernels, seconds: a kernel cannot cost less.
     pub kernel_launch_s: f64,
-    /// Time of a matrix product under sustained load, over its time alone in a benchmark: clocks fall when
-    /// the power limit is reached.
+    /// Time that a matrix product at the peak rate would take under sustained load, over its time alone in a benchmark:
+    /// clocks fall when the power limit is reached. Slower products are throttled less.
     pub sustained_slowdown: f64,
     /// Memory that tensors cannot use: context, loaded kernels, allocator slack; bytes.
     pub reserved_bytes: f64,
@@ -273,6 +273,9 @@ pub struct Software {
     pub routing_s: f64,
     /// Routing runs in a CUDA graph, which takes no host: `routing_s` is not paid.
     pub graphed_routing: bool,
+    /// What a pipeline's device waits for before each pass beside the transfer, seconds: its host, which waited for
+    /// that, then launches the first kernels.
+    pub pass_gap_s: f64,
     /// What a step costs besides its passes (data, clipping, logging), seconds.
     pub step_overhead_s: f64,
     /// Slowdown for each doubling of the GPUs beyond one node (stragglers, jitter).

@@ -161,7 +161,10 @@ impl EfficiencyTables {
             }
             None => kernels(&lines, device)?,
         };
-        let attention = part(&lines, "attention", |lines| attention(lines, device))?;
+        let attention = match part(&lines, "attention_backward", |lines| attention(lines, device))? {
+            None => part(&lines, "attention", |lines| attention(lines, device))?,
+            both => both,
+        };
         let (links, link_lines) = match links(&lines)? {
             None if lines.like.is_some() => (base.links, base.link_lines),
             links => (links, link_lines(text)),

@@ -2,9 +2,10 @@
 //! and trainers make of the device. Links, host and failures stay those of the cluster that it is made from.
 
 use super::{priced_s, solve};
-use crate::cost::memory_bound;
+use crate::cost::{gemm, memory_bound};
 use models::cluster::{
-    ClusterSpec, EfficiencyTables, LinkLevel, MeasuredGpu, Software, Step, software, table_text,
+    ClusterSpec, Device, Dtype, EfficiencyTables, LinkLevel, MeasuredGpu, Product, Software, Step,
+    software, table_text,
 };
 use models::input::InputError;
 use serde::Serialize;
@@ -46,7 +47,9 @@ pub fn calibrated(base: &ClusterSpec, measured: &MeasuredGpu) -> Result<Calibrat
         device.sms = measured.multiprocessors;
     }
     device.kernel_launch_s = measured.launch_s.unwrap_or(device.kernel_launch_s);
-    device.sustained_slowdown = measured.sustained_slowdown.unwrap_or(device.sustained_slowdown);
+    if let Some(slowdown) = measured.sustained_slowdown {
+        device.sustained_slowdown = slowdown_at_peak(slowdown, &measured.products, device);
+    }
     cluster.software = own_software(base)?;
     let link_bytes_per_s = cluster.levels.first().map_or(1.0, LinkLevel::achieved_bytes_per_s);
     let links = &base.tables.link_lines;
@@ -59,6 +62,15 @@ pub fn calibrated(base: &ClusterSpec, measured: &MeasuredGpu) -> Result<Calibrat
         solve(&mut cluster, shortest, 0.0..=1.0, |of| &mut of.software.step_overhead_s)?;
     }
     Ok(Calibrated { cluster, tables })
+}
+
+/// What a product at the peak would slow down by, where the largest in 16 bits slows down by `slowdown`; no less than 1.
+fn slowdown_at_peak(slowdown: f64, products: &[Product], device: &Device) -> f64 {
+    let flops = |product: &Product| 2.0 * (product.m * product.n * product.k) as f64;
+    let wide = products.iter().filter(|product| product.dtype == Dtype::Bf16);
+    let largest = wide.max_by(|one, other| flops(one).total_cmp(&flops(other)));
+    let rate = |product: &Product| flops(product) / (product.s * device.peak_flops(Dtype::Bf16));
+    (slowdown / gemm::throttle(largest.map_or(1.0, rate))).max(1.0)
 }
 
 /// What trainers on GPUs do, before anything is measured of them.
@@ -162,7 +174,7 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
     line(format_args!("  sms: {}", device.sms));
     line(format_args!("  kernel_launch_s: {:.4e}", device.kernel_launch_s));
     line(format_args!(
-        "  sustained_slowdown: {:.4}  # a large product after two seconds of it",
+        "  sustained_slowdown: {:.4}  # at the peak, from a large product after two seconds of it",
         device.sustained_slowdown
     ));
     line(format_args!("  reserved_bytes: {:e}", device.reserved_bytes));

@@ -29,7 +29,7 @@ use priced::Placed;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use ways::{Hop, VocabPassCost, copies_s, hop, vocab_passes};
+use ways::{Hop, VocabPassCost, copies_s, gap_s, hop, vocab_passes};
 
 /// A configuration with everything but the placement of layers.
 #[derive(Debug)]
@@ -171,6 +171,7 @@ impl<'a> Case<'a> {
     pub fn stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
         let layers = self.stage_of_layers(start, end);
         let mut cost = self.stage_ends(stage);
+        cost.tail_s += self.tied_exposed_s(stage, layers.weight_s);
         cost.forward += layers.forward;
         cost.backward += layers.backward;
         cost.weight_s += layers.weight_s;
@@ -245,6 +246,7 @@ impl<'a> Case<'a> {
     fn stage_ends(&self, stage: usize) -> StageCost {
         let mut cost = StageCost::default();
         self.add_hops(stage, &mut cost);
+        self.add_gaps(&mut cost);
         if self.passes.is_some() {
             self.add_vocab_shard(stage, &mut cost);
         } else {
@@ -263,6 +265,18 @@ impl<'a> Case<'a> {
         }
         if stage + 1 < self.stages() {
             cost.backward += behind(stage);
+        }
+    }
+
+    /// What passes start with.
+    fn add_gaps(&self, cost: &mut StageCost) {
+        let gap_s = gap_s(self.ground, &self.decisions);
+        let gap = Parts { pp_s: gap_s, ..Parts::default() };
+        cost.forward += gap;
+        cost.backward += gap;
+        if self.decisions.schedule.splits_backward() {
+            cost.backward += gap;
+            cost.weight_s += gap_s;
         }
     }
 
@@ -287,19 +301,26 @@ impl<'a> Case<'a> {
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
         }
+    }
+
+    /// What nothing hides of adding up a tied embedding's gradients, s; `layers_weight_s` are the stage's last weight
+    /// gradients, before which come the output layer's.
+    fn tied_exposed_s(&self, stage: usize, layers_weight_s: f64) -> f64 {
+        let (first, last) = (stage == 0, stage + 1 == self.stages());
         // On a V of stages the first device holds both; of two copies, each end's.
-        let apart = !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
-        if tied && first != last && apart {
-            // The output layer's own come first.
-            let own_s = if last { vocab.head_backward_weight.total_s() } else { 0.0 };
-            let under = self.ground.cluster.software.tied_under_weights;
-            let hidden_s = if under { (cost.weight_s - own_s).max(0.0) } else { 0.0 };
-            cost.tail_s += (self.tied_gradient_s(head) - hidden_s).max(0.0);
+        let apart = || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
+        let summed = self.ground.model.tied_embeddings && self.passes.is_none();
+        if !summed || first == last || !apart() {
+            return 0.0;
         }
+        let under = self.ground.cluster.software.tied_under_weights;
+        let hidden_s = if under { layers_weight_s } else { 0.0 };
+        (self.tied_gradient_s() - hidden_s).max(0.0)
     }
 
     /// Adding up the two copies' gradients of a tied embedding on first and last stage.
-    fn tied_gradient_s(&self, rows: f64) -> f64 {
+    fn tied_gradient_s(&self) -> f64 {
+        let (_, rows) = self.ground.vocab_params(self.decisions.tp);
         let mesh = Mesh::new(&self.decisions);
         let stride = mesh.stride(Axis::Pp) * (self.decisions.pp - 1);
         let pair = GroupShape::strided(2, stride, &self.ground.domains);

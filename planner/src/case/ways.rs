@@ -92,8 +92,10 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     let whole = d.tp > 1 && !d.sequence_parallel;
     let scattered = ground.cluster.software.scatter_gather;
     let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
-    // A stage's ranks of one node send at a time; its other stages are within.
-    let senders = mesh.stride(Axis::Pp);
+    // A stage's ranks of one node send at a time; its other stages are within. Sums behind vocabulary passes are on
+    // the way when a gradient is, which is sent behind `S` too (`vocab_parallel_schedule.py` of the reference).
+    let beside = matches!(d.vocab, Vocab::ParallelNaive | Vocab::Parallel1 | Vocab::Parallel2);
+    let senders = mesh.stride(Axis::Pp) * if beside { 2 } else { 1 };
     let bytes = sheet.hidden_bytes / shares;
     let gather_s = if whole && scattered {
         let group = GroupShape::strided(d.tp, 1, &ground.domains);
@@ -140,14 +142,24 @@ fn mirrored_pair(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
 
 /// Whether transfers are part of passes: looped schedules hide them where the software can.
 pub(crate) fn hop_blocks(ground: &Ground<'_>, d: &Decisions) -> bool {
+    // Passes of a schedule with split backwards run off a list: so do its transfers, on a stream of their own (Zero
+    // Bubble's runtime).
+    let apart = d.schedule.splits_backward() || overlaps_hops(ground, d);
+    d.pp == 1 || !apart
+}
+
+/// Whether transfers of a looped schedule run under passes.
+fn overlaps_hops(ground: &Ground<'_>, d: &Decisions) -> bool {
     let looped = matches!(
         d.schedule,
         ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
     );
-    // Passes of a schedule with split backwards run off a list: so do its transfers, on a stream of their own (Zero
-    // Bubble's runtime).
-    let apart = d.schedule.splits_backward() || (looped && ground.cluster.software.p2p_overlap);
-    d.pp == 1 || !apart
+    looped && ground.cluster.software.p2p_overlap
+}
+
+/// What a pass begins with, s: none where the host waits for no transfer.
+pub(crate) fn gap_s(ground: &Ground<'_>, d: &Decisions) -> f64 {
+    if d.pp == 1 || overlaps_hops(ground, d) { 0.0 } else { ground.cluster.software.pass_gap_s }
 }
 
 /// Whether the input layer's passes have places, and seconds, of their own: in an order for a configuration's own
@@ -189,9 +201,9 @@ pub(crate) fn vocab_passes(
             [broadcast_s, statistics_s, statistics_s, gradient_s],
         ),
         Vocab::Parallel2 => (
-            forward + input,
+            forward + cost.softmax_cast + input,
             Parts::default(),
-            weight + embed,
+            cost.softmax_rescale + weight + embed,
             [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
         ),
         // The input layer's broadcast runs under its forward and its sum under its backward, and all wait for both.
@@ -208,7 +220,7 @@ pub(crate) fn vocab_passes(
         _ => (
             forward,
             Parts::default(),
-            input + weight + embed,
+            cost.softmax_rescale + input + weight + embed,
             [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s],
         ),
     };

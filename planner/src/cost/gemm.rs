@@ -121,7 +121,22 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
     };
     let software = &cluster.software;
     let narrow = if runs_in.bytes() < 2.0 { software.fp8_slowdown } else { 1.0 };
-    s * device.sustained_slowdown * software.gemm_slowdown * narrow
+    let rate = 2.0 * shape[0] * shape[1] * shape[2] / (s * device.peak_flops(runs_in));
+    s * throttled(device.sustained_slowdown, rate) * software.gemm_slowdown * narrow
+}
+
+/// Slowdown of a product that alone runs at a part `rate` of the peak, on a device that at the peak would run so many
+/// times slower to stay within its power limit.
+///
+/// Products that leave units idle need not slow down.
+fn throttled(at_peak: f64, rate: f64) -> f64 {
+    (at_peak * throttle(rate)).max(1.0)
+}
+
+/// What throttling at a part of the peak rate is to throttling at the peak. Power is work a cycle times the cube of the
+/// clock, as voltage follows the clock, so that at the limit the clock falls with the cube root of the work.
+pub fn throttle(rate: f64) -> f64 {
+    rate.cbrt()
 }
 
 /// The table for a format, and how much faster the format is than the table's: an unmeasured format

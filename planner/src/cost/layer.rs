@@ -94,6 +94,10 @@ pub struct VocabCost {
     pub head_backward_input: Parts,
     /// Gradient of the output matrix.
     pub head_backward_weight: Parts,
+    /// Scaling a shard's softmax once more, when all shards' sums are known: a part of `T`.
+    pub softmax_rescale: Parts,
+    /// Casting a shard's softmax for a product before its gradient is: a part of the second algorithm's `S`.
+    pub softmax_cast: Parts,
     /// Embedding activations held (the dropout mask).
     pub embed_saved_bytes: f64,
     /// Head activations held: its input.
@@ -622,6 +626,8 @@ impl LayerPricer<'_> {
             head_forward: head.forward + loss(loss_bytes) + tp(loss_s),
             head_backward_input: head.input + loss(loss_gradient_bytes) + tp(reduce_s),
             head_backward_weight: head.weight,
+            softmax_rescale: loss(2.0 * e.max(4.0)),
+            softmax_cast: if wide { Parts::default() } else { loss(4.0 + e) },
             embed_saved_bytes: mask * hidden_bytes / e,
             head_saved_bytes: 2.0 * hidden_bytes,
             logits_bytes: logits * logit_bytes + placeholder_bytes,

@@ -24,13 +24,14 @@ pub struct PassTimes {
 }
 
 impl Default for PassTimes {
-    /// Halves of a backward as long as a forward, each vocabulary pass a quarter, and nothing between them.
+    /// Halves of a backward as long as a forward, each vocabulary pass a twentieth, and nothing between them. An order
+    /// made for short vocabulary passes bears long ones; in one made for long ones short ones wait.
     fn default() -> Self {
         Self {
             forward: 1.0,
             backward: 1.0,
             weight: 1.0,
-            vocab: [0.25; 3],
+            vocab: [0.05; 3],
             link: 0.0,
             broadcast: 0.0,
             barriers: [0.0; 3],

@@ -147,7 +147,8 @@ impl Worker<'_> {
         let work = Rc::new(Work::new(&self.ground, d, &sheet));
         let states = self.states(d, &inner, &sheet);
         let hops = inner.rank_order.iter().map(|&rank_order| {
-            let d = Decisions { rank_order, ..d.clone() };
+            // All the node's pipelines have it, and vocabulary passes beside a hop only make it longer.
+            let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
             ways::hop(&self.ground, &d, &sheet).least_s()
         });
         let hop_s = hops.fold(f64::INFINITY, f64::min);

@@ -61,7 +61,14 @@ fn changes(then: Software) -> [(&'static str, Change); 8] {
                     least(t.cluster.software.tp_exposed, then.tp_exposed / 2.0);
             }),
         ),
-        ("PP overlap", Box::new(move |t| t.cluster.software.p2p_overlap = then.p2p_overlap)),
+        (
+            "PP overlap",
+            Box::new(move |t| {
+                let own = &mut t.cluster.software;
+                own.p2p_overlap = then.p2p_overlap;
+                own.pass_gap_s = least(own.pass_gap_s, then.pass_gap_s);
+            }),
+        ),
         (
             "DP overlap",
             Box::new(move |t| {

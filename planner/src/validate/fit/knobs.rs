@@ -58,7 +58,7 @@ impl Field {
 ///
 /// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
 /// and writes 16 bytes, and padded or weighted in further kernels.
-pub const SOFTWARE: [Field; 15] = [
+pub const SOFTWARE: [Field; 16] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -108,6 +108,7 @@ pub const SOFTWARE: [Field; 15] = [
         at: |c| &mut c.software.host_s_per_layer,
     },
     Field { key: "routing_s", prior: 0.5e-3, spread: 0.7, at: |c| &mut c.software.routing_s },
+    Field { key: "pass_gap_s", prior: 0.3e-3, spread: 0.7, at: |c| &mut c.software.pass_gap_s },
     Field {
         key: "step_overhead_s",
         prior: 10e-3,

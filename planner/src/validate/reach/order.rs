@@ -40,6 +40,9 @@ fn most(runs: &[Run<'_>], mut sweeps: Vec<Vec<Run<'_>>>, limit_s: f64) -> Option
     let all: f64 = sweeps.iter().map(|runs| runs.len() as f64).sum();
     sweeps.iter_mut().for_each(|runs| runs.sort_by(|a, b| a.measured_s.total_cmp(&b.measured_s)));
     let pairs: Vec<Pair<'_>> = sweeps.iter().flat_map(|runs| pairs(runs, all)).collect();
+    if pairs.is_empty() {
+        return None;
+    }
     let most_factors = most_factors(runs);
     // Factors as parts of their most, which keeps the program well scaled.
     let scaled = |run: &Run<'_>| -> Vec<f64> {
