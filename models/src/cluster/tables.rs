@@ -161,7 +161,8 @@ impl EfficiencyTables {
             }
             None => kernels(&lines, device)?,
         };
-        let attention = match part(&lines, "attention_backward", |lines| attention(lines, device))? {
+        let attention = match part(&lines, "attention_backward", |lines| attention(lines, device))?
+        {
             None => part(&lines, "attention", |lines| attention(lines, device))?,
             both => both,
         };

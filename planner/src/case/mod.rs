@@ -308,7 +308,8 @@ impl<'a> Case<'a> {
     fn tied_exposed_s(&self, stage: usize, layers_weight_s: f64) -> f64 {
         let (first, last) = (stage == 0, stage + 1 == self.stages());
         // On a V of stages the first device holds both; of two copies, each end's.
-        let apart = || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
+        let apart =
+            || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
         let summed = self.ground.model.tied_embeddings && self.passes.is_none();
         if !summed || first == last || !apart() {
             return 0.0;

@@ -13,7 +13,7 @@ pub struct Parts {
     pub cp_s: f64,
     /// Expert all-to-all that nothing hides.
     pub ep_s: f64,
-    /// Pipeline sends and receives that block the device.
+    /// Pipeline sends and receives that block the device, and gaps before passes.
     pub pp_s: f64,
     /// Data-parallel gathers and reductions that nothing hides.
     pub dp_s: f64,
