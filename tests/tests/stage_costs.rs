@@ -1,0 +1,82 @@
+//! What passes and stages cost beside kernels and transfers: gaps before passes, and sums of a tied embedding's
+//! gradients.
+
+use meshwright_tests::small::{Sizes, cluster_of, plain_model};
+use models::cluster::ClusterSpec;
+use models::model::ModelSpec;
+use planner::case::ground::Ground;
+use planner::case::{Case, StageCost};
+use planner::restrict::Restrictions;
+use planner::search::{Task, search};
+
+/// Longer than any pass of these models.
+const GAP_S: f64 = 0.5;
+
+fn machine() -> ClusterSpec {
+    cluster_of(&Sizes {
+        hbm_bytes: 1e9,
+        host_bytes: 1e10,
+        inner_gpus: 2,
+        inner_bytes_per_s: 1e9,
+        outer_bytes_per_s: 1e8,
+        base: "megatron_2024",
+    })
+}
+
+/// The first of four devices' first stage, two layers of a pipeline that is pinned but for these words.
+fn first_stage(model: &ModelSpec, cluster: &ClusterSpec, words: &str) -> StageCost {
+    let pinned =
+        "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
+    let words: Vec<String> =
+        pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
+    let restrictions = Restrictions::parse(&words).unwrap();
+    let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_, _| {});
+    let decisions = found.best.expect("it fits").decisions;
+    let ground = Ground::new(model, cluster, 4);
+    Case::new(&ground, decisions).unwrap().stage(0, 0, 2)
+}
+
+/// What a gap adds to the forward and the backward pass, and to weight gradients in passes of their own, in gaps.
+fn gaps(words: &str, overlap: bool) -> [f64; 3] {
+    let model = plain_model(8, 8, None);
+    let of = |pass_gap_s: f64| {
+        let mut cluster = machine();
+        cluster.software.pass_gap_s = pass_gap_s;
+        cluster.software.p2p_overlap = overlap;
+        let cost = first_stage(&model, &cluster, words);
+        [cost.forward.total_s(), cost.backward.total_s(), cost.weight_s]
+    };
+    let (with, without) = (of(GAP_S), of(0.0));
+    [0, 1, 2].map(|i| ((with[i] - without[i]) / GAP_S * 1e6).round() / 1e6)
+}
+
+#[test]
+fn every_pass_begins_with_a_gap() {
+    assert_eq!(gaps("schedule=1f1b", true), [1.0, 1.0, 0.0]);
+    // A backward in two parts begins twice.
+    assert_eq!(gaps("schedule=zb_h1", true), [1.0, 2.0, 1.0]);
+}
+
+#[test]
+fn no_pass_waits_where_transfers_run_under_others() {
+    assert_eq!(gaps("schedule=interleaved_1f1b vpp=2", true), [0.0; 3]);
+    assert_eq!(gaps("schedule=interleaved_1f1b vpp=2", false), [1.0, 1.0, 0.0]);
+}
+
+/// Where software adds them up under the last weight gradients, a tied embedding's gradients cost less by those.
+#[test]
+fn tied_gradients_hide_under_weight_gradients() {
+    let model = ModelSpec { tied_embeddings: true, ..plain_model(8, 8, None) };
+    let cost = |words: &str, tied_under_weights: bool| {
+        let mut cluster = machine();
+        cluster.software.tied_under_weights = tied_under_weights;
+        first_stage(&model, &cluster, words)
+    };
+    let [seen, hidden] = [false, true].map(|under| cost("schedule=zb_h1", under));
+    let expected_s = (seen.tail_s - seen.weight_s).max(0.0);
+    // The gap that weight gradients begin with hides nothing, and is next to nothing here.
+    assert!((hidden.tail_s - expected_s).abs() < 2e-7, "{} {expected_s}", hidden.tail_s);
+    assert!(hidden.tail_s < seen.tail_s, "{} {}", hidden.tail_s, seen.tail_s);
+    let [seen, hidden] = [false, true].map(|under| cost("schedule=1f1b", under));
+    assert_eq!(seen.tail_s, hidden.tail_s);
+}
