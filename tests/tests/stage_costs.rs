@@ -25,10 +25,8 @@ fn machine() -> ClusterSpec {
 
 /// The first of four devices' first stage, two layers of a pipeline that is pinned but for these words.
 fn first_stage(model: &ModelSpec, cluster: &ClusterSpec, words: &str) -> StageCost {
-    let pinned =
-        "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
-    let words: Vec<String> =
-        pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
+    let pinned = "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
+    let words: Vec<String> = pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
     let restrictions = Restrictions::parse(&words).unwrap();
     let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_, _| {});
     let decisions = found.best.expect("it fits").decisions;
