@@ -402,7 +402,7 @@ fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> InputError {
 fn unreadable(name: &str, error: &std::io::Error) -> InputError {
     let help = match error.kind() {
         std::io::ErrorKind::NotFound => {
-            "give an existing file, or a shipped name: `plan models`, `plan clusters`"
+            "give an existing file: a plan that `plan ... -o FILE` wrote, or a model or cluster, which may also be a shipped name (`plan models`, `plan clusters`)"
         }
         _ => "give a readable file",
     };
