@@ -35,6 +35,7 @@ pub fn calibrated(base: &ClusterSpec, measured: &Measured) -> Result<ClusterSpec
     cluster.any_gpu_count = true;
     let software = &mut cluster.software;
     [software.gemm_slowdown, software.attention_slowdown, software.stream_slowdown] = [1.0; 3];
+    software.p2p_slowdown = 1.0;
     software.pass_gap_s = 0.0;
     software.step_overhead_s = 0.0;
     software.slowdown_per_doubling = 0.0;

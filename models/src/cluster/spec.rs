@@ -273,6 +273,9 @@ pub struct Software {
     pub routing_s: f64,
     /// Routing runs in a CUDA graph, which takes no host: `routing_s` is not paid.
     pub graphed_routing: bool,
+    /// What a transfer between stages takes beyond the innermost level, times what the level's rate would have it take:
+    /// collectives use all of an adapter, a send and a receive few of the library's channels. Fitted.
+    pub p2p_slowdown: f64,
     /// What a pipeline's device waits for before each pass beside the transfer, seconds: its host, which waited for
     /// that, then launches the first kernels.
     pub pass_gap_s: f64,

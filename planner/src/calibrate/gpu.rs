@@ -88,6 +88,7 @@ fn own_software(base: &ClusterSpec) -> Result<Software, InputError> {
         buffer_bytes: BUFFER_BYTES,
         // Beyond a node nothing of ours was measured.
         slowdown_per_doubling: base.software.slowdown_per_doubling,
+        p2p_slowdown: base.software.p2p_slowdown,
         ..own
     })
 }
@@ -215,6 +216,7 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
     ));
     for (key, value) in [
         ("slowdown_per_doubling", software.slowdown_per_doubling),
+        ("p2p_slowdown", software.p2p_slowdown),
         ("loss_bytes", software.loss_bytes),
         ("loss_gradient_bytes", software.loss_gradient_bytes),
         ("logit_bytes", software.logit_bytes),

@@ -103,7 +103,9 @@ pub(crate) fn hop(ground: &Ground<'_>, d: &Decisions, sheet: &Sheet) -> Hop {
     } else {
         0.0
     };
-    let time_s = |level| collective::p2p_s(ground.cluster, bytes, level, senders) + gather_s;
+    let slower = |level| if level == 0 { 1.0 } else { ground.cluster.software.p2p_slowdown };
+    let sent_s = |level| collective::p2p_s(ground.cluster, bytes * slower(level), level, senders);
+    let time_s = |level| sent_s(level) + gather_s;
     let levels = hop_levels(&mesh, &ground.domains);
     Hop { times_s: levels.into_iter().map(time_s).collect(), blocks: hop_blocks(ground, d) }
 }

@@ -66,6 +66,7 @@ fn changes(then: Software) -> [(&'static str, Change); 8] {
             Box::new(move |t| {
                 let own = &mut t.cluster.software;
                 own.p2p_overlap = then.p2p_overlap;
+                own.p2p_slowdown = least(own.p2p_slowdown, then.p2p_slowdown);
                 own.pass_gap_s = least(own.pass_gap_s, then.pass_gap_s);
             }),
         ),

@@ -57,8 +57,10 @@ impl Field {
 /// Constants of every software generation.
 ///
 /// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
-/// and writes 16 bytes, and padded or weighted in further kernels.
-pub const SOFTWARE: [Field; 16] = [
+/// and writes 16 bytes, and padded or weighted in further kernels. `p2p_slowdown` starts where 200 Gb/s adapters had
+/// 18.3 GB/s for sends and receives with the channel for a peer that NCCL gives them among 32 ranks, 24.2 with four
+/// (NVIDIA/nccl issue 1272).
+pub const SOFTWARE: [Field; 17] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -108,6 +110,7 @@ pub const SOFTWARE: [Field; 16] = [
         at: |c| &mut c.software.host_s_per_layer,
     },
     Field { key: "routing_s", prior: 0.5e-3, spread: 0.7, at: |c| &mut c.software.routing_s },
+    Field { key: "p2p_slowdown", prior: 1.3, spread: 0.4, at: |c| &mut c.software.p2p_slowdown },
     Field { key: "pass_gap_s", prior: 0.3e-3, spread: 0.7, at: |c| &mut c.software.pass_gap_s },
     Field {
         key: "step_overhead_s",
