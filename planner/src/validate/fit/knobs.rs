@@ -19,7 +19,7 @@ pub enum Owner {
 const GREW_FROM: [(&str, &str); 7] = [
     ("megatron_2022", "megatron_2021"),
     ("vocabulary_2024", "megatron_2023"),
-    ("zero_bubble_2024", "vocabulary_2024"),
+    ("zero_bubble_2024", "zero_bubble_2023"),
     ("megatron_2025_hopper", "megatron_2024"),
     ("megatron_2026_blackwell", "megatron_2025_blackwell"),
     ("torchtitan_eager_2024", "torchtitan_2024"),
