@@ -1,5 +1,5 @@
-//! What passes and stages cost beside kernels and transfers: gaps before passes, and sums of a tied embedding's
-//! gradients.
+//! What passes and stages cost beside kernels: gaps before passes, transfers between stages, and sums of a tied
+//! embedding's gradients.
 
 use meshwright_tests::small::{Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
@@ -23,15 +23,15 @@ fn machine() -> ClusterSpec {
     })
 }
 
-/// The first of four devices' first stage, two layers of a pipeline that is pinned but for these words.
-fn first_stage(model: &ModelSpec, cluster: &ClusterSpec, words: &str) -> StageCost {
+/// A stage of four devices, two layers of a pipeline that is pinned but for these words.
+fn stage_of(model: &ModelSpec, cluster: &ClusterSpec, words: &str, stage: usize) -> StageCost {
     let pinned = "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
     let words: Vec<String> = pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
     let restrictions = Restrictions::parse(&words).unwrap();
     let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_, _| {});
     let decisions = found.best.expect("it fits").decisions;
     let ground = Ground::new(model, cluster, 4);
-    Case::new(&ground, decisions).unwrap().stage(0, 0, 2)
+    Case::new(&ground, decisions).unwrap().stage(stage, 2 * stage, 2 * stage + 2)
 }
 
 /// What a gap adds to the forward and the backward pass, and to weight gradients in passes of their own, in gaps.
@@ -41,7 +41,7 @@ fn gaps(words: &str, overlap: bool) -> [f64; 3] {
         let mut cluster = machine();
         cluster.software.pass_gap_s = pass_gap_s;
         cluster.software.p2p_overlap = overlap;
-        let cost = first_stage(&model, &cluster, words);
+        let cost = stage_of(&model, &cluster, words, 0);
         [cost.forward.total_s(), cost.backward.total_s(), cost.weight_s]
     };
     let (with, without) = (of(GAP_S), of(0.0));
@@ -61,6 +61,22 @@ fn no_pass_waits_where_transfers_run_under_others() {
     assert_eq!(gaps("schedule=interleaved_1f1b vpp=2", false), [1.0, 1.0, 0.0]);
 }
 
+/// Within a node, where devices 0 and 1 are, a transfer has its link's rate; from 1 to 2 it goes over the network.
+#[test]
+fn a_transfer_over_the_network_is_slower_than_its_links_rate() {
+    let model = plain_model(8, 8, None);
+    let backward_s = |stage: usize, p2p_slowdown: f64| {
+        let mut cluster = machine();
+        cluster.software.p2p_slowdown = p2p_slowdown;
+        stage_of(&model, &cluster, "schedule=1f1b", stage).backward.total_s()
+    };
+    let [within, beyond] = [0, 1].map(|stage| backward_s(stage, 3.0) - backward_s(stage, 1.0));
+    let sent_bytes = (model.seq_len * model.hidden) as f64 * 2.0;
+    let expected_s = 2.0 * sent_bytes / machine().levels[1].achieved_by(1);
+    assert_eq!(within, 0.0);
+    assert!((beyond / expected_s - 1.0).abs() < 1e-6, "{beyond} {expected_s}");
+}
+
 /// Where software adds them up under the last weight gradients, a tied embedding's gradients cost less by those.
 #[test]
 fn tied_gradients_hide_under_weight_gradients() {
@@ -68,7 +84,7 @@ fn tied_gradients_hide_under_weight_gradients() {
     let cost = |words: &str, tied_under_weights: bool| {
         let mut cluster = machine();
         cluster.software.tied_under_weights = tied_under_weights;
-        first_stage(&model, &cluster, words)
+        stage_of(&model, &cluster, words, 0)
     };
     let [seen, hidden] = [false, true].map(|under| cost("schedule=zb_h1", under));
     let expected_s = (seen.tail_s - seen.weight_s).max(0.0);
