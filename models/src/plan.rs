@@ -227,6 +227,9 @@ pub struct Proof {
     pub proven_optimal: bool,
     /// (time − bound) / time where not proven, else 0.
     pub gap: f64,
+    /// Some combinations have several chunks a device and too many cuts to try all: the proof speaks of a family of them.
+    #[serde(default)]
+    pub family: bool,
 }
 
 /// Seconds of an iteration, before anything is derived from them.

@@ -143,6 +143,7 @@ fn search_json(proof: &SearchProof) -> Value {
         "elapsed_s": proof.elapsed_s,
         "proven_optimal": proof.proven_optimal,
         "gap": proof.gap,
+        "family": proof.family,
     })
 }
 
@@ -190,6 +191,7 @@ fn proof_of(proof: &SearchProof) -> Proof {
         ilps: proof.ilps,
         proven_optimal: proof.proven_optimal,
         gap: significant(proof.gap),
+        family: proof.family,
     }
 }
 

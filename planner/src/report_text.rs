@@ -185,7 +185,8 @@ fn spent(plan: &Plan) -> String {
 fn proven(answer: &Answer) -> String {
     let proof = &answer.proof;
     let verdict = if proof.proven_optimal {
-        "optimal for this cost model".to_owned()
+        let over = if proof.family { " over the cuts tried" } else { "" };
+        format!("optimal for this cost model{over}")
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {

@@ -85,6 +85,14 @@ impl Inner {
         (pipelines * self.per_pipeline()) as u64
     }
 
+    /// Schedules, chunks and vocabulary placements of decisions that are else these.
+    pub fn pipelines<'a>(&'a self, d: &'a Decisions) -> impl Iterator<Item = Decisions> + 'a {
+        self.schedules.iter().flat_map(move |(schedule, vpp, vocabs)| {
+            let of = |&vocab| Decisions { schedule: *schedule, vpp: *vpp, vocab, ..d.clone() };
+            vocabs.iter().map(of)
+        })
+    }
+
     /// Combinations for one schedule, chunk count and vocabulary placement.
     pub fn per_pipeline(&self) -> usize {
         self.recompute.len() * self.shards.len() * self.offload.len() * self.rank_order.len()

@@ -1,5 +1,5 @@
-//! With several chunks a device and many cuts, only a family of placements is searched: how much that loses
-//! against every cut, and against every mix, on small models. `cargo test --test family_loss -- --nocapture`
+//! With several chunks a device and many cuts, a family of placements is searched and layers are moved from its best:
+//! how much that loses against every cut, and against every mix, on small models. `cargo test --test family_loss -- --nocapture`
 //! prints it.
 
 use meshwright_tests::random::Random;
@@ -13,13 +13,33 @@ use planner::placement::Scratch;
 use planner::restrict::Restrictions;
 use planner::search::{Task, search};
 
+/// What a single move may still gain: less is not worth an uneven cut, and not every one is tried.
+const MOST_LEFT: f64 = 5e-4;
+
 /// Placements that one configuration may take to look through.
 const MOST_PLACEMENTS: usize = 30_000;
 
-fn best_s(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> f64 {
+/// The fastest placement that fits, with its iteration, s.
+fn best(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> Option<(Placed, f64)> {
     let scratch = &mut Scratch::default();
-    let prices = placements.into_iter().map(|placed| case.price(&placed, scratch));
-    prices.filter(|p| p.fits).map(|p| p.iteration_s).fold(f64::INFINITY, f64::min)
+    let price = |placed: Placed| {
+        let priced = case.price(&placed, scratch);
+        priced.fits.then_some((placed, priced.iteration_s))
+    };
+    placements.into_iter().filter_map(price).min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn best_s(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> f64 {
+    best(case, placements).map_or(f64::INFINITY, |(_, best_s)| best_s)
+}
+
+/// What moves of layers make of the best of a list, s.
+fn moved_s(case: &Case<'_>, best: Option<(Placed, f64)>) -> f64 {
+    let down = |(placed, iteration_s)| {
+        let start = (placed, case.core_s(iteration_s));
+        case.finish_s(case.downhill(start, false, &mut Scratch::default()).1)
+    };
+    best.map_or(f64::INFINITY, down)
 }
 
 /// A random configuration with several chunks, freely placed, of a model with `layers`.
@@ -76,7 +96,7 @@ impl Losses {
 }
 
 #[test]
-fn the_family_of_many_cuts_loses_little() {
+fn moved_layers_make_up_for_much_of_what_the_family_loses() {
     let of_seed = |seed| {
         with_random_case(seed + 5_000_000, (10, 12), Recompute::None, |case| {
             let every = brute::every_cut(case);
@@ -84,16 +104,20 @@ fn the_family_of_many_cuts_loses_little() {
                 return None;
             }
             let list = case.listed_ranges().unwrap_or_default();
-            let all_s = |ranges: &[_]| {
-                let each = ranges.iter().flat_map(|cut| brute::at_every_level(case, cut));
-                best_s(case, each)
+            let of = |ranges: &[_]| {
+                best(case, ranges.iter().flat_map(|cut| brute::at_every_level(case, cut)))
             };
-            Some((all_s(&list), all_s(&every)))
+            let (listed, all_s) = (of(&list), of(&every)?.1);
+            let listed_s = listed.as_ref().map_or(f64::INFINITY, |(_, best_s)| *best_s);
+            Some([(listed_s, all_s), (moved_s(case, listed), all_s)])
         })
     };
-    let losses = Losses::of((0..instances(150, 1000)).filter_map(of_seed));
-    losses.print("cuts");
-    assert!(losses.mean() < 0.02, "{}", losses.mean());
+    let pairs: Vec<_> = (0..instances(150, 1000)).filter_map(of_seed).collect();
+    let [family, moved] = [0, 1].map(|at| Losses::of(pairs.iter().map(|pair| pair[at])));
+    family.print("cuts of the family");
+    moved.print("with layers moved");
+    assert!(family.mean() < 0.02, "{}", family.mean());
+    assert!(moved.mean() < 0.5 * family.mean(), "{} of {}", moved.mean(), family.mean());
 }
 
 #[test]
@@ -126,20 +150,17 @@ fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
-    for (model, gpus, cluster, own_adapters, most) in [
-        ("llama70b", 16_384, "dgx_h100", true, 2e-3),
-        ("gemma2_9b", 64, "a100_roce", true, 4e-3),
-        ("gemma2_9b", 64, "a100_roce", false, 4.5e-3),
+fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
+    for (model, gpus, cluster) in [
+        ("llama70b", 16_384, "dgx_h100"),
+        ("gemma2_9b", 64, "a100_roce"),
+        ("deepseek_v3", 2_048, "dgx_h100"),
+        ("mixtral_8x22b", 512, "dgx_h100"),
     ] {
         let model =
             models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
-        let mut cluster =
+        let cluster =
             models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
-        if own_adapters && let Some(network) = cluster.levels.last_mut() {
-            network.bytes_per_s *= network.gpus_an_adapter as f64;
-            network.gpus_an_adapter = 1;
-        }
         let restrictions = Restrictions::default();
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
@@ -154,7 +175,7 @@ fn plans_of_large_models_hardly_get_faster_by_moving_a_layer() {
         let better = case.best_listed(&moved, cutoff_s, false, &[], &mut Scratch::default()).best;
         let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / core_s);
         println!("{}: {} moves, the best gains {:.3} %", model.name, moved.len(), 100.0 * gain);
-        assert!(gain <= most, "{}: {counts:?} loses {gain}", model.name);
+        assert!(gain <= MOST_LEFT, "{}: {counts:?} loses {gain}", model.name);
     }
 }
 

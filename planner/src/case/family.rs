@@ -6,7 +6,7 @@
 //! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
 //! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
 //! recomputes to the least level of a chain ([`super::levels`]) that fits. Within the list the search is
-//! exact. (With one chunk a device, any contiguous placement and any mix is open, and the integer program
+//! exact, and from its best it goes on to other cuts (`super::moved`). (With one chunk a device, any contiguous placement and any mix is open, and the integer program
 //! decides.)
 
 use super::levels::{Chain, Levels};
@@ -17,7 +17,7 @@ use crate::placement::milestones::{Around, OwnSeconds};
 use crate::placement::mirrored::Mirrored;
 use crate::placement::{Column, Problem, Scratch, ilp};
 use crate::simulate::CriticalPath;
-use models::decisions::Vocab;
+use models::decisions::{Decisions, Vocab};
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
@@ -51,6 +51,11 @@ impl List {
             _ => None,
         }
     }
+}
+
+/// Whether cuts are neither free nor all listed: the family is tried, and others are not.
+pub fn is_family(d: &Decisions, layers: usize) -> bool {
+    List::of(d.vocab, d.vpp) == Some(List::Family) && !few_cuts(layers, d.stages())
 }
 
 impl Case<'_> {
@@ -538,7 +543,7 @@ pub(super) fn lighter_ends(layers: usize, stages: usize) -> Vec<Vec<usize>> {
     found
 }
 
-pub(super) fn to_ranges(counts: Vec<usize>) -> Ranges {
+pub(crate) fn to_ranges(counts: Vec<usize>) -> Ranges {
     let mut start = 0;
     let range = |count: usize| {
         start += count;

@@ -8,6 +8,7 @@ pub mod ground;
 pub mod layers;
 pub mod levels;
 pub mod mixes;
+mod moved;
 pub mod pipelines;
 pub mod priced;
 pub(crate) mod ways;

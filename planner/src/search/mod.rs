@@ -97,10 +97,12 @@ pub struct Proof {
     pub ms_per_ilp: f64,
     /// Wall time of the search, s.
     pub elapsed_s: f64,
-    /// Nothing faster exists in the space, by this cost model.
+    /// Nothing faster exists in the space, by this cost model; where a family of cuts is tried, none of the family.
     pub proven_optimal: bool,
     /// (time − bound) / time where not proven, else 0; 1 where there is no bound.
     pub gap: f64,
+    /// Some combinations have several chunks a device and so many cuts that a family of them is tried.
+    pub family: bool,
 }
 
 /// The best configuration found.

@@ -8,7 +8,7 @@
 use super::queue::{self, named_by_result};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
-use crate::case::family::{List, Listed};
+use crate::case::family::{List, Listed, is_family};
 use crate::case::ground::Ground;
 use crate::case::priced::Placed;
 use crate::placement::Scratch;
@@ -25,7 +25,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let ground = Ground::new(task.model, task.cluster, task.gpus);
     let all: Vec<Decisions> =
         space.nodes().iter().flat_map(|node| combinations(node, &space.inner(node))).collect();
-    let mut proof = Proof { candidates: all.len() as u64, ..Proof::default() };
+    let family = all.iter().any(|d| is_family(d, task.model.layers));
+    let mut proof = Proof { candidates: all.len() as u64, family, ..Proof::default() };
     let mut scratch = Scratch::default();
     let mut best: Option<(Decisions, Placed, f64)> = seed(task, &ground, &mut scratch);
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);

@@ -3,14 +3,15 @@
 use super::settle::{Candidate, Context, Item, Open, Paths, Settled, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
+use crate::case::family::is_family;
 use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
 use crate::placement::ilp;
 use crate::restrict::Restrictions;
 use crate::simulate::CriticalPath;
-use crate::space::ExpertSplit;
+use crate::space::{ExpertSplit, Inner, InnerKey};
 use models::decisions::{Decisions, Recompute};
-use rustc_hash::FxHashMap as HashMap;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -227,11 +228,12 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+        let (contexts, family) = contexts(task);
         Self {
             task,
             pipelines,
-            proof: Proof::default(),
-            contexts: Arc::from(contexts(task)),
+            proof: Proof { family, ..Proof::default() },
+            contexts: Arc::from(contexts),
             waiting: BinaryHeap::new(),
             leading: vec![],
             pushed: 0,
@@ -423,13 +425,18 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
     }
 }
 
-/// All contexts that have combinations, those with the same prices one after another.
-fn contexts(task: &Task<'_>) -> Vec<Context> {
+/// All contexts that have combinations, those with the same prices one after another, and whether only a family of cuts
+/// is tried of some.
+fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     let space = task.space();
     let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
     let mut counter = space.counter();
+    let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
     for node in space.contexts() {
+        if !family && seen.insert(InnerKey::new(&node.decisions)) {
+            family = has_family(&space.inner(&node), &node.decisions, task.model.layers);
+        }
         let d = node.decisions;
         let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
         let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
@@ -439,7 +446,12 @@ fn contexts(task: &Task<'_>) -> Vec<Context> {
         }
     }
     contexts.sort_by_key(Context::priced_by);
-    contexts
+    (contexts, family)
+}
+
+/// Whether only a family of cuts is tried of some pipeline.
+fn has_family(inner: &Inner, d: &Decisions, layers: usize) -> bool {
+    inner.pipelines(d).any(|d| is_family(&d, layers))
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.

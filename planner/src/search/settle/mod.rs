@@ -12,7 +12,7 @@ use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members, MembersKey, Shapes};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::work::{KindWork, Line, MOST_COPIES, Work};
-use crate::case::family::List;
+use crate::case::family::{List, Ranges, few_cuts};
 use crate::case::ground::{Ground, SheetKey};
 use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
@@ -94,6 +94,10 @@ impl Item {
     }
 }
 
+/// Where a family of cuts is tried, others are looked for from those that take at most this part more than the best
+/// time: moving layers gains more in few.
+const SLACK: f64 = 0.01;
+
 /// How far an item is decided.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
@@ -142,6 +146,8 @@ pub(super) struct Settled {
     pub ilp_s: f64,
     /// Least bound of a program that ran out of time, finished, s; infinite where none did.
     pub open_s: f64,
+    /// Cuts off the family that were fastest under some states of a pipeline: the first to try under others.
+    pub cuts: Vec<Ranges>,
 }
 
 impl Default for Settled {
@@ -158,6 +164,7 @@ impl Default for Settled {
             ilps: 0,
             ilp_s: 0.0,
             open_s: f64::INFINITY,
+            cuts: vec![],
         }
     }
 }
@@ -315,6 +322,12 @@ impl<'a> Worker<'a> {
         least
     }
 
+    /// What the best of listed cuts may take times the best time for others to be looked for from there.
+    pub(super) fn slack(&self, list: List, line: &Line) -> f64 {
+        let family = list == List::Family && !few_cuts(self.ground.layers.len(), line.stages());
+        if family { 1.0 + SLACK } else { 1.0 }
+    }
+
     /// The longest known chain of a pipeline under states that take least, whatever the rank order,
     /// finished, s; where no cut lies below the limit, the limit.
     fn paths_s(&mut self, node: &mut NodeView, d: &Decisions, limit_s: f64, paths: &Paths) -> f64 {
@@ -324,7 +337,7 @@ impl<'a> Worker<'a> {
             let (state, known) = (&node.states.least, known.iter().collect::<Vec<_>>());
             let lister = Lister { line: &line, work: &work, state, budget_bytes: f64::INFINITY };
             let core_s = lister.least_longest_s(&self.members(list, &line), &known);
-            return self.finish_s(core_s);
+            return self.finish_s(core_s / self.slack(list, &line));
         }
         let fixed: Vec<_> = node
             .inner

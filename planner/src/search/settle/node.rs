@@ -60,6 +60,8 @@ struct Held<'a> {
     line: &'a Line,
     work: &'a Work,
     members: Option<&'a Members>,
+    /// See [`Worker::slack`].
+    slack: f64,
 }
 
 impl Held<'_> {
@@ -250,19 +252,20 @@ impl Worker<'_> {
         let (line, work) = self.line(node, d);
         // Orders that are not counted are not made for a quick look.
         let list = List::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && line.is_known_unmade());
+        let slack = list.map_or(1.0, |list| self.slack(list, &line));
         let members = list.map(|list| self.members(list, &line));
-        let held = Held { line: &line, work: &work, members: members.as_deref() };
+        let held = Held { line: &line, work: &work, members: members.as_deref(), slack };
         let (trade, least) = (node.trade(d.recompute), node.states.least.bytes);
         let budget = self.budget_bytes(&line, &work, &node.states.least);
         let spent_s = held.recompute_s(&trade, least, budget);
-        let passes_s = self.finish_s(closed::passes_s(&line, &work, spent_s));
+        let passes_s = self.finish_s(closed::passes_s(&line, &work, spent_s) / slack);
         passes_s.max(self.burdened_s(node, held, budget))
     }
 
     /// A pipeline with the states that cost it least, were its devices' work and bytes the mean of all or what some
     /// device must have of one kind of layer, finished, s; infinite where none fits.
     fn burdened_s(&self, node: &mut NodeView, held: Held<'_>, budget: f64) -> f64 {
-        let Held { line, work, .. } = held;
+        let Held { line, work, slack, .. } = held;
         let shared = usize::from(line.schedule == ScheduleName::LoopedBfs);
         let states = Rc::clone(&node.states);
         let of = || Rc::from(states.burdens(work, line));
@@ -283,7 +286,7 @@ impl Worker<'_> {
                 least_s = least_s.min(device_s);
             }
         }
-        self.finish_s(least_s)
+        self.finish_s(least_s / slack)
     }
 
     /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
@@ -319,8 +322,9 @@ impl Worker<'_> {
         }
         let state = &node.states.least;
         let budget_bytes = self.budget_bytes(line, work, state);
-        let core_s = Lister { line, work, state, budget_bytes }.bound_s(&any, self.core_s(limit_s));
-        let bound_s = self.finish_s(core_s);
+        let (lister, slack) = (Lister { line, work, state, budget_bytes }, self.slack(list, line));
+        let core_s = lister.bound_s(&any, self.core_s(limit_s) * slack);
+        let bound_s = self.finish_s(core_s / slack);
         node.any_order_s.insert(kind, (bound_s, limit_s));
         bound_s
     }
@@ -338,8 +342,9 @@ impl Worker<'_> {
         let budget_bytes = self.budget_bytes(line, work, state);
         match List::of(line.vocab, line.chunks as u64) {
             Some(list) => {
-                let lister = Lister { line, work, state, budget_bytes };
-                lister.bound_s(&self.members(list, line), limit_s)
+                let (lister, slack) =
+                    (Lister { line, work, state, budget_bytes }, self.slack(list, line));
+                lister.bound_s(&self.members(list, line), limit_s * slack) / slack
             }
             None => {
                 let cutter = Cutter::new(line, work, state, &self.ground.layers, budget_bytes);

@@ -4,11 +4,11 @@ use super::node::NodeView;
 use super::{Candidate, Item, Open, Paths, Settled, Worker};
 use crate::bounds::closed;
 use crate::bounds::cuts::Cutter;
-use crate::bounds::listed::{Lister, Members};
+use crate::bounds::listed::Lister;
 use crate::bounds::states::StateView;
 use crate::bounds::work::{Line, Work};
 use crate::case::Case;
-use crate::case::family::{List, Listed};
+use crate::case::family::{List, Listed, Ranges};
 use crate::case::ground::{Ground, Sheet};
 use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
@@ -21,8 +21,17 @@ use std::rc::Rc;
 
 impl Settled {
     /// What came of listed placements on a pipeline.
-    fn take_listed(&mut self, key: PipelineKey, found: Option<(Listed, Option<Candidate>)>) {
+    fn take_listed(
+        &mut self,
+        key: PipelineKey,
+        tried: &[Ranges],
+        found: Option<(Listed, Option<Candidate>)>,
+    ) {
         let Some((found, best)) = found else { return };
+        let cut = found.best.iter().map(|(placed, _)| {
+            placed.iter().map(|stage| (stage.start, stage.end)).collect::<Ranges>()
+        });
+        self.cuts.extend(cut.filter(|cut| !tried.contains(cut)));
         self.ilps += found.ilps;
         self.ilp_s += found.ilp_s;
         self.open_s = self.open_s.min(found.open_s);
@@ -85,6 +94,7 @@ impl Worker<'_> {
         match List::of(d.vocab, d.vpp) {
             Some(list) => {
                 let lister = Lister { line: &line, work: &work, state: least, budget_bytes };
+                let limit_s = limit_s * self.slack(list, &line);
                 !lister.is_below(&self.members(list, &line), limit_s)
             }
             None => {
@@ -140,18 +150,23 @@ impl Worker<'_> {
             let budget_bytes = self.budget_bytes(&line, &plain, view);
             let lister = Lister { line: &line, work: &work, state: view, budget_bytes };
             let members = self.members(list, &line);
-            let limit_s = self.core_s(bar_s) - step_s;
+            let slack = self.slack(list, &line);
+            let limit_s = self.core_s(bar_s) * slack - step_s;
             let mut below = lister.below(&members, limit_s);
             let key = PipelineKey::new(&d);
             let known = known_paths(&key, paths, &settled.paths);
             below.retain(|(at, _)| lister.longest_s(&members, *at, &known) < limit_s);
             if below.is_empty() {
                 settled.cut_by_time += 1;
-            } else {
-                settled.placed += 1;
-                let found = self.place_listed(d, (&members, below), bar_s, &known);
-                settled.take_listed(key, found);
+                return;
             }
+            settled.placed += 1;
+            below.sort_by(|a, b| a.1.total_cmp(&b.1));
+            let cuts = below.into_iter().map(|(at, _)| members.shapes.list[at].clone());
+            let cuts: Vec<_> = cuts.chain(settled.cuts.iter().cloned()).collect();
+            let far = settled.cuts.is_empty();
+            let found = self.place_listed(d, &cuts, bar_s, &known, (slack, far));
+            settled.take_listed(key, &cuts, found);
             return;
         }
         let mut core_s = self.placed_s(&line, &work, view, bar_s) + step_s;
@@ -202,22 +217,25 @@ impl Worker<'_> {
         self.finish_s(core_s + view.step_of_s(mean, 1)) >= best_s
     }
 
-    /// Tries the listed placements whose bounds lie below the best time, most promising first.
-    pub(super) fn place_listed(
+    /// Tries placements, most promising first; where there is slack, goes on from the best to cuts that nobody listed:
+    /// `far` from any within the slack, else from one that is the best so far.
+    fn place_listed(
         &mut self,
         d: Decisions,
-        (members, mut below): (&Members, Vec<(usize, f64)>),
+        cuts: &[Ranges],
         bar_s: f64,
         known: &[&CriticalPath],
+        (slack, far): (f64, bool),
     ) -> Option<(Listed, Option<Candidate>)> {
         let case = Case::new(&self.ground, d).ok()?;
-        below.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let ranges = below.into_iter().map(|(position, _)| members.shapes.list[position].clone());
-        let tried: Vec<_> = ranges.collect();
-        let (cutoff_s, scratch) = (case.core_s(bar_s), &mut self.scratch);
-        let mut found = case.best_listed(&tried, cutoff_s, self.task.ignore_memory, known, scratch);
+        let (endless, scratch) = (self.task.ignore_memory, &mut self.scratch);
+        let cutoff_s = case.core_s(bar_s) * if far { slack } else { 1.0 };
+        let mut found = case.best_listed(cuts, cutoff_s, endless, known, scratch);
         found.open_s = case.finish_s(found.open_s);
-        let best = found.best.take();
+        if slack > 1.0 {
+            found.best = found.best.map(|best| case.downhill(best, endless, scratch));
+        }
+        let best = found.best.clone();
         let best = best.and_then(|(placed, core_s)| offer(&case, placed, core_s, bar_s));
         Some((found, best))
     }
