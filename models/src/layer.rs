@@ -126,7 +126,7 @@ pub fn attention_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
 }
 
 /// Input projections a feed-forward block has: gate and up, or up alone.
-fn input_matrices(activation: Activation) -> u64 {
+pub fn input_matrices(activation: Activation) -> u64 {
     if activation.is_gated() { 2 } else { 1 }
 }
 

@@ -234,6 +234,7 @@ fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError>
     refuse(model.moe.is_none(), "model.moe", &"a mixture", "dense models")?;
     refuse(attention.mla.is_none(), "model.mla", &"latent attention", "none")?;
     refuse(!attention.qk_norm, "model.qk_norm", &"true", "false")?;
+    refuse(!attention.sinks, "model.sinks", &"true", "false")?;
     let unknown = &model.numerics.unknown;
     refuse(unknown.is_empty(), "model", &unknown.join(", "), "models without it")?;
     let (heads, kv) = (attention.heads, attention.kv_heads);

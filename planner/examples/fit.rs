@@ -1,5 +1,5 @@
 //! Fits the constants of software generations and devices to published runs, and reports errors fitted,
-//! cross-validated by group, and with each source left out.
+//! cross-validated by group, with each source and with each generation of software left out.
 //!
 //!     cargo run --release -p meshwright-planner --example fit -- tests/papers/measured.csv models/shipped/clusters
 //!
@@ -8,7 +8,7 @@
 //! The second argument, where given, is the folder whose files are rewritten.
 
 use planner::validate::fit::{
-    Sample, bands, calibrated, fit, folds, held_out, samples, write::write,
+    Sample, ScaledBy, bands, calibrated, fit, folds, held_out, samples, write::write,
 };
 use planner::validate::row;
 use planner::validate::score::{SourceScore, of_errors};
@@ -26,11 +26,13 @@ fn main() -> anyhow::Result<()> {
     let cross = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
     let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
     fitted.bands = bands(&samples, &cross);
-    let calibrated = calibrated(&samples, &source);
+    let generation = held_out(&fitted, &samples, |sample| sample.setup.generation.clone());
+    let scaled = [ScaledBy::All, ScaledBy::Others].map(|by| calibrated(&samples, &source, by));
     if std::env::var_os("SHOW_ROWS").is_some() {
         show_rows(&samples, &fitted.errors(&samples), &cross);
     }
-    report(&samples, [&fitted.errors(&samples), &cross, &source, &calibrated]);
+    let own = fitted.errors(&samples);
+    report(&samples, [&own, &cross, &source, &generation, &scaled[0], &scaled[1]]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
     }
@@ -48,11 +50,13 @@ fn show_rows(samples: &[Sample<'_>], fitted: &[f64], cross: &[f64]) {
     }
 }
 
-fn report(samples: &[Sample<'_>], errors: [&[f64]; 4]) {
+fn report(samples: &[Sample<'_>], errors: [&[f64]; 6]) {
     let rows: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
     let scores: Vec<Vec<SourceScore>> =
         errors.iter().map(|errors| of_errors(&rows, errors)).collect();
-    println!("mean/median of |error|, %     fitted   5-fold   source left out   and one scale");
+    println!(
+        "mean/median of |error|, %     fitted   5-fold   source left out   generation left out   source left out, one scale in hindsight   learnt from its other groups"
+    );
     for (index, s) in scores[0].iter().enumerate() {
         print!("{:26} {:4}/{:3}", s.source, s.rows, s.groups);
         for score in &scores {

@@ -98,6 +98,7 @@ fn fit_attention(cluster: &mut ClusterSpec, core: &Core) {
         head_dim_v: core.head_dim,
         causal: true,
         window: None,
+        sinks: false,
     };
     let [forward_s, backward_s] =
         [attention::forward_s, attention::backward_s].map(|pass| pass(cluster, &shape, Dtype::F32));

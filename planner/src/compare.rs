@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::case::ground::Ground;
-use crate::case::priced::{Placed, PlacedStage, Priced};
+use crate::case::priced::{Placed, Priced, placed_of};
 use crate::placement::Scratch;
 use crate::report_text::{bytes, seconds};
 use crate::request::Request;
@@ -10,7 +10,6 @@ use crate::restrict::{Choice, Numbers, Restrictions};
 use crate::search::{Found, Task, search};
 use crate::simulate::{Span, Timeline};
 use models::decisions::Decisions;
-use models::placement::{Stage, kind_name};
 use models::plan::Plan;
 use models::schedule::{PassKind, ScheduleName};
 use serde::Serialize;
@@ -268,20 +267,6 @@ fn activations(priced: &Priced, devices: usize) -> Vec<f64> {
         held[stage.device] += stage.memory.activations;
     }
     held
-}
-
-/// The placement that a plan's stages say.
-fn placed_of(ground: &Ground<'_>, stages: &[Stage]) -> Placed {
-    let of_kind = |stage: &Stage, kind| {
-        let counts = stage.recompute.get(kind_name(kind)).copied().unwrap_or_default();
-        [counts.none, counts.selective, counts.full]
-    };
-    let placed = |stage: &Stage| PlacedStage {
-        start: stage.first_layer,
-        end: stage.first_layer + stage.layers,
-        mix: ground.layers.kinds.iter().map(|&kind| of_kind(stage, kind)).collect(),
-    };
-    stages.iter().map(placed).collect()
 }
 
 /// What a plan decided, but for the schedule and what follows from it.

@@ -9,13 +9,14 @@ use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// One thing that was tried instead.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
     /// What was pinned or changed, such as `tp 4` or `1 GB more memory`.
     pub what: String,
-    /// The best way to do it; `None` where none fits.
+    /// The best way to do it; `None` where none fits, or none is near.
     pub best: Option<Alternative>,
 }
 
@@ -33,6 +34,12 @@ pub struct Explanation {
 /// Alternatives are looked for up to these multiples of the plan's time, the next only where the one
 /// before leaves too few: bounds cut most of what is not close.
 const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
+
+/// What takes more than so many times the plan's time is not looked for: that alone is enough against it.
+pub const FAR: f64 = 3.0;
+
+/// What integer programs may take for one question: what it finds need not be proven.
+const SOLVER_TIME: Duration = Duration::from_secs(3);
 
 /// Bytes that `plan` imagines on top.
 const MORE_BYTES: f64 = 4e9;
@@ -57,13 +64,14 @@ impl<'a> Asker<'a> {
         cutoff_s: f64,
     ) -> Option<Alternative> {
         let Request { model, gpus, .. } = self.request;
-        let task = Task { cutoff_s, ..Task::new(model, cluster, *gpus, r) };
+        let task =
+            Task { cutoff_s, solver_time: SOLVER_TIME, ..Task::new(model, cluster, *gpus, r) };
         let found = search(&task, self.progress).best?;
         Some(alternative(&found, self.own_s))
     }
 
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
-        let best = self.ask(&self.request.cluster, r, f64::INFINITY);
+        let best = self.ask(&self.request.cluster, r, FAR * self.own_s);
         Tried { what, best }
     }
 
@@ -195,7 +203,7 @@ impl<'a> Asker<'a> {
         }
         let mut tried = vec![];
         for (what, cluster) in better {
-            tried.push(Tried { what, best: self.ask(&cluster, r, f64::INFINITY) });
+            tried.push(Tried { what, best: self.ask(&cluster, r, FAR * self.own_s) });
         }
         tried
     }

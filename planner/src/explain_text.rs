@@ -1,6 +1,6 @@
 //! Explanations in print.
 
-use crate::explain::{Explanation, Shortage, Tried};
+use crate::explain::{Explanation, FAR, Shortage, Tried};
 use crate::report::fullest;
 use crate::report_text::{bytes, decisions, line, loss, seconds, shape, signed_percent, thousands};
 use crate::request::Request;
@@ -165,7 +165,9 @@ pub fn explanation(plan: &Plan, found: &Explanation) -> String {
 fn tried_row(own: &Breakdown, tried: &Tried) -> String {
     let what = format!("  {:<16}", tried.what);
     match &tried.best {
-        None => format!("{what} does not fit, or does not exist\n"),
+        None => {
+            format!("{what} does not fit, does not exist, or takes over {FAR:.0} times as long\n")
+        }
         Some(best) => format!(
             "{what} {:>10}  {:<52} {}\n",
             signed_percent(best.slower),

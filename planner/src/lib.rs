@@ -13,6 +13,7 @@ pub mod ordering;
 pub mod placement;
 pub mod report;
 pub mod report_text;
+pub mod repriced;
 pub mod request;
 pub mod request_conflicts;
 pub mod restrict;

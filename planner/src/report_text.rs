@@ -190,7 +190,7 @@ fn proven(answer: &Answer) -> String {
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {
-        format!("within {:.2} % of the optimum for this cost model", 100.0 * proof.gap)
+        format!("for this cost model nothing is faster by more than {:.2} %", 100.0 * proof.gap)
     };
     let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
     format!(

@@ -63,6 +63,7 @@ fn measured(machine: &ClusterSpec) -> Measured {
         head_dim_v: 64,
         causal: true,
         window: None,
+        sinks: false,
     };
     let pair = GroupShape { within: vec![2] };
     let exchange =

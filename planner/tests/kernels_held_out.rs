@@ -52,6 +52,7 @@ fn attention(cells: &[&str]) -> AttentionShape {
         head_dim_v: whole(v),
         causal: mask.next() != Some("full"),
         window: mask.next().map(whole),
+        sinks: false,
     }
 }
 

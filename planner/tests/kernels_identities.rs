@@ -156,6 +156,7 @@ fn square(sequence: u64) -> AttentionShape {
         head_dim_v: 128,
         causal: true,
         window: None,
+        sinks: false,
     }
 }
 

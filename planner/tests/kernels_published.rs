@@ -43,6 +43,7 @@ impl Stage {
             head_dim_v: self.hidden / self.heads,
             causal: true,
             window: None,
+            sinks: false,
         }
     }
 

@@ -137,6 +137,7 @@ fn a_measured_point_is_priced_as_measured() {
             head_dim_v: head_dim,
             causal: true,
             window: None,
+            sinks: false,
         };
         let what = format!("attention of {heads} heads of {head_dim} over {seq_len}");
         near(&what, attention::forward_s(&cluster, &shape, Dtype::Bf16), forward_s);

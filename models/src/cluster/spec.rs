@@ -220,6 +220,8 @@ pub struct Software {
     /// Time of the fused attention core with heads at most 64 wide, over `attention_slowdown` times the table's:
     /// generations' kernels differ in how well they use the tensor cores at each width.
     pub narrow_attention_slowdown: f64,
+    /// The same of attention with sinks, whatever its width: kernels of their own, and on some devices none that is fused.
+    pub sink_attention_slowdown: f64,
     /// The backward pass of the attention core, over `attention_slowdown` times the measured kernel's: kernels that are
     /// not the table's share their time differently.
     pub attention_backward_slowdown: f64,

@@ -325,7 +325,10 @@ const HEAD_POWERS: [f64; 2] = [0.7, 1.0];
 pub(super) const BACKWARD_FLOPS: f64 = 2.5;
 
 fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
-    let rows = lines.rows("attention");
+    let (rows, own) = (lines.rows("attention"), lines.rows("attention_backward"));
+    if rows.iter().chain(own).any(|row| row.len() != 4) {
+        return None;
+    }
     let column = |i: usize| axis(rows.iter().filter_map(|row| row.get(i).copied()));
     let (widths, sequences, heads) = (column(0), column(1), column(2));
     let first = *sequences.first()?;
@@ -338,7 +341,6 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
         flops / (peak * share * short(sequence) / short(measured))
     };
     let forward = |point: [f64; 3]| seconds(rows, point);
-    let own = lines.rows("attention_backward");
     let backward = |point: [f64; 3]| BACKWARD_FLOPS * seconds(own, point);
     let axes = [widths, with_smaller(&SHORT, &sequences), heads];
     let powers = [[HEAD_POWERS[0], 0.0, 0.0], [HEAD_POWERS[1], 2.0, 1.0]];
@@ -361,11 +363,14 @@ fn nearest_heads(rows: &[Vec<f64>], [width, sequence, heads]: [f64; 3]) -> Optio
 }
 
 fn stream(lines: &Lines<'_>, device: &Device) -> Option<Scaled<1>> {
-    let rows = lines.rows("stream");
-    let mut shares = rows.iter().map(|row| row.get(1).map_or(f64::NAN, |cell| cell * FRACTION));
-    let bytes = axis(rows.iter().filter_map(|row| row.first().copied()));
-    let seconds =
-        |[bytes]: [f64; 1]| bytes / (device.hbm_bytes_per_s * shares.next().unwrap_or(f64::NAN));
+    let mut shares = BTreeMap::new();
+    for row in lines.rows("stream") {
+        let &[bytes, cell] = row.as_slice() else { return None };
+        shares.insert(bytes.to_bits(), cell * FRACTION);
+    }
+    let bytes = axis(shares.keys().map(|&bits| f64::from_bits(bits)));
+    let share = |bytes: f64| shares.get(&bytes.to_bits()).copied().unwrap_or(f64::NAN);
+    let seconds = |[bytes]: [f64; 1]| bytes / (device.hbm_bytes_per_s * share(bytes));
     Scaled::new([bytes], [[0.0], [1.0]], seconds)
 }
 
@@ -374,13 +379,22 @@ fn links(lines: &Lines<'_>) -> Result<Option<LinkTable>, Damage> {
 }
 
 fn link_table(lines: &Lines<'_>) -> Option<LinkTable> {
+    let sizes = lines.rows("collective_bytes").first()?;
     let collective = |name: &str| {
-        let rows = lines.rows(&format!("collective:{name}"));
-        let ranks = axis(rows.iter().filter_map(|row| row.first().copied()));
-        let bytes = lines.rows("collective_bytes").first()?.clone();
-        let mut micros = rows.iter().flat_map(|row| row.iter().skip(1).copied());
-        let seconds = |_| micros.next().unwrap_or(f64::NAN) * 1e-6;
-        Scaled::new([ranks, bytes], [[0.0; 2], [0.0, 1.0]], seconds)
+        let mut micros = BTreeMap::new();
+        for row in lines.rows(&format!("collective:{name}")) {
+            let (ranks, cells) = row.split_first()?;
+            if cells.len() != sizes.len() {
+                return None;
+            }
+            for (bytes, cell) in sizes.iter().zip(cells) {
+                micros.insert([*ranks, *bytes].map(f64::to_bits), *cell);
+            }
+        }
+        let ranks = axis(micros.keys().map(|key| f64::from_bits(key[0])));
+        let cell = |point: [f64; 2]| micros.get(&point.map(f64::to_bits)).copied();
+        let seconds = |point| cell(point).unwrap_or(f64::NAN) * 1e-6;
+        Scaled::new([ranks, axis_of(sizes.clone())], [[0.0; 2], [0.0, 1.0]], seconds)
     };
     Some(LinkTable {
         bytes_per_s: *lines.rows("link").first()?.first()?,

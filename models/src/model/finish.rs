@@ -18,6 +18,8 @@ const MAX_HEADS: u64 = 100_000;
 const MAX_EXPERTS: u64 = 100_000;
 const MAX_VOCAB: u64 = 100_000_000;
 const MAX_SEQUENCE: u64 = 1_000_000_000;
+/// As many micro-batches as a schedule can have.
+const MAX_BATCH: u64 = 1 << 24;
 const MAX_PARAMETERS: u128 = 1_000_000_000_000_000_000;
 
 /// Tokens an iteration where neither the file nor the user says: 4 Mi.
@@ -72,7 +74,7 @@ impl ModelSpec {
     }
 
     fn with_global_batch(mut self, sequences: u64) -> Result<Self, InputError> {
-        self.global_batch = flag("global_batch", sequences, MAX_SEQUENCE)?;
+        self.global_batch = flag("global_batch", sequences, MAX_BATCH)?;
         self.lift(BATCH_ASSUMED);
         Ok(self)
     }
@@ -160,7 +162,7 @@ fn batch(
     assumptions: &mut Vec<String>,
 ) -> Result<u64, InputError> {
     if let Some(given) = given {
-        return check.count("global_batch", given, MAX_SEQUENCE);
+        return check.count("global_batch", given, MAX_BATCH);
     }
     Ok(assume_batch(seq_len, assumptions))
 }
@@ -187,6 +189,7 @@ fn attention(check: &Checker<'_>, raw: &RawModel, hidden: u64) -> Result<Attenti
         qkv_bias: or(&raw.qkv_bias, bias),
         out_bias: or(&raw.out_bias, bias),
         qk_norm: or(&raw.qk_norm, false),
+        sinks: or(&raw.sinks, false),
         soft_cap: check.cap("attention_soft_cap", &raw.attention_soft_cap)?,
         window: raw.window.as_ref().map(|window| windowed(check, window)).transpose()?,
     };

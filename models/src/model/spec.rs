@@ -93,6 +93,9 @@ pub struct Attention {
     pub out_bias: bool,
     /// RMSNorm over each query and key head (Qwen 3).
     pub qk_norm: bool,
+    /// A learnt logit a head that every softmax counts beside its keys' (gpt-oss); only its time counts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
     /// `tanh` cap on attention scores (Gemma 2).
     pub soft_cap: Option<f64>,
     /// Sliding window.

@@ -94,7 +94,7 @@ impl Work {
         let vocab = &sheet.vocab;
         let (embedding_params, head_params) = ground.vocab_params(d.tp);
         let tied_here = ground.model.tied_embeddings && d.pp == 1;
-        let received = if d.pp > 1 { 2.0 * sheet.hidden_bytes } else { 0.0 };
+        let received = if d.pp > 1 { 2.0 * sheet.resident_bytes } else { 0.0 };
         Self {
             kinds: sheet.layer.iter().zip(&sheet.params).map(kind).collect(),
             counts: ground.layers.counts(0, ground.layers.len()),

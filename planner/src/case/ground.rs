@@ -67,6 +67,8 @@ pub struct Sheet {
     pub tokens: f64,
     /// Bytes of the hidden states of one micro-batch on one rank.
     pub hidden_bytes: f64,
+    /// The part of them that a rank holds between layers: with sequence parallelism, of its tokens.
+    pub resident_bytes: f64,
     /// Largest temporaries of a layer's backward pass: gradients of the widest activations, and what stands for
     /// those of weights.
     pub transient_bytes: f64,
@@ -312,6 +314,7 @@ impl<'a> Ground<'a> {
             vocab: shared.ends.vocab,
             tokens: shared.ends.tokens,
             hidden_bytes: shared.ends.hidden_bytes,
+            resident_bytes: shared.ends.resident_bytes,
             transient_bytes: shared.ends.transient_bytes,
             mixes: RefCell::default(),
         }
@@ -362,6 +365,7 @@ impl<'a> Ground<'a> {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let kinds = &self.layers.kinds;
         let tokens = shape.split.tokens(self.model) as f64;
+        let resident = shape.split.resident_tokens(self.model) as f64;
         let e = shape.dtype.storage_bytes();
         let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
         let params: Vec<LocalParams> =
@@ -374,6 +378,7 @@ impl<'a> Ground<'a> {
             vocab: pricer.vocabulary(shape, shape.split.tp, &shape.tp_group),
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
+            resident_bytes: resident * self.model.hidden as f64 * e,
             transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
             mixes: RefCell::default(),
         }

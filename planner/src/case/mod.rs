@@ -153,7 +153,7 @@ impl<'a> Case<'a> {
     /// Workspace every device needs: temporaries of a backward pass, a received micro-batch each way,
     /// the vocabulary shard's logits and input, and the units that ZeRO gathers or reduces at a time.
     pub fn common_workspace_bytes(&self) -> f64 {
-        let received = if self.decisions.pp > 1 { 2.0 * self.sheet.hidden_bytes } else { 0.0 };
+        let received = if self.decisions.pp > 1 { 2.0 * self.sheet.resident_bytes } else { 0.0 };
         let vocab = self.passes.as_ref().map_or(0.0, |passes| passes.workspace_bytes);
         self.sheet.transient_bytes + received + vocab + self.in_motion_bytes()
     }

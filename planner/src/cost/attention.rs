@@ -9,7 +9,7 @@ pub struct AttentionShape {
     pub batch: u64,
     /// Query heads on this rank.
     pub heads: u64,
-    /// Key/value heads on this rank.
+    /// Key/value heads on this rank; no price depends on them.
     pub kv_heads: u64,
     /// Queries, tokens.
     pub query_len: u64,
@@ -24,6 +24,8 @@ pub struct AttentionShape {
     pub causal: bool,
     /// Keys a query sees, itself included.
     pub window: Option<u64>,
+    /// Every softmax counts a learnt logit beside the keys'.
+    pub sinks: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,7 +77,7 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
         return 0.0;
     }
     let core_s = match cluster.software.attention {
-        AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass) * narrow(cluster, shape),
+        AttentionKernel::Flash => fused_s(cluster, shape, dtype, pass) * own(cluster, shape),
         AttentionKernel::Unfused => unfused_s(cluster, shape, dtype, pass),
     };
     let software = &cluster.software;
@@ -83,11 +85,15 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
     (core_s * software.attention_slowdown * backward).max(cluster.device.kernel_launch_s)
 }
 
-/// How much slower the software's kernels are than the table's because heads are narrow. Where it is fitted to models
-/// whose narrow heads also have sinks and windows, a wider head can come out cheaper (docs/validation.md).
-fn narrow(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
-    let is_narrow = shape.head_dim_qk.max(shape.head_dim_v) <= NARROW;
-    if is_narrow { cluster.software.narrow_attention_slowdown } else { 1.0 }
+/// How much slower the software's kernels are than the table's, of plain heads 128 wide, because heads have sinks or are
+/// narrow.
+fn own(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
+    let software = &cluster.software;
+    match shape.head_dim_qk.max(shape.head_dim_v) {
+        _ if shape.sinks => software.sink_attention_slowdown,
+        width if width <= NARROW => software.narrow_attention_slowdown,
+        _ => 1.0,
+    }
 }
 
 impl AttentionShape {

@@ -19,8 +19,6 @@ pub enum Collective {
     AllToAll,
     /// Every rank ends with the first one's tensor.
     Broadcast,
-    /// One rank sends to one other.
-    P2p,
 }
 
 /// How much of the faster levels' time the slowest one does not hide. Chunks are pipelined through the
@@ -170,7 +168,7 @@ fn pipelined(levels: impl Iterator<Item = f64>) -> f64 {
 fn level_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
     let bytes = match op {
         Collective::AllToAll => bytes * fan.inside * fan.ways / fan.size,
-        Collective::Broadcast | Collective::P2p => bytes,
+        Collective::Broadcast => bytes,
         _ => bytes / fan.inside,
     };
     let start_s = STARTING_LAUNCHES * cluster.device.kernel_launch_s;
@@ -185,7 +183,7 @@ fn measured_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) 
         Collective::AllGather => &tables.all_gather,
         Collective::ReduceScatter => &tables.reduce_scatter,
         Collective::AllToAll => tables.all_to_all.as_ref()?,
-        Collective::Broadcast | Collective::P2p => return None,
+        Collective::Broadcast => return None,
     };
     let as_measured = bytes * tables.bytes_per_s / fan.bytes_per_s;
     Some(table.at([fan.ways, as_measured]))
@@ -197,7 +195,6 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
         Collective::AllGather | Collective::ReduceScatter => ring_s(bytes, fan),
         Collective::AllToAll => all_to_all_s(bytes, fan),
         Collective::Broadcast => chain_s(std::slice::from_ref(fan), bytes),
-        Collective::P2p => fan.level.latency_s + bytes / fan.bytes_per_s,
     }
 }
 

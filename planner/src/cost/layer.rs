@@ -100,7 +100,7 @@ pub struct VocabCost {
     pub softmax_cast: Parts,
     /// Embedding activations held (the dropout mask).
     pub embed_saved_bytes: f64,
-    /// Head activations held: its input.
+    /// Head activations held: its input and its norm's.
     pub head_saved_bytes: f64,
     /// Logits, their gradient and what stands for the output matrix's, while they live.
     pub logits_bytes: f64,
@@ -206,9 +206,13 @@ impl LayerPricer<'_> {
         parts
     }
 
-    /// Whether selective recomputation does every second product again, which takes fused attention.
-    fn every_second(&self) -> bool {
-        self.cluster.software.selective == Selective::EverySecondProduct && self.fused_attention()
+    /// Whether selective recomputation does every second product again, which takes fused attention; of gated dense
+    /// layers alone, others have the norms and activation functions again.
+    fn every_second(&self, kind: LayerKind) -> bool {
+        let gated = layer::input_matrices(self.model.mlp.activation) == 2;
+        let dense = !kind.moe && self.model.attention.mla.is_none() && gated;
+        let second = self.cluster.software.selective == Selective::EverySecondProduct;
+        second && dense && self.fused_attention()
     }
 
     fn up_projections_again(&self) -> bool {
@@ -222,7 +226,7 @@ impl LayerPricer<'_> {
     fn saved_bytes(&self, kind: LayerKind, shape: &Shape, option: Recompute) -> f64 {
         let fused = self.fused_attention();
         let split = &shape.split;
-        if option == Recompute::Selective && self.every_second() {
+        if option == Recompute::Selective && self.every_second(kind) {
             return layer::every_second_product_bytes(self.model, kind, split, shape.dtype);
         }
         if option == Recompute::Selective && self.up_projections_again() {
@@ -334,11 +338,12 @@ impl LayerPricer<'_> {
             head_dim_v: heads.v_dim,
             causal: true,
             window,
+            sinks: self.model.attention.sinks,
         }
     }
 
     /// Context-parallel transfers of one layer (Korthikanti's symbols; ALGORITHMS of the papers:
-    /// ring (c−1)·2·(s/c)·b·k forward and three times that backward with f32 accumulators;
+    /// ring (c−1)·2·(s/c)·b·k forward, and backward three times that with f32 accumulators, which go one hop more;
     /// all-gather 2(c−1)/c·s·b·k; Ulysses four all-to-alls of the rank's Q, K, V, O).
     fn context_parallel(&self, shape: &Shape) -> ContextComm {
         let split = &shape.split;
@@ -370,7 +375,9 @@ impl LayerPricer<'_> {
             let hop_s = |bytes| collective::p2p_s(self.cluster, bytes, level, senders);
             comm.ring_forward_s = (ring - 1) as f64 * hop_s(kv_bytes);
             let accumulators = 4.0 / e;
-            comm.ring_backward_s = ring as f64 * hop_s(kv_bytes * (1.0 + accumulators));
+            // Gradients go one hop further than keys and values, home.
+            comm.ring_backward_s = (ring - 1) as f64 * hop_s(kv_bytes * (1.0 + accumulators))
+                + hop_s(kv_bytes * accumulators);
         }
         comm
     }
@@ -433,7 +440,7 @@ impl LayerPricer<'_> {
     /// Selective recomputation: every second product, or the attention core where its scores would be kept,
     /// or else the norms and the activation function.
     fn selective(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Parts {
-        if self.every_second() {
+        if self.every_second(kind) {
             // Of queries, keys, values, output, gate, up and down: keys, output and up.
             let second = self.second_products(shape);
             return body.streams.forward + second + body.feed.forward * SECOND_OF_FEED;
@@ -597,6 +604,7 @@ impl LayerPricer<'_> {
         let columns = self.model.vocab.div_ceil(ways);
         let e = shape.dtype.storage_bytes();
         let hidden_bytes = tokens as f64 * h as f64 * e;
+        let resident_bytes = shape.split.resident_tokens(self.model) as f64 * h as f64 * e;
         let logits = tokens as f64 * columns as f64;
         let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
         let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
@@ -628,8 +636,8 @@ impl LayerPricer<'_> {
             head_backward_weight: head.weight,
             softmax_rescale: loss(2.0 * e.max(4.0)),
             softmax_cast: if wide { Parts::default() } else { loss(4.0 + e) },
-            embed_saved_bytes: mask * hidden_bytes / e,
-            head_saved_bytes: 2.0 * hidden_bytes,
+            embed_saved_bytes: mask * resident_bytes / e,
+            head_saved_bytes: 2.0 * resident_bytes,
             logits_bytes: logits * logit_bytes + placeholder_bytes,
         }
     }

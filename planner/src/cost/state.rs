@@ -217,7 +217,7 @@ impl<'a> StateCost<'a> {
     pub fn motion_bytes_a_parameter(&self, dtype: Dtype) -> f64 {
         match self.zero_stage {
             0 | 1 => 0.0,
-            2 => 4.0,
+            2 => self.bytes.gradients,
             _ if self.cluster.software.zero3_by_matrix => {
                 2.0 * dtype.storage_bytes() * LARGEST_MATRIX
             }

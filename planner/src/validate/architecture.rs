@@ -21,9 +21,11 @@ const CARDS: [(&str, &str); 18] = [
     ("internlm", "llama2_7b"),
     ("mpt", "mpt_7b"),
     ("deepseekv2", "deepseek_v2"),
+    ("deepseek-v2", "deepseek_v2"),
     ("deepseek", "deepseek_v3"),
-    ("", "gpt3_175b"),
 ];
+/// The card of any other model: what rows leave open of a GPT.
+const OTHERS: &str = "gpt3_175b";
 
 /// Software whose authors say that all their runs had separate input and output embeddings (Vocabulary
 /// Parallelism, section 6.1).
@@ -35,6 +37,7 @@ const UNTIED: [&str; 2] = ["sail-megatron-2024", "sail-megatron-artifact"];
 /// A column that must be there is empty, or the model's card is not shipped.
 pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     let mut spec = card(row)?;
+    let own_width = spec.attention.mla.is_some() || spec.moe.is_some();
     spec.moe = experts(row, &spec)?;
     spec.name.clone_from(&row.model_name);
     spec.layers = required(row.layers, "layers")? as usize;
@@ -44,7 +47,7 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     spec.vocab = row.vocab.unwrap_or(spec.vocab);
     spec.attention.heads = required(row.heads, "heads")?;
     spec.attention.kv_heads = row.kv_heads.unwrap_or(spec.attention.heads);
-    if spec.attention.mla.is_none() && spec.moe.is_none() {
+    if !own_width {
         spec.attention.head_dim = spec.hidden / spec.attention.heads;
     }
     if let Positions::Learned { max } = &mut spec.positions {
@@ -59,8 +62,7 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
 
 fn card(row: &Row) -> Result<ModelSpec, Reason> {
     let name = row.model_name.to_lowercase();
-    let card =
-        CARDS.iter().find(|(part, _)| name.contains(part)).map_or("gpt3_175b", |card| card.1);
+    let card = CARDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHERS, |card| card.1);
     let shipped = model::shipped(card).ok_or_else(|| format!("model {card} is not shipped"))?;
     shipped.map_err(|error| error.to_string())
 }

@@ -108,7 +108,7 @@ pub enum Counted {
 impl Row {
     /// Measured seconds of a row that is scored on time.
     pub fn measured_s(&self) -> Option<f64> {
-        self.iteration_s.filter(|_| self.tier == 1)
+        self.iteration_s.filter(|s| self.tier == 1 && s.is_finite() && *s > 0.0)
     }
 
     /// Whether the source says that this configuration does not fit.
@@ -149,5 +149,35 @@ pub fn read(path: &std::path::Path) -> Result<Vec<Row>, InputError> {
             .help("give a CSV file with the columns of tests/papers/measured.csv")
     };
     let mut reader = csv::Reader::from_path(path).map_err(refused)?;
-    reader.deserialize().map(|row| row.map_err(refused)).collect()
+    let header = reader.headers().map_err(refused)?;
+    if let Some(missing) = COLUMNS.iter().find(|name| !header.iter().any(|cell| cell == **name)) {
+        let message = format!("{} has no column `{missing}`", path.display());
+        return Err(InputError::new(message).help("give the columns of tests/papers/measured.csv"));
+    }
+    let rows =
+        reader.deserialize().map(|row| row.map_err(refused)).collect::<Result<Vec<_>, _>>()?;
+    if rows.is_empty() {
+        return Err(InputError::new(format!("{} has no rows", path.display())));
+    }
+    Ok(rows)
 }
+
+/// Columns without which no row says what ran and how long it took.
+const COLUMNS: [&str; 16] = [
+    "id",
+    "model_name",
+    "layers",
+    "hidden",
+    "heads",
+    "seq_len",
+    "n_gpus",
+    "gpu",
+    "tp",
+    "pp",
+    "micro_batch",
+    "global_batch",
+    "iteration_s",
+    "tier",
+    "group",
+    "software",
+];

@@ -159,6 +159,9 @@ pub struct CheckArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
+    /// The cluster it was made for, a file or a shipped name [default: the shipped one of the plan's name]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub cluster: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

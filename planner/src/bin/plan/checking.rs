@@ -1,12 +1,14 @@
 //! `plan check` and `plan diff`: commands about plans that exist.
 
 use crate::args::{CheckArgs, DiffArgs};
+use crate::explaining;
 use crate::failure::Failure;
 use crate::output;
 use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;
 use planner::report_text::{bytes, line, seconds};
+use planner::repriced::{Repriced, repriced};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -29,13 +31,88 @@ pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
 
 /// Checks a plan; exit code 2 if anything is wrong.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
-    let violations = check(&read(&args.plan)?);
+    let plan = read(&args.plan)?;
+    let mut violations = check(&plan);
+    let again = match violations.is_empty() {
+        true => priced_again(&plan, args.cluster.as_deref())?,
+        false => Again::Not,
+    };
+    violations.extend(again.violation());
     if args.json {
-        output::print_json(&json!({"valid": violations.is_empty(), "violations": violations}))?;
+        let figures = again.figures(&plan);
+        output::print_json(
+            &json!({"valid": violations.is_empty(), "violations": violations, "priced_again": figures}),
+        )?;
     } else {
-        output::print(&verdict(&args.plan, &violations))?;
+        let note = if violations.is_empty() { again.note(&plan) } else { String::new() };
+        output::print(&(verdict(&args.plan, &violations) + &note))?;
     }
     if violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+/// A plan under this version's prices.
+enum Again {
+    /// Something else is wrong.
+    Not,
+    /// There is no such cluster here; why.
+    Unknown(String),
+    /// It can be priced, or its schedule cannot even be made.
+    Priced(Option<Repriced>),
+}
+
+/// Prices a plan where its cluster is known; one that the user names must be.
+fn priced_again(plan: &Plan, cluster: Option<&str>) -> Result<Again, InputError> {
+    match explaining::request(plan, cluster) {
+        Ok(request) => Ok(Again::Priced(repriced(&request, plan))),
+        Err(error) if cluster.is_some() => Err(error),
+        Err(_) => Ok(Again::Unknown(plan.inputs.cluster.name.clone())),
+    }
+}
+
+impl Again {
+    /// What keeps the plan from running.
+    fn violation(&self) -> Option<Violation> {
+        let violation = |field: &str, found: String, valid: &str| {
+            Some(Violation { field: field.to_owned(), found, valid: valid.to_owned() })
+        };
+        match self {
+            Self::Priced(None) => violation(
+                "decisions.schedule",
+                "what cannot be made for these degrees".to_owned(),
+                "a schedule that exists for them",
+            ),
+            Self::Priced(Some(now)) if !now.fits => violation(
+                "predicted.peak_memory_bytes",
+                format!("what it says: priced again it is {}", bytes(now.peak_bytes as u64)),
+                "what a device has",
+            ),
+            _ => None,
+        }
+    }
+
+    fn figures(&self, plan: &Plan) -> Option<Value> {
+        let Self::Priced(Some(now)) = self else { return None };
+        let (time_s, memory) = (now.iteration_s, now.peak_bytes as u64);
+        Some(
+            json!({"iteration_s": time_s, "peak_memory_bytes": memory, "agrees": now.agrees(plan)}),
+        )
+    }
+
+    fn note(&self, plan: &Plan) -> String {
+        match self {
+            Self::Unknown(cluster) => format!(
+                "not priced again: no cluster `{cluster}` with these figures is shipped; give the plan's own with --cluster FILE\n"
+            ),
+            Self::Priced(Some(now)) if !now.agrees(plan) => format!(
+                "priced again it takes {} a step and {} on the fullest rank, not {} and {}: another version made it, or it was edited\n",
+                seconds(now.iteration_s),
+                bytes(now.peak_bytes as u64),
+                seconds(plan.predicted.iteration_s),
+                bytes(plan.predicted.peak_memory_bytes)
+            ),
+            _ => String::new(),
+        }
+    }
 }
 
 fn verdict(path: &Path, violations: &[Violation]) -> String {

@@ -51,7 +51,7 @@ fn text(plan: &Plan, found: &Explanation) -> String {
 }
 
 /// The request that the plan answers.
-fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
+pub fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
     let inputs = &plan.inputs;
     let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?.shared_by(inputs.gpus);
     if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {

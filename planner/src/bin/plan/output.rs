@@ -32,6 +32,17 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Refuses to put a plan where something else is: a model or cluster file, as like as not.
+pub fn may_hold_a_plan(path: &Path) -> Result<(), Failure> {
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(()) };
+    let is_plan = text.lines().find(|line| !line.starts_with('#'));
+    if text.trim().is_empty() || is_plan.is_some_and(|line| line.starts_with("version:")) {
+        return Ok(());
+    }
+    let message = format!("{} exists and is no plan", path.display());
+    Err(InputError::new(message).help("give -o another name, or remove the file first").into())
+}
+
 /// How long a search runs before it shows progress.
 const QUIET: Duration = Duration::from_millis(500);
 

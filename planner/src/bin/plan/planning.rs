@@ -3,6 +3,7 @@
 use crate::args::{EstimateArgs, Objective, Order, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress};
+use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
 use planner::explain::{self, Asker};
@@ -19,6 +20,7 @@ use std::time::Duration;
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
+    args.output.as_deref().map_or(Ok(()), output::may_hold_a_plan)?;
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
@@ -35,7 +37,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         around += &binds(&request, &answer);
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
-    let next = next(args.output.as_deref());
+    let next = next(args.output.as_deref(), args.request.cluster.as_deref());
     output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))
 }
 
@@ -152,9 +154,23 @@ fn nothing_fits(request: &Request) -> Failure {
     Failure::Infeasible(explain_text::shortage(request, &found))
 }
 
-fn next(path: Option<&Path>) -> String {
+/// What to type next, as a shell takes it.
+fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let Some(path) = path.map(Path::display) else {
         return line("next:", "the same with -o plan.yaml, to keep it");
     };
-    format!("wrote {path}    next: plan explain {path} · plan check {path}\n")
+    let path = quoted(&path.to_string());
+    // A plan names its cluster, which finds shipped ones alone.
+    let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
+    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", quoted(own)));
+    format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+:@".contains(c);
+    if word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }

@@ -49,7 +49,8 @@ pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
         });
     }
     output::print(&format!(
-        "{}\n{}\n{}\n{}\n{}{}\n{}\n{}",
+        "{}\n{}\n{}\n{}\n{}\n{}{}\n{}\n{}",
+        counted(&predicted),
         table("source (tier 1, time)", &sources),
         table("source (memory)", &memory),
         ranked(&sweeps),
@@ -59,6 +60,16 @@ pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
         claimed(&claims),
         unused(&predicted)
     ))
+}
+
+/// How many rows take part, and what their errors are not.
+fn counted(predicted: &[Predicted]) -> String {
+    let used = predicted.iter().filter(|row| row.used).count();
+    format!(
+        "{used} of {} rows can be expressed. The model's constants were fitted to published runs, so errors on those are \
+         smaller than on others:\nplans carry the band that runs not seen earned.\n",
+        predicted.len()
+    )
 }
 
 fn table(title: &str, sources: &[SourceScore]) -> String {

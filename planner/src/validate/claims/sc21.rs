@@ -261,13 +261,13 @@ fn interleaving() -> Verdict {
 const UNFUSED_STREAMS: f64 = 2.2;
 
 fn fusion() -> Verdict {
-    let gain = |gpt: Gpt, pp: u64, chunks: u64| {
-        let fused = selene(gpt, 8, pp, 1, 12 * pp)?.with(|d| interleaved(d, chunks));
+    let gain = |gpt: Gpt, pp: u64| {
+        let fused = selene(gpt, 8, pp, 1, 12 * pp)?;
         let mut apart = fused.clone();
         apart.cluster.software.stream_slowdown *= UNFUSED_STREAMS;
         Ok::<f64, Reason>(fused.throughput()? / apart.throughput()?)
     };
-    let (small, large) = (gain(GPT_175B, 12, 1)?, gain(GPT_530B, 35, 1)?);
+    let (small, large) = (gain(GPT_175B, 12)?, gain(GPT_530B, 35)?);
     let holds = met(small, 1.19) && met(large, 1.11) && small > large;
     Ok((format!("175B {}, 530B {}", percent(small), percent(large)), holds))
 }

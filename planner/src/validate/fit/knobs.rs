@@ -2,7 +2,7 @@
 
 use crate::validate::row::Row;
 use crate::validate::setup::Setup;
-use models::cluster::ClusterSpec;
+use models::cluster::{ClusterSpec, software};
 use std::collections::BTreeMap;
 
 /// Whose constant it is.
@@ -60,7 +60,7 @@ impl Field {
 /// and writes 16 bytes, and padded or weighted in further kernels. `p2p_slowdown` starts where 200 Gb/s adapters had
 /// 18.3 GB/s for sends and receives with the channel for a peer that NCCL gives them among 32 ranks, 24.2 with four
 /// (NVIDIA/nccl issue 1272).
-pub const SOFTWARE: [Field; 17] = [
+pub const SOFTWARE: [Field; 18] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
     Field {
@@ -74,6 +74,12 @@ pub const SOFTWARE: [Field; 17] = [
         prior: 1.0,
         spread: 0.2,
         at: |c| &mut c.software.narrow_attention_slowdown,
+    },
+    Field {
+        key: "sink_attention_slowdown",
+        prior: 1.0,
+        spread: 0.3,
+        at: |c| &mut c.software.sink_attention_slowdown,
     },
     Field {
         key: "attention_backward_slowdown",
@@ -140,7 +146,7 @@ pub struct Knob {
 impl Knob {
     /// What the constant is expected to be before any run is seen.
     ///
-    /// Megatron-DeepSpeed's host needs 0.81 ms to launch a layer's forward pass on A100 (its small models take no less).
+    /// Megatron-DeepSpeed's host needs 0.86 ms to launch a layer's forward pass on A100 (its small models take no less).
     pub fn prior(&self) -> f64 {
         match &self.owner {
             Owner::Software(name)
@@ -151,6 +157,18 @@ impl Knob {
             }
             _ => self.field.prior,
         }
+    }
+
+    /// Whether the constant is of the same thing with another owner: ZeRO 3 that gathers each matrix by itself says
+    /// nothing of ZeRO 3 that gathers layers.
+    pub fn is_alike(&self, other: &Owner) -> bool {
+        let by_matrix = |owner: &Owner| match owner {
+            Owner::Software(name) => {
+                software(name).ok().flatten().is_some_and(|software| software.zero3_by_matrix)
+            }
+            Owner::Device(_) => false,
+        };
+        self.field.key != "zero3_slowdown" || by_matrix(&self.owner) == by_matrix(other)
     }
 
     /// Whether a row may move it. The 720 rows of `vtrain_single` are composed from about 144 figures of models

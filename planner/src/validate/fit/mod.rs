@@ -66,7 +66,8 @@ pub fn fit(samples: &[Sample<'_>]) -> Fit {
     fit
 }
 
-/// Signed errors of samples, each predicted by constants fitted without the samples of its part.
+/// Signed errors of samples, each predicted by constants fitted without the samples of its part, and without those of
+/// the same groups: sources repeat one another's runs.
 pub fn held_out(
     fit: &Fit,
     samples: &[Sample<'_>],
@@ -77,12 +78,10 @@ pub fn held_out(
     let parts: BTreeSet<&String> = names.iter().collect();
     let mut errors = vec![0.0; samples.len()];
     for part in parts {
-        let seen: Vec<&Line> = lines
-            .iter()
-            .zip(&names)
-            .filter(|(_, name)| *name != part)
-            .map(|(line, _)| line)
-            .collect();
+        let own = samples.iter().zip(&names).filter(|(_, name)| *name == part);
+        let groups: BTreeSet<&String> = own.map(|(sample, _)| &sample.row.group).collect();
+        let others = lines.iter().zip(samples).filter(|(_, s)| !groups.contains(&s.row.group));
+        let seen: Vec<&Line> = others.map(|(line, _)| line).collect();
         let without = fit.stepped(&seen);
         for (index, sample) in samples.iter().enumerate().filter(|(i, _)| names[*i] == *part) {
             errors[index] = without.log_ratio(sample).exp() - 1.0;
@@ -91,28 +90,47 @@ pub fn held_out(
     errors
 }
 
-/// Signed errors when one run of each source may calibrate all of it: one scale a source, such that its groups err
-/// as much one way as the other.
-pub fn calibrated(samples: &[Sample<'_>], errors: &[f64]) -> Vec<f64> {
-    let mut scales: BTreeMap<&str, f64> = BTreeMap::new();
+/// What a source's scale is learnt from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaledBy {
+    /// All its groups: the best scale in hindsight.
+    All,
+    /// Its groups but the one that is scaled; a source's only group is not.
+    Others,
+}
+
+/// Signed errors where each source has one scale, such that the groups it is learnt from err as much one way as the
+/// other.
+pub fn calibrated(samples: &[Sample<'_>], errors: &[f64], by: ScaledBy) -> Vec<f64> {
+    let mut scales: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for sample in samples {
-        let file = sample.row.file.as_str();
-        scales.entry(file).or_insert_with(|| middle(samples, errors, file));
+        let key = (sample.row.file.as_str(), sample.row.group.as_str());
+        scales.entry(key).or_insert_with(|| middle(samples, errors, key, by));
     }
     let scaled = |(sample, error): (&Sample<'_>, &f64)| {
-        (1.0 + error) / scales[sample.row.file.as_str()] - 1.0
+        (1.0 + error) / scales[&(sample.row.file.as_str(), sample.row.group.as_str())] - 1.0
     };
     samples.iter().zip(errors).map(scaled).collect()
 }
 
 /// Median over a source's groups of their mean predicted over measured.
-fn middle(samples: &[Sample<'_>], errors: &[f64], file: &str) -> f64 {
+fn middle(
+    samples: &[Sample<'_>],
+    errors: &[f64],
+    (file, group): (&str, &str),
+    by: ScaledBy,
+) -> f64 {
     let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (sample, error) in samples.iter().zip(errors).filter(|(s, _)| s.row.file == file) {
-        groups.entry(&sample.row.group).or_default().push((1.0 + error).ln());
+        if by == ScaledBy::All || sample.row.group != group {
+            groups.entry(&sample.row.group).or_default().push((1.0 + error).ln());
+        }
     }
     let mut means: Vec<f64> =
         groups.values().map(|logs| logs.iter().sum::<f64>() / logs.len() as f64).collect();
+    if means.is_empty() {
+        return 1.0;
+    }
     means.sort_by(f64::total_cmp);
     let (low, high) = (means[(means.len() - 1) / 2], means[means.len() / 2]);
     f64::midpoint(low, high).exp()
@@ -124,7 +142,8 @@ const OWN_BAND: usize = 3;
 const WITHIN: f64 = 0.8;
 
 /// Error bands by software generation: what four in five groups of runs lie within, predicted by
-/// constants that had not seen them. Generations with few groups have the band of all.
+/// constants that had not seen them. Generations with few groups have the band of all, or their own widest error where
+/// that is more.
 pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> {
     let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for (sample, error) in samples.iter().zip(held_out) {
@@ -200,7 +219,7 @@ impl Fit {
 
     /// The same constant of the generation that a knob's grew from.
     fn parent(&self, knob: &Knob) -> Option<usize> {
-        let owner = knob.owner.parent()?;
+        let owner = knob.owner.parent().filter(|parent| knob.is_alike(parent))?;
         let same = |other: &Knob| other.owner == owner && other.field.key == knob.field.key;
         self.knobs.iter().position(same)
     }

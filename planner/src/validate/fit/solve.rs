@@ -37,7 +37,7 @@ const NOISE: f64 = 0.03;
 const ROBUST: f64 = 0.08;
 /// Passes over all constants; far more than it takes.
 const SWEEPS: usize = 200;
-/// Largest step of one linearisation.
+/// Largest step of one linearisation, of constants that lines speak of.
 const LONGEST: f64 = 0.7;
 
 /// Steps of the constants' logarithms that fit the lines best, given the priors.
@@ -73,7 +73,9 @@ pub fn solve(lines: &[Line], priors: &[Prior]) -> Vec<f64> {
                 gradient += weight * slope * residuals[index];
                 curvature += weight * slope * slope;
             }
-            let wanted = (steps[knob] - gradient / curvature).clamp(-LONGEST, LONGEST);
+            // A constant of which no line speaks is what is expected of it, however far that is.
+            let longest = if of_knob[knob].is_empty() { f64::INFINITY } else { LONGEST };
+            let wanted = (steps[knob] - gradient / curvature).clamp(-longest, longest);
             let moved = wanted - steps[knob];
             steps[knob] = wanted;
             for &(index, slope) in &of_knob[knob] {
@@ -101,6 +103,12 @@ mod tests {
         let steps = solve(&lines, &[prior, Prior { offset: 0.3, spread: 0.1, parent: None }]);
         assert!((steps[0] + 0.1).abs() < 1e-4, "{steps:?}");
         assert!((steps[1] + 0.3).abs() < 1e-9, "{steps:?}");
+    }
+
+    #[test]
+    fn a_constant_without_data_goes_back_to_its_prior_from_however_far() {
+        let steps = solve(&[], &[Prior { offset: 1.8, spread: 0.6, parent: None }]);
+        assert!((steps[0] + 1.8).abs() < 1e-9, "{steps:?}");
     }
 
     #[test]
