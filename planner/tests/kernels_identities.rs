@@ -263,9 +263,7 @@ proptest! {
             AttentionShape { head_dim_qk: width + grow, head_dim_v: width + grow, ..less },
         ];
         for cluster in clusters() {
-            // What is fitted to a software's narrow heads is not all a matter of width (docs/validation.md).
-            let narrow_apart = cluster.software.narrow_attention_slowdown > 1.0 && width <= 64;
-            for more in more.iter().filter(|more| !(narrow_apart && more.head_dim_qk > 64)) {
+            for more in &more {
                 let of = |shape| forward_s(cluster, shape, Dtype::Bf16);
                 assert_not_cheaper(of(more), of(&less));
                 let of = |shape| backward_s(cluster, shape, Dtype::Bf16);

@@ -81,7 +81,7 @@ fn the_planner_meets_or_beats_the_degrees_of_table_1() {
         near += u64::from(loss < 0.03);
     }
     println!("{report}");
-    assert!(same >= 3 && near >= 4, "{same} rows agree, {near} within 3 %\n{report}");
+    assert!(same >= 3 && near >= 5, "{same} rows agree, {near} within 3 %\n{report}");
 }
 
 /// GPT 3.6B on 64 A100 with a batch of 512 was measured at tensor-parallel size 1 and, as in Table 1, 2 (vTrain's
