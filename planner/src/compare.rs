@@ -2,9 +2,10 @@
 
 use crate::case::Case;
 use crate::case::ground::Ground;
-use crate::case::priced::{Placed, Priced, placed_of};
+use crate::case::priced::{Placed, Priced};
 use crate::placement::Scratch;
 use crate::report_text::{bytes, seconds};
+use crate::repriced::placed_of;
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
 use crate::search::{Found, Task, search};

@@ -3,7 +3,7 @@
 use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
-use crate::search::{Found, Outcome, Progress, Task, search};
+use crate::search::{Found, Outcome, Progress, Task, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -66,7 +66,7 @@ impl<'a> Asker<'a> {
         let Request { model, gpus, .. } = self.request;
         let task =
             Task { cutoff_s, solver_time: SOLVER_TIME, ..Task::new(model, cluster, *gpus, r) };
-        let found = search(&task, self.progress).best?;
+        let found = search_wide(&task, self.progress).best?;
         Some(alternative(&found, self.own_s))
     }
 

@@ -7,6 +7,7 @@ use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, ModelSpec};
+use models::plan::{ClusterFigures, Plan};
 use models::program::RUNNABLE;
 use std::io::Read;
 use std::path::Path;
@@ -77,11 +78,36 @@ pub fn restrictions(
     let runnable = RUNNABLE.iter().filter(|_| cluster.any_gpu_count);
     let added = runnable.filter(|setting| !asked(setting.split('=').next().unwrap_or_default()));
     let all: Vec<&str> = settings.iter().map(String::as_str).chain(added.copied()).collect();
-    let mut found = Restrictions::parse(&all)?;
+    let mut found = Restrictions::typed(&all)?;
     if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {
         found.offload = Choice::of(&[Offload::None]);
     }
     Ok(found)
+}
+
+/// The request that a plan answers, on the cluster named or else the shipped one of the plan's name.
+///
+/// # Errors
+/// There is no such cluster, or the plan was made for another one of that name.
+pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
+    let inputs = &plan.inputs;
+    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?.shared_by(inputs.gpus);
+    if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
+        let message = format!("the plan was made for another `{}` than this one", cluster.name);
+        return Err(
+            InputError::new(message).help("give the plan's own with --cluster FILE, or plan again")
+        );
+    }
+    let restrictions = restrictions(&inputs.settings, &cluster)?;
+    Ok(Request {
+        model: inputs.model.clone(),
+        file: None,
+        cluster,
+        gpus: inputs.gpus,
+        tokens: inputs.tokens,
+        settings: inputs.settings.clone(),
+        restrictions,
+    })
 }
 
 /// A pinned capacity factor changes what the experts compute: it is the model's from here on.

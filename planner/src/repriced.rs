@@ -2,10 +2,25 @@
 
 use crate::case::Case;
 use crate::case::ground::Ground;
-use crate::case::priced::placed_of;
+use crate::case::priced::{Placed, PlacedStage};
 use crate::placement::Scratch;
 use crate::request::Request;
+use models::placement::{Stage, kind_name};
 use models::plan::{Plan, significant};
+
+/// Where a plan's layers lie.
+pub fn placed_of(ground: &Ground<'_>, stages: &[Stage]) -> Placed {
+    let of_kind = |stage: &Stage, kind| {
+        let counts = stage.recompute.get(kind_name(kind)).copied().unwrap_or_default();
+        [counts.none, counts.selective, counts.full]
+    };
+    let placed = |stage: &Stage| PlacedStage {
+        start: stage.first_layer,
+        end: stage.first_layer + stage.layers,
+        mix: ground.layers.kinds.iter().map(|&kind| of_kind(stage, kind)).collect(),
+    };
+    stages.iter().map(placed).collect()
+}
 
 /// What a plan costs by this version's prices.
 #[derive(Clone, Copy, Debug, PartialEq)]

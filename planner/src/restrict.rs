@@ -180,6 +180,24 @@ impl Restrictions {
         Ok(restrictions)
     }
 
+    /// The same of what a user typed, who cannot mean a name's values twice: the last ones would hold.
+    ///
+    /// # Errors
+    /// Those of [`Self::parse`], or a name whose values are given twice.
+    pub fn typed<S: AsRef<str>>(settings: &[S]) -> Result<Self, InputError> {
+        let mut given: Vec<Setting<'_>> = vec![];
+        for text in settings {
+            let set = Setting::parse(text.as_ref())?;
+            if set.relation == Relation::OneOf {
+                if let Some(before) = given.iter().find(|other| other.key == set.key) {
+                    return Err(set.repeats(before));
+                }
+                given.push(set);
+            }
+        }
+        Self::parse(settings)
+    }
+
     fn apply(&mut self, set: &Setting<'_>) -> Result<(), InputError> {
         match set.key {
             "tp" => set.numbers(&mut self.tp, 1),
@@ -248,6 +266,15 @@ impl<'a> Setting<'a> {
             .help(format!("{hint}decisions are {}", NAMES.join(" ")))
     }
 
+    fn repeats(&self, before: &Self) -> InputError {
+        let (key, text) = (self.key, self.text);
+        let message =
+            format!("--set {text}: values of `{key}` are given already by {}", before.text);
+        let all = [before.values.as_slice(), &self.values].concat().join(",");
+        InputError::new(message)
+            .help(format!("give them once: --set {key}={all} allows all of them"))
+    }
+
     fn wrong(&self, value: &str, valid: &str) -> InputError {
         InputError::new(format!("--set {}: {} cannot be `{value}`", self.text, self.key))
             .help(format!("{} takes {valid}", self.key))
@@ -306,6 +333,15 @@ impl<'a> Setting<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_given_once_and_bounds_narrow_them() {
+        let parsed = |settings: &[&str]| Restrictions::typed(settings).map(|set| set.tp);
+        let error = parsed(&["tp=8", "pp=2", "tp=4"]).expect_err("which of them?").to_string();
+        assert!(error.contains("given already by tp=8") && error.contains("tp=8,4"), "{error}");
+        let narrowed = parsed(&["tp=2,8", "tp<=4", "tp>=2"]).expect("they go together");
+        assert!(narrowed.allows(2) && !narrowed.allows(8) && !narrowed.allows(4));
+    }
 
     #[test]
     fn settings_pin_list_and_bound() -> Result<(), InputError> {

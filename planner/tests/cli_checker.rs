@@ -154,3 +154,30 @@ fn the_command_lists_what_is_wrong_and_ends_with_2() {
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.out.contains("decisions.tp · pp · cp · dp cannot be 32; valid: 16"), "{run:?}");
 }
+
+/// A plan's file with another schedule: 1F1B's memory is not GPipe's, nor are the figures those of another time.
+#[test]
+fn a_plan_is_priced_again() {
+    let path = scratch("priced_again.yaml");
+    let words = "--model llama8b --gpus 16 --set tp=2 --set pp=4 --set schedule=1f1b --set vocab=tensor \
+                 --set micro_batch=1 --set cp=1 --set zero_stage=1";
+    assert_eq!(plan(&format!("{words} -o {}", path.display())).code, 0);
+    let good = plan(&format!("check {}", path.display()));
+    assert_eq!((good.code, good.out.lines().count()), (0, 1), "{good:?}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let edited = |from: &str, to: &str| {
+        assert!(text.contains(from), "no {from:?} in {text}");
+        let other = scratch("edited.yaml");
+        std::fs::write(&other, text.replacen(from, to, 1)).unwrap();
+        plan(&format!("check {}", other.display()))
+    };
+    let gpipe = edited("  schedule: 1f1b", "  schedule: gpipe");
+    assert_eq!(gpipe.code, 2, "{gpipe:?}");
+    assert!(gpipe.out.contains("peak_memory_bytes") && gpipe.out.contains("priced again"));
+    let slower = edited("  schedule: 1f1b", "  schedule: zb_h1");
+    assert_eq!(slower.code, 0, "{slower:?}");
+    assert!(slower.out.contains("priced again it takes"), "{slower:?}");
+    let elsewhere = edited("    name: dgx_h100", "    name: mine");
+    assert_eq!(elsewhere.code, 0, "{elsewhere:?}");
+    assert!(elsewhere.out.contains("not priced again: no cluster `mine`"), "{elsewhere:?}");
+}

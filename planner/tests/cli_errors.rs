@@ -161,6 +161,34 @@ fn plans_that_are_none_are_refused() {
 }
 
 #[test]
+fn a_plan_overwrites_plans_alone() {
+    let model = model("kept.yaml", MODEL);
+    let words = format!("--model {model} --cluster laptop --gpus 1");
+    fails(&format!("{words} -o {model}"), 2, &["kept.yaml exists and is no plan"]);
+    assert_eq!(std::fs::read_to_string(&model).unwrap(), MODEL);
+    let path = scratch("twice.yaml");
+    for _ in 0..2 {
+        assert_eq!(plan(&format!("{words} -o {}", path.display())).code, 0);
+    }
+}
+
+#[test]
+fn measurements_have_their_columns() {
+    let path = file("columns.csv", b"id,model_name,layers\na,b,3\n");
+    fails(&format!("validate --measured {path}"), 2, &["has no column `hidden`"]);
+    let papers = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/papers/measured.csv");
+    let header = std::fs::read_to_string(papers).unwrap();
+    let path = file("header.csv", header.lines().next().unwrap().as_bytes());
+    fails(&format!("validate --measured {path}"), 2, &["has no rows"]);
+}
+
+#[test]
+fn batches_are_no_larger_than_schedules() {
+    let words = "--model llama8b --gpus 8 --global-batch 100000000";
+    fails(words, 2, &["global_batch cannot be 100000000", "1 to 16777216"]);
+}
+
+#[test]
 fn no_trainer_is_made_of_a_plan_edited_by_hand() {
     let folder = scratch("edited");
     std::fs::create_dir_all(&folder).unwrap();

@@ -52,7 +52,9 @@ fn the_gap_covers_what_is_missed() {
             let (best_s, found_s) = (best.iteration_s, found.priced.iteration_s);
             let least_s = found_s * (1.0 - outcome.proof.gap) * (1.0 - ROUNDING);
             assert!(found.priced.fits && best_s >= least_s, "{what}: {best_s} below {least_s}");
-            assert!(found_s >= best_s * (1.0 - ROUNDING), "{what}: {found_s} below {best_s}");
+            // Of several chunks a device brute force tries the family's cuts, the search also moves layers.
+            let brute = outcome.proof.family || found_s >= best_s * (1.0 - ROUNDING);
+            assert!(brute, "{what}: {found_s} below {best_s}");
             compared += 1;
             equal += u64::from(found_s <= best_s * (1.0 + ROUNDING));
         });

@@ -3,14 +3,15 @@
 use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use models::decisions::Decisions;
+use models::schedule::ScheduleName;
 use planner::case::Case;
 use planner::case::family::Ranges;
 use planner::case::ground::Ground;
 use planner::case::levels::Levels;
 use planner::case::priced::{Placed, PlacedStage};
 use planner::placement::{Scratch, dynamic};
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::restrict::{Choice, Restrictions};
+use planner::search::{Task, search, search_wide};
 use planner::space::{Inner, Node, Space};
 
 #[test]
@@ -49,6 +50,24 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
         fitting += 1;
     }
     println!("{}: {best_s:.3} s, closest of {fitting} pinnings {closest:.3} times", model.name);
+}
+
+/// Where vocabulary passes come first with 1F1B, naming every schedule, which lets all of them host the passes, must not
+/// give a faster plan.
+#[test]
+fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
+    let model = models::model::shipped("gpt_oss_120b").and_then(Result::ok).expect("it reads");
+    let cluster = models::cluster::shipped("gb200_nvl72").and_then(Result::ok).expect("it reads");
+    let of = |restrictions: &Restrictions| {
+        let task = Task::new(&model, &cluster, 72, restrictions);
+        search_wide(&task, &mut |_, _| {}).best.expect("it fits")
+    };
+    let schedule = Choice::of(&ScheduleName::ALL);
+    let (free, named) =
+        (of(&Restrictions::default()), of(&Restrictions { schedule, ..Restrictions::default() }));
+    assert!(free.decisions.vocab.over_pipeline(), "{:?}", free.decisions);
+    let slower = free.priced.iteration_s / named.priced.iteration_s - 1.0;
+    assert!(slower.abs() < 1e-3, "{slower}");
 }
 
 /// Any combination, every node as likely.

@@ -1,6 +1,5 @@
 //! The price of a configuration with its placement: what `estimate` prints and plans predict.
 
-use super::ground::Ground;
 use super::mixes::Mix;
 use super::pipelines::PipelineKey;
 use super::{Case, StageCost};
@@ -8,7 +7,6 @@ use crate::cost::parts::Parts;
 use crate::placement::{Choice, Column, Problem, Scratch};
 use crate::simulate::{Timeline, simulate};
 use models::cluster::ClusterSpec;
-use models::placement::{Stage, kind_name};
 use models::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
@@ -25,20 +23,6 @@ pub struct PlacedStage {
 
 /// Layers of every stage, in model order.
 pub type Placed = Vec<PlacedStage>;
-
-/// Where a plan's layers lie.
-pub fn placed_of(ground: &Ground<'_>, stages: &[Stage]) -> Placed {
-    let of_kind = |stage: &Stage, kind| {
-        let counts = stage.recompute.get(kind_name(kind)).copied().unwrap_or_default();
-        [counts.none, counts.selective, counts.full]
-    };
-    let placed = |stage: &Stage| PlacedStage {
-        start: stage.first_layer,
-        end: stage.first_layer + stage.layers,
-        mix: ground.layers.kinds.iter().map(|&kind| of_kind(stage, kind)).collect(),
-    };
-    stages.iter().map(placed).collect()
-}
 
 /// Bytes on the fullest moment of one stage's device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -138,22 +138,21 @@ pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     if task.restrictions.wants_post_validation() {
         return one_by_one::run(task, progress);
     }
-    let outcome = queue::run(task, progress);
-    let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
-    if task.restrictions.schedule.is_restricted() || !outcome.best.as_ref().is_some_and(pipelined) {
-        return outcome;
-    }
-    widened(task, outcome, progress)
+    queue::run(task, progress)
 }
 
-/// The same with vocabulary passes in every schedule that hosts them: by default they are searched with 1F1B alone, and
-/// where that is what comes first, so may be others.
-fn widened(task: &Task<'_>, narrow: Outcome, progress: Progress<'_>) -> Outcome {
+/// The same; where vocabulary passes come first, they are looked for in every schedule that hosts them. By default they are
+/// searched with 1F1B alone.
+pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    let narrow = search(task, progress);
+    let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
+    if task.restrictions.schedule.is_restricted() || !narrow.best.as_ref().is_some_and(pipelined) {
+        return narrow;
+    }
     let schedule = Choice::of(&ScheduleName::ALL);
     let restrictions = Restrictions { schedule, ..task.restrictions.clone() };
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
-    let wide =
-        queue::run(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
+    let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
     let elapsed_s = narrow.proof.elapsed_s + wide.proof.elapsed_s;
     Outcome { best: wide.best.or(narrow.best), proof: Proof { elapsed_s, ..wide.proof } }
 }

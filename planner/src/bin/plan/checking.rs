@@ -1,12 +1,12 @@
 //! `plan check` and `plan diff`: commands about plans that exist.
 
 use crate::args::{CheckArgs, DiffArgs};
-use crate::explaining;
 use crate::failure::Failure;
 use crate::output;
 use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;
+use planner::flags::request_of;
 use planner::report_text::{bytes, line, seconds};
 use planner::repriced::{Repriced, repriced};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ enum Again {
 
 /// Prices a plan where its cluster is known; one that the user names must be.
 fn priced_again(plan: &Plan, cluster: Option<&str>) -> Result<Again, InputError> {
-    match explaining::request(plan, cluster) {
+    match request_of(plan, cluster) {
         Ok(request) => Ok(Again::Priced(repriced(&request, plan))),
         Err(error) if cluster.is_some() => Err(error),
         Err(_) => Ok(Again::Unknown(plan.inputs.cluster.name.clone())),

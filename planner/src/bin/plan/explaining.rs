@@ -4,12 +4,11 @@ use crate::args::ExplainArgs;
 use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::output::{self, Progress};
-use models::input::InputError;
-use models::plan::{ClusterFigures, Plan};
+use models::plan::Plan;
 use planner::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::explain::{Asker, Explanation};
 use planner::explain_text;
-use planner::flags::{read_cluster, restrictions};
+use planner::flags::request_of;
 use planner::report_text;
 use planner::request::Request;
 use serde_json::json;
@@ -17,7 +16,7 @@ use serde_json::json;
 /// Says why a plan is what it is.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let request = request(&plan, args.cluster.as_deref())?;
+    let request = request_of(&plan, args.cluster.as_deref())?;
     let found = explanation(&request, &plan);
     let beside_1f1b = against_one_f_one_b(&request, &plan);
     if args.json {
@@ -48,26 +47,4 @@ fn text(plan: &Plan, found: &Explanation) -> String {
         explain_text::explanation(plan, found),
     ]
     .join("\n")
-}
-
-/// The request that the plan answers.
-pub fn request(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
-    let inputs = &plan.inputs;
-    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?.shared_by(inputs.gpus);
-    if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
-        let message = format!("the plan was made for another `{}` than this one", cluster.name);
-        return Err(
-            InputError::new(message).help("give the plan's own with --cluster FILE, or plan again")
-        );
-    }
-    let restrictions = restrictions(&inputs.settings, &cluster)?;
-    Ok(Request {
-        model: inputs.model.clone(),
-        file: None,
-        cluster,
-        gpus: inputs.gpus,
-        tokens: inputs.tokens,
-        settings: inputs.settings.clone(),
-        restrictions,
-    })
 }

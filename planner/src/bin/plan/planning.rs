@@ -13,7 +13,7 @@ use planner::report::{Alternative, Answer};
 use planner::report_text::{self, bytes, line};
 use planner::request::Request;
 use planner::restrict::{Choice, Restrictions};
-use planner::search::{Task, search};
+use planner::search::{Task, search_wide};
 use std::path::Path;
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
 
 fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
     let mut progress = Progress::new();
-    let outcome = search(task, &mut |settled, all| progress.show(settled, all));
+    let outcome = search_wide(task, &mut |settled, all| progress.show(settled, all));
     Answer::new(request, outcome)
 }
 
