@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
+.PHONY: setup packages rust build plan test quick slow hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -61,6 +61,11 @@ quick:
 slow:
 	$(call heading,slow tests: thousands of random instances)
 	cargo test --locked -p meshwright-tests --features slow
+
+# What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs the short ones.
+hostile: setup
+	$(call heading,hostile tests that take minutes)
+	cargo test --workspace --locked --no-fail-fast -- --ignored hostile
 
 fmt:
 	$(call heading,format)
