@@ -223,10 +223,15 @@ pub struct Proof {
     pub placed: u64,
     /// Integer programs solved.
     pub ilps: u64,
-    /// Nothing faster exists in the space, by this cost model.
+    /// Nothing faster exists in the space, by this cost model: `gap` is 0.
     pub proven_optimal: bool,
-    /// (time − bound) / time where not proven, else 0.
+    /// By what share of the plan's time another configuration may be faster at most: (time − bound) / time over
+    /// every cut of the layers and every mix of recomputation, vocabulary passes in every schedule, and iterations
+    /// without a barrier at their end.
     pub gap: f64,
+    /// The same over the combinations and the cuts that were searched.
+    #[serde(default)]
+    pub searched_gap: f64,
     /// Some combinations have several chunks a device and too many cuts to try all: the proof speaks of a family of them.
     #[serde(default)]
     pub family: bool,

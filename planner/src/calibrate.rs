@@ -18,6 +18,7 @@ use models::model;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// A starting value for figures that the times are divided by.
 const UNIT: f64 = 1e9;
@@ -198,6 +199,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     ]
     .into();
     let request = Request {
+        stop: Arc::default(),
         model,
         file: Some(source),
         restrictions: restrictions(&settings, cluster)?,

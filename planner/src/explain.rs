@@ -1,5 +1,6 @@
 //! Why a plan is what it is: the same search again, with one thing changed at a time.
 
+use crate::placement::ilp;
 use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
@@ -9,7 +10,6 @@ use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 /// One thing that was tried instead.
 #[derive(Clone, Debug, Serialize)]
@@ -39,7 +39,7 @@ const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
 pub const FAR: f64 = 3.0;
 
 /// What integer programs may take for one question: what it finds need not be proven.
-const SOLVER_TIME: Duration = Duration::from_secs(3);
+const SOLVER_WORK: u64 = ilp::MUCH_WORK / 40;
 
 /// Bytes that `plan` imagines on top.
 const MORE_BYTES: f64 = 4e9;
@@ -63,9 +63,13 @@ impl<'a> Asker<'a> {
         r: &Restrictions,
         cutoff_s: f64,
     ) -> Option<Alternative> {
-        let Request { model, gpus, .. } = self.request;
-        let task =
-            Task { cutoff_s, solver_time: SOLVER_TIME, ..Task::new(model, cluster, *gpus, r) };
+        let task = Task {
+            cluster,
+            restrictions: r,
+            cutoff_s,
+            solver_work: SOLVER_WORK,
+            ..self.request.task()
+        };
         let found = search_wide(&task, self.progress).best?;
         Some(alternative(&found, self.own_s))
     }
@@ -287,7 +291,7 @@ fn lean(r: &Restrictions) -> Restrictions {
 /// Doubles device memory until something fits, then closes in.
 fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
     let mut factor = 2.0;
-    while factor < 1e6 {
+    while factor < 1e6 && !request.task().is_stopped() {
         if let Some(outcome) = with_factor(request, factor, progress) {
             return close_in(request, factor / 2.0, (factor, outcome), progress).best;
         }
@@ -313,7 +317,7 @@ fn close_in(
     progress: Progress<'_>,
 ) -> Outcome {
     let (mut high, mut outcome) = enough;
-    while high > 1.01 * low {
+    while high > 1.01 * low && !request.task().is_stopped() {
         let middle = (low * high).sqrt();
         match with_factor(request, middle, progress) {
             Some(leaner) => (high, outcome) = (middle, leaner),
@@ -327,7 +331,8 @@ fn close_in(
 fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
     let mut cluster = request.cluster.clone();
     cluster.device.hbm_bytes *= factor;
-    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
+    let task = Task { cluster: &cluster, solver_work: SOLVER_WORK, ..request.task() };
+    let outcome = search(&task, progress);
     outcome.best.is_some().then_some(outcome)
 }
 
@@ -336,7 +341,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
         let restrictions = lean(&Restrictions::parse(&settings).ok()?);
-        let task = Task { restrictions: &restrictions, ..request.task() };
+        let task = Task { restrictions: &restrictions, solver_work: SOLVER_WORK, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("without --set {dropped}"), found))
     })
@@ -346,7 +351,8 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
 fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
     [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
-        let found = search(&Task { gpus, ..request.task() }, progress).best?;
+        let task = Task { gpus, solver_work: SOLVER_WORK, ..request.task() };
+        let found = search(&task, progress).best?;
         Some((format!("--gpus {gpus}"), found))
     })
 }

@@ -11,6 +11,7 @@ use models::plan::{ClusterFigures, Plan};
 use models::program::RUNNABLE;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The cluster where the user names none.
 pub const DEFAULT_CLUSTER: &str = "dgx_h100";
@@ -50,6 +51,7 @@ impl Request {
         let restrictions = restrictions(&flags.settings, &cluster)?;
         let model = model.with_run(flags.seq_len, flags.global_batch)?;
         let request = Self {
+            stop: Arc::default(),
             model: with_capacity(model, restrictions.capacity_factor)?,
             file,
             cluster,
@@ -100,6 +102,7 @@ pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputEr
     }
     let restrictions = restrictions(&inputs.settings, &cluster)?;
     Ok(Request {
+        stop: Arc::default(),
         model: inputs.model.clone(),
         file: None,
         cluster,

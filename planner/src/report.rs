@@ -143,6 +143,7 @@ fn search_json(proof: &SearchProof) -> Value {
         "elapsed_s": proof.elapsed_s,
         "proven_optimal": proof.proven_optimal,
         "gap": proof.gap,
+        "searched_gap": proof.searched_gap,
         "family": proof.family,
     })
 }
@@ -191,6 +192,7 @@ fn proof_of(proof: &SearchProof) -> Proof {
         ilps: proof.ilps,
         proven_optimal: proof.proven_optimal,
         gap: significant(proof.gap),
+        searched_gap: significant(proof.searched_gap),
         family: proof.family,
     }
 }

@@ -185,8 +185,10 @@ fn spent(plan: &Plan) -> String {
 fn proven(answer: &Answer) -> String {
     let proof = &answer.proof;
     let verdict = if proof.proven_optimal {
-        let over = if proof.family { " over the cuts tried" } else { "" };
-        format!("optimal for this cost model{over}")
+        "optimal for this cost model".to_owned()
+    } else if proof.searched_gap == 0.0 && proof.gap < 1.0 {
+        let gap = 100.0 * proof.gap;
+        format!("optimal over the cuts tried, within {gap:.1} % of the best of all cuts")
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {

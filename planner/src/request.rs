@@ -5,6 +5,8 @@ use crate::search::Task;
 use models::cluster::ClusterSpec;
 use models::input::Source;
 use models::model::ModelSpec;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A finished request: everything is present and goes together.
 #[derive(Clone, Debug)]
@@ -23,11 +25,14 @@ pub struct Request {
     pub settings: Vec<String>,
     /// The same, finished.
     pub restrictions: Restrictions,
+    /// Where it turns true, searches end with the best they know.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Request {
     /// The search for it.
     pub fn task(&self) -> Task<'_> {
-        Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions)
+        let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
+        Task { stop: Some(&self.stop), ..task }
     }
 }

@@ -12,6 +12,7 @@ use planner::bounds::states::{Burden, StateView, States};
 use planner::bounds::trade::Trade;
 use planner::bounds::work::{Line, Work};
 use planner::case::Case;
+use planner::case::family::Limits;
 use planner::case::ground::Ground;
 use planner::placement::Scratch;
 use planner::search::Task;
@@ -119,7 +120,8 @@ impl<'a> Subject<'a> {
         let members = Members::new(line, Rc::clone(&shapes), pipeline);
         // Chains of the placements that are not the best.
         let (list, scratch) = (&shapes.list, &mut Scratch::default());
-        let paths = self.case.best_listed(list, f64::INFINITY, true, &[], scratch).paths;
+        let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
+        let paths = self.case.best_listed(list, limits, scratch).paths;
         let chains: Vec<_> = paths.iter().collect();
         let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
         bounds.push(("chains", lister.least_longest_s(&members, &chains) + step_s));

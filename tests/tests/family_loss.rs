@@ -6,6 +6,7 @@ use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
 use models::decisions::{Decisions, Recompute, Vocab};
 use planner::case::Case;
+use planner::case::family::Limits;
 use planner::case::family::Ranges;
 use planner::case::ground::Ground;
 use planner::case::priced::Placed;
@@ -172,7 +173,8 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
         let moved: Vec<Ranges> = moved(&counts).iter().map(|counts| ranges(counts)).collect();
         let core_s = case.core_s(found.priced.iteration_s);
         let cutoff_s = core_s * (1.0 - 1e-9);
-        let better = case.best_listed(&moved, cutoff_s, false, &[], &mut Scratch::default()).best;
+        let better =
+            case.best_listed(&moved, Limits::below(cutoff_s), &mut Scratch::default()).best;
         let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / core_s);
         println!("{}: {} moves, the best gains {:.3} %", model.name, moved.len(), 100.0 * gain);
         assert!(gain <= MOST_LEFT, "{}: {counts:?} loses {gain}", model.name);

@@ -78,7 +78,8 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
     for seed in 0..instances(1000, 5000) {
         let problem = stages::problem(&mut Random::new(seed));
         let pipeline = &problem.pipeline;
-        if !pipeline.one_f_one_b && pipeline.marks.len() != problem.stages() {
+        let closed = pipeline.one_f_one_b || pipeline.forwards_first;
+        if !closed && pipeline.marks.len() != problem.stages() {
             continue;
         }
         let what = describe(seed, &problem);
@@ -94,6 +95,48 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
             (oracle, bounded) => panic!("{what}: brute {oracle:?}, dynamic {bounded:?}"),
         }
     }
+}
+
+/// Where all forwards come first the closed form is the simulation, so that no integer program is needed.
+#[test]
+fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
+    let mut compared = 0;
+    for seed in 0..instances(2000, 10_000) {
+        let problem = stages::problem(&mut Random::new(seed));
+        if !problem.pipeline.forwards_first {
+            continue;
+        }
+        let what = describe(seed, &problem);
+        let best_s = stages::best(&problem, &mut Scratch::default()).map(|(_, best_s)| best_s);
+        let found = dynamic::solve(&problem);
+        assert_eq!(best_s.is_some(), found.is_some(), "{what}");
+        let (Some(best_s), Some(found)) = (best_s, found) else { continue };
+        let value_s = problem.iteration_s(&found.choice, &mut Scratch::default());
+        assert!(close(found.bound_s, best_s), "{what}: {} beside {best_s}", found.bound_s);
+        assert!(close(value_s, best_s), "{what}: its choice takes {value_s}");
+        compared += 1;
+    }
+    assert!(compared > instances(40, 200), "{compared}");
+}
+
+/// What a program that ran out of work has shown stays shown, and is no more than the optimum.
+#[test]
+fn a_program_without_work_left_keeps_its_bound() {
+    let mut unfinished = 0;
+    for seed in 0..instances(150, 1000) {
+        let problem = stages::problem(&mut Random::new(seed));
+        let Some((_, best_s)) = stages::best(&problem, &mut Scratch::default()) else { continue };
+        let limits = ilp::Limits { work: 1, paths: true };
+        let scratch = &mut Scratch::default();
+        let report = ilp::solve(&problem, None, f64::INFINITY, limits, scratch);
+        let what = describe(seed, &problem);
+        assert!(report.bound_s <= best_s * (1.0 + 1e-6), "{what}: {} {best_s}", report.bound_s);
+        if !report.proven {
+            assert!(report.bound_s > 0.0, "{what}: the bound is forgotten");
+            unfinished += 1;
+        }
+    }
+    assert!(unfinished > 10, "{unfinished}");
 }
 
 #[test]

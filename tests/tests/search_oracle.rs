@@ -95,8 +95,14 @@ fn difference(answer: &brute::Answer, outcome: &Outcome) -> Option<String> {
             outcome.proof.candidates, answer.combinations
         ));
     }
-    if !outcome.proof.proven_optimal {
+    if outcome.proof.searched_gap > 0.0 {
         return Some("not proven".to_owned());
+    }
+    if let (Some((.., known)), Some(found)) = (&answer.best, &outcome.best) {
+        let least_s = found.priced.iteration_s * (1.0 - outcome.proof.gap);
+        if known.iteration_s < least_s * (1.0 - 1e-9) {
+            return Some(format!("{} lies below the gap's {least_s}", known.iteration_s));
+        }
     }
     match (&answer.best, &outcome.best) {
         (None, None) => None,

@@ -17,7 +17,7 @@ use crate::placement::milestones::{Around, OwnSeconds};
 use crate::placement::mirrored::Mirrored;
 use crate::placement::{Column, Problem, Scratch, ilp};
 use crate::simulate::CriticalPath;
-use models::decisions::{Decisions, Vocab};
+use models::decisions::{Decisions, Recompute, Vocab};
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
@@ -58,6 +58,14 @@ pub fn is_family(d: &Decisions, layers: usize) -> bool {
     List::of(d.vocab, d.vpp) == Some(List::Family) && !few_cuts(layers, d.stages())
 }
 
+/// Whether every cut and every mix of recomputation that decisions allow is tried.
+pub fn is_complete(d: &Decisions, layers: usize) -> bool {
+    let Some(list) = List::of(d.vocab, d.vpp) else { return true };
+    let few = few_cuts(layers, d.stages());
+    let every_mix = d.vpp == 1 || d.recompute != Recompute::PerLayer;
+    (list != List::Family || few) && (every_mix || few && d.layout().copies() == 1)
+}
+
 impl Case<'_> {
     /// The layer ranges that may be tried, where they are listed: a single one for `first_last` and
     /// `redistribute`, the family for several chunks; `None` where the solver places layers freely.
@@ -72,15 +80,14 @@ impl Case<'_> {
         once && few_cuts(self.ground.layers.len(), self.stages())
     }
 
-    /// The best placement of a list below `cutoff_s`, where `known` are chains of passes in the same order.
+    /// The best placement of a list within limits.
     pub fn best_listed(
         &self,
         list: &[Ranges],
-        cutoff_s: f64,
-        ignore_memory: bool,
-        known: &[&CriticalPath],
+        limits: Limits<'_>,
         scratch: &mut Scratch,
     ) -> Listed {
+        let Limits { cutoff_s, ignore_memory, known, work } = limits;
         let mut costs = HashMap::default();
         let mut found = Listed { cutoff_s, ..Listed::default() };
         for ranges in list {
@@ -103,7 +110,7 @@ impl Case<'_> {
             }
             // The program's rows are chains from the start of the iteration to its end.
             if open && !self.decisions.post_validation {
-                self.best_mixes(ranges, &stages, &mut found, scratch);
+                self.best_mixes(ranges, &stages, work, &mut found, scratch);
             }
         }
         found
@@ -137,6 +144,7 @@ impl Case<'_> {
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
+        work: u64,
         found: &mut Listed,
         scratch: &mut Scratch,
     ) {
@@ -146,15 +154,18 @@ impl Case<'_> {
             mixes.iter().enumerate().map(column).collect()
         });
         let problem = self.problem_of(columns.collect());
-        let report = ilp::solve(&problem, None, found.limit_s(), ilp::Limits::default(), scratch);
+        let limits = ilp::Limits { work: work.saturating_sub(found.work), paths: true };
+        let report = ilp::solve(&problem, None, found.limit_s(), limits, scratch);
         found.ilps += report.solves as u64;
         found.ilp_s += report.elapsed_s;
+        found.work += report.work;
         if let Some((choice, value_s)) = &report.best {
             let chosen = choice.iter().zip(&all).map(|(&index, mixes)| mixes[index].clone());
             found.offer(placed(ranges, chosen.collect()), *value_s);
         }
         if !report.proven {
-            found.open_s = found.open_s.min(report.bound_s);
+            let chain_s = self.chain_s(&self.pinned_columns(ranges, stages));
+            found.open_s = found.open_s.min(report.bound_s.max(chain_s));
         }
     }
 
@@ -445,6 +456,26 @@ impl Case<'_> {
     }
 }
 
+/// What placements of a list are held against.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// Placements that take as long do not count, s.
+    pub cutoff_s: f64,
+    /// Memory does not count.
+    pub ignore_memory: bool,
+    /// Chains of passes in the same order: what one shows to take too long is not simulated.
+    pub known: &'a [&'a CriticalPath],
+    /// Work of integer programs, as [`ilp::Limits::work`] counts it.
+    pub work: u64,
+}
+
+impl Limits<'_> {
+    /// All placements below a cut-off that fit; integer programs get a part of what a search has.
+    pub fn below(cutoff_s: f64) -> Self {
+        Self { cutoff_s, ignore_memory: false, known: &[], work: ilp::MUCH_WORK / 8 }
+    }
+}
+
 /// What a list holds below a cut-off.
 #[derive(Clone, Debug)]
 pub struct Listed {
@@ -457,6 +488,8 @@ pub struct Listed {
     pub ilps: u64,
     /// Wall time of these programs, s.
     pub ilp_s: f64,
+    /// Their work, as [`ilp::Limits::work`] counts it.
+    pub work: u64,
     /// Least bound of a program that ran out of time, s; infinite where none did.
     pub open_s: f64,
 }
@@ -469,6 +502,7 @@ impl Default for Listed {
             paths: vec![],
             ilps: 0,
             ilp_s: 0.0,
+            work: 0,
             open_s: f64::INFINITY,
         }
     }

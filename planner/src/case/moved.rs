@@ -5,7 +5,7 @@
 //! another stage the fastest that fits, until none is faster.
 
 use super::Case;
-use super::family::{Ranges, to_ranges};
+use super::family::{Limits, Ranges, to_ranges};
 use super::priced::Placed;
 use crate::placement::{Column, Problem, Scratch};
 use crate::simulate::CriticalPath;
@@ -77,7 +77,8 @@ impl Case<'_> {
                 continue;
             }
             let cut = [after(&counts, pair)];
-            let tried = self.best_listed(&cut, limit_s, ignore_memory, &[], scratch);
+            let limits = Limits { ignore_memory, ..Limits::below(limit_s) };
+            let tried = self.best_listed(&cut, limits, scratch);
             match tried.best {
                 Some((placed, value_s)) => {
                     (limit_s, in_vain) = (value_s, 0);

@@ -103,6 +103,7 @@ impl PipelineKey {
             pairs: false,
             post_validation: self.post_validation,
             one_f_one_b: true,
+            forwards_first: false,
             marks: vec![],
         }
     }
@@ -112,7 +113,8 @@ impl PipelineKey {
         // With two copies no device runs all micro-batches of a chunk.
         let marked = !self.schedule.is_whole() && schedule.layout.copies() == 1;
         let marks = if marked { marks(&schedule) } else { vec![] };
-        Ok(Pipeline { marks, ..of_schedule(schedule, self.post_validation) })
+        let forwards_first = matches!(self.schedule, ScheduleName::GPipe | ScheduleName::Naive);
+        Ok(Pipeline { marks, forwards_first, ..of_schedule(schedule, self.post_validation) })
     }
 
     /// Micro-batches that a device of 1F1B holds: `p − i`, more with vocabulary passes.
@@ -144,6 +146,7 @@ pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline
         pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
         post_validation,
         one_f_one_b: false,
+        forwards_first: false,
         marks: vec![],
         prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
     }

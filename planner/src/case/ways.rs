@@ -48,6 +48,11 @@ impl Hop {
         self.times_s.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
+    /// The longest of all, s.
+    pub(crate) fn most_s(&self) -> f64 {
+        self.times_s.iter().copied().fold(0.0, f64::max)
+    }
+
     /// The mean of all from one device to the next, s.
     pub(crate) fn mean_s(&self) -> f64 {
         let ways = (self.times_s.len() - 1).max(1);

@@ -8,8 +8,11 @@
 //! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
 //! passes that must follow one another, so the value never exceeds the simulation; where the two waits
 //! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes more forwards
-//! come first, and the way leads through those passes (`Warm`). GPipe and naive have neither term here: the
-//! order of passes there differs.
+//! come first, and the way leads through those passes (`Warm`).
+//!
+//! Where all forwards come before the first backward (GPipe and naive, one chunk a device) the iteration is exactly
+//! `Σ F + (m − 1) max F + Σ c + max_q [ Σ_{j≥q} (B_j + c_j) + (m − 1) max_{j≥q} B_j + tail_q ]`: stages that
+//! run the same micro-batches one after another are held up by the longest alone, down and back up again.
 //!
 //! Where backward is split, the way back leaves out the weight gradients, which may also come behind the
 //! last backward; the chains are those between the milestones of the order ([`super::milestones`]).
@@ -39,6 +42,9 @@ struct Label {
     finish_s: f64,
     /// Largest step behind the barrier among them, s.
     step_s: f64,
+    /// Longest forward and longest backward, s, where all forwards come first; there `load_s` is the way down, `span_s`
+    /// the way back up, and `finish_s` begins with the first backward.
+    longest_s: [f64; 2],
     column: usize,
     next: usize,
 }
@@ -56,7 +62,7 @@ pub fn solve(problem: &Problem) -> Option<Bounded> {
         let below = table.get(stage + 1).map(Vec::as_slice);
         table[stage] = fill_stage(problem, stage, below, reach[stage]);
     }
-    let (index, bound_s) = best_start(&table[0][0])?;
+    let (index, bound_s) = best_start(problem, &table[0][0])?;
     Some(Bounded { bound_s, choice: trace(problem, &table, index) })
 }
 
@@ -141,6 +147,9 @@ fn join(
 ) -> Label {
     let c = &problem.columns[stage][column];
     let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
+    if problem.pipeline.forwards_first {
+        return Label { column, next, ..join_forwards_first(problem, c, link_s, after) };
+    }
     if !problem.pipeline.marks.is_empty() {
         return Label { column, next, ..join_split(problem, stage, c, link_s, after) };
     }
@@ -161,8 +170,28 @@ fn join(
         span_s,
         finish_s: span_s,
         step_s: c.step_s.max(step_below_s),
+        longest_s: [0.0; 2],
         column,
         next,
+    }
+}
+
+/// A stage before the stages below it where all forwards come before the first backward.
+fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option<&Label>) -> Label {
+    let m = problem.pipeline.micro_batches as f64;
+    let [forward_s, backward_s] = after.map_or([0.0; 2], |below| below.longest_s);
+    let longest_s = [forward_s.max(c.forward_s), backward_s.max(c.backward_s)];
+    let below = |value: fn(&Label) -> f64| after.map_or(0.0, |below| value(below) + link_s);
+    let span_s = c.backward_s + below(|below| below.span_s);
+    let own_s = span_s + (m - 1.0) * longest_s[1] + c.tail_s;
+    Label {
+        load_s: c.forward_s + below(|below| below.load_s),
+        span_s,
+        finish_s: own_s.max(after.map_or(0.0, |below| below.finish_s)),
+        step_s: c.step_s.max(after.map_or(0.0, |below| below.step_s)),
+        longest_s,
+        column: 0,
+        next: 0,
     }
 }
 
@@ -193,6 +222,7 @@ fn join_split(
         span_s,
         finish_s: own_finish_s.max(finish_below_s),
         step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
+        longest_s: [0.0; 2],
         column: 0,
         next: 0,
     }
@@ -275,7 +305,8 @@ impl Warm {
 fn insert(labels: &mut Vec<Label>, new: Label) {
     let no_worse = |a: &Label, b: &Label| {
         let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.finish_s <= b.finish_s;
-        faster && a.step_s <= b.step_s
+        let [forward, backward] = [0, 1].map(|pass| a.longest_s[pass] <= b.longest_s[pass]);
+        faster && a.step_s <= b.step_s && forward && backward
     };
     if labels.iter().any(|old| no_worse(old, &new)) {
         return;
@@ -285,8 +316,13 @@ fn insert(labels: &mut Vec<Label>, new: Label) {
 }
 
 /// The best label that starts at layer 0.
-fn best_start(labels: &[Label]) -> Option<(usize, f64)> {
-    let value = |label: &Label| label.finish_s + label.step_s;
+fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
+    let others = problem.pipeline.micro_batches as f64 - 1.0;
+    let down_s = |label: &Label| match problem.pipeline.forwards_first {
+        true => label.load_s + others * label.longest_s[0],
+        false => 0.0,
+    };
+    let value = |label: &Label| down_s(label) + label.finish_s + label.step_s;
     labels
         .iter()
         .enumerate()

@@ -25,14 +25,12 @@ use super::milestones::{At, PassCounts};
 use super::{Choice, Problem, Scratch};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::{
-    Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
-    solvers::{
-        SolutionStatus,
-        highs::{HighsProblem, highs},
-    },
+    Expression, SolverModel, Variable, constraint,
+    solvers::highs::{HighsProblem, highs},
     variable, variables,
 };
-use std::time::{Duration, Instant};
+use highs::{HighsModelStatus, HighsSolutionStatus, SolvedModel};
+use std::time::Instant;
 
 /// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility tolerance
 /// on times scaled to about a thousand.
@@ -51,23 +49,32 @@ pub struct Report {
     pub paths: usize,
     /// Wall time of all programs, s.
     pub elapsed_s: f64,
-    /// Last program's objective, a lower bound on every placement, s.
+    /// What they took, as [`Limits::work`] counts it.
+    pub work: u64,
+    /// The largest lower bound on every placement that a program showed, s.
     pub bound_s: f64,
 }
 
-/// How long and how exactly to solve.
+/// How much work and how exactly to solve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Wall time for one problem.
-    pub time: Duration,
+    /// Work for one problem: simplex iterations times rows and columns of their program, the same on every machine.
+    /// It is held by limiting branch-and-bound nodes, so that a program's root may exceed it.
+    pub work: u64,
     /// Path rows are added until the program agrees with the simulation; without, the program is the
     /// closed form alone.
     pub paths: bool,
 }
 
+/// Work of some 20 s of a core's time at 3 GHz (measured on the largest programs of the shipped models).
+pub const MUCH_WORK: u64 = 4_000_000_000;
+
+/// Simplex iterations that a branch-and-bound node takes, to turn work into nodes.
+const ITERATIONS_A_NODE: u64 = 20;
+
 impl Default for Limits {
     fn default() -> Self {
-        Self { time: Duration::from_secs(60), paths: true }
+        Self { work: MUCH_WORK, paths: true }
     }
 }
 
@@ -108,36 +115,42 @@ fn run(
     let begun = Instant::now();
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
-        let left = limits.time.saturating_sub(begun.elapsed());
-        let program = Program::build(problem, &paths, bar_s, left);
-        let Some(program) = program else {
+        let left = limits.work.saturating_sub(report.work);
+        if left == 0 {
+            break;
+        }
+        let Some(program) = Program::build(problem, &paths, bar_s) else {
             report.proven = true;
             report.bound_s = bar_s;
             break;
         };
         report.solves += 1;
-        match program.solve() {
-            Outcome::Solved(choice, bound_s) => {
-                report.bound_s = bound_s;
-                let value_s =
-                    if limits.paths { problem.iteration_s(&choice, scratch) } else { bound_s };
-                let path = limits.paths.then(|| problem.critical_path(&choice, scratch));
-                if value_s < bar_s {
-                    report.best = Some((choice, value_s));
-                }
-                if value_s.min(bar_s) <= bound_s * (1.0 + PROOF_TOLERANCE) {
-                    report.proven = true;
-                    break;
-                }
-                paths.extend(path);
-            }
-            Outcome::NothingBelow => {
-                report.proven = true;
-                report.bound_s = bar_s;
-                break;
-            }
-            Outcome::OutOfTime => break,
+        let solved = program.solve(left);
+        report.work += solved.work.max(1);
+        if solved.nothing_below {
+            report.proven = true;
+            report.bound_s = bar_s;
+            break;
         }
+        // Every program is a relaxation: what one showed stays shown.
+        report.bound_s = report.bound_s.max(solved.bound_s.min(bar_s));
+        let Some(choice) = solved.choice else { break };
+        let value_s = match limits.paths {
+            true => problem.iteration_s(&choice, scratch),
+            false => solved.bound_s,
+        };
+        let path = limits.paths.then(|| problem.critical_path(&choice, scratch));
+        if value_s < bar_s && (solved.finished || limits.paths) {
+            report.best = Some((choice, value_s));
+        }
+        if value_s.min(bar_s) <= report.bound_s * (1.0 + PROOF_TOLERANCE) {
+            report.proven = true;
+            break;
+        }
+        if !solved.finished {
+            break;
+        }
+        paths.extend(path);
     }
     report.paths = paths.len();
     report.elapsed_s = begun.elapsed().as_secs_f64();
@@ -154,19 +167,29 @@ fn first_paths(
     known.map(|(choice, _)| problem.critical_path(choice, scratch)).into_iter().collect()
 }
 
-enum Outcome {
-    Solved(Choice, f64),
-    NothingBelow,
-    OutOfTime,
+/// What came of one program.
+#[derive(Default)]
+struct Solved {
+    /// The best choice known, if any.
+    choice: Option<Choice>,
+    /// No choice has a smaller objective, s.
+    bound_s: f64,
+    /// The choice is the program's optimum.
+    finished: bool,
+    /// No choice lies below the cut-off.
+    nothing_below: bool,
+    work: u64,
 }
 
 /// A program with the map from its variables to columns.
 struct Program {
     model: HighsProblem,
-    /// By stage: column index and variable.
+    /// By stage: columns. Their variables come first in the program, stage after stage.
     chosen: Vec<Vec<(usize, Variable)>>,
-    objective: Expression,
+    /// Variables and rows, about.
+    size: u64,
     scale: f64,
+    presolve: &'static str,
 }
 
 /// Everything needed while rows are written.
@@ -181,12 +204,7 @@ struct Writer<'a> {
 
 impl Program {
     /// `None` where some stage has no column that could lie below the cut-off.
-    fn build(
-        problem: &Problem,
-        paths: &[CriticalPath],
-        bar_s: f64,
-        time: Duration,
-    ) -> Option<Self> {
+    fn build(problem: &Problem, paths: &[CriticalPath], bar_s: f64) -> Option<Self> {
         let mut vars = variables!();
         let mut chosen = vec![];
         for stage in 0..problem.stages() {
@@ -210,39 +228,58 @@ impl Program {
         let scale = 1000.0 / if bar_s.is_finite() { bar_s } else { 1.0 };
         let writer = Writer { problem, chosen, barrier, step, waits, scale };
         let objective: Expression = Expression::from(barrier) + step;
-        let model = vars
-            .minimise(objective.clone())
-            .using(highs)
-            .set_option("presolve", presolve(problem))
-            .set_option("mip_feasibility_tolerance", 1e-9)
-            .set_option("primal_feasibility_tolerance", 1e-9)
-            .set_option("mip_rel_gap", 0.0)
-            .set_option("mip_abs_gap", 1e-6)
-            .set_threads(1)
-            .with_time_limit(time.as_secs_f64().max(0.01));
+        let model = vars.minimise(objective).using(highs);
         let model = writer.rows(model, paths, bar_s);
-        Some(Self { model, chosen: writer.chosen, objective, scale })
+        let columns: usize = writer.chosen.iter().map(Vec::len).sum();
+        let rows = paths.len() + problem.stages() * 2 + problem.pipeline.devices * 2;
+        let (size, presolve) = ((columns + rows) as u64, presolve(problem));
+        Some(Self { model, chosen: writer.chosen, size, scale, presolve })
     }
 
-    fn solve(self) -> Outcome {
-        match self.model.solve() {
-            Ok(solution) => {
-                if matches!(solution.status(), SolutionStatus::TimeLimit) {
-                    return Outcome::OutOfTime;
-                }
-                let picked = |stage: &Vec<(usize, Variable)>| {
-                    let best = stage
-                        .iter()
-                        .max_by(|a, b| solution.value(a.1).total_cmp(&solution.value(b.1)));
-                    best.map_or(0, |(column, _)| *column)
-                };
-                let choice = self.chosen.iter().map(picked).collect();
-                Outcome::Solved(choice, solution.eval(&self.objective) / self.scale)
-            }
-            Err(ResolutionError::Infeasible) => Outcome::NothingBelow,
-            Err(_) => Outcome::OutOfTime,
-        }
+    /// Solves it with at most so much work, as [`Limits::work`] counts it.
+    fn solve(self, work: u64) -> Solved {
+        let Ok(mut model) = self.model.try_into_inner() else { return Solved::default() };
+        let nodes = work / (self.size * ITERATIONS_A_NODE).max(1);
+        model.set_option("presolve", self.presolve);
+        model.set_option("mip_feasibility_tolerance", 1e-9);
+        model.set_option("primal_feasibility_tolerance", 1e-9);
+        model.set_option("mip_rel_gap", 0.0);
+        model.set_option("mip_abs_gap", 1e-6);
+        model.set_option("threads", 1);
+        model.set_option("mip_max_nodes", i32::try_from(nodes.max(1)).unwrap_or(i32::MAX));
+        let Ok(solved) = model.try_solve() else { return Solved::default() };
+        let work = self.size * solved.simplex_iteration_count().max(1) as u64;
+        let finished = matches!(solved.status(), HighsModelStatus::Optimal);
+        let nothing_below = matches!(
+            solved.status(),
+            HighsModelStatus::Infeasible | HighsModelStatus::UnboundedOrInfeasible
+        );
+        let bound = if finished { Some(solved.objective_value()) } else { dual_bound(&solved) };
+        let choice = choice(&self.chosen, &solved);
+        let bound_s = bound.unwrap_or(0.0).max(0.0) / self.scale;
+        Solved { choice, bound_s, finished, nothing_below, work }
     }
+}
+
+/// What branch and bound has shown of the objective.
+fn dual_bound(solved: &SolvedModel) -> Option<f64> {
+    solved.double_info_value(c"mip_dual_bound").ok().filter(|bound| bound.is_finite())
+}
+
+/// The columns of a feasible solution.
+fn choice(chosen: &[Vec<(usize, Variable)>], solved: &SolvedModel) -> Option<Choice> {
+    if solved.primal_solution_status() != HighsSolutionStatus::Feasible {
+        return None;
+    }
+    let solution = solved.get_solution();
+    let mut values = solution.columns();
+    let picked = |stage: &Vec<(usize, Variable)>| {
+        let (own, rest) = values.split_at(stage.len());
+        values = rest;
+        let best = stage.iter().zip(own).max_by(|a, b| a.1.total_cmp(b.1));
+        best.map_or(0, |((column, _), _)| *column)
+    };
+    Some(chosen.iter().map(picked).collect())
 }
 
 /// HiGHS 1.15's presolve cuts off optima of programs without rows of a closed form or milestones, about one in a

@@ -84,6 +84,8 @@ pub struct Pipeline {
     pub post_validation: bool,
     /// The order is 1F1B with one chunk a device, vocabulary passes allowed: closed forms hold.
     pub one_f_one_b: bool,
+    /// All forwards come before the first backward, with one chunk a device: a closed form is exact.
+    pub forwards_first: bool,
     /// By device, milestones of orders for which no closed form is known: those with split backwards or on a
     /// V of stages; none for others.
     pub marks: Vec<Marks>,

@@ -16,11 +16,13 @@
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
+mod left_open;
 mod one_by_one;
 mod queue;
 mod settle;
 
 use crate::case::priced::{Placed, Priced};
+use crate::placement::ilp;
 use crate::restrict::{Choice, Restrictions};
 use crate::space::Space;
 use models::cluster::ClusterSpec;
@@ -28,7 +30,7 @@ use models::decisions::Decisions;
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is to be planned.
 #[derive(Clone, Debug)]
@@ -45,8 +47,10 @@ pub struct Task<'a> {
     pub ignore_memory: bool,
     /// Cuts everything that is not faster than this, s.
     pub cutoff_s: f64,
-    /// Wall time for integer programs in all.
-    pub solver_time: Duration,
+    /// Work for integer programs in all, as [`ilp::Limits::work`] counts it.
+    pub solver_work: u64,
+    /// Where it turns true, the search ends with the best known.
+    pub stop: Option<&'a AtomicBool>,
 }
 
 impl<'a> Task<'a> {
@@ -64,8 +68,14 @@ impl<'a> Task<'a> {
             restrictions,
             ignore_memory: false,
             cutoff_s: f64::INFINITY,
-            solver_time: Duration::from_secs(120),
+            solver_work: ilp::MUCH_WORK,
+            stop: None,
         }
+    }
+
+    /// Whether the search is to end.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
     /// The task's space.
@@ -98,10 +108,15 @@ pub struct Proof {
     pub ms_per_ilp: f64,
     /// Wall time of the search, s.
     pub elapsed_s: f64,
-    /// Nothing faster exists in the space, by this cost model; where a family of cuts is tried, none of the family.
+    /// Nothing faster exists in the space, by this cost model: `gap` is 0.
     pub proven_optimal: bool,
-    /// (time − bound) / time where not proven, else 0; 1 where there is no bound.
+    /// By what share of the plan's time another configuration may be faster at most: (time − bound) / time over
+    /// every cut of the layers and every mix of recomputation, vocabulary passes in every schedule, and iterations
+    /// without a barrier at their end. 1 where there is no bound.
     pub gap: f64,
+    /// The same over the combinations and the cuts that are searched.
+    #[serde(default)]
+    pub searched_gap: f64,
     /// Some combinations have several chunks a device and so many cuts that a family of them is tried.
     pub family: bool,
 }

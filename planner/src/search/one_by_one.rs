@@ -8,7 +8,7 @@
 use super::queue::{self, named_by_result};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
-use crate::case::family::{List, Listed, is_family};
+use crate::case::family::{Limits, List, Listed, is_family};
 use crate::case::ground::Ground;
 use crate::case::priced::Placed;
 use crate::placement::Scratch;
@@ -32,6 +32,10 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
     for (n, decisions) in all.into_iter().enumerate() {
         progress(n as u64, proof.candidates);
+        if task.is_stopped() {
+            open_s = 0.0;
+            break;
+        }
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
         let Ok(case) = Case::new(&ground, decisions) else { continue };
         let bound_s = case.finish_s(case.mean_load_s());
@@ -56,6 +60,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
     proof.proven_optimal = open_s >= best_s;
     proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
+    proof.searched_gap = proof.gap;
     proof.elapsed_s = begun.elapsed().as_secs_f64();
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
@@ -102,7 +107,9 @@ fn tried(case: &Case<'_>, task: &Task<'_>, bar_s: f64, scratch: &mut Scratch) ->
     let list = List::of(d.vocab, d.vpp);
     let ranges = case.ground.listed_ranges(list.unwrap_or(List::Family), case.stages(), d.vocab);
     let core_s = if bar_s.is_finite() { case.core_s(bar_s) } else { bar_s };
-    let listed = case.best_listed(&ranges, core_s, task.ignore_memory, &[], scratch);
+    let ignore_memory = task.ignore_memory;
+    let listed =
+        case.best_listed(&ranges, Limits { ignore_memory, ..Limits::below(core_s) }, scratch);
     (listed, list.is_some() && !d.post_validation)
 }
 

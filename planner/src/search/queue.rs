@@ -1,6 +1,7 @@
 //! The queue of what waits, least bound first, and the threads that work on it.
 
-use super::settle::{Candidate, Context, Item, Open, Paths, Settled, Worker};
+use super::left_open;
+use super::settle::{Candidate, Context, Item, Open, Paths, SLACK, Settled, Worker};
 use super::{Found, Outcome, Progress, Proof, Task};
 use crate::case::Case;
 use crate::case::family::is_family;
@@ -10,7 +11,7 @@ use crate::placement::ilp;
 use crate::restrict::Restrictions;
 use crate::simulate::CriticalPath;
 use crate::space::{ExpertSplit, Inner, InnerKey};
-use models::decisions::{Decisions, Recompute};
+use models::decisions::{Decisions, Offload, RankOrder, Recompute};
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -27,6 +28,8 @@ const BATCH: usize = 128;
 const SETTLED_AT_ONCE: usize = 8;
 /// Items of a batch that are looked into before it is their turn.
 const LEADING: usize = 4;
+/// One problem's integer programs take this part of the work left at most, so that others have some.
+const AT_ONCE: u64 = 8;
 /// Contexts bounded at a time by one thread. Neighbours share prices.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
@@ -44,6 +47,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         run.settle_all(&mut team, progress);
         drop(team);
         run.settle_open();
+        run.climb(threads);
+        run.bound_left_open();
         run.proof.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
@@ -52,7 +57,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 /// Work for all threads: they take one piece after another.
 enum Batch {
     Contexts(Arc<[Context]>),
-    Items(Vec<Item>, f64, Arc<Paths>),
+    /// Items, the best time, the work that integer programs of one may take, and known chains.
+    Items(Vec<Item>, f64, u64, Arc<Paths>),
 }
 
 enum Answer {
@@ -162,9 +168,9 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Items(items, best_s, paths) => items
-                    .get(piece)
-                    .map(|item| Answer::Settled(Box::new(worker.settle(item, *best_s, paths)))),
+                Batch::Items(items, best_s, work, paths) => items.get(piece).map(|item| {
+                    Answer::Settled(Box::new(worker.settle(item, *best_s, *work, paths)))
+                }),
             };
             let Some(done) = done else { break };
             answers.push((piece, done));
@@ -212,6 +218,8 @@ struct Run<'a> {
     pipelines: Arc<Pipelines>,
     proof: Proof,
     contexts: Arc<[Context]>,
+    /// Bounds of the contexts, finished, s.
+    contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
     /// Items to be looked into before it is their turn.
     leading: Vec<Item>,
@@ -223,7 +231,13 @@ struct Run<'a> {
     paths: Arc<Paths>,
     /// Least bound of a configuration that an integer program gave up on.
     open_bound_s: f64,
+    /// No configuration that was left out takes less, s.
+    left_open_s: f64,
+    /// The best listed placements of configurations within [`SLACK`] of the best time.
+    near: Vec<Candidate>,
     ilp_s: f64,
+    /// Work of integer programs.
+    work: u64,
 }
 
 impl<'a> Run<'a> {
@@ -234,6 +248,7 @@ impl<'a> Run<'a> {
             pipelines,
             proof: Proof { family, ..Proof::default() },
             contexts: Arc::from(contexts),
+            contexts_s: vec![],
             waiting: BinaryHeap::new(),
             leading: vec![],
             pushed: 0,
@@ -242,8 +257,16 @@ impl<'a> Run<'a> {
             open: vec![],
             paths: Arc::default(),
             open_bound_s: f64::INFINITY,
+            left_open_s: f64::INFINITY,
+            near: vec![],
             ilp_s: 0.0,
+            work: 0,
         }
+    }
+
+    /// Work that is left to integer programs.
+    fn work_left(&self) -> u64 {
+        self.task.solver_work.saturating_sub(self.work)
     }
 
     fn push(&mut self, item: Item) {
@@ -263,6 +286,7 @@ impl<'a> Run<'a> {
         for answer in team.receive() {
             let Answer::Contexts(bounds_s) = answer else { continue };
             for (bound_s, index) in bounds_s.into_iter().zip(&mut next) {
+                self.contexts_s.push(bound_s);
                 self.wait(bound_s, What::Context(index));
             }
         }
@@ -272,11 +296,12 @@ impl<'a> Run<'a> {
         loop {
             // While the answers to one batch are taken, threads have the next one to work on.
             while team.under_way.len() < 2 {
-                let items = self.next_batch();
+                let items = if self.task.is_stopped() { vec![] } else { self.next_batch() };
                 if items.is_empty() {
                     break;
                 }
-                team.send(Batch::Items(items, self.best_s, Arc::clone(&self.paths)));
+                let work = self.work_left() / AT_ONCE;
+                team.send(Batch::Items(items, self.best_s, work, Arc::clone(&self.paths)));
             }
             if team.under_way.is_empty() {
                 break;
@@ -289,6 +314,12 @@ impl<'a> Run<'a> {
             let proof = &self.proof;
             let done = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
             progress(done + proof.placed, proof.candidates);
+        }
+        if self.task.is_stopped() {
+            let waiting = self.waiting.peek().map(|least| least.bound_s);
+            let leading = self.leading.iter().map(|item| item.bound_s);
+            let least_s = leading.chain(waiting).fold(f64::INFINITY, f64::min);
+            self.open_bound_s = self.open_bound_s.min(least_s);
         }
         let contexts = &self.contexts;
         let count = |waiting: Waiting| match waiting.what {
@@ -337,8 +368,10 @@ impl<'a> Run<'a> {
         self.proof.placed += settled.placed;
         self.proof.ilps += settled.ilps;
         self.ilp_s += settled.ilp_s;
+        self.work += settled.work;
         self.open_bound_s = self.open_bound_s.min(settled.open_s);
         self.open.extend(settled.open);
+        self.near.extend(settled.near);
         if !settled.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
             for (key, path) in settled.paths {
@@ -364,20 +397,26 @@ impl<'a> Run<'a> {
         for item in open {
             let known =
                 self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
-            if item.bound_s < self.best_s && !worker.is_cut_by(&item.decisions, self.best_s, known)
+            if item.bound_s >= self.best_s || worker.is_cut_by(&item.decisions, self.best_s, known)
             {
-                self.prove(&mut worker, item.decisions);
+                continue;
+            }
+            if self.work_left() == 0 || self.task.is_stopped() {
+                self.open_bound_s = self.open_bound_s.min(item.bound_s);
+            } else {
+                self.prove(&mut worker, item);
             }
         }
     }
 
     /// Settles a combination by the integer program.
-    fn prove(&mut self, worker: &mut Worker<'_>, decisions: Decisions) {
-        let Ok(case) = Case::new(&worker.ground, decisions) else { return };
+    fn prove(&mut self, worker: &mut Worker<'_>, item: Open) {
+        let Ok(case) = Case::new(&worker.ground, item.decisions) else { return };
         let cutoff_s = case.core_s(self.best_s);
         let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
-        let left_s = (self.task.solver_time.as_secs_f64() - self.ilp_s).max(0.0);
-        let limits = ilp::Limits { time: Duration::from_secs_f64(left_s), paths: true };
+        // No program takes all that is left: others may need less.
+        let work = (self.task.solver_work / AT_ONCE).min(self.work_left());
+        let limits = ilp::Limits { work, paths: true };
         let key = PipelineKey::new(&case.decisions);
         let known = self.paths.get(&key).cloned().unwrap_or_default();
         let (report, more) =
@@ -386,6 +425,7 @@ impl<'a> Run<'a> {
         more.into_iter().for_each(|path| remember(kept, path));
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
+        self.work += report.work;
         if let Some((choice, value_s)) = &report.best {
             let iteration_s = case.finish_s(*value_s);
             if let Some(placed) =
@@ -396,14 +436,62 @@ impl<'a> Run<'a> {
             }
         }
         if !report.proven {
-            self.open_bound_s = self.open_bound_s.min(case.finish_s(report.bound_s));
+            let bound_s = item.bound_s.max(case.finish_s(report.bound_s));
+            self.open_bound_s = self.open_bound_s.min(bound_s);
+        }
+    }
+
+    /// Goes on from the best listed cuts to cuts that nobody listed, from all that are near the best listed time:
+    /// which these are does not depend on the order in which they were found.
+    fn climb(&mut self, threads: usize) {
+        if self.task.is_stopped() {
+            return;
+        }
+        let limit_s = self.best_s * (1.0 + SLACK);
+        let near = std::mem::take(&mut self.near);
+        let near = near.into_iter().filter(|start| start.iteration_s < limit_s).collect();
+        let groups = by_pipeline(near);
+        let (next, task) = (AtomicUsize::new(0), self.task);
+        let work = |pipelines| {
+            let (mut worker, mut found) = (Worker::new(task, pipelines), vec![]);
+            loop {
+                let index = next.fetch_add(1, Sharing::Relaxed);
+                let Some(group) = groups.get(index) else { break found };
+                found.extend(worker.climb(group.clone()).map(|best| (index, best)));
+            }
+        };
+        let found: Vec<(usize, Candidate)> = std::thread::scope(|scope| {
+            let start = |_| scope.spawn(|| work(Arc::clone(&self.pipelines)));
+            let threads: Vec<_> = (0..threads.min(groups.len())).map(start).collect();
+            let joined = threads.into_iter().map(|thread| match thread.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            joined.flatten().collect()
+        });
+        let least = found.into_iter().min_by(|(at, a), (other, b)| {
+            a.iteration_s.total_cmp(&b.iteration_s).then(at.cmp(other))
+        });
+        if let Some((_, best)) = least.filter(|(_, best)| best.iteration_s < self.best_s) {
+            self.best_s = best.iteration_s;
+            self.best = Some((best.decisions, best.placed));
+        }
+    }
+
+    /// Bounds what is not searched.
+    fn bound_left_open(&mut self) {
+        if self.best.is_some() {
+            let contexts: Vec<_> =
+                self.contexts_s.iter().copied().zip(self.contexts.iter()).collect();
+            self.left_open_s = left_open::least_s(self.task, &contexts, self.best_s);
         }
     }
 
     fn outcome(mut self) -> Outcome {
-        let open = self.open_bound_s < self.best_s;
-        self.proof.proven_optimal = !open;
-        self.proof.gap = if open { 1.0 - self.open_bound_s / self.best_s } else { 0.0 };
+        let gap = |open_s: f64| (1.0 - open_s / self.best_s).max(0.0);
+        self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
+        self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
+        self.proof.proven_optimal = self.proof.gap == 0.0;
         self.proof.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
@@ -414,6 +502,25 @@ impl<'a> Run<'a> {
         });
         Outcome { best, proof: self.proof }
     }
+}
+
+/// Configurations that differ in nothing but the states of parameters together, in the order they come.
+fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
+    let mut groups: Vec<(Decisions, Vec<Candidate>)> = vec![];
+    for candidate in all {
+        let pipeline = Decisions {
+            zero_stage: 0,
+            dp_shard: 1,
+            offload: Offload::None,
+            rank_order: RankOrder::DpInner,
+            ..candidate.decisions.clone()
+        };
+        match groups.iter_mut().find(|(known, _)| *known == pipeline) {
+            Some((_, group)) => group.push(candidate),
+            None => groups.push((pipeline, vec![candidate])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Chains of a pipeline that are kept.

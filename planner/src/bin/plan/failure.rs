@@ -12,6 +12,8 @@ pub enum Failure {
     Infeasible(String),
     /// A check found something: exit code 2, said already.
     Refused,
+    /// The user, by Ctrl-C; what was known is printed: exit code 130.
+    Interrupted(&'static str),
     /// A trainer that said what went wrong: its own exit code.
     Trainer(u8),
     /// Us: exit code 1.
@@ -25,6 +27,7 @@ impl Failure {
             Self::Bug(_) => 1,
             Self::Input(_) | Self::Refused => 2,
             Self::Infeasible(_) => 3,
+            Self::Interrupted(_) => 130,
             Self::Trainer(code) => *code,
         }
     }
@@ -35,6 +38,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Input(error) => writeln!(f, "{error}"),
             Self::Infeasible(text) => f.write_str(text),
+            Self::Interrupted(text) => writeln!(f, "interrupted: {text}"),
             Self::Refused | Self::Trainer(_) => Ok(()),
             Self::Bug(error) => writeln!(f, "error: {error:#}\n  this is a bug of ours"),
         }

@@ -15,12 +15,15 @@ use planner::request::Request;
 use planner::restrict::{Choice, Restrictions};
 use planner::search::{Task, search_wide};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
     args.output.as_deref().map_or(Ok(()), output::may_hold_a_plan)?;
+    stop_at_interrupt(&request)?;
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
@@ -30,7 +33,8 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         output::write(path, &answer.plan.to_yaml()?)?;
     }
     if args.request.json {
-        return output::print_json(&answer.json());
+        output::print_json(&answer.json())?;
+        return complete(&request);
     }
     let mut around = order + &report_text::close(&answer);
     if args.objective == Objective::Time && args.top > 0 {
@@ -38,7 +42,33 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
-    output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))
+    output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))?;
+    complete(&request)
+}
+
+/// Has Ctrl-C end a request's searches with the best they know, and a second one the program.
+pub fn stop_at_interrupt(request: &Request) -> Result<(), Failure> {
+    let stop = Arc::clone(&request.stop);
+    let handler = move || {
+        if stop.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    };
+    ctrlc::set_handler(handler).map_err(|error| anyhow::Error::new(error).into())
+}
+
+fn is_stopped(request: &Request) -> bool {
+    request.stop.load(Ordering::Relaxed)
+}
+
+/// Says that an answer is what was known when the user interrupted the search.
+pub fn complete(request: &Request) -> Result<(), Failure> {
+    if is_stopped(request) {
+        let text =
+            "this is the best that was known; how far from the best it may be is in its proof";
+        return Err(Failure::Interrupted(text));
+    }
+    Ok(())
 }
 
 /// The answer in an order of its own, where one is asked for and found, and what came of it in words.
@@ -106,14 +136,26 @@ fn fastest(request: &Request) -> Option<Answer> {
 /// Prices what is pinned, also where it does not fit.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
+    stop_at_interrupt(&request)?;
     let endless = Task { ignore_memory: true, ..request.task() };
     let found = answer(&request, &request.task()).or_else(|| answer(&request, &endless));
-    let answer = found
-        .ok_or_else(|| anyhow::anyhow!("the search found nothing in a space that is not empty"))?;
+    let Some(answer) = found else {
+        complete_nothing(&request)?;
+        return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
+    };
     if args.request.json {
-        return output::print_json(&answer.json());
+        output::print_json(&answer.json())?;
+    } else {
+        output::print(&report_text::screen(&answer))?;
     }
-    output::print(&report_text::screen(&answer))
+    complete(&request)
+}
+
+fn complete_nothing(request: &Request) -> Result<(), Failure> {
+    match is_stopped(request) {
+        true => Err(Failure::Interrupted("nothing that fits was known yet")),
+        false => Ok(()),
+    }
 }
 
 fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
@@ -149,6 +191,9 @@ fn binds(request: &Request, answer: &Answer) -> String {
 }
 
 fn nothing_fits(request: &Request) -> Failure {
+    if let Err(interrupted) = complete_nothing(request) {
+        return interrupted;
+    }
     let mut progress = Progress::new();
     let found = explain::shortage(request, &mut |settled, all| progress.show(settled, all));
     Failure::Infeasible(explain_text::shortage(request, &found))

@@ -2,7 +2,10 @@
 
 use super::node::{By, KindBound, NodeView};
 use super::{Item, Paths, Settled, Stage, Worker};
+use crate::case::family::is_complete;
 use crate::space::ExpertSplit;
+use models::decisions::Decisions;
+use models::schedule::ScheduleName;
 use std::sync::Arc;
 
 /// Nodes that differ in nothing but how the all-to-all is overlapped, or one.
@@ -31,7 +34,58 @@ impl Group {
     }
 }
 
+/// A node with its bound, finished, s.
+pub(in crate::search) struct BoundedNode {
+    bound_s: f64,
+    decisions: Decisions,
+}
+
 impl Worker<'_> {
+    /// Nodes of an item, least bound first, that may take less than `limit_s`, finished.
+    pub fn nodes_below(&mut self, item: &Item, limit_s: f64) -> Vec<BoundedNode> {
+        let (mut parts, mut nodes) = (vec![item.clone()], vec![]);
+        while let Some(part) = parts.pop() {
+            match &part.stage {
+                Stage::Context(splits) => parts.extend(self.split(&part, splits, limit_s).parts),
+                Stage::Node(group) if group.splits.len() > 1 => {
+                    parts.extend(self.single_nodes(&part, group, limit_s).parts);
+                }
+                _ => {
+                    nodes.push(BoundedNode { bound_s: part.bound_s, decisions: part.decisions });
+                }
+            }
+        }
+        nodes.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        nodes
+    }
+
+    /// The least bound over configurations of a node that no list holds, finished, s; infinite where it is
+    /// `limit_s` or more. `offered_apart` says that vocabulary passes are searched with 1F1B alone.
+    pub fn left_open_s(&mut self, node: &BoundedNode, limit_s: f64, offered_apart: bool) -> f64 {
+        if node.bound_s >= limit_s {
+            return f64::INFINITY;
+        }
+        let layers = self.ground.layers.len();
+        let undone = self.task.restrictions.post_validation.allows(true);
+        self.with_node(&node.decisions, |own, view| {
+            let kinds = own.kinds(&view.inner, &node.decisions);
+            let all = kinds.into_iter().map(|kind| kind.of(&node.decisions));
+            let of = |d: Decisions| {
+                let passes = d.vocab.over_pipeline();
+                let apart = passes && offered_apart && d.schedule != ScheduleName::OneFOneB;
+                let mut least_s = f64::INFINITY;
+                if apart || !is_complete(&d, layers) {
+                    least_s = own.any_cut_s(view, &d);
+                }
+                if undone && !passes && d.schedule.splits_backward() {
+                    least_s = least_s.min(own.without_barrier_s(view, &d, limit_s));
+                }
+                least_s
+            };
+            all.map(of).fold(f64::INFINITY, f64::min).max(node.bound_s)
+        })
+    }
+
     /// Nodes of a group.
     pub(super) fn single_nodes(&mut self, item: &Item, group: &Group, best_s: f64) -> Settled {
         let mut settled = Settled::default();

@@ -12,7 +12,7 @@ use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members, MembersKey, Shapes};
 use crate::bounds::states::{StateView, States};
 use crate::bounds::work::{KindWork, Line, MOST_COPIES, Work};
-use crate::case::family::{List, Ranges, few_cuts};
+use crate::case::family::{List, few_cuts};
 use crate::case::ground::{Ground, SheetKey};
 use crate::case::pipelines::{PipelineKey, Pipelines};
 use crate::case::priced::Placed;
@@ -95,8 +95,8 @@ impl Item {
 }
 
 /// Where a family of cuts is tried, others are looked for from those that take at most this part more than the best
-/// time: moving layers gains more in few.
-const SLACK: f64 = 0.01;
+/// listed time: moving layers gains more in few.
+pub(super) const SLACK: f64 = 0.01;
 
 /// How far an item is decided.
 #[derive(Clone, Debug)]
@@ -144,10 +144,13 @@ pub(super) struct Settled {
     pub ilps: u64,
     /// Their wall time, s.
     pub ilp_s: f64,
+    /// Their work, as [`crate::placement::ilp::Limits::work`] counts it.
+    pub work: u64,
     /// Least bound of a program that ran out of time, finished, s; infinite where none did.
     pub open_s: f64,
-    /// Cuts off the family that were fastest under some states of a pipeline: the first to try under others.
-    pub cuts: Vec<Ranges>,
+    /// The best listed placements of configurations of which a family of cuts is tried, where they take at most
+    /// [`SLACK`] more than the best time so far.
+    pub near: Vec<Candidate>,
 }
 
 impl Default for Settled {
@@ -163,8 +166,9 @@ impl Default for Settled {
             paths: vec![],
             ilps: 0,
             ilp_s: 0.0,
+            work: 0,
             open_s: f64::INFINITY,
-            cuts: vec![],
+            near: vec![],
         }
     }
 }
@@ -204,6 +208,8 @@ pub(super) struct Worker<'a> {
     /// By prices of the first, their number and whether there are several stages: [`Self::least_work`].
     leasts: HashMap<(SheetKey, usize, bool), Rc<Work>>,
     nodes: HashMap<NodeKey, NodeView>,
+    /// Work that the integer programs of the item at hand may take.
+    work: u64,
 }
 
 impl<'a> Worker<'a> {
@@ -220,11 +226,13 @@ impl<'a> Worker<'a> {
             inners: HashMap::default(),
             leasts: HashMap::default(),
             nodes: HashMap::default(),
+            work: u64::MAX,
         }
     }
 
-    /// Splits or settles an item with respect to the best time so far.
-    pub fn settle(&mut self, item: &Item, best_s: f64, paths: &Paths) -> Settled {
+    /// Splits or settles an item with respect to the best time so far; its integer programs take no more than `work`.
+    pub fn settle(&mut self, item: &Item, best_s: f64, work: u64, paths: &Paths) -> Settled {
+        self.work = work;
         match &item.stage {
             Stage::Context(splits) => self.split(item, splits, best_s),
             Stage::Node(group) => self.bound_node(item, group, best_s),

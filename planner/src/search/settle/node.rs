@@ -6,7 +6,7 @@ use crate::bounds::cuts::Cutter;
 use crate::bounds::listed::{Lister, Members, Shapes};
 use crate::bounds::states::{Burden, StateView, States};
 use crate::bounds::trade::Trade;
-use crate::bounds::work::{Line, Work};
+use crate::bounds::work::{KindWork, Line, Work};
 use crate::case::family::List;
 use crate::case::ground::Sheet;
 use crate::case::mixes::options;
@@ -260,6 +260,63 @@ impl Worker<'_> {
         let spent_s = held.recompute_s(&trade, least, budget);
         let passes_s = self.finish_s(closed::passes_s(&line, &work, spent_s) / slack);
         passes_s.max(self.burdened_s(node, held, budget))
+    }
+
+    /// A pipeline with the states that cost it least over every cut and every mix of recomputation, finished, s.
+    pub(super) fn any_cut_s(&mut self, node: &mut NodeView, d: &Decisions) -> f64 {
+        let (line, work) = self.line(node, d);
+        let spent_s = node.trade(d.recompute).at_first(&work.counts).0;
+        let passes_s = closed::passes_s(&line, &work, spent_s);
+        self.mean_load_s(node, (&line, &work)).max(self.finish_s(passes_s))
+    }
+
+    /// The same where devices do not wait for one another at the end of an iteration, which then lasts from a device's
+    /// own first start to its own last end: no device starts later than the first micro-batch has come down all
+    /// layers. No better than it takes to see that it lies beyond `limit_s`.
+    pub(super) fn without_barrier_s(
+        &mut self,
+        node: &mut NodeView,
+        d: &Decisions,
+        limit_s: f64,
+    ) -> f64 {
+        let (line, work) = self.line(node, d);
+        let load_s = self.mean_load_s(node, (&line, &work));
+        if load_s >= limit_s {
+            return load_s;
+        }
+        let start_s = self.latest_start_s(node, d, &line);
+        let states = Rc::clone(&node.states);
+        let passes_s = if List::of(d.vocab, d.vpp).is_none() {
+            let within_s = self.finish_s(self.core_s(limit_s) + start_s);
+            self.placed_s(&line, &work, &states.least, within_s)
+        } else {
+            let spent_s = node.trade(d.recompute).at_first(&work.counts).0;
+            closed::passes_s(&line, &work, spent_s)
+        };
+        load_s.max(self.finish_s(passes_s - start_s))
+    }
+
+    /// The latest that any device of a pipeline may start, s.
+    fn latest_start_s(&self, node: &NodeView, d: &Decisions, line: &Line) -> f64 {
+        let gathers_s = |index: usize, kind: &KindWork| {
+            let exposed = node.states.views().map(|view| view.exposed_s(index, kind, line).0);
+            exposed.fold(0.0, f64::max)
+        };
+        let all = node.work.kinds.iter().zip(&node.work.counts).enumerate();
+        let layers_s: f64 = all
+            .map(|(index, (kind, &count))| count as f64 * (kind.forward_s + gathers_s(index, kind)))
+            .sum();
+        let hops = node.inner.rank_order.iter().map(|&rank_order| {
+            ways::hop(&self.ground, &Decisions { rank_order, ..d.clone() }, &node.sheet).most_s()
+        });
+        let between_s = hops.fold(0.0, f64::max) + ways::gap_s(&self.ground, d);
+        layers_s + node.work.embedding.forward_s + d.pp as f64 * between_s
+    }
+
+    fn mean_load_s(&self, node: &mut NodeView, (line, work): (&Line, &Work)) -> f64 {
+        let held = Held { line, work, members: None, slack: 1.0 };
+        let budget = self.budget_bytes(line, work, &node.states.least);
+        self.burdened_s(node, held, budget)
     }
 
     /// A pipeline with the states that cost it least, were its devices' work and bytes the mean of all or what some

@@ -8,7 +8,7 @@ use crate::bounds::listed::Lister;
 use crate::bounds::states::StateView;
 use crate::bounds::work::{Line, Work};
 use crate::case::Case;
-use crate::case::family::{List, Listed, Ranges};
+use crate::case::family::{Limits, List, Listed, Ranges};
 use crate::case::ground::{Ground, Sheet};
 use crate::case::pipelines::PipelineKey;
 use crate::case::priced::Placed;
@@ -20,23 +20,22 @@ use models::decisions::Decisions;
 use std::rc::Rc;
 
 impl Settled {
-    /// What came of listed placements on a pipeline.
+    /// What came of listed placements of a configuration, of which some may be `near` the best time.
     fn take_listed(
         &mut self,
         key: PipelineKey,
-        tried: &[Ranges],
-        found: Option<(Listed, Option<Candidate>)>,
+        found: Listed,
+        best: Option<Candidate>,
+        bar_s: f64,
     ) {
-        let Some((found, best)) = found else { return };
-        let cut = found.best.iter().map(|(placed, _)| {
-            placed.iter().map(|stage| (stage.start, stage.end)).collect::<Ranges>()
-        });
-        self.cuts.extend(cut.filter(|cut| !tried.contains(cut)));
         self.ilps += found.ilps;
         self.ilp_s += found.ilp_s;
+        self.work += found.work;
         self.open_s = self.open_s.min(found.open_s);
         self.paths.extend(found.paths.into_iter().map(|path| (key, path)));
-        self.best = best.or(self.best.take());
+        if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
+            self.best = best;
+        }
     }
 }
 
@@ -162,11 +161,15 @@ impl Worker<'_> {
             }
             settled.placed += 1;
             below.sort_by(|a, b| a.1.total_cmp(&b.1));
-            let cuts = below.into_iter().map(|(at, _)| members.shapes.list[at].clone());
-            let cuts: Vec<_> = cuts.chain(settled.cuts.iter().cloned()).collect();
-            let far = settled.cuts.is_empty();
-            let found = self.place_listed(d, &cuts, bar_s, &known, (slack, far));
-            settled.take_listed(key, &cuts, found);
+            let cuts: Vec<_> =
+                below.into_iter().map(|(at, _)| members.shapes.list[at].clone()).collect();
+            if let Some((found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
+                self.work = self.work.saturating_sub(found.work);
+                if slack > 1.0 {
+                    settled.near.extend(best.clone());
+                }
+                settled.take_listed(key, found, best, bar_s);
+            }
             return;
         }
         let mut core_s = self.placed_s(&line, &work, view, bar_s) + step_s;
@@ -217,27 +220,51 @@ impl Worker<'_> {
         self.finish_s(core_s + view.step_of_s(mean, 1)) >= best_s
     }
 
-    /// Tries placements, most promising first; where there is slack, goes on from the best to cuts that nobody listed:
-    /// `far` from any within the slack, else from one that is the best so far.
+    /// The best of listed placements that takes less than `bar_s`, times the slack.
     fn place_listed(
         &mut self,
         d: Decisions,
         cuts: &[Ranges],
         bar_s: f64,
         known: &[&CriticalPath],
-        (slack, far): (f64, bool),
+        slack: f64,
     ) -> Option<(Listed, Option<Candidate>)> {
         let case = Case::new(&self.ground, d).ok()?;
-        let (endless, scratch) = (self.task.ignore_memory, &mut self.scratch);
-        let cutoff_s = case.core_s(bar_s) * if far { slack } else { 1.0 };
-        let mut found = case.best_listed(cuts, cutoff_s, endless, known, scratch);
+        let limits = Limits {
+            cutoff_s: case.core_s(bar_s) * slack,
+            ignore_memory: self.task.ignore_memory,
+            known,
+            work: self.work,
+        };
+        let mut found = case.best_listed(cuts, limits, &mut self.scratch);
         found.open_s = case.finish_s(found.open_s);
-        if slack > 1.0 {
-            found.best = found.best.map(|best| case.downhill(best, endless, scratch));
-        }
-        let best = found.best.clone();
-        let best = best.and_then(|(placed, core_s)| offer(&case, placed, core_s, bar_s));
+        let best = found.best.take();
+        let best = best.and_then(|(placed, core_s)| offer(&case, placed, core_s, f64::INFINITY));
         Some((found, best))
+    }
+
+    /// Where moves of layers lead from placements of one pipeline, the fastest first. The first starts from its own
+    /// cut; another goes on only where its cut, or one that was led to before, is faster than all so far.
+    pub fn climb(&mut self, mut near: Vec<Candidate>) -> Option<Candidate> {
+        near.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
+        let mut cuts: Vec<Ranges> = vec![];
+        let mut best: Option<Candidate> = None;
+        for start in near {
+            let Ok(case) = Case::new(&self.ground, start.decisions) else { continue };
+            let (ignore_memory, scratch) = (self.task.ignore_memory, &mut self.scratch);
+            let own_s = case.core_s(start.iteration_s);
+            let limits = Limits { ignore_memory, ..Limits::below(own_s) };
+            let other = case.best_listed(&cuts, limits, scratch).best;
+            let start = other.unwrap_or((start.placed, own_s));
+            let bar_s = best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
+            if case.finish_s(start.1) >= bar_s {
+                continue;
+            }
+            let (placed, core_s) = case.downhill(start, ignore_memory, scratch);
+            cuts.push(placed.iter().map(|stage| (stage.start, stage.end)).collect());
+            best = offer(&case, placed, core_s, bar_s).or(best);
+        }
+        best
     }
 
     /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
