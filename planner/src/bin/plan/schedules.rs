@@ -22,7 +22,7 @@ const DRAWN: usize = 64;
 const MOST_ORDERED: usize = 128;
 
 /// Most passes: what is simulated and listed within seconds.
-const MOST_PASSES: usize = 20_000_000;
+const MOST_PASSES: usize = 1 << 22;
 
 /// Runs a schedule by itself.
 pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
