@@ -217,7 +217,7 @@ fn consequence(error: &Error) -> u8 {
     match error {
         Error::Comm(CommError::Lost { .. } | CommError::Aborted { .. }) => 2,
         Error::Comm(CommError::Device(_)) => 0,
-        Error::Comm(_) => 1,
+        Error::Comm(_) | Error::Unread { .. } => 1,
         _ => 0,
     }
 }
@@ -309,12 +309,13 @@ fn train_rank<D: Device>(
     let mut rank = Rank::new(program, world, device, Reduction::default(), flags.seed)?;
     rank.replay_steps(flags.refuse_graphs());
     let ended = Run::new(job, &mut rank).and_then(Run::train);
-    match &ended {
-        // All ranks end so, some of them later.
-        Ok(()) | Err(Error::Interrupted { .. }) => {}
-        Err(error) => rank.groups().world.abort(&error.to_string()),
-    }
-    ended
+    ended.map_err(|Failure { error, together }| {
+        // Where all ranks end so, some do later.
+        if !together {
+            rank.groups().world.abort(&error.to_string());
+        }
+        error
+    })
 }
 
 impl Flags {
@@ -429,7 +430,7 @@ struct Told {
 
 impl<'a, 'p, D: Device> Run<'a, 'p, D> {
     /// Opens what the flags name, and fills the weights.
-    fn new(job: Job<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Error> {
+    fn new(job: Job<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Failure> {
         let Job { program, flags, .. } = job;
         let number = rank.groups().world.rank();
         let outputs = match number {
@@ -464,14 +465,9 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         })
     }
 
-    fn train(mut self) -> Result<(), Error> {
-        let interrupted = match self.steps() {
-            Ok(interrupted) => interrupted,
-            Err(failure) => {
-                self.save_weights(&failure);
-                return Err(failure.error);
-            }
-        };
+    fn train(mut self) -> Result<(), Failure> {
+        let interrupted =
+            self.steps().inspect_err(|failure| self.save_weights(failure))?;
         self.bar.finish();
         self.say_memory();
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
@@ -479,7 +475,10 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         let written =
             [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
         written.into_iter().collect::<Result<(), Error>>()?;
-        interrupted.map_or(Ok(()), Err)
+        match interrupted {
+            Some(error) => Err(Failure { error, together: true }),
+            None => Ok(()),
+        }
     }
 
     /// Runs the steps; says whether somebody ended them early.
