@@ -87,11 +87,15 @@ impl State {
                     std::thread::sleep(patience);
                     if state.progress.load(Ordering::Relaxed) == STEPPING {
                         let waited = patience.as_secs();
-                        state.quit(&format!("the step has not ended within {waited} s: ends at once"));
+                        state.quit(&format!(
+                            "the step has not ended within {waited} s: ends at once"
+                        ));
                     }
                 });
             }
-            _ => eprintln!("interrupted: all steps are done; once more to end before all is written"),
+            _ => {
+                eprintln!("interrupted: all steps are done; once more to end before all is written")
+            }
         }
     }
 

@@ -323,7 +323,8 @@ impl Flags {
     fn check(&self) -> Result<(), Error> {
         let in_unit = |x: f64| (0.0..1.0).contains(&x);
         let threads = 1..=most_threads();
-        let valid_threads = format!("valid: 1 to {}, 16 for each of the machine's cores", threads.end());
+        let valid_threads =
+            format!("valid: 1 to {}, 16 for each of the machine's cores", threads.end());
         let from_zero = |x: f64| x.is_finite() && x >= 0.0;
         let checks = [
             ("steps", self.steps > 0, "valid: 1 or more"),
@@ -466,14 +467,12 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
     }
 
     fn train(mut self) -> Result<(), Failure> {
-        let interrupted =
-            self.steps().inspect_err(|failure| self.save_weights(failure))?;
+        let interrupted = self.steps().inspect_err(|failure| self.save_weights(failure))?;
         self.bar.finish();
         self.say_memory();
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
         // All of them, whatever becomes of one: other ranks take part in each.
-        let written =
-            [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
+        let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
         written.into_iter().collect::<Result<(), Error>>()?;
         match interrupted {
             Some(error) => Err(Failure { error, together: true }),
@@ -571,13 +570,7 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         write_tensors(self.outputs.gradients.take(), gradients)
     }
 
-    fn start_telling(
-        &self,
-        step: u64,
-        lr: f64,
-        seconds: f64,
-        unread: bool,
-    ) -> Result<Told, Error> {
+    fn start_telling(&self, step: u64, lr: f64, seconds: f64, unread: bool) -> Result<Told, Error> {
         let (world, asked) = (&self.rank.groups().world, self.job.interrupt.is_asked());
         let Resident { now_bytes, peak_bytes } = Resident::read();
         let tensor_bytes = self.rank.state_bytes() + self.peak_bytes as u64;
@@ -682,7 +675,9 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         }
         let path = path.display();
         match why_not {
-            None => eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1),
+            None => {
+                eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1)
+            }
             Some(why_not) => eprintln!("--dump-weights: {path} is not written: {why_not}"),
         }
     }

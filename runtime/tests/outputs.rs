@@ -222,7 +222,10 @@ fn a_run_that_is_started_again_adds_to_the_metrics() {
     }
     let text = std::fs::read_to_string(&metrics).unwrap();
     let found: Vec<&str> = text.lines().map(|line| &line[..line.len().min(9)]).collect();
-    assert_eq!(found, ["{\"step\":0", "{\"st", "{\"step\":0", "{\"step\":1", "{\"step\":0", "{\"step\":1"]);
+    assert_eq!(
+        found,
+        ["{\"step\":0", "{\"st", "{\"step\":0", "{\"step\":1", "{\"step\":0", "{\"step\":1"]
+    );
 }
 
 /// Golden tokens with one that is in no vocabulary, in step 2 and the last sequence.

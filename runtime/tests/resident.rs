@@ -22,10 +22,16 @@ const SPLITS: [Split; 14] = [
     ("chunks", &[("PP", "2"), ("VPP", "2"), ("SCHEDULE", "interleaved_1f1b")]),
     ("vocabulary", &[("PP", "2"), ("VOCAB", "parallel_1")]),
     ("vocabulary tp sp", &[("TP", "2"), ("PP", "2"), ("SP", "1"), ("VOCAB", "parallel_2")]),
-    ("two copies", &[("TP", "2"), ("PP", "2"), ("VPP", "2"), ("SP", "1"), ("SCHEDULE", "dualpipe")]),
+    (
+        "two copies",
+        &[("TP", "2"), ("PP", "2"), ("VPP", "2"), ("SP", "1"), ("SCHEDULE", "dualpipe")],
+    ),
     ("split backwards", &[("TP", "2"), ("PP", "2"), ("SP", "1"), ("SCHEDULE", "zb_h1")]),
     ("recompute", &[("TP", "2"), ("SP", "1"), ("RECOMPUTE", "full")]),
-    ("post-validation", &[("TP", "2"), ("PP", "2"), ("POST_VALIDATION", "1"), ("SCHEDULE", "zb_h1")]),
+    (
+        "post-validation",
+        &[("TP", "2"), ("PP", "2"), ("POST_VALIDATION", "1"), ("SCHEDULE", "zb_h1")],
+    ),
 ];
 
 /// How much more a process may hold at the end than behind its first steps.

@@ -307,7 +307,8 @@ impl<'a, D: Device> Rank<'a, D> {
         let State { exact: Some(exact), moments, completed, .. } = &mut self.state else {
             return Ok(None);
         };
-        let (result, _) = pending.settle(&self.fixed, &self.gradients, exact, moments, completed)?;
+        let (result, _) =
+            pending.settle(&self.fixed, &self.gradients, exact, moments, completed)?;
         self.state.take_exact(&self.fixed);
         Ok(Some(result))
     }
@@ -323,7 +324,8 @@ impl<'a, D: Device> Rank<'a, D> {
         let mut gate = |gradients: &mut Store<D>| {
             let mut right = true;
             if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
-                let (result, was_right) = pending.settle(fixed, gradients, exact, moments, completed)?;
+                let (result, was_right) =
+                    pending.settle(fixed, gradients, exact, moments, completed)?;
                 (*before, right) = (Some(result), was_right);
             }
             fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);

@@ -47,7 +47,8 @@ impl Outputs {
     }
 }
 
-const BUSY: &str = "another run, or another flag of this one, writes this file; valid: a file of its own";
+const BUSY: &str =
+    "another run, or another flag of this one, writes this file; valid: a file of its own";
 
 /// A flag whose file cannot be written, and what the system says of it.
 fn refused(flag: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
@@ -216,7 +217,9 @@ impl MetricsFile {
         self.lost += 1;
         if self.lost == 1 {
             let path = self.path.display();
-            eprintln!("warning: --metrics: {path}: {error}; the run goes on, without lines that cannot be written");
+            eprintln!(
+                "warning: --metrics: {path}: {error}; the run goes on, without lines that cannot be written"
+            );
         }
         if let Some(bytes) = self.whole_bytes {
             // A line cut short that stays is ended by the next one, which then is lost with it.
@@ -228,7 +231,11 @@ impl MetricsFile {
 impl Drop for MetricsFile {
     fn drop(&mut self) {
         if self.lost > 0 {
-            eprintln!("warning: --metrics: {}: {} lines are missing", self.path.display(), self.lost);
+            eprintln!(
+                "warning: --metrics: {}: {} lines are missing",
+                self.path.display(),
+                self.lost
+            );
         }
     }
 }
@@ -241,4 +248,27 @@ fn end_line(file: &mut File) -> io::Result<()> {
         file.read_exact(&mut last)?;
     }
     if last == [b'\n'] { Ok(()) } else { file.write_all(b"\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_a_file_is_taken_before_it_is_written() {
+        let folder = std::env::temp_dir().join(format!("meshwright-room-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("weights");
+        // More than any disk has.
+        let refused = NewFile::open("dump-weights", &path, 1 << 60).err().unwrap().to_string();
+        for part in ["--dump-weights", "weights: 1152921504606846976 bytes: ", "valid: "] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        let file = NewFile::open("dump-weights", &path, 1 << 20).unwrap();
+        assert!(file.file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        file.write(|to| to.write_all(b"short")).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"short");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
