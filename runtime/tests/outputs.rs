@@ -83,7 +83,7 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
 
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no {what} within a minute");
@@ -347,6 +347,35 @@ fn a_first_sigterm_ends_a_run_that_has_not_begun() {
     let (code, said) = ended(child);
     assert_eq!(code, Some(130), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_first_sigterm_ends_a_run_that_is_stuck() {
+    let folder = Folder::new("stuck");
+    let pipe = folder.file("pipe");
+    mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut command = trainer(&[], &endless_tokens(&folder), 100_000);
+    command.arg("--metrics").arg(&pipe).args(["--time-limit-s", "1"]);
+    command.arg("--dump-weights").arg(folder.file("w"));
+    let child = command.spawn().unwrap();
+    // Nobody reads more than this of a pipe, which holds some hundred lines.
+    let reader = File::open(&pipe).unwrap();
+    let mut line = String::new();
+    BufReader::with_capacity(1, &reader).read_line(&mut line).unwrap();
+    let mut before = String::new();
+    wait_until("standstill", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let spent = stat.split(' ').skip(13).take(2).collect::<Vec<_>>().join(" ");
+        std::mem::replace(&mut before, spent.clone()) == spent
+    });
+    let begun = Instant::now();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("the step has not ended within 1 s"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(!folder.file(".w.unfinished").exists());
 }
 
 #[test]
