@@ -94,7 +94,9 @@ impl State {
                 });
             }
             _ => {
-                eprintln!("interrupted: all steps are done; once more to end before all is written")
+                eprintln!(
+                    "interrupted: all steps are done; once more to end before all is written"
+                );
             }
         }
     }

@@ -676,7 +676,7 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         let path = path.display();
         match why_not {
             None => {
-                eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1)
+                eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1);
             }
             Some(why_not) => eprintln!("--dump-weights: {path} is not written: {why_not}"),
         }
