@@ -516,7 +516,8 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
             trace.reductions(&result.reductions);
             trace.phase("update", updating, Instant::now());
         }
-        let (seconds, next) = (begin.elapsed().as_secs_f64(), self.read_ahead(step + 1));
+        let next = self.read_ahead(step + 1);
+        let seconds = begin.elapsed().as_secs_f64();
         let told = self.start_telling(step, lr, seconds, next.is_err())?;
         let goes = self.tell(told, &result, next)?;
         self.last = Some(result);
@@ -638,10 +639,10 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
             1 => "1 rank".to_owned(),
             ranks => format!("{ranks} ranks"),
         };
+        let (tensors, host) = (HumanBytes(peak_tensor_bytes), HumanBytes(peak_resident_bytes));
         eprintln!(
-            "memory: at most {}{planned} in tensors of a rank, {} in all in a process of {ranks}",
-            HumanBytes(peak_tensor_bytes),
-            HumanBytes(peak_resident_bytes),
+            "memory: at most {tensors}{planned} in tensors of a rank; at most {host} resident on the \
+             host in a process of {ranks}"
         );
     }
 
