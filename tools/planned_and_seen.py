@@ -75,6 +75,7 @@ def main():
 
     def seen_s(number, steps):
         metrics = folder / f"{number}.jsonl"
+        metrics.unlink(missing_ok=True)
         plan("launch", folder / f"trainer{number}", "--", "--data", folder / "tokens.bin", "--steps", steps, "--metrics", metrics)
         return sorted(8 * 128 / json.loads(line)["tokens_per_s"] for line in metrics.read_text().splitlines()[1:])
 

@@ -1,26 +1,69 @@
-//! A trainer of a golden case, as generated ones will be, for trying out launchers:
+//! A trainer of a golden case, as generated ones are, for trying out launchers and for tests that
+//! need a process of their own:
 //!
 //! `CASE=llama_gqa TP=2 PP=2 DP=2 MICRO_BATCH=1 mpirun -n 8 golden --init-from DIR --data FILE --steps 20`
+//!
+//! Also: `SP=1` (sequence parallelism), `VPP` (chunks a device), `SCHEDULE`, `VOCAB` and `RECOMPUTE`
+//! (by the names of plan.yaml), `POST_VALIDATION=1`, and `MODEL`, a model file in place of `CASE`,
+//! whose global batch is 8.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
 use common::{Split, model};
+use models::decisions::Vocab;
+use models::input::Source;
+use models::model::{ModelSpec, read};
+use models::program::Recompute;
+use models::schedule::ScheduleName;
+use runtime::program::Program;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let variable = |name: &str| std::env::var(name).ok();
-    let number = |name: &str, default| {
-        variable(name).map_or(default, |text| text.parse().expect("a whole number"))
-    };
+    runtime::trainer::main::<f32>(&program())
+}
+
+fn program() -> Program {
     let split = Split {
         tp: number("TP", 1),
         pp: number("PP", 1),
+        vpp: number("VPP", 1),
         dp: number("DP", 1),
         micro_batch: number("MICRO_BATCH", 1),
         sequence_parallel: variable("SP").is_some(),
+        recompute: variable("RECOMPUTE").map_or(Recompute::None, |name| recompute(&name)),
+        schedule: variable("SCHEDULE").map_or(ScheduleName::OneFOneB, |name| {
+            ScheduleName::parse(&name).expect("a schedule of plan.yaml")
+        }),
+        vocab: variable("VOCAB")
+            .map_or(Vocab::FirstLast, |name| Vocab::parse(&name).expect("a vocab of plan.yaml")),
         ..Split::default()
     };
-    let model = model(&variable("CASE").unwrap_or_else(|| "llama_gqa".to_owned()));
-    runtime::trainer::main::<f32>(&split.program(&model))
+    let model = match variable("MODEL") {
+        Some(path) => model_of(&path),
+        None => model(&variable("CASE").unwrap_or_else(|| "llama_gqa".to_owned())),
+    };
+    let program = split.program(&model);
+    Program { post_validation: variable("POST_VALIDATION").is_some(), ..program }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn number(name: &str, default: usize) -> usize {
+    variable(name).map_or(default, |text| text.parse().expect("a whole number"))
+}
+
+fn recompute(name: &str) -> Recompute {
+    match name {
+        "selective" => Recompute::Selective,
+        "full" => Recompute::Full,
+        other => panic!("RECOMPUTE={other}; valid: selective, full"),
+    }
+}
+
+fn model_of(path: &str) -> ModelSpec {
+    let bytes = std::fs::read(path).expect("a model file");
+    read(&Source::from_bytes(path, bytes).expect("a model file")).expect("a model file")
 }

@@ -2,8 +2,7 @@
 
 use crate::error::Error;
 use crate::scalar::Scalar;
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -179,37 +178,27 @@ fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(names.into_iter().map(|name| directory.join(name)).collect())
 }
 
-/// Writes whole tensors.
+/// Writes whole tensors, in the order and layout of the safetensors library, one at a time.
 ///
 /// # Errors
 /// What the operating system says.
-pub fn write<T: Scalar>(path: &Path, tensors: &BTreeMap<String, Whole<T>>) -> Result<(), Error> {
-    let broken = |error| match error {
-        SafeTensorError::IoError(source) => Error::Io { path: path.to_owned(), source },
-        other => Error::file(path, other.to_string()),
-    };
+pub fn write<T: Scalar>(to: &mut dyn Write, tensors: &Tensors<T>) -> std::io::Result<()> {
     let wide = size_of::<T>() == 8;
-    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
-        .iter()
-        .map(|(name, (shape, values))| (name, shape, to_bytes(values, wide)))
-        .collect();
     let dtype = if wide { Dtype::F64 } else { Dtype::F32 };
-    let views = bytes.iter().map(|(name, shape, bytes)| {
-        TensorView::new(dtype, (*shape).clone(), bytes).map(|view| (*name, view))
-    });
-    let views: Vec<_> = views.collect::<Result<_, _>>().map_err(broken)?;
-    if replaceable(path) {
-        return safetensors::serialize_to_file(views, None, path).map_err(broken);
-    }
-    let bytes = safetensors::serialize(views, None).map_err(broken)?;
-    let file = File::options().write(true).open(path);
-    file.and_then(|mut file| file.write_all(&bytes)).map_err(Error::io(path))
-}
-
-/// Whether a new file may take the path's place: the library renames one over it, which must not
-/// befall a pipe or a device, nor a link to one.
-fn replaceable(path: &Path) -> bool {
-    std::fs::metadata(path).map_or(true, |found| found.is_file())
+    let mut end = 0;
+    let info = |(name, (shape, values)): (&String, &Whole<T>)| {
+        let begin = end;
+        end += values.len() * size_of::<T>();
+        let data_offsets = (begin, end);
+        (name.clone(), TensorInfo { dtype, shape: shape.clone(), data_offsets })
+    };
+    let infos = tensors.iter().map(info).collect();
+    let metadata = Metadata::new(None, infos).map_err(std::io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    to.write_all(&(header.len() as u64).to_le_bytes())?;
+    to.write_all(&header)?;
+    tensors.values().try_for_each(|(_, values)| to.write_all(&to_bytes(values, wide)))
 }
 
 fn to_bytes<T: Scalar>(values: &[T], wide: bool) -> Vec<u8> {

@@ -44,6 +44,14 @@ pub enum Error {
         /// What is wrong, and what would be valid.
         problem: String,
     },
+    /// Another rank cannot read what a step trains on, and says why.
+    #[error("rank {rank} cannot read the data of step {step}; its message says why")]
+    Unread {
+        /// 0-based.
+        step: u64,
+        /// The rank of the world.
+        rank: u64,
+    },
     /// The user ended it.
     #[error("interrupted: {steps} steps are done, and what was asked for is written")]
     Interrupted {

@@ -1,46 +1,113 @@
-//! Ctrl-C: a run that is asked to end does so behind its step, with everything written that was asked for.
+//! Ctrl-C and SIGTERM: a run that is asked to end does so behind its step, with everything written
+//! that was asked for.
 
 use crate::error::Error;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Whether somebody wants the run to end.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
-    asked: Arc<AtomicBool>,
+    state: Arc<State>,
 }
+
+#[derive(Debug, Default)]
+struct State {
+    asked: AtomicBool,
+    progress: AtomicU8,
+    /// Files that are not worth keeping where the process ends at once.
+    unfinished: Mutex<Vec<PathBuf>>,
+}
+
+/// No step is done yet: there is nothing to wait for.
+const STARTING: u8 = 0;
+/// Between the first step and the last.
+const STEPPING: u8 = 1;
+/// No step is to come: what was asked for is being written.
+const FINISHING: u8 = 2;
 
 /// The exit code of an interrupted run: what a shell reports of a program that Ctrl-C ended.
 pub const INTERRUPTED: u8 = 130;
 
 impl Interrupt {
-    /// Listens for Ctrl-C and a polite kill. The second time the process ends at once.
+    /// Listens for Ctrl-C, SIGTERM and SIGHUP. The first ends the run behind its step, at the latest
+    /// after `patience`, or at once while no step is done; the second ends it at once.
     ///
     /// # Errors
     /// The system does not let it, or this process listens already.
-    pub fn listen() -> Result<Self, Error> {
+    pub fn listen(patience: Duration) -> Result<Self, Error> {
         let interrupt = Self::default();
-        let asked = interrupt.asked.clone();
-        let heard = move || {
-            if asked.swap(true, Ordering::Relaxed) {
-                std::process::exit(i32::from(INTERRUPTED));
-            }
-            eprintln!("interrupted: ends behind this step; once more to end at once");
-        };
+        let state = interrupt.state.clone();
         let deaf = |error: ctrlc::Error| Error::World {
             problem: format!("cannot listen for Ctrl-C: {error}"),
         };
-        ctrlc::set_handler(heard).map_err(deaf)?;
+        ctrlc::set_handler(move || State::hear(&state, patience)).map_err(deaf)?;
         Ok(interrupt)
     }
 
     /// Asks the run to end.
     pub fn ask(&self) {
-        self.asked.store(true, Ordering::Relaxed);
+        self.state.asked.store(true, Ordering::Relaxed);
     }
 
     /// Whether it has been asked to.
     pub fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
+        self.state.asked.load(Ordering::Relaxed)
+    }
+
+    /// A step is done.
+    pub(crate) fn stepped(&self) {
+        self.state.progress.fetch_max(STEPPING, Ordering::Relaxed);
+    }
+
+    /// No step is to come.
+    pub(crate) fn finishing(&self) {
+        self.state.progress.store(FINISHING, Ordering::Relaxed);
+    }
+
+    /// Where the process ends at once, these files go.
+    pub(crate) fn removes(&self, unfinished: Vec<PathBuf>) {
+        self.state.unfinished.lock().unwrap_or_else(PoisonError::into_inner).extend(unfinished);
+    }
+}
+
+impl State {
+    fn hear(state: &Arc<Self>, patience: Duration) {
+        if state.asked.swap(true, Ordering::Relaxed) {
+            state.quit("interrupted again: ends at once");
+        }
+        match state.progress.load(Ordering::Relaxed) {
+            STARTING => state.quit("interrupted: ends at once, no step is done yet"),
+            STEPPING => {
+                eprintln!("interrupted: ends behind this step; once more to end at once");
+                let state = state.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(patience);
+                    if state.progress.load(Ordering::Relaxed) == STEPPING {
+                        let waited = patience.as_secs();
+                        state.quit(&format!(
+                            "the step has not ended within {waited} s: ends at once"
+                        ));
+                    }
+                });
+            }
+            _ => {
+                eprintln!(
+                    "interrupted: all steps are done; once more to end before all is written"
+                );
+            }
+        }
+    }
+
+    fn quit(&self, why: &str) -> ! {
+        eprintln!("{why}");
+        let unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        for path in unfinished.iter() {
+            // Those that have taken their place are no longer there.
+            let _gone = std::fs::remove_file(path);
+        }
+        std::process::exit(i32::from(INTERRUPTED));
     }
 }

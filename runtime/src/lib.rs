@@ -32,6 +32,7 @@ pub mod params;
 mod rank;
 mod reduce;
 mod report;
+mod resident;
 mod scalar;
 mod schedule;
 mod stage;

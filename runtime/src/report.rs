@@ -33,6 +33,8 @@ pub struct RankReport {
     pub passes: Vec<String>,
     /// Steps run.
     pub steps: u64,
+    /// What its process held, behind the last step.
+    pub process_memory: ProcessMemory,
     /// What the device's memory came to, of all ranks that share it, beside what the plan gives each; where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemory>,
@@ -54,6 +56,17 @@ pub struct DeviceMemory {
     /// Of all ranks.
     #[serde(flatten)]
     pub seen: MemoryUse,
+}
+
+/// Memory of a rank's process on the host: tensors on a processor, buffers, code and everything else.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ProcessMemory {
+    /// Its resident set, bytes; 0 where the system does not tell.
+    pub resident_bytes: u64,
+    /// The most that has been since the process began, bytes.
+    pub peak_resident_bytes: u64,
+    /// Ranks that are threads of the process, and share this memory.
+    pub ranks: usize,
 }
 
 /// Coordinates in the mesh.
@@ -113,6 +126,7 @@ impl RankReport {
         [stored, wide]: [usize; 2],
         outcome: &Outcome,
         steps: u64,
+        process_memory: ProcessMemory,
         traffic: &Traffic,
     ) -> Self {
         let bytes = |element: usize| (inventory.elements() * element) as u64;
@@ -127,6 +141,7 @@ impl RankReport {
             peak_in_flight: outcome.peak_in_flight,
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),
             steps,
+            process_memory,
             device_memory: None,
             cuda_graphs: None,
             chosen_kernels: BTreeMap::new(),

@@ -11,6 +11,7 @@ use runtime::checkpoint::{Checkpoint, Whole, write};
 use runtime::comm::Solo;
 use runtime::data::{Sample, Samples};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 type Tensors = BTreeMap<String, Whole<f64>>;
@@ -39,7 +40,7 @@ impl Samples for Masked {
 /// Loss and gradients with these weights.
 fn gradients(model: &ModelSpec, case: &str, weights: &Tensors, folder: &Path) -> (f64, Tensors) {
     let path = folder.join("weights.safetensors");
-    write(&path, weights).unwrap();
+    write(&mut File::create(&path).unwrap(), weights).unwrap();
     let split = Split::default();
     let program = split.program(model);
     let world = Box::new(Solo::new());

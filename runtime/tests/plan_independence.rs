@@ -234,7 +234,8 @@ fn a_checkpoint_in_shards() {
         shards[n % 2].insert(name.clone(), file.read::<f32>(&name).unwrap());
     }
     for (n, shard) in shards.iter().enumerate() {
-        write(&folder.join(format!("model-0000{}-of-00002.safetensors", n + 1)), shard).unwrap();
+        let path = folder.join(format!("model-0000{}-of-00002.safetensors", n + 1));
+        write(&mut std::fs::File::create(path).unwrap(), shard).unwrap();
     }
     let index = serde_json::json!({ "weight_map": map });
     let index_path = folder.join("model.safetensors.index.json");

@@ -44,14 +44,22 @@ fn ended(child: Child) -> (Option<i32>, String) {
     (status.code(), String::from_utf8_lossy(&stderr).into_owned())
 }
 
-/// Lines without what depends on the clock.
+const OTHERWISE: [&str; 6] = [
+    "tokens_per_s",
+    "model_flops_per_s",
+    "resident_bytes",
+    "peak_resident_bytes",
+    "ranks_in_process",
+    "process_memory",
+];
+
+/// Lines without what depends on the clock, or on how ranks are spread over processes.
 fn lines(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let timeless = |line: &str| {
         let mut value: Value = serde_json::from_str(line).unwrap();
-        for clock in ["tokens_per_s", "model_flops_per_s"] {
-            value.as_object_mut().unwrap().remove(clock);
-        }
+        let object = value.as_object_mut().unwrap();
+        object.retain(|key, _| !OTHERWISE.contains(&key.as_str()));
         value
     };
     text.lines().map(timeless).collect()

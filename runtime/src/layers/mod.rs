@@ -217,7 +217,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// As any collective call.
     pub fn start_enter(&self, x: &Shared<D>) -> Result<Entering<D>, CommError> {
         if self.splits() {
-            let own = self.device.copied(x.view());
+            let own = self.copy_of(x).into_memory();
             return self.group().start_all_gather(own).map(Entering::Gathered);
         }
         Ok(Entering::Same(x.clone()))

@@ -20,10 +20,12 @@ pub(super) struct Inputs<D: Space> {
     pub batches: Vec<MicroBatch<D>>,
     /// The step, as draws are to be given it.
     pub step: u32,
+    /// What a step to come reads, with its number, where it has been read.
+    pub ahead: Option<(u64, Vec<Tokens>)>,
 }
 
 /// Which of an iteration's sequences, their tokens and labels.
-type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
+pub(super) type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
 
 impl<D: Device> Inputs<D> {
     /// Takes those of a step, where those of the step before lay; gives the valid tokens of all replicas.
@@ -33,7 +35,11 @@ impl<D: Device> Inputs<D> {
         samples: &dyn Samples,
         step: u64,
     ) -> Result<u64, Error> {
-        let (read, valid_tokens) = fixed.read_all(samples, step)?;
+        let read = match self.ahead.take() {
+            Some((of, read)) if of == step => read,
+            _ => fixed.read_all(samples, step)?,
+        };
+        let valid_tokens = fixed.valid_tokens(&read)?;
         let loss_scale = 1.0 / (valid_tokens.max(1) as f64);
         let numbers = StepNumbers { step: step as u32, loss_scale };
         let StepNumbers { step, loss_scale } = fixed.device.step_numbers(numbers);
@@ -45,6 +51,17 @@ impl<D: Device> Inputs<D> {
             }
         }
         Ok(valid_tokens)
+    }
+
+    /// Reads what a step to come is given.
+    pub fn read_ahead(
+        &mut self,
+        fixed: &Fixed<'_, D>,
+        samples: &dyn Samples,
+        step: u64,
+    ) -> Result<(), Error> {
+        self.ahead = Some((step, fixed.read_all(samples, step)?));
+        Ok(())
     }
 }
 
@@ -68,23 +85,28 @@ fn replace<D: Device>(
 }
 
 impl<D: Device> Fixed<'_, D> {
-    /// Tokens and labels of this replica's micro-batches of a step, and the valid tokens of all replicas.
-    fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<(Vec<Tokens>, u64), Error> {
+    /// Tokens and labels of this replica's micro-batches of a step.
+    fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<Vec<Tokens>, Error> {
         let program = self.program;
         let (each, count) = (program.micro_batch, program.micro_batches);
         let first = self.groups.dp.rank() * each * count;
         let begin = step * program.global_batch() as u64;
-        let (mut read, mut total) = (Vec::with_capacity(count), [0]);
-        for k in 0..count {
+        let of = |k: usize| {
             let numbers = (first + k * each)..(first + (k + 1) * each);
             let (tokens, labels) = self.read(samples, begin, numbers.clone())?;
-            total[0] += labels.iter().filter(|&&label| label >= 0).count() as i64;
-            read.push((numbers, tokens, labels));
-        }
+            Ok((numbers, tokens, labels))
+        };
+        (0..count).map(of).collect()
+    }
+
+    /// The valid tokens of all replicas.
+    fn valid_tokens(&self, read: &[Tokens]) -> Result<u64, Error> {
+        let labels = read.iter().flat_map(|(_, _, labels)| labels);
+        let mut total = [labels.filter(|&&label| label >= 0).count() as i64];
         if self.groups.dp.size() > 1 {
             self.groups.dp.all_reduce(&mut total, Op::Sum)?;
         }
-        Ok((read, total[0].max(0) as u64))
+        Ok(total[0].max(0) as u64)
     }
 
     /// Tokens and labels of some of an iteration's sequences.

@@ -99,10 +99,11 @@ impl<'a, D: Device> Rank<'a, D> {
             exact,
             moments: [zeros(), zeros()],
             updates: 0,
+            completed: 0,
         };
         Ok(Self {
             steady: Steady::new(),
-            inputs: Inputs { batches: Vec::new(), step: 0 },
+            inputs: Inputs { batches: Vec::new(), step: 0, ahead: None },
             gradients: zeros(),
             state,
             pending: None,
@@ -137,6 +138,21 @@ impl<'a, D: Device> Rank<'a, D> {
         let wide = 3 + usize::from(self.state.exact.is_some());
         let element = size_of::<D::Stored>() + wide * size_of::<D::Wide>();
         (self.fixed.inventory.elements() * element) as u64
+    }
+
+    /// Bytes of the model's weights, or of its gradients, whole.
+    pub fn model_bytes(&self) -> u64 {
+        (self.fixed.elements_of_model() * size_of::<D::Wide>()) as u64
+    }
+
+    /// Ranks over which the model's weights are split: those of a replica.
+    pub fn ranks_of_model(&self) -> usize {
+        self.fixed.groups.tp.size() * self.fixed.groups.pp.size()
+    }
+
+    /// Steps whose update the weights of [`Self::whole_weights`] have.
+    pub fn completed_steps(&self) -> u64 {
+        self.state.completed
     }
 
     /// What its device's memory came to so far, where that is counted.
@@ -189,6 +205,14 @@ impl<'a, D: Device> Rank<'a, D> {
             self.state.set(&self.fixed.device, held.part, &local);
         }
         Ok(())
+    }
+
+    /// Reads what step `step` trains on, to be used when it runs.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    pub fn read_ahead(&mut self, samples: &dyn Samples, step: u64) -> Result<(), Error> {
+        self.inputs.read_ahead(&self.fixed, samples, step)
     }
 
     /// Loss and gradients of step `step` (0-based), summed over all ranks.
@@ -280,8 +304,11 @@ impl<'a, D: Device> Rank<'a, D> {
     /// As any collective call.
     pub fn settle(&mut self) -> Result<Option<Gradients>, Error> {
         let Some(pending) = self.pending.take() else { return Ok(None) };
-        let State { exact: Some(exact), moments, .. } = &mut self.state else { return Ok(None) };
-        let (result, _) = pending.settle(&self.fixed, &self.gradients, exact, moments)?;
+        let State { exact: Some(exact), moments, completed, .. } = &mut self.state else {
+            return Ok(None);
+        };
+        let (result, _) =
+            pending.settle(&self.fixed, &self.gradients, exact, moments, completed)?;
         self.state.take_exact(&self.fixed);
         Ok(Some(result))
     }
@@ -293,11 +320,12 @@ impl<'a, D: Device> Rank<'a, D> {
         before: &mut Option<Gradients>,
     ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
         let Self { fixed, state, gradients, pending, inputs, .. } = self;
-        let State { weights, exact, moments, .. } = state;
+        let State { weights, exact, moments, completed, .. } = state;
         let mut gate = |gradients: &mut Store<D>| {
             let mut right = true;
             if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
-                let (result, was_right) = pending.settle(fixed, gradients, exact, moments)?;
+                let (result, was_right) =
+                    pending.settle(fixed, gradients, exact, moments, completed)?;
                 (*before, right) = (Some(result), was_right);
             }
             fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);
@@ -325,6 +353,7 @@ impl<'a, D: Device> Rank<'a, D> {
             }
         };
         fixed.update(&adamw, optimizer, targets, gradients, &mut state.moments);
+        state.completed += 1;
     }
 
     /// The model's gradients, whole, on rank 0 of the world; nothing on the others.

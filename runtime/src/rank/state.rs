@@ -56,8 +56,10 @@ pub(super) struct State<D: Space> {
     /// norm, proposals.
     pub(super) exact: Option<Store<D>>,
     pub(super) moments: [Store<D>; 2],
-    /// Updates made so far.
+    /// Updates made or proposed so far.
     pub(super) updates: u32,
+    /// Steps whose update the exact weights have.
+    pub(super) completed: u64,
 }
 
 impl<D: Device> Fixed<'_, D> {
@@ -162,6 +164,7 @@ impl Pending {
         gradients: &Store<D>,
         exact: &mut Store<D>,
         moments: &mut [Store<D>; 2],
+        completed: &mut u64,
     ) -> Result<(Gradients, bool), CommError> {
         let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
         let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
@@ -171,6 +174,7 @@ impl Pending {
             let adamw = AdamW { gradient_scale, ..adamw };
             let targets = exact.each_mut(&fixed.inventory).into_iter().map(Target::Exact).collect();
             fixed.update(&adamw, &optimizer, targets, gradients, moments);
+            *completed += 1;
         }
         let right = finite && gradient_scale == adamw.gradient_scale;
         Ok((Gradients { loss, valid_tokens, norm, outcome, reductions }, right))

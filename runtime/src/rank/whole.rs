@@ -9,6 +9,27 @@ use kernels::Real;
 use std::collections::BTreeMap;
 
 impl<D: Device> Fixed<'_, D> {
+    /// Elements of the model's parameters.
+    pub(super) fn elements_of_model(&self) -> usize {
+        let ranks = (0..self.groups.world.size()).filter_map(|rank| self.inventory_of(rank));
+        let counted = |inventory: Inventory| -> usize {
+            let counted = inventory.all().iter().filter(|held| held.counted);
+            counted.map(|held| held.extent.real_rows() * held.extent.columns.len()).sum()
+        };
+        ranks.map(counted).sum()
+    }
+
+    /// What a rank of the first replica holds; nothing of the others.
+    fn inventory_of(&self, rank: usize) -> Option<Inventory> {
+        let at = self.program.mesh.coordinates(rank as u64);
+        if at.dp > 0 {
+            return None;
+        }
+        let mut inventory = Inventory::new(at.tp as usize, self.groups.tp.size());
+        declare(self.program, at.pp as usize, &mut inventory);
+        Some(inventory)
+    }
+
     /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
     /// hold, puts it together.
     pub(super) fn whole(
@@ -31,12 +52,7 @@ impl<D: Device> Fixed<'_, D> {
         let mut own = Some(own);
         let mut tensors: Tensors<D::Wide> = BTreeMap::new();
         for rank in 0..world.size() {
-            let at = self.program.mesh.coordinates(rank as u64);
-            if at.dp > 0 {
-                continue;
-            }
-            let mut theirs = Inventory::new(at.tp as usize, self.groups.tp.size());
-            declare(self.program, at.pp as usize, &mut theirs);
+            let Some(theirs) = self.inventory_of(rank) else { continue };
             let counted: Vec<&Held> = theirs.all().iter().filter(|held| held.counted).collect();
             let count = counted.iter().map(|held| held.part.len).sum();
             let told = match (rank, own.take()) {

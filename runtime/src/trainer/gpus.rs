@@ -93,6 +93,8 @@ mod tests {
         let data = "../tests/golden/llama_gqa/tokens.safetensors";
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(data);
         let [metrics, report] = ["metrics", "report"].map(|name| folder.join(name));
+        // A run adds to the metrics of the one before.
+        let _new = std::fs::remove_file(&metrics);
         let paths = [("--data", &data), ("--metrics", &metrics), ("--rank-report", &report)];
         let paths = paths.map(|(flag, path)| format!("{flag}={}", path.display()));
         let words = ["trainer", "--gpu", "--steps=4"].into_iter().chain(flags.iter().copied());
@@ -100,7 +102,8 @@ mod tests {
         let machine = Machine::new(&folder.join("machine")).unwrap();
         let gpu = cuda::Gpu::on(Arc::new(Lagging::new(machine, Duration::ZERO)));
         let interrupt = Interrupt::default();
-        let job = Job { program: &program, flags: &flags, interrupt: &interrupt };
+        let (program, flags, interrupt) = (&program, &flags, &interrupt);
+        let job = Job { program, flags, interrupt, ranks_in_process: 1 };
         f32::train(job, Some(&gpu), Box::new(Solo::new()), 1).unwrap();
         let lines = |path| std::fs::read_to_string(path).unwrap();
         let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();

@@ -87,7 +87,7 @@ impl Split {
     /// layer redistribution; `tensor` none at the ends, of what the solver may choose what is
     /// farthest from even.
     pub fn layers(&self, model: &ModelSpec) -> Vec<usize> {
-        let count = self.pp * self.vpp;
+        let count = self.pp * self.vpp / self.schedule.layout(self.vpp).copies();
         let even = |layers: usize, stages: usize| {
             (0..stages).map(move |n| (n + 1) * layers / stages - n * layers / stages)
         };

@@ -1,0 +1,275 @@
+//! The files that a run writes.
+//!
+//! All are opened before the first step, so that a path that cannot be written is known before any
+//! work is done for it. A file that is written at the end is made beside its place, under a name of
+//! its own, and takes its place when it is whole: what lay there before stays until then.
+
+use super::Flags;
+use crate::error::Error;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use std::fs::{File, TryLockError};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What rank 0 writes, of what the flags name; the other ranks write nothing.
+#[derive(Default)]
+pub(super) struct Outputs {
+    pub metrics: Option<MetricsFile>,
+    pub gradients: Option<NewFile>,
+    pub weights: Option<NewFile>,
+    pub rank_report: Option<NewFile>,
+    pub trace: Option<NewFile>,
+}
+
+impl Outputs {
+    /// Opens what the flags name. A file of the model's weights or gradients, whole, has at least
+    /// `model_bytes`, for which there must be room.
+    pub fn open(flags: &Flags, model_bytes: u64) -> Result<Self, Error> {
+        let open = |flag: &'static str, path: &Option<PathBuf>, bytes| {
+            path.as_deref().map(|path| NewFile::open(flag, path, bytes)).transpose()
+        };
+        Ok(Self {
+            metrics: flags.metrics.as_deref().map(MetricsFile::open).transpose()?,
+            gradients: open("dump-gradients", &flags.dump_gradients, model_bytes)?,
+            weights: open("dump-weights", &flags.dump_weights, model_bytes)?,
+            rank_report: open("rank-report", &flags.rank_report, 0)?,
+            trace: open("trace", &flags.trace, 0)?,
+        })
+    }
+
+    /// Files that are being made, under names of their own.
+    pub fn unfinished(&self) -> Vec<PathBuf> {
+        let made = [&self.gradients, &self.weights, &self.rank_report, &self.trace];
+        let moves = made.into_iter().flatten().filter_map(|file| file.moves.as_ref());
+        moves.map(|[part, _]| part.clone()).collect()
+    }
+}
+
+const BUSY: &str =
+    "another run, or another flag of this one, writes this file; valid: a file of its own";
+
+/// A flag whose file cannot be written, and what the system says of it.
+fn refused(flag: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    let path = path.display().to_string();
+    move |error| {
+        let valid = "valid: a file in a folder that exists, with room and the right to write";
+        Error::Flag { flag, problem: format!("{path}: {error}; {valid}") }
+    }
+}
+
+/// Holds the file against other runs until it is closed.
+fn lock(file: &File) -> io::Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(io::Error::other(BUSY)),
+        // Some network file systems have no locks: then nobody is kept out.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+/// A device or a pipe. Writing nothing shows whether a device takes anything.
+fn open_device(path: &Path) -> io::Result<File> {
+    let mut file = File::options().write(true).open(path)?;
+    // Not `write_all`, which asks the system nothing where there is nothing to write.
+    let _nothing = file.write(&[])?;
+    Ok(file)
+}
+
+/// What lies at a path, following links; nothing where there is nothing.
+fn found(path: &Path) -> io::Result<Option<std::fs::Metadata>> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A file that takes its place when it is whole; one that is dropped before leaves no trace.
+pub(super) struct NewFile {
+    /// As the user named it.
+    path: PathBuf,
+    file: File,
+    /// Where it is being made and where it goes; nothing where it is written in place, as devices
+    /// and pipes are.
+    moves: Option<[PathBuf; 2]>,
+}
+
+impl NewFile {
+    /// Makes sure that `bytes` can be written to the path.
+    pub fn open(flag: &'static str, path: &Path, bytes: u64) -> Result<Self, Error> {
+        Self::begin(path, bytes).map_err(refused(flag, path))
+    }
+
+    fn begin(path: &Path, bytes: u64) -> io::Result<Self> {
+        let target = match found(path)? {
+            Some(metadata) if !metadata.is_file() => {
+                return Ok(Self { path: path.to_owned(), file: open_device(path)?, moves: None });
+            }
+            // Behind a link the file is replaced, not the link.
+            Some(_) => {
+                File::options().write(true).open(path)?;
+                path.canonicalize()?
+            }
+            None => path.to_owned(),
+        };
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        let part = target.with_file_name(format!(".{}.unfinished", name.display()));
+        // One that a killed run has left is used again, whoever's run it was.
+        let file = File::options().write(true).create(true).truncate(false).open(&part)?;
+        lock(&file)?;
+        if std::fs::metadata(&part)?.ino() != file.metadata()?.ino() {
+            return Err(io::Error::other(BUSY));
+        }
+        let new = Self { path: path.to_owned(), file, moves: Some([part, target]) };
+        new.file.set_len(0)?;
+        reserve(&new.file, bytes)?;
+        Ok(new)
+    }
+
+    /// Writes the file and puts it in its place.
+    pub fn write(
+        mut self,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let path = self.path.clone();
+        self.put(fill).map_err(Error::io(&path))
+    }
+
+    fn put(&mut self, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        let mut writer = BufWriter::with_capacity(1 << 20, &self.file);
+        fill(&mut writer)?;
+        writer.flush()?;
+        drop(writer);
+        if let Some([part, target]) = &self.moves {
+            let length = (&self.file).stream_position()?;
+            self.file.set_len(length)?;
+            self.file.sync_all()?;
+            std::fs::rename(part, target)?;
+            self.moves = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some([part, _]) = &self.moves {
+            // Nothing can be done about one that stays.
+            let _stays = std::fs::remove_file(part);
+        }
+    }
+}
+
+/// Takes room for so many bytes, where the file system can.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let length = i64::try_from(bytes).unwrap_or(i64::MAX);
+    match fallocate(file, FallocateFlags::empty(), 0, length) {
+        Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
+        Err(error) => {
+            let problem = format!("{bytes} bytes: {}", error.desc());
+            Err(io::Error::other(problem))
+        }
+    }
+}
+
+/// Lines that are added to a file, one JSON object each.
+pub(super) struct MetricsFile {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole lines, where lines that were cut short can be taken back.
+    whole_bytes: Option<u64>,
+    /// Lines that could not be written.
+    lost: u64,
+}
+
+impl MetricsFile {
+    /// Opens a file to add lines to; those that are there stay.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        Self::begin(path).map_err(refused("metrics", path))
+    }
+
+    fn begin(path: &Path) -> io::Result<Self> {
+        let new = |file, whole_bytes| Self { path: path.to_owned(), file, whole_bytes, lost: 0 };
+        if found(path)?.is_some_and(|metadata| !metadata.is_file()) {
+            return Ok(new(open_device(path)?, None));
+        }
+        let mut file = File::options().read(true).append(true).create(true).open(path)?;
+        lock(&file)?;
+        end_line(&mut file)?;
+        let whole_bytes = file.metadata()?.len();
+        Ok(new(file, Some(whole_bytes)))
+    }
+
+    /// Adds a line. Where that fails the run goes on without it, and the user is told once.
+    pub fn line(&mut self, text: &str) {
+        let line = format!("{text}\n");
+        match self.file.write_all(line.as_bytes()) {
+            Ok(()) => self.whole_bytes = self.whole_bytes.map(|bytes| bytes + line.len() as u64),
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    fn lose(&mut self, error: &io::Error) {
+        self.lost += 1;
+        if self.lost == 1 {
+            let path = self.path.display();
+            eprintln!(
+                "warning: --metrics: {path}: {error}; the run goes on, without lines that cannot be written"
+            );
+        }
+        if let Some(bytes) = self.whole_bytes {
+            // A line cut short that stays is ended by the next one, which then is lost with it.
+            let _stays = self.file.set_len(bytes);
+        }
+    }
+}
+
+impl Drop for MetricsFile {
+    fn drop(&mut self) {
+        if self.lost > 0 {
+            eprintln!(
+                "warning: --metrics: {}: {} lines are missing",
+                self.path.display(),
+                self.lost
+            );
+        }
+    }
+}
+
+/// Ends a last line that was cut short, by a run that was killed.
+fn end_line(file: &mut File) -> io::Result<()> {
+    let mut last = [b'\n'];
+    if file.metadata()?.len() > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+    }
+    if last == [b'\n'] { Ok(()) } else { file.write_all(b"\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_a_file_is_taken_before_it_is_written() {
+        let folder = std::env::temp_dir().join(format!("meshwright-room-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("weights");
+        // More than any disk has.
+        let refused = NewFile::open("dump-weights", &path, 1 << 60).err().unwrap().to_string();
+        for part in ["--dump-weights", "weights: 1152921504606846976 bytes: ", "valid: "] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        let file = NewFile::open("dump-weights", &path, 1 << 20).unwrap();
+        assert!(file.file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        file.write(|to| to.write_all(b"short")).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"short");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,174 @@
+//! A trainer's memory does not grow from step to step, however the model is split.
+//!
+//! Each run is a process of its own (or several), and what is compared is its resident set, so that
+//! nothing escapes: neither what pools keep nor what communicators hold.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A way to split a model: a name, and what `examples/golden.rs` is told.
+type Split = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// Every kind of split, and everything that moves memory between ranks in its own way.
+const SPLITS: [Split; 14] = [
+    ("one rank", &[]),
+    ("tp", &[("TP", "2")]),
+    ("tp sp", &[("TP", "2"), ("SP", "1")]),
+    ("pp", &[("PP", "2")]),
+    ("dp", &[("DP", "2")]),
+    ("tp pp", &[("TP", "2"), ("PP", "2")]),
+    ("tp pp dp sp", &[("TP", "2"), ("PP", "2"), ("DP", "2"), ("SP", "1")]),
+    ("chunks", &[("PP", "2"), ("VPP", "2"), ("SCHEDULE", "interleaved_1f1b")]),
+    ("vocabulary", &[("PP", "2"), ("VOCAB", "parallel_1")]),
+    ("vocabulary tp sp", &[("TP", "2"), ("PP", "2"), ("SP", "1"), ("VOCAB", "parallel_2")]),
+    (
+        "two copies",
+        &[("TP", "2"), ("PP", "2"), ("VPP", "2"), ("SP", "1"), ("SCHEDULE", "dualpipe")],
+    ),
+    ("split backwards", &[("TP", "2"), ("PP", "2"), ("SP", "1"), ("SCHEDULE", "zb_h1")]),
+    ("recompute", &[("TP", "2"), ("SP", "1"), ("RECOMPUTE", "full")]),
+    (
+        "post-validation",
+        &[("TP", "2"), ("PP", "2"), ("POST_VALIDATION", "1"), ("SCHEDULE", "zb_h1")],
+    ),
+];
+
+/// How much more a process may hold at the end than behind its first steps.
+const FLAT: f64 = 1.02;
+
+/// By how much the resident set of a short run of a tiny model varies: threads come and go, and the
+/// allocator gives each an arena. The leaks that this has found were 2 to 100 times as much.
+const VARIES_BYTES: u64 = 1 << 20;
+
+/// A tiny model whose tensors come to more than what varies.
+const SMALL: &str = "name: small\nlayers: 4\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 176\n\
+    vocab: 8192\nseq_len: 32\nglobal_batch: 8\n";
+
+/// The kinds of layers that gpt2_124m has, and less of everything.
+const GPT2: &str = "name: gpt2\nlayers: 4\nhidden: 64\nheads: 4\nffn: 256\nvocab: 8192\n\
+    activation: gelu\nnorm: layer_norm\npositions: learned\nmax_positions: 64\n\
+    tied_embeddings: true\nbias: true\ndropout: 0.1\nseq_len: 32\nglobal_batch: 8\n";
+
+fn folder(name: &str) -> PathBuf {
+    let name = format!("resident-{}", name.replace(' ', "-"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _new = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Tokens of no meaning, all below 500, as Megatron's `.bin` and `.idx`.
+fn write_tokens(folder: &Path) -> PathBuf {
+    const TOKENS: u64 = 20_000;
+    let tokens = (0..TOKENS).map(|i| (i * i % 7919 % 500) as u16);
+    let bin: Vec<u8> = tokens.flat_map(u16::to_le_bytes).collect();
+    let mut idx = b"MMIDIDX\0\0".to_vec();
+    idx.extend(1u64.to_le_bytes());
+    // 8: 16 bits a token; one document, which is all of them.
+    idx.push(8);
+    idx.extend([1u64, 2].map(u64::to_le_bytes).concat());
+    idx.extend((TOKENS as i32).to_le_bytes());
+    idx.extend([0u64, 0, 1].map(u64::to_le_bytes).concat());
+    std::fs::write(folder.join("tokens.idx"), idx).unwrap();
+    std::fs::write(folder.join("tokens.bin"), bin).unwrap();
+    folder.join("tokens.bin")
+}
+
+/// The trainer of golden cases, which cargo builds beside its tests.
+fn trainer(folder: &Path, split: &Split, steps: u64) -> Command {
+    let here = std::env::current_exe().unwrap();
+    let program = here.parent().and_then(Path::parent).unwrap().join("examples/golden");
+    assert!(program.is_file(), "cargo build -p meshwright-runtime --example golden");
+    let mut command = Command::new(program);
+    command.envs(split.1.iter().copied()).arg("--data").arg(write_tokens(folder));
+    command.args(["--steps", &steps.to_string(), "--threads", "2", "--metrics"]);
+    command.arg(folder.join("metrics")).stderr(Stdio::piped());
+    command
+}
+
+/// Resident bytes of the process with most, by step.
+fn resident_bytes(folder: &Path, processes: Vec<Child>, steps: u64) -> Vec<u64> {
+    for process in processes {
+        let output = process.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = std::fs::read_to_string(folder.join("metrics")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let bytes: Vec<u64> = lines.map(|line| line["resident_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes.len() as u64, steps);
+    bytes
+}
+
+/// Ranks as threads of one process.
+fn threads(split: &Split, steps: u64, model: Option<&str>) -> Vec<u64> {
+    let folder = folder(&format!("{} {steps}", split.0));
+    let mut command = trainer(&folder, split, steps);
+    use_model(&folder, &mut command, model);
+    resident_bytes(&folder, vec![command.spawn().unwrap()], steps)
+}
+
+/// Eight ranks as processes that talk over TCP.
+fn processes(split: &Split, steps: u64, model: &str) -> Vec<u64> {
+    let folder = folder(&format!("{} {steps} tcp", split.0));
+    let start = |rank: usize| {
+        let mut command = trainer(&folder, split, steps);
+        use_model(&folder, &mut command, Some(model));
+        command.envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())]);
+        command.envs([("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]);
+        command.arg("--rendezvous").arg(folder.join("meeting")).spawn().unwrap()
+    };
+    resident_bytes(&folder, (0..8).map(start).collect(), steps)
+}
+
+fn use_model(folder: &Path, command: &mut Command, model: Option<&str>) {
+    if let Some(text) = model {
+        let path = folder.join("model.yaml");
+        std::fs::write(&path, text).unwrap();
+        command.env("MODEL", path);
+    }
+}
+
+/// Says what each run held, and fails where one grew: where the most in the last tenth of its steps
+/// is more than the most in the tenth behind the warm-up, but for what is allowed.
+fn check(runs: impl Iterator<Item = (String, Vec<u64>)>, warm_up: usize, varies_bytes: u64) {
+    let mut grown = Vec::new();
+    for (name, bytes) in runs {
+        let tenth = (bytes.len() / 10).max(1);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let most = |part: &[u64]| part.iter().copied().max().unwrap();
+        let (first, last) = (most(&bytes[warm_up..][..tenth]), most(&bytes[bytes.len() - tenth..]));
+        let by_step: Vec<u64> = bytes.iter().step_by(tenth).map(|bytes| bytes >> 20).collect();
+        let said = format!("{name}: {:.1} MiB -> {:.1} MiB", mib(first), mib(last));
+        println!("{said}; every {tenth} steps: {by_step:?}");
+        if last as f64 > FLAT * first as f64 + varies_bytes as f64 {
+            grown.push(said);
+        }
+    }
+    assert!(grown.is_empty(), "these grew: {grown:#?}");
+}
+
+#[test]
+fn a_short_run_of_every_split_stays_as_large_as_it_is() {
+    let run = |split: &Split| (split.0.to_owned(), threads(split, 60, None));
+    check(SPLITS.iter().map(run), 15, VARIES_BYTES);
+}
+
+#[test]
+#[ignore = "minutes: make hostile"]
+fn hostile_300_steps_of_every_split_stay_as_large_as_they_are() {
+    let run = |split: &Split| (split.0.to_owned(), threads(split, 300, Some(SMALL)));
+    check(SPLITS.iter().map(run), 60, 0);
+}
+
+#[test]
+#[ignore = "minutes: make hostile"]
+fn hostile_2000_steps_as_threads_and_as_processes_stay_as_large_as_they_are() {
+    let settings = &[("TP", "2"), ("PP", "2"), ("DP", "2"), ("SP", "1")];
+    let split: Split = ("gpt2", settings);
+    let runs = [
+        ("threads".to_owned(), threads(&split, 2000, Some(GPT2))),
+        ("processes".to_owned(), processes(&split, 2000, GPT2)),
+    ];
+    check(runs.into_iter(), 200, 0);
+}
