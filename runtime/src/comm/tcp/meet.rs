@@ -9,8 +9,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long until one looks again for who is not there yet.
@@ -210,25 +210,23 @@ pub(super) fn report(
     clock: &Clock<'_>,
     connect: Connect<'_>,
 ) -> Result<Connections, MeetingError> {
+    let mut why: Option<String> = None;
     loop {
-        let why = match greet(meeting, joining, clock) {
-            Ok(greeted) => {
-                let list = greeted.hear(joining.size, clock);
-                match list {
-                    Ok(list) => return greeted.join(&addresses(&list)?, joining, clock, connect),
-                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                        return Err(MeetingError::Stranger(error.to_string()));
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                        "it waits for other ranks".to_owned()
-                    }
-                    Err(_) => "it has ended".to_owned(),
-                }
-            }
-            Err(error) => error.to_string(),
+        let met = greet(meeting, joining, clock)
+            .map_err(Unmet::Again)
+            .and_then(|greeted| greeted.join(joining, clock, connect));
+        let error = match met {
+            Ok(connections) => return Ok(connections),
+            Err(Unmet::Never(error)) => return Err(error),
+            Err(Unmet::Again(error)) => error,
         };
+        // What somebody has answered tells more than that the time is over, or that nobody answers any more.
+        let says_little = clock.is_over() || error.kind() == io::ErrorKind::ConnectionRefused;
+        if why.is_none() || !says_little {
+            why = Some(error.to_string());
+        }
         if clock.is_over() {
-            let (rank, meeting) = (joining.rank, meeting.clone());
+            let (rank, meeting, why) = (joining.rank, meeting.clone(), why.unwrap_or_default());
             let limit_s = clock.limit.as_secs();
             return Err(MeetingError::Unreachable { rank, meeting, limit_s, why });
         }
@@ -236,10 +234,18 @@ pub(super) fn report(
     }
 }
 
+/// Why a rank has not met the others.
+enum Unmet {
+    /// Rank 0 may come yet.
+    Again(io::Error),
+    /// There is no use in trying again.
+    Never(MeetingError),
+}
+
 /// A rank that rank 0 knows.
 struct Greeted {
     first: TcpStream,
-    door: Door,
+    door: Option<Door>,
     key: Key,
 }
 
@@ -253,7 +259,7 @@ fn greet(meeting: &Meeting, joining: &Joining<'_>, clock: &Clock<'_>) -> io::Res
     let port = door.address().map_err(io::Error::other)?.port();
     let hello = hello(joining, 0, port);
     introduce(&first, hello, &key, clock)?;
-    Ok(Greeted { first, door, key })
+    Ok(Greeted { first, door: Some(door), key })
 }
 
 fn hello(joining: &Joining<'_>, to: usize, port: u16) -> Hello {
@@ -294,78 +300,99 @@ fn connect(addresses: &[SocketAddr], clock: &Clock<'_>) -> io::Result<TcpStream>
     Err(last)
 }
 
-/// Everybody's addresses but rank 0's, from its list.
-fn addresses(list: &str) -> Result<Vec<SocketAddr>, MeetingError> {
-    let parsed: Result<Vec<SocketAddr>, _> = list.lines().map(str::parse).collect();
-    parsed.map_err(|_| MeetingError::Stranger("rank 0 tells addresses that are none".to_owned()))
-}
-
 impl Greeted {
-    /// Waits for rank 0's list: one line for each other rank. `InvalidData` is no list.
-    fn hear(&self, size: usize, clock: &Clock<'_>) -> io::Result<String> {
-        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    /// Waits for rank 0's list: where each other rank listens.
+    fn hear(&self, size: usize, clock: &Clock<'_>) -> Result<Vec<SocketAddr>, Unmet> {
+        let wrong = |what: String| Unmet::Never(MeetingError::Stranger(what));
+        let late = |error: io::Error| match error.kind() {
+            io::ErrorKind::TimedOut => Unmet::Again(io::Error::other("it waits for other ranks")),
+            _ => Unmet::Again(io::Error::other("it has ended before all ranks were there")),
+        };
         let mut length = [0; 8];
-        clock.read(&self.first, &mut length, clock.limit)?;
+        clock.read(&self.first, &mut length, clock.limit).map_err(late)?;
         let (length, most) = (u64::from_le_bytes(length), size * ADDRESS_BYTES);
         if length > most as u64 {
-            return Err(wrong(format!("rank 0 names a list of {length} bytes; valid: {most}")));
+            let problem = format!("rank 0 names a list of {length} bytes; valid: up to {most}");
+            return Err(wrong(problem));
         }
         let mut bytes = vec![0; length as usize];
-        clock.read(&self.first, &mut bytes, clock.limit)?;
-        let list = String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?;
+        clock.read(&self.first, &mut bytes, clock.limit).map_err(late)?;
+        let list = String::from_utf8_lossy(&bytes);
         let (found, expected) = (list.lines().count(), size - 1);
         if found != expected {
             return Err(wrong(format!("rank 0 names {found} other ranks; valid: {expected}")));
         }
-        Ok(list)
+        let parsed: Result<Vec<SocketAddr>, _> = list.lines().map(str::parse).collect();
+        parsed.map_err(|_| wrong("rank 0 tells addresses that are none".to_owned()))
     }
 
-    /// Connects to the ranks between rank 0 and this one, and lets in those above.
+    /// Hears where the others are, connects to those between rank 0 and this one, and lets in those above. Its door is
+    /// looked after all the while, so that strangers who knock do not stand in their way.
     fn join(
         mut self,
-        others: &[SocketAddr],
         joining: &Joining<'_>,
         clock: &Clock<'_>,
         take: Connect<'_>,
-    ) -> Result<Connections, MeetingError> {
-        let (rank, size, limit_s) = (joining.rank, joining.size, clock.limit.as_secs());
-        let first = take(0, self.first)?;
-        // What rank 0 gave up for ends the others too.
-        let interrupted = || (clock.interrupted)() || first.ended.load(Ordering::Acquire);
-        let clock = Clock { interrupted: &interrupted, ..*clock };
+    ) -> Result<Connections, Unmet> {
+        let (rank, size) = (joining.rank, joining.size);
+        let mut door = self.door.take();
+        let (failed, first) = (AtomicBool::new(false), OnceLock::<Arc<Connection>>::new());
+        // What rank 0 gave up for ends the others, too.
+        let first_ended =
+            || first.get().is_some_and(|first| first.ended.load(Ordering::Acquire));
+        let over = || (clock.interrupted)() || failed.load(Ordering::Acquire) || first_ended();
+        let watched = Clock { interrupted: &over, ..*clock };
         let (above, below) = std::thread::scope(|scope| {
-            let above = scope.spawn(|| admit(&mut self.door, rank + 1..size, &clock));
-            let below: Result<Vec<TcpStream>, MeetingError> = (1..rank)
-                .map(|to| {
-                    let (hello, address) = (hello(joining, to, 0), others[to - 1]);
-                    reach(address, hello, &self.key, &clock).map_err(|error| MeetingError::Apart {
-                        rank,
-                        others: format!("rank {to} at {address}"),
-                        limit_s,
-                        why: error.to_string(),
-                    })
-                })
-                .collect();
+            let above = scope.spawn(|| match &mut door {
+                Some(door) => admit(door, rank + 1..size, &watched),
+                None => Ok(Vec::new()),
+            });
+            let below = self.hear(size, clock).and_then(|others| {
+                let stream = self.first.try_clone().map_err(Unmet::Again)?;
+                let known = take(0, stream).map_err(Unmet::Never)?;
+                first.get_or_init(|| known);
+                self.below(&others, joining, &watched).map_err(Unmet::Never)
+            });
+            failed.store(below.is_err(), Ordering::Release);
             (above.join(), below)
         });
-        let above = above.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))?;
-        if first.ended.load(Ordering::Acquire) {
+        let above = above.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));
+        if first_ended() {
             let problem = format!("rank 0 has ended before rank {rank} had met all others");
-            return Err(MeetingError::Stranger(problem));
+            return Err(Unmet::Never(MeetingError::Stranger(problem)));
         }
-        let below = below?;
-        if let Some(absent) = missing(&above, rank + 1..size) {
-            let (others, why) = (format!("ranks {absent:?}"), "they do not connect".to_owned());
-            return Err(MeetingError::Apart { rank, others, limit_s, why });
-        }
+        let (below, above) = (below?, above.map_err(Unmet::Never)?);
+        let apart = |absent| apart(rank, format!("ranks {absent:?}"), "they do not connect", clock);
+        missing(&above, rank + 1..size).map_or(Ok(()), |absent| Err(Unmet::Never(apart(absent))))?;
         let below = below.into_iter().enumerate().map(|(n, stream)| take(n + 1, stream));
         let above = above.into_iter().flatten().map(|guest| take(guest.rank, guest.stream));
-        let connected: Result<Vec<Arc<Connection>>, MeetingError> = below.chain(above).collect();
+        let others: Result<Vec<Arc<Connection>>, MeetingError> = below.chain(above).collect();
+        let others = others.map_err(Unmet::Never)?;
         let mut connections: Connections =
-            std::iter::once(first).chain(connected?).map(Some).collect();
+            first.into_inner().into_iter().chain(others).map(Some).collect();
         connections.insert(rank, None);
         Ok(connections)
     }
+
+    /// Connections to the ranks between rank 0 and this one.
+    fn below(
+        &self,
+        others: &[SocketAddr],
+        joining: &Joining<'_>,
+        clock: &Clock<'_>,
+    ) -> Result<Vec<TcpStream>, MeetingError> {
+        let one = |to: usize| {
+            let (hello, address) = (hello(joining, to, 0), others[to - 1]);
+            let named = format!("rank {to} at {address}");
+            let why = |error: io::Error| apart(joining.rank, named, &error.to_string(), clock);
+            reach(address, hello, &self.key, clock).map_err(why)
+        };
+        (1..joining.rank).map(one).collect()
+    }
+}
+
+fn apart(rank: usize, others: String, why: &str, clock: &Clock<'_>) -> MeetingError {
+    MeetingError::Apart { rank, others, limit_s: clock.limit.as_secs(), why: why.to_owned() }
 }
 
 /// A connection with another rank, which listens already. One that refuses has ended.
