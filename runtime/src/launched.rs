@@ -133,10 +133,7 @@ pub fn meeting(
 const ENDS_WITH_INPUT: &str = "MESHWRIGHT_ENDS_WITH_STDIN";
 
 /// Whether this process is to end when its standard input does. Of MPI's processes only rank 0 has the launcher's.
-pub fn ends_with_input(
-    place: Option<&Place>,
-    variable: impl Fn(&str) -> Option<String>,
-) -> bool {
+pub fn ends_with_input(place: Option<&Place>, variable: impl Fn(&str) -> Option<String>) -> bool {
     let of_mpi = |place: &&Place| matches!(place.launcher, Launcher::OpenMpi | Launcher::Pmi);
     let has_it = place.filter(of_mpi).is_none_or(|place| place.rank == 0);
     has_it && variable(ENDS_WITH_INPUT).is_some_and(|value| value == "1")

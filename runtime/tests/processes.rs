@@ -82,11 +82,15 @@ fn a_process_that_is_stopped_ends_the_others_at_the_time_limit() {
     let mut processes = training("stopped", &["--time-limit-s", "3"]);
     let begun = Instant::now();
     signal(&processes[3], "STOP");
-    let told: Vec<String> = processes.drain(..3).map(ended).map(|(code, said)| {
-        assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains("nothing from rank ") && said.contains(" (host "), "{said}");
-        said
-    }).collect();
+    let told: Vec<String> = processes
+        .drain(..3)
+        .map(ended)
+        .map(|(code, said)| {
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains("nothing from rank ") && said.contains(" (host "), "{said}");
+            said
+        })
+        .collect();
     processes[0].kill().unwrap();
     // Others wait for those that wait for it.
     assert!(told.iter().any(|said| said.contains("nothing from rank 3 (host ")), "{told:?}");
@@ -161,14 +165,21 @@ fn refuse_to_train(
 fn processes_that_were_told_differently_say_who_and_what() {
     let odd = |rank, usual: &str, odd: &str| if rank == 2 { odd } else { usual }.to_owned();
     let flags = |rank: usize| {
-        (vec!["--seed".to_owned(), rank.to_string(), "--lr".to_owned(), odd(rank, "1e-3", "2e-3")], vec![])
+        (
+            vec![
+                "--seed".to_owned(),
+                rank.to_string(),
+                "--lr".to_owned(),
+                odd(rank, "1e-3", "2e-3"),
+            ],
+            vec![],
+        )
     };
-    let said = ["--seed is 0 on rank 0 (host ", "--lr is 0.002 on rank 2 (host ", "but 0.001 on rank 0"];
+    let said =
+        ["--seed is 0 on rank 0 (host ", "--lr is 0.002 on rank 2 (host ", "but 0.001 on rank 0"];
     refuse_to_train("seeds", flags, &said);
 
-    let plan = |rank: usize| {
-        (vec![], vec![("MICRO_BATCH", if rank == 3 { "1" } else { "2" })])
-    };
+    let plan = |rank: usize| (vec![], vec![("MICRO_BATCH", if rank == 3 { "1" } else { "2" })]);
     refuse_to_train("plans", plan, &["the trainer's plan is ", " on rank 3 (host "]);
 
     // One byte of the last token differs.
@@ -180,7 +191,11 @@ fn processes_that_were_told_differently_say_who_and_what() {
         1 => (vec!["--trace".to_owned(), "/dev/null".to_owned()], vec![]),
         _ => (vec![], vec![]),
     };
-    refuse_to_train("trace", init, &["--trace is given on rank 1 (host ", "but not given on rank 0"]);
+    refuse_to_train(
+        "trace",
+        init,
+        &["--trace is given on rank 1 (host ", "but not given on rank 0"],
+    );
     let folder = folder("data");
     let start = |rank| {
         let usual = golden_data().join("tokens.safetensors");
@@ -192,14 +207,20 @@ fn processes_that_were_told_differently_say_who_and_what() {
     for child in (0..4).map(start).collect::<Vec<_>>() {
         let (code, said) = ended(child);
         assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains("the data of --data is ") && said.contains("on rank 1 (host "), "{said}");
+        assert!(
+            said.contains("the data of --data is ") && said.contains("on rank 1 (host "),
+            "{said}"
+        );
     }
 }
 
 #[test]
 fn variables_that_cannot_be_are_refused() {
     for (variables, said) in [
-        ([("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "0")], "LOCAL_WORLD_SIZE is `0`"),
+        (
+            [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "0")],
+            "LOCAL_WORLD_SIZE is `0`",
+        ),
         ([("RANK", "0"), ("WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "1")], "WORLD_SIZE is `0`"),
         ([("RANK", "0"), ("WORLD_SIZE", "4"), ("MESHWRIGHT_TOKEN", "short")], "valid: 16 or more"),
     ] {

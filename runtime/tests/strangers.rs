@@ -84,7 +84,8 @@ fn attacks() -> Vec<Vec<u8>> {
     let garbled = vec![255; 10];
     let messages = [&abort, &gone, &garbled].map(|bytes| frame(bytes.len() as u64, bytes));
     let long = frame(1 << 63, &vec![0; 1 << 20]);
-    for (size, rank) in [(4, 0), (4, 1), (4, 2), (4, 3), (4, 99_999), (9, 3), (0, 0), (u64::MAX, 3)] {
+    for (size, rank) in [(4, 0), (4, 1), (4, 2), (4, 3), (4, 99_999), (9, 3), (0, 0), (u64::MAX, 3)]
+    {
         for port in [0, 1, 65_535, 1 << 40] {
             attacks.push(old_hello(size, rank, port));
             (0..4).for_each(|to| attacks.push(hello(size, rank, to, port)));
@@ -121,9 +122,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     let meeting = free_port();
     let start = |rank| rank_of_four(golden(&disturbed, 5), rank, &meeting);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
-    wait_until("three ranks that listen", || {
-        ranks.iter().all(|rank| listens_at(rank).len() == 1)
-    });
+    wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let ports: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
     // Only where it was said.
     assert!(ports.iter().all(|port| port.ip().is_loopback()), "{ports:?}");
@@ -175,9 +174,7 @@ fn a_run_that_trains_listens_nowhere() {
     let meeting = free_port();
     let start = |rank| rank_of_four(golden_on(&disturbed, steps, &data), rank, &meeting);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
-    wait_until("three ranks that listen", || {
-        ranks.iter().all(|rank| listens_at(rank).len() == 1)
-    });
+    wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let before: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
     ranks.push(start(3));
     wait_until("a first step", || {
@@ -212,7 +209,11 @@ fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
 }
 
 /// What a rank comes to where somebody else listens at the meeting point.
-fn meets(list: Option<Vec<u8>>, answer: &'static [u8], token: Option<&str>) -> (Option<i32>, String) {
+fn meets(
+    list: Option<Vec<u8>>,
+    answer: &'static [u8],
+    token: Option<&str>,
+) -> (Option<i32>, String) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let meeting = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -237,8 +238,7 @@ fn meets(list: Option<Vec<u8>>, answer: &'static [u8], token: Option<&str>) -> (
 
 #[test]
 fn a_rank_does_not_wait_for_ever_for_what_is_no_rank_0() {
-    let answers: [&[u8]; 4] =
-        [b"", b"HTTP/1.1 200 OK\r\n\r\n", &[255; 4096], b"\x02\0rwhsem"];
+    let answers: [&[u8]; 4] = [b"", b"HTTP/1.1 200 OK\r\n\r\n", &[255; 4096], b"\x02\0rwhsem"];
     for answer in answers {
         let (code, said) = meets(None, answer, None);
         assert_eq!(code, Some(2), "{said}");
@@ -281,7 +281,10 @@ fn a_rank_with_another_token_does_not_come_in() {
         assert_eq!(*code, Some(2), "rank {rank}: {said}");
     }
     let first = &told[0].1;
-    assert!(first.contains("ranks [2] did not come") && first.contains("were turned away"), "{first}");
+    assert!(
+        first.contains("ranks [2] did not come") && first.contains("were turned away"),
+        "{first}"
+    );
     assert!(first.contains("ranks need the same MESHWRIGHT_TOKEN everywhere"), "{first}");
     assert!(told[2].1.contains("has another MESHWRIGHT_TOKEN"), "{}", told[2].1);
 }

@@ -34,9 +34,8 @@ pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error>
     let process = format!("host {}, pid {}", host_name(), std::process::id());
     let own = Introduction { process, told: told(job) };
     let mut all = Vec::with_capacity(world.size());
-    for (rank, text) in exchange(world, &serde_json::to_string(&own).unwrap_or_default())?
-        .into_iter()
-        .enumerate()
+    for (rank, text) in
+        exchange(world, &serde_json::to_string(&own).unwrap_or_default())?.into_iter().enumerate()
     {
         let introduction: Introduction = serde_json::from_str(&text).map_err(|_| Error::World {
             problem: format!("rank {rank} runs another version of the trainer; {SAME}"),

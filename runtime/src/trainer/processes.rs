@@ -153,3 +153,15 @@ fn over_mpi<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
     }
     mpi.run(options(job.flags), |control| run::<T>(job, place, control))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_other_machines_reach_are_open() {
+        let open = |text: &str| is_open(&Meeting::parse(text));
+        assert!(open("0.0.0.0:29500") && open("[::]:29500") && open("192.0.2.1:29500"));
+        assert!(!open("127.0.0.1:29500") && !open("[::1]:29500") && !open("shared/meeting"));
+    }
+}

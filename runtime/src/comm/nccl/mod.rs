@@ -20,7 +20,9 @@
 mod links;
 mod watch;
 
-use super::{Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats};
+use super::{
+    Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats,
+};
 use crate::comm::payload::Cargo;
 use kernels::cuda::nccl::{Combine, Group, ID_BYTES, Library, Move, Numbers, Transfer};
 use kernels::cuda::{Event, Gpu, GpuError, Span};

@@ -71,7 +71,8 @@ impl Key {
     }
 
     fn code(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut code = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut code =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         parts.iter().for_each(|part| code.update(part));
         code
     }

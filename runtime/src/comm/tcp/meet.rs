@@ -255,7 +255,8 @@ fn greet(meeting: &Meeting, joining: &Joining<'_>, clock: &Clock<'_>) -> io::Res
     let first = connect(&addresses, clock)?;
     // Whoever reaches rank 0 by the same way can come back by it.
     let own = SocketAddr::new(first.local_addr()?.ip(), 0);
-    let door = Door::open(own, joining.rank, joining.size, key.clone()).map_err(io::Error::other)?;
+    let door =
+        Door::open(own, joining.rank, joining.size, key.clone()).map_err(io::Error::other)?;
     let port = door.address().map_err(io::Error::other)?.port();
     let hello = hello(joining, 0, port);
     introduce(&first, hello, &key, clock)?;
@@ -338,8 +339,7 @@ impl Greeted {
         let mut door = self.door.take();
         let (failed, first) = (AtomicBool::new(false), OnceLock::<Arc<Connection>>::new());
         // What rank 0 gave up for ends the others, too.
-        let first_ended =
-            || first.get().is_some_and(|first| first.ended.load(Ordering::Acquire));
+        let first_ended = || first.get().is_some_and(|first| first.ended.load(Ordering::Acquire));
         let over = || (clock.interrupted)() || failed.load(Ordering::Acquire) || first_ended();
         let watched = Clock { interrupted: &over, ..*clock };
         let (above, below) = std::thread::scope(|scope| {
@@ -363,7 +363,8 @@ impl Greeted {
         }
         let (below, above) = (below?, above.map_err(Unmet::Never)?);
         let apart = |absent| apart(rank, format!("ranks {absent:?}"), "they do not connect", clock);
-        missing(&above, rank + 1..size).map_or(Ok(()), |absent| Err(Unmet::Never(apart(absent))))?;
+        missing(&above, rank + 1..size)
+            .map_or(Ok(()), |absent| Err(Unmet::Never(apart(absent))))?;
         let below = below.into_iter().enumerate().map(|(n, stream)| take(n + 1, stream));
         let above = above.into_iter().flatten().map(|guest| take(guest.rank, guest.stream));
         let others: Result<Vec<Arc<Connection>>, MeetingError> = below.chain(above).collect();
