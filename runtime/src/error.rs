@@ -58,6 +58,9 @@ pub enum Error {
         /// Steps done.
         steps: u64,
     },
+    /// The user ended it before it began.
+    #[error("interrupted before all ranks had met: nothing is written")]
+    NotStarted,
     /// No threads.
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),

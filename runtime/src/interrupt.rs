@@ -2,6 +2,7 @@
 //! that was asked for.
 
 use crate::error::Error;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,11 @@ const STEPPING: u8 = 1;
 /// No step is to come: what was asked for is being written.
 const FINISHING: u8 = 2;
 
+/// Writes a line for whoever watches; nobody need.
+pub(crate) fn say(line: &str) {
+    let _nobody_reads = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// The exit code of an interrupted run: what a shell reports of a program that Ctrl-C ended.
 pub const INTERRUPTED: u8 = 130;
 
@@ -45,6 +51,20 @@ impl Interrupt {
         };
         ctrlc::set_handler(move || State::hear(&state, patience)).map_err(deaf)?;
         Ok(interrupt)
+    }
+
+    /// Asks the run to end once `input` does, as a first Ctrl-C would: a launcher holds its other end, however the
+    /// launcher ends.
+    pub fn ask_at_end_of(&self, mut input: impl Read + Send + 'static, patience: Duration) {
+        let interrupt = self.clone();
+        std::thread::spawn(move || {
+            // An input that cannot be read has ended, too.
+            let _ended = std::io::copy(&mut input, &mut std::io::sink());
+            if !interrupt.is_asked() {
+                say("the launcher has ended");
+                State::hear(&interrupt.state, patience);
+            }
+        });
     }
 
     /// Asks the run to end.
@@ -81,7 +101,7 @@ impl State {
         match state.progress.load(Ordering::Relaxed) {
             STARTING => state.quit("interrupted: ends at once, no step is done yet"),
             STEPPING => {
-                eprintln!("interrupted: ends behind this step; once more to end at once");
+                say("interrupted: ends behind this step; once more to end at once");
                 let state = state.clone();
                 std::thread::spawn(move || {
                     std::thread::sleep(patience);
@@ -94,15 +114,13 @@ impl State {
                 });
             }
             _ => {
-                eprintln!(
-                    "interrupted: all steps are done; once more to end before all is written"
-                );
+                say("interrupted: all steps are done; once more to end before all is written");
             }
         }
     }
 
     fn quit(&self, why: &str) -> ! {
-        eprintln!("{why}");
+        say(why);
         let unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
         for path in unfinished.iter() {
             // Those that have taken their place are no longer there.

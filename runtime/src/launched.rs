@@ -94,11 +94,18 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Plac
         let (Some(rank), Some(world)) = (number(known.rank)?, number(known.world)?) else {
             continue;
         };
+        if world == 0 {
+            return Err(wrong(known.world, "0", "1 or more"));
+        }
         if rank >= world {
-            let valid = format!("0 to {}, since {} is {world}", world.max(1) - 1, known.world);
+            let valid = format!("0 to {}, since {} is {world}", world - 1, known.world);
             return Err(wrong(known.rank, &rank.to_string(), &valid));
         }
+        // Slurm writes lists there, too, such as `4(x2),3`, which say nothing of this machine.
         let local_size = number(known.local_size).unwrap_or_default();
+        if local_size == Some(0) {
+            return Err(wrong(known.local_size, "0", "1 or more"));
+        }
         let local_rank = number(known.local_rank)?;
         return Ok(Some(Place { launcher: known.launcher, rank, world, local_size, local_rank }));
     }
@@ -120,6 +127,26 @@ pub fn meeting(
     let port: u16 = text.trim().parse().map_err(|_| wrong("MASTER_PORT", &text, "0 to 65535"))?;
     let port = if launcher == Launcher::Torchrun { port.saturating_add(1) } else { port };
     Ok(Some(format!("{}:{port}", host.trim())))
+}
+
+/// Set by a launcher that holds the other end of its processes' standard input and ends with it, however it ends.
+const ENDS_WITH_INPUT: &str = "MESHWRIGHT_ENDS_WITH_STDIN";
+
+/// Whether this process is to end when its standard input does. Of MPI's processes only rank 0 has the launcher's.
+pub fn ends_with_input(place: Option<&Place>, variable: impl Fn(&str) -> Option<String>) -> bool {
+    let of_mpi = |place: &&Place| matches!(place.launcher, Launcher::OpenMpi | Launcher::Pmi);
+    let has_it = place.filter(of_mpi).is_none_or(|place| place.rank == 0);
+    has_it && variable(ENDS_WITH_INPUT).is_some_and(|value| value == "1")
+}
+
+/// This machine's name.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 /// The GPU of a process: the number that is asked for; else the only one that it sees; else its place on the machine.
@@ -241,6 +268,18 @@ mod tests {
     }
 
     #[test]
+    fn processes_end_with_the_input_that_is_the_launchers() {
+        let told = |value: Option<&str>, place: Option<Place>| {
+            ends_with_input(place.as_ref(), |_| value.map(str::to_owned))
+        };
+        let of = |launcher, rank| Some(place(launcher, rank, 4, None));
+        assert!(told(Some("1"), None) && told(Some("1"), of(Launcher::Torchrun, 3)));
+        assert!(told(Some("1"), of(Launcher::OpenMpi, 0)));
+        assert!(!told(Some("1"), of(Launcher::OpenMpi, 3)));
+        assert!(!told(None, None) && !told(Some("0"), None));
+    }
+
+    #[test]
     fn nobody_launched_anything() {
         assert_eq!(of(&[]), Ok(None));
         // A batch script of Slurm, and a shell in a pod of a Job that says no size.
@@ -264,6 +303,16 @@ mod tests {
     fn variables_that_make_no_sense_are_refused_by_name() {
         let text = of(&[("RANK", "first"), ("WORLD_SIZE", "8")]).unwrap_err();
         assert!(text.contains("RANK is `first`") && text.contains("a whole number"), "{text}");
+        let text = of(&[("RANK", "0"), ("WORLD_SIZE", "0")]).unwrap_err();
+        assert!(text.contains("WORLD_SIZE is `0`; valid: 1 or more"), "{text}");
+        for [rank, world, local] in [
+            ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
+            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+            ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"],
+        ] {
+            let text = of(&[(rank, "0"), (world, "2"), (local, "0")]).unwrap_err();
+            assert!(text.contains(&format!("{local} is `0`; valid: 1 or more")), "{text}");
+        }
         let text = of(&[("RANK", "8"), ("WORLD_SIZE", "8")]).unwrap_err();
         assert!(text.contains("RANK is `8`") && text.contains("valid: 0 to 7"), "{text}");
     }

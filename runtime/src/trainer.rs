@@ -1,5 +1,6 @@
 //! The front door: a generated trainer's `main` calls [`main`] with its program.
 
+mod agreement;
 mod gpus;
 mod outputs;
 mod processes;
@@ -94,7 +95,10 @@ pub struct Flags {
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     pub gpu: Option<Option<usize>>,
     /// Where processes that a launcher starts find each other: an address at which rank 0 listens, or a file that all can
-    /// read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI.
+    /// read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI. Set MESHWRIGHT_TOKEN to the same secret for all ranks,
+    /// for example with `openssl rand -hex 32`: ranks then prove to each other that they have it. Without it whoever
+    /// reaches the address before all have met can take a rank's place; a file holds a secret of its own. Nothing is
+    /// encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
     /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA graph.
@@ -151,15 +155,19 @@ pub fn main<T: Trained>(program: &Program) -> ExitCode {
 fn exit_code(error: &Error) -> u8 {
     match error {
         Error::File { .. } | Error::Flag { .. } | Error::World { .. } => 2,
-        Error::Interrupted { .. } => INTERRUPTED,
+        Error::Interrupted { .. } | Error::NotStarted => INTERRUPTED,
         _ => 1,
     }
 }
 
 fn start<T: Trained>(program: &Program, flags: &Flags) -> Result<(), Error> {
     flags.check()?;
-    let interrupt = Interrupt::listen(Duration::from_secs(flags.time_limit_s))?;
+    let patience = Duration::from_secs(flags.time_limit_s);
+    let interrupt = Interrupt::listen(patience)?;
     let place = launched::discover(|name| std::env::var(name).ok())?;
+    if launched::ends_with_input(place.as_ref(), |name| std::env::var(name).ok()) {
+        interrupt.ask_at_end_of(std::io::stdin(), patience);
+    }
     match place.filter(|place| place.world > 1) {
         None => train::<T>(program, flags, &interrupt),
         Some(place) => {

@@ -328,7 +328,7 @@ fn a_rank_that_ends_ends_the_others() {
     for (rank, end) in ends.into_iter().enumerate() {
         if rank != 3 {
             let text = end.unwrap_err();
-            assert!(text.contains(" is gone: "), "{text}");
+            assert!(text.contains(" is gone, seen by"), "{text}");
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());

@@ -1,69 +1,15 @@
 //! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the numbers and the traffic of ranks as
 //! threads, to the byte, and an end for all where one ends.
 
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod processes_common;
+
+use processes_common::{
+    as_rank, ended, endless_tokens, folder, golden, golden_data, golden_on, lines, process, signal,
+    wait_until,
+};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-
-/// The trainer of golden cases, which cargo builds beside its tests.
-fn golden(folder: &Path, steps: u64) -> Command {
-    let here = std::env::current_exe().unwrap();
-    let program = here.parent().and_then(Path::parent).unwrap().join("examples/golden");
-    assert!(program.is_file(), "cargo build -p meshwright-runtime --example golden");
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama_gqa");
-    let mut command = Command::new(program);
-    command.envs([("CASE", "llama_gqa"), ("TP", "2"), ("PP", "2"), ("MICRO_BATCH", "2")]);
-    command.arg("--init-from").arg(&data).arg("--data").arg(data.join("tokens.safetensors"));
-    command.args(["--steps", &steps.to_string(), "--threads", "4"]);
-    for (flag, file) in [("--metrics", "m"), ("--dump-weights", "w"), ("--rank-report", "r")] {
-        command.arg(flag).arg(folder.join(file));
-    }
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-fn folder(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("processes-{name}"));
-    let _new = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
-}
-
-/// Process `rank` of four, which meet in a file.
-fn process(folder: &Path, rank: usize, more: &[&str]) -> Child {
-    let mut command = golden(folder, 3);
-    command.envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())]);
-    command.envs([("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")]);
-    command.arg("--rendezvous").arg(folder.join("meeting")).args(more);
-    command.spawn().unwrap()
-}
-
-fn ended(child: Child) -> (Option<i32>, String) {
-    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    (status.code(), String::from_utf8_lossy(&stderr).into_owned())
-}
-
-const OTHERWISE: [&str; 6] = [
-    "tokens_per_s",
-    "model_flops_per_s",
-    "resident_bytes",
-    "peak_resident_bytes",
-    "ranks_in_process",
-    "process_memory",
-];
-
-/// Lines without what depends on the clock, or on how ranks are spread over processes.
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap();
-    let timeless = |line: &str| {
-        let mut value: Value = serde_json::from_str(line).unwrap();
-        let object = value.as_object_mut().unwrap();
-        object.retain(|key, _| !OTHERWISE.contains(&key.as_str()));
-        value
-    };
-    text.lines().map(timeless).collect()
-}
 
 #[test]
 fn processes_come_to_the_bytes_of_threads() {
@@ -98,28 +44,193 @@ fn a_process_that_does_not_come_is_named() {
     }
 }
 
-#[test]
-fn a_process_that_is_killed_ends_the_others() {
-    let folder = folder("killed");
+/// Four processes that train without end, once they do.
+fn training(name: &str, more: &[&str]) -> Vec<Child> {
+    let folder = folder(name);
+    let data = endless_tokens(&folder);
     let start = |rank| {
-        let mut command = golden(&folder, 20);
-        command.envs([("RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_RANK", rank)]);
-        command.arg("--rendezvous").arg(folder.join("meeting"));
+        let mut command = golden_on(&folder, 1_000_000, &data);
+        as_rank(&mut command, rank).arg("--rendezvous").arg(folder.join("meeting")).args(more);
         command.spawn().unwrap()
     };
-    let mut processes: Vec<Child> = ["0", "1", "2", "3"].map(start).into();
+    let processes: Vec<Child> = (0..4).map(start).collect();
+    let trains = || std::fs::metadata(folder.join("m")).is_ok_and(|file| file.len() > 0);
+    wait_until("a first step", trains);
+    processes
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_others_which_name_it() {
+    for killed in [0, 2] {
+        let mut processes = training("killed", &[]);
+        let begun = Instant::now();
+        let named = format!("pid {}) is gone, seen by rank ", processes[killed].id());
+        processes[killed].kill().unwrap();
+        let told: Vec<(Option<i32>, String)> = processes.into_iter().map(ended).collect();
+        assert_eq!(told[killed].0, None);
+        for (rank, (code, said)) in told.iter().enumerate().filter(|(rank, _)| *rank != killed) {
+            assert_eq!(*code, Some(1), "rank {rank}: {said}");
+            assert!(said.contains(&format!("rank {killed} (host ")), "rank {rank}: {said}");
+            assert!(said.contains(&named), "rank {rank}: {said}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_ends_the_others_at_the_time_limit() {
+    let mut processes = training("stopped", &["--time-limit-s", "3"]);
     let begun = Instant::now();
-    while !folder.join("m").exists() && begun.elapsed() < Duration::from_secs(60) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    processes[2].kill().unwrap();
+    signal(&processes[3], "STOP");
+    let told: Vec<String> = processes
+        .drain(..3)
+        .map(ended)
+        .map(|(code, said)| {
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains("nothing from rank ") && said.contains(" (host "), "{said}");
+            said
+        })
+        .collect();
+    processes[0].kill().unwrap();
+    // Others wait for those that wait for it.
+    assert!(told.iter().any(|said| said.contains("nothing from rank 3 (host ")), "{told:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_signal_to_one_process_ends_all_behind_the_same_step() {
+    let processes = training("signal", &[]);
+    signal(&processes[1], "INT");
     let told: Vec<(Option<i32>, String)> = processes.into_iter().map(ended).collect();
-    assert_eq!(told[2].0, None);
-    for (rank, (code, said)) in told.iter().enumerate().filter(|(rank, _)| *rank != 2) {
-        assert_eq!(*code, Some(1), "rank {rank}: {said}");
-        assert!(said.contains("is gone") || said.contains("gave up"), "rank {rank}: {said}");
+    let last = |said: &str| said.lines().last().unwrap().to_owned();
+    for (code, said) in &told {
+        assert_eq!(*code, Some(130), "{said}");
+        assert!(said.contains("steps are done") && last(said) == last(&told[0].1), "{said}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_signal_while_others_are_missing_ends_a_process() {
+    for rank in [0, 1] {
+        let child = process(&folder(&format!("early{rank}")), rank, &[]);
+        std::thread::sleep(Duration::from_millis(500));
+        let begun = Instant::now();
+        signal(&child, "TERM");
+        let (code, said) = ended(child);
+        assert_eq!(code, Some(130), "{said}");
+        assert!(said.contains("interrupted before all ranks had met"), "{said}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_process_whose_launcher_has_ended_ends_behind_its_step() {
+    let folder = folder("orphan");
+    let mut command = golden_on(&folder, 1_000_000, &endless_tokens(&folder));
+    let mut child =
+        command.env("MESHWRIGHT_ENDS_WITH_STDIN", "1").stdin(Stdio::piped()).spawn().unwrap();
+    wait_until("a first step", || {
+        std::fs::metadata(folder.join("m")).is_ok_and(|file| file.len() > 0)
+    });
+    drop(child.stdin.take());
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains("the launcher has ended"), "{said}");
+    assert!(folder.join("w").is_file());
+}
+
+/// Four processes, each with flags and variables of its own: they all end with 2 and say this.
+fn refuse_to_train(
+    name: &str,
+    told: impl Fn(usize) -> (Vec<String>, Vec<(&'static str, &'static str)>),
+    parts: &[&str],
+) {
+    let folder = folder(name);
+    let start = |rank| {
+        let (flags, variables) = told(rank);
+        let mut command = golden(&folder, 3);
+        as_rank(&mut command, rank).arg("--rendezvous").arg(folder.join("meeting"));
+        command.args(flags).envs(variables).spawn().unwrap()
+    };
+    let processes: Vec<Child> = (0..4).map(start).collect();
+    for child in processes {
+        let (code, said) = ended(child);
+        assert_eq!(code, Some(2), "{said}");
+        parts.iter().for_each(|part| assert!(said.contains(part), "no `{part}` in {said}"));
+    }
+    assert!(!folder.join("m").exists(), "trained");
+}
+
+#[test]
+fn processes_that_were_told_differently_say_who_and_what() {
+    let odd = |rank, usual: &str, odd: &str| if rank == 2 { odd } else { usual }.to_owned();
+    let flags = |rank: usize| {
+        (
+            vec![
+                "--seed".to_owned(),
+                rank.to_string(),
+                "--lr".to_owned(),
+                odd(rank, "1e-3", "2e-3"),
+            ],
+            vec![],
+        )
+    };
+    let said =
+        ["--seed is 0 on rank 0 (host ", "--lr is 0.002 on rank 2 (host ", "but 0.001 on rank 0"];
+    refuse_to_train("seeds", flags, &said);
+
+    let plan = |rank: usize| (vec![], vec![("MICRO_BATCH", if rank == 3 { "1" } else { "2" })]);
+    refuse_to_train("plans", plan, &["the trainer's plan is ", " on rank 3 (host "]);
+
+    // One byte of the last token differs.
+    let other = folder("other-data").join("tokens.safetensors");
+    let mut bytes = std::fs::read(golden_data().join("tokens.safetensors")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&other, bytes).unwrap();
+    let init = |rank: usize| match rank {
+        1 => (vec!["--trace".to_owned(), "/dev/null".to_owned()], vec![]),
+        _ => (vec![], vec![]),
+    };
+    refuse_to_train(
+        "trace",
+        init,
+        &["--trace is given on rank 1 (host ", "but not given on rank 0"],
+    );
+    let folder = folder("data");
+    let start = |rank| {
+        let usual = golden_data().join("tokens.safetensors");
+        let data: &Path = if rank == 1 { &other } else { &usual };
+        let mut command = golden_on(&folder, 3, data);
+        as_rank(&mut command, rank).arg("--rendezvous").arg(folder.join("meeting"));
+        command.spawn().unwrap()
+    };
+    for child in (0..4).map(start).collect::<Vec<_>>() {
+        let (code, said) = ended(child);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.contains("the data of --data is ") && said.contains("on rank 1 (host "),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn variables_that_cannot_be_are_refused() {
+    for (variables, said) in [
+        (
+            [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "0")],
+            "LOCAL_WORLD_SIZE is `0`",
+        ),
+        ([("RANK", "0"), ("WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "1")], "WORLD_SIZE is `0`"),
+        ([("RANK", "0"), ("WORLD_SIZE", "4"), ("MESHWRIGHT_TOKEN", "short")], "valid: 16 or more"),
+    ] {
+        let folder = folder("variables");
+        let mut command = golden(&folder, 3);
+        command.envs(variables).arg("--rendezvous").arg(folder.join("meeting"));
+        let (code, text) = ended(command.spawn().unwrap());
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(said), "{text}");
+    }
 }
 
 #[test]

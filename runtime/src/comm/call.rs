@@ -190,8 +190,8 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.signature())?;
         match self.kind {
-            Kind::Send { to, tag } => write!(f, " to rank {to}, tag {tag:#x}")?,
-            Kind::Recv { from, tag } => write!(f, " from rank {from}, tag {tag:#x}")?,
+            Kind::Send { to, tag } => write!(f, " to rank {to} of the group, tag {tag:#x}")?,
+            Kind::Recv { from, tag } => write!(f, " from rank {from} of the group, tag {tag:#x}")?,
             _ => {}
         }
         write!(f, " at {}:{}", self.site.file(), self.site.line())

@@ -1,7 +1,28 @@
 //! What can go wrong between ranks.
 
 use crate::device::DeviceError;
+use std::fmt::{self, Display};
 use thiserror::Error;
+
+/// A rank of the world, as errors name it: `rank 3 (host a, pid 123)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its rank of the world.
+    pub rank: usize,
+    /// Where it runs, for example `host a, pid 123`, where ranks are processes.
+    pub process: Option<String>,
+}
+
+impl Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        self.process.as_ref().map_or(Ok(()), |process| write!(f, " ({process})"))
+    }
+}
+
+fn listed(peers: &[Peer]) -> String {
+    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+}
 
 /// A call that did not come about.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -18,32 +39,39 @@ pub enum CommError {
         second: String,
     },
     /// A rank that is waited for has ended.
-    #[error("rank {rank} of group `{group}` is gone: {call} waits for it")]
+    #[error("{peer} is gone, seen by rank {by} in group `{group}`: {call} waits for it")]
     Lost {
+        /// Who has ended.
+        peer: Peer,
+        /// The rank of the world that waits.
+        by: usize,
         /// The group.
         group: String,
-        /// The rank within it.
-        rank: usize,
-        /// Who waits.
+        /// The call that waits.
         call: String,
     },
     /// Ranks were not heard of in time.
-    #[error("nothing from rank {ranks:?} of group `{group}` within {limit_s} s: {call} waits")]
+    #[error(
+        "nothing from {} within {limit_s} s, seen by rank {by} in group `{group}`: {call} waits",
+        listed(peers)
+    )]
     TimedOut {
+        /// Who is not heard of.
+        peers: Vec<Peer>,
+        /// The rank of the world that waits.
+        by: usize,
         /// The group.
         group: String,
-        /// The ranks within it.
-        ranks: Vec<usize>,
         /// The limit, s.
         limit_s: u64,
-        /// Who waits.
+        /// The call that waits.
         call: String,
     },
     /// A rank gave up and told the others.
-    #[error("rank {rank} gave up: {reason}")]
+    #[error("{peer} gave up: {reason}")]
     Aborted {
-        /// The rank of the world.
-        rank: usize,
+        /// Who.
+        peer: Peer,
         /// Why.
         reason: String,
     },

@@ -1,6 +1,7 @@
 //! What waiting ranks look at: failures, who is still there, and the clock.
 
-use super::{CommError, Options};
+use super::{CommError, Options, Peer};
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,17 +21,34 @@ pub(super) struct Members {
     pub ranks: Vec<usize>,
 }
 
+/// Who waits, and in which call.
+pub(super) struct Waiter<'a> {
+    pub members: &'a Members,
+    /// Its rank within the group.
+    pub rank: usize,
+    pub call: &'a dyn Display,
+}
+
+impl Waiter<'_> {
+    /// Its rank of the world.
+    fn world_rank(&self) -> usize {
+        self.members.ranks[self.rank]
+    }
+}
+
 /// The ranks of a world, as a process sees them.
 pub(super) struct Hub {
     options: Options,
     gone: Vec<AtomicBool>,
     failure: OnceLock<CommError>,
+    /// Where each rank runs, once they have said so.
+    processes: OnceLock<Vec<String>>,
 }
 
 impl Hub {
     pub fn new(size: usize, options: Options) -> Self {
         let gone = (0..size).map(|_| AtomicBool::new(false)).collect();
-        Self { options, gone, failure: OnceLock::new() }
+        Self { options, gone, failure: OnceLock::new(), processes: OnceLock::new() }
     }
 
     /// Sleeps as long as the tests want.
@@ -50,9 +68,42 @@ impl Hub {
         self.gone[rank].store(true, Ordering::Release);
     }
 
-    /// The first rank of a group that has ended.
-    pub fn gone_of(&self, members: &Members) -> Option<usize> {
-        members.ranks.iter().position(|&rank| self.gone[rank].load(Ordering::Acquire))
+    /// Takes up where each rank of the world runs.
+    pub fn introduce(&self, processes: Vec<String>) {
+        // They say so once.
+        let _known = self.processes.set(processes);
+    }
+
+    /// How errors name a rank of the world.
+    pub fn peer(&self, rank: usize) -> Peer {
+        let process = self.processes.get().and_then(|processes| processes.get(rank)).cloned();
+        Peer { rank, process }
+    }
+
+    /// The error of the first rank of a group that has ended.
+    pub fn lost(&self, waiter: &Waiter<'_>) -> Option<CommError> {
+        let mut ranks = waiter.members.ranks.iter();
+        let gone = ranks.find(|&&rank| self.gone[rank].load(Ordering::Acquire))?;
+        Some(self.lost_rank(*gone, waiter))
+    }
+
+    fn lost_rank(&self, rank: usize, waiter: &Waiter<'_>) -> CommError {
+        CommError::Lost {
+            peer: self.peer(rank),
+            by: waiter.world_rank(),
+            group: waiter.members.name.clone(),
+            call: waiter.call.to_string(),
+        }
+    }
+
+    /// The error of calls that do not belong together: `theirs` of rank `from` of the group, and the waiter's.
+    pub fn mismatch(&self, waiter: &Waiter<'_>, from: usize, theirs: &dyn Display) -> CommError {
+        let peer = |rank: usize| self.peer(waiter.members.ranks[rank]);
+        CommError::Mismatch {
+            group: waiter.members.name.clone(),
+            first: format!("{} called {theirs}", peer(from)),
+            second: format!("{} called {}", peer(waiter.rank), waiter.call),
+        }
     }
 
     /// Whether all ranks but `me` have ended.
@@ -73,9 +124,8 @@ impl Hub {
         changed: &Condvar,
         mut ready: impl FnMut(&mut T) -> Option<R>,
         missing: impl Fn(&T) -> Vec<usize>,
-        who: (&Members, &dyn std::fmt::Display),
+        waiter: &Waiter<'_>,
     ) -> Result<R, CommError> {
-        let (group, call) = who;
         let begun = Instant::now();
         loop {
             if let Some(result) = ready(&mut guard) {
@@ -83,21 +133,24 @@ impl Hub {
             }
             self.fail_if_failed()?;
             let waited_for = missing(&guard);
-            let gone = |&&rank: &&usize| self.gone[group.ranks[rank]].load(Ordering::Acquire);
-            let (name, call) = (&group.name, || call.to_string());
-            if let Some(&rank) = waited_for.iter().find(gone) {
+            let world = |&rank: &usize| waiter.members.ranks[rank];
+            let gone = |rank: &&usize| self.gone[world(rank)].load(Ordering::Acquire);
+            if let Some(rank) = waited_for.iter().find(gone) {
                 // What it did before it went has arrived: look once more.
                 if let Some(result) = ready(&mut guard) {
                     return Ok(result);
                 }
-                let group = name.clone();
-                return Err(self.fail(CommError::Lost { group, rank, call: call() }));
+                return Err(self.fail(self.lost_rank(world(rank), waiter)));
             }
             let limit = self.options.time_limit;
             if begun.elapsed() >= limit {
-                let (group, limit_s) = (name.clone(), limit.as_secs());
-                let error = CommError::TimedOut { group, ranks: waited_for, limit_s, call: call() };
-                return Err(self.fail(error));
+                return Err(self.fail(CommError::TimedOut {
+                    peers: waited_for.iter().map(|rank| self.peer(world(rank))).collect(),
+                    by: waiter.world_rank(),
+                    group: waiter.members.name.clone(),
+                    limit_s: limit.as_secs(),
+                    call: waiter.call.to_string(),
+                }));
             }
             guard = changed
                 .wait_timeout(guard, LOOK_EVERY.min(limit))

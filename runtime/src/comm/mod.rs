@@ -34,7 +34,7 @@ mod typed;
 pub mod wire;
 
 pub use call::{Call, Kind, Op, Tag};
-pub use error::CommError;
+pub use error::{CommError, Peer};
 pub use local::{LocalComm, run_ranks, world};
 pub use nccl::{Freight, NcclComm};
 pub use options::{Delays, Options};
@@ -114,10 +114,18 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// A rank of the group that has ended, as far as is known.
-    fn gone(&self) -> Option<usize> {
+    /// The error of a rank of the group that has ended, as far as is known, in a call that waits for it.
+    fn lost(&self, _call: &str) -> Option<CommError> {
         None
     }
+
+    /// How errors name a rank of the group.
+    fn peer(&self, rank: usize) -> Peer {
+        Peer { rank, process: None }
+    }
+
+    /// Takes up where each rank of the world runs, for example `host a, pid 123`: errors say so from now on.
+    fn introduce(&self, _processes: Vec<String>) {}
 }
 
 /// A call under way.

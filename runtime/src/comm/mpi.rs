@@ -51,12 +51,13 @@ impl Wire for MpiWire {
         Ok(())
     }
 
-    fn receive(&self, patience: Duration) -> Result<Option<Vec<u8>>, String> {
+    fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String> {
         let begun = Instant::now();
         let world = SimpleCommunicator::world();
         loop {
             if let Some(found) = world.any_process().immediate_matched_probe() {
-                return Ok(Some(found.matched_receive_vec().0));
+                let (message, status) = found.matched_receive_vec();
+                return Ok(Some((status.source_rank() as usize, message)));
             }
             if begun.elapsed() > patience {
                 return Ok(None);

@@ -3,22 +3,23 @@
 //! On processors they talk over TCP, or MPI where the trainer is built with it. On GPUs, one for each process, NCCL carries
 //! what lies on them, and the same TCP or MPI the rest.
 
+use super::agreement::agree;
 use super::{Job, Trained, open_gpu, options, threads};
-use crate::comm::tcp::{Meeting, TcpWire};
+use crate::comm::tcp::{Joining, Key, Meeting, MeetingError, TcpWire};
 use crate::comm::{Communicator, NcclComm};
 use crate::device::DeviceError;
 use crate::error::Error;
+use crate::interrupt::say;
 use crate::launched::{self, Place};
 use kernels::cuda;
+use std::net::ToSocketAddrs;
 
 /// Trains as one of several processes.
 pub(super) fn train<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
     check_world(job, place)?;
     match meeting(job, place)? {
         Some(meeting) => {
-            let options = options(job.flags);
-            let world = TcpWire::world(&meeting, place.rank, place.world, options);
-            let world = world.map_err(|error| Error::World { problem: error.to_string() })?;
+            let world = over_tcp(job, place, &meeting)?;
             run::<T>(job, place, world)
         }
         #[cfg(feature = "mpi")]
@@ -27,6 +28,39 @@ pub(super) fn train<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error
         #[cfg(not(feature = "mpi"))]
         None => Ok(()),
     }
+}
+
+/// The world over TCP: all have met, and proved to have the same token.
+fn over_tcp(
+    job: Job<'_>,
+    place: &Place,
+    meeting: &Meeting,
+) -> Result<Box<dyn Communicator>, Error> {
+    let token = std::env::var(Key::VARIABLE).ok();
+    let key = token.as_deref().map_or(Ok(Key::default()), Key::new);
+    let key = key.map_err(|problem| Error::World { problem })?;
+    let on_one_machine = place.local_size == Some(place.world);
+    if place.rank == 0 && key.is_empty() && is_open(meeting) {
+        say(&format!(
+            "warning: {} is not set: until all ranks have met, whoever reaches {meeting} can take a rank's place; set it to \
+             the same secret for all ranks, or meet in a file",
+            Key::VARIABLE
+        ));
+    }
+    let (rank, size) = (place.rank, place.world);
+    let interrupted = || job.interrupt.is_asked();
+    let joining = Joining { rank, size, key, on_one_machine, interrupted: &interrupted };
+    TcpWire::world(meeting, &joining, options(job.flags)).map_err(|error| match error {
+        MeetingError::Interrupted => Error::NotStarted,
+        error => Error::World { problem: error.to_string() },
+    })
+}
+
+/// Whether processes of other machines may reach where ranks meet. In a file they find a random key as well.
+fn is_open(meeting: &Meeting) -> bool {
+    let Meeting::Address(address) = meeting else { return false };
+    let mut addresses = address.to_socket_addrs().into_iter().flatten();
+    addresses.any(|address| !address.ip().is_loopback())
 }
 
 /// As many processes as ranks.
@@ -75,6 +109,7 @@ fn run<T: Trained>(
         control.abort(&error.to_string());
         error
     };
+    agree(job, &*control).map_err(told)?;
     let gpu = open_gpu::<T>(job.program, job.flags, Some(place), 1).map_err(told)?;
     let gpu = gpu.as_ref();
     let share = threads(job.flags) / place.local_size.unwrap_or(place.world);
@@ -117,4 +152,16 @@ fn over_mpi<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
         )));
     }
     mpi.run(options(job.flags), |control| run::<T>(job, place, control))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_other_machines_reach_are_open() {
+        let open = |text: &str| is_open(&Meeting::parse(text));
+        assert!(open("0.0.0.0:29500") && open("[::]:29500") && open("192.0.2.1:29500"));
+        assert!(!open("127.0.0.1:29500") && !open("[::1]:29500") && !open("shared/meeting"));
+    }
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
-use runtime::comm::tcp::{Meeting, TcpWire};
+use runtime::comm::tcp::{Joining, Meeting, TcpWire};
 use runtime::comm::wire::{Wire, WireComm};
 use runtime::comm::{Communicator, Options};
 use std::path::Path;
@@ -14,8 +14,8 @@ use std::time::Duration;
 /// A wire of channels: the backend for processes, within one.
 struct Channels {
     rank: usize,
-    to: Vec<Sender<Vec<u8>>>,
-    from: Mutex<Receiver<Vec<u8>>>,
+    to: Vec<Sender<(usize, Vec<u8>)>>,
+    from: Mutex<Receiver<(usize, Vec<u8>)>>,
 }
 
 impl Wire for Channels {
@@ -29,11 +29,11 @@ impl Wire for Channels {
 
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String> {
         // A process that has ended does not mind.
-        let _ended = self.to[to].send(message.to_vec());
+        let _ended = self.to[to].send((self.rank, message.to_vec()));
         Ok(())
     }
 
-    fn receive(&self, patience: Duration) -> Result<Option<Vec<u8>>, String> {
+    fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String> {
         match self.from.lock().unwrap().recv_timeout(patience) {
             Ok(message) => Ok(Some(message)),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
@@ -74,7 +74,8 @@ pub fn run_over_tcp<R: Send>(
         let run = |rank| {
             scope.spawn(move || {
                 // Its own time limit is for the test.
-                let wire = TcpWire::meet(meeting, rank, size, Options::default()).unwrap();
+                let wire = TcpWire::meet(meeting, &Joining::openly(rank, size), Options::default());
+                let wire = wire.unwrap();
                 program(Box::new(WireComm::new(wire, options)))
             })
         };

@@ -1,14 +1,14 @@
 //! `plan launch`.
 
 use crate::args::LaunchArgs;
+use crate::children::{Asked, started, together};
 use crate::failure::Failure;
 use models::input::{InputError, Source};
 use models::plan::Plan;
 use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 /// What mpirun is told in its environment, where flags would be one library's alone.
 const MPI: [(&str, &str); 6] = [
@@ -50,16 +50,16 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         command.args(args.gpu.then_some("--gpu")).args(&args.flags);
         command
     };
-    ctrlc::set_handler(|| {}).map_err(|error| Failure::Bug(error.into()))?;
-    match args.processes {
-        Some(processes) if args.mpi => ended(patiently(with_flags(mpirun(&trainer, processes)))?),
-        Some(processes) => {
-            let commands = side_by_side(&trainer, processes)?;
-            ended(together(commands.into_iter().map(with_flags).collect())?)
-        }
-        None => ended(patiently(with_flags(Command::new(trainer)))?),
-    }
+    let (commands, help) = match args.processes {
+        Some(processes) if args.mpi => (vec![mpirun(&trainer, processes)], MPIRUN),
+        Some(processes) => (side_by_side(&trainer, processes)?, REBUILD),
+        None => (vec![Command::new(trainer)], REBUILD),
+    };
+    together(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
 }
+
+const MPIRUN: &str = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
+const REBUILD: &str = "build the trainer anew";
 
 /// Processes are the ranks of the plan that lies beside the trainer: said before anything is built.
 fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
@@ -71,12 +71,26 @@ fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
 }
 
-/// One process for each rank, which meet at a free port of this machine. They are told what torchrun would tell them.
+/// The environment variable by which ranks get the token that they prove to each other.
+const TOKEN: &str = "MESHWRIGHT_TOKEN";
+
+/// 64 random hexadecimal digits.
+fn random_token() -> Result<String, Failure> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::Bug(anyhow::anyhow!("{error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// One process for each rank, which meet at a free port of this machine, and know each other by a token that nobody else
+/// has. They are told what torchrun would tell them.
 fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
     let meeting = free.map_err(|error| Failure::Bug(error.into()))?.to_string();
+    let token = random_token()?;
     let command = |rank: u64| {
         let mut command = Command::new(trainer);
+        // Not on the command line, which every user of this machine can read.
+        command.env(TOKEN, &token);
         let [rank, size] = [rank, processes].map(|n| n.to_string());
         command.envs([("RANK", &rank), ("LOCAL_RANK", &rank)]);
         command.envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)]);
@@ -84,38 +98,6 @@ fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure>
         command
     };
     Ok((0..processes).map(command).collect())
-}
-
-/// How long the others may go on where one has failed: they learn of it, and say so.
-const GRACE: Duration = Duration::from_secs(20);
-
-/// Runs processes to their end, and ends the others some time after one has failed: gives the first failure.
-fn together(commands: Vec<Command>) -> Result<ExitStatus, Failure> {
-    let mut running = Vec::with_capacity(commands.len());
-    for mut command in commands {
-        running.push(started(&mut command, "the trainer", "build it anew")?);
-    }
-    let (mut first, mut last): (Option<(ExitStatus, Instant)>, ExitStatus) =
-        (None, ExitStatus::default());
-    while !running.is_empty() {
-        let mut still = Vec::with_capacity(running.len());
-        for mut child in running {
-            match child.try_wait().map_err(|error| Failure::Bug(error.into()))? {
-                None => still.push(child),
-                Some(status) if status.success() => last = status,
-                Some(status) => {
-                    first.get_or_insert_with(|| (status, Instant::now()));
-                }
-            }
-        }
-        if first.is_some_and(|(_, since)| since.elapsed() > GRACE) {
-            // One that has ended meanwhile is as good as ended here.
-            still.iter_mut().for_each(|child| drop(child.kill()));
-        }
-        running = still;
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(first.map_or(last, |(status, _)| status))
 }
 
 /// The program that cargo built; nothing where it does not build.
@@ -149,30 +131,4 @@ fn mpirun(trainer: &Path, processes: u64) -> Command {
     let mut command = Command::new("mpirun");
     command.arg("-n").arg(processes.to_string()).arg(trainer).envs(MPI);
     command
-}
-
-fn started(command: &mut Command, what: &str, help: &str) -> Result<Child, Failure> {
-    command
-        .spawn()
-        .map_err(|error| InputError::new(format!("cannot run {what}: {error}")).help(help).into())
-}
-
-/// Runs to the end. Ctrl-C reaches the trainer too, which then ends by itself: this process waits for it.
-fn patiently(mut command: Command) -> Result<ExitStatus, Failure> {
-    let what = command.get_program().to_string_lossy().into_owned();
-    let help = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
-    let mut child = started(&mut command, &what, help)?;
-    child.wait().map_err(|error| Failure::Bug(error.into()))
-}
-
-/// The trainer's own exit code; one that a signal ended has the shell's, 128 and the signal.
-fn ended(status: ExitStatus) -> Result<(), Failure> {
-    #[cfg(unix)]
-    let signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);
-    #[cfg(not(unix))]
-    let signal = None;
-    match status.code().or(signal) {
-        Some(0) => Ok(()),
-        code => Err(Failure::Trainer(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
-    }
 }

@@ -3,6 +3,7 @@
 mod args;
 mod calibrating;
 mod checking;
+mod children;
 mod explaining;
 mod failure;
 mod generating;

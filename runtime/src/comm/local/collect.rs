@@ -1,7 +1,7 @@
 //! Collectives: everybody's buffers in one place, and what each rank takes from them.
 
 use crate::comm::combine::{for_rank, range_for_rank, reduced};
-use crate::comm::hub::{Hub, Members, lock};
+use crate::comm::hub::{Hub, Members, Waiter, lock};
 use crate::comm::{Call, Cargo, CommError, Dtype, Element, Kind, Op, Payload, Pending};
 use crate::device::DeviceError;
 use half::bf16;
@@ -61,11 +61,8 @@ impl Slot {
         let mut arrivals = lock(&self.arrivals);
         let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
         if !first.matches(call) {
-            return Err(hub.fail(CommError::Mismatch {
-                group: members.name.clone(),
-                first: format!("rank {first_rank} called {first}"),
-                second: format!("rank {rank} called {call}"),
-            }));
+            let waiter = Waiter { members, rank, call };
+            return Err(hub.fail(hub.mismatch(&waiter, *first_rank, first)));
         }
         arrivals.given[rank] = Some((payload, call.kind.clone()));
         arrivals.missing -= 1;
@@ -140,7 +137,7 @@ impl Collective {
             &self.slot.changed,
             |arrivals| (arrivals.missing == 0).then_some(()),
             absent,
-            (&self.members, &self.call),
+            &Waiter { members: &self.members, rank: self.rank, call: &self.call },
         )
     }
 

@@ -1,6 +1,6 @@
 //! Messages from one rank to another.
 
-use crate::comm::hub::{Hub, Members, lock};
+use crate::comm::hub::{Hub, Members, Waiter, lock};
 use crate::comm::{Call, CommError, Payload, Pending};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -32,20 +32,17 @@ pub(super) struct Receipt {
 impl Pending for Receipt {
     fn wait(self: Box<Self>) -> Result<Payload, CommError> {
         let guard = lock(&self.mailbox.messages);
+        let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
         let (sent, payload) = self.hub.wait(
             guard,
             &self.mailbox.arrived,
             VecDeque::pop_front,
             |_| vec![self.from],
-            (&self.members, &self.call),
+            &waiter,
         )?;
         if payload.dtype() == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
-        Err(self.hub.fail(CommError::Mismatch {
-            group: self.members.name.clone(),
-            first: format!("rank {} called {sent}", self.from),
-            second: format!("rank {} called {}", self.rank, self.call),
-        }))
+        Err(self.hub.fail(self.hub.mismatch(&waiter, self.from, &sent)))
     }
 }

@@ -13,8 +13,8 @@ mod collect;
 mod group;
 mod mail;
 
-use super::{Call, CommError, Communicator, Dtype, Kind, Options, Payload, Pending, Stats};
-use crate::comm::hub::{Hub, Members};
+use super::{Call, CommError, Communicator, Dtype, Kind, Options, Payload, Peer, Pending, Stats};
+use crate::comm::hub::{Hub, Members, Waiter};
 use collect::Collective;
 use group::{Group, Presence};
 use mail::Receipt;
@@ -157,8 +157,8 @@ impl Communicator for LocalComm {
     }
 
     fn abort(&self, reason: &str) {
-        let rank = self.presence.rank();
-        self.hub.fail(CommError::Aborted { rank, reason: reason.to_owned() });
+        let peer = self.hub.peer(self.presence.rank());
+        self.hub.fail(CommError::Aborted { peer, reason: reason.to_owned() });
     }
 
     fn twin(&self) -> Option<Box<dyn Communicator>> {
@@ -178,8 +178,12 @@ impl Communicator for LocalComm {
         self.hub.fail_if_failed()
     }
 
-    fn gone(&self) -> Option<usize> {
-        self.hub.gone_of(&self.group.members)
+    fn lost(&self, call: &str) -> Option<CommError> {
+        self.hub.lost(&Waiter { members: &self.group.members, rank: self.rank, call: &call })
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        self.hub.peer(self.group.members.ranks[rank])
     }
 }
 

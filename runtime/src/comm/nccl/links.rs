@@ -238,9 +238,10 @@ impl Receipt {
 
     /// The failure of ends that do not belong together; everybody is told.
     fn mismatch(&self, len: usize, dtype: &str) -> CommError {
-        let first = format!("rank {} sent {len} x {dtype}", self.from);
-        let second = format!("rank {} called {}", self.inner.control.rank(), self.call);
-        let group = self.inner.control.group().to_owned();
+        let control = &self.inner.control;
+        let first = format!("{} sent {len} x {dtype}", control.peer(self.from));
+        let second = format!("{} called {}", control.peer(control.rank()), self.call);
+        let group = control.group().to_owned();
         self.inner.world.watch.fail(CommError::Mismatch { group, first, second })
     }
 

@@ -20,7 +20,9 @@
 mod links;
 mod watch;
 
-use super::{Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Pending, Stats};
+use super::{
+    Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats,
+};
 use crate::comm::payload::Cargo;
 use kernels::cuda::nccl::{Combine, Group, ID_BYTES, Library, Move, Numbers, Transfer};
 use kernels::cuda::{Event, Gpu, GpuError, Span};
@@ -438,8 +440,8 @@ impl Communicator for NcclComm {
 
     fn abort(&self, reason: &str) {
         self.inner.control.abort(reason);
-        let rank = self.inner.world.watch.rank();
-        self.inner.world.watch.fail(CommError::Aborted { rank, reason: reason.to_owned() });
+        let peer = self.inner.control.peer(self.inner.control.rank());
+        self.inner.world.watch.fail(CommError::Aborted { peer, reason: reason.to_owned() });
     }
 
     fn health(&self) -> Result<(), CommError> {
@@ -447,7 +449,11 @@ impl Communicator for NcclComm {
         self.inner.control.health()
     }
 
-    fn gone(&self) -> Option<usize> {
-        self.inner.control.gone()
+    fn lost(&self, call: &str) -> Option<CommError> {
+        self.inner.control.lost(call)
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        self.inner.control.peer(rank)
     }
 }

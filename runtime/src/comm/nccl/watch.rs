@@ -42,11 +42,10 @@ impl Queued {
     /// Why it will not be done any more.
     fn hopeless(&mut self, options: Options) -> Option<CommError> {
         let control = self.control.as_deref()?;
-        if let Some(rank) = control.gone() {
+        if let Some(lost) = control.lost(&self.call) {
             let since = *self.lonely.get_or_insert_with(Instant::now);
             if since.elapsed() > GRACE {
-                let (group, call) = (control.group().to_owned(), self.call.clone());
-                return Some(CommError::Lost { group, rank, call });
+                return Some(lost);
             }
         }
         late(self.since, control, options, &self.call)
@@ -62,8 +61,12 @@ fn late(
 ) -> Option<CommError> {
     let (limit, rank) = (options.time_limit, control.rank());
     (since.elapsed() > limit).then(|| CommError::TimedOut {
+        peers: (0..control.size())
+            .filter(|&other| other != rank)
+            .map(|other| control.peer(other))
+            .collect(),
+        by: control.peer(rank).rank,
         group: control.group().to_owned(),
-        ranks: (0..control.size()).filter(|&other| other != rank).collect(),
         limit_s: limit.as_secs(),
         call: call.to_string(),
     })
@@ -90,9 +93,10 @@ impl Looks {
         if let Err(error) = control.health() {
             return Some(error);
         }
-        if let Some(rank) = control.gone().filter(|_| self.since.elapsed() > GRACE) {
-            let group = control.group().to_owned();
-            return Some(CommError::Lost { group, rank, call: call.to_string() });
+        if self.since.elapsed() > GRACE
+            && let Some(lost) = control.lost(&call.to_string())
+        {
+            return Some(lost);
         }
         late(self.since, control, options, call)
     }
@@ -143,11 +147,6 @@ impl Watch {
             }
         });
         Self { shared, thread: Some(thread) }
-    }
-
-    /// Rank of the world.
-    pub fn rank(&self) -> usize {
-        self.shared.control.rank()
     }
 
     /// The number of the next call.
@@ -219,9 +218,8 @@ impl Shared {
             if let Err(reason) = self.control.health() {
                 return self.fail(reason);
             }
-            if let Some(rank) = self.control.gone() {
-                let (group, call) = (self.control.group().to_owned(), call.to_owned());
-                return self.fail(CommError::Lost { group, rank, call });
+            if let Some(lost) = self.control.lost(call) {
+                return self.fail(lost);
             }
             std::thread::sleep(EVERY);
         }

@@ -29,12 +29,9 @@ pub(super) struct Letter {
 pub(super) enum Message {
     Letter(Letter),
     /// The sender has ended.
-    Gone {
-        rank: usize,
-    },
+    Gone,
     /// The sender gave up.
     Abort {
-        rank: usize,
         reason: String,
     },
 }
@@ -43,23 +40,18 @@ impl Message {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Letter(letter) => letter.encode(),
-            Self::Gone { rank } => [&[1], &number(*rank as u64)[..]].concat(),
-            Self::Abort { rank, reason } => {
-                [&[2], &number(*rank as u64)[..], reason.as_bytes()].concat()
-            }
+            Self::Gone => vec![1],
+            Self::Abort { reason } => [&[2], reason.as_bytes()].concat(),
         }
     }
 
     /// `None` for bytes that no [`Self::encode`] made.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, mut rest) = bytes.split_first()?;
+        let (kind, rest) = bytes.split_first()?;
         match kind {
             0 => Letter::decode(rest).map(Self::Letter),
-            1 => Some(Self::Gone { rank: take(&mut rest)? as usize }),
-            2 => {
-                let rank = take(&mut rest)? as usize;
-                Some(Self::Abort { rank, reason: String::from_utf8_lossy(rest).into_owned() })
-            }
+            1 => rest.is_empty().then_some(Self::Gone),
+            2 => Some(Self::Abort { reason: String::from_utf8_lossy(rest).into_owned() }),
             _ => None,
         }
     }
@@ -123,12 +115,12 @@ mod tests {
             dtype: Dtype::I64,
             bytes: vec![1, 2, 3],
         };
-        let abort = Message::Abort { rank: 2, reason: "no space".to_owned() };
-        for message in [Message::Letter(letter), Message::Gone { rank: 5 }, abort] {
-            let bytes = message.encode();
-            assert_eq!(Message::decode(&bytes), Some(message));
-            assert_eq!(Message::decode(&bytes[..4]), None);
+        let letter = Message::Letter(letter);
+        assert_eq!(Message::decode(&letter.encode()[..4]), None);
+        for message in [letter, Message::Gone, Message::Abort { reason: "no space".to_owned() }] {
+            assert_eq!(Message::decode(&message.encode()), Some(message));
         }
+        assert_eq!(Message::decode(&[1, 0]), None);
         assert_eq!(Message::decode(&[9]), None);
         assert_eq!(Message::decode(&[]), None);
     }

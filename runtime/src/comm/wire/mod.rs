@@ -10,9 +10,9 @@ mod letter;
 mod station;
 
 use super::combine::{joined, part_for};
-use super::hub::Members;
+use super::hub::{Members, Waiter};
 use super::{
-    Call, CommError, Communicator, Dtype, Element, Kind, Options, Payload, Pending, Stats,
+    Call, CommError, Communicator, Dtype, Element, Kind, Options, Payload, Peer, Pending, Stats,
 };
 use letter::{Address, Letter};
 use station::Station;
@@ -35,11 +35,11 @@ pub trait Wire: Send + Sync + 'static {
     /// In words, what the wire says.
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String>;
 
-    /// The next message, from anybody; nothing if none comes for a while. Called from one thread.
+    /// The next message and the rank that sent it; nothing if none comes for a while. Called from one thread.
     ///
     /// # Errors
     /// In words, what the wire says.
-    fn receive(&self, patience: Duration) -> Result<Option<Vec<u8>>, String>;
+    fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String>;
 }
 
 /// One process's end of a group.
@@ -95,9 +95,9 @@ impl WireComm {
     }
 }
 
-/// The message by which a process that `rank` is not heard of any more tells itself so, for wires that notice.
-pub(super) fn gone(rank: usize) -> Vec<u8> {
-    letter::Message::Gone { rank }.encode()
+/// What a rank says last, for wires that notice that one has ended.
+pub(super) fn gone() -> Vec<u8> {
+    letter::Message::Gone.encode()
 }
 
 /// Marks streams of collectives; tags of messages are below it.
@@ -128,13 +128,10 @@ impl<T: Element> Pending for Collective<T> {
 impl<T: Element> Collective<T> {
     fn part(&self, from: usize) -> Result<Vec<T>, CommError> {
         let address = Address { group: self.group, from, stream: self.stream };
-        let letter = self.station.take(address, &self.members, &self.call, true)?;
+        let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
+        let letter = self.station.take(address, &waiter, true)?;
         if letter.signature != self.call.signature() {
-            return Err(self.station.mismatch(
-                &self.members,
-                (from, &letter),
-                (self.rank, &self.call),
-            ));
+            return Err(self.station.mismatch(&waiter, from, &letter));
         }
         let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
         Ok(T::unwrap(payload).unwrap_or_default())
@@ -152,13 +149,13 @@ struct Receipt {
 
 impl Pending for Receipt {
     fn wait(self: Box<Self>) -> Result<Payload, CommError> {
-        let letter = self.station.take(self.address, &self.members, &self.call, false)?;
+        let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
+        let letter = self.station.take(self.address, &waiter, false)?;
         let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
         if letter.dtype == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
-        let sent = (self.address.from, &letter);
-        Err(self.station.mismatch(&self.members, sent, (self.rank, &self.call)))
+        Err(self.station.mismatch(&waiter, self.address.from, &letter))
     }
 }
 
@@ -255,8 +252,17 @@ impl Communicator for WireComm {
         self.station.health()
     }
 
-    fn gone(&self) -> Option<usize> {
-        self.station.gone_of(&self.members)
+    fn lost(&self, call: &str) -> Option<CommError> {
+        let waiter = Waiter { members: &self.members, rank: self.rank, call: &call };
+        self.station.lost(&waiter)
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        self.station.peer(self.members.ranks[rank])
+    }
+
+    fn introduce(&self, processes: Vec<String>) {
+        self.station.introduce(processes);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::Wire;
 use super::letter::{Address, Letter, Message};
-use crate::comm::hub::{Hub, Members, lock};
-use crate::comm::{Call, CommError, Options};
+use crate::comm::hub::{Hub, Waiter, lock};
+use crate::comm::{CommError, Options, Peer};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -70,9 +70,18 @@ impl Station {
         self.shared.hub.fail_if_failed()
     }
 
-    /// The first rank of a group that has ended.
-    pub fn gone_of(&self, members: &Members) -> Option<usize> {
-        self.shared.hub.gone_of(members)
+    /// The error of a rank of the group that has ended.
+    pub fn lost(&self, waiter: &Waiter<'_>) -> Option<CommError> {
+        self.shared.hub.lost(waiter)
+    }
+
+    /// How errors name a rank of the world.
+    pub fn peer(&self, rank: usize) -> Peer {
+        self.shared.hub.peer(rank)
+    }
+
+    pub fn introduce(&self, processes: Vec<String>) {
+        self.shared.hub.introduce(processes);
     }
 
     pub fn send(&self, to: usize, letter: &Letter) {
@@ -81,7 +90,7 @@ impl Station {
 
     fn post(&self, to: usize, message: &Message) {
         if to == self.shared.rank {
-            return self.shared.deliver(message.clone());
+            return self.shared.deliver(to, message.clone());
         }
         if let Some(outgoing) = &self.outgoing {
             // A sender that has ended has left a failure, which the next wait finds.
@@ -97,8 +106,7 @@ impl Station {
     pub fn take(
         &self,
         address: Address,
-        members: &Members,
-        call: &Call,
+        waiter: &Waiter<'_>,
         once: bool,
     ) -> Result<Letter, CommError> {
         let mailbox = self.shared.mailbox(address);
@@ -107,7 +115,7 @@ impl Station {
             &mailbox.arrived,
             VecDeque::pop_front,
             |_| vec![address.from],
-            (members, call),
+            waiter,
         );
         if once {
             lock(&self.shared.boxes).remove(&address);
@@ -116,15 +124,8 @@ impl Station {
     }
 
     /// The failure of calls that do not belong together; the others are told.
-    pub fn mismatch(
-        &self,
-        members: &Members,
-        (from, letter): (usize, &Letter),
-        (rank, call): (usize, &Call),
-    ) -> CommError {
-        let (first, second) =
-            (format!("rank {from} called {}", letter.call), format!("rank {rank} called {call}"));
-        let error = CommError::Mismatch { group: members.name.clone(), first, second };
+    pub fn mismatch(&self, waiter: &Waiter<'_>, from: usize, letter: &Letter) -> CommError {
+        let error = self.shared.hub.mismatch(waiter, from, &letter.call);
         self.tell(&error);
         error
     }
@@ -137,14 +138,13 @@ impl Station {
     }
 
     pub fn abort(&self, reason: &str) {
-        let (rank, reason) = (self.shared.rank, reason.to_owned());
-        self.post_all(&Message::Abort { rank, reason });
+        self.post_all(&Message::Abort { reason: reason.to_owned() });
     }
 }
 
 impl Drop for Station {
     fn drop(&mut self) {
-        self.post_all(&Message::Gone { rank: self.shared.rank });
+        self.post_all(&Message::Gone);
         self.outgoing = None;
         self.shared.closing.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
@@ -159,23 +159,20 @@ impl Shared {
         lock(&self.boxes).entry(address).or_default().clone()
     }
 
-    fn deliver(&self, message: Message) {
+    fn deliver(&self, from: usize, message: Message) {
         match message {
             Message::Letter(letter) => {
                 let mailbox = self.mailbox(letter.address);
                 lock(&mailbox.letters).push_back(letter);
                 mailbox.arrived.notify_one();
             }
-            Message::Gone { rank } => self.hub.set_gone(rank),
-            Message::Abort { rank, reason } => {
-                self.hub.fail(CommError::Aborted { rank, reason });
-            }
+            Message::Gone => self.hub.set_gone(from),
+            Message::Abort { reason } => self.fail(from, reason),
         }
     }
 
-    fn fail(&self, what: &str, said: &str) {
-        let (rank, reason) = (self.rank, format!("{what}: {said}"));
-        self.hub.fail(CommError::Aborted { rank, reason });
+    fn fail(&self, rank: usize, reason: String) {
+        self.hub.fail(CommError::Aborted { peer: self.hub.peer(rank), reason });
     }
 }
 
@@ -183,7 +180,7 @@ impl Shared {
 fn send_all(wire: &dyn Wire, queue: &Receiver<(usize, Vec<u8>)>, shared: &Shared) {
     while let Ok((to, message)) = queue.recv() {
         if let Err(said) = wire.send(to, &message) {
-            return shared.fail("cannot send", &said);
+            return shared.fail(shared.rank, format!("cannot send: {said}"));
         }
     }
 }
@@ -198,11 +195,13 @@ fn receive_all(wire: &dyn Wire, shared: &Shared) {
                 return;
             }
         }
-        match wire.receive(PATIENCE).map(|bytes| bytes.map(|bytes| Message::decode(&bytes))) {
-            Ok(Some(Some(message))) => shared.deliver(message),
-            Ok(Some(None)) => shared.fail("cannot read a message", "it is garbled"),
+        match wire.receive(PATIENCE) {
+            Ok(Some((from, bytes))) => match Message::decode(&bytes) {
+                Some(message) => shared.deliver(from, message),
+                None => shared.fail(from, "it sent a message that is garbled".to_owned()),
+            },
             Ok(None) => {}
-            Err(said) => return shared.fail("cannot receive", &said),
+            Err(said) => return shared.fail(shared.rank, format!("cannot receive: {said}")),
         }
     }
 }

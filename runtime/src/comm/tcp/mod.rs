@@ -1,0 +1,295 @@
+//! TCP as a wire: processes that any launcher starts, with nothing installed. They find each other where rank 0 says: at
+//! an address that all are told, or in a file that all can read.
+//!
+//! Each pair of ranks has one connection, which suits hundreds of processes, not thousands. A rank listens while the
+//! ranks meet, at the address that was named or the one by which it reaches rank 0, and lets in who proves to have the
+//! run's key. Once all have met nobody listens any more.
+
+mod door;
+mod hello;
+mod meet;
+
+pub use hello::Key;
+
+use super::wire::{Wire, WireComm, gone};
+use super::{Communicator, Options};
+use hello::{Clock, is_timeout};
+use std::fmt::{self, Display};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Where processes find each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// At `host:port`, where rank 0 listens.
+    Address(String),
+    /// In a file that all can read, into which rank 0 writes where it listens and, where no key is given, a random one.
+    File(PathBuf),
+}
+
+impl Meeting {
+    /// `host:port`, or the path of a file.
+    pub fn parse(text: &str) -> Self {
+        let address = text.rsplit_once(':').filter(|(host, _)| !host.contains('/'));
+        match address.and_then(|(_, port)| port.parse::<u16>().ok()) {
+            Some(_) => Self::Address(text.to_owned()),
+            None => Self::File(PathBuf::from(text)),
+        }
+    }
+}
+
+impl Display for Meeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => f.write_str(address),
+            Self::File(path) => write!(f, "the address in {}", path.display()),
+        }
+    }
+}
+
+/// A process that joins the others.
+pub struct Joining<'a> {
+    /// Its rank.
+    pub rank: usize,
+    /// Ranks of the world.
+    pub size: usize,
+    /// What ranks of this run have and others have not.
+    pub key: Key,
+    /// Whether all ranks are on this machine, so that no other machine need reach them.
+    pub on_one_machine: bool,
+    /// Whether somebody has ended the run meanwhile.
+    pub interrupted: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl Joining<'_> {
+    /// Rank `rank` of `size` on one machine, without a key, and never interrupted.
+    pub fn openly(rank: usize, size: usize) -> Self {
+        Self { rank, size, key: Key::default(), on_one_machine: true, interrupted: &|| false }
+    }
+}
+
+/// Why processes did not find each other.
+#[derive(Debug, Error)]
+pub enum MeetingError {
+    /// Some did not come.
+    #[error(
+        "ranks {ranks:?} did not come to {meeting} within {limit_s} s: start them, or let them reach it{noticed}"
+    )]
+    Missing {
+        /// Those.
+        ranks: Vec<usize>,
+        /// Where.
+        meeting: Meeting,
+        /// The limit, s.
+        limit_s: u64,
+        /// What else rank 0 has noticed.
+        noticed: String,
+    },
+    /// Rank 0 is not there.
+    #[error(
+        "rank {rank} cannot reach rank 0 at {meeting} within {limit_s} s ({why}): start it, or name an address or a file \
+         that all processes can reach"
+    )]
+    Unreachable {
+        /// Who looked.
+        rank: usize,
+        /// Where.
+        meeting: Meeting,
+        /// The limit, s.
+        limit_s: u64,
+        /// What the system says.
+        why: String,
+    },
+    /// Two ranks that have both reached rank 0 do not reach each other.
+    #[error(
+        "rank {rank} does not reach {others} within {limit_s} s ({why}): let all processes connect to each other, at any \
+         port"
+    )]
+    Apart {
+        /// Who looked.
+        rank: usize,
+        /// Whom it does not reach, and where.
+        others: String,
+        /// The limit, s.
+        limit_s: u64,
+        /// What the system says.
+        why: String,
+    },
+    /// Somebody ended the run before all were there.
+    #[error("interrupted before all ranks had met")]
+    Interrupted,
+    /// Another process has said it is this rank, or means another world, or the meeting point cannot be.
+    #[error("{0}")]
+    Stranger(String),
+    /// The system.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> MeetingError {
+    let what = what.into();
+    move |source| MeetingError::Io { what, source }
+}
+
+/// No message of a rank is as long, 64 GiB: whoever says so is not to be believed.
+const MOST_FRAME_BYTES: u64 = 1 << 36;
+
+/// The longest that one write may take, so that the system's clocks do not overflow.
+const LONGEST_WRITE: Duration = Duration::from_secs(1 << 20);
+
+/// A connection with another rank.
+struct Connection {
+    stream: TcpStream,
+    /// Whether the other side has.
+    ended: AtomicBool,
+}
+
+/// A process's connections.
+pub struct TcpWire {
+    rank: usize,
+    /// One to each other rank.
+    connections: Vec<Option<Arc<Connection>>>,
+    arrived: Mutex<Receiver<(usize, Vec<u8>)>>,
+    time_limit: Duration,
+}
+
+impl TcpWire {
+    /// Finds the other processes, and connects with each. It takes no longer than the time limit.
+    ///
+    /// # Errors
+    /// Those that are not there in time, or that are of another run.
+    pub fn meet(
+        meeting: &Meeting,
+        joining: &Joining<'_>,
+        options: Options,
+    ) -> Result<Self, MeetingError> {
+        let (begun, limit) = (Instant::now(), options.time_limit);
+        let clock = Clock { begun, limit, interrupted: joining.interrupted };
+        let (told, arrived) = channel();
+        let listen = |from: usize, stream: TcpStream| connected(from, stream, options, &told);
+        let met = match joining.rank {
+            0 => meet::gather(meeting, joining, &clock, &listen),
+            _ => meet::report(meeting, joining, &clock, &listen),
+        };
+        let interrupted = (joining.interrupted)();
+        let connections = met.map_err(|error| match interrupted {
+            true => MeetingError::Interrupted,
+            false => error,
+        })?;
+        let (rank, arrived) = (joining.rank, Mutex::new(arrived));
+        Ok(Self { rank, connections, arrived, time_limit: options.time_limit })
+    }
+
+    /// The world, once all are there.
+    ///
+    /// # Errors
+    /// As [`TcpWire::meet`].
+    pub fn world(
+        meeting: &Meeting,
+        joining: &Joining<'_>,
+        options: Options,
+    ) -> Result<Box<dyn Communicator>, MeetingError> {
+        Ok(Box::new(WireComm::new(Self::meet(meeting, joining, options)?, options)))
+    }
+}
+
+/// Takes up a connection with a rank: what it sends arrives from now on.
+fn connected(
+    from: usize,
+    stream: TcpStream,
+    options: Options,
+    told: &Sender<(usize, Vec<u8>)>,
+) -> Result<Arc<Connection>, MeetingError> {
+    let set = stream
+        .set_nodelay(true)
+        .and_then(|()| stream.set_read_timeout(None))
+        .and_then(|()| stream.set_write_timeout(Some(options.time_limit.min(LONGEST_WRITE))));
+    set.map_err(io_error(format!("cannot talk to rank {from}")))?;
+    let connection = Arc::new(Connection { stream, ended: AtomicBool::new(false) });
+    let (reading, told) = (connection.clone(), told.clone());
+    std::thread::spawn(move || {
+        // A connection ends when its process does, however that ends.
+        while let Ok(message) = read_frame(&reading.stream) {
+            if told.send((from, message)).is_err() {
+                return;
+            }
+        }
+        reading.ended.store(true, Ordering::Release);
+        let _ended = told.send((from, gone()));
+    });
+    Ok(connection)
+}
+
+fn frame(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    stream.write_all(bytes)
+}
+
+/// Memory grows with what arrives, not with what is announced.
+fn read_frame(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > MOST_FRAME_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    if stream.take(length).read_to_end(&mut bytes)? as u64 == length {
+        return Ok(bytes);
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+impl Wire for TcpWire {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.connections.len()
+    }
+
+    fn send(&self, to: usize, message: &[u8]) -> Result<(), String> {
+        let Some(connection) = &self.connections[to] else { return Ok(()) };
+        match frame(&connection.stream, message) {
+            Err(error) if is_timeout(&error) => {
+                Err(format!("rank {to} has taken nothing for {} s", self.time_limit.as_secs()))
+            }
+            // Whoever waits for a rank that has ended learns it from what it receives.
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String> {
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        match arrived.recv_timeout(patience) {
+            Ok(message) => Ok(Some(message)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            // All have ended, and what they said has been read.
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::sleep(patience);
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for TcpWire {
+    fn drop(&mut self) {
+        for connection in self.connections.iter().flatten() {
+            // What is on its way still arrives. One that has ended meanwhile does not mind.
+            let _ended = connection.stream.shutdown(Shutdown::Write);
+        }
+    }
+}

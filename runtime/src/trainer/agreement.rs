@@ -1,0 +1,227 @@
+//! Ranks as processes tell each other, before they train, where they run and what they were told: whoever was started
+//! with another program, other flags or other data is named, instead of training on silently.
+
+use super::{Flags, Job};
+use crate::comm::{CommError, Communicator};
+use crate::error::Error;
+use crate::launched::host_name;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// How many ranks an error names of those that were told the same.
+const MOST_NAMED: usize = 4;
+
+/// How much is read of the beginning and of the end of a file, in bytes.
+const SAMPLE_BYTES: u64 = 1 << 16;
+
+/// What a rank tells of itself.
+#[derive(Debug, Serialize, Deserialize)]
+struct Introduction {
+    /// Where it runs: `host a, pid 123`.
+    process: String,
+    /// What all ranks must have been told alike: what it is, and its value.
+    told: Vec<(String, String)>,
+}
+
+/// Tells the others where this rank runs and what it was told, and hears the same of them.
+///
+/// # Errors
+/// What they were not told alike, on all ranks.
+pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error> {
+    let process = format!("host {}, pid {}", host_name(), std::process::id());
+    let own = Introduction { process, told: told(job) };
+    let mut all = Vec::with_capacity(world.size());
+    for (rank, text) in
+        exchange(world, &serde_json::to_string(&own).unwrap_or_default())?.into_iter().enumerate()
+    {
+        let introduction: Introduction = serde_json::from_str(&text).map_err(|_| Error::World {
+            problem: format!("rank {rank} runs another version of the trainer; {SAME}"),
+        })?;
+        all.push(introduction);
+    }
+    world.introduce(all.iter().map(|one| one.process.clone()).collect());
+    let differences = differences(&all, |rank| world.peer(rank).to_string());
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let problem = format!("ranks were not started alike: {}; {SAME}", differences.join("; "));
+    Err(Error::World { problem })
+}
+
+const SAME: &str = "start all ranks with the same trainer, the same flags and the same files";
+
+/// Everybody's text, by rank.
+fn exchange(world: &dyn Communicator, text: &str) -> Result<Vec<String>, CommError> {
+    let lengths = world.all_gather(&[text.len() as i64])?;
+    let longest = lengths.iter().copied().max().unwrap_or_default() as usize;
+    let mut padded = text.as_bytes().to_vec();
+    padded.resize(longest, b' ');
+    let all = world.all_gather(&padded)?;
+    Ok(all.chunks(longest.max(1)).map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+}
+
+/// What ranks were told differently, one line for each.
+fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<String> {
+    let Some(first) = all.first() else { return Vec::new() };
+    let value = |rank: usize, what: &str| {
+        let mut told = all[rank].told.iter();
+        told.find(|(known, _)| known == what).map_or("nothing", |(_, value)| value)
+    };
+    let names = |ranks: &[usize]| {
+        let named: Vec<String> = ranks.iter().take(MOST_NAMED).map(|&rank| name(rank)).collect();
+        match ranks.len().saturating_sub(MOST_NAMED) {
+            0 => named.join(", "),
+            more => format!("{} and {more} more", named.join(", ")),
+        }
+    };
+    let difference = |(what, _): &(String, String)| {
+        // Ranks by value, in the order of their first rank.
+        let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
+        for rank in 0..all.len() {
+            let value = value(rank, what);
+            match groups.iter_mut().find(|(known, _)| *known == value) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((value, vec![rank])),
+            }
+        }
+        let said = |(value, ranks): &(&str, Vec<usize>)| format!("{value} on {}", names(ranks));
+        (groups.len() > 1).then(|| {
+            // Most ranks are right: who differs comes first.
+            groups.sort_by_key(|(_, ranks)| ranks.len());
+            format!("{what} is {}", groups.iter().map(said).collect::<Vec<_>>().join(", but "))
+        })
+    };
+    first.told.iter().filter_map(difference).collect()
+}
+
+/// What all ranks must be told alike, in words. Each flag is either here, or may differ.
+fn told(job: Job<'_>) -> Vec<(String, String)> {
+    let Flags {
+        init_from,
+        data,
+        steps,
+        lr,
+        betas,
+        eps,
+        weight_decay,
+        clip,
+        lr_schedule,
+        lr_warmup,
+        seed,
+        dump_gradients,
+        dump_weights,
+        rank_report,
+        trace,
+        gpu,
+        no_cuda_graphs,
+        // Rank 0's alone.
+        metrics: _,
+        // Each process's own affair.
+        threads: _,
+        rendezvous: _,
+        time_limit_s: _,
+    } = job.flags;
+    let given = |path: &Option<PathBuf>| if path.is_some() { "given" } else { "not given" };
+    let version = env!("CARGO_PKG_VERSION");
+    let program = short(&Sha256::digest(format!("{version} {:?}", job.program)));
+    let init_from = init_from.as_deref().map_or_else(|| "not given".to_owned(), identity);
+    [
+        ("the trainer's plan", program),
+        ("the data of --data", identity(data)),
+        ("--init-from", init_from),
+        ("--steps", steps.to_string()),
+        ("--lr", lr.to_string()),
+        ("--betas", format!("{},{}", betas.0, betas.1)),
+        ("--eps", eps.to_string()),
+        ("--weight-decay", weight_decay.to_string()),
+        ("--clip", clip.to_string()),
+        ("--lr-schedule", format!("{lr_schedule:?}").to_lowercase()),
+        ("--lr-warmup", lr_warmup.to_string()),
+        ("--seed", seed.to_string()),
+        ("--dump-gradients", given(dump_gradients).to_owned()),
+        ("--dump-weights", given(dump_weights).to_owned()),
+        ("--rank-report", given(rank_report).to_owned()),
+        ("--trace", given(trace).to_owned()),
+        ("--gpu", if gpu.is_some() { "given" } else { "not given" }.to_owned()),
+        ("--no-cuda-graphs", no_cuda_graphs.to_string()),
+    ]
+    .map(|(what, value)| (what.to_owned(), value))
+    .to_vec()
+}
+
+fn short(digest: &[u8]) -> String {
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What tells files apart without reading them whole: how long they are, and a hash of their beginnings and ends. Of a
+/// folder its checkpoint's files, of Megatron's data the index, too.
+fn identity(path: &Path) -> String {
+    let files = match path.is_dir() {
+        true => weights(path),
+        false => Ok(vec![path.to_owned(), path.with_extension("idx")]),
+    };
+    let mut digest = Sha256::new();
+    let mut sampled = |file: &PathBuf| match sample(file, &mut digest) {
+        // An index need not be there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && file != path => Ok(0),
+        read => read,
+    };
+    let bytes: io::Result<u64> = files.and_then(|files| files.iter().map(&mut sampled).sum());
+    match bytes {
+        Ok(bytes) => format!("{bytes} bytes with hash {}", short(&digest.finalize())),
+        Err(error) => format!("unreadable ({error})"),
+    }
+}
+
+fn weights(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let paths = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+    let mut paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|of| of == "safetensors"));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Takes a file's length, beginning and end into the hash; gives the length in bytes.
+fn sample(path: &Path, digest: &mut Sha256) -> io::Result<u64> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let mut file = File::open(path)?;
+    let (length, mut bytes) = (file.metadata()?.len(), Vec::new());
+    file.by_ref().take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
+    file.seek(SeekFrom::Start(length.saturating_sub(SAMPLE_BYTES)))?;
+    file.take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
+    digest.update(length.to_le_bytes());
+    digest.update(bytes);
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_differs_is_named_first() {
+        let introduction = |seed: &str, lr: &str| Introduction {
+            process: String::new(),
+            told: [("--seed", seed), ("--lr", lr)].map(|(a, b)| (a.into(), b.into())).to_vec(),
+        };
+        let name = |rank: usize| format!("rank {rank}");
+        let alike: Vec<_> = (0..9).map(|_| introduction("1", "2")).collect();
+        assert!(differences(&alike, name).is_empty());
+        let mut one = alike;
+        one[0] = introduction("7", "2");
+        assert_eq!(
+            differences(&one, name),
+            ["--seed is 7 on rank 0, but 1 on rank 1, rank 2, rank 3, rank 4 and 4 more"]
+        );
+        let all: Vec<_> = ["1", "2", "3"].map(|lr| introduction("1", lr)).into();
+        assert_eq!(
+            differences(&all, name),
+            ["--lr is 1 on rank 0, but 2 on rank 1, but 3 on rank 2"]
+        );
+    }
+}
