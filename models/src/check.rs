@@ -4,8 +4,9 @@
 use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
-use crate::plan::{Plan, Predicted, Timing, VERSION};
+use crate::plan::{Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
+use crate::text::quotable;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -37,6 +38,7 @@ const MOST_PASSES: u64 = 50_000_000;
 /// Everything wrong with a plan; nothing for a good one.
 pub fn check(plan: &Plan) -> Vec<Violation> {
     let mut found = Checks::default();
+    texts(plan, &mut found);
     sizes(plan, &mut found);
     if !found.list.is_empty() {
         // What follows divides and multiplies by these.
@@ -78,6 +80,19 @@ impl Checks {
     fn equals<T: PartialEq + Display + Copy>(&mut self, field: &str, found: T, valid: T) {
         self.that(found == valid, field, found, valid);
     }
+}
+
+/// What is printed, or becomes part of a program, is text on one line; the tool is one of ours.
+fn texts(plan: &Plan, checks: &mut Checks) {
+    for TextFault { field, fault, valid } in plan.text_faults() {
+        checks.that(false, &field, format!("a text that {fault}"), valid);
+    }
+    let version = plan.tool.strip_prefix("meshwright ").unwrap_or_default();
+    let digit = |part: &str| part.starts_with(|c: char| c.is_ascii_digit());
+    let plain = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    let valid = version.split('.').filter(|part| digit(part)).count() >= 3 && version.chars().all(plain);
+    let found = format!("`{}`", quotable(&plan.tool));
+    checks.that(valid, "tool", found, "meshwright and its version, for example meshwright 0.1.0");
 }
 
 /// Counts are at least one and no product of them overflows.

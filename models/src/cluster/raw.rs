@@ -10,6 +10,7 @@ use super::{
     AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Software,
 };
 use crate::input::{InputError, Source};
+use crate::text::{VALID_LINE, VALID_NAME, line_fault, name_fault, quotable};
 
 type Number = Spanned<f64>;
 
@@ -18,8 +19,7 @@ type Number = Spanned<f64>;
 #[serde(deny_unknown_fields)]
 pub(super) struct RawCluster {
     name: Spanned<String>,
-    #[serde(default)]
-    description: String,
+    description: Option<Spanned<String>>,
     device: RawDevice,
     levels: Spanned<Vec<RawLevel>>,
     host: RawHost,
@@ -36,7 +36,7 @@ pub(super) struct RawCluster {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawDevice {
-    name: String,
+    name: Spanned<String>,
     peak_flops: Spanned<BTreeMap<Dtype, Number>>,
     hbm_bytes: Number,
     hbm_bytes_per_s: Number,
@@ -49,7 +49,7 @@ struct RawDevice {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawLevel {
-    name: String,
+    name: Spanned<String>,
     gpus: Option<Spanned<u64>>,
     bytes_per_s: Number,
     gpus_an_adapter: Option<Spanned<u64>>,
@@ -131,7 +131,10 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
     let tables = check.tables(&raw.efficiency, &device)?;
     Ok(ClusterSpec {
         name: check.named(&raw.name)?,
-        description: raw.description.clone(),
+        description: match &raw.description {
+            Some(line) => check.line("description", line)?,
+            None => String::new(),
+        },
         device,
         levels: levels(&check, &raw.levels)?,
         host: Host {
@@ -166,7 +169,7 @@ fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
         return Err(error.help("give at least one format, for example `bf16: 989.4e12`"));
     }
     Ok(Device {
-        name: raw.name.clone(),
+        name: check.named(&raw.name)?,
         peak_flops,
         hbm_bytes: check.positive("hbm_bytes", &raw.hbm_bytes)?,
         hbm_bytes_per_s: check.positive("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
@@ -205,12 +208,12 @@ fn domain(
     match &level.gpus {
         // A bound on the last level would leave GPUs beyond it unconnected.
         Some(gpus) if outermost => {
-            let message = format!("level `{}` is the outermost and cannot be bounded", level.name);
+            let message = format!("level `{}` is the outermost and cannot be bounded", level.name.value);
             let error = check.source.error_at(gpus.referenced, message);
             Err(error.help("leave `gpus` out, or add a level that connects these domains"))
         }
         None if !outermost => {
-            let message = format!("level `{}` needs `gpus`: it is not the outermost", level.name);
+            let message = format!("level `{}` needs `gpus`: it is not the outermost", level.name.value);
             Err(check.source.error_at(level.bytes_per_s.referenced, message))
         }
         None => Ok(None),
@@ -235,7 +238,7 @@ fn link(check: &Checker<'_>, raw: &RawLevel, gpus: Option<u64>) -> Result<LinkLe
     let sharing = raw.gpus_an_adapter.as_ref();
     let sharing = sharing.map(|gpus| check.count("gpus_an_adapter", gpus)).transpose()?;
     Ok(LinkLevel {
-        name: raw.name.clone(),
+        name: check.named(&raw.name)?,
         gpus,
         bytes_per_s: check.positive("bytes_per_s", &raw.bytes_per_s)?,
         gpus_an_adapter: sharing.unwrap_or(1),
@@ -384,17 +387,22 @@ impl Checker<'_> {
     }
 
     fn named(&self, name: &Spanned<String>) -> Result<String, InputError> {
-        if !name.value.trim().is_empty() {
-            return Ok(name.value.clone());
-        }
-        Err(self.source.error_at(name.referenced, "`name` is empty").help("give a name"))
+        let Some(fault) = name_fault(&name.value) else { return Ok(name.value.clone()) };
+        let error = self.source.error_at(name.referenced, format!("`name` {fault}"));
+        Err(error.help(format!("valid: {VALID_NAME}")))
+    }
+
+    fn line(&self, key: &str, line: &Spanned<String>) -> Result<String, InputError> {
+        let Some(fault) = line_fault(&line.value) else { return Ok(line.value.clone()) };
+        let error = self.source.error_at(line.referenced, format!("`{key}` {fault}"));
+        Err(error.help(format!("valid: {VALID_LINE}")))
     }
 
     fn base(&self, name: &Spanned<String>) -> Result<Software, InputError> {
         if let Some(software) = super::software(&name.value)? {
             return Ok(software);
         }
-        let message = format!("there is no software generation `{}`", name.value);
+        let message = format!("there is no software generation `{}`", quotable(&name.value));
         let names = super::software_names()?.join(", ");
         Err(self.source.error_at(name.referenced, message).help(format!("valid: {names}")))
     }
@@ -411,7 +419,7 @@ impl Checker<'_> {
             });
         }
         EfficiencyTables::shipped(&name.value, device)?.ok_or_else(|| {
-            let message = format!("there are no efficiency tables `{}`", name.value);
+            let message = format!("there are no efficiency tables `{}`", quotable(&name.value));
             let names: Vec<&str> = super::table_names().collect();
             let error = self.source.error_at(name.referenced, message);
             error.help(format!("valid: {}, or tables written out", names.join(", ")))

@@ -3,7 +3,7 @@
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::generating::OWN_RUNTIME;
-use crate::output;
+use crate::output::{self, Written};
 use models::cluster::{ClusterSpec, Measured, MeasuredGpu};
 use models::input::{InputError, Source};
 use planner::calibrate::{calibrated, gpu, yaml};
@@ -14,6 +14,9 @@ use std::process::{Command, Stdio};
 /// Measures this machine, or its GPU, and writes its cluster.
 pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let base = read_cluster(&args.cluster)?;
+    for (path, what) in [(&args.output, Written::Cluster), (&args.steps, Written::Steps)] {
+        path.as_deref().map_or(Ok(()), |path| output::may_write(path, what))?;
+    }
     if args.gpu {
         return of_gpu(args, &base);
     }
@@ -35,7 +38,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     match &args.output {
         None => output::print(&text),
         Some(path) => {
-            output::write(path, &text)?;
+            output::write(path, Written::Cluster, &text)?;
             let path = path.display();
             output::print(&format!(
                 "wrote {path}: {ranks} ranks at a time on {cores} cores    next: plan --model ... --cluster {path} --gpus {ranks}\n"
@@ -62,10 +65,10 @@ fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
     let text = gpu::yaml(&calibrated, &measured);
     let steps = gpu::predictions(&calibrated.cluster, &measured)?;
     if let Some(path) = &args.steps {
-        output::write(path, &(serde_json::to_string_pretty(&steps)? + "\n"))?;
+        output::write(path, Written::Steps, &(serde_json::to_string_pretty(&steps)? + "\n"))?;
     }
     let Some(path) = &args.output else { return output::print(&text) };
-    output::write(path, &text)?;
+    output::write(path, Written::Cluster, &text)?;
     let mut said = format!("wrote {}: {}, {}\n", path.display(), measured.gpu, measured.versions);
     for step in &steps {
         let off = (step.predicted_s / step.measured_s - 1.0) * 100.0;

@@ -2,7 +2,8 @@
 
 use crate::args::{EstimateArgs, Objective, Order, PlanArgs};
 use crate::failure::Failure;
-use crate::output::{self, Progress};
+use crate::output::{self, Progress, Written};
+use codegen::escape::shell;
 use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
@@ -20,14 +21,14 @@ use std::time::Duration;
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let request = Request::new(&args.request.flags())?;
-    args.output.as_deref().map_or(Ok(()), output::may_hold_a_plan)?;
+    args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
     answer.alternatives = alternatives(&request, &answer, args);
     let (answer, order) = ordered(&request, answer, args)?;
     if let Some(path) = &args.output {
-        output::write(path, &answer.plan.to_yaml()?)?;
+        output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
     }
     if args.request.json {
         return output::print_json(&answer.json());
@@ -159,18 +160,9 @@ fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let Some(path) = path.map(Path::display) else {
         return line("next:", "the same with -o plan.yaml, to keep it");
     };
-    let path = quoted(&path.to_string());
+    let path = shell(&path.to_string());
     // A plan names its cluster, which finds shipped ones alone.
     let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
-    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", quoted(own)));
+    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", shell(own)));
     format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")
-}
-
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "/._-+:@".contains(c);
-    if word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
 }
