@@ -65,9 +65,22 @@ pub fn generate(
     if !violations.is_empty() {
         return Err(GenerateError::Violations(violations));
     }
-    let program = Program::of(plan)?;
+    Ok(render(plan, &Program::of(plan)?, text, runtime)?)
+}
+
+/// The files of `program`, which a plan that need not have been checked was made into: whatever texts are in it, each
+/// stays a text where it stands.
+///
+/// # Errors
+/// A template is broken, which tests exclude.
+pub fn render(
+    plan: &Plan,
+    program: &Program,
+    text: &str,
+    runtime: &RuntimeSource,
+) -> Result<BTreeMap<&'static str, String>, tera::Error> {
     let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
-    let context = Context::from_serialize(&context::context(plan, &program, &hash, runtime))?;
+    let context = Context::from_serialize(&context::context(plan, program, &hash, runtime))?;
     let mut files = BTreeMap::from([
         ("plan.yaml", text.to_owned()),
         ("Cargo.lock", LOCK_FILE.to_owned()),

@@ -1,12 +1,15 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, Objective, Order, PlanArgs};
+use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress, Written};
 use codegen::escape::shell;
 use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
+use models::model::warnings;
+use models::plan::Predicted;
+use models::text::shown;
 use planner::explain::{self, Asker};
 use planner::explain_text;
 use planner::ordered::{self, How, Kept};
@@ -20,11 +23,12 @@ use std::time::Duration;
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let request = Request::new(&args.request.flags())?;
+    let request = requested(&args.request)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
+    possible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
     let (answer, order) = ordered(&request, answer, args)?;
     if let Some(path) = &args.output {
@@ -40,6 +44,30 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
     output::print(&format!("{}{around}\n{next}", report_text::screen(&answer)))
+}
+
+/// The request, with what is to be said of its model's file said.
+fn requested(args: &RequestArgs) -> Result<Request, InputError> {
+    let request = Request::new(&args.flags())?;
+    let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
+    for warning in warnings.unwrap_or_default() {
+        eprintln!("warning: {}", shown(&warning));
+    }
+    Ok(request)
+}
+
+/// Refuses a prediction that no device can keep: figures of its cluster contradict one another.
+fn possible(answer: &Answer) -> Result<(), InputError> {
+    let Predicted { iteration_s, mfu, .. } = answer.plan.predicted;
+    if iteration_s.is_finite() && iteration_s > 0.0 && (0.0..=1.0).contains(&mfu) {
+        return Ok(());
+    }
+    let cluster = &answer.plan.inputs.cluster.name;
+    let message = format!(
+        "by the figures of cluster `{cluster}` a step takes {iteration_s:e} s, {:.4e} % of its peak",
+        100.0 * mfu
+    );
+    Err(InputError::new(message).help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
 }
 
 /// The answer in an order of its own, where one is asked for and found, and what came of it in words.
@@ -106,11 +134,12 @@ fn fastest(request: &Request) -> Option<Answer> {
 
 /// Prices what is pinned, also where it does not fit.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
-    let request = Request::new(&args.request.flags())?;
+    let request = requested(&args.request)?;
     let endless = Task { ignore_memory: true, ..request.task() };
     let found = answer(&request, &request.task()).or_else(|| answer(&request, &endless));
     let answer = found
         .ok_or_else(|| anyhow::anyhow!("the search found nothing in a space that is not empty"))?;
+    possible(&answer)?;
     if args.request.json {
         return output::print_json(&answer.json());
     }
