@@ -149,12 +149,15 @@ pub enum Basis {
 }
 
 impl ErrorBand {
+    /// Half width of the band of software that no measured run stands for, as a part of the iteration's time.
+    pub const UNCALIBRATED: f64 = 0.15;
+
     /// The band of a generation of software: what four in five published runs that its constants had not seen
     /// lay within; a round prior where there are none.
     pub fn new(software: &Software) -> Self {
         match software.error_band {
             Some(relative) => Self { relative, basis: Basis::Validated },
-            None => Self { relative: 0.15, basis: Basis::Uncalibrated },
+            None => Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated },
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One published measurement, as its file has it.
 
-use csv::StringRecord;
+use csv::{ErrorKind, StringRecord};
 use models::input::{InputError, Source};
 use models::text::quotable;
 use serde::{Deserialize, Deserializer};
@@ -163,7 +163,14 @@ pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
     for record in reader.records() {
         let record = record.map_err(|error| refused(&error))?;
         within_limits(&source, &header, &record)?;
-        rows.push(record.deserialize(Some(&header)).map_err(|error| refused(&error))?);
+        rows.push(record.deserialize(Some(&header)).map_err(|error| match error.kind() {
+            ErrorKind::Deserialize { err, .. } => {
+                let column = err.field().map_or(0, |column| column as usize);
+                let error = bad_cell(&source, &header, &record, column);
+                error.help(format!("valid: what its column has elsewhere ({})", err.kind()))
+            }
+            _ => refused(&error),
+        })?);
     }
     if rows.is_empty() {
         return Err(InputError::new(format!("{} has no rows", source.name()))
@@ -178,7 +185,7 @@ fn within_limits(
     header: &StringRecord,
     record: &StringRecord,
 ) -> Result<(), InputError> {
-    for (column, cell) in header.iter().zip(record) {
+    for (at, (column, cell)) in header.iter().zip(record).enumerate() {
         let Some((_, least, most)) = LIMITS.iter().find(|(limited, ..)| *limited == column) else {
             continue;
         };
@@ -186,14 +193,25 @@ fn within_limits(
         if cell.trim().is_empty() || number.is_some_and(|number| (*least..=*most).contains(&number)) {
             continue;
         }
-        let of = record.get(header.iter().position(|cell| cell == "id").unwrap_or(0));
-        let (of, cell) = (quotable(of.unwrap_or_default()), quotable(cell));
-        let line = record.position().map_or(1, |position| position.line() as usize);
-        let error = InputError::new(format!("`{column}` of row `{of}` cannot be `{cell}`"));
         let help = format!("valid: {least} to {most}, or an empty cell where it is not stated");
-        return Err(error.at(source.place(line, 1, 1)).help(help));
+        return Err(bad_cell(source, header, record, at).help(help));
     }
     Ok(())
+}
+
+/// An error about one cell of a row.
+fn bad_cell(
+    source: &Source,
+    header: &StringRecord,
+    record: &StringRecord,
+    column: usize,
+) -> InputError {
+    let id = header.iter().position(|name| name == "id").and_then(|id| record.get(id));
+    let [name, id, cell] = [header.get(column), id, record.get(column)]
+        .map(|text| quotable(text.unwrap_or_default()));
+    let line = record.position().map_or(1, |position| position.line() as usize);
+    InputError::new(format!("`{name}` of row `{id}` cannot be `{cell}`"))
+        .at(source.place(line, 1, 1))
 }
 
 /// Columns of numbers with their least and most valid value: those of models, clusters and plans, so that no product
