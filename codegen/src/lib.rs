@@ -123,8 +123,11 @@ mod tests {
                 path if path.ends_with(".sh") => &["shell", "comment"],
                 _ => &["rust", "markdown"],
             };
-            for expression in template.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
-                let escaped = filters.iter().any(|name| expression.trim().ends_with(&format!("| {name}")));
+            for expression in
+                template.split("{{").skip(1).filter_map(|rest| rest.split("}}").next())
+            {
+                let escaped =
+                    filters.iter().any(|name| expression.trim().ends_with(&format!("| {name}")));
                 assert!(escaped || !expression.contains("text."), "{path}: {{{{{expression}}}}}");
             }
         }

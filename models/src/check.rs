@@ -91,7 +91,8 @@ fn texts(plan: &Plan, checks: &mut Checks) {
     let version = plan.tool.strip_prefix("meshwright ").unwrap_or_default();
     let digit = |part: &str| part.starts_with(|c: char| c.is_ascii_digit());
     let plain = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
-    let valid = version.split('.').filter(|part| digit(part)).count() >= 3 && version.chars().all(plain);
+    let valid =
+        version.split('.').filter(|part| digit(part)).count() >= 3 && version.chars().all(plain);
     let found = format!("`{}`", quotable(&plan.tool));
     checks.that(valid, "tool", found, "meshwright and its version, for example meshwright 0.1.0");
 }
@@ -182,10 +183,16 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         ("final_soft_cap", some(model.final_soft_cap), f64::MIN_POSITIVE, 1e9),
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
         ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
-        ("moe.capacity_factor", some(moe.and_then(|moe| moe.capacity_factor)), f64::MIN_POSITIVE, 1e6),
+        (
+            "moe.capacity_factor",
+            some(moe.and_then(|moe| moe.capacity_factor)),
+            f64::MIN_POSITIVE,
+            1e6,
+        ),
     ];
     for (name, value, least, most) in reals {
-        let least_in_words = if least == f64::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
+        let least_in_words =
+            if least == f64::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
         let valid = format!("{least_in_words} to {most}");
         checks.that((least..=most).contains(&value), &format!("inputs.model.{name}"), value, valid);
     }
@@ -299,7 +306,8 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     };
     let valid = "1 without overlap; above 1 with it, and then ep above 1";
     checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
-    let factor = |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
+    let factor =
+        |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
     checks.that(
         d.capacity_factor == moe.capacity_factor,
         "decisions.capacity_factor",
@@ -556,7 +564,10 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     let cut = cut.into_iter().fold(0u64, u64::saturating_add);
     let settled = cut.saturating_add(proof.placed);
     let (holds, valid) = if proof.proven_optimal {
-        (settled == proof.candidates, format!("those cut and placed ({settled}), as all are settled"))
+        (
+            settled == proof.candidates,
+            format!("those cut and placed ({settled}), as all are settled"),
+        )
     } else {
         (settled <= proof.candidates, format!("no less than those cut and placed ({settled})"))
     };

@@ -135,7 +135,8 @@ impl Source {
         // A byte order mark is no part of the first key.
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let source = Self { name, text };
-        source.without(char::is_control)?;
+        // Some old systems end lines with a carriage return alone.
+        source.without(|c| c.is_control() && c != '\r')?;
         Ok(source)
     }
 
@@ -144,8 +145,10 @@ impl Source {
     /// # Errors
     /// The first such character, at its place.
     pub fn without(&self, refused: impl Fn(char) -> bool) -> Result<(), InputError> {
-        let refused = |c: char| refused(c) && !matches!(c, '\t' | '\r' | '\n');
-        let Some(at) = self.text.find(refused) else { return Ok(()) };
+        let ends_line =
+            |at: usize| matches!(self.text.as_bytes()[at..], [b'\n', ..] | [b'\r', b'\n', ..]);
+        let mut hidden = self.text.char_indices().filter(|&(_, c)| c != '\t' && refused(c));
+        let Some((at, _)) = hidden.find(|&(at, _)| !ends_line(at)) else { return Ok(()) };
         let (before, c) = (&self.text[..at], self.text[at..].chars().next().unwrap_or_default());
         let start = before.rfind('\n').map_or(0, |end| end + 1);
         let line = 1 + before.bytes().filter(|&byte| byte == b'\n').count();

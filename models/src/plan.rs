@@ -388,7 +388,11 @@ impl Plan {
         let lines = |field: &str, texts: &[String]| {
             let fault = |(index, line): (usize, &String)| {
                 let fault = text::line_fault(line)?;
-                Some(TextFault { field: format!("{field}[{index}]"), fault, valid: text::VALID_LINE })
+                Some(TextFault {
+                    field: format!("{field}[{index}]"),
+                    fault,
+                    valid: text::VALID_LINE,
+                })
             };
             texts.iter().enumerate().filter_map(fault).collect::<Vec<_>>()
         };

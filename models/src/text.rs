@@ -15,26 +15,26 @@ pub const VALID_LINE: &str = "printable characters on one line";
 /// Characters that print nothing of their own, beside control characters and white space: they hide text or
 /// change the direction in which its neighbours are read. Ranges include both ends.
 const INVISIBLE: [(char, char); 20] = [
-    ('\u{ad}', '\u{ad}'),         // soft hyphen
-    ('\u{34f}', '\u{34f}'),       // combining grapheme joiner
-    ('\u{61c}', '\u{61c}'),       // Arabic letter mark
-    ('\u{115f}', '\u{1160}'),     // Hangul fillers
-    ('\u{17b4}', '\u{17b5}'),     // Khmer inherent vowels
-    ('\u{180b}', '\u{180f}'),     // Mongolian variation selectors and vowel separator
-    ('\u{200b}', '\u{200f}'),     // zero-width space and joiners, direction marks
-    ('\u{202a}', '\u{202e}'),     // embeddings and overrides of direction
-    ('\u{2060}', '\u{206f}'),     // word joiner, invisible operators, isolates of direction
-    ('\u{2800}', '\u{2800}'),     // blank Braille pattern
-    ('\u{3164}', '\u{3164}'),     // Hangul filler
-    ('\u{e000}', '\u{f8ff}'),     // private use
-    ('\u{fdd0}', '\u{fdef}'),     // no characters
-    ('\u{fe00}', '\u{fe0f}'),     // variation selectors
-    ('\u{feff}', '\u{feff}'),     // byte order mark
-    ('\u{ffa0}', '\u{ffa0}'),     // Hangul filler
-    ('\u{fff0}', '\u{fffb}'),     // interlinear annotation
-    ('\u{1bca0}', '\u{1bca3}'),   // shorthand format controls
-    ('\u{1d173}', '\u{1d17a}'),   // musical format controls
-    ('\u{e0000}', '\u{10ffff}'),  // tags, variation selectors, private use
+    ('\u{ad}', '\u{ad}'),        // soft hyphen
+    ('\u{34f}', '\u{34f}'),      // combining grapheme joiner
+    ('\u{61c}', '\u{61c}'),      // Arabic letter mark
+    ('\u{115f}', '\u{1160}'),    // Hangul fillers
+    ('\u{17b4}', '\u{17b5}'),    // Khmer inherent vowels
+    ('\u{180b}', '\u{180f}'),    // Mongolian variation selectors and vowel separator
+    ('\u{200b}', '\u{200f}'),    // zero-width space and joiners, direction marks
+    ('\u{202a}', '\u{202e}'),    // embeddings and overrides of direction
+    ('\u{2060}', '\u{206f}'),    // word joiner, invisible operators, isolates of direction
+    ('\u{2800}', '\u{2800}'),    // blank Braille pattern
+    ('\u{3164}', '\u{3164}'),    // Hangul filler
+    ('\u{e000}', '\u{f8ff}'),    // private use
+    ('\u{fdd0}', '\u{fdef}'),    // no characters
+    ('\u{fe00}', '\u{fe0f}'),    // variation selectors
+    ('\u{feff}', '\u{feff}'),    // byte order mark
+    ('\u{ffa0}', '\u{ffa0}'),    // Hangul filler
+    ('\u{fff0}', '\u{fffb}'),    // interlinear annotation
+    ('\u{1bca0}', '\u{1bca3}'),  // shorthand format controls
+    ('\u{1d173}', '\u{1d17a}'),  // musical format controls
+    ('\u{e0000}', '\u{10ffff}'), // tags, variation selectors, private use
 ];
 
 /// Whether a reader cannot see `c`, or sees its neighbours otherwise than they are written: control characters

@@ -34,7 +34,11 @@ fn sizes_follow_the_gpus() {
 #[test]
 fn wrong_files_are_told_what_and_where() {
     let cases: &[(&str, &str, &[&str])] = &[
-        ("reserved_bytes: 2.5e9", "reserved_bytes: 90e9", &["`reserved_bytes` cannot be 9e10", "less than hbm_bytes, 8.55e10"]),
+        (
+            "reserved_bytes: 2.5e9",
+            "reserved_bytes: 90e9",
+            &["`reserved_bytes` cannot be 9e10", "less than hbm_bytes, 8.55e10"],
+        ),
         ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
         ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
         (
@@ -42,7 +46,11 @@ fn wrong_files_are_told_what_and_where() {
             "hbm_bytes_per_s: -1",
             &["`hbm_bytes_per_s` cannot be -1", "1e6 to 1e16"],
         ),
-        ("efficiency: 0.80", "efficiency: 1.2", &["`efficiency` cannot be 1.2", "valid: 0.001 to 1"]),
+        (
+            "efficiency: 0.80",
+            "efficiency: 1.2",
+            &["`efficiency` cannot be 1.2", "valid: 0.001 to 1"],
+        ),
         ("gpus: 8", "gpus: 0", &["`gpus` cannot be 0", "valid: 1 to 1e9"]),
         ("gpus: 8, ", "", &["level `nvlink` needs `gpus`"]),
         ("{name: infiniband,", "{name: infiniband, gpus: 64,", &["outermost", "leave `gpus` out"]),

@@ -328,7 +328,10 @@ fn hugging_face_keys_are_read_or_named() {
     ] {
         let (said, found) = told(keys);
         assert_eq!(found, [unknown]);
-        assert!(said.len() == 1 && said[0].contains(unknown) && said[0].contains("generate"), "{said:?}");
+        assert!(
+            said.len() == 1 && said[0].contains(unknown) && said[0].contains("generate"),
+            "{said:?}"
+        );
     }
     let harmless = "\"partial_rotary_factor\": 1.0, \"quantization_config\": null, \"rope_scaling\": null, \
                     \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
@@ -337,7 +340,8 @@ fn hugging_face_keys_are_read_or_named() {
     let (said, unknown) = told("\"clip_qkv\": 8,\n\"rope_thetaa\": 5e5");
     assert_eq!(unknown, [""; 0]);
     assert!(said[0].contains("`clip_qkv` (line 2), `rope_thetaa` (line 3)"), "{said:?}");
-    let (said, _) = told(&(0..30).map(|n| format!("\"key_{n}\": 1")).collect::<Vec<_>>().join(", "));
+    let (said, _) =
+        told(&(0..30).map(|n| format!("\"key_{n}\": 1")).collect::<Vec<_>>().join(", "));
     assert!(said[0].contains("`key_9`") && said[0].ends_with("and 20 more"), "{said:?}");
 }
 

@@ -97,7 +97,8 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
 
 /// What may be meant so, but should be known, one sentence each.
 pub fn notes(plan: &Plan, request: Option<&Request>, own_tool: &str) -> Vec<String> {
-    let tool = (plan.tool != own_tool).then(|| format!("written by {}, this is {own_tool}", plan.tool));
+    let tool =
+        (plan.tool != own_tool).then(|| format!("written by {}, this is {own_tool}", plan.tool));
     let proof = request.and_then(|request| candidates(plan, request));
     tool.into_iter().chain(shipped(&plan.inputs.model)).chain(proof).collect()
 }
@@ -107,10 +108,7 @@ fn candidates(plan: &Plan, request: &Request) -> Option<String> {
     let said = plan.proof.candidates;
     let typed = &request.restrictions;
     // Searches that widen to every schedule, or leave offloading out, count those combinations.
-    let wide = Restrictions {
-        schedule: Choice::of(&ScheduleName::ALL),
-        ..typed.clone()
-    };
+    let wide = Restrictions { schedule: Choice::of(&ScheduleName::ALL), ..typed.clone() };
     let kept = Restrictions { offload: Choice::of(&[Offload::None]), ..typed.clone() };
     let own = space(request, typed).count();
     let others = [&wide, &kept].map(|restrictions| || space(request, restrictions).count());
@@ -131,7 +129,7 @@ fn shipped(model: &ModelSpec) -> Option<String> {
     fields.retain(|field| field != "moe.capacity_factor" && !field.starts_with("assumptions"));
     let name = &model.name;
     (!fields.is_empty())
-        .then(|| format!("its model is not the shipped {name}: {} differ", fields.join(", ")))
+        .then(|| format!("its model differs from the shipped {name} in {}", fields.join(", ")))
 }
 
 fn differing(at: &str, a: &Value, b: &Value, found: &mut Vec<String>) {

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const MODEL: &str = "layers: 4\nhidden: 64\nheads: 8\nffn: 96\nvocab: 100\nseq_len: 32\nglobal_batch: 8\n";
+const MODEL: &str =
+    "layers: 4\nhidden: 64\nheads: 8\nffn: 96\nvocab: 100\nseq_len: 32\nglobal_batch: 8\n";
 
 fn folder(name: &str) -> PathBuf {
     let folder = scratch(name);
@@ -43,7 +44,8 @@ fn fifo(path: &Path) {
 
 /// Files in a folder, hidden ones too.
 fn entries(folder: &Path) -> Vec<OsString> {
-    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     names
 }
@@ -56,7 +58,10 @@ fn a_plan_replaces_plans_alone() {
         ("weights.bin", vec![0xff, 0xfe, 0x00, 0x80]),
         ("docker-compose.yaml", b"version: 1\nservices:\n  db: {image: postgres}\n".to_vec()),
         ("tooled.yaml", b"version: 1\ntool: meshwright 0.1.0\nservices: {}\n".to_vec()),
-        ("other-tool.yaml", b"version: 1\ntool: x\ninputs: {}\ndecisions: {}\nstages: []\n".to_vec()),
+        (
+            "other-tool.yaml",
+            b"version: 1\ntool: x\ninputs: {}\ndecisions: {}\nstages: []\n".to_vec(),
+        ),
         ("model.yaml", MODEL.as_bytes().to_vec()),
         ("cluster.yaml", shipped.text().as_bytes().to_vec()),
         ("notes.txt", b"# version: 1\nversion: my precious notes\n".to_vec()),
@@ -80,7 +85,8 @@ fn a_plan_replaces_plans_alone() {
 #[test]
 fn links_and_devices_are_not_written_to() {
     let folder = folder("links");
-    let (real, link, dangling) = (folder.join("real.yaml"), folder.join("link"), folder.join("dangling"));
+    let (real, link, dangling) =
+        (folder.join("real.yaml"), folder.join("link"), folder.join("dangling"));
     assert_eq!(planned(&real).code, 0);
     let before = fs::read(&real).unwrap();
     symlink(&real, &link).unwrap();
@@ -110,7 +116,10 @@ fn calibration_replaces_its_own_clusters_alone() {
     let shipped = models::cluster::shipped_source("laptop").unwrap().unwrap();
     for (name, content) in [("mine.yaml", shipped.text()), ("Cargo.toml", "[package]\n")] {
         let path = file(name, content.as_bytes());
-        refused(&with_path("calibrate --cluster laptop -o", Path::new(&path)), "exists and is no cluster");
+        refused(
+            &with_path("calibrate --cluster laptop -o", Path::new(&path)),
+            "exists and is no cluster",
+        );
         let steps = "calibrate --gpu --cluster dgx_h200 --measured none.json --steps";
         refused(&with_path(steps, Path::new(&path)), "exists and is no list of steps");
         assert_eq!(fs::read_to_string(&path).unwrap(), content);
@@ -152,7 +161,8 @@ fn a_trainer_replaces_trainers_alone() {
     for name in ["src/main.rs", "src", "README.md", "launch", "Cargo.toml"] {
         let trainer = folder.join(format!("linked-{}", name.replace('/', "-")));
         assert_eq!(generate(&trainer).code, 0);
-        let (at, victim) = (trainer.join(name), folder.join(format!("victim-{}", name.replace('/', "-"))));
+        let (at, victim) =
+            (trainer.join(name), folder.join(format!("victim-{}", name.replace('/', "-"))));
         fs::rename(&at, &victim).unwrap();
         symlink(&victim, &at).unwrap();
         let inside = if victim.is_dir() { entries(&victim) } else { vec![] };
@@ -215,7 +225,8 @@ fn what_a_model_file_asks_for_in_vain_is_said() {
           \"partial_rotary_factor\": 0.5, \"mystery\": 1, \"use_cache\": true}",
     );
     let to = scratch("plan.yaml");
-    let words = format!("--cluster laptop --gpus 1 --global-batch 4 --model {path} -o {}", to.display());
+    let words =
+        format!("--cluster laptop --gpus 1 --global-batch 4 --model {path} -o {}", to.display());
     let run = plan(&words);
     assert_eq!(run.code, 0, "{run:?}");
     for says in ["warning: ", "`mystery` (line 3)", "partial_rotary_factor"] {
@@ -223,18 +234,27 @@ fn what_a_model_file_asks_for_in_vain_is_said() {
     }
     assert!(!run.err.contains("use_cache"), "{run:?}");
     let trainer = to.with_file_name("trainer");
-    refused(&with_path(&format!("generate {} -o", to.display()), &trainer), "partial_rotary_factor");
+    refused(
+        &with_path(&format!("generate {} -o", to.display()), &trainer),
+        "partial_rotary_factor",
+    );
 }
 
 /// A cluster whose figures are each possible, and together beyond its peak.
 #[test]
 fn no_prediction_is_beyond_the_peak() {
     let laptop = models::cluster::shipped_source("laptop").unwrap().unwrap();
-    let text = laptop.text().replacen("base: meshwright_cpu", "base: meshwright_cpu, gemm_slowdown: 0.1, attention_slowdown: 0.1, stream_slowdown: 0.1", 1);
+    let text = laptop.text().replacen(
+        "base: meshwright_cpu",
+        "base: meshwright_cpu, gemm_slowdown: 0.1, attention_slowdown: 0.1, stream_slowdown: 0.1",
+        1,
+    );
     assert_ne!(text, laptop.text());
     let path = file("fast.yaml", text.as_bytes());
     for words in ["", "estimate"] {
-        let run = plan(&format!("{words} --model llama8b --gpus 1 --set offload=none --set micro_batch=1 --cluster {path}"));
+        let run = plan(&format!(
+            "{words} --model llama8b --gpus 1 --set offload=none --set micro_batch=1 --cluster {path}"
+        ));
         assert!(run.code != 0, "{run:?}");
         if words == "estimate" {
             refused(&run, "% of its peak");

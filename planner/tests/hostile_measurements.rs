@@ -11,15 +11,62 @@ const PAPERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/papers/measu
 
 /// Columns of numbers.
 const NUMBERS: [&str; 24] = [
-    "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "seq_len", "vocab", "n_experts", "top_k",
-    "moe_ffn_hidden", "n_gpus", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch",
-    "global_batch", "iteration_s", "peak_mem_gb", "tier",
+    "layers",
+    "hidden",
+    "ffn_hidden",
+    "heads",
+    "kv_heads",
+    "seq_len",
+    "vocab",
+    "n_experts",
+    "top_k",
+    "moe_ffn_hidden",
+    "n_gpus",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "dp",
+    "zero_stage",
+    "micro_batch",
+    "global_batch",
+    "iteration_s",
+    "peak_mem_gb",
+    "tier",
 ];
 
 const VALUES: [&str; 29] = [
-    "0", "1", "2", "3", "7", "63", "127", "1000", "9999", "10000", "65536", "100000", "1048575", "1048576",
-    "16777216", "1000000000", "2147483648", "4294967296", "9007199254740993", "9223372036854775808",
-    "18446744073709551615", "99999999999999999999999", "-1", "0.5", "1e308", "1e-308", "NaN", "inf", "x",
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "63",
+    "127",
+    "1000",
+    "9999",
+    "10000",
+    "65536",
+    "100000",
+    "1048575",
+    "1048576",
+    "16777216",
+    "1000000000",
+    "2147483648",
+    "4294967296",
+    "9007199254740993",
+    "9223372036854775808",
+    "18446744073709551615",
+    "99999999999999999999999",
+    "-1",
+    "0.5",
+    "1e308",
+    "1e-308",
+    "NaN",
+    "inf",
+    "x",
 ];
 
 /// Rows of each way to be priced: plain, searched order, V, experts, sharded.
@@ -36,7 +83,9 @@ fn papers() -> Papers {
     let mut reader = csv::Reader::from_path(PAPERS).unwrap();
     let header = reader.headers().unwrap().iter().map(str::to_owned).collect();
     let rows = reader.records().map(Result::unwrap);
-    let rows = rows.filter(|row| ROWS.contains(&&row[0])).map(|row| row.iter().map(str::to_owned).collect());
+    let rows = rows
+        .filter(|row| ROWS.contains(&&row[0]))
+        .map(|row| row.iter().map(str::to_owned).collect());
     Papers { header, rows: rows.collect() }
 }
 
@@ -70,7 +119,8 @@ impl Papers {
             }
             Err(error) => {
                 let said = error.to_string();
-                let named = edits.iter().any(|(column, _)| said.contains(&format!("`{column}` of row")));
+                let named =
+                    edits.iter().any(|(column, _)| said.contains(&format!("`{column}` of row")));
                 assert!(named && said.contains(&self.rows[row][0]), "{edits:?}: {said}");
                 false
             }
@@ -101,7 +151,8 @@ fn hostile_pairs_of_numbers() {
     let papers = papers();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |most: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % most
     };
     for _ in 0..20_000 {

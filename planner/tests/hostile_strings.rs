@@ -254,9 +254,15 @@ fn refused_texts_are_refused_at_their_place() {
     plan.inputs.model.name = "a\u{1b}b".to_owned();
     std::fs::write(&path, plan.to_yaml().unwrap()).unwrap();
     let line = std::fs::read_to_string(&path).unwrap();
-    let line = 1 + line.lines().position(|line| line.contains("a\\eb") || line.contains("1b") || line.contains("1B")).unwrap();
+    let line = 1 + line
+        .lines()
+        .position(|line| line.contains("a\\eb") || line.contains("1b") || line.contains("1B"))
+        .unwrap();
     let error = Plan::read(&Source::open(&path).unwrap()).unwrap_err();
-    assert!(error.message.contains("`inputs.model.name` has the hidden character U+001B"), "{error}");
+    assert!(
+        error.message.contains("`inputs.model.name` has the hidden character U+001B"),
+        "{error}"
+    );
     assert_eq!(error.place.as_ref().map(|place| place.line), Some(line), "{error}");
     assert!(error.help.unwrap().contains("1 to 100 printable characters"));
 }
@@ -361,7 +367,10 @@ fn texts_of_clusters_are_refused_or_names() {
     let edits = [
         ("name: dgx_h100", "name: "),
         ("  name: H100-SXM5-80GB", "  name: "),
-        ("description: DGX H100, 8x H100-80GB SXM a node, NVLink 4, 8x 400 Gb/s InfiniBand", "description: "),
+        (
+            "description: DGX H100, 8x H100-80GB SXM a node, NVLink 4, 8x 400 Gb/s InfiniBand",
+            "description: ",
+        ),
         ("name: nvlink", "name: "),
         ("base: megatron_2024", "base: "),
         ("efficiency: h100", "efficiency: "),
@@ -405,7 +414,10 @@ fn paths_and_words_print_nothing_hidden() {
         std::fs::write(&path, &harmless).unwrap();
         assert_quiet(&on(&["check"], &[&path]), &text);
         std::fs::write(&path, format!("{MODEL}}}")).unwrap();
-        assert_quiet(&on(&["estimate", "--cluster", "laptop", "--gpus", "1", "--json", "--model"], &[&path]), &text);
+        assert_quiet(
+            &on(&["estimate", "--cluster", "laptop", "--gpus", "1", "--json", "--model"], &[&path]),
+            &text,
+        );
         std::fs::remove_file(&path).unwrap();
         let word = Path::new(&name);
         assert_quiet(&on(&["--gpus"], &[word]), &text);

@@ -54,5 +54,9 @@ pub(super) const MOST_OF_PEAK: f64 = 1.1;
 /// A figure in words: short, whatever its size.
 pub(super) fn words(value: f64) -> String {
     let size = value.abs();
-    if size == 0.0 || (1e-3..1e6).contains(&size) { value.to_string() } else { format!("{value:e}") }
+    if size == 0.0 || (1e-3..1e6).contains(&size) {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
 }

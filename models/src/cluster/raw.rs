@@ -161,8 +161,9 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
 
 fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
     let peaks = raw.peak_flops.value.iter();
-    let peak =
-        |(dtype, flops): (&Dtype, &Number)| Ok((*dtype, check.within("peak_flops", dtype.name(), flops)?));
+    let peak = |(dtype, flops): (&Dtype, &Number)| {
+        Ok((*dtype, check.within("peak_flops", dtype.name(), flops)?))
+    };
     let peak_flops = peaks.map(peak).collect::<Result<BTreeMap<_, _>, InputError>>()?;
     if peak_flops.is_empty() {
         let error = check.source.error_at(raw.peak_flops.referenced, "`peak_flops` is empty");
@@ -213,12 +214,14 @@ fn domain(
     match &level.gpus {
         // A bound on the last level would leave GPUs beyond it unconnected.
         Some(gpus) if outermost => {
-            let message = format!("level `{}` is the outermost and cannot be bounded", level.name.value);
+            let message =
+                format!("level `{}` is the outermost and cannot be bounded", level.name.value);
             let error = check.source.error_at(gpus.referenced, message);
             Err(error.help("leave `gpus` out, or add a level that connects these domains"))
         }
         None if !outermost => {
-            let message = format!("level `{}` needs `gpus`: it is not the outermost", level.name.value);
+            let message =
+                format!("level `{}` needs `gpus`: it is not the outermost", level.name.value);
             Err(check.source.error_at(level.bytes_per_s.referenced, message))
         }
         None => Ok(None),

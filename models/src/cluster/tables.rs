@@ -145,7 +145,8 @@ impl EfficiencyTables {
     /// # Errors
     /// What is wrong with which line, or with which part.
     pub fn read(text: &str, device: &Device) -> Result<Self, InputError> {
-        let damaged = |damage| match damage {
+        let damaged = |damage| {
+            match damage {
             Damage::Line(number) => InputError::new(format!(
                 "line {number} of the efficiency tables is no name of theirs followed by numbers from 1e-6 to 1e18"
             ))
@@ -154,6 +155,7 @@ impl EfficiencyTables {
                 "the efficiency tables have no whole grid of valid figures for `{part}`"
             ))
             .help("each combination of the sizes that its lines name is needed once; parts of the peak are at most 11000"),
+        }
         };
         let tables = Self::parsed(text, device).map_err(damaged)?;
         Ok(Self { name: "measured".to_owned(), ..tables })

@@ -190,7 +190,8 @@ fn within_limits(
             continue;
         };
         let number: Option<f64> = cell.trim().parse().ok();
-        if cell.trim().is_empty() || number.is_some_and(|number| (*least..=*most).contains(&number)) {
+        if cell.trim().is_empty() || number.is_some_and(|number| (*least..=*most).contains(&number))
+        {
             continue;
         }
         let help = format!("valid: {least} to {most}, or an empty cell where it is not stated");
@@ -207,8 +208,8 @@ fn bad_cell(
     column: usize,
 ) -> InputError {
     let id = header.iter().position(|name| name == "id").and_then(|id| record.get(id));
-    let [name, id, cell] = [header.get(column), id, record.get(column)]
-        .map(|text| quotable(text.unwrap_or_default()));
+    let [name, id, cell] =
+        [header.get(column), id, record.get(column)].map(|text| quotable(text.unwrap_or_default()));
     let line = record.position().map_or(1, |position| position.line() as usize);
     InputError::new(format!("`{name}` of row `{id}` cannot be `{cell}`"))
         .at(source.place(line, 1, 1))

@@ -130,7 +130,9 @@ fn decisions(
         return Err(format!("{} layers cannot be cut into {stages} stages", model.layers));
     }
     if stages * micro_batches > MOST_PASSES {
-        return Err(format!("{stages} stages of {micro_batches} micro-batches are too many passes"));
+        return Err(format!(
+            "{stages} stages of {micro_batches} micro-batches are too many passes"
+        ));
     }
     Ok(Decisions {
         tp,

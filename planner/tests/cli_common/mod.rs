@@ -40,9 +40,7 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
 
 /// The same with any words.
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
-    // Tests may be pointed at another build, to see what it did.
-    let program = std::env::var_os("PLAN_UNDER_TEST").unwrap_or_else(|| env!("CARGO_BIN_EXE_plan").into());
-    let mut child = Command::new(program)
+    let mut child = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

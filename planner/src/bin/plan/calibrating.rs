@@ -4,7 +4,7 @@ use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::generating::OWN_RUNTIME;
 use crate::output::{self, Written};
-use models::cluster::{ClusterSpec, Measured, MeasuredGpu};
+use models::cluster::{self, ClusterSpec, Measured, MeasuredGpu};
 use models::input::{InputError, Source};
 use planner::calibrate::{calibrated, gpu, yaml};
 use planner::flags::read_cluster;
@@ -35,6 +35,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let measured = measure(args.runtime.as_deref().unwrap_or(Path::new(OWN_RUNTIME)), ranks)?;
     let cluster = calibrated(&base, &measured)?;
     let text = yaml(&cluster, &measured);
+    readable(&text)?;
     match &args.output {
         None => output::print(&text),
         Some(path) => {
@@ -45,6 +46,11 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
             ))
         }
     }
+}
+
+/// Refuses a cluster file that could not be read again: what was measured is beyond what any machine does.
+fn readable(text: &str) -> Result<(), InputError> {
+    cluster::read(&Source::from_bytes("measured cluster", text.as_bytes().to_vec())?).map(drop)
 }
 
 /// Measures a GPU, or takes what was measured of one elsewhere.
@@ -63,6 +69,7 @@ fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
     };
     let calibrated = gpu::calibrated(base, &measured)?;
     let text = gpu::yaml(&calibrated, &measured);
+    readable(&text)?;
     let steps = gpu::predictions(&calibrated.cluster, &measured)?;
     if let Some(path) = &args.steps {
         output::write(path, Written::Steps, &(serde_json::to_string_pretty(&steps)? + "\n"))?;

@@ -25,7 +25,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
         no_link(&args.output, Path::new(path))?;
     }
     // The file by which the folder is known again comes first.
-    let (known_by, others): (Vec<_>, Vec<_>) = files.iter().partition(|(path, _)| **path == MANIFEST);
+    let (known_by, others): (Vec<_>, Vec<_>) =
+        files.iter().partition(|(path, _)| **path == MANIFEST);
     for (path, text) in known_by.into_iter().chain(others) {
         write(&args.output.join(path), text)?;
     }
@@ -44,7 +45,8 @@ const MANIFEST: &str = "Cargo.toml";
 fn may_hold_a_trainer(folder: &Path) -> Result<(), InputError> {
     let name = folder.display();
     let refused = |message: String| {
-        Err(InputError::new(message).help("give -o a new or an empty folder, or one made by `plan generate`"))
+        Err(InputError::new(message)
+            .help("give -o a new or an empty folder, or one made by `plan generate`"))
     };
     match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -80,7 +82,8 @@ fn no_link(folder: &Path, file: &Path) -> Result<(), InputError> {
     for part in file.ancestors().filter(|part| !part.as_os_str().is_empty()) {
         let path = folder.join(part);
         let found = fs::symlink_metadata(&path).map(|found| found.file_type());
-        let expected = |kind: &fs::FileType| if part == file { kind.is_file() } else { kind.is_dir() };
+        let expected =
+            |kind: &fs::FileType| if part == file { kind.is_file() } else { kind.is_dir() };
         if let Some(kind) = found.ok().filter(|kind| !expected(kind)) {
             let message = format!("{} is {}", path.display(), in_words(kind));
             return Err(InputError::new(message).help("remove it, or give -o another folder"));

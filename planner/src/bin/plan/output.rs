@@ -39,7 +39,9 @@ fn escaped(json: &str) -> Cow<'_, str> {
     let mut all = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         match hidden(c) {
-            true => all.extend(c.encode_utf16(&mut [0; 2]).iter().map(|half| format!("\\u{half:04x}"))),
+            true => {
+                all.extend(c.encode_utf16(&mut [0; 2]).iter().map(|half| format!("\\u{half:04x}")))
+            }
             false => all.push(c),
         }
     }
@@ -128,7 +130,11 @@ pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
     };
     if !kind.is_file() {
         let message = format!("{name} is {}: only regular files are written", in_words(kind));
-        let help = if kind.is_symlink() { "give the file that it leads to" } else { "give the name of a file" };
+        let help = if kind.is_symlink() {
+            "give the file that it leads to"
+        } else {
+            "give the name of a file"
+        };
         return Err(InputError::new(message).help(help));
     }
     if Source::open(path).is_ok_and(|source| what.is(&source)) {
@@ -148,7 +154,8 @@ fn folder_exists(path: &Path) -> Result<(), InputError> {
     if folder.is_dir() {
         return Ok(());
     }
-    let message = format!("cannot write {}: there is no folder {}", path.display(), folder.display());
+    let message =
+        format!("cannot write {}: there is no folder {}", path.display(), folder.display());
     Err(InputError::new(message).help("make the folder first, or give a file in one that exists"))
 }
 

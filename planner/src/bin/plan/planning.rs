@@ -67,7 +67,8 @@ fn possible(answer: &Answer) -> Result<(), InputError> {
         "by the figures of cluster `{cluster}` a step takes {iteration_s:e} s, {:.4e} % of its peak",
         100.0 * mfu
     );
-    Err(InputError::new(message).help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
+    Err(InputError::new(message)
+        .help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
 }
 
 /// The answer in an order of its own, where one is asked for and found, and what came of it in words.
