@@ -218,7 +218,7 @@ fn bad_cell(
 /// Columns of numbers with their least and most valid value: those of models, clusters and plans, so that no product
 /// of a few of them overflows, nor any list made of them fills the memory.
 const LIMITS: [(&str, f64, f64); 24] = [
-    ("layers", 1.0, 1e4),
+    ("layers", 1.0, 2e3),
     ("hidden", 1.0, 1e6),
     ("ffn_hidden", 1.0, 1e7),
     ("heads", 1.0, 1e5),
@@ -231,7 +231,7 @@ const LIMITS: [(&str, f64, f64); 24] = [
     ("n_gpus", 1.0, (1 << 20) as f64),
     ("tp", 1.0, (1 << 20) as f64),
     ("pp", 1.0, (1 << 20) as f64),
-    ("vpp", 1.0, 1e4),
+    ("vpp", 1.0, 2e3),
     ("cp", 1.0, (1 << 20) as f64),
     ("ep", 1.0, (1 << 20) as f64),
     ("etp", 1.0, (1 << 20) as f64),
