@@ -95,9 +95,12 @@ pub fn render(
     Ok(files)
 }
 
+/// A text as it may stand in a file.
+type Escaped = fn(&str) -> String;
+
 /// The functions of [`escape`] as filters.
 fn escaping(tera: &mut Tera) {
-    let functions: [(&str, fn(&str) -> String); 5] = [
+    let functions: [(&str, Escaped); 5] = [
         ("rust", escape::rust),
         ("toml", escape::toml),
         ("shell", escape::shell),

@@ -38,11 +38,12 @@ fn escaped(json: &str) -> Cow<'_, str> {
     }
     let mut all = String::with_capacity(json.len() + 16);
     for c in json.chars() {
-        match hidden(c) {
-            true => {
-                all.extend(c.encode_utf16(&mut [0; 2]).iter().map(|half| format!("\\u{half:04x}")))
-            }
-            false => all.push(c),
+        if hidden(c) {
+            let mut halves = [0; 2];
+            let halves = c.encode_utf16(&mut halves).iter();
+            all.extend(halves.map(|half| format!("\\u{half:04x}")));
+        } else {
+            all.push(c);
         }
     }
     Cow::Owned(all)
