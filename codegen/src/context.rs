@@ -19,12 +19,23 @@ const GROUPS_SHOWN: usize = 8;
 pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSource) -> Value {
     let d = &plan.decisions;
     json!({
-        "tool": plan.tool,
+        // Free texts, each of which needs the filter of the place where it stands.
+        "text": {
+            "tool": plan.tool,
+            "model": program.model.name,
+            "package": package_name(&program.model.name),
+            "runtime": match runtime {
+                RuntimeSource::Path(path) => path,
+                RuntimeSource::Git(url) => url,
+            },
+        },
+        "runtime_key": match runtime {
+            RuntimeSource::Path(_) => "path",
+            RuntimeSource::Git(_) => "git",
+        },
         "hash": hash,
         // Programs of one name may share a build folder, where cargo tells them apart by version.
         "version": format!("0.1.0+{}", hash.get(..12).unwrap_or(hash)),
-        "name": package_name(&program.model.name),
-        "runtime": runtime_dependency(runtime),
         "model": model(&program.model),
         "decisions": d,
         "element": match d.dtype {
@@ -66,14 +77,6 @@ fn package_name(model: &str) -> String {
     format!("trainer-{}", model.chars().map(plain).collect::<String>().trim_matches('-'))
 }
 
-fn runtime_dependency(runtime: &RuntimeSource) -> String {
-    let (key, value) = match runtime {
-        RuntimeSource::Path(path) => ("path", path),
-        RuntimeSource::Git(url) => ("git", url),
-    };
-    format!("{{ package = \"meshwright-runtime\", {key} = {value:?} }}")
-}
-
 /// A float as Rust writes it.
 fn float(value: f64) -> String {
     format!("{value:?}")
@@ -86,8 +89,6 @@ fn option(value: Option<String>) -> String {
 fn model(model: &ModelSpec) -> Value {
     let attention = &model.attention;
     json!({
-        "name": format!("{:?}", model.name),
-        "title": model.name,
         "layers": model.layers,
         "hidden": model.hidden,
         "vocab": model.vocab,

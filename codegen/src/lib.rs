@@ -4,13 +4,14 @@
 //! turns a plan into what runs, [`models::shapes`] says what each rank then holds, [`context`] gives both to the templates.
 
 mod context;
+pub mod escape;
 
 use models::check::{Violation, check};
 use models::plan::Plan;
 use models::program::{Program, ProgramError};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use tera::{Context, Tera};
+use tera::{Context, Kwargs, State, Tera};
 use thiserror::Error;
 
 /// A template, and the path of what it makes.
@@ -64,18 +65,74 @@ pub fn generate(
     if !violations.is_empty() {
         return Err(GenerateError::Violations(violations));
     }
-    let program = Program::of(plan)?;
+    Ok(render(plan, &Program::of(plan)?, text, runtime)?)
+}
+
+/// The files of `program`, which a plan that need not have been checked was made into: whatever texts are in it, each
+/// stays a text where it stands.
+///
+/// # Errors
+/// A template is broken, which tests exclude.
+pub fn render(
+    plan: &Plan,
+    program: &Program,
+    text: &str,
+    runtime: &RuntimeSource,
+) -> Result<BTreeMap<&'static str, String>, tera::Error> {
     let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
-    let context = Context::from_serialize(&context::context(plan, &program, &hash, runtime))?;
+    let context = Context::from_serialize(&context::context(plan, program, &hash, runtime))?;
     let mut files = BTreeMap::from([
         ("plan.yaml", text.to_owned()),
         ("Cargo.lock", LOCK_FILE.to_owned()),
         (".gitignore", "/target\n".to_owned()),
     ]);
     let mut tera = Tera::default();
+    escaping(&mut tera);
     tera.add_raw_templates(TEMPLATES)?;
     for (path, _) in TEMPLATES {
         files.insert(path, tera.render(path, &context)?);
     }
     Ok(files)
+}
+
+/// A text as it may stand in a file.
+type Escaped = fn(&str) -> String;
+
+/// The functions of [`escape`] as filters.
+fn escaping(tera: &mut Tera) {
+    let functions: [(&str, Escaped); 5] = [
+        ("rust", escape::rust),
+        ("toml", escape::toml),
+        ("shell", escape::shell),
+        ("markdown", escape::markdown),
+        ("comment", escape::comment),
+    ];
+    for (name, escaped) in functions {
+        tera.register_filter(name, move |text: &str, _: Kwargs, _: &State| escaped(text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TEMPLATES;
+
+    /// Whatever a template takes from `text` goes through the filter of the place where it stands.
+    #[test]
+    fn templates_escape_every_text() {
+        for (path, template) in TEMPLATES {
+            let filters: &[&str] = match path {
+                "Cargo.toml" => &["toml", "comment"],
+                "README.md" => &["markdown"],
+                path if path.ends_with(".sh") => &["shell", "comment"],
+                _ => &["rust", "markdown"],
+            };
+            for expression in
+                template.split("{{").skip(1).filter_map(|rest| rest.split("}}").next())
+            {
+                let escaped =
+                    filters.iter().any(|name| expression.trim().ends_with(&format!("| {name}")));
+                assert!(escaped || !expression.contains("text."), "{path}: {{{{{expression}}}}}");
+            }
+        }
+    }
 }

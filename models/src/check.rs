@@ -2,10 +2,11 @@
 //! work out. It knows the cluster by what the plan says of it, and changes nothing.
 
 use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, Positions};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
-use crate::plan::{Plan, Predicted, Timing, VERSION};
+use crate::plan::{Basis, ErrorBand, Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
+use crate::text::quotable;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -37,12 +38,14 @@ const MOST_PASSES: u64 = 50_000_000;
 /// Everything wrong with a plan; nothing for a good one.
 pub fn check(plan: &Plan) -> Vec<Violation> {
     let mut found = Checks::default();
+    texts(plan, &mut found);
     sizes(plan, &mut found);
     if !found.list.is_empty() {
         // What follows divides and multiplies by these.
         return found.list;
     }
     inputs(plan, &mut found);
+    model(&plan.inputs.model, &mut found);
     degrees(plan, &mut found);
     batch(plan, &mut found);
     context(plan, &mut found);
@@ -78,6 +81,20 @@ impl Checks {
     fn equals<T: PartialEq + Display + Copy>(&mut self, field: &str, found: T, valid: T) {
         self.that(found == valid, field, found, valid);
     }
+}
+
+/// What is printed, or becomes part of a program, is text on one line; the tool is one of ours.
+fn texts(plan: &Plan, checks: &mut Checks) {
+    for TextFault { field, fault, valid } in plan.text_faults() {
+        checks.that(false, &field, format!("a text that {fault}"), valid);
+    }
+    let version = plan.tool.strip_prefix("meshwright ").unwrap_or_default();
+    let digit = |part: &str| part.starts_with(|c: char| c.is_ascii_digit());
+    let plain = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    let valid =
+        version.split('.').filter(|part| digit(part)).count() >= 3 && version.chars().all(plain);
+    let found = format!("`{}`", quotable(&plan.tool));
+    checks.that(valid, "tool", found, "meshwright and its version, for example meshwright 0.1.0");
 }
 
 /// Counts are at least one and no product of them overflows.
@@ -150,6 +167,45 @@ fn inputs(plan: &Plan, checks: &mut Checks) {
     let positive = peak.is_finite() && peak > 0.0;
     checks.that(positive, "inputs.cluster.peak_flops", peak, "above 0");
     levels(plan, checks);
+}
+
+/// Figures of the model that are neither sizes nor counts are within the limits that its reader has.
+fn model(model: &ModelSpec, checks: &mut Checks) {
+    let numerics = &model.numerics;
+    let some = |cap: Option<f64>| cap.unwrap_or(1.0);
+    let (moe, window) = (model.moe.as_ref(), model.attention.window);
+    let reals = [
+        ("numerics.norm_eps", numerics.norm_eps, f64::MIN_POSITIVE, 1.0),
+        ("numerics.rope_theta", numerics.rope_theta, 1.0, 1e12),
+        ("numerics.query_pre_attn_scalar", numerics.query_pre_attn_scalar, f64::MIN_POSITIVE, 1e12),
+        ("numerics.embedding_scale", numerics.embedding_scale, f64::MIN_POSITIVE, 1e12),
+        ("attention.soft_cap", some(model.attention.soft_cap), f64::MIN_POSITIVE, 1e9),
+        ("final_soft_cap", some(model.final_soft_cap), f64::MIN_POSITIVE, 1e9),
+        ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
+        ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
+        (
+            "moe.capacity_factor",
+            some(moe.and_then(|moe| moe.capacity_factor)),
+            f64::MIN_POSITIVE,
+            1e6,
+        ),
+    ];
+    for (name, value, least, most) in reals {
+        let least_in_words =
+            if least == f64::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
+        let valid = format!("{least_in_words} to {most}");
+        checks.that((least..=most).contains(&value), &format!("inputs.model.{name}"), value, valid);
+    }
+    let norms = model.norm.per_layer;
+    checks.that([2, 4].contains(&norms), "inputs.model.norm.per_layer", norms, "2 or 4");
+    let tokens = window.map_or(1, |window| window.tokens);
+    checks.that(tokens > 0, "inputs.model.attention.window.tokens", tokens, "1 or more");
+    let every = window.and_then(|window| window.full_every).unwrap_or(2);
+    checks.that(every >= 2, "inputs.model.attention.window.full_every", every, "2 or more");
+    if let Positions::Learned { max } = model.positions {
+        let valid = format!("at least seq_len ({})", model.seq_len);
+        checks.that(max >= model.seq_len, "inputs.model.positions.learned.max", max, valid);
+    }
 }
 
 /// Link domains nest: innermost first, the last holds all ranks.
@@ -250,9 +306,14 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     };
     let valid = "1 without overlap; above 1 with it, and then ep above 1";
     checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
-    let factor = d.capacity_factor.unwrap_or(1.0);
-    let valid = factor.is_finite() && factor > 0.0;
-    checks.that(valid, "decisions.capacity_factor", factor, "above 0, or absent");
+    let factor =
+        |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
+    checks.that(
+        d.capacity_factor == moe.capacity_factor,
+        "decisions.capacity_factor",
+        factor(d.capacity_factor),
+        format!("the model's: {}", factor(moe.capacity_factor)),
+    );
 }
 
 fn state(plan: &Plan, checks: &mut Checks) {
@@ -474,6 +535,10 @@ fn predicted(plan: &Plan, checks: &mut Checks) {
     checks.that(found.mfu <= 1.0, "predicted.mfu", found.mfu, "at most 1");
     let band = found.error_band.relative;
     checks.that((0.0..1.0).contains(&band), "predicted.error_band.relative", band, "0 up to 1");
+    let guess = found.error_band.basis == Basis::Uncalibrated;
+    let prior = ErrorBand::UNCALIBRATED;
+    let valid = format!("{prior} where it is uncalibrated");
+    checks.that(!guess || band == prior, "predicted.error_band.relative", band, valid);
     let days = (found.training_days, derived.training_days);
     let same = match days {
         (Some(found), Some(derived)) => close(found, derived),
@@ -497,12 +562,16 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     let proof = &plan.proof;
     let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
     let cut = cut.into_iter().fold(0u64, u64::saturating_add);
-    checks.that(
-        cut <= proof.candidates,
-        "proof.candidates",
-        proof.candidates,
-        "no less than were cut",
-    );
+    let settled = cut.saturating_add(proof.placed);
+    let (holds, valid) = if proof.proven_optimal {
+        (
+            settled == proof.candidates,
+            format!("those cut and placed ({settled}), as all are settled"),
+        )
+    } else {
+        (settled <= proof.candidates, format!("no less than those cut and placed ({settled})"))
+    };
+    checks.that(holds && proof.candidates > 0, "proof.candidates", proof.candidates, valid);
     let gap =
         if proof.proven_optimal { proof.gap == 0.0 } else { (0.0..=1.0).contains(&proof.gap) };
     checks.that(gap, "proof.gap", proof.gap, "0 where proven_optimal, else 0 to 1");

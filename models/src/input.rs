@@ -1,11 +1,17 @@
 //! Untrusted text, and what a user got wrong in it: where, and what would be valid.
 
 use std::fmt;
+use std::fs::{self, File, FileType};
 use std::io::Read;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
-use serde_yaml::{Error as YamlError, Location, MessageFormatter, Options, UserMessageFormatter};
+use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_yaml::{
+    Error as YamlError, Location, MessageFormatter, Options, Spanned, UserMessageFormatter,
+};
+
+use crate::text::{is_hidden, quotable, shown, shown_lines};
 
 /// Largest file that is read, bytes.
 pub const MAX_SOURCE_BYTES: usize = 16 << 20;
@@ -23,6 +29,7 @@ const SHOWN_CHARS: usize = 120;
 ///  7 |   heads: 64
 ///    |          ^^ tp must divide this; --set tp= takes 1, 2, 4, 8, 16, 32, 64
 /// ```
+/// with every hidden character ([`is_hidden`]) written out: what it quotes cannot drive a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputError {
     /// What is wrong, naming field and value.
@@ -71,8 +78,8 @@ impl InputError {
 
 impl fmt::Display for InputError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.message)?;
-        let help = self.help.as_deref().unwrap_or("");
+        write!(f, "error: {}", shown_lines(&self.message))?;
+        let help = shown_lines(self.help.as_deref().unwrap_or(""));
         let Some(place) = &self.place else {
             return if help.is_empty() { Ok(()) } else { write!(f, "\n  help: {help}") };
         };
@@ -81,7 +88,8 @@ impl fmt::Display for InputError {
         let indent = " ".repeat(before);
         let carets = "^".repeat(place.width.clamp(1, SHOWN_CHARS));
         let underline = format!(" {gutter} | {indent}{carets} {help}");
-        write!(f, "\n {gutter}--> {}:{}:{}", place.file, place.line, place.column)?;
+        let file = shown(&place.file);
+        write!(f, "\n {gutter}--> {file}:{}:{}", place.line, place.column)?;
         write!(f, "\n {gutter} |\n {} | {text}\n{}", place.line, underline.trim_end())
     }
 }
@@ -91,11 +99,11 @@ impl std::error::Error for InputError {}
 impl Place {
     /// The part of the line to print, and how many of its characters lie before the caret.
     ///
-    /// Control characters become spaces: a file must not be able to drive the terminal.
+    /// Hidden characters become blanks, so that the caret stays under its character.
     fn shown(&self) -> (String, usize) {
         let before = self.column.saturating_sub(1);
         let start = before.saturating_sub(SHOWN_CHARS / 2);
-        let printable = |c: char| if c.is_control() { ' ' } else { c };
+        let printable = |c: char| if is_hidden(c) { ' ' } else { c };
         let text = self.text.chars().skip(start).take(SHOWN_CHARS).map(printable).collect();
         (text, before - start)
     }
@@ -112,7 +120,8 @@ impl Source {
     /// Takes bytes already read, for example from standard input.
     ///
     /// # Errors
-    /// More than [`MAX_SOURCE_BYTES`], not UTF-8 (with byte offset and line), or nothing in it.
+    /// More than [`MAX_SOURCE_BYTES`], not UTF-8 (with byte offset and line), nothing in it, or a control
+    /// character other than tabs and ends of lines.
     pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, InputError> {
         let name = name.into();
         if bytes.len() > MAX_SOURCE_BYTES {
@@ -125,13 +134,34 @@ impl Source {
         }
         // A byte order mark is no part of the first key.
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-        Ok(Self { name, text })
+        let source = Self { name, text };
+        // Some old systems end lines with a carriage return alone.
+        source.without(|c| c.is_control() && c != '\r')?;
+        Ok(source)
     }
 
-    /// Reads a file.
+    /// Refuses a text with a character that `refused` names, tabs and ends of lines aside.
     ///
     /// # Errors
-    /// Missing, unreadable or a directory, and those of [`Source::from_bytes`].
+    /// The first such character, at its place.
+    pub fn without(&self, refused: impl Fn(char) -> bool) -> Result<(), InputError> {
+        let ends_line =
+            |at: usize| matches!(self.text.as_bytes()[at..], [b'\n', ..] | [b'\r', b'\n', ..]);
+        let mut hidden = self.text.char_indices().filter(|&(_, c)| c != '\t' && refused(c));
+        let Some((at, _)) = hidden.find(|&(at, _)| !ends_line(at)) else { return Ok(()) };
+        let (before, c) = (&self.text[..at], self.text[at..].chars().next().unwrap_or_default());
+        let start = before.rfind('\n').map_or(0, |end| end + 1);
+        let line = 1 + before.bytes().filter(|&byte| byte == b'\n').count();
+        let place = self.place(line, 1 + before[start..].chars().count(), 1);
+        let message = format!("the hidden character U+{:04X} stands here", c as u32);
+        Err(InputError::new(message).at(place).help("remove it: valid is text that can be seen"))
+    }
+
+    /// Reads a file: a regular one, or what this process has open already, such as `/dev/stdin` and a shell's
+    /// `<(command)`. Other pipes and devices would keep it waiting, or never end.
+    ///
+    /// # Errors
+    /// Missing, unreadable or no regular file, and those of [`Source::from_bytes`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, InputError> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -141,7 +171,12 @@ impl Source {
                 path.join("config.json").display()
             )));
         }
-        let file = std::fs::File::open(path).map_err(|error| unreadable(&name, &error))?;
+        let kind = fs::metadata(path).map_err(|error| unreadable(&name, &error))?.file_type();
+        if !kind.is_file() && !is_open_already(path) {
+            return Err(InputError::new(format!("{name} is {}, no regular file", in_words(kind)))
+                .help("give a regular file; what another program writes goes through /dev/stdin or <(command)"));
+        }
+        let file = File::open(path).map_err(|error| unreadable(&name, &error))?;
         let mut bytes = Vec::new();
         // One byte more than the limit tells too large apart; a device file may never end.
         let limited = &mut file.take(MAX_SOURCE_BYTES as u64 + 1);
@@ -224,6 +259,85 @@ pub fn parse_yaml<T: DeserializeOwned>(source: &Source) -> Result<T, InputError>
     parsed.map_err(|error| explain(source, error.without_snippet()))
 }
 
+/// The place of a field such as `stages[3].memory.total`; `None` where the text has none of that name.
+pub fn place_of_field(source: &Source, field: &str) -> Option<Place> {
+    let root: Spanned<Node> = parse_yaml(source).ok()?;
+    let steps = field.split(['.', '[']).map(|step| step.trim_end_matches(']'));
+    let found = steps.into_iter().try_fold(&root, |node, step| node.value.child(step))?;
+    source.place_of(found.referenced)
+}
+
+/// Any value, for the places of what is in it.
+enum Node {
+    Map(Vec<(String, Spanned<Node>)>),
+    List(Vec<Spanned<Node>>),
+    Leaf,
+}
+
+impl Node {
+    /// The value of a key, or at an index.
+    fn child(&self, step: &str) -> Option<&Spanned<Self>> {
+        match self {
+            Self::Map(entries) => Some(&entries.iter().find(|(key, _)| key == step)?.1),
+            Self::List(items) => items.get(step.parse::<usize>().ok()?),
+            Self::Leaf => None,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+/// Visits of values that have no others in them.
+macro_rules! leaves {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E>(self, _: $type) -> Result<Node, E> { Ok(Node::Leaf) })*
+    };
+}
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    leaves! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_i128: i128, visit_u128: u128, visit_f64: f64, visit_str: &str }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Leaf)
+    }
+
+    fn visit_none<E>(self) -> Result<Node, E> {
+        Ok(Node::Leaf)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Node, D::Error> {
+        Node::deserialize(from)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut items = vec![];
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Node::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = vec![];
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Map(entries))
+    }
+}
+
 /// Parser limits: wide enough for a plan of a large cluster, and for nothing that explodes.
 fn limits() -> Options {
     serde_yaml::options! {
@@ -241,10 +355,10 @@ fn explain(source: &Source, error: &YamlError) -> InputError {
     let (at, error) = (error.location().unwrap_or(Location::UNKNOWN), innermost(error));
     let (message, help) = match error {
         YamlError::SerdeUnknownField { field, expected, .. } => {
-            (format!("unknown key `{}`", printable(field)), one_of("keys", field, expected))
+            (format!("unknown key `{}`", quotable(field)), one_of("keys", field, expected))
         }
         YamlError::SerdeUnknownVariant { variant, expected, .. } => (
-            format!("{} cannot be `{}`", key(source, at), printable(variant)),
+            format!("{} cannot be `{}`", key(source, at), quotable(variant)),
             one_of("values", variant, expected),
         ),
         YamlError::SerdeMissingField { field, .. } => {
@@ -252,7 +366,7 @@ fn explain(source: &Source, error: &YamlError) -> InputError {
         }
         YamlError::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or("?");
-            (format!("key `{}` is given twice", printable(key)), "keep one of the two".to_owned())
+            (format!("key `{}` is given twice", quotable(key)), "keep one of the two".to_owned())
         }
         _ => mistyped(source, at, error).unwrap_or_else(|| unparsable(error)),
     };
@@ -282,7 +396,7 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
         _ => return None,
     };
     let valid = type_in_words(expected);
-    let found = printable(source.value_at(at).trim());
+    let found = quotable(source.value_at(at).trim());
     let found = if found.is_empty() { "what is here".to_owned() } else { format!("`{found}`") };
     Some((format!("{} cannot be {found}", key(source, at)), format!("valid: {valid}")))
 }
@@ -304,7 +418,7 @@ fn unparsable(error: &YamlError) -> (String, String) {
             (UserMessageFormatter.format_message(error), "valid: YAML `key: value` lines, or JSON")
         }
     };
-    (format!("cannot read this: {}", printable(&text)), help.to_owned())
+    (format!("cannot read this: {}", quotable(&text)), help.to_owned())
 }
 
 /// A Rust type, or serde's description of one, in the user's words: the first line that fits.
@@ -326,7 +440,7 @@ fn type_in_words(expected: &str) -> &str {
 
 /// The key at `at` in quotes, or a word for the whole file.
 fn key(source: &Source, at: Location) -> String {
-    source.key_at(at).map_or_else(|| "the file".to_owned(), |key| format!("`{}`", printable(key)))
+    source.key_at(at).map_or_else(|| "the file".to_owned(), |key| format!("`{}`", quotable(key)))
 }
 
 /// "valid keys: ...", led by the one that `given` resembles.
@@ -378,11 +492,33 @@ fn uncommented(line: &str) -> &str {
     line.split(" #").next().unwrap_or_default().trim()
 }
 
-/// At most sixty characters of a user's text, on one line.
-fn printable(text: &str) -> String {
-    let shown = text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c });
-    let cut = if text.chars().nth(60).is_some() { "..." } else { "" };
-    shown.chain(cut.chars()).collect()
+/// Whether a path names a file that this process has open.
+fn is_open_already(path: &Path) -> bool {
+    path == Path::new("/dev/stdin")
+        || path.starts_with("/dev/fd")
+        || path.starts_with("/proc/self/fd")
+}
+
+/// A kind of file that is no regular one.
+pub fn in_words(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+    }
+    match (kind.is_dir(), kind.is_symlink()) {
+        (true, _) => "a directory",
+        (_, true) => "a symbolic link",
+        _ => "something else",
+    }
 }
 
 fn too_large(name: &str) -> InputError {

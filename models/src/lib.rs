@@ -33,3 +33,4 @@ pub mod program;
 pub mod schedule;
 pub mod shapes;
 mod shipped;
+pub mod text;

@@ -6,11 +6,12 @@
 
 use crate::cluster::{AttentionKernel, ClusterSpec, Software};
 use crate::decisions::Decisions;
-use crate::input::{InputError, Source, parse_yaml};
+use crate::input::{InputError, Source, parse_yaml, place_of_field};
 use crate::layer::{self, LocalHeads, Split};
 use crate::model::ModelSpec;
 use crate::placement::{Stage, device_memory};
 use crate::schedule::{Schedule, ScheduleError};
+use crate::text::{self, Fault};
 use serde::{Deserialize, Serialize};
 
 /// The version of plans that this crate reads and writes.
@@ -148,12 +149,15 @@ pub enum Basis {
 }
 
 impl ErrorBand {
+    /// Half width of the band of software that no measured run stands for, as a part of the iteration's time.
+    pub const UNCALIBRATED: f64 = 0.15;
+
     /// The band of a generation of software: what four in five published runs that its constants had not seen
     /// lay within; a round prior where there are none.
     pub fn new(software: &Software) -> Self {
         match software.error_band {
             Some(relative) => Self { relative, basis: Basis::Validated },
-            None => Self { relative: 0.15, basis: Basis::Uncalibrated },
+            None => Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated },
         }
     }
 }
@@ -332,6 +336,17 @@ fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
     core_flops(model) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
 }
 
+/// A text of a plan that may not stand where it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextFault {
+    /// Its field, as in plan.yaml.
+    pub field: String,
+    /// What is wrong with it.
+    pub fault: Fault,
+    /// What would be valid, in words.
+    pub valid: &'static str,
+}
+
 /// What tells versions apart before anything else is read.
 #[derive(Deserialize)]
 struct Head {
@@ -342,8 +357,10 @@ impl Plan {
     /// Reads a plan.
     ///
     /// # Errors
-    /// Anything wrong with the text, at its place; a version this crate does not know.
+    /// Anything wrong with the text, at its place; a hidden character ([`text::is_hidden`]) anywhere in it; a
+    /// version this crate does not know; a text that is no name or line ([`Self::text_faults`]).
     pub fn read(source: &Source) -> Result<Self, InputError> {
+        source.without(text::is_hidden)?;
         let head: Head = parse_yaml(source)?;
         let Some(version) = head.version else {
             let help = "a plan is what `plan --model ... --gpus N -o plan.yaml` writes";
@@ -358,7 +375,51 @@ impl Plan {
             let help = format!("this tool reads version {VERSION}; plan again to get one");
             return Err(source.error_at(version.referenced, message).help(help));
         }
-        parse_yaml(source)
+        let plan: Self = parse_yaml(source)?;
+        let Some(TextFault { field, fault, valid }) = plan.text_faults().into_iter().next() else {
+            return Ok(plan);
+        };
+        let error = InputError::new(format!("`{field}` {fault}")).help(format!("valid: {valid}"));
+        let place = place_of_field(source, &field).unwrap_or_else(|| source.place(1, 1, 1));
+        Err(error.at(place))
+    }
+
+    /// Texts of the plan that may not stand where they do: whoever made the plan, they are printed, and some become
+    /// parts of a program.
+    pub fn text_faults(&self) -> Vec<TextFault> {
+        let name = |field: String, text: &str| {
+            text::name_fault(text).map(|fault| TextFault { field, fault, valid: text::VALID_NAME })
+        };
+        let lines = |field: &str, texts: &[String]| {
+            let fault = |(index, line): (usize, &String)| {
+                let fault = text::line_fault(line)?;
+                Some(TextFault {
+                    field: format!("{field}[{index}]"),
+                    fault,
+                    valid: text::VALID_LINE,
+                })
+            };
+            texts.iter().enumerate().filter_map(fault).collect::<Vec<_>>()
+        };
+        let (inputs, model) = (&self.inputs, &self.inputs.model);
+        let names = [
+            ("tool", &self.tool),
+            ("inputs.cluster.name", &inputs.cluster.name),
+            ("inputs.cluster.device", &inputs.cluster.device),
+            ("inputs.model.name", &model.name),
+        ];
+        let names = names.into_iter().filter_map(|(field, text)| name(field.to_owned(), text));
+        let kinds = self.stages.iter().enumerate().flat_map(|(index, stage)| {
+            let field = format!("stages[{index}].recompute");
+            stage.recompute.keys().filter_map(move |kind| name(field.clone(), kind))
+        });
+        names
+            .chain(lines("inputs.settings", &inputs.settings))
+            .chain(lines("inputs.model.assumptions", &model.assumptions))
+            .chain(lines("inputs.model.numerics.unknown", &model.numerics.unknown))
+            .chain(lines("order", &self.order))
+            .chain(kinds)
+            .collect()
     }
 
     /// The text of `plan.yaml`.

@@ -34,16 +34,24 @@ fn sizes_follow_the_gpus() {
 #[test]
 fn wrong_files_are_told_what_and_where() {
     let cases: &[(&str, &str, &[&str])] = &[
-        ("reserved_bytes: 2.5e9", "reserved_bytes: 90e9", &["`reserved_bytes` cannot be 90"]),
+        (
+            "reserved_bytes: 2.5e9",
+            "reserved_bytes: 90e9",
+            &["`reserved_bytes` cannot be 9e10", "less than hbm_bytes, 8.55e10"],
+        ),
         ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
         ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
         (
             "hbm_bytes_per_s: 3.35e12",
             "hbm_bytes_per_s: -1",
-            &["`hbm_bytes_per_s` cannot be -1", "more than 0"],
+            &["`hbm_bytes_per_s` cannot be -1", "1e6 to 1e16"],
         ),
-        ("efficiency: 0.80", "efficiency: 1.2", &["`efficiency` cannot be 1.2", "at most 1"]),
-        ("gpus: 8", "gpus: 0", &["`gpus` cannot be 0", "1 or more"]),
+        (
+            "efficiency: 0.80",
+            "efficiency: 1.2",
+            &["`efficiency` cannot be 1.2", "valid: 0.001 to 1"],
+        ),
+        ("gpus: 8", "gpus: 0", &["`gpus` cannot be 0", "valid: 1 to 1e9"]),
         ("gpus: 8, ", "", &["level `nvlink` needs `gpus`"]),
         ("{name: infiniband,", "{name: infiniband, gpus: 64,", &["outermost", "leave `gpus` out"]),
         ("efficiency: h100", "efficiency: h1", &["no efficiency tables `h1`", "h100"]),
@@ -93,4 +101,70 @@ fn levels_must_not_be_empty() {
         format!("{}levels: []\n{}", &text[..start], &text[end..])
     });
     assert!(message.contains("`levels` is empty"), "{message}");
+}
+
+/// Figures that no machine has: each was accepted, and made times of NaN or a utilisation of 71,413 %.
+#[test]
+fn figures_of_no_machine_are_refused_with_their_range() {
+    let good = shipped_source("dgx_h100").unwrap().unwrap();
+    let keys = [
+        ("hbm_bytes: 85.5e9", "hbm_bytes", "1e6 to 1e15"),
+        ("hbm_bytes_per_s: 3.35e12", "hbm_bytes_per_s", "1e6 to 1e16"),
+        ("bf16: 989.4e12", "bf16", "1e6 to 1e19"),
+        ("kernel_launch_s: 4.0e-6", "kernel_launch_s", "0 to 1"),
+        ("sustained_slowdown: 1.237", "sustained_slowdown", "0.1 to 10000"),
+        ("latency_s: 1.5e-6", "latency_s", "0 to 10"),
+        ("bytes_per_s: 450e9", "bytes_per_s", "1000 to 1e15"),
+        ("efficiency: 0.80", "efficiency", "0.001 to 1"),
+        ("link_bytes_per_s: 55e9", "link_bytes_per_s", "1000 to 1e15"),
+        ("storage_bytes_per_s: 4e9", "storage_bytes_per_s", "1 to 1e18"),
+        ("failures_per_node_day: 3.8e-3", "failures_per_node_day", "0 to 10000"),
+        ("base: megatron_2024", "gemm_slowdown", "0.1 to 10000"),
+        ("base: megatron_2024", "tp_exposed", "0 to 1000"),
+        ("base: megatron_2024", "optimizer_state_bytes", "0.1 to 10000"),
+        ("base: megatron_2024", "step_overhead_s", "0 to 10000"),
+    ];
+    for (from, key, range) in keys {
+        assert!(good.text().contains(from), "no {from}");
+        for value in ["1e-308", "1e308", "-1"] {
+            let to = match from.starts_with("base") {
+                true => format!("{from}, {key}: {value}"),
+                false => format!("{key}: {value}"),
+            };
+            let text = good.text().replacen(from, &to, 1);
+            let source = Source::from_bytes("my.yaml", text.into_bytes()).unwrap();
+            // Next to nothing is as good as nothing where nothing is valid.
+            if range.starts_with("0 ") && value == "1e-308" {
+                assert!(read(&source).is_ok(), "{key}: {value}");
+                continue;
+            }
+            let error = read(&source).expect_err(&to);
+            assert_eq!(error.help, Some(format!("valid: {range}")), "{error}");
+            assert!(error.message.contains(&format!("`{key}` cannot be {value}")), "{error}");
+        }
+    }
+}
+
+/// A file of some MB names more combinations of sizes than any memory holds.
+#[test]
+fn tables_cannot_explode() {
+    let rows: String = (1..100_000).map(|n| format!("    gemm:bf16,{n},{n},5000\n")).collect();
+    for (lines, says) in [
+        (format!("    gemm_k:bf16,512\n{rows}"), "no whole grid of valid figures for `gemm`"),
+        ("    stream,1048576,20000\n".to_owned(), "no whole grid of valid figures for `stream`"),
+        ("    stream,inf,4000\n".to_owned(), "line 1 of the efficiency tables"),
+        ("    stream,1048576,0\n".to_owned(), "line 1 of the efficiency tables"),
+    ] {
+        let to = format!("efficiency: |\n{lines}    # end\n");
+        let message = told(|text| text.replacen("efficiency: h100", &to, 1));
+        assert!(message.contains(says), "{message}");
+    }
+}
+
+#[test]
+fn there_are_few_levels() {
+    let level = "  - {name: more, gpus: 1, bytes_per_s: 50e9, latency_s: 1e-6, efficiency: 0.9}\n";
+    let all = format!("levels:\n{}", level.repeat(20));
+    let message = told(|text| text.replacen("levels:\n", &all, 1));
+    assert!(message.contains("`levels` has 22 levels") && message.contains("1 to 16"), "{message}");
 }

@@ -1,7 +1,9 @@
 //! What a wrong model file is told, and that no file makes the reader panic.
 
 use models::input::{InputError, Source, parse_yaml};
-use models::model::{ModelSpec, default_global_batch, read, shipped_names, shipped_source};
+use models::model::{
+    ModelSpec, default_global_batch, read, shipped_names, shipped_source, warnings,
+};
 use proptest::prelude::*;
 
 const GOOD: &str = "layers: 4\nhidden: 64\nheads: 8\nffn: 176\nvocab: 512\nseq_len: 64\n";
@@ -304,6 +306,52 @@ fn hugging_face_configurations_that_a_spec_cannot_say() {
         let error = config(model_type, &keys).expect_err(&keys);
         assert!(error.message.contains(says) && error.help.is_some(), "{error}");
         assert_eq!(error.place.as_ref().map(|place| place.line), Some(2), "{error}");
+    }
+}
+
+/// What changes the mathematics is known by name, and nothing else is silent.
+#[test]
+fn hugging_face_keys_are_read_or_named() {
+    let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
+                 \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 9000";
+    let told = |keys: &str| {
+        let text = format!("{{\"model_type\": \"llama\", {shape},\n{keys}}}");
+        let source = Source::from_bytes("config.json", text.into_bytes()).unwrap();
+        let spec = read(&source).unwrap_or_else(|error| panic!("{error}"));
+        (warnings(&source, &spec), spec.numerics.unknown)
+    };
+    for (keys, unknown) in [
+        ("\"partial_rotary_factor\": 0.5", "partial_rotary_factor"),
+        ("\"quantization_config\": {\"bits\": 4}", "quantization_config"),
+        ("\"rope_scaling\": {\"factor\": 8.0}", "rope_scaling"),
+        ("\"add_cross_attention\": true", "add_cross_attention"),
+    ] {
+        let (said, found) = told(keys);
+        assert_eq!(found, [unknown]);
+        assert!(
+            said.len() == 1 && said[0].contains(unknown) && said[0].contains("generate"),
+            "{said:?}"
+        );
+    }
+    let harmless = "\"partial_rotary_factor\": 1.0, \"quantization_config\": null, \"rope_scaling\": null, \
+                    \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
+                    \"architectures\": [\"LlamaForCausalLM\"], \"use_cache\": true, \"bos_token_id\": 1";
+    assert_eq!(told(harmless), (vec![], vec![]));
+    let (said, unknown) = told("\"clip_qkv\": 8,\n\"rope_thetaa\": 5e5");
+    assert_eq!(unknown, [""; 0]);
+    assert!(said[0].contains("`clip_qkv` (line 2), `rope_thetaa` (line 3)"), "{said:?}");
+    let (said, _) =
+        told(&(0..30).map(|n| format!("\"key_{n}\": 1")).collect::<Vec<_>>().join(", "));
+    assert!(said[0].contains("`key_9`") && said[0].ends_with("and 20 more"), "{said:?}");
+}
+
+#[test]
+fn shipped_configurations_have_no_unknown_keys() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/hugging_face");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let source = Source::open(entry.unwrap().path()).unwrap();
+        let said = warnings(&source, &read(&source).unwrap());
+        assert!(said.iter().all(|line| !line.contains("not known")), "{said:?}");
     }
 }
 

@@ -12,6 +12,7 @@ use crate::cost::{gemm, memory_bound};
 use crate::flags::restrictions;
 use crate::request::Request;
 use crate::search::search;
+use codegen::escape;
 use models::cluster::{ClusterSpec, Core, Dtype, Exchange, Measured, Product, Step};
 use models::input::{InputError, Source};
 use models::model;
@@ -227,10 +228,10 @@ pub fn yaml(cluster: &ClusterSpec, measured: &Measured) -> String {
         "# Measured by `plan calibrate` with {} ranks at a time on {} cores.",
         measured.ranks, measured.cores
     ));
-    line(format_args!("name: {}", cluster.name));
-    line(format_args!("description: {}", cluster.description));
+    line(format_args!("name: {}", escape::yaml(&cluster.name)));
+    line(format_args!("description: {}", escape::yaml(&cluster.description)));
     line(format_args!("device:"));
-    line(format_args!("  name: {}", device.name));
+    line(format_args!("  name: {}", escape::yaml(&device.name)));
     line(format_args!(
         "  peak_flops: {{{}}}  # with which the cost model's formula gives the measured products",
         peaks.join(", ")
@@ -250,7 +251,11 @@ pub fn yaml(cluster: &ClusterSpec, measured: &Measured) -> String {
     for level in &cluster.levels {
         line(format_args!(
             "  - {{name: {}, bytes_per_s: {:.4e}, latency_s: {:.4e}, efficiency: {}, in_network: {}}}  # all-reduces of 4 KiB and 4 MiB",
-            level.name, level.bytes_per_s, level.latency_s, level.efficiency, level.in_network
+            escape::yaml(&level.name),
+            level.bytes_per_s,
+            level.latency_s,
+            level.efficiency,
+            level.in_network
         ));
     }
     line(format_args!(

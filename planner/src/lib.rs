@@ -4,6 +4,7 @@ pub mod bounds;
 pub mod calibrate;
 pub mod case;
 pub mod compare;
+pub mod contradictions;
 pub mod cost;
 pub mod explain;
 pub mod explain_text;

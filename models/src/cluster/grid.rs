@@ -11,11 +11,15 @@ pub struct Grid<const N: usize> {
     ln_values: Vec<f64>,
 }
 
+/// Points of the largest grid: a file of a few sizes on each line could ask for many more.
+const MOST_POINTS: usize = 1 << 22;
+
 impl<const N: usize> Grid<N> {
     /// A grid with `value` at each combination of the axes' points. Axes must be positive and rising
-    /// and none empty, values positive.
+    /// and none empty, values positive. With more than [`MOST_POINTS`] combinations it has no values.
     pub fn new(axes: [Vec<f64>; N], mut value: impl FnMut([f64; N]) -> f64) -> Self {
-        let count = axes.iter().map(Vec::len).product();
+        let count = axes.iter().try_fold(1_usize, |count, axis| count.checked_mul(axis.len()));
+        let count = count.filter(|&count| count <= MOST_POINTS).unwrap_or(0);
         let point = |index| Self::point(&axes, index);
         let ln_values = (0..count).map(|index| value(point(index)).ln()).collect();
         let ln_axes = axes.map(|axis| axis.iter().map(|x| x.ln()).collect());

@@ -1,6 +1,7 @@
 //! Clusters: devices, links, the software that runs on them, and measured efficiency.
 
 mod grid;
+mod limits;
 mod measured;
 mod products;
 mod raw;

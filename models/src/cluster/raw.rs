@@ -6,10 +6,12 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_yaml::Spanned;
 
+use super::limits::{MOST_LEVELS, limits, words};
 use super::{
     AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Software,
 };
 use crate::input::{InputError, Source};
+use crate::text::{VALID_LINE, VALID_NAME, line_fault, name_fault, quotable};
 
 type Number = Spanned<f64>;
 
@@ -18,8 +20,7 @@ type Number = Spanned<f64>;
 #[serde(deny_unknown_fields)]
 pub(super) struct RawCluster {
     name: Spanned<String>,
-    #[serde(default)]
-    description: String,
+    description: Option<Spanned<String>>,
     device: RawDevice,
     levels: Spanned<Vec<RawLevel>>,
     host: RawHost,
@@ -36,7 +37,7 @@ pub(super) struct RawCluster {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawDevice {
-    name: String,
+    name: Spanned<String>,
     peak_flops: Spanned<BTreeMap<Dtype, Number>>,
     hbm_bytes: Number,
     hbm_bytes_per_s: Number,
@@ -49,7 +50,7 @@ struct RawDevice {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawLevel {
-    name: String,
+    name: Spanned<String>,
     gpus: Option<Spanned<u64>>,
     bytes_per_s: Number,
     gpus_an_adapter: Option<Spanned<u64>>,
@@ -131,16 +132,18 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
     let tables = check.tables(&raw.efficiency, &device)?;
     Ok(ClusterSpec {
         name: check.named(&raw.name)?,
-        description: raw.description.clone(),
+        description: match &raw.description {
+            Some(line) => check.line("description", line)?,
+            None => String::new(),
+        },
         device,
         levels: levels(&check, &raw.levels)?,
         host: Host {
-            memory_bytes: check.at_least_zero("memory_bytes", &raw.host.memory_bytes)?,
-            link_bytes_per_s: check.positive("link_bytes_per_s", &raw.host.link_bytes_per_s)?,
+            memory_bytes: check.number("memory_bytes", &raw.host.memory_bytes)?,
+            link_bytes_per_s: check.number("link_bytes_per_s", &raw.host.link_bytes_per_s)?,
         },
-        storage_bytes_per_s: check.positive("storage_bytes_per_s", &raw.storage_bytes_per_s)?,
-        failures_per_node_day: check
-            .at_least_zero("failures_per_node_day", &raw.failures_per_node_day)?,
+        storage_bytes_per_s: check.number("storage_bytes_per_s", &raw.storage_bytes_per_s)?,
+        failures_per_node_day: check.number("failures_per_node_day", &raw.failures_per_node_day)?,
         software: software(&check, &raw.software)?,
         tables: Arc::new(tables),
         any_gpu_count: raw.any_gpu_count,
@@ -150,7 +153,7 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
             .map(|ranks| check.count("measured_ranks", ranks))
             .transpose()?,
         thread_slowdown: match &raw.thread_slowdown {
-            Some(number) => check.positive("thread_slowdown", number)?,
+            Some(number) => check.number("thread_slowdown", number)?,
             None => 1.0,
         },
     })
@@ -158,25 +161,26 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
 
 fn device(check: &Checker<'_>, raw: &RawDevice) -> Result<Device, InputError> {
     let peaks = raw.peak_flops.value.iter();
-    let peak =
-        |(dtype, flops): (&Dtype, &Number)| Ok((*dtype, check.positive(dtype.name(), flops)?));
+    let peak = |(dtype, flops): (&Dtype, &Number)| {
+        Ok((*dtype, check.within("peak_flops", dtype.name(), flops)?))
+    };
     let peak_flops = peaks.map(peak).collect::<Result<BTreeMap<_, _>, InputError>>()?;
     if peak_flops.is_empty() {
         let error = check.source.error_at(raw.peak_flops.referenced, "`peak_flops` is empty");
         return Err(error.help("give at least one format, for example `bf16: 989.4e12`"));
     }
     Ok(Device {
-        name: raw.name.clone(),
+        name: check.named(&raw.name)?,
         peak_flops,
-        hbm_bytes: check.positive("hbm_bytes", &raw.hbm_bytes)?,
-        hbm_bytes_per_s: check.positive("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
+        hbm_bytes: check.number("hbm_bytes", &raw.hbm_bytes)?,
+        hbm_bytes_per_s: check.number("hbm_bytes_per_s", &raw.hbm_bytes_per_s)?,
         sms: check.count("sms", &raw.sms)?,
-        kernel_launch_s: check.at_least_zero("kernel_launch_s", &raw.kernel_launch_s)?,
+        kernel_launch_s: check.number("kernel_launch_s", &raw.kernel_launch_s)?,
         sustained_slowdown: raw
             .sustained_slowdown
             .as_ref()
-            .map_or(Ok(1.0), |slowdown| check.positive("sustained_slowdown", slowdown))?,
-        reserved_bytes: check.below("reserved_bytes", &raw.reserved_bytes, raw.hbm_bytes.value)?,
+            .map_or(Ok(1.0), |slowdown| check.number("sustained_slowdown", slowdown))?,
+        reserved_bytes: check.reserved(&raw.reserved_bytes, raw.hbm_bytes.value)?,
     })
 }
 
@@ -185,6 +189,11 @@ fn levels(check: &Checker<'_>, raw: &Spanned<Vec<RawLevel>>) -> Result<Vec<LinkL
         let error = check.source.error_at(raw.referenced, "`levels` is empty");
         return Err(error.help("give at least one level of links, the innermost first"));
     };
+    if raw.value.len() > MOST_LEVELS {
+        let message = format!("`levels` has {} levels", raw.value.len());
+        let error = check.source.error_at(raw.referenced, message);
+        return Err(error.help(format!("valid: 1 to {MOST_LEVELS}")));
+    }
     let mut inner = 1;
     let mut finished = Vec::with_capacity(raw.value.len());
     for (i, level) in raw.value.iter().enumerate() {
@@ -205,12 +214,14 @@ fn domain(
     match &level.gpus {
         // A bound on the last level would leave GPUs beyond it unconnected.
         Some(gpus) if outermost => {
-            let message = format!("level `{}` is the outermost and cannot be bounded", level.name);
+            let message =
+                format!("level `{}` is the outermost and cannot be bounded", level.name.value);
             let error = check.source.error_at(gpus.referenced, message);
             Err(error.help("leave `gpus` out, or add a level that connects these domains"))
         }
         None if !outermost => {
-            let message = format!("level `{}` needs `gpus`: it is not the outermost", level.name);
+            let message =
+                format!("level `{}` needs `gpus`: it is not the outermost", level.name.value);
             Err(check.source.error_at(level.bytes_per_s.referenced, message))
         }
         None => Ok(None),
@@ -231,23 +242,23 @@ fn domain(
 fn link(check: &Checker<'_>, raw: &RawLevel, gpus: Option<u64>) -> Result<LinkLevel, InputError> {
     let oversubscription = raw.oversubscription.as_ref();
     let oversubscription =
-        oversubscription.map(|over| check.at_least_one("oversubscription", over)).transpose()?;
+        oversubscription.map(|over| check.number("oversubscription", over)).transpose()?;
     let sharing = raw.gpus_an_adapter.as_ref();
     let sharing = sharing.map(|gpus| check.count("gpus_an_adapter", gpus)).transpose()?;
     Ok(LinkLevel {
-        name: raw.name.clone(),
+        name: check.named(&raw.name)?,
         gpus,
-        bytes_per_s: check.positive("bytes_per_s", &raw.bytes_per_s)?,
+        bytes_per_s: check.number("bytes_per_s", &raw.bytes_per_s)?,
         gpus_an_adapter: sharing.unwrap_or(1),
-        latency_s: check.at_least_zero("latency_s", &raw.latency_s)?,
-        efficiency: check.efficiency("efficiency", &raw.efficiency)?,
+        latency_s: check.number("latency_s", &raw.latency_s)?,
+        efficiency: check.number("efficiency", &raw.efficiency)?,
         in_network: raw.in_network,
         oversubscription: oversubscription.unwrap_or(1.0),
     })
 }
 
 /// The values given, over those of `base`; without a base all must be given.
-fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Software, InputError> {
+fn software(check: &Checker<'_>, raw: &Spanned<RawSoftware>) -> Result<Software, InputError> {
     let given = &raw.value;
     let base = given.base.as_ref().map(|name| check.base(name)).transpose()?;
     let base = base.as_ref();
@@ -256,73 +267,70 @@ fn software<'a>(check: &Checker<'a>, raw: &Spanned<RawSoftware>) -> Result<Softw
         error.help(format!("add `{key}: ...`, or `base: ` with a shipped generation"))
     };
 
-    let number = |valid: fn(&Checker<'a>, &str, &Number) -> Result<f64, InputError>,
-                  key,
-                  value: &Option<Number>,
-                  base: Option<f64>| match value {
-        Some(value) => valid(check, key, value),
+    let number = |key, value: &Option<Number>, base: Option<f64>| match value {
+        Some(value) => check.number(key, value),
         None => base.ok_or_else(|| missing(key)),
     };
     macro_rules! pick {
         ($key:ident) => {
             given.$key.or(base.map(|base| base.$key)).ok_or_else(|| missing(stringify!($key)))?
         };
-        ($valid:ident $key:ident) => {
-            number(Checker::$valid, stringify!($key), &given.$key, base.map(|base| base.$key))?
+        (number $key:ident) => {
+            number(stringify!($key), &given.$key, base.map(|base| base.$key))?
         };
     }
     Ok(Software {
         attention: pick!(attention),
-        gemm_slowdown: pick!(positive gemm_slowdown),
-        attention_slowdown: pick!(positive attention_slowdown),
-        narrow_attention_slowdown: pick!(positive narrow_attention_slowdown),
-        sink_attention_slowdown: pick!(positive sink_attention_slowdown),
-        attention_backward_slowdown: pick!(positive attention_backward_slowdown),
-        stream_slowdown: pick!(positive stream_slowdown),
+        gemm_slowdown: pick!(number gemm_slowdown),
+        attention_slowdown: pick!(number attention_slowdown),
+        narrow_attention_slowdown: pick!(number narrow_attention_slowdown),
+        sink_attention_slowdown: pick!(number sink_attention_slowdown),
+        attention_backward_slowdown: pick!(number attention_backward_slowdown),
+        stream_slowdown: pick!(number stream_slowdown),
         sequence_parallel: pick!(sequence_parallel),
-        tp_exposed: pick!(at_least_zero tp_exposed),
-        reduced_gradient_bytes: pick!(positive reduced_gradient_bytes),
-        dp_overlap: pick!(fraction dp_overlap),
-        dp_slowdown: pick!(positive dp_slowdown),
-        zero3_slowdown: pick!(positive zero3_slowdown),
-        zero3_overlap: pick!(fraction zero3_overlap),
+        tp_exposed: pick!(number tp_exposed),
+        reduced_gradient_bytes: pick!(number reduced_gradient_bytes),
+        dp_overlap: pick!(number dp_overlap),
+        dp_slowdown: pick!(number dp_slowdown),
+        zero3_slowdown: pick!(number zero3_slowdown),
+        zero3_overlap: pick!(number zero3_overlap),
         zero3_by_matrix: pick!(zero3_by_matrix),
         p2p_overlap: pick!(p2p_overlap),
         tied_under_weights: pick!(tied_under_weights),
         zero1_by_tensor: pick!(zero1_by_tensor),
         scatter_gather: pick!(scatter_gather),
-        expert_slowdown: pick!(positive expert_slowdown),
+        expert_slowdown: pick!(number expert_slowdown),
         dispatch_once_a_node: pick!(dispatch_once_a_node),
-        ep_exposed: pick!(at_least_zero ep_exposed),
+        ep_exposed: pick!(number ep_exposed),
         dispatch_under_passes: pick!(dispatch_under_passes),
-        host_s_per_layer: pick!(at_least_zero host_s_per_layer),
-        routing_s: pick!(at_least_zero routing_s),
+        host_s_per_layer: pick!(number host_s_per_layer),
+        routing_s: pick!(number routing_s),
         graphed_routing: pick!(graphed_routing),
-        p2p_slowdown: pick!(positive p2p_slowdown),
-        pass_gap_s: pick!(at_least_zero pass_gap_s),
-        step_overhead_s: pick!(at_least_zero step_overhead_s),
-        slowdown_per_doubling: pick!(at_least_zero slowdown_per_doubling),
-        fp8_cast_bytes: pick!(at_least_zero fp8_cast_bytes),
-        permute_bytes: pick!(at_least_zero permute_bytes),
+        p2p_slowdown: pick!(number p2p_slowdown),
+        pass_gap_s: pick!(number pass_gap_s),
+        step_overhead_s: pick!(number step_overhead_s),
+        slowdown_per_doubling: pick!(number slowdown_per_doubling),
+        fp8_cast_bytes: pick!(number fp8_cast_bytes),
+        permute_bytes: pick!(number permute_bytes),
         fused_experts: pick!(fused_experts),
-        optimizer_bytes_per_parameter: pick!(positive optimizer_bytes_per_parameter),
-        fp16_gradient_bytes: pick!(positive fp16_gradient_bytes),
-        bf16_gradient_bytes: pick!(positive bf16_gradient_bytes),
-        optimizer_state_bytes: pick!(positive optimizer_state_bytes),
-        loss_bytes: pick!(positive loss_bytes),
-        loss_gradient_bytes: pick!(positive loss_gradient_bytes),
-        logit_bytes: pick!(positive logit_bytes),
-        placeholder_bytes: pick!(at_least_zero placeholder_bytes),
-        vocab_hidden_states: pick!(at_least_zero vocab_hidden_states),
-        vocab_slowdown: pick!(at_least_one vocab_slowdown),
-        interlaced_slowdown: pick!(at_least_one interlaced_slowdown),
-        fp8_slowdown: pick!(positive fp8_slowdown),
-        gradient_add_bytes: pick!(at_least_zero gradient_add_bytes),
+        optimizer_bytes_per_parameter: pick!(number optimizer_bytes_per_parameter),
+        fp16_gradient_bytes: pick!(number fp16_gradient_bytes),
+        bf16_gradient_bytes: pick!(number bf16_gradient_bytes),
+        optimizer_state_bytes: pick!(number optimizer_state_bytes),
+        loss_bytes: pick!(number loss_bytes),
+        loss_gradient_bytes: pick!(number loss_gradient_bytes),
+        logit_bytes: pick!(number logit_bytes),
+        placeholder_bytes: pick!(number placeholder_bytes),
+        vocab_hidden_states: pick!(number vocab_hidden_states),
+        vocab_slowdown: pick!(number vocab_slowdown),
+        interlaced_slowdown: pick!(number interlaced_slowdown),
+        fp8_slowdown: pick!(number fp8_slowdown),
+        gradient_add_bytes: pick!(number gradient_add_bytes),
         recompute_stops_early: pick!(recompute_stops_early),
         selective: pick!(selective),
-        buffer_bytes: pick!(at_least_zero buffer_bytes),
+        buffer_bytes: pick!(number buffer_bytes),
         error_band: match &given.error_band {
-            Some(band) => Some(check.fraction("error_band", band)?),
+            Some(band) => Some(check.number("error_band", band)?),
             None => base.and_then(|base| base.error_band),
         },
     })
@@ -334,67 +342,60 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// `value` if `valid`, else an error that names the key and says what would be.
-    fn number(
-        &self,
-        key: &str,
-        value: &Number,
-        valid: bool,
-        help: &str,
-    ) -> Result<f64, InputError> {
-        if valid && value.value.is_finite() {
+    /// `value` if it is within the limits of `key`, else an error that says them.
+    fn number(&self, key: &str, value: &Number) -> Result<f64, InputError> {
+        self.within(key, key, value)
+    }
+
+    /// The same of a value that stands under the key `named` and has the limits of `key`.
+    fn within(&self, key: &str, named: &str, value: &Number) -> Result<f64, InputError> {
+        let (least, most) = limits(key);
+        if (least..=most).contains(&value.value) {
             return Ok(value.value);
         }
-        let message = format!("`{key}` cannot be {}", value.value);
-        Err(self.source.error_at(value.referenced, message).help(format!("valid: {help}")))
+        let message = format!("`{named}` cannot be {}", words(value.value));
+        let error = self.source.error_at(value.referenced, message);
+        Err(error.help(format!("valid: {} to {}", words(least), words(most))))
     }
 
-    fn positive(&self, key: &str, value: &Number) -> Result<f64, InputError> {
-        self.number(key, value, value.value > 0.0, "more than 0")
-    }
-
-    fn at_least_zero(&self, key: &str, value: &Number) -> Result<f64, InputError> {
-        self.number(key, value, value.value >= 0.0, "0 or more")
-    }
-
-    fn at_least_one(&self, key: &str, value: &Number) -> Result<f64, InputError> {
-        self.number(key, value, value.value >= 1.0, "1 or more")
-    }
-
-    fn fraction(&self, key: &str, value: &Number) -> Result<f64, InputError> {
-        self.number(key, value, (0.0..=1.0).contains(&value.value), "0 to 1")
-    }
-
-    fn efficiency(&self, key: &str, value: &Number) -> Result<f64, InputError> {
-        let valid = value.value > 0.0 && value.value <= 1.0;
-        self.number(key, value, valid, "more than 0, at most 1")
-    }
-
-    fn below(&self, key: &str, value: &Number, limit: f64) -> Result<f64, InputError> {
-        let valid = (0.0..limit).contains(&value.value);
-        self.number(key, value, valid, &format!("0 to less than {limit}"))
+    /// What tensors cannot use of `hbm_bytes`.
+    fn reserved(&self, value: &Number, hbm_bytes: f64) -> Result<f64, InputError> {
+        let bytes = self.number("reserved_bytes", value)?;
+        if bytes < hbm_bytes {
+            return Ok(bytes);
+        }
+        let message = format!("`reserved_bytes` cannot be {}", words(bytes));
+        let error = self.source.error_at(value.referenced, message);
+        Err(error.help(format!("valid: 0 to less than hbm_bytes, {}", words(hbm_bytes))))
     }
 
     fn count(&self, key: &str, value: &Spanned<u64>) -> Result<u64, InputError> {
-        if value.value > 0 {
+        let (least, most) = limits(key);
+        if (least..=most).contains(&(value.value as f64)) {
             return Ok(value.value);
         }
-        let error = self.source.error_at(value.referenced, format!("`{key}` cannot be 0"));
-        Err(error.help("valid: 1 or more"))
+        let message = format!("`{key}` cannot be {}", value.value);
+        let error = self.source.error_at(value.referenced, message);
+        Err(error.help(format!("valid: {} to {}", words(least), words(most))))
     }
 
     fn named(&self, name: &Spanned<String>) -> Result<String, InputError> {
-        if !name.value.trim().is_empty() {
-            return Ok(name.value.clone());
-        }
-        Err(self.source.error_at(name.referenced, "`name` is empty").help("give a name"))
+        let Some(fault) = name_fault(&name.value) else { return Ok(name.value.clone()) };
+        let error = self.source.error_at(name.referenced, format!("`name` {fault}"));
+        Err(error.help(format!("valid: {VALID_NAME}")))
+    }
+
+    fn line(&self, key: &str, line: &Spanned<String>) -> Result<String, InputError> {
+        let Some(fault) = line_fault(&line.value) else { return Ok(line.value.clone()) };
+        let error = self.source.error_at(line.referenced, format!("`{key}` {fault}"));
+        Err(error.help(format!("valid: {VALID_LINE}")))
     }
 
     fn base(&self, name: &Spanned<String>) -> Result<Software, InputError> {
         if let Some(software) = super::software(&name.value)? {
             return Ok(software);
         }
-        let message = format!("there is no software generation `{}`", name.value);
+        let message = format!("there is no software generation `{}`", quotable(&name.value));
         let names = super::software_names()?.join(", ");
         Err(self.source.error_at(name.referenced, message).help(format!("valid: {names}")))
     }
@@ -411,7 +412,7 @@ impl Checker<'_> {
             });
         }
         EfficiencyTables::shipped(&name.value, device)?.ok_or_else(|| {
-            let message = format!("there are no efficiency tables `{}`", name.value);
+            let message = format!("there are no efficiency tables `{}`", quotable(&name.value));
             let names: Vec<&str> = super::table_names().collect();
             let error = self.source.error_at(name.referenced, message);
             error.help(format!("valid: {}, or tables written out", names.join(", ")))

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::{MOST_OF_PEAK, TABLE};
 use super::products::{Products, Waves};
 use super::{Device, Dtype, Grid, roofline};
 use crate::input::InputError;
@@ -23,6 +24,12 @@ const NONE: &str = "none";
 
 /// Files write fractions in this unit.
 pub(super) const FRACTION: f64 = 1e-4;
+
+/// The part of the peak that a cell says; none where it is more than there is.
+fn of_peak(cell: f64) -> f64 {
+    let share = cell * FRACTION;
+    if share <= MOST_OF_PEAK { share } else { f64::NAN }
+}
 
 /// Names that `efficiency:` takes in a cluster file.
 pub fn table_names() -> impl Iterator<Item = &'static str> {
@@ -138,15 +145,17 @@ impl EfficiencyTables {
     /// # Errors
     /// What is wrong with which line, or with which part.
     pub fn read(text: &str, device: &Device) -> Result<Self, InputError> {
-        let damaged = |damage| match damage {
+        let damaged = |damage| {
+            match damage {
             Damage::Line(number) => InputError::new(format!(
-                "line {number} of the efficiency tables is no name of theirs followed by numbers"
+                "line {number} of the efficiency tables is no name of theirs followed by numbers from 1e-6 to 1e18"
             ))
             .help("valid: lines such as `stream,1048576,4200`; see models/shipped/efficiency"),
             Damage::Part(part) => InputError::new(format!(
-                "the efficiency tables have no whole grid of positive figures for `{part}`"
+                "the efficiency tables have no whole grid of valid figures for `{part}`"
             ))
-            .help("each combination of the sizes that its lines name is needed once"),
+            .help("each combination of the sizes that its lines name is needed once; parts of the peak are at most 11000"),
+        }
         };
         let tables = Self::parsed(text, device).map_err(damaged)?;
         Ok(Self { name: "measured".to_owned(), ..tables })
@@ -232,7 +241,8 @@ impl<'a> Lines<'a> {
         if !KEYS.contains(&(name, of.is_some())) {
             return None;
         }
-        let row = numbers.split(',').map(|cell| cell.parse().ok());
+        let valid = |cell: &f64| (TABLE.0..=TABLE.1).contains(cell);
+        let row = numbers.split(',').map(|cell| cell.parse().ok().filter(valid));
         self.numbers.entry(key).or_default().push(row.collect::<Option<_>>()?);
         Some(())
     }
@@ -280,7 +290,7 @@ fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Products> {
     for row in gemm_rows(lines, dtype) {
         let (shape, cells) = row.split_at_checked(2)?;
         for (k, cell) in depths.iter().zip(cells) {
-            fraction.insert([shape[0], shape[1], *k].map(f64::to_bits), cell * FRACTION);
+            fraction.insert([shape[0], shape[1], *k].map(f64::to_bits), of_peak(*cell));
         }
     }
     let axes = [0, 1, 2].map(|i| axis(fraction.keys().map(|key| f64::from_bits(key[i]))));
@@ -337,7 +347,7 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
         let flops = attention_flops(width, sequence, heads);
         let short = |tokens: f64| tokens / (tokens + HALF_TOKENS);
         let measured = sequence.max(first);
-        let share = nearest_heads(rows, [width, measured, heads]).unwrap_or(f64::NAN) * FRACTION;
+        let share = of_peak(nearest_heads(rows, [width, measured, heads]).unwrap_or(f64::NAN));
         flops / (peak * share * short(sequence) / short(measured))
     };
     let forward = |point: [f64; 3]| seconds(rows, point);
@@ -366,7 +376,7 @@ fn stream(lines: &Lines<'_>, device: &Device) -> Option<Scaled<1>> {
     let mut shares = BTreeMap::new();
     for row in lines.rows("stream") {
         let &[bytes, cell] = row.as_slice() else { return None };
-        shares.insert(bytes.to_bits(), cell * FRACTION);
+        shares.insert(bytes.to_bits(), of_peak(cell));
     }
     let bytes = axis(shares.keys().map(|&bits| f64::from_bits(bits)));
     let share = |bytes: f64| shares.get(&bytes.to_bits()).copied().unwrap_or(f64::NAN);

@@ -1,13 +1,11 @@
 //! Measurements of a GPU as efficiency tables: the lines that [`super::EfficiencyTables::read`] takes.
 
+use super::limits::MOST_OF_PEAK;
 use super::tables::{BACKWARD_FLOPS, FRACTION, attention_flops};
 use super::{CollectiveKind, Device, Dtype, MeasuredGpu};
 use crate::input::InputError;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-
-/// A kernel that is faster than this part of the peak was measured on another device.
-const FASTEST: f64 = 1.1;
 
 /// The tables of what was measured, as fractions of what `device` could; of the links those of `link_lines` where none
 /// were. Looked up on the same device, a point that was measured gives the time that was.
@@ -50,7 +48,8 @@ fn line(text: &mut String, key: &str, cells: &[&dyn Display]) {
 /// The least time over the time that it took, as files write it.
 fn share(least_s: f64, s: f64, what: impl Fn() -> String) -> Result<String, InputError> {
     let share = least_s / s;
-    if share > 0.0 && share < FASTEST {
+    // A kernel that is faster was measured on another device.
+    if share > 0.0 && share < MOST_OF_PEAK {
         return Ok(format!("{:.4}", share / FRACTION));
     }
     let message = format!("{} took {s:e} s, {share:.3} of what this cluster's device can", what());

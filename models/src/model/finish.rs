@@ -9,6 +9,7 @@ use super::spec::{
     Router, Window,
 };
 use crate::input::{InputError, Source};
+use crate::text::{VALID_NAME, name_fault};
 
 // Generous against every model known, small enough that no count below overflows 64 bits.
 const MAX_LAYERS: u64 = 100_000;
@@ -497,16 +498,16 @@ impl Checker<'_> {
 
     /// The name as given, else from the file's name.
     fn name(&self, given: Option<&Spanned<String>>) -> Result<String, InputError> {
-        let Some(given) = given else { return Ok(name_of_file(self.source.name())) };
-        let valid = !given.value.trim().is_empty()
-            && given.value.chars().count() <= 100
-            && !given.value.contains(char::is_control);
-        if valid {
-            return Ok(given.value.trim().to_owned());
-        }
-        Err(self
-            .error(given, "`name` is empty, not on one line, or very long")
-            .help("valid: 1 to 100 characters, for example llama70b"))
+        let Some(given) = given else {
+            let name = name_of_file(self.source.name());
+            let Some(fault) = name_fault(&name) else { return Ok(name) };
+            let message = format!("{}: its name, as the model's, {fault}", self.source.name());
+            return Err(InputError::new(message).help("add `name: ...` to it, or rename the file"));
+        };
+        let name = given.value.trim();
+        let Some(fault) = name_fault(name) else { return Ok(name.to_owned()) };
+        let message = format!("{} {fault}", self.key("name", given));
+        Err(self.error(given, message).help(format!("valid: {VALID_NAME}")))
     }
 
     /// Refuses a model of more than 10^18 parameters, so that no later sum can overflow.

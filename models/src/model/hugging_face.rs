@@ -1,15 +1,18 @@
 //! Hugging Face `config.json` as a raw model.
 //!
-//! Keys and defaults are those of the configuration classes of transformers 4.57. Keys that do not
-//! change the model (token ids, initialisation) are ignored.
+//! Keys and defaults are those of the configuration classes of transformers 4.57. Keys that do not change the model
+//! are listed ([`WITHOUT_EFFECT`]); any other is told to the user ([`unknown_keys`]).
 
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer};
+use std::fmt;
+
+use serde::de::value::Error as NoError;
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use serde_yaml::{Location, Spanned};
 
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
 use super::spec::{Activation, Gelu, NormKind, Router};
-use crate::input::{InputError, Source, nearest};
+use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
 const SUPPORTED: [&str; 9] =
@@ -78,10 +81,172 @@ pub(super) struct HfConfig {
     rms_norm_eps: Maybe<f64>,
     rope_theta: Maybe<f64>,
     query_pre_attn_scalar: Maybe<f64>,
+    partial_rotary_factor: Maybe<f64>,
     rope_scaling: Option<IgnoredAny>,
     rope_parameters: Option<IgnoredAny>,
+    quantization_config: Option<IgnoredAny>,
+    add_cross_attention: Maybe<bool>,
+    is_encoder_decoder: Maybe<bool>,
     scale_attn_weights: Maybe<bool>,
     scale_attn_by_inverse_layer_idx: Maybe<bool>,
+}
+
+/// Keys of the supported architectures that change nothing here: what names and runs a checkpoint, what generates text
+/// with it, its initialisation, and how experts are chosen, which no trainer does yet.
+const WITHOUT_EFFECT: [&str; 85] = [
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "aux_loss_alpha",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "cls_token_id",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "ep_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "n_ctx",
+    "n_group",
+    "no_repeat_ngram_size",
+    "norm_topk_prob",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "pruned_heads",
+    "qk_head_dim",
+    "remove_invalid_values",
+    "reorder_and_upcast_attn",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "rope_interleave",
+    "routed_scaling_factor",
+    "router_jitter_noise",
+    "scoring_func",
+    "sep_token_id",
+    "seq_aux",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "topk_group",
+    "topk_method",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// Keys of a configuration that nothing is known of, with their lines.
+///
+/// # Errors
+/// It is no mapping of keys.
+pub(super) fn unknown_keys(source: &Source) -> Result<Vec<(String, usize)>, InputError> {
+    let Keys(keys) = parse_yaml(source)?;
+    let read = keys_read();
+    let known = |key: &str| read.contains(&key) || WITHOUT_EFFECT.contains(&key);
+    let unknown = keys.into_iter().filter(|key| !known(&key.value));
+    Ok(unknown.map(|key| (key.value, key.referenced.line() as usize)).collect())
+}
+
+/// The keys of a mapping.
+struct Keys(Vec<Spanned<String>>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = vec![];
+                while let Some((key, IgnoredAny)) = map.next_entry()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        from.deserialize_map(Entries)
+    }
+}
+
+/// The keys that [`HfConfig`] reads, under all their names: what its implementation of `Deserialize` asks for.
+fn keys_read() -> &'static [&'static str] {
+    struct Asked<'a>(&'a mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for Asked<'_> {
+        type Error = NoError;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, NoError> {
+            Err(NoError::custom("only fields are asked for"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, NoError> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+    let mut fields: &'static [&'static str] = &[];
+    // The error is the one above.
+    let _ = HfConfig::deserialize(Asked(&mut fields));
+    fields
 }
 
 fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
@@ -360,6 +525,13 @@ impl Reader<'_> {
         let known = [
             ("rope_scaling", config.rope_scaling.is_none()),
             ("rope_parameters", config.rope_parameters.is_none()),
+            (
+                "partial_rotary_factor",
+                config.partial_rotary_factor.as_ref().is_none_or(|factor| factor.value == 1.0),
+            ),
+            ("quantization_config", config.quantization_config.is_none()),
+            ("add_cross_attention", !is(&config.add_cross_attention, true)),
+            ("is_encoder_decoder", !is(&config.is_encoder_decoder, true)),
             ("scale_attn_weights: false", !is(&config.scale_attn_weights, false)),
             ("scale_attn_by_inverse_layer_idx", !is(&config.scale_attn_by_inverse_layer_idx, true)),
         ];

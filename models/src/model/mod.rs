@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::input::{InputError, Source, parse_yaml};
+use crate::text::quotable;
 
 /// Reads a model: our YAML, or a Hugging Face `config.json` (told by its `model_type`).
 ///
@@ -27,6 +28,34 @@ pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
         None => parse_yaml(source)?,
     };
     finish::finish(source, raw)
+}
+
+/// Keys that a warning names.
+const NAMED: usize = 10;
+
+/// What the file of a model asks for and does not get, one sentence each, to be printed as warnings: keys of a Hugging
+/// Face `config.json` that nobody knows, and what can be planned but not trained.
+pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
+    let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
+    let unknown = match hugging_face {
+        true => hugging_face::unknown_keys(source).unwrap_or_default(),
+        false => vec![],
+    };
+    let name = |(key, line): &(String, usize)| format!("`{}` (line {line})", quotable(key));
+    let named: Vec<String> = unknown.iter().take(NAMED).map(name).collect();
+    let more = match unknown.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let (named, file) = (named.join(", "), source.name());
+    let keys = (!named.is_empty())
+        .then(|| format!("{file}: keys that are not known here have no effect: {named}{more}"));
+    let untrained = &spec.numerics.unknown;
+    let untrained = (!untrained.is_empty()).then(|| {
+        let list = untrained.join(", ");
+        format!("{file}: {list}: planned as without, and `plan generate` refuses it")
+    });
+    keys.into_iter().chain(untrained).collect()
 }
 
 /// What tells the formats apart.

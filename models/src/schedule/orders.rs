@@ -1,6 +1,7 @@
 //! Schedules in print: one line a device.
 
 use super::{Pass, PassKind, Schedule, ScheduleError};
+use crate::text::quotable;
 use std::fmt;
 
 impl fmt::Display for PassKind {
@@ -60,7 +61,7 @@ impl Schedule {
         }
         let line = |(device, line): (usize, &String)| {
             let word = |word: &str| {
-                let refused = || ScheduleError::Word { device, word: word.to_owned() };
+                let refused = || ScheduleError::Word { device, word: quotable(word) };
                 self.pass(device, word).ok_or_else(refused)
             };
             line.split_whitespace().map(word).collect::<Result<Vec<Pass>, _>>()

@@ -3,6 +3,7 @@
 
 use super::{priced_s, solve};
 use crate::cost::{gemm, memory_bound};
+use codegen::escape;
 use models::cluster::{
     ClusterSpec, Device, Dtype, EfficiencyTables, LinkLevel, MeasuredGpu, Product, Software, Step,
     software, table_text,
@@ -160,12 +161,13 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
     };
     line(format_args!(
         "# Measured by `plan calibrate --gpu` on {} ({}).",
-        measured.gpu, measured.versions
+        escape::comment(&measured.gpu),
+        escape::comment(&measured.versions)
     ));
-    line(format_args!("name: {}", cluster.name));
-    line(format_args!("description: {}", cluster.description));
+    line(format_args!("name: {}", escape::yaml(&cluster.name)));
+    line(format_args!("description: {}", escape::yaml(&cluster.description)));
     line(format_args!("device:"));
-    line(format_args!("  name: {}", device.name));
+    line(format_args!("  name: {}", escape::yaml(&device.name)));
     line(format_args!(
         "  peak_flops: {{{}}}  # not measured: what the tables are fractions of",
         peaks.join(", ")
@@ -184,7 +186,7 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
         let gpus = level.gpus.map_or_else(String::new, |gpus| format!("gpus: {gpus}, "));
         line(format_args!(
             "  - {{name: {}, {gpus}bytes_per_s: {:e}, gpus_an_adapter: {}, latency_s: {:e}, efficiency: {}, in_network: {}, oversubscription: {}}}",
-            level.name,
+            escape::yaml(&level.name),
             level.bytes_per_s,
             level.gpus_an_adapter,
             level.latency_s,

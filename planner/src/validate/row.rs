@@ -1,7 +1,10 @@
 //! One published measurement, as its file has it.
 
-use models::input::InputError;
+use csv::{ErrorKind, StringRecord};
+use models::input::{InputError, Source};
+use models::text::quotable;
 use serde::{Deserialize, Deserializer};
+use std::path::Path;
 
 /// Why a row cannot be expressed.
 pub type Reason = String;
@@ -142,25 +145,104 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
 /// Reads rows from CSV.
 ///
 /// # Errors
-/// A file that cannot be read, or a cell of the wrong type, with its line.
-pub fn read(path: &std::path::Path) -> Result<Vec<Row>, InputError> {
-    let refused = |error: csv::Error| {
-        InputError::new(format!("cannot read measurements from {}: {error}", path.display()))
+/// A file that cannot be read, a column that is missing, or a cell of the wrong type or beyond its limits ([`LIMITS`]),
+/// with its line.
+pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
+    let source = Source::open(path)?;
+    let refused = |error: &csv::Error| {
+        InputError::new(format!("cannot read measurements from {}: {error}", source.name()))
             .help("give a CSV file with the columns of tests/papers/measured.csv")
     };
-    let mut reader = csv::Reader::from_path(path).map_err(refused)?;
-    let header = reader.headers().map_err(refused)?;
+    let mut reader = csv::Reader::from_reader(source.text().as_bytes());
+    let header = reader.headers().map_err(|error| refused(&error))?.clone();
     if let Some(missing) = COLUMNS.iter().find(|name| !header.iter().any(|cell| cell == **name)) {
-        let message = format!("{} has no column `{missing}`", path.display());
+        let message = format!("{} has no column `{missing}`", source.name());
         return Err(InputError::new(message).help("give the columns of tests/papers/measured.csv"));
     }
-    let rows =
-        reader.deserialize().map(|row| row.map_err(refused)).collect::<Result<Vec<_>, _>>()?;
+    let mut rows = vec![];
+    for record in reader.records() {
+        let record = record.map_err(|error| refused(&error))?;
+        within_limits(&source, &header, &record)?;
+        rows.push(record.deserialize(Some(&header)).map_err(|error| match error.kind() {
+            ErrorKind::Deserialize { err, .. } => {
+                let column = err.field().map_or(0, |column| column as usize);
+                let error = bad_cell(&source, &header, &record, column);
+                error.help(format!("valid: what its column has elsewhere ({})", err.kind()))
+            }
+            _ => refused(&error),
+        })?);
+    }
     if rows.is_empty() {
-        return Err(InputError::new(format!("{} has no rows", path.display())));
+        return Err(InputError::new(format!("{} has no rows", source.name()))
+            .help("give a row for each measured run"));
     }
     Ok(rows)
 }
+
+/// Refuses a number beyond its column's limits; an empty cell is a number that was not stated.
+fn within_limits(
+    source: &Source,
+    header: &StringRecord,
+    record: &StringRecord,
+) -> Result<(), InputError> {
+    for (at, (column, cell)) in header.iter().zip(record).enumerate() {
+        let Some((_, least, most)) = LIMITS.iter().find(|(limited, ..)| *limited == column) else {
+            continue;
+        };
+        let number: Option<f64> = cell.trim().parse().ok();
+        if cell.trim().is_empty() || number.is_some_and(|number| (*least..=*most).contains(&number))
+        {
+            continue;
+        }
+        let help = format!("valid: {least} to {most}, or an empty cell where it is not stated");
+        return Err(bad_cell(source, header, record, at).help(help));
+    }
+    Ok(())
+}
+
+/// An error about one cell of a row.
+fn bad_cell(
+    source: &Source,
+    header: &StringRecord,
+    record: &StringRecord,
+    column: usize,
+) -> InputError {
+    let id = header.iter().position(|name| name == "id").and_then(|id| record.get(id));
+    let [name, id, cell] =
+        [header.get(column), id, record.get(column)].map(|text| quotable(text.unwrap_or_default()));
+    let line = record.position().map_or(1, |position| position.line() as usize);
+    InputError::new(format!("`{name}` of row `{id}` cannot be `{cell}`"))
+        .at(source.place(line, 1, 1))
+}
+
+/// Columns of numbers with their least and most valid value: those of models, clusters and plans, so that no product
+/// of a few of them overflows, nor any list made of them fills the memory.
+const LIMITS: [(&str, f64, f64); 24] = [
+    ("layers", 1.0, 2e3),
+    ("hidden", 1.0, 1e6),
+    ("ffn_hidden", 1.0, 1e7),
+    ("heads", 1.0, 1e5),
+    ("kv_heads", 1.0, 1e5),
+    ("seq_len", 1.0, 1e9),
+    ("vocab", 1.0, 1e8),
+    ("n_experts", 0.0, 1e5),
+    ("top_k", 0.0, 1e5),
+    ("moe_ffn_hidden", 1.0, 1e7),
+    ("n_gpus", 1.0, (1 << 20) as f64),
+    ("tp", 1.0, (1 << 20) as f64),
+    ("pp", 1.0, (1 << 20) as f64),
+    ("vpp", 1.0, 2e3),
+    ("cp", 1.0, (1 << 20) as f64),
+    ("ep", 1.0, (1 << 20) as f64),
+    ("etp", 1.0, (1 << 20) as f64),
+    ("dp", 1.0, (1 << 20) as f64),
+    ("zero_stage", 0.0, 3.0),
+    ("micro_batch", 1.0, (1 << 24) as f64),
+    ("global_batch", 1.0, (1 << 24) as f64),
+    ("iteration_s", 1e-9, 1e9),
+    ("peak_mem_gb", 1e-3, 1e6),
+    ("tier", 1.0, 3.0),
+];
 
 /// Columns without which no row says what ran and how long it took.
 const COLUMNS: [&str; 16] = [

@@ -18,6 +18,9 @@ use models::formulas::vocabulary::output_compute_ratio;
 use models::model::ModelSpec;
 use models::schedule::{ScheduleName, StageLayout};
 
+/// Most stages times micro-batches of a row, several times those of any run that was published: more take minutes.
+const MOST_PASSES: u64 = 400_000;
+
 /// What a row ran.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -121,6 +124,17 @@ fn decisions(
         // A V has two chunks a device, whether the source says so or not.
         vpp = 2;
     }
+    let micro_batches = model.global_batch / sequences;
+    let stages = pp * vpp;
+    // Embedding and output layer count as layers of the first and the last stage in some recipes.
+    if stages > model.layers as u64 + 2 {
+        return Err(format!("{} layers cannot be cut into {stages} stages", model.layers));
+    }
+    if stages * micro_batches > MOST_PASSES {
+        return Err(format!(
+            "{stages} stages of {micro_batches} micro-batches are too many passes"
+        ));
+    }
     Ok(Decisions {
         tp,
         pp,
@@ -135,7 +149,7 @@ fn decisions(
         zero_stage,
         sequence_parallel: sequence_parallel(row, cluster, tp),
         micro_batch,
-        micro_batches: model.global_batch / sequences,
+        micro_batches,
         schedule,
         recompute: recompute(row)?,
         vocab: vocab(row)?,

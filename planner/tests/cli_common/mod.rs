@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test binary uses some of it")]
 
 use serde_json::Value;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -34,8 +35,13 @@ pub fn plan(words: &str) -> Run {
 
 /// The same with bytes on standard input.
 pub fn plan_with(words: &str, input: &[u8]) -> Run {
+    run_plan(words.split_whitespace().map(OsString::from), input)
+}
+
+/// The same with any words.
+pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_plan"))
-        .args(words.split_whitespace())
+        .args(words)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

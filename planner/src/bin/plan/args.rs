@@ -284,7 +284,7 @@ pub struct GenerateArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// Folder for the trainer; files of its own that are there are replaced
+    /// Folder for the trainer: a new or an empty one, or a trainer's, whose generated files are replaced
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
     /// The runtime it links with: a folder or a git URL [default: the one this program was built beside]

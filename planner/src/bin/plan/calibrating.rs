@@ -3,8 +3,8 @@
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::generating::OWN_RUNTIME;
-use crate::output;
-use models::cluster::{ClusterSpec, Measured, MeasuredGpu};
+use crate::output::{self, Written};
+use models::cluster::{self, ClusterSpec, Measured, MeasuredGpu};
 use models::input::{InputError, Source};
 use planner::calibrate::{calibrated, gpu, yaml};
 use planner::flags::read_cluster;
@@ -14,6 +14,9 @@ use std::process::{Command, Stdio};
 /// Measures this machine, or its GPU, and writes its cluster.
 pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let base = read_cluster(&args.cluster)?;
+    for (path, what) in [(&args.output, Written::Cluster), (&args.steps, Written::Steps)] {
+        path.as_deref().map_or(Ok(()), |path| output::may_write(path, what))?;
+    }
     if args.gpu {
         return of_gpu(args, &base);
     }
@@ -32,16 +35,22 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let measured = measure(args.runtime.as_deref().unwrap_or(Path::new(OWN_RUNTIME)), ranks)?;
     let cluster = calibrated(&base, &measured)?;
     let text = yaml(&cluster, &measured);
+    readable(&text)?;
     match &args.output {
         None => output::print(&text),
         Some(path) => {
-            output::write(path, &text)?;
+            output::write(path, Written::Cluster, &text)?;
             let path = path.display();
             output::print(&format!(
                 "wrote {path}: {ranks} ranks at a time on {cores} cores    next: plan --model ... --cluster {path} --gpus {ranks}\n"
             ))
         }
     }
+}
+
+/// Refuses a cluster file that could not be read again: what was measured is beyond what any machine does.
+fn readable(text: &str) -> Result<(), InputError> {
+    cluster::read(&Source::from_bytes("measured cluster", text.as_bytes().to_vec())?).map(drop)
 }
 
 /// Measures a GPU, or takes what was measured of one elsewhere.
@@ -60,12 +69,13 @@ fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
     };
     let calibrated = gpu::calibrated(base, &measured)?;
     let text = gpu::yaml(&calibrated, &measured);
+    readable(&text)?;
     let steps = gpu::predictions(&calibrated.cluster, &measured)?;
     if let Some(path) = &args.steps {
-        output::write(path, &(serde_json::to_string_pretty(&steps)? + "\n"))?;
+        output::write(path, Written::Steps, &(serde_json::to_string_pretty(&steps)? + "\n"))?;
     }
     let Some(path) = &args.output else { return output::print(&text) };
-    output::write(path, &text)?;
+    output::write(path, Written::Cluster, &text)?;
     let mut said = format!("wrote {}: {}, {}\n", path.display(), measured.gpu, measured.versions);
     for step in &steps {
         let off = (step.predicted_s / step.measured_s - 1.0) * 100.0;

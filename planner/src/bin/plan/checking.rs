@@ -6,7 +6,9 @@ use crate::output;
 use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;
+use planner::contradictions::{self, contradictions};
 use planner::flags::request_of;
+use planner::report::TOOL;
 use planner::report_text::{bytes, line, seconds};
 use planner::repriced::{Repriced, repriced};
 use serde_json::{Value, json};
@@ -38,14 +40,21 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         false => Again::Not,
     };
     violations.extend(again.violation());
+    let request = request_of(&plan, args.cluster.as_deref()).ok().filter(|_| violations.is_empty());
+    let mut notes = vec![];
+    if violations.is_empty() {
+        violations = contradictions(&plan, request.as_ref());
+        notes = contradictions::notes(&plan, request.as_ref(), TOOL);
+    }
     if args.json {
         let figures = again.figures(&plan);
         output::print_json(
-            &json!({"valid": violations.is_empty(), "violations": violations, "priced_again": figures}),
+            &json!({"valid": violations.is_empty(), "violations": violations, "priced_again": figures, "notes": notes}),
         )?;
     } else {
         let note = if violations.is_empty() { again.note(&plan) } else { String::new() };
-        output::print(&(verdict(&args.plan, &violations) + &note))?;
+        let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
+        output::print(&(verdict(&args.plan, &violations) + &note + &notes))?;
     }
     if violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
 }

@@ -1,6 +1,7 @@
 //! Why a command ended early, and with which exit code.
 
 use models::input::InputError;
+use models::text::shown_lines;
 use std::fmt;
 
 /// Errors name who must act.
@@ -37,10 +38,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(error) => writeln!(f, "{error}"),
-            Self::Infeasible(text) => f.write_str(text),
+            Self::Infeasible(text) => f.write_str(&shown_lines(text)),
             Self::Interrupted(text) => writeln!(f, "interrupted: {text}"),
             Self::Refused | Self::Trainer(_) => Ok(()),
-            Self::Bug(error) => writeln!(f, "error: {error:#}\n  this is a bug of ours"),
+            Self::Bug(error) => {
+                let error = format!("{error:#}");
+                writeln!(f, "error: {}\n  this is a bug of ours", shown_lines(&error))
+            }
         }
     }
 }

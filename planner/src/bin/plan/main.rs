@@ -17,6 +17,7 @@ mod validating;
 use args::{Cli, Command};
 use clap::Parser;
 use failure::Failure;
+use models::text::{is_hidden, shown_lines};
 use std::process::ExitCode;
 
 /// A search makes and drops millions of small lists on several threads.
@@ -24,9 +25,20 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let Err(failure) = run(&Cli::parse()) else { return ExitCode::SUCCESS };
+    let cli = Cli::try_parse().unwrap_or_else(|error| misused(&error));
+    let Err(failure) = run(&cli) else { return ExitCode::SUCCESS };
     eprint!("{failure}");
     ExitCode::from(failure.code())
+}
+
+/// Says how a flag was misused, or what `--help` asks for. Where an argument has hidden characters, which the message
+/// quotes, they are written out.
+fn misused(error: &clap::Error) -> ! {
+    if std::env::args_os().any(|argument| argument.to_string_lossy().contains(is_hidden)) {
+        eprint!("{}", shown_lines(&error.render().to_string()));
+        std::process::exit(error.exit_code());
+    }
+    error.exit()
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

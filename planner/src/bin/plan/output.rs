@@ -2,14 +2,20 @@
 
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use models::input::InputError;
-use serde::Serialize;
+use models::input::{InputError, Source, in_words, parse_yaml};
+use models::text::{is_hidden, shown_lines};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Prints text. A reader that stops reading, such as `head`, is no error.
+/// Prints text, with hidden characters written out: names of files and what files say cannot drive a terminal. A
+/// reader that stops reading, such as `head`, is no error.
 pub fn print(text: &str) -> Result<(), Failure> {
+    let text = shown_lines(text);
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -19,28 +25,165 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints JSON.
+/// Prints JSON, with hidden characters escaped.
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
-    print(&(serde_json::to_string_pretty(value)? + "\n"))
+    print(&(escaped(&serde_json::to_string_pretty(value)?) + "\n"))
 }
 
-/// Writes a file whole.
-pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| {
-        let message = format!("cannot write {}: {error}", path.display());
-        InputError::new(message).help("give a file in a directory that you may write to").into()
+/// JSON whose strings have their hidden characters as `\u` and digits; between strings there are none but ends of lines.
+fn escaped(json: &str) -> Cow<'_, str> {
+    let hidden = |c: char| is_hidden(c) && c != '\n';
+    if !json.contains(hidden) {
+        return Cow::Borrowed(json);
+    }
+    let mut all = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if hidden(c) {
+            let mut halves = [0; 2];
+            let halves = c.encode_utf16(&mut halves).iter();
+            all.extend(halves.map(|half| format!("\\u{half:04x}")));
+        } else {
+            all.push(c);
+        }
+    }
+    Cow::Owned(all)
+}
+
+/// What the program writes into a file that the user names, and replaces there.
+#[derive(Clone, Copy, Debug)]
+pub enum Written {
+    /// `plan -o`.
+    Plan,
+    /// `plan calibrate -o`.
+    Cluster,
+    /// `plan calibrate --steps`.
+    Steps,
+}
+
+impl Written {
+    fn in_words(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Cluster => "cluster of `plan calibrate`",
+            Self::Steps => "list of steps of `plan calibrate --steps`",
+        }
+    }
+
+    /// Whether the program wrote this text: by the keys that each of its files has.
+    fn is(self, source: &Source) -> bool {
+        let calibrated = || source.text().starts_with("# Measured by `plan calibrate");
+        match self {
+            Self::Plan => parse_yaml::<PlanLike>(source)
+                .is_ok_and(|plan| plan.tool.starts_with("meshwright ")),
+            Self::Cluster => calibrated() && parse_yaml::<ClusterLike>(source).is_ok(),
+            Self::Steps => parse_yaml::<Vec<StepLike>>(source).is_ok(),
+        }
+    }
+}
+
+/// Keys of every plan, whatever version wrote it.
+#[derive(Deserialize)]
+struct PlanLike {
+    tool: String,
+    #[serde(rename = "version")]
+    _version: IgnoredAny,
+    #[serde(rename = "inputs")]
+    _inputs: IgnoredAny,
+    #[serde(rename = "decisions")]
+    _decisions: IgnoredAny,
+    #[serde(rename = "stages")]
+    _stages: IgnoredAny,
+}
+
+/// Keys of every cluster.
+#[derive(Deserialize)]
+struct ClusterLike {
+    #[serde(rename = "name")]
+    _name: String,
+    #[serde(rename = "device")]
+    _device: IgnoredAny,
+    #[serde(rename = "levels")]
+    _levels: IgnoredAny,
+}
+
+/// Keys of a training step, measured and predicted.
+#[derive(Deserialize)]
+struct StepLike {
+    #[serde(rename = "model")]
+    _model: String,
+    #[serde(rename = "measured_s")]
+    _measured_s: f64,
+    #[serde(rename = "predicted_s")]
+    _predicted_s: f64,
+}
+
+/// Refuses to write where something else is: nothing may be there, an empty file, or what the program itself wrote.
+///
+/// # Errors
+/// The folder does not exist; a file of anything else, a symbolic link, or no regular file.
+pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
+    let name = path.display();
+    let kind = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return folder_exists(path),
+        Err(error) => return Err(cannot_write(path, &error)),
+        Ok(found) if found.is_file() && found.len() == 0 => return Ok(()),
+        Ok(found) => found.file_type(),
+    };
+    if !kind.is_file() {
+        let message = format!("{name} is {}: only regular files are written", in_words(kind));
+        let help = if kind.is_symlink() {
+            "give the file that it leads to"
+        } else {
+            "give the name of a file"
+        };
+        return Err(InputError::new(message).help(help));
+    }
+    if Source::open(path).is_ok_and(|source| what.is(&source)) {
+        return Ok(());
+    }
+    let message = format!("{name} exists and is no {}", what.in_words());
+    Err(InputError::new(message).help("give another name, or remove the file first"))
+}
+
+/// The folder of a file to be written.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn folder_exists(path: &Path) -> Result<(), InputError> {
+    let folder = folder_of(path);
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let message =
+        format!("cannot write {}: there is no folder {}", path.display(), folder.display());
+    Err(InputError::new(message).help("make the folder first, or give a file in one that exists"))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> InputError {
+    InputError::new(format!("cannot write {}: {error}", path.display()))
+        .help("give a file in a folder that you may write to")
+}
+
+/// Writes a file that the user named, where it [`may_write`].
+pub fn write(path: &Path, what: Written, text: &str) -> Result<(), InputError> {
+    may_write(path, what)?;
+    replace(path, text)
+}
+
+/// Writes a file whole or not at all: under another name first. What was there is replaced; a symbolic link, too, and
+/// not what it leads to.
+pub fn replace(path: &Path, text: &str) -> Result<(), InputError> {
+    let temporary = folder_of(path).join(format!(".meshwright-{}.tmp", std::process::id()));
+    let renamed = create(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+    renamed.map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        cannot_write(path, &error)
     })
 }
 
-/// Refuses to put a plan where something else is: a model or cluster file, as like as not.
-pub fn may_hold_a_plan(path: &Path) -> Result<(), Failure> {
-    let Ok(text) = std::fs::read_to_string(path) else { return Ok(()) };
-    let is_plan = text.lines().find(|line| !line.starts_with('#'));
-    if text.trim().is_empty() || is_plan.is_some_and(|line| line.starts_with("version:")) {
-        return Ok(());
-    }
-    let message = format!("{} exists and is no plan", path.display());
-    Err(InputError::new(message).help("give -o another name, or remove the file first").into())
+fn create(path: &PathBuf, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).open(path)?.write_all(text.as_bytes())
 }
 
 /// How long a search runs before it shows progress.

@@ -1,11 +1,15 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, Objective, Order, PlanArgs};
+use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
 use crate::failure::Failure;
-use crate::output::{self, Progress};
+use crate::output::{self, Progress, Written};
+use codegen::escape::shell;
 use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
+use models::model::warnings;
+use models::plan::Predicted;
+use models::text::shown;
 use planner::explain::{self, Asker};
 use planner::explain_text;
 use planner::ordered::{self, How, Kept};
@@ -21,16 +25,17 @@ use std::time::Duration;
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let request = Request::new(&args.request.flags())?;
-    args.output.as_deref().map_or(Ok(()), output::may_hold_a_plan)?;
+    let request = requested(&args.request)?;
+    args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
+    possible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
     let (answer, order) = ordered(&request, answer, args)?;
     if let Some(path) = &args.output {
-        output::write(path, &answer.plan.to_yaml()?)?;
+        output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
     }
     if args.request.json {
         output::print_json(&answer.json())?;
@@ -69,6 +74,31 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
         return Err(Failure::Interrupted(text));
     }
     Ok(())
+}
+
+/// The request, with what is to be said of its model's file said.
+fn requested(args: &RequestArgs) -> Result<Request, InputError> {
+    let request = Request::new(&args.flags())?;
+    let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
+    for warning in warnings.unwrap_or_default() {
+        eprintln!("warning: {}", shown(&warning));
+    }
+    Ok(request)
+}
+
+/// Refuses a prediction that no device can keep: figures of its cluster contradict one another.
+fn possible(answer: &Answer) -> Result<(), InputError> {
+    let Predicted { iteration_s, mfu, .. } = answer.plan.predicted;
+    if iteration_s.is_finite() && iteration_s > 0.0 && (0.0..=1.0).contains(&mfu) {
+        return Ok(());
+    }
+    let cluster = &answer.plan.inputs.cluster.name;
+    let message = format!(
+        "by the figures of cluster `{cluster}` a step takes {iteration_s:e} s, {:.4e} % of its peak",
+        100.0 * mfu
+    );
+    Err(InputError::new(message)
+        .help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
 }
 
 /// The answer in an order of its own, where one is asked for and found, and what came of it in words.
@@ -135,7 +165,7 @@ fn fastest(request: &Request) -> Option<Answer> {
 
 /// Prices what is pinned, also where it does not fit.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
-    let request = Request::new(&args.request.flags())?;
+    let request = requested(&args.request)?;
     stop_at_interrupt(&request)?;
     let endless = Task { ignore_memory: true, ..request.task() };
     let found = answer(&request, &request.task()).or_else(|| answer(&request, &endless));
@@ -143,6 +173,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
     };
+    possible(&answer)?;
     if args.request.json {
         output::print_json(&answer.json())?;
     } else {
@@ -204,18 +235,9 @@ fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let Some(path) = path.map(Path::display) else {
         return line("next:", "the same with -o plan.yaml, to keep it");
     };
-    let path = quoted(&path.to_string());
+    let path = shell(&path.to_string());
     // A plan names its cluster, which finds shipped ones alone.
     let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
-    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", quoted(own)));
+    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", shell(own)));
     format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")
-}
-
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "/._-+:@".contains(c);
-    if word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
 }

@@ -1,0 +1,90 @@
+//! Texts inside generated files: one function for each place where a text can stand.
+//!
+//! Templates call them as filters of the same names; nothing else may put a text into a file. They take any text, so
+//! that a file keeps its meaning even where a name was not checked ([`models::text`]) before.
+
+use models::text::{is_hidden, shown};
+use std::fmt::Write;
+
+/// A literal of Rust: quotes, backslashes and what cannot be seen escaped.
+pub fn rust(text: &str) -> String {
+    format!("{text:?}")
+}
+
+/// A basic string of TOML: quotes, backslashes and hidden characters escaped.
+pub fn toml(text: &str) -> String {
+    let mut literal = String::from('"');
+    for c in text.chars() {
+        // Writing to a string cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(literal, "\\{c}"),
+            c if is_hidden(c) => write!(literal, "\\U{:08X}", c as u32),
+            c => write!(literal, "{c}"),
+        };
+    }
+    literal + "\""
+}
+
+/// A double-quoted scalar of YAML, which has the escapes of TOML.
+pub fn yaml(text: &str) -> String {
+    toml(text)
+}
+
+/// A word of a POSIX shell: as it is where it has no special character, else in single quotes. A NUL, which no argument
+/// can hold, is left out.
+pub fn shell(text: &str) -> String {
+    let text = text.replace('\0', "");
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// A part of a line of Markdown, also in a table or in Rust's documentation: what would be markup is escaped, what
+/// cannot be seen is written out.
+pub fn markdown(text: &str) -> String {
+    let text: Vec<char> = shown(text).chars().collect();
+    let inside_word = |at: usize| {
+        let letter = |at: usize| text.get(at).is_some_and(|c| c.is_alphanumeric());
+        at > 0 && letter(at - 1) && letter(at + 1)
+    };
+    let mut escaped = String::with_capacity(text.len());
+    for (at, &c) in text.iter().enumerate() {
+        if "\\`*[]<>&|#~".contains(c) || (c == '_' && !inside_word(at)) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// A part of a line comment, which ends with its line: hidden characters, ends of lines among them, are written out.
+pub fn comment(text: &str) -> String {
+    shown(text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harmless_texts_stay_as_they_are() {
+        assert_eq!(rust("llama_gqa"), "\"llama_gqa\"");
+        assert_eq!(toml("../../runtime"), "\"../../runtime\"");
+        assert_eq!(shell("trainer-llama-gqa"), "trainer-llama-gqa");
+        assert_eq!(markdown("llama_gqa"), "llama_gqa");
+        assert_eq!(comment("meshwright 0.1.0"), "meshwright 0.1.0");
+    }
+
+    #[test]
+    fn every_text_stays_where_it_is() {
+        let text = "a\"b\\c\nd\u{1b}e\u{202e}f\0'g";
+        assert_eq!(rust(text), r#""a\"b\\c\nd\u{1b}e\u{202e}f\0'g""#);
+        assert_eq!(toml(text), r#""a\"b\\c\U0000000Ad\U0000001Be\U0000202Ef\U00000000'g""#);
+        assert_eq!(shell(text), "'a\"b\\c\nd\u{1b}e\u{202e}f'\\''g'");
+        assert_eq!(comment(text), r#"a"b\c\u{a}d\u{1b}e\u{202e}f\u{0}'g"#);
+        assert_eq!(markdown("_a_ `b` [c](d) <e> | *f*"), r"\_a\_ \`b\` \[c\](d) \<e\> \| \*f\*");
+        assert_eq!((shell(""), shell("$(x)")), ("''".to_owned(), "'$(x)'".to_owned()));
+    }
+}

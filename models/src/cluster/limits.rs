@@ -1,0 +1,62 @@
+//! What each figure of a cluster file may be: wide enough for every machine there is, from one slow core to what may
+//! be sold in ten years, and narrow enough that no time or size made of them overflows or vanishes.
+
+/// Least and most valid value of a key, both valid themselves. Units are those of the key: s, bytes, bytes/s, FLOP/s,
+/// else a plain factor or count. `reserved_bytes` ends below `hbm_bytes` besides.
+pub(super) fn limits(key: &str) -> (f64, f64) {
+    match key {
+        "peak_flops" => (1e6, 1e19),
+        "hbm_bytes" => (1e6, 1e15),
+        "hbm_bytes_per_s" => (1e6, 1e16),
+        "reserved_bytes" | "buffer_bytes" => (0.0, 1e15),
+        "sms" => (1.0, 1e6),
+        "kernel_launch_s" => (0.0, 1.0),
+
+        "gpus" => (1.0, 1e9),
+        "bytes_per_s" | "link_bytes_per_s" => (1e3, 1e15),
+        "gpus_an_adapter" => (1.0, 1e4),
+        "latency_s" => (0.0, 10.0),
+        "efficiency" => (1e-3, 1.0),
+        "oversubscription" => (1.0, 1e3),
+
+        "memory_bytes" => (0.0, 1e16),
+        "storage_bytes_per_s" => (1.0, 1e18),
+        "failures_per_node_day" => (0.0, 1e4),
+        "measured_ranks" => (1.0, 1e6),
+
+        "dp_overlap" | "zero3_overlap" | "error_band" => (0.0, 1.0),
+        "tp_exposed" | "ep_exposed" | "slowdown_per_doubling" => (0.0, 1e3),
+        "host_s_per_layer" | "routing_s" | "pass_gap_s" => (0.0, 10.0),
+        "step_overhead_s" => (0.0, 1e4),
+        "vocab_slowdown" | "interlaced_slowdown" => (1.0, 1e3),
+        "vocab_hidden_states" => (0.0, 1e4),
+        "placeholder_bytes" | "fp8_cast_bytes" | "permute_bytes" | "gradient_add_bytes" => {
+            (0.0, 1e4)
+        }
+        // Bytes of an element, a logit or a parameter.
+        key if key.ends_with("_bytes") || key == "optimizer_bytes_per_parameter" => (0.1, 1e4),
+        // Times over other times.
+        key if key.ends_with("_slowdown") => (0.1, 1e4),
+        // A key that is not listed has no valid value, which every test would see.
+        _ => (f64::NAN, f64::NAN),
+    }
+}
+
+/// Most levels of links.
+pub(super) const MOST_LEVELS: usize = 16;
+
+/// Least and most of any number in efficiency tables: sizes, ranks, microseconds, parts of 1e-4.
+pub(super) const TABLE: (f64, f64) = (1e-6, 1e18);
+
+/// Largest part of the device's peak that a table may say: a little more than all, for measurements err.
+pub(super) const MOST_OF_PEAK: f64 = 1.1;
+
+/// A figure in words: short, whatever its size.
+pub(super) fn words(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 || (1e-3..1e6).contains(&size) {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
+}
