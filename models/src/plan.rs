@@ -7,9 +7,9 @@
 use crate::cluster::{AttentionKernel, ClusterSpec, Software};
 use crate::decisions::Decisions;
 use crate::input::{InputError, Source, parse_yaml};
-use crate::layer::{self, LocalHeads, Split};
-use crate::model::ModelSpec;
-use crate::placement::{Stage, device_memory};
+use crate::layer::{self, Split};
+use crate::model::{LayerKind, ModelSpec};
+use crate::placement::{RecomputeCounts, Stage, device_memory, kind_name};
 use crate::schedule::{Schedule, ScheduleError};
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +109,7 @@ pub struct Predicted {
     pub iteration_s: f64,
     /// Tokens a second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs (attention in full, no recomputation), TFLOP/s and GPU.
+    /// Model FLOPs ([`layer::forward_flops`] and twice as many backward; no recomputation), TFLOP/s and GPU.
     pub model_tflops_per_gpu: f64,
     /// FLOPs as executed, recomputation included, TFLOP/s and GPU.
     pub hardware_tflops_per_gpu: f64,
@@ -282,34 +282,23 @@ pub fn significant(value: f64) -> f64 {
 /// ones the attention core where it is not fused (Korthikanti et al. 2022, section 5).
 fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
     let model = &inputs.model;
-    let selective = match inputs.cluster.attention {
-        AttentionKernel::Unfused => core_flops(model),
+    let selective = |kind| match inputs.cluster.attention {
+        AttentionKernel::Unfused => layer::core_flops(model, kind),
         AttentionKernel::Flash => 0.0,
     };
-    let of_kind = |name: &String| {
-        let index = (0..model.layers)
-            .find(|&index| crate::placement::kind_name(model.layer_kind(index)) == name);
-        index.map_or(0.0, |index| layer_flops(model, index))
+    let of_stage = |(name, counts): (&String, &RecomputeCounts)| {
+        let mut kinds = (0..model.layers).map(|index| model.layer_kind(index));
+        let Some(kind) = kinds.find(|&kind| kind_name(kind) == name) else {
+            return 0.0;
+        };
+        counts.full as f64 * layer_flops(model, kind) + counts.selective as f64 * selective(kind)
     };
-    let counts = stages.iter().flat_map(|stage| &stage.recompute);
-    let per_sequence: f64 = counts
-        .map(|(kind, counts)| {
-            counts.full as f64 * of_kind(kind) + counts.selective as f64 * selective
-        })
-        .sum();
+    let per_sequence: f64 = stages.iter().flat_map(|stage| &stage.recompute).map(of_stage).sum();
     per_sequence * inputs.global_batch as f64
 }
 
-/// Attention scores and their product with V, one sequence, in full: 2s²·a(d_qk + d_v).
-fn core_flops(model: &ModelSpec) -> f64 {
-    let heads = LocalHeads::new(model, 1);
-    let s = model.seq_len as f64;
-    2.0 * s * s * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
-}
-
 /// Forward pass of one layer over one sequence as executed.
-fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
-    let kind = model.layer_kind(index);
+fn layer_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let split = Split {
         tp: 1,
         cp: 1,
@@ -324,7 +313,7 @@ fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
         .into_iter()
         .chain(layer::dense_gemms(model, kind, &split))
         .chain(experts);
-    core_flops(model) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
+    layer::core_flops(model, kind) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
 }
 
 /// What tells versions apart before anything else is read.

@@ -20,6 +20,10 @@ use std::collections::BTreeMap;
 /// Name and version, as plans carry them.
 pub const TOOL: &str = concat!("meshwright ", env!("CARGO_PKG_VERSION"));
 
+/// How model FLOPs count attention.
+const ATTENTION_FLOPS: &str =
+    "a query reads min(seq_len, window) keys, seq_len without a window; no causal credit";
+
 /// A plan with what is known beside it.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -92,7 +96,7 @@ impl Answer {
             "stages": stages,
             "order": (!order.is_empty()).then_some(order),
             "predicted": predicted,
-            "attention_flops": "full (s squared, no causal credit)",
+            "attention_flops": ATTENTION_FLOPS,
             "search": search_json(&self.proof),
             "alternatives": self.alternatives,
             "tool": TOOL,

@@ -2,7 +2,7 @@
 
 use crate::report::{Alternative, Answer, fullest, warnings};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
-use models::model::params;
+use models::model::{ModelSpec, params};
 use models::placement::StageMemory;
 use models::plan::{Basis, Breakdown, ErrorBand, Plan, Predicted};
 
@@ -36,6 +36,7 @@ pub fn summary(plan: &Plan) -> String {
         + &line("plan", &order(&plan.decisions))
         + &line("", &kept(&plan.decisions))
         + &line("time", &time(&plan.predicted))
+        + &counted(&plan.inputs.model)
         + &line("memory", &memory_line(plan, stage, &memory))
         + &warnings
         + &line("spent", &spent(plan))
@@ -139,6 +140,18 @@ fn time(predicted: &Predicted) -> String {
         thousands(predicted.tokens_per_s_per_gpu.round() as u64),
         100.0 * predicted.mfu,
     )
+}
+
+/// What MFU counts of attention, where that is less than all of it.
+fn counted(model: &ModelSpec) -> String {
+    let kinds = (0..model.layers).map(|index| model.layer_kind(index));
+    let windowed = kinds.filter(|kind| kind.windowed).count();
+    let Some(window) = model.attention.window.filter(|_| windowed > 0) else {
+        return String::new();
+    };
+    let [keys, all] = [window.tokens, model.seq_len].map(thousands);
+    let layers = model.layers;
+    line("", &format!("MFU counts {keys} of {all} keys a query in {windowed} of {layers} layers"))
 }
 
 fn band(band: &ErrorBand) -> String {
