@@ -40,6 +40,9 @@ pub struct Plan {
     pub order: Vec<String>,
 }
 
+/// Largest share of a device's memory that can be left free.
+pub const MOST_HEADROOM: f64 = 0.9;
+
 /// What was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,10 +57,20 @@ pub struct Inputs {
     pub tokens: Option<u64>,
     /// What the user pinned or narrowed, as typed behind `--set`.
     pub settings: Vec<String>,
+    /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
+    #[serde(default)]
+    pub headroom: f64,
     /// The cluster's figures.
     pub cluster: ClusterFigures,
     /// The model, resolved.
     pub model: ModelSpec,
+}
+
+impl Inputs {
+    /// Memory of a device without the headroom, bytes.
+    pub fn room_bytes(&self) -> u64 {
+        ((1.0 - self.headroom) * self.cluster.hbm_bytes as f64).ceil() as u64
+    }
 }
 
 /// The figures of a cluster that a check of a plan needs.

@@ -265,6 +265,7 @@ pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
     let leanest = leanest(&corner, progress);
     let mut remedies: Vec<(String, Found)> = vec![];
+    remedies.extend(without_headroom(&corner, progress));
     remedies.extend(without_a_setting(&corner, progress));
     remedies.extend(more_gpus(&corner, progress));
     Shortage { leanest, remedies }
@@ -329,6 +330,15 @@ fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option
     cluster.device.hbm_bytes *= factor;
     let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
     outcome.best.is_some().then_some(outcome)
+}
+
+fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    if request.headroom == 0.0 {
+        return None;
+    }
+    let whole = request.without_headroom();
+    let found = search(&whole.task(), progress).best?;
+    Some(("--headroom 0".to_owned(), found))
 }
 
 fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {

@@ -134,7 +134,7 @@ pub fn spent(plan: &Plan) -> String {
 /// Which constraint binds.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
-    let room = bytes(plan.inputs.cluster.hbm_bytes.saturating_sub(memory.total));
+    let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
     let left = format!("{room} left on the fullest rank (stage {stage})");
     let gain =
         bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
@@ -201,11 +201,15 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
             .iter()
             .enumerate()
             .fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most });
-        let has = device.hbm_bytes;
+        let has = device.hbm_bytes * (1.0 - request.headroom);
+        let besides = match request.headroom {
+            0.0 => String::new(),
+            share => format!(" besides {:.0} % headroom", 100.0 * share),
+        };
         text += &line(
             "  binds",
             &format!(
-                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is",
+                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
                 bytes(need as u64),
                 bytes((need - has).max(0.0) as u64)
             ),

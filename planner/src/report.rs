@@ -4,7 +4,7 @@ use crate::case::ground::Ground;
 use crate::case::mixes::Mix;
 use crate::case::priced::{Breakdown as Priced, MemoryBytes, Placed};
 use crate::ordered::Ordered;
-use crate::request::Request;
+use crate::request::{DEFAULT_HEADROOM, Request};
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use crate::timed::timed;
 use models::decisions::Decisions;
@@ -88,6 +88,7 @@ impl Answer {
             "global_batch": inputs.global_batch,
             "seq_len": inputs.seq_len,
             "tokens": inputs.tokens,
+            "headroom": inputs.headroom,
             "assumptions": inputs.model.assumptions,
             "decisions": decisions,
             "feasible": self.feasible,
@@ -104,14 +105,10 @@ impl Answer {
     }
 }
 
-/// Share of memory below its limit in which a configuration fits with a warning: predictions of what fits err by
-/// that much, and allocators retry before they fail.
-pub const NEAR_LIMIT: f64 = 0.05;
-
-/// What to mind of a share of memory that is filled; nothing where it fits with room to spare, or not at all.
+/// What to mind of a share of memory that is filled; nothing where it fits with the usual headroom, or not at all.
 pub fn memory_warning(filled: f64) -> Option<String> {
-    let near = filled <= 1.0 && filled > 1.0 - NEAR_LIMIT;
-    let [percent, limit] = [filled, NEAR_LIMIT].map(|share| 100.0 * share);
+    let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
+    let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);
     near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
 }
 
@@ -153,6 +150,11 @@ fn search_json(proof: &SearchProof) -> Value {
 
 /// The plan of a found configuration.
 pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
+    priced_plan(request, found, proof_of(proof))
+}
+
+/// The same with a proof as plans have it.
+pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
     let inputs = inputs(request, &found.decisions);
     let stages = stages(request, found);
     let timing = Timing {
@@ -167,7 +169,7 @@ pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
         inputs,
         decisions: found.decisions.clone(),
         predicted,
-        proof: proof_of(proof),
+        proof,
         stages,
         order: vec![],
     }
@@ -180,6 +182,7 @@ fn inputs(request: &Request, d: &Decisions) -> Inputs {
         seq_len: request.model.seq_len,
         tokens: request.tokens,
         settings: request.settings.clone(),
+        headroom: request.headroom,
         cluster: ClusterFigures::new(&request.cluster, d),
         model: request.model.clone(),
     }

@@ -164,12 +164,19 @@ fn band(band: &ErrorBand) -> String {
 
 fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
     let (part, most) = largest_part(memory);
+    let kept = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
+    let kept = if kept { headroom(plan) } else { String::new() };
     format!(
-        "{} of {} on the fullest rank (stage {stage}); most of it: {part}, {}",
+        "{} of {} on the fullest rank (stage {stage}){kept}; most of it: {part}, {}",
         bytes(memory.total),
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
     )
+}
+
+fn headroom(plan: &Plan) -> String {
+    let percent = (1000.0 * plan.inputs.headroom).round() / 10.0;
+    format!(", {percent} % headroom kept")
 }
 
 fn largest_part(memory: &StageMemory) -> (&'static str, u64) {

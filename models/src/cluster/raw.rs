@@ -153,6 +153,7 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
             Some(number) => check.positive("thread_slowdown", number)?,
             None => 1.0,
         },
+        headroom: 0.0,
     })
 }
 
