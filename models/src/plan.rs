@@ -4,7 +4,7 @@
 //! that matter to a check, every decision, the stage map and the proof. It has no time stamp and no
 //! wall time, so that the same question gives the same bytes.
 
-use crate::cluster::{AttentionKernel, ClusterSpec, Software};
+use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
 use crate::input::{InputError, Source, parse_yaml};
 use crate::layer::{self, Split};
@@ -148,6 +148,9 @@ pub struct ErrorBand {
     pub relative: f64,
     /// Where that comes from.
     pub basis: Basis,
+    /// What the plan has that no measured run of its software had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<String>,
 }
 
 /// Where an error band comes from.
@@ -156,17 +159,27 @@ pub struct ErrorBand {
 pub enum Basis {
     /// A prior: the cost model has not been compared with measured runs of this kind.
     Uncalibrated,
-    /// Measured runs.
+    /// Measured runs of this software.
     Validated,
+    /// Measured runs of software of which none had been seen: the plan has what no run of its software had.
+    Unseen,
 }
 
 impl ErrorBand {
-    /// The band of a generation of software: what four in five published runs that its constants had not seen
-    /// lay within; a round prior where there are none.
-    pub fn new(software: &Software) -> Self {
-        match software.error_band {
-            Some(relative) => Self { relative, basis: Basis::Validated },
-            None => Self { relative: 0.15, basis: Basis::Uncalibrated },
+    /// The band of a configuration on a cluster: what four in five published runs of its software, which its constants
+    /// had not seen, lay within; the wider one of software left out where the configuration has what no such run
+    /// had; a round prior where no run was compared.
+    pub fn new(cluster: &ClusterSpec, model: &ModelSpec, gpus: u64, d: &Decisions) -> Self {
+        let Some(relative) = cluster.software.error_band else {
+            return Self { relative: 0.15, basis: Basis::Uncalibrated, unseen: vec![] };
+        };
+        let own = Runs::of(&cluster.device.name, model, gpus, d);
+        match &cluster.seen {
+            Some(seen) if !seen.runs.lack(&own).is_empty() => {
+                let (relative, unseen) = (relative.max(seen.unseen_band), seen.runs.lack(&own));
+                Self { relative, basis: Basis::Unseen, unseen }
+            }
+            _ => Self { relative, basis: Basis::Validated, unseen: vec![] },
         }
     }
 }

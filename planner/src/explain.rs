@@ -3,7 +3,7 @@
 use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
-use crate::search::{Found, Outcome, Progress, Task, search, search_wide};
+use crate::search::{Found, Outcome, Progress, Proof, Task, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -16,8 +16,26 @@ use std::time::Duration;
 pub struct Tried {
     /// What was pinned or changed, such as `tp 4` or `1 GB more memory`.
     pub what: String,
-    /// The best way to do it; `None` where none fits, or none is near.
+    /// The best way to do it, if any is worth a price.
     pub best: Option<Alternative>,
+    /// Why there is none.
+    pub why_not: Option<WhyNot>,
+}
+
+/// Why something has no way worth a price.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// The user's settings exclude it.
+    Excluded,
+    /// No combination of decisions satisfies the rules of divisibility.
+    DoesNotExist,
+    /// Every way takes more than [`FAR`] times the plan's time, whatever memory there is.
+    TooSlow,
+    /// Some ways would be fast enough, and none of them fits.
+    DoesNotFit,
+    /// The time for integer programs ran out.
+    Undecided,
 }
 
 /// Everything `plan explain` finds out by searching.
@@ -63,16 +81,45 @@ impl<'a> Asker<'a> {
         r: &Restrictions,
         cutoff_s: f64,
     ) -> Option<Alternative> {
-        let Request { model, gpus, .. } = self.request;
-        let task =
-            Task { cutoff_s, solver_time: SOLVER_TIME, ..Task::new(model, cluster, *gpus, r) };
-        let found = search_wide(&task, self.progress).best?;
+        let found = self.search(cluster, r, cutoff_s, false).best?;
         Some(alternative(&found, self.own_s))
     }
 
+    fn search(
+        &mut self,
+        cluster: &ClusterSpec,
+        r: &Restrictions,
+        cutoff_s: f64,
+        ignore_memory: bool,
+    ) -> Outcome {
+        let Request { model, gpus, .. } = self.request;
+        let task = Task::new(model, cluster, *gpus, r);
+        let task = Task { cutoff_s, solver_time: SOLVER_TIME, ignore_memory, ..task };
+        search_wide(&task, self.progress)
+    }
+
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
-        let best = self.ask(&self.request.cluster, r, FAR * self.own_s);
-        Tried { what, best }
+        let Outcome { best, proof } =
+            self.search(&self.request.cluster, r, FAR * self.own_s, false);
+        let best = best.map(|found| alternative(&found, self.own_s));
+        let why_not = best.is_none().then(|| self.why_not(&proof, r));
+        Tried { what, best, why_not }
+    }
+
+    /// Why a search within [`FAR`] times the plan's time found nothing: the same without a limit of memory tells.
+    fn why_not(&mut self, proof: &Proof, r: &Restrictions) -> WhyNot {
+        if proof.candidates == 0 {
+            return WhyNot::DoesNotExist;
+        }
+        if !proof.proven_optimal {
+            return WhyNot::Undecided;
+        }
+        let endless = self.search(&self.request.cluster, r, FAR * self.own_s, true);
+        match (endless.best, endless.proof.proven_optimal) {
+            (Some(_), _) => WhyNot::DoesNotFit,
+            (None, true) => WhyNot::TooSlow,
+            (None, false) => WhyNot::Undecided,
+        }
     }
 
     /// The `most` fastest of: the best of every other pair of tp and pp, and of every other schedule
@@ -203,7 +250,8 @@ impl<'a> Asker<'a> {
         }
         let mut tried = vec![];
         for (what, cluster) in better {
-            tried.push(Tried { what, best: self.ask(&cluster, r, FAR * self.own_s) });
+            let best = self.ask(&cluster, r, FAR * self.own_s);
+            tried.push(Tried { what, best, why_not: None });
         }
         tried
     }
@@ -213,7 +261,7 @@ impl<'a> Asker<'a> {
         let what = "1f1b, vocabulary on first and last stage, even layers".to_owned();
         let (schedule, vocab) = (ScheduleName::OneFOneB, Vocab::FirstLast);
         if !r.schedule.allows(schedule) || !r.vocab.allows(vocab) {
-            return Tried { what: what + " (--set excludes it)", best: None };
+            return Tried { what, best: None, why_not: Some(WhyNot::Excluded) };
         }
         let schedule = Choice::of(&[schedule]);
         let vocab = Choice::of(&[vocab]);

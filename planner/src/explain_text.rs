@@ -1,6 +1,6 @@
 //! Explanations in print.
 
-use crate::explain::{Explanation, FAR, Shortage, Tried};
+use crate::explain::{Explanation, FAR, Shortage, Tried, WhyNot};
 use crate::report::fullest;
 use crate::report_text::{bytes, decisions, line, loss, seconds, shape, signed_percent, thousands};
 use crate::request::Request;
@@ -158,22 +158,30 @@ pub fn explanation(plan: &Plan, found: &Explanation) -> String {
         text += &bought_row(tried);
     }
     text += &format!("\nthe plain plan: {}\n", found.plain.what);
-    let plain = Tried { what: "1f1b".to_owned(), best: found.plain.best.clone() };
+    let plain = Tried { what: "1f1b".to_owned(), ..found.plain.clone() };
     text + &tried_row(own, &plain)
 }
 
 fn tried_row(own: &Breakdown, tried: &Tried) -> String {
     let what = format!("  {:<16}", tried.what);
     match &tried.best {
-        None => {
-            format!("{what} does not fit, does not exist, or takes over {FAR:.0} times as long\n")
-        }
+        None => format!("{what} {}\n", tried.why_not.map_or(String::new(), why_not)),
         Some(best) => format!(
             "{what} {:>10}  {:<52} {}\n",
             signed_percent(best.slower),
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
             loss(own, best)
         ),
+    }
+}
+
+fn why_not(why: WhyNot) -> String {
+    match why {
+        WhyNot::Excluded => "--set excludes it".to_owned(),
+        WhyNot::DoesNotExist => "does not exist: no degrees divide so".to_owned(),
+        WhyNot::DoesNotFit => "does not fit".to_owned(),
+        WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
+        WhyNot::Undecided => "not decided in the time for integer programs".to_owned(),
     }
 }
 

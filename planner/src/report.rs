@@ -160,7 +160,12 @@ pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
     let timing = Timing {
         iteration_s: significant(found.priced.iteration_s),
         breakdown: breakdown(&found.priced.breakdown),
-        error_band: ErrorBand::new(&request.cluster.software),
+        error_band: ErrorBand::new(
+            &request.cluster,
+            &request.model,
+            request.gpus,
+            &found.decisions,
+        ),
     };
     let predicted = Predicted::new(&inputs, &found.decisions, &stages, timing);
     Plan {

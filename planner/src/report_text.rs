@@ -36,6 +36,7 @@ pub fn summary(plan: &Plan) -> String {
         + &line("plan", &order(&plan.decisions))
         + &line("", &kept(&plan.decisions))
         + &line("time", &time(&plan.predicted))
+        + &beyond(&plan.predicted.error_band)
         + &counted(&plan.inputs.model)
         + &line("memory", &memory_line(plan, stage, &memory))
         + &warnings
@@ -142,6 +143,16 @@ fn time(predicted: &Predicted) -> String {
     )
 }
 
+/// Why a band is that of software left out.
+fn beyond(band: &ErrorBand) -> String {
+    if band.unseen.is_empty() {
+        return String::new();
+    }
+    let percent = 100.0 * band.relative;
+    let lacking = band.unseen.join(", ");
+    line("", &format!("±{percent:.0} %: no measured run of this software has {lacking}"))
+}
+
 /// What MFU counts of attention, where that is less than all of it.
 fn counted(model: &ModelSpec) -> String {
     let kinds = (0..model.layers).map(|index| model.layer_kind(index));
@@ -157,7 +168,7 @@ fn counted(model: &ModelSpec) -> String {
 fn band(band: &ErrorBand) -> String {
     let words = match band.basis {
         Basis::Uncalibrated => " (not yet validated)",
-        Basis::Validated => "",
+        Basis::Validated | Basis::Unseen => "",
     };
     format!("±{:.0} %{words}", 100.0 * band.relative)
 }

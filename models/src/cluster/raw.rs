@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_yaml::Spanned;
 
 use super::{
-    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Software,
+    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Seen,
+    Software,
 };
 use crate::input::{InputError, Source};
 
@@ -152,6 +153,10 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
         thread_slowdown: match &raw.thread_slowdown {
             Some(number) => check.positive("thread_slowdown", number)?,
             None => 1.0,
+        },
+        seen: match &raw.software.value {
+            RawSoftware { base: Some(base), error_band: None, .. } => Seen::of(&base.value)?,
+            _ => None,
         },
         headroom: 0.0,
     })
