@@ -252,7 +252,8 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     };
     let valid = "1 without overlap; above 1 with it, and then ep above 1";
     checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
-    let word = |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
+    let word =
+        |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
     let (found, model) = (d.capacity_factor, moe.capacity_factor);
     let valid = format!("inputs.model.moe.capacity_factor ({})", word(model));
     checks.that(found == model, "decisions.capacity_factor", word(found), valid);

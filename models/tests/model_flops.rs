@@ -43,7 +43,8 @@ fn a_window_leaves_as_many_keys_as_it_is_long() {
 /// Layers 0, 2, 4, ... of Gemma 2 and GPT-OSS are windowed.
 #[test]
 fn alternating_layers_of_shipped_models_are_counted_apart() {
-    let cases = [("gemma2_9b", 4096.0, 2.0 * 256.0, 16.0), ("gpt_oss_120b", 128.0, 2.0 * 64.0, 64.0)];
+    let cases =
+        [("gemma2_9b", 4096.0, 2.0 * 256.0, 16.0), ("gpt_oss_120b", 128.0, 2.0 * 64.0, 64.0)];
     for (name, window, widths, heads) in cases {
         let model = shipped(name).unwrap().unwrap().with_run(Some(8192), Some(1)).unwrap();
         for (index, keys) in [(0, window), (1, 8192.0), (2, window), (3, 8192.0)] {

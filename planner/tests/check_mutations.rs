@@ -14,7 +14,8 @@ const DENSE: &str = "--model llama8b --gpus 16 --tokens 15T --set tp=2 --set pp=
 const MIXTURE: &str = "--model mixtral_8x7b --gpus 32 --set tp=2 --set pp=4 --set ep=4 --set etp=1 --set schedule=1f1b \
                        --set vocab=tensor --set cp=1 --set micro_batch=1";
 /// Two copies of each stage.
-const TWICE: &str = "--model llama8b --gpus 16 --set schedule=dualpipe --set pp=4 --set tp=2 --set micro_batch=1";
+const TWICE: &str =
+    "--model llama8b --gpus 16 --set schedule=dualpipe --set pp=4 --set tp=2 --set micro_batch=1";
 
 fn made(words: &str) -> Plan {
     let path = scratch("mutated.yaml");
@@ -110,20 +111,14 @@ fn memory_moved_or_dropped_is_named() {
     let held = good.stages[1].memory.activations as i64;
     let none = edited(
         &good,
-        &[
-            ("/stages/1/memory/activations", &more(-held)),
-            ("/stages/1/memory/total", &more(-held)),
-        ],
+        &[("/stages/1/memory/activations", &more(-held)), ("/stages/1/memory/total", &more(-held))],
     );
     let said = ["stages[1].memory.activations", "stages[1].memory.total"];
     assert_eq!(fields(&check(&none)), said);
     let gb = 1_000_000_000;
     let moved = edited(
         &good,
-        &[
-            ("/stages/1/memory/parameters", &more(gb)),
-            ("/stages/1/memory/gradients", &more(-gb)),
-        ],
+        &[("/stages/1/memory/parameters", &more(gb)), ("/stages/1/memory/gradients", &more(-gb))],
     );
     let found = check(&moved);
     assert_eq!(fields(&found), ["stages[1].memory.parameters", "stages[1].memory.gradients"]);
@@ -201,8 +196,7 @@ fn figures_of_another_version_are_noted() {
         breakdown: old.predicted.breakdown,
         error_band: old.predicted.error_band.clone(),
     };
-    old.predicted =
-        models::plan::Predicted::new(&old.inputs, &old.decisions, &old.stages, timing);
+    old.predicted = models::plan::Predicted::new(&old.inputs, &old.decisions, &old.stages, timing);
     assert!(!check(&old).violations.is_empty());
     old.tool = "meshwright 0.0.9".to_owned();
     let found = check(&old);

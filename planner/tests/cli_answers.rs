@@ -351,7 +351,8 @@ fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
 
 /// The words with those settings left out that `more` gives again.
 fn changed(words: &str, more: &str) -> String {
-    let again = |word: &str| more.split_whitespace().any(|given| given.split('=').next() == Some(word));
+    let again =
+        |word: &str| more.split_whitespace().any(|given| given.split('=').next() == Some(word));
     let settings: Vec<&str> = words.split(" --set ").collect();
     let kept = settings[1..].iter().filter(|set| !again(set.split('=').next().unwrap_or_default()));
     let kept = kept.map(|set| format!(" --set {}", set.trim()));

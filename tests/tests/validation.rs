@@ -1,10 +1,10 @@
 //! The cost model against published training runs (`tests/papers/measured.csv`): a ratchet on what was reached.
 
+use planner::request::DEFAULT_HEADROOM;
 use planner::validate::claims::claims;
+use planner::validate::fit::{measured_runs, samples};
 use planner::validate::memory_limit::{filled, memory_limit};
 use planner::validate::ranking::{by_source as ranked, sweeps, vocabulary_pairs};
-use planner::request::DEFAULT_HEADROOM;
-use planner::validate::fit::{measured_runs, samples};
 use planner::validate::score::{SourceScore, by_source, memory_beyond, memory_by_source};
 use planner::validate::{Predicted, predict_all, row};
 use std::sync::LazyLock;

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use serde_yaml::Spanned;
 
 use super::{
-    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Seen,
-    Software,
+    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Seen, Software,
 };
 use crate::input::{InputError, Source};
 

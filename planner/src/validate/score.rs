@@ -60,7 +60,9 @@ pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScor
 /// order (`vtrain_single` apart).
 pub fn memory_beyond(rows: &[Row], predicted: &[Predicted]) -> Vec<f64> {
     let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for (row, predicted) in rows.iter().zip(predicted).filter(|(row, _)| row.file != "vtrain_single") {
+    for (row, predicted) in
+        rows.iter().zip(predicted).filter(|(row, _)| row.file != "vtrain_single")
+    {
         if let Some(error) = memory_error(row, predicted) {
             groups.entry(&row.group).or_default().push((1.0 + error).recip() - 1.0);
         }

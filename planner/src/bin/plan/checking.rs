@@ -43,7 +43,8 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
 }
 
 fn as_json(found: &Checked) -> Value {
-    let moved = |change: &Change| json!({"field": change.field, "found": change.a, "now": change.b});
+    let moved =
+        |change: &Change| json!({"field": change.field, "found": change.a, "now": change.b});
     let again = match &found.prices {
         Prices::Again(now, _) => json!({
             "iteration_s": now.plan.predicted.iteration_s,
@@ -89,9 +90,12 @@ fn priced_words(plan: &Plan, found: &Checked) -> String {
         }
         (_, []) => "split, stages, schedule; priced again, every figure is the same".to_owned(),
         (_, moved) => {
-            let lines = moved.iter().map(|Change { field, a, b }| format!("\n  {field}: {a}, here {b}"));
+            let lines =
+                moved.iter().map(|Change { field, a, b }| format!("\n  {field}: {a}, here {b}"));
             let lines: String = lines.collect();
-            format!("split, stages and schedule\n{version} wrote it, with other figures than {TOOL}:{lines}")
+            format!(
+                "split, stages and schedule\n{version} wrote it, with other figures than {TOOL}:{lines}"
+            )
         }
     }
 }
@@ -126,9 +130,8 @@ fn table(changes: &[Change]) -> String {
         return "the plans are the same\n".to_owned();
     }
     let width = changes.iter().map(|change| change.field.len()).max().unwrap_or(0);
-    let row = |Change { field, a, b }: &Change| {
-        format!("{field:<width$}   {} -> {}\n", word(a), word(b))
-    };
+    let row =
+        |Change { field, a, b }: &Change| format!("{field:<width$}   {} -> {}\n", word(a), word(b));
     changes.iter().map(row).collect()
 }
 

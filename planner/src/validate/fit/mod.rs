@@ -162,11 +162,7 @@ pub fn band(samples: &[Sample<'_>], held_out: &[f64]) -> f64 {
 }
 
 /// Mean absolute errors of the groups of one generation or of all, in rising order.
-fn group_errors(
-    samples: &[Sample<'_>],
-    held_out: &[f64],
-    generation: Option<&str>,
-) -> Vec<f64> {
+fn group_errors(samples: &[Sample<'_>], held_out: &[f64], generation: Option<&str>) -> Vec<f64> {
     let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for (sample, error) in samples.iter().zip(held_out) {
         let own = sample.setup.generation.as_str();
