@@ -178,7 +178,7 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
 fn why_not(why: WhyNot) -> String {
     match why {
         WhyNot::Excluded => "--set excludes it".to_owned(),
-        WhyNot::DoesNotExist => "does not exist: no degrees divide so".to_owned(),
+        WhyNot::DoesNotExist => "does not exist: no other decisions allow it".to_owned(),
         WhyNot::DoesNotFit => "does not fit".to_owned(),
         WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
         WhyNot::Undecided => "not decided in the time for integer programs".to_owned(),

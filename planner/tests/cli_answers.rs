@@ -358,3 +358,33 @@ fn changed(words: &str, more: &str) -> String {
     let kept = kept.map(|set| format!(" --set {}", set.trim()));
     format!("{}{} {more}", settings[0], kept.collect::<String>())
 }
+
+/// Three reasons are three answers: what does not exist, what does not fit, and what takes too long.
+#[test]
+fn an_explanation_tells_why_something_is_not_considered() {
+    let words = "--model llama70b --gpus 64 --set tp=8 --set pp=8 --set cp=1 --set vpp=1 --set vocab=tensor \
+                 --set recompute=selective,none --set offload=none --set schedule=1f1b,naive,gpipe";
+    let reasons = |more: &str| -> Vec<(String, Value)> {
+        let path = scratch("why_not.yaml");
+        let run = plan(&format!("{words} {more} -o {}", path.display()));
+        assert_eq!(run.code, 0, "{run:?}");
+        let json = plan(&format!("explain {} --json", path.display())).json();
+        let considered = json["explanation"]["considered"].as_array().unwrap().clone();
+        let reason = |tried: &Value| {
+            assert_eq!(tried["best"].is_null(), !tried["why_not"].is_null(), "{tried}");
+            (tried["what"].as_str().unwrap().to_owned(), tried["why_not"].clone())
+        };
+        considered.iter().map(reason).collect()
+    };
+    let has = |found: &[(String, Value)], what: &str, why: &str| {
+        assert!(found.contains(&(what.to_owned(), json!(why))), "{what} {why}: {found:?}");
+    };
+    // One sequence a micro-batch: naive runs one micro-batch, and GPipe keeps all 2,048.
+    let many = reasons("--set micro_batch=1");
+    has(&many, "naive", "does_not_exist");
+    has(&many, "zero 1", "does_not_exist");
+    has(&many, "gpipe", "does_not_fit");
+    // All 32 sequences in one micro-batch: each of eight stages waits for the other seven.
+    let few = reasons("--global-batch 32 --seq-len 2048");
+    has(&few, "naive", "too_slow");
+}
