@@ -335,7 +335,10 @@ fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
         ("--set moe_overlap=none --set offload=optimizer", "offload optimizer"),
         ("--set moe_overlap=none --set schedule=zb_h1", "zb_h1"),
         ("--set moe_overlap=none --set zero_stage=2", "zero 2"),
-        ("--set moe_overlap=none --seq-len 1024", "1024 tokens a sequence (but 2048 to 1048576)"),
+        (
+            "--set moe_overlap=none --seq-len 1024",
+            "1024 tokens a sequence (measured: 2048 to 1048576)",
+        ),
         ("--set moe_overlap=none --cluster dgx_h200", "H200-SXM5-141GB"),
     ];
     for (change, named) in cases {

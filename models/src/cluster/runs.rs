@@ -100,7 +100,7 @@ impl Runs {
     pub fn lack(&self, run: &Self) -> Vec<String> {
         let beyond = |[least, most]: [u64; 2], value: u64, unit: &str| {
             let outside = !(least..=most).contains(&value);
-            outside.then(|| format!("{value} {unit} (but {least} to {most})"))
+            outside.then(|| format!("{value} {unit} (measured: {least} to {most})"))
         };
         let counts = [
             beyond(self.gpus, run.gpus[0], "GPUs"),
