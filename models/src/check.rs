@@ -4,7 +4,7 @@
 use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
 use crate::model::{ModelSpec, Positions};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
-use crate::plan::{Basis, ErrorBand, Plan, Predicted, TextFault, Timing, VERSION};
+use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
 use crate::text::quotable;
 use serde::Serialize;
@@ -163,6 +163,8 @@ fn inputs(plan: &Plan, checks: &mut Checks) {
     let (reserved, hbm) = (i.cluster.reserved_bytes, i.cluster.hbm_bytes);
     let room = format!("less than hbm_bytes ({hbm})");
     checks.that(reserved < hbm, "inputs.cluster.reserved_bytes", reserved, room);
+    let kept = (0.0..=MOST_HEADROOM).contains(&i.headroom);
+    checks.that(kept, "inputs.headroom", i.headroom, format!("0 to {MOST_HEADROOM}"));
     let peak = i.cluster.peak_flops;
     let positive = peak.is_finite() && peak > 0.0;
     checks.that(positive, "inputs.cluster.peak_flops", peak, "above 0");
@@ -306,14 +308,11 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     };
     let valid = "1 without overlap; above 1 with it, and then ep above 1";
     checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
-    let factor =
+    let word =
         |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
-    checks.that(
-        d.capacity_factor == moe.capacity_factor,
-        "decisions.capacity_factor",
-        factor(d.capacity_factor),
-        format!("the model's: {}", factor(moe.capacity_factor)),
-    );
+    let (found, model) = (d.capacity_factor, moe.capacity_factor);
+    let valid = format!("inputs.model.moe.capacity_factor ({})", word(model));
+    checks.that(found == model, "decisions.capacity_factor", word(found), valid);
 }
 
 fn state(plan: &Plan, checks: &mut Checks) {
@@ -489,14 +488,14 @@ fn memory(plan: &Plan, checks: &mut Checks) {
             checks.equals(&field, copy.memory.total, copy.memory.sum());
         }
     }
-    let room = plan.inputs.cluster.hbm_bytes;
+    let room = plan.inputs.room_bytes();
     for (device, memory) in plan.device_memory().iter().enumerate() {
         let field = format!("stages on device {device}: memory.total together");
         checks.that(
             memory.total <= room,
             &field,
             memory.total,
-            format!("at most hbm_bytes ({room})"),
+            format!("at most hbm_bytes without inputs.headroom ({room})"),
         );
     }
 }

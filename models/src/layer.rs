@@ -316,10 +316,7 @@ fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, select
         return 0.0;
     }
     let heads = LocalHeads::new(model, split.tp).heads as f64;
-    let keys = match (model.attention.window, kind.windowed) {
-        (Some(window), true) => window.tokens.min(model.seq_len),
-        _ => model.seq_len,
-    };
+    let keys = keys(model, kind);
     let per_score = if model.dropout > 0.0 { 2.0 * e + 1.0 } else { e };
     split.tokens(model) as f64 * heads * keys as f64 * per_score
 }
@@ -332,9 +329,8 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     resident * (8.0 * moe.experts as f64 + 2.0 * e * model.hidden as f64 * copies)
 }
 
-/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention in full
-/// (s², no causal credit: Megatron's convention, SC'21 appendix), output layer included,
-/// experts at top-k.
+/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as [`core_flops`]
+/// counts it (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let split = Split {
         tp: 1,
@@ -354,9 +350,7 @@ pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
 
 /// Model FLOPs of one layer's forward pass over one sequence.
 fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 {
-    let heads = LocalHeads::new(model, 1);
     let s = model.seq_len as f64;
-    let core = 2.0 * s * s * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64;
     let dense: f64 = attention_gemms(model, split)
         .iter()
         .chain(&dense_gemms(model, kind, split))
@@ -370,5 +364,22 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
         }
         _ => 0.0,
     };
-    core + dense + routed
+    core_flops(model, kind) + dense + routed
+}
+
+/// FLOPs of attention scores and their product with V, forward, one layer and sequence: `2 s k a (d_qk + d_v)` for `a`
+/// heads and `k` keys a query. As in Megatron's convention the causal mask earns no credit: `k` is `s`, and in a
+/// windowed layer `min(s, window)`.
+pub fn core_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
+    let heads = LocalHeads::new(model, 1);
+    let pairs = model.seq_len as f64 * keys(model, kind) as f64;
+    2.0 * pairs * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
+}
+
+/// Most keys that a query reads.
+fn keys(model: &ModelSpec, kind: LayerKind) -> u64 {
+    match model.attention.window {
+        Some(window) if kind.windowed => window.tokens.min(model.seq_len),
+        _ => model.seq_len,
+    }
 }

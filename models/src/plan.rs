@@ -4,12 +4,12 @@
 //! that matter to a check, every decision, the stage map and the proof. It has no time stamp and no
 //! wall time, so that the same question gives the same bytes.
 
-use crate::cluster::{AttentionKernel, ClusterSpec, Software};
+use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
 use crate::input::{InputError, Source, parse_yaml, place_of_field};
 use crate::layer::{self, LocalHeads, Split};
-use crate::model::ModelSpec;
-use crate::placement::{Stage, device_memory};
+use crate::model::{LayerKind, ModelSpec};
+use crate::placement::{RecomputeCounts, Stage, device_memory, kind_name};
 use crate::schedule::{Schedule, ScheduleError};
 use crate::text::{self, Fault};
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,9 @@ pub struct Plan {
     pub order: Vec<String>,
 }
 
+/// Largest share of a device's memory that can be left free.
+pub const MOST_HEADROOM: f64 = 0.9;
+
 /// What was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,10 +58,20 @@ pub struct Inputs {
     pub tokens: Option<u64>,
     /// What the user pinned or narrowed, as typed behind `--set`.
     pub settings: Vec<String>,
+    /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
+    #[serde(default)]
+    pub headroom: f64,
     /// The cluster's figures.
     pub cluster: ClusterFigures,
     /// The model, resolved.
     pub model: ModelSpec,
+}
+
+impl Inputs {
+    /// Memory of a device without the headroom, bytes.
+    pub fn room_bytes(&self) -> u64 {
+        ((1.0 - self.headroom) * self.cluster.hbm_bytes as f64).ceil() as u64
+    }
 }
 
 /// The figures of a cluster that a check of a plan needs.
@@ -110,7 +123,7 @@ pub struct Predicted {
     pub iteration_s: f64,
     /// Tokens a second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs (attention in full, no recomputation), TFLOP/s and GPU.
+    /// Model FLOPs ([`layer::forward_flops`] and twice as many backward; no recomputation), TFLOP/s and GPU.
     pub model_tflops_per_gpu: f64,
     /// FLOPs as executed, recomputation included, TFLOP/s and GPU.
     pub hardware_tflops_per_gpu: f64,
@@ -136,6 +149,9 @@ pub struct ErrorBand {
     pub relative: f64,
     /// Where that comes from.
     pub basis: Basis,
+    /// What the plan has that no measured run of its software had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<String>,
 }
 
 /// Where an error band comes from.
@@ -144,20 +160,30 @@ pub struct ErrorBand {
 pub enum Basis {
     /// A prior: the cost model has not been compared with measured runs of this kind.
     Uncalibrated,
-    /// Measured runs.
+    /// Measured runs of this software.
     Validated,
+    /// Measured runs of software of which none had been seen: the plan has what no run of its software had.
+    Unseen,
 }
 
 impl ErrorBand {
     /// Half width of the band of software that no measured run stands for, as a part of the iteration's time.
     pub const UNCALIBRATED: f64 = 0.15;
 
-    /// The band of a generation of software: what four in five published runs that its constants had not seen
-    /// lay within; a round prior where there are none.
-    pub fn new(software: &Software) -> Self {
-        match software.error_band {
-            Some(relative) => Self { relative, basis: Basis::Validated },
-            None => Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated },
+    /// The band of a configuration on a cluster: what four in five published runs of its software, which its constants
+    /// had not seen, lay within; the wider one of software left out where the configuration has what no such run
+    /// had; a round prior where no run was compared.
+    pub fn new(cluster: &ClusterSpec, model: &ModelSpec, gpus: u64, d: &Decisions) -> Self {
+        let Some(relative) = cluster.software.error_band else {
+            return Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated, unseen: vec![] };
+        };
+        let own = Runs::of(&cluster.device.name, model, gpus, d);
+        match &cluster.seen {
+            Some(seen) if !seen.runs.lack(&own).is_empty() => {
+                let (relative, unseen) = (relative.max(seen.unseen_band), seen.runs.lack(&own));
+                Self { relative, basis: Basis::Unseen, unseen }
+            }
+            _ => Self { relative, basis: Basis::Validated, unseen: vec![] },
         }
     }
 }
@@ -291,34 +317,23 @@ pub fn significant(value: f64) -> f64 {
 /// ones the attention core where it is not fused (Korthikanti et al. 2022, section 5).
 fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
     let model = &inputs.model;
-    let selective = match inputs.cluster.attention {
-        AttentionKernel::Unfused => core_flops(model),
+    let selective = |kind| match inputs.cluster.attention {
+        AttentionKernel::Unfused => layer::core_flops(model, kind),
         AttentionKernel::Flash => 0.0,
     };
-    let of_kind = |name: &String| {
-        let index = (0..model.layers)
-            .find(|&index| crate::placement::kind_name(model.layer_kind(index)) == name);
-        index.map_or(0.0, |index| layer_flops(model, index))
+    let of_stage = |(name, counts): (&String, &RecomputeCounts)| {
+        let mut kinds = (0..model.layers).map(|index| model.layer_kind(index));
+        let Some(kind) = kinds.find(|&kind| kind_name(kind) == name) else {
+            return 0.0;
+        };
+        counts.full as f64 * layer_flops(model, kind) + counts.selective as f64 * selective(kind)
     };
-    let counts = stages.iter().flat_map(|stage| &stage.recompute);
-    let per_sequence: f64 = counts
-        .map(|(kind, counts)| {
-            counts.full as f64 * of_kind(kind) + counts.selective as f64 * selective
-        })
-        .sum();
+    let per_sequence: f64 = stages.iter().flat_map(|stage| &stage.recompute).map(of_stage).sum();
     per_sequence * inputs.global_batch as f64
 }
 
-/// Attention scores and their product with V, one sequence, in full: 2s²·a(d_qk + d_v).
-fn core_flops(model: &ModelSpec) -> f64 {
-    let heads = LocalHeads::new(model, 1);
-    let s = model.seq_len as f64;
-    2.0 * s * s * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
-}
-
 /// Forward pass of one layer over one sequence as executed.
-fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
-    let kind = model.layer_kind(index);
+fn layer_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let split = Split {
         tp: 1,
         cp: 1,
@@ -333,7 +348,7 @@ fn layer_flops(model: &ModelSpec, index: usize) -> f64 {
         .into_iter()
         .chain(layer::dense_gemms(model, kind, &split))
         .chain(experts);
-    core_flops(model) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
+    layer::core_flops(model, kind) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
 }
 
 /// A text of a plan that may not stand where it does.

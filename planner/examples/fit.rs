@@ -5,10 +5,12 @@
 //!
 //! With `SHOW_ROWS` in the environment every row's errors are printed too.
 //!
-//! The second argument, where given, is the folder whose files are rewritten.
+//! The second argument, where given, is the folder whose files are rewritten; `measured_runs.yaml` lies beside it.
 
+use models::cluster::MeasuredRuns;
+use planner::validate::fit::write::{measured_runs_text, write};
 use planner::validate::fit::{
-    Sample, ScaledBy, bands, calibrated, fit, folds, held_out, samples, write::write,
+    Sample, ScaledBy, band, bands, calibrated, fit, folds, held_out, measured_runs, samples,
 };
 use planner::validate::row;
 use planner::validate::score::{SourceScore, of_errors};
@@ -36,8 +38,14 @@ fn main() -> anyhow::Result<()> {
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
     }
+    let unseen_band = band(&samples, &generation);
+    let runs = MeasuredRuns { unseen_band, generations: measured_runs(&samples) };
+    let runs = measured_runs_text(&runs);
+    print!("{runs}");
     if let Some(folder) = arguments.next() {
-        write(&fitted, Path::new(&folder))?;
+        let folder = Path::new(&folder);
+        write(&fitted, folder)?;
+        std::fs::write(folder.with_file_name("measured_runs.yaml"), runs)?;
     }
     Ok(())
 }

@@ -206,6 +206,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         restrictions: restrictions(&settings, cluster)?,
         cluster: cluster.clone().shared_by(step.ranks),
         gpus: step.tp * step.dp,
+        headroom: 0.0,
         tokens: None,
         settings,
     };

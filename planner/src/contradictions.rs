@@ -6,13 +6,13 @@ use crate::space::Space;
 use models::check::Violation;
 use models::decisions::{AuxScope, Decisions, Offload};
 use models::model::{self, ModelSpec};
-use models::plan::{Basis, ErrorBand, Plan};
+use models::plan::Plan;
 use models::schedule::ScheduleName;
 use serde_json::Value;
 use std::fmt::Display;
 
-/// Decisions that `inputs.settings` do not allow; where the cluster is known, also a number format and an error band
-/// that are not its own.
+/// Decisions that `inputs.settings` do not allow; where the cluster is known, also a number format that it does not
+/// train in.
 pub fn contradictions(plan: &Plan, request: Option<&Request>) -> Vec<Violation> {
     let settings = &plan.inputs.settings;
     let mut found = match (request, Restrictions::typed(settings)) {
@@ -29,14 +29,6 @@ pub fn contradictions(plan: &Plan, request: Option<&Request>) -> Vec<Violation> 
         let valid: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
         let valid = format!("{}, which this cluster trains in", valid.join(" or "));
         found.push(violation("decisions.dtype", dtype.name(), valid));
-    }
-    let (band, own) = (&plan.predicted.error_band, ErrorBand::new(&request.cluster.software));
-    if *band != own {
-        let words = |band: &ErrorBand| match band.basis {
-            Basis::Validated => format!("{}, validated", band.relative),
-            Basis::Uncalibrated => format!("{}, uncalibrated", band.relative),
-        };
-        found.push(violation("predicted.error_band", words(band), words(&own)));
     }
     found
 }

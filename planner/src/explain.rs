@@ -4,7 +4,7 @@ use crate::placement::ilp;
 use crate::report::{Alternative, breakdown};
 use crate::request::Request;
 use crate::restrict::{Choice, Numbers, Restrictions};
-use crate::search::{Found, Outcome, Progress, Task, search, search_wide};
+use crate::search::{Found, Outcome, Progress, Proof, Task, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
 use models::schedule::ScheduleName;
@@ -16,8 +16,26 @@ use std::collections::BTreeSet;
 pub struct Tried {
     /// What was pinned or changed, such as `tp 4` or `1 GB more memory`.
     pub what: String,
-    /// The best way to do it; `None` where none fits, or none is near.
+    /// The best way to do it, if any is worth a price.
     pub best: Option<Alternative>,
+    /// Why there is none.
+    pub why_not: Option<WhyNot>,
+}
+
+/// Why something has no way worth a price.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// The user's settings exclude it.
+    Excluded,
+    /// No combination of decisions satisfies the rules of divisibility.
+    DoesNotExist,
+    /// Every way takes more than [`FAR`] times the plan's time, whatever memory there is.
+    TooSlow,
+    /// Some ways would be fast enough, and none of them fits.
+    DoesNotFit,
+    /// The time for integer programs ran out.
+    Undecided,
 }
 
 /// Everything `plan explain` finds out by searching.
@@ -63,20 +81,50 @@ impl<'a> Asker<'a> {
         r: &Restrictions,
         cutoff_s: f64,
     ) -> Option<Alternative> {
+        let found = self.search(cluster, r, cutoff_s, false).best?;
+        Some(alternative(&found, self.own_s))
+    }
+
+    fn search(
+        &mut self,
+        cluster: &ClusterSpec,
+        r: &Restrictions,
+        cutoff_s: f64,
+        ignore_memory: bool,
+    ) -> Outcome {
         let task = Task {
             cluster,
             restrictions: r,
             cutoff_s,
             solver_work: SOLVER_WORK,
+            ignore_memory,
             ..self.request.task()
         };
-        let found = search_wide(&task, self.progress).best?;
-        Some(alternative(&found, self.own_s))
+        search_wide(&task, self.progress)
     }
 
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
-        let best = self.ask(&self.request.cluster, r, FAR * self.own_s);
-        Tried { what, best }
+        let Outcome { best, proof } =
+            self.search(&self.request.cluster, r, FAR * self.own_s, false);
+        let best = best.map(|found| alternative(&found, self.own_s));
+        let why_not = best.is_none().then(|| self.why_not(&proof, r));
+        Tried { what, best, why_not }
+    }
+
+    /// Why a search within [`FAR`] times the plan's time found nothing: the same without a limit of memory tells.
+    fn why_not(&mut self, proof: &Proof, r: &Restrictions) -> WhyNot {
+        if proof.candidates == 0 {
+            return WhyNot::DoesNotExist;
+        }
+        if proof.searched_gap > 0.0 {
+            return WhyNot::Undecided;
+        }
+        let endless = self.search(&self.request.cluster, r, FAR * self.own_s, true);
+        match (endless.best, endless.proof.searched_gap == 0.0) {
+            (Some(_), _) => WhyNot::DoesNotFit,
+            (None, true) => WhyNot::TooSlow,
+            (None, false) => WhyNot::Undecided,
+        }
     }
 
     /// The `most` fastest of: the best of every other pair of tp and pp, and of every other schedule
@@ -207,7 +255,8 @@ impl<'a> Asker<'a> {
         }
         let mut tried = vec![];
         for (what, cluster) in better {
-            tried.push(Tried { what, best: self.ask(&cluster, r, FAR * self.own_s) });
+            let best = self.ask(&cluster, r, FAR * self.own_s);
+            tried.push(Tried { what, best, why_not: None });
         }
         tried
     }
@@ -217,7 +266,7 @@ impl<'a> Asker<'a> {
         let what = "1f1b, vocabulary on first and last stage, even layers".to_owned();
         let (schedule, vocab) = (ScheduleName::OneFOneB, Vocab::FirstLast);
         if !r.schedule.allows(schedule) || !r.vocab.allows(vocab) {
-            return Tried { what: what + " (--set excludes it)", best: None };
+            return Tried { what, best: None, why_not: Some(WhyNot::Excluded) };
         }
         let schedule = Choice::of(&[schedule]);
         let vocab = Choice::of(&[vocab]);
@@ -269,6 +318,7 @@ pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
     let leanest = leanest(&corner, progress);
     let mut remedies: Vec<(String, Found)> = vec![];
+    remedies.extend(without_headroom(&corner, progress));
     remedies.extend(without_a_setting(&corner, progress));
     remedies.extend(more_gpus(&corner, progress));
     Shortage { leanest, remedies }
@@ -334,6 +384,15 @@ fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option
     let task = Task { cluster: &cluster, solver_work: SOLVER_WORK, ..request.task() };
     let outcome = search(&task, progress);
     outcome.best.is_some().then_some(outcome)
+}
+
+fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    if request.headroom == 0.0 {
+        return None;
+    }
+    let whole = request.without_headroom();
+    let found = search(&whole.task(), progress).best?;
+    Some(("--headroom 0".to_owned(), found))
 }
 
 fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {

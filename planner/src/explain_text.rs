@@ -1,6 +1,6 @@
 //! Explanations in print.
 
-use crate::explain::{Explanation, FAR, Shortage, Tried};
+use crate::explain::{Explanation, FAR, Shortage, Tried, WhyNot};
 use crate::report::fullest;
 use crate::report_text::{bytes, decisions, line, loss, seconds, shape, signed_percent, thousands};
 use crate::request::Request;
@@ -134,7 +134,7 @@ pub fn spent(plan: &Plan) -> String {
 /// Which constraint binds.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
-    let room = bytes(plan.inputs.cluster.hbm_bytes.saturating_sub(memory.total));
+    let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
     let left = format!("{room} left on the fullest rank (stage {stage})");
     let gain =
         bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
@@ -158,22 +158,30 @@ pub fn explanation(plan: &Plan, found: &Explanation) -> String {
         text += &bought_row(tried);
     }
     text += &format!("\nthe plain plan: {}\n", found.plain.what);
-    let plain = Tried { what: "1f1b".to_owned(), best: found.plain.best.clone() };
+    let plain = Tried { what: "1f1b".to_owned(), ..found.plain.clone() };
     text + &tried_row(own, &plain)
 }
 
 fn tried_row(own: &Breakdown, tried: &Tried) -> String {
     let what = format!("  {:<16}", tried.what);
     match &tried.best {
-        None => {
-            format!("{what} does not fit, does not exist, or takes over {FAR:.0} times as long\n")
-        }
+        None => format!("{what} {}\n", tried.why_not.map_or(String::new(), why_not)),
         Some(best) => format!(
             "{what} {:>10}  {:<52} {}\n",
             signed_percent(best.slower),
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
             loss(own, best)
         ),
+    }
+}
+
+fn why_not(why: WhyNot) -> String {
+    match why {
+        WhyNot::Excluded => "--set excludes it".to_owned(),
+        WhyNot::DoesNotExist => "does not exist: no other decisions allow it".to_owned(),
+        WhyNot::DoesNotFit => "does not fit".to_owned(),
+        WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
+        WhyNot::Undecided => "not decided in the time for integer programs".to_owned(),
     }
 }
 
@@ -201,11 +209,15 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
             .iter()
             .enumerate()
             .fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most });
-        let has = device.hbm_bytes;
+        let has = device.hbm_bytes * (1.0 - request.headroom);
+        let besides = match request.headroom {
+            0.0 => String::new(),
+            share => format!(" besides {:.0} % headroom", 100.0 * share),
+        };
         text += &line(
             "  binds",
             &format!(
-                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is",
+                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
                 bytes(need as u64),
                 bytes((need - has).max(0.0) as u64)
             ),

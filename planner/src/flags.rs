@@ -1,13 +1,13 @@
 //! Flags as typed become a finished [`Request`] here, once.
 
-use crate::request::Request;
+use crate::request::{DEFAULT_HEADROOM, Request};
 use crate::request_conflicts;
 use crate::restrict::{Choice, Restrictions};
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, ModelSpec};
-use models::plan::{ClusterFigures, Plan};
+use models::plan::{ClusterFigures, MOST_HEADROOM, Plan};
 use models::program::RUNNABLE;
 use std::io::Read;
 use std::path::Path;
@@ -32,6 +32,8 @@ pub struct Flags {
     pub global_batch: Option<u64>,
     /// Tokens a sequence.
     pub seq_len: Option<u64>,
+    /// Percent of each device's memory to leave free.
+    pub headroom: Option<f64>,
     /// Tokens to train on, such as `15T`.
     pub tokens: Option<String>,
     /// Every `--set`.
@@ -47,7 +49,8 @@ impl Request {
         let (model, file) = read_model(&flags.model)?;
         let gpus = gpu_count(flags.gpus)?;
         let cluster = read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
-        let cluster = cluster.shared_by(gpus);
+        let headroom = headroom(flags.headroom)?;
+        let cluster = cluster.shared_by(gpus).with_headroom(headroom);
         let restrictions = restrictions(&flags.settings, &cluster)?;
         let model = model.with_run(flags.seq_len, flags.global_batch)?;
         let request = Self {
@@ -56,6 +59,7 @@ impl Request {
             file,
             cluster,
             gpus,
+            headroom,
             tokens: flags.tokens.as_deref().map(token_count).transpose()?,
             settings: flags.settings.clone(),
             restrictions,
@@ -92,25 +96,53 @@ pub fn restrictions(
 /// # Errors
 /// There is no such cluster, or the plan was made for another one of that name.
 pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
-    let inputs = &plan.inputs;
-    let cluster = read_cluster(cluster.unwrap_or(&inputs.cluster.name))?.shared_by(inputs.gpus);
-    if ClusterFigures::new(&cluster, &plan.decisions) != inputs.cluster {
-        let message = format!("the plan was made for another `{}` than this one", cluster.name);
-        return Err(
-            InputError::new(message).help("give the plan's own with --cluster FILE, or plan again")
-        );
+    let name = &plan.inputs.cluster.name;
+    let help = "give the plan's own with --cluster FILE, or plan again";
+    let Some(request) = request_on(plan, cluster)? else {
+        return Err(InputError::new(format!("no cluster `{name}` is shipped")).help(help));
+    };
+    if ClusterFigures::new(&request.cluster, &plan.decisions) != plan.inputs.cluster {
+        let message = format!("the plan was made for another `{name}` than this one");
+        return Err(InputError::new(message).help(help));
     }
+    Ok(request)
+}
+
+/// The request that a plan answers, whatever figures the cluster has; `None` where none is named and none of the plan's
+/// name is shipped. A plan's own text never names a file.
+///
+/// # Errors
+/// The cluster named cannot be read, or the plan's settings cannot be.
+pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>, InputError> {
+    let inputs = &plan.inputs;
+    let found = match cluster {
+        Some(named) => Some(read_cluster(named)?),
+        None => cluster::shipped(&inputs.cluster.name).transpose()?,
+    };
+    let Some(cluster) = found else { return Ok(None) };
+    let cluster = cluster.shared_by(inputs.gpus);
     let restrictions = restrictions(&inputs.settings, &cluster)?;
-    Ok(Request {
+    Ok(Some(Request {
         stop: Arc::default(),
         model: inputs.model.clone(),
         file: None,
-        cluster,
+        cluster: cluster.with_headroom(inputs.headroom),
         gpus: inputs.gpus,
+        headroom: inputs.headroom,
         tokens: inputs.tokens,
         settings: inputs.settings.clone(),
         restrictions,
-    })
+    }))
+}
+
+/// Percent as a share.
+fn headroom(percent: Option<f64>) -> Result<f64, InputError> {
+    let Some(percent) = percent else { return Ok(DEFAULT_HEADROOM) };
+    let most = 100.0 * MOST_HEADROOM;
+    let refused = || InputError::new(format!("--headroom cannot be {percent}"));
+    let valid = (0.0..=most).contains(&percent);
+    let help = format!("valid: 0 to {most}, percent of a device's memory");
+    valid.then_some(percent / 100.0).ok_or_else(|| refused().help(help))
 }
 
 /// A pinned capacity factor changes what the experts compute: it is the model's from here on.

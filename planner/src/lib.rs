@@ -3,6 +3,7 @@
 pub mod bounds;
 pub mod calibrate;
 pub mod case;
+pub mod changes;
 pub mod compare;
 pub mod contradictions;
 pub mod cost;

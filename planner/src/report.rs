@@ -4,7 +4,7 @@ use crate::case::ground::Ground;
 use crate::case::mixes::Mix;
 use crate::case::priced::{Breakdown as Priced, MemoryBytes, Placed};
 use crate::ordered::Ordered;
-use crate::request::Request;
+use crate::request::{DEFAULT_HEADROOM, Request};
 use crate::search::{Found, Outcome, Proof as SearchProof};
 use crate::timed::timed;
 use models::decisions::Decisions;
@@ -19,6 +19,10 @@ use std::collections::BTreeMap;
 
 /// Name and version, as plans carry them.
 pub const TOOL: &str = concat!("meshwright ", env!("CARGO_PKG_VERSION"));
+
+/// How model FLOPs count attention.
+const ATTENTION_FLOPS: &str =
+    "a query reads min(seq_len, window) keys, seq_len without a window; no causal credit";
 
 /// A plan with what is known beside it.
 #[derive(Clone, Debug)]
@@ -84,6 +88,7 @@ impl Answer {
             "global_batch": inputs.global_batch,
             "seq_len": inputs.seq_len,
             "tokens": inputs.tokens,
+            "headroom": inputs.headroom,
             "assumptions": inputs.model.assumptions,
             "decisions": decisions,
             "feasible": self.feasible,
@@ -92,7 +97,7 @@ impl Answer {
             "stages": stages,
             "order": (!order.is_empty()).then_some(order),
             "predicted": predicted,
-            "attention_flops": "full (s squared, no causal credit)",
+            "attention_flops": ATTENTION_FLOPS,
             "search": search_json(&self.proof),
             "alternatives": self.alternatives,
             "tool": TOOL,
@@ -100,14 +105,10 @@ impl Answer {
     }
 }
 
-/// Share of memory below its limit in which a configuration fits with a warning: predictions of what fits err by
-/// that much, and allocators retry before they fail.
-pub const NEAR_LIMIT: f64 = 0.05;
-
-/// What to mind of a share of memory that is filled; nothing where it fits with room to spare, or not at all.
+/// What to mind of a share of memory that is filled; nothing where it fits with the usual headroom, or not at all.
 pub fn memory_warning(filled: f64) -> Option<String> {
-    let near = filled <= 1.0 && filled > 1.0 - NEAR_LIMIT;
-    let [percent, limit] = [filled, NEAR_LIMIT].map(|share| 100.0 * share);
+    let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
+    let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);
     near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
 }
 
@@ -150,12 +151,22 @@ fn search_json(proof: &SearchProof) -> Value {
 
 /// The plan of a found configuration.
 pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
+    priced_plan(request, found, proof_of(proof))
+}
+
+/// The same with a proof as plans have it.
+pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
     let inputs = inputs(request, &found.decisions);
     let stages = stages(request, found);
     let timing = Timing {
         iteration_s: significant(found.priced.iteration_s),
         breakdown: breakdown(&found.priced.breakdown),
-        error_band: ErrorBand::new(&request.cluster.software),
+        error_band: ErrorBand::new(
+            &request.cluster,
+            &request.model,
+            request.gpus,
+            &found.decisions,
+        ),
     };
     let predicted = Predicted::new(&inputs, &found.decisions, &stages, timing);
     Plan {
@@ -164,7 +175,7 @@ pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
         inputs,
         decisions: found.decisions.clone(),
         predicted,
-        proof: proof_of(proof),
+        proof,
         stages,
         order: vec![],
     }
@@ -177,6 +188,7 @@ fn inputs(request: &Request, d: &Decisions) -> Inputs {
         seq_len: request.model.seq_len,
         tokens: request.tokens,
         settings: request.settings.clone(),
+        headroom: request.headroom,
         cluster: ClusterFigures::new(&request.cluster, d),
         model: request.model.clone(),
     }

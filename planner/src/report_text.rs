@@ -2,7 +2,7 @@
 
 use crate::report::{Alternative, Answer, fullest, warnings};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
-use models::model::params;
+use models::model::{ModelSpec, params};
 use models::placement::StageMemory;
 use models::plan::{Basis, Breakdown, ErrorBand, Plan, Predicted};
 
@@ -36,6 +36,8 @@ pub fn summary(plan: &Plan) -> String {
         + &line("plan", &order(&plan.decisions))
         + &line("", &kept(&plan.decisions))
         + &line("time", &time(&plan.predicted))
+        + &beyond(&plan.predicted.error_band)
+        + &counted(&plan.inputs.model)
         + &line("memory", &memory_line(plan, stage, &memory))
         + &warnings
         + &line("spent", &spent(plan))
@@ -141,22 +143,51 @@ fn time(predicted: &Predicted) -> String {
     )
 }
 
+/// Why a band is that of software left out.
+fn beyond(band: &ErrorBand) -> String {
+    if band.unseen.is_empty() {
+        return String::new();
+    }
+    let percent = 100.0 * band.relative;
+    let lacking = band.unseen.join(", ");
+    line("", &format!("±{percent:.0} %: no measured run of this software has {lacking}"))
+}
+
+/// What MFU counts of attention, where that is less than all of it.
+fn counted(model: &ModelSpec) -> String {
+    let kinds = (0..model.layers).map(|index| model.layer_kind(index));
+    let windowed = kinds.filter(|kind| kind.windowed).count();
+    let Some(window) = model.attention.window.filter(|_| windowed > 0) else {
+        return String::new();
+    };
+    let [keys, all] = [window.tokens, model.seq_len].map(thousands);
+    let layers = model.layers;
+    line("", &format!("MFU counts {keys} of {all} keys a query in {windowed} of {layers} layers"))
+}
+
 fn band(band: &ErrorBand) -> String {
     let words = match band.basis {
         Basis::Uncalibrated => " (not yet validated)",
-        Basis::Validated => "",
+        Basis::Validated | Basis::Unseen => "",
     };
     format!("±{:.0} %{words}", 100.0 * band.relative)
 }
 
 fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
     let (part, most) = largest_part(memory);
+    let kept = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
+    let kept = if kept { headroom(plan) } else { String::new() };
     format!(
-        "{} of {} on the fullest rank (stage {stage}); most of it: {part}, {}",
+        "{} of {} on the fullest rank (stage {stage}){kept}; most of it: {part}, {}",
         bytes(memory.total),
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
     )
+}
+
+fn headroom(plan: &Plan) -> String {
+    let percent = (1000.0 * plan.inputs.headroom).round() / 10.0;
+    format!(", {percent} % headroom kept")
 }
 
 fn largest_part(memory: &StageMemory) -> (&'static str, u64) {

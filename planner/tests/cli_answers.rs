@@ -5,7 +5,7 @@ mod cli_common;
 use cli_common::{plan, plan_with, scratch};
 use models::input::Source;
 use models::plan::Plan;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Small enough to be searched at once.
 const SMALL: &str = "--model llama8b --gpus 8 --tokens 15T --set schedule=1f1b --set vocab=tensor,first_last --set micro_batch<=2";
@@ -318,4 +318,76 @@ fn nothing_is_offloaded_where_there_is_no_host_memory() {
     assert_eq!(run.code, 0, "{run:?}");
     let json = run.json();
     assert_eq!((&json["feasible"], &json["decisions"]["offload"]), (&true.into(), &"none".into()));
+}
+
+/// What no measured run of a cluster's software had widens the band, and is named.
+#[test]
+fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
+    let unseen = models::cluster::measured_runs().unwrap().unseen_band;
+    let words = "estimate --model mixtral_8x7b --gpus 32 --set tp=2 --set pp=4 --set ep=4 --set etp=1 --set schedule=1f1b \
+                 --set vocab=tensor --set cp=1 --set micro_batch=1 --set zero_stage=1 --set offload=none";
+    let seen = plan(&format!("{words} --set moe_overlap=none --json")).json();
+    let band = &seen["predicted"]["error_band"];
+    assert_eq!(band["basis"], "validated");
+    assert!(band["relative"].as_f64().unwrap() < unseen && band.get("unseen").is_none(), "{band}");
+    let cases = [
+        ("--set moe_overlap=ampipe", "ampipe"),
+        ("--set moe_overlap=none --set offload=optimizer", "offload optimizer"),
+        ("--set moe_overlap=none --set schedule=zb_h1", "zb_h1"),
+        ("--set moe_overlap=none --set zero_stage=2", "zero 2"),
+        (
+            "--set moe_overlap=none --seq-len 1024",
+            "1024 tokens a sequence (measured: 2048 to 1048576)",
+        ),
+        ("--set moe_overlap=none --cluster dgx_h200", "H200-SXM5-141GB"),
+    ];
+    for (change, named) in cases {
+        let json = plan(&format!("{} --json", changed(words, change))).json();
+        let band = &json["predicted"]["error_band"];
+        assert_eq!((&band["basis"], &band["relative"]), (&json!("unseen"), &json!(unseen)));
+        assert_eq!(band["unseen"], json!([named]), "{change}");
+    }
+    let screen = plan(&format!("{words} --set moe_overlap=ampipe")).out;
+    let line = format!("±{:.0} %: no measured run of this software has ampipe", 100.0 * unseen);
+    assert!(screen.contains(&line), "{screen}");
+}
+
+/// The words with those settings left out that `more` gives again.
+fn changed(words: &str, more: &str) -> String {
+    let again =
+        |word: &str| more.split_whitespace().any(|given| given.split('=').next() == Some(word));
+    let settings: Vec<&str> = words.split(" --set ").collect();
+    let kept = settings[1..].iter().filter(|set| !again(set.split('=').next().unwrap_or_default()));
+    let kept = kept.map(|set| format!(" --set {}", set.trim()));
+    format!("{}{} {more}", settings[0], kept.collect::<String>())
+}
+
+/// Three reasons are three answers: what does not exist, what does not fit, and what takes too long.
+#[test]
+fn an_explanation_tells_why_something_is_not_considered() {
+    let words = "--model llama70b --gpus 64 --set tp=8 --set pp=8 --set cp=1 --set vpp=1 --set vocab=tensor \
+                 --set recompute=selective,none --set offload=none --set schedule=1f1b,naive,gpipe";
+    let reasons = |more: &str| -> Vec<(String, Value)> {
+        let path = scratch("why_not.yaml");
+        let run = plan(&format!("{words} {more} -o {}", path.display()));
+        assert_eq!(run.code, 0, "{run:?}");
+        let json = plan(&format!("explain {} --json", path.display())).json();
+        let considered = json["explanation"]["considered"].as_array().unwrap().clone();
+        let reason = |tried: &Value| {
+            assert_eq!(tried["best"].is_null(), !tried["why_not"].is_null(), "{tried}");
+            (tried["what"].as_str().unwrap().to_owned(), tried["why_not"].clone())
+        };
+        considered.iter().map(reason).collect()
+    };
+    let has = |found: &[(String, Value)], what: &str, why: &str| {
+        assert!(found.contains(&(what.to_owned(), json!(why))), "{what} {why}: {found:?}");
+    };
+    // One sequence a micro-batch: naive runs one micro-batch, and GPipe keeps all 2,048.
+    let many = reasons("--set micro_batch=1");
+    has(&many, "naive", "does_not_exist");
+    has(&many, "zero 1", "does_not_exist");
+    has(&many, "gpipe", "does_not_fit");
+    // All 32 sequences in one micro-batch: each of eight stages waits for the other seven.
+    let few = reasons("--global-batch 32 --seq-len 2048");
+    has(&few, "naive", "too_slow");
 }

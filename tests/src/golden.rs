@@ -23,6 +23,7 @@ pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
         gpus,
         global_batch: Some(8),
         seq_len: Some(32),
+        headroom: None,
         tokens: None,
         settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
     })

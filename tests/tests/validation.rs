@@ -1,9 +1,11 @@
 //! The cost model against published training runs (`tests/papers/measured.csv`): a ratchet on what was reached.
 
+use planner::request::DEFAULT_HEADROOM;
 use planner::validate::claims::claims;
+use planner::validate::fit::{measured_runs, samples};
 use planner::validate::memory_limit::{filled, memory_limit};
 use planner::validate::ranking::{by_source as ranked, sweeps, vocabulary_pairs};
-use planner::validate::score::{SourceScore, by_source, memory_by_source};
+use planner::validate::score::{SourceScore, by_source, memory_beyond, memory_by_source};
 use planner::validate::{Predicted, predict_all, row};
 use std::sync::LazyLock;
 
@@ -79,7 +81,7 @@ const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
 #[cfg(feature = "slow")]
 #[test]
 fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_they_were() {
-    use planner::validate::fit::{bands, fit, folds, held_out, samples};
+    use planner::validate::fit::{band, bands, fit, folds, held_out};
     let rows = rows();
     let samples = samples(&rows);
     let fitted = fit(&samples);
@@ -99,6 +101,9 @@ fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_t
         let off = shipped.map(|shipped| (shipped - band).abs());
         assert!(off.is_some_and(|off| off < 0.0051), "{generation}: {shipped:?}, earned {band}");
     }
+    let left_out = held_out(&fitted, &samples, |sample| sample.setup.generation.clone());
+    let shipped = models::cluster::measured_runs().expect("shipped files read").unseen_band;
+    assert!((shipped - band(&samples, &left_out)).abs() < 0.0051, "{shipped}");
     let ran: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
     let scores = planner::validate::score::of_errors(&ran, &unseen);
     for (source, mean, median) in UNSEEN_RATCHET {
@@ -125,6 +130,30 @@ fn published_memory_is_predicted_as_well_as_it_was() {
     for (source, mean) in MEMORY_RATCHET {
         let found = scores.iter().find(|score| score.source == source).expect("the source is here");
         assert!(found.mean <= mean, "{source}: mean {:.4} (at most {mean})", found.mean);
+    }
+}
+
+/// The default headroom is the least whole percent that nine in ten groups of runs stay within.
+#[test]
+fn the_default_headroom_is_the_error_of_the_memory_model() {
+    let (rows, predicted) = &*PREDICTED;
+    let beyond = memory_beyond(rows, predicted);
+    let nine_in_ten = beyond[(0.9 * beyond.len() as f64).ceil() as usize - 1];
+    assert!(beyond.len() >= 48, "{}", beyond.len());
+    assert_eq!(DEFAULT_HEADROOM, (100.0 * nine_in_ten).ceil() / 100.0, "{nine_in_ten}");
+}
+
+/// The shipped table says what the scored rows had.
+#[test]
+fn error_bands_hold_where_measured_runs_were() {
+    let rows = rows();
+    let found = measured_runs(&samples(&rows));
+    let shipped = models::cluster::measured_runs().expect("shipped files read");
+    assert_eq!(shipped.generations, found, "run the fit (docs/validation.md)");
+    for generation in models::cluster::software_names().expect("shipped files read") {
+        let software = models::cluster::software(&generation).expect("shipped files read");
+        let banded = software.is_some_and(|software| software.error_band.is_some());
+        assert_eq!(banded, found.contains_key(&generation), "{generation}");
     }
 }
 

@@ -6,6 +6,7 @@ mod measured;
 mod products;
 mod raw;
 pub mod roofline;
+mod runs;
 mod shipped;
 mod spec;
 mod tables;
@@ -17,6 +18,7 @@ pub use measured::{
     Updated,
 };
 pub use products::{Products, Waves};
+pub use runs::{MeasuredRuns, Runs, Seen, features, measured_runs};
 pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
 pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};

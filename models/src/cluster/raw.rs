@@ -8,7 +8,7 @@ use serde_yaml::Spanned;
 
 use super::limits::{MOST_LEVELS, limits, words};
 use super::{
-    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Software,
+    AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Seen, Software,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_LINE, VALID_NAME, line_fault, name_fault, quotable};
@@ -156,6 +156,11 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
             Some(number) => check.number("thread_slowdown", number)?,
             None => 1.0,
         },
+        seen: match &raw.software.value {
+            RawSoftware { base: Some(base), error_band: None, .. } => Seen::of(&base.value)?,
+            _ => None,
+        },
+        headroom: 0.0,
     })
 }
 

@@ -89,6 +89,10 @@ pub struct ClusterSpec {
     pub measured_ranks: Option<u64>,
     /// Time of work on all cores by the threads of one rank, over its time by `measured_ranks` ranks at once.
     pub thread_slowdown: f64,
+    /// Where the software's error band holds; `None` where no run was compared, or the file has a band of its own.
+    pub seen: Option<super::Seen>,
+    /// Share of each device's memory that plans leave free, 0 in a file; see [`ClusterSpec::with_headroom`].
+    pub headroom: f64,
 }
 
 /// One accelerator.
@@ -385,9 +389,16 @@ impl ClusterSpec {
         self.levels.iter().position(together).unwrap_or(self.levels.len().saturating_sub(1))
     }
 
-    /// Memory a rank's tensors may take, bytes.
+    /// Memory a rank's tensors may take, bytes: what is neither reserved nor kept free.
     pub fn usable_bytes(&self) -> f64 {
-        (self.device.hbm_bytes - self.reserved_bytes()).max(0.0)
+        let kept_free = self.headroom * self.device.hbm_bytes;
+        (self.device.hbm_bytes - kept_free - self.reserved_bytes()).max(0.0)
+    }
+
+    /// The cluster with another share of each device's memory kept free.
+    #[must_use]
+    pub fn with_headroom(self, headroom: f64) -> Self {
+        Self { headroom, ..self }
     }
 
     /// Memory that tensors cannot use, bytes: the device's context and the software's buffers.

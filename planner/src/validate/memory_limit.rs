@@ -2,7 +2,7 @@
 
 use super::Predicted;
 use super::row::Row;
-use crate::report::NEAR_LIMIT;
+use crate::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 
 /// Share by which the prediction of a run that ran may exceed memory and still count as near.
@@ -38,7 +38,7 @@ impl Called {
     fn add(&mut self, filled: f64) {
         match filled {
             _ if filled > 1.0 => self.infeasible += 1,
-            _ if filled > 1.0 - NEAR_LIMIT => self.at_edge += 1,
+            _ if filled > 1.0 - DEFAULT_HEADROOM => self.at_edge += 1,
             _ => self.safe += 1,
         }
     }

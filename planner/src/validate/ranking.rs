@@ -5,7 +5,7 @@
 use super::Predicted;
 use super::memory_limit::filled;
 use super::row::Row;
-use crate::report::NEAR_LIMIT;
+use crate::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -86,7 +86,7 @@ fn timed<'a>(
 ) -> impl Iterator<Item = (Timed<'a>, bool)> {
     rows.iter().zip(predicted).filter_map(|(row, predicted)| {
         let (predicted_s, measured_s) = (predicted.predicted_s?, row.measured_s()?);
-        let at_edge = filled(predicted).is_some_and(|filled| filled > 1.0 - NEAR_LIMIT);
+        let at_edge = filled(predicted).is_some_and(|filled| filled > 1.0 - DEFAULT_HEADROOM);
         Some((Timed { row, predicted_s, measured_s }, at_edge))
     })
 }

@@ -56,6 +56,22 @@ pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScor
     of_errors(&rows, &errors)
 }
 
+/// Means over groups of how much more memory runs took than predicted, as a share of the prediction, in rising
+/// order (`vtrain_single` apart).
+pub fn memory_beyond(rows: &[Row], predicted: &[Predicted]) -> Vec<f64> {
+    let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (row, predicted) in
+        rows.iter().zip(predicted).filter(|(row, _)| row.file != "vtrain_single")
+    {
+        if let Some(error) = memory_error(row, predicted) {
+            groups.entry(&row.group).or_default().push((1.0 + error).recip() - 1.0);
+        }
+    }
+    let mut beyond: Vec<f64> = groups.values().map(|group| mean(group.iter().copied())).collect();
+    beyond.sort_by(f64::total_cmp);
+    beyond
+}
+
 /// Signed error of the predicted memory, by the row's own definition.
 pub(super) fn memory_error(row: &Row, predicted: &Predicted) -> Option<f64> {
     let (measured, counted) = row.measured_bytes()?;

@@ -72,6 +72,9 @@ pub struct RequestArgs {
     /// Tokens to train on, such as 15T: gives the days it takes
     #[arg(long, value_name = "N")]
     pub tokens: Option<String>,
+    /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the memory model]
+    #[arg(long, value_name = "PERCENT")]
+    pub headroom: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
@@ -89,6 +92,7 @@ impl RequestArgs {
             gpus: self.gpus.unwrap_or_default(),
             global_batch: self.global_batch,
             seq_len: self.seq_len,
+            headroom: self.headroom,
             tokens: self.tokens.clone(),
             settings: self.settings.clone(),
         }

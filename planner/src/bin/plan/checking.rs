@@ -3,14 +3,15 @@
 use crate::args::{CheckArgs, DiffArgs};
 use crate::failure::Failure;
 use crate::output;
-use models::check::{Violation, check};
+use models::check::check;
 use models::input::{InputError, Source};
 use models::plan::Plan;
-use planner::contradictions::{self, contradictions};
+use planner::changes::{Change, changes};
+use planner::contradictions;
 use planner::flags::request_of;
 use planner::report::TOOL;
 use planner::report_text::{bytes, line, seconds};
-use planner::repriced::{Repriced, repriced};
+use planner::repriced::{Checked, NOT_VERIFIED, Prices, checked};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -34,103 +35,85 @@ pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
 /// Checks a plan; exit code 2 if anything is wrong.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let plan = read(&args.plan)?;
-    let mut violations = check(&plan);
-    let again = match violations.is_empty() {
-        true => priced_again(&plan, args.cluster.as_deref())?,
-        false => Again::Not,
+    let found = checked(&plan, args.cluster.as_deref())?;
+    let notes = match found.violations.is_empty() {
+        true => {
+            let request = request_of(&plan, args.cluster.as_deref()).ok();
+            contradictions::notes(&plan, request.as_ref(), TOOL)
+        }
+        false => vec![],
     };
-    violations.extend(again.violation());
-    let request = request_of(&plan, args.cluster.as_deref()).ok().filter(|_| violations.is_empty());
-    let mut notes = vec![];
-    if violations.is_empty() {
-        violations = contradictions(&plan, request.as_ref());
-        notes = contradictions::notes(&plan, request.as_ref(), TOOL);
-    }
     if args.json {
-        let figures = again.figures(&plan);
-        output::print_json(
-            &json!({"valid": violations.is_empty(), "violations": violations, "priced_again": figures, "notes": notes}),
-        )?;
+        output::print_json(&as_json(&found, &notes))?;
     } else {
-        let note = if violations.is_empty() { again.note(&plan) } else { String::new() };
         let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
-        output::print(&(verdict(&args.plan, &violations) + &note + &notes))?;
+        output::print(&(as_text(&args.plan, &plan, &found) + &notes))?;
     }
-    if violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+    if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
 }
 
-/// A plan under this version's prices.
-enum Again {
-    /// Something else is wrong.
-    Not,
-    /// There is no such cluster here; why.
-    Unknown(String),
-    /// It can be priced, or its schedule cannot even be made.
-    Priced(Option<Repriced>),
+fn as_json(found: &Checked, notes: &[String]) -> Value {
+    let moved =
+        |change: &Change| json!({"field": change.field, "found": change.a, "now": change.b});
+    let again = match &found.prices {
+        Prices::Again(now, _) => json!({
+            "iteration_s": now.plan.predicted.iteration_s,
+            "peak_memory_bytes": now.plan.predicted.peak_memory_bytes,
+            "agrees": found.prices.moved().is_empty(),
+        }),
+        _ => Value::Null,
+    };
+    json!({
+        "valid": found.violations.is_empty(),
+        "violations": found.violations,
+        "priced_again": again,
+        "moved": found.prices.moved().iter().map(moved).collect::<Vec<_>>(),
+        "other_version": found.other_version,
+        "not_verified": NOT_VERIFIED.map(|(part, _)| part),
+        "notes": notes,
+    })
 }
 
-/// Prices a plan where its cluster is known; one that the user names must be.
-fn priced_again(plan: &Plan, cluster: Option<&str>) -> Result<Again, InputError> {
-    match request_of(plan, cluster) {
-        Ok(request) => Ok(Again::Priced(repriced(&request, plan))),
-        Err(error) if cluster.is_some() => Err(error),
-        Err(_) => Ok(Again::Unknown(plan.inputs.cluster.name.clone())),
-    }
-}
-
-impl Again {
-    /// What keeps the plan from running.
-    fn violation(&self) -> Option<Violation> {
-        let violation = |field: &str, found: String, valid: &str| {
-            Some(Violation { field: field.to_owned(), found, valid: valid.to_owned() })
-        };
-        match self {
-            Self::Priced(None) => violation(
-                "decisions.schedule",
-                "what cannot be made for these degrees".to_owned(),
-                "a schedule that exists for them",
-            ),
-            Self::Priced(Some(now)) if !now.fits => violation(
-                "predicted.peak_memory_bytes",
-                format!("what it says: priced again it is {}", bytes(now.peak_bytes as u64)),
-                "what a device has",
-            ),
-            _ => None,
-        }
-    }
-
-    fn figures(&self, plan: &Plan) -> Option<Value> {
-        let Self::Priced(Some(now)) = self else { return None };
-        let (time_s, memory) = (now.iteration_s, now.peak_bytes as u64);
-        Some(
-            json!({"iteration_s": time_s, "peak_memory_bytes": memory, "agrees": now.agrees(plan)}),
-        )
-    }
-
-    fn note(&self, plan: &Plan) -> String {
-        match self {
-            Self::Unknown(cluster) => format!(
-                "not priced again: no cluster `{cluster}` with these figures is shipped; give the plan's own with --cluster FILE\n"
-            ),
-            Self::Priced(Some(now)) if !now.agrees(plan) => format!(
-                "priced again it takes {} a step and {} on the fullest rank, not {} and {}: another version made it, or it was edited\n",
-                seconds(now.iteration_s),
-                bytes(now.peak_bytes as u64),
-                seconds(plan.predicted.iteration_s),
-                bytes(plan.predicted.peak_memory_bytes)
-            ),
-            _ => String::new(),
-        }
-    }
-}
-
-fn verdict(path: &Path, violations: &[Violation]) -> String {
+fn as_text(path: &Path, plan: &Plan, found: &Checked) -> String {
     let path = path.display();
-    if violations.is_empty() {
-        return format!("{path} works out: split, stages, schedule, memory and figures agree\n");
+    if !found.violations.is_empty() {
+        let lines = found.violations.iter().map(|violation| format!("  {violation}\n"));
+        let help = match found.prices {
+            Prices::OtherCluster(_) => {
+                "was the plan made for a cluster file of its own? give that with --cluster FILE\n"
+            }
+            _ => "",
+        };
+        return format!("{path} does not work out:\n{}{help}", lines.collect::<String>());
     }
-    let lines: String = violations.iter().map(|violation| format!("  {violation}\n")).collect();
-    format!("{path} does not work out:\n{lines}")
+    format!("{path} works out: {}\n", priced_words(plan, found)) + &unverified()
+}
+
+/// How far prices bear a plan out that has no violation.
+fn priced_words(plan: &Plan, found: &Checked) -> String {
+    let version = found.other_version.as_deref().unwrap_or_default();
+    match (&found.prices, found.prices.moved()) {
+        (Prices::NoCluster, _) => {
+            let name = &plan.inputs.cluster.name;
+            format!(
+                "split, stages and schedule\nnot priced again: no cluster `{name}` is shipped; give the plan's own with --cluster FILE"
+            )
+        }
+        (_, []) => "split, stages, schedule; priced again, every figure is the same".to_owned(),
+        (_, moved) => {
+            let lines =
+                moved.iter().map(|Change { field, a, b }| format!("\n  {field}: {a}, here {b}"));
+            let lines: String = lines.collect();
+            format!(
+                "split, stages and schedule\n{version} wrote it, with other figures than {TOOL}:{lines}"
+            )
+        }
+    }
+}
+
+fn unverified() -> String {
+    let parts = NOT_VERIFIED.map(|(part, why)| format!("{part} ({why})"));
+    format!("not verified: {}\n", parts.join(", "))
 }
 
 /// Says where two plans differ.
@@ -138,7 +121,7 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
     let (a, b) = (read(&args.a)?, read(&args.b)?);
     let changes = changes(&serde_json::to_value(&a)?, &serde_json::to_value(&b)?);
     if args.json {
-        let one = |(field, a, b): &(String, Value, Value)| json!({"field": field, "a": a, "b": b});
+        let one = |change: &Change| json!({"field": change.field, "a": change.a, "b": change.b});
         return output::print_json(&changes.iter().map(one).collect::<Vec<_>>());
     }
     output::print(&(summary(&a, &b) + &table(&changes)))
@@ -153,14 +136,13 @@ fn summary(a: &Plan, b: &Plan) -> String {
         + "\n"
 }
 
-fn table(changes: &[(String, Value, Value)]) -> String {
+fn table(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "the plans are the same\n".to_owned();
     }
-    let width = changes.iter().map(|(field, ..)| field.len()).max().unwrap_or(0);
-    let row = |(field, a, b): &(String, Value, Value)| {
-        format!("{field:<width$}   {} -> {}\n", word(a), word(b))
-    };
+    let width = changes.iter().map(|change| change.field.len()).max().unwrap_or(0);
+    let row =
+        |Change { field, a, b }: &Change| format!("{field:<width$}   {} -> {}\n", word(a), word(b));
     changes.iter().map(row).collect()
 }
 
@@ -169,32 +151,5 @@ fn word(value: &Value) -> String {
         Value::Null => "absent".to_owned(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
-    }
-}
-
-/// Fields with different values, by path, in the order of the first plan.
-fn changes(a: &Value, b: &Value) -> Vec<(String, Value, Value)> {
-    let mut found = vec![];
-    compare("", a, b, &mut found);
-    found
-}
-
-fn compare(path: &str, a: &Value, b: &Value, found: &mut Vec<(String, Value, Value)>) {
-    match (a, b) {
-        _ if a == b => {}
-        (Value::Object(x), Value::Object(y)) => {
-            let more = y.keys().filter(|key| !x.contains_key(*key));
-            for key in x.keys().chain(more) {
-                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                compare(&at, &a[key], &b[key], found);
-            }
-        }
-        (Value::Array(x), Value::Array(y)) => {
-            for index in 0..x.len().max(y.len()) {
-                let at = |list: &[Value]| list.get(index).cloned().unwrap_or(Value::Null);
-                compare(&format!("{path}[{index}]"), &at(x), &at(y), found);
-            }
-        }
-        _ => found.push((path.to_owned(), a.clone(), b.clone())),
     }
 }

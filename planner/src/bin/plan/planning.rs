@@ -163,12 +163,15 @@ fn fastest(request: &Request) -> Option<Answer> {
     answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
 }
 
-/// Prices what is pinned, also where it does not fit.
+/// Prices what is pinned, also where it does not fit. What fits without the headroom is feasible, with a warning.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let request = requested(&args.request)?;
     stop_at_interrupt(&request)?;
-    let endless = Task { ignore_memory: true, ..request.task() };
-    let found = answer(&request, &request.task()).or_else(|| answer(&request, &endless));
+    let whole = request.without_headroom();
+    let endless = Task { ignore_memory: true, ..whole.task() };
+    let found = answer(&request, &request.task())
+        .or_else(|| answer(&whole, &whole.task()).filter(|_| request.headroom > 0.0))
+        .or_else(|| answer(&whole, &endless));
     let Some(answer) = found else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());

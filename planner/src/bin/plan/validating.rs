@@ -3,7 +3,7 @@
 use crate::args::ValidateArgs;
 use crate::failure::Failure;
 use crate::output;
-use planner::report::NEAR_LIMIT;
+use planner::request::DEFAULT_HEADROOM;
 use planner::validate::claims::{Claim, claims};
 use planner::validate::memory_limit::{Called, MemoryLimit, memory_limit};
 use planner::validate::ranking::{self, Pairs, Sweep, SweepScore, sweeps, vocabulary_pairs};
@@ -155,7 +155,7 @@ fn limit(found: &MemoryLimit) -> String {
 fn warned(predicted: &[Predicted]) -> String {
     let rows: Vec<&str> =
         predicted.iter().filter(|row| row.warning.is_some()).map(|row| row.id.as_str()).collect();
-    let limit = 100.0 * NEAR_LIMIT;
+    let limit = 100.0 * DEFAULT_HEADROOM;
     let mut text = format!("  {} with a warning, within {limit:.0} % of the limit:\n", rows.len());
     for some in rows.chunks(ROWS_A_LINE) {
         text += &format!("    {}\n", some.join(" "));

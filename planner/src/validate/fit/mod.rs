@@ -11,6 +11,7 @@ pub mod write;
 use super::row::Row;
 use super::setup::{Setup, setup};
 use knobs::{Knob, knobs};
+use models::cluster::Runs;
 use solve::{Line, Prior, solve};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -145,28 +146,53 @@ const WITHIN: f64 = 0.8;
 /// constants that had not seen them. Generations with few groups have the band of all, or their own widest error where
 /// that is more.
 pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> {
+    let all = band(samples, held_out);
+    let generations: BTreeSet<&str> =
+        samples.iter().map(|sample| sample.setup.generation.as_str()).collect();
+    let of = |generation: &str| {
+        let own = group_errors(samples, held_out, Some(generation));
+        if own.len() >= OWN_BAND { within(&own) } else { all.max(own[own.len() - 1]) }
+    };
+    generations.into_iter().map(|generation| (generation.to_owned(), of(generation))).collect()
+}
+
+/// What four in five groups of all runs lie within.
+pub fn band(samples: &[Sample<'_>], held_out: &[f64]) -> f64 {
+    within(&group_errors(samples, held_out, None))
+}
+
+/// Mean absolute errors of the groups of one generation or of all, in rising order.
+fn group_errors(samples: &[Sample<'_>], held_out: &[f64], generation: Option<&str>) -> Vec<f64> {
     let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for (sample, error) in samples.iter().zip(held_out) {
-        let key = (sample.setup.generation.as_str(), sample.row.group.as_str());
-        groups.entry(key).or_default().push(error.abs());
+        let own = sample.setup.generation.as_str();
+        if generation.is_none_or(|generation| generation == own) {
+            groups.entry((own, &sample.row.group)).or_default().push(error.abs());
+        }
     }
     let mean = |errors: &Vec<f64>| errors.iter().sum::<f64>() / errors.len() as f64;
-    let of = |generation: Option<&str>| {
-        let own = |key: &&(&str, &str)| generation.is_none_or(|generation| key.0 == generation);
-        let mut errors: Vec<f64> =
-            groups.iter().filter(|(key, _)| own(key)).map(|(_, errors)| mean(errors)).collect();
-        errors.sort_by(f64::total_cmp);
-        errors
-    };
-    let quantile =
-        |errors: &[f64]| errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1];
-    let all = quantile(&of(None));
-    let generations: BTreeSet<&str> = groups.keys().map(|(generation, _)| *generation).collect();
-    let band = |generation: &str| {
-        let own = of(Some(generation));
-        if own.len() >= OWN_BAND { quantile(&own) } else { all.max(own[own.len() - 1]) }
-    };
-    generations.into_iter().map(|generation| (generation.to_owned(), band(generation))).collect()
+    let mut errors: Vec<f64> = groups.values().map(mean).collect();
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
+fn within(errors: &[f64]) -> f64 {
+    errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1]
+}
+
+/// What the measured runs of each generation had.
+pub fn measured_runs(samples: &[Sample<'_>]) -> BTreeMap<String, Runs> {
+    let mut found: BTreeMap<String, Runs> = BTreeMap::new();
+    for Sample { setup, .. } in samples {
+        let device = &setup.cluster.device.name;
+        let run = Runs::of(device, &setup.model, setup.gpus, &setup.decisions);
+        let all = match found.remove(&setup.generation) {
+            Some(others) => others.and(run),
+            None => run,
+        };
+        found.insert(setup.generation.clone(), all);
+    }
+    found
 }
 
 /// Names of the cross-validation's parts: groups dealt out in alphabetical order.

@@ -2,7 +2,9 @@
 
 use super::Fit;
 use super::knobs::Owner;
+use models::cluster::{MeasuredRuns, Runs};
 use models::input::InputError;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -27,6 +29,24 @@ pub fn write(fit: &Fit, folder: &Path) -> Result<(), InputError> {
         }
     }
     Ok(())
+}
+
+/// The text of the file that says where error bands hold.
+pub fn measured_runs_text(found: &MeasuredRuns) -> String {
+    let words = |all: &BTreeSet<String>| all.iter().cloned().collect::<Vec<_>>().join(", ");
+    let mut text = String::from(
+        "# What the measured runs of each generation of software had (tests/papers/measured.csv): where its error band\n\
+         # holds. A plan with anything else has `unseen_band`: what four in five groups of runs lay within where no run of\n\
+         # their software had been seen. Written by the fit (docs/validation.md); not to be edited.\n",
+    );
+    text += &format!("unseen_band: {:.2}\ngenerations:\n", found.unseen_band);
+    for (name, Runs { gpus, seq_len, had }) in &found.generations {
+        text += &format!(
+            "  {name}:\n    gpus: {gpus:?}\n    seq_len: {seq_len:?}\n    had: [{}]\n",
+            words(had)
+        );
+    }
+    text
 }
 
 fn software(fit: &Fit, text: &str) -> String {
