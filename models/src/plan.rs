@@ -7,7 +7,7 @@
 use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
 use crate::input::{InputError, Source, parse_yaml, place_of_field};
-use crate::layer::{self, LocalHeads, Split};
+use crate::layer::{self, Split};
 use crate::model::{LayerKind, ModelSpec};
 use crate::placement::{RecomputeCounts, Stage, device_memory, kind_name};
 use crate::schedule::{Schedule, ScheduleError};

@@ -53,7 +53,7 @@ impl Said {
         let refused = fields(contradictions(plan, request.as_ref()));
         let mut notes = notes(plan, request.as_ref(), TOOL);
         match request.and_then(|request| repriced(&request, plan)) {
-            Some(now) if now.agrees(plan) => {}
+            Some(now) if now.moved(plan).is_empty() => {}
             other => notes.push(format!("priced again: {other:?}")),
         }
         Self { refused, notes }
