@@ -41,7 +41,7 @@ fn cases() -> Vec<Case> {
         case("heads: 0", 6, 8, "`heads` cannot be 0", "valid: 1 to"),
         case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a whole number"),
         case("hidden: 9000000000", 6, 9, "`hidden` cannot be 9000000000", "valid: 1 to 1000000"),
-        case("layers: 100001", 6, 9, "`layers` cannot be 100001", "valid: 1 to 100000"),
+        case("layers: 1001", 6, 9, "`layers` cannot be 1001", "valid: 1 to 1000"),
         case(
             "heads: 7",
             6,
@@ -121,7 +121,8 @@ fn cases() -> Vec<Case> {
         ),
         text("layers: 4\nlayers: 5\n", 2, 1, "key `layers` is given twice", "keep one"),
         text(
-            "layers: 100000\nhidden: 1000000\nheads: 8\nffn: 10000000\nvocab: 9\nseq_len: 9\n",
+            "layers: 1000\nhidden: 1000000\nheads: 8\nffn: 10000000\nvocab: 9\nseq_len: 9\n\
+             moe: { experts: 1000, top_k: 1 }\n",
             1,
             9,
             "more than 10^18",

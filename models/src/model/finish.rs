@@ -12,7 +12,8 @@ use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
 
 // Generous against every model known, small enough that no count below overflows 64 bits.
-const MAX_LAYERS: u64 = 100_000;
+// Layers are what a search lists cuts of: the deepest published transformer has 1,000 (DeepNet, arXiv 2203.00555).
+const MAX_LAYERS: u64 = 1000;
 const MAX_WIDTH: u64 = 1_000_000;
 const MAX_FFN: u64 = 10_000_000;
 const MAX_HEADS: u64 = 100_000;
