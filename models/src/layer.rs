@@ -329,8 +329,9 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     resident * (8.0 * moe.experts as f64 + 2.0 * e * model.hidden as f64 * copies)
 }
 
-/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as [`core_flops`]
-/// counts it (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
+/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as
+/// [`core_flops`] counts it (Megatron's convention, SC'21 appendix), output layer included, experts
+/// at top-k.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let split = Split {
         tp: 1,
@@ -367,9 +368,9 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
     core_flops(model, kind) + dense + routed
 }
 
-/// FLOPs of attention scores and their product with V, forward, one layer and sequence: `2 s k a (d_qk + d_v)` for `a`
-/// heads and `k` keys a query. As in Megatron's convention the causal mask earns no credit: `k` is `s`, and in a
-/// windowed layer `min(s, window)`.
+/// FLOPs of attention scores and their product with V, forward, one layer and sequence: `2 s k a
+/// (d_qk + d_v)` for `a` heads and `k` keys a query. As in Megatron's convention the causal mask
+/// earns no credit: `k` is `s`, and in a windowed layer `min(s, window)`.
 pub fn core_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let heads = LocalHeads::new(model, 1);
     let pairs = model.seq_len as f64 * keys(model, kind) as f64;

@@ -123,7 +123,8 @@ pub struct Predicted {
     pub iteration_s: f64,
     /// Tokens a second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs ([`layer::forward_flops`] and twice as many backward; no recomputation), TFLOP/s and GPU.
+    /// Model FLOPs ([`layer::forward_flops`] and twice as many backward; no recomputation), TFLOP/s
+    /// and GPU.
     pub model_tflops_per_gpu: f64,
     /// FLOPs as executed, recomputation included, TFLOP/s and GPU.
     pub hardware_tflops_per_gpu: f64,
@@ -162,7 +163,8 @@ pub enum Basis {
     Uncalibrated,
     /// Measured runs of this software.
     Validated,
-    /// Measured runs of software of which none had been seen: the plan has what no run of its software had.
+    /// Measured runs of software of which none had been seen: the plan has what no run of its
+    /// software had.
     Unseen,
 }
 
@@ -170,9 +172,9 @@ impl ErrorBand {
     /// Half width of the band of software that no measured run stands for, as a part of the iteration's time.
     pub const UNCALIBRATED: f64 = 0.15;
 
-    /// The band of a configuration on a cluster: what four in five published runs of its software, which its constants
-    /// had not seen, lay within; the wider one of software left out where the configuration has what no such run
-    /// had; a round prior where no run was compared.
+    /// The band of a configuration on a cluster: what four in five published runs of its software,
+    /// which its constants had not seen, lay within; the wider one of software left out where the
+    /// configuration has what no such run had; a round prior where no run was compared.
     pub fn new(cluster: &ClusterSpec, model: &ModelSpec, gpus: u64, d: &Decisions) -> Self {
         let Some(relative) = cluster.software.error_band else {
             return Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated, unseen: vec![] };

@@ -12,7 +12,8 @@ fn small(window: &str) -> ModelSpec {
     read(&Source::from_bytes("small.yaml", text.into_bytes()).unwrap()).unwrap()
 }
 
-/// Products of one layer and 64 tokens: Q, K, V and O are 64 by 64, three matrices of the MLP 64 by 176.
+/// Products of one layer and 64 tokens: Q, K, V and O are 64 by 64, three matrices of the MLP 64 by
+/// 176.
 const LAYER: f64 = 2.0 * 64.0 * (4.0 * 64.0 * 64.0 + 3.0 * 64.0 * 176.0);
 /// The output layer.
 const OUTPUT: f64 = 2.0 * 64.0 * 64.0 * 512.0;

@@ -5,7 +5,8 @@
 //!
 //! With `SHOW_ROWS` in the environment every row's errors are printed too.
 //!
-//! The second argument, where given, is the folder whose files are rewritten; `measured_runs.yaml` lies beside it.
+//! The second argument, where given, is the folder whose files are rewritten; `measured_runs.yaml`
+//! lies beside it.
 
 use models::cluster::MeasuredRuns;
 use planner::validate::fit::write::{measured_runs_text, write};

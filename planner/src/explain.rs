@@ -111,7 +111,8 @@ impl<'a> Asker<'a> {
         Tried { what, best, why_not }
     }
 
-    /// Why a search within [`FAR`] times the plan's time found nothing: the same without a limit of memory tells.
+    /// Why a search within [`FAR`] times the plan's time found nothing: the same without a limit of
+    /// memory tells.
     fn why_not(&mut self, proof: &Proof, r: &Restrictions) -> WhyNot {
         if proof.candidates == 0 {
             return WhyNot::DoesNotExist;

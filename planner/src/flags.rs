@@ -108,8 +108,8 @@ pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputEr
     Ok(request)
 }
 
-/// The request that a plan answers, whatever figures the cluster has; `None` where none is named and none of the plan's
-/// name is shipped. A plan's own text never names a file.
+/// The request that a plan answers, whatever figures the cluster has; `None` where none is named
+/// and none of the plan's name is shipped. A plan's own text never names a file.
 ///
 /// # Errors
 /// The cluster named cannot be read, or the plan's settings cannot be.

@@ -105,7 +105,8 @@ impl Answer {
     }
 }
 
-/// What to mind of a share of memory that is filled; nothing where it fits with the usual headroom, or not at all.
+/// What to mind of a share of memory that is filled; nothing where it fits with the usual headroom,
+/// or not at all.
 pub fn memory_warning(filled: f64) -> Option<String> {
     let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
     let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);

@@ -101,7 +101,8 @@ pub struct Checked {
     pub violations: Vec<Violation>,
     /// Its prices.
     pub prices: Prices,
-    /// The version that wrote the plan, where it is another one: its figures may differ from this one's.
+    /// The version that wrote the plan, where it is another one: its figures may differ from this
+    /// one's.
     pub other_version: Option<String>,
 }
 
@@ -110,7 +111,8 @@ pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search agai
 
 /// Checks a plan by itself, then prices it on the shipped cluster of its name or on the one given.
 ///
-/// A figure that its own decisions do not give is a violation, unless another version of the tool wrote the plan.
+/// A figure that its own decisions do not give is a violation, unless another version of the tool
+/// wrote the plan.
 ///
 /// # Errors
 /// The cluster given cannot be read.

@@ -19,7 +19,8 @@ pub struct Request {
     pub cluster: ClusterSpec,
     /// GPUs.
     pub gpus: u64,
-    /// Share of each device's memory that is left free; [`Request::cluster`] has it too, except in an estimate.
+    /// Share of each device's memory that is left free; [`Request::cluster`] has it too, except in
+    /// an estimate.
     pub headroom: f64,
     /// Tokens to train on.
     pub tokens: Option<u64>,
@@ -31,8 +32,9 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
 }
 
-/// Headroom where the user names none. Memory that is predicted too low makes runs fail: nine in ten groups of
-/// published runs take at most 4.9 % more than predicted (docs/validation.md), rounded up.
+/// Headroom where the user names none. Memory that is predicted too low makes runs fail: nine in
+/// ten groups of published runs take at most 4.9 % more than predicted (docs/validation.md),
+/// rounded up.
 pub const DEFAULT_HEADROOM: f64 = 0.05;
 
 impl Request {

@@ -28,8 +28,11 @@ fn check(plan: &Plan) -> Checked {
     checked(plan, None).unwrap()
 }
 
-/// The plan with some figures changed, as JSON pointers.
-fn edited(plan: &Plan, edits: &[(&str, &dyn Fn(&Value) -> Value)]) -> Plan {
+/// A JSON pointer, and what its figure becomes.
+type Edit<'a> = (&'a str, &'a dyn Fn(&Value) -> Value);
+
+/// The plan with some figures changed.
+fn edited(plan: &Plan, edits: &[Edit<'_>]) -> Plan {
     let mut value = serde_json::to_value(plan).unwrap();
     for (pointer, edit) in edits {
         let figure = value.pointer_mut(pointer).unwrap_or_else(|| panic!("no {pointer}"));

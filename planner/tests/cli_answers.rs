@@ -362,7 +362,8 @@ fn changed(words: &str, more: &str) -> String {
     format!("{}{} {more}", settings[0], kept.collect::<String>())
 }
 
-/// Three reasons are three answers: what does not exist, what does not fit, and what takes too long.
+/// Three reasons are three answers: what does not exist, what does not fit, and what takes too
+/// long.
 #[test]
 fn an_explanation_tells_why_something_is_not_considered() {
     let words = "--model llama70b --gpus 64 --set tp=8 --set pp=8 --set cp=1 --set vpp=1 --set vocab=tensor \

@@ -20,7 +20,8 @@ fn best_product_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     rates.fold(0.0, f64::max) / slowdown
 }
 
-/// The fastest that attention over whole causal sequences runs, as MFU counts it: `s` keys a query, FLOP/s.
+/// The fastest that attention over whole causal sequences runs, as MFU counts it: `s` keys a query,
+/// FLOP/s.
 fn best_attention_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     let shapes = (9..=20).flat_map(|power| {
         [64, 128, 256].map(|width| AttentionShape {
@@ -38,7 +39,8 @@ fn best_attention_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     });
     let rate = |shape: AttentionShape| {
         let seconds = forward_s(cluster, &shape, dtype) + backward_s(cluster, &shape, dtype);
-        // Causal kernels do half of what is counted; the backward pass counts twice the forward pass.
+        // Causal kernels do half of what is counted; the backward pass counts twice the forward
+        // pass.
         3.0 * 2.0 * shape.forward_flops() / seconds
     };
     shapes.map(rate).fold(0.0, f64::max)
@@ -85,8 +87,8 @@ fn no_shipped_model_exceeds_what_kernels_reach_on_any_shipped_cluster() {
     }
 }
 
-/// A windowed model's attention is priced by the pairs that the window leaves; were more counted, MFU would exceed
-/// the ceiling, and for long sequences the peak.
+/// A windowed model's attention is priced by the pairs that the window leaves; were more counted,
+/// MFU would exceed the ceiling, and for long sequences the peak.
 #[test]
 fn no_window_exceeds_what_kernels_reach() {
     for cluster in ["dgx_h100", "selene", "dgx_b200"] {

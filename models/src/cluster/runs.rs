@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredRuns {
-    /// What four in five groups of runs lay within where no run of their software had been seen, as a share of the
-    /// iteration's time.
+    /// What four in five groups of runs lay within where no run of their software had been seen, as
+    /// a share of the iteration's time.
     pub unseen_band: f64,
     /// By generation, as in software.yaml.
     pub generations: BTreeMap<String, Runs>,

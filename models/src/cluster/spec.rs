@@ -89,9 +89,11 @@ pub struct ClusterSpec {
     pub measured_ranks: Option<u64>,
     /// Time of work on all cores by the threads of one rank, over its time by `measured_ranks` ranks at once.
     pub thread_slowdown: f64,
-    /// Where the software's error band holds; `None` where no run was compared, or the file has a band of its own.
+    /// Where the software's error band holds; `None` where no run was compared, or the file has a
+    /// band of its own.
     pub seen: Option<super::Seen>,
-    /// Share of each device's memory that plans leave free, 0 in a file; see [`ClusterSpec::with_headroom`].
+    /// Share of each device's memory that plans leave free, 0 in a file; see
+    /// [`ClusterSpec::with_headroom`].
     pub headroom: f64,
 }
 

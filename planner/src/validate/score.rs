@@ -56,8 +56,8 @@ pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScor
     of_errors(&rows, &errors)
 }
 
-/// Means over groups of how much more memory runs took than predicted, as a share of the prediction, in rising
-/// order (`vtrain_single` apart).
+/// Means over groups of how much more memory runs took than predicted, as a share of the
+/// prediction, in rising order (`vtrain_single` apart).
 pub fn memory_beyond(rows: &[Row], predicted: &[Predicted]) -> Vec<f64> {
     let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (row, predicted) in

@@ -72,7 +72,8 @@ pub struct RequestArgs {
     /// Tokens to train on, such as 15T: gives the days it takes
     #[arg(long, value_name = "N")]
     pub tokens: Option<String>,
-    /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the memory model]
+    /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the
+    /// memory model]
     #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable

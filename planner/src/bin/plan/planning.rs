@@ -163,7 +163,8 @@ fn fastest(request: &Request) -> Option<Answer> {
     answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
 }
 
-/// Prices what is pinned, also where it does not fit. What fits without the headroom is feasible, with a warning.
+/// Prices what is pinned, also where it does not fit. What fits without the headroom is feasible,
+/// with a warning.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let request = requested(&args.request)?;
     stop_at_interrupt(&request)?;
