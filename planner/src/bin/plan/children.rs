@@ -31,7 +31,9 @@ impl Asked {
     pub fn listen() -> Result<Self, Failure> {
         let asked = Self::default();
         let count = asked.0.clone();
-        let heard = move || drop(count.fetch_add(1, Ordering::Relaxed));
+        let heard = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
         ctrlc::set_handler(heard).map_err(|error| Failure::Bug(error.into()))?;
         Ok(asked)
     }
