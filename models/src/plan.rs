@@ -177,7 +177,11 @@ impl ErrorBand {
     /// configuration has what no such run had; a round prior where no run was compared.
     pub fn new(cluster: &ClusterSpec, model: &ModelSpec, gpus: u64, d: &Decisions) -> Self {
         let Some(relative) = cluster.software.error_band else {
-            return Self { relative: Self::UNCALIBRATED, basis: Basis::Uncalibrated, unseen: vec![] };
+            return Self {
+                relative: Self::UNCALIBRATED,
+                basis: Basis::Uncalibrated,
+                unseen: vec![],
+            };
         };
         let own = Runs::of(&cluster.device.name, model, gpus, d);
         match &cluster.seen {
