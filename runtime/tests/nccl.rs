@@ -344,7 +344,7 @@ fn a_rank_that_is_silent_is_an_error_after_the_time_limit() {
         false
     });
     let texts: Vec<String> = ends.into_iter().map(Result::unwrap_err).collect();
-    let cause = |text: &String| text.contains("within 2 s: ") && text.contains(".rs:");
+    let cause = |text: &String| text.contains("within 2 s, seen by rank ") && text.contains(".rs:");
     assert!(texts.iter().any(cause), "{texts:?}");
     // Who has waited long enough ends, and some learn that before they learn why.
     let known = |text: &String| cause(text) || text.contains("is gone") || text.contains("gave up");
