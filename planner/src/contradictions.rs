@@ -8,6 +8,7 @@ use models::decisions::{AuxScope, Decisions, Offload};
 use models::model::{self, ModelSpec};
 use models::plan::Plan;
 use models::schedule::ScheduleName;
+use models::text::quotable;
 use serde_json::Value;
 use std::fmt::Display;
 
@@ -19,7 +20,8 @@ pub fn contradictions(plan: &Plan, request: Option<&Request>) -> Vec<Violation> 
         (Some(request), _) => disallowed(plan, &request.restrictions),
         (None, Ok(typed)) => disallowed(plan, &typed),
         (None, Err(error)) => {
-            vec![violation("inputs.settings", format!("{settings:?}"), error.message)]
+            let found = quotable(&format!("{settings:?}"));
+            vec![violation("inputs.settings", found, error.message)]
         }
     };
     let Some(request) = request else { return found };
@@ -80,7 +82,9 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
     let all = numbers.into_iter().chain(choices).chain(switches);
     let valid = match plan.inputs.settings.is_empty() {
         true => "what is searched where nothing is set".to_owned(),
-        false => format!("what inputs.settings allow: {}", plan.inputs.settings.join(" ")),
+        false => {
+            format!("what inputs.settings allow: {}", quotable(&plan.inputs.settings.join(" ")))
+        }
     };
     all.filter(|(_, allowed, _)| !allowed)
         .map(|(name, _, found)| violation(&format!("decisions.{name}"), found, &valid))

@@ -119,7 +119,13 @@ pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search agai
 pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError> {
     let mut violations = check(plan);
     if violations.is_empty() {
-        violations = contradictions(plan, request_on(plan, cluster)?.as_ref());
+        violations = match request_on(plan, cluster) {
+            Ok(request) => contradictions(plan, request.as_ref()),
+            // Settings that cannot be read are the plan's fault.
+            Err(error) => {
+                Some(contradictions(plan, None)).filter(|v| !v.is_empty()).ok_or(error)?
+            }
+        };
     }
     let prices = match violations.is_empty() {
         true => prices(plan, cluster)?,

@@ -229,6 +229,7 @@ fn a_plan_on_a_cluster_that_is_not_shipped_is_not_priced() {
 fn a_proof_is_said_not_to_be_verified() {
     let mut forged = made(DENSE);
     forged.proof.candidates += 1_000_000;
+    forged.proof.cut_by_time += 1_000_000;
     let path = scratch("forged.yaml");
     std::fs::write(&path, forged.to_yaml().unwrap()).unwrap();
     let run = plan(&format!("check {}", path.display()));

@@ -3,13 +3,12 @@
 mod cli_common;
 
 use cli_common::{plan, scratch};
-use models::check::check;
 use models::input::Source;
 use models::plan::Plan;
-use planner::contradictions::{contradictions, notes};
+use planner::contradictions::notes;
 use planner::flags::request_of;
 use planner::report::TOOL;
-use planner::repriced::repriced;
+use planner::repriced::{Prices, checked};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -45,16 +44,14 @@ impl Said {
     fn of(plan: &Plan) -> Self {
         let fields =
             |found: Vec<models::check::Violation>| found.into_iter().map(|v| v.field).collect();
-        let refused = check(plan);
-        if !refused.is_empty() {
-            return Self { refused: fields(refused), ..Self::default() };
-        }
-        let request = request_of(plan, None).ok();
-        let refused = fields(contradictions(plan, request.as_ref()));
-        let mut notes = notes(plan, request.as_ref(), TOOL);
-        match request.and_then(|request| repriced(&request, plan)) {
-            Some(now) if now.moved(plan).is_empty() => {}
-            other => notes.push(format!("priced again: {other:?}")),
+        let found = checked(plan, None).expect("the shipped cluster reads");
+        let refused: Vec<String> = fields(found.violations);
+        let mut notes = match refused.is_empty() {
+            true => notes(plan, request_of(plan, None).ok().as_ref(), TOOL),
+            false => vec![],
+        };
+        if found.prices == Prices::NoCluster {
+            notes.push("not priced again".to_owned());
         }
         Self { refused, notes }
     }
@@ -101,7 +98,7 @@ fn forgeries_are_refused() {
         (&dense, "/tool", json!("evil 1.0.0"), "tool"),
         (&dense, "/tool", json!("meshwright"), "tool"),
         (&dense, "/tool", json!("meshwright 1.0.0; rm"), "tool"),
-        (&dense, "/predicted/error_band/relative", json!(0.001), "predicted.error_band"),
+        (&dense, "/predicted/error_band/relative", json!(0.001), "predicted.error_band.relative"),
         (
             &dense,
             "/predicted/error_band/basis",
@@ -195,8 +192,8 @@ fn leaves(value: &Value, at: &str, found: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// Every leaf of a plan changed to a few other values, one at a time. Nothing is said of a model's name, which is the
-/// user's, and of what only the search itself could tell of its proof.
+/// Every leaf of a plan changed to a few other values, one at a time. Nothing is said of a model's name and of the
+/// headroom, which are the user's, and of what only the search itself could tell of its proof.
 #[test]
 fn single_edits_are_seen() {
     let plan = mixture();
@@ -225,8 +222,14 @@ fn single_edits_are_seen() {
         }
     }
     println!("{} of {tried} edits are silent: {silent:#?}", silent.len());
-    let known =
-        ["/inputs/model/name", "/proof/ilps", "/proof/family", "/proof/proven_optimal = false"];
+    let known = [
+        "/inputs/headroom",
+        "/inputs/model/name",
+        "/proof/ilps",
+        "/proof/family",
+        "/proof/gap",
+        "/proof/proven_optimal = false",
+    ];
     let unknown: Vec<_> =
         silent.iter().filter(|edit| !known.iter().any(|name| edit.starts_with(name))).collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
