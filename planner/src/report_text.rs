@@ -219,7 +219,7 @@ fn proven(answer: &Answer) -> String {
         "optimal for this cost model".to_owned()
     } else if proof.searched_gap == 0.0 && proof.gap < 1.0 {
         let gap = 100.0 * proof.gap;
-        format!("optimal over the cuts tried, within {gap:.1} % of the best of all cuts")
+        format!("optimal over the cuts tried; nothing left out saves more than {gap:.1} %")
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {
