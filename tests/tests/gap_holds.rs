@@ -25,6 +25,24 @@ const REQUESTS: [(&str, &str, u64); 8] = [
     ("tiny", "laptop", 4),
 ];
 
+/// Pinnings that were once faster than the plan that was said to be optimal.
+const ONCE_FASTER: [(&str, &[&str]); 3] = [
+    ("gpt_39b", &["tp=2", "pp=4", "schedule=v_half"]),
+    ("gpt_18b", &["tp=2", "pp=2", "schedule=zb_v"]),
+    (
+        "gemma2_9b",
+        &[
+            "tp=1",
+            "pp=6",
+            "schedule=v_half",
+            "post_validation=true",
+            "cp=4",
+            "micro_batch=2",
+            "vpp=2",
+        ],
+    ),
+];
+
 fn shipped(model: &str, cluster: &str) -> (ModelSpec, ClusterSpec) {
     let model = models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
     let cluster =
@@ -75,12 +93,14 @@ fn no_pinned_estimate_beats_a_plan_by_more_than_its_gap() {
         let least_s = plan_s * (1.0 - plan.proof.gap) * (1.0 - CLOSE);
         assert_eq!(plan.proof.proven_optimal, plan.proof.gap == 0.0);
         let random = &mut Random::new(gpus);
-        for _ in 0..instances(12, 60) {
-            let r = pinned(random, gpus);
+        let known = ONCE_FASTER.iter().filter(|(of, _)| *of == model.name);
+        let known = known.map(|(_, pins)| Restrictions::parse(pins).expect("it reads"));
+        let drawn = (0..instances(12, 60)).map(|_| pinned(random, gpus));
+        for r in known.chain(drawn) {
             let task = Task::new(&model, &cluster, gpus, &r);
             let few = r.post_validation.allows(false) || {
                 let space = task.space();
-                space.nodes().iter().map(|node| space.inner(node).count()).sum::<u64>() <= 512
+                space.nodes().iter().map(|node| space.inner(node).count()).sum::<u64>() <= 1024
             };
             let Some(found) = few.then(|| answer(&model, &cluster, gpus, &r).best).flatten() else {
                 continue;
@@ -99,6 +119,7 @@ fn no_pinned_estimate_beats_a_plan_by_more_than_its_gap() {
         }
     }
     println!("{compared} estimates, {faster} faster than the plan");
+    assert!(faster > 0, "nothing shows that the gap matters");
     assert!(compared > instances(30, 150), "only {compared} estimates fit");
 }
 
@@ -125,9 +146,9 @@ fn more_memory_never_makes_a_plan_slower_by_more_than_the_gap() {
     }
 }
 
-/// The plan and its proof are the same however often it is asked for.
+/// The plan and its proof are the same however often they are asked for.
 #[test]
-fn a_search_does_not_depend_on_its_threads() {
+fn the_same_request_has_the_same_plan_and_proof() {
     let (model, cluster) = shipped("gpt_39b", "selene");
     let of = || {
         let outcome = answer(&model, &cluster, 64, &Restrictions::default());
