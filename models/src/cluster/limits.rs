@@ -6,7 +6,7 @@
 pub(super) fn limits(key: &str) -> (f64, f64) {
     match key {
         "peak_flops" => (1e6, 1e19),
-        "hbm_bytes" => (1e6, 1e15),
+        "hbm_bytes" => (1e3, 1e15),
         "hbm_bytes_per_s" => (1e6, 1e16),
         "reserved_bytes" | "buffer_bytes" => (0.0, 1e15),
         "sms" => (1.0, 1e6),
