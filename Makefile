@@ -192,7 +192,7 @@ gpu-sanitize: gpu-programs
 gpu-programs:
 	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
 	cargo build --release --locked -p meshwright-runtime --features cuda --bin measure-gpu
-	cargo build --release --locked -p meshwright-planner --bin plan
+	cargo build --release --locked -p meshwright-cli
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \

@@ -2,8 +2,9 @@
 //! `make bench` runs it; with names as arguments it runs only the models of those names, `passes` or `growth`.
 
 use models::schedule::ScheduleName;
-use planner::restrict::Restrictions;
-use planner::search::{Outcome, Task, search};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::{Outcome, search};
 use planner::simulate::{Durations, Prepared, Workspace};
 use std::time::Instant;
 

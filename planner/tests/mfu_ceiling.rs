@@ -3,12 +3,13 @@
 use models::cluster::{ClusterSpec, Dtype};
 use models::layer::{core_flops, forward_flops};
 use models::model::{ModelSpec, Window};
+use planner::answer::report::Answer;
 use planner::cost::attention::{AttentionShape, backward_s, forward_s};
 use planner::cost::gemm::gemm_s;
-use planner::flags::Flags;
-use planner::report::Answer;
 use planner::request::Request;
-use planner::search::{Task, search};
+use planner::request::Task;
+use planner::request::flags::Flags;
+use planner::search::search;
 
 /// The fastest a product runs, FLOP/s.
 fn best_product_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {

@@ -1,7 +1,7 @@
 //! The ordering program against proven optima (`data/oracles.csv`, rows `zb-ilp-optimal`).
 
 use models::schedule::AutoCosts;
-use planner::ordering::{Objective, Ordering};
+use planner::order::ilp::{Objective, Ordering};
 use std::time::Duration;
 
 const ORACLES: &str = include_str!("data/oracles.csv");

@@ -4,12 +4,13 @@ use models::decisions::Decisions;
 use models::schedule::{
     PassKind, PassTimes, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
 };
-use planner::case::Case;
-use planner::case::ground::Ground;
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::order::vocab::by_own_times;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::search;
 use planner::simulate::{Durations, InputDurations, VocabDurations, simulate};
-use planner::timed::by_own_times;
 use proptest::prelude::*;
 
 /// `IF`, `IB`, the sum behind the one and the broadcast before the other.
@@ -113,12 +114,12 @@ fn the_plan_prices_look_ups_apart() {
     let restrictions = Restrictions::parse(&settings).unwrap();
     let task = Task::new(&model, &cluster, 32, &restrictions);
     let found = search(&task, &mut |_, _| {}).best.unwrap();
-    let ground = Ground::new(&model, &cluster, 32);
-    let own = by_own_times(&ground, &found.decisions, &found.placed, &found.priced);
+    let cache = CostCache::new(&model, &cluster, 32);
+    let own = by_own_times(&cache, &found.decisions, &found.placed, &found.priced);
     let (decisions, priced) = own.unwrap();
 
     let spent = |decisions: &Decisions| {
-        let case = Case::new(&ground, decisions.clone()).unwrap();
+        let case = Configuration::new(&cache, decisions.clone()).unwrap();
         let timeline = case.timeline(&found.placed, None).unwrap();
         let spans = timeline.spans[5].clone();
         let of = move |kind: PassKind| {

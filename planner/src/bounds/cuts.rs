@@ -1,28 +1,28 @@
 //! One chunk a device: the least over all cuts of the layers into stages.
 //!
-//! For each stage `q` the row of the closed form ([`crate::placement::dynamic`]): what the stages before
+//! For each stage `q` the row of the closed form ([`crate::partition::dynamic_program`]): what the stages before
 //! it do to one micro-batch, its own work with all of them, and its waits. The layers before the stage
 //! are known once it is known where it starts, however they are cut, and so are those behind it; their
 //! recomputation is left out, its own is the least that memory allows. So a row depends on the stage's
 //! range alone, and the least of the largest rows is found by going through stages and cuts once. Where
 //! backward is split, a row is the longest chain between the milestones of the stage's order
-//! ([`crate::placement::milestones`]).
+//! ([`crate::partition::milestones`]).
 
+use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
-use super::trade::Trade;
-use super::work::{End, KindWork, Line, Work};
-use crate::case::ground::Ground;
-use crate::case::layers::Layers;
+use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
 use crate::cost::state::LocalParams;
-use crate::placement::dynamic::Warm;
-use crate::placement::milestones::{Around, OwnSeconds};
-use crate::placement::{Marks, Pipeline};
+use crate::partition::dynamic_program::Warm;
+use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::partition::{OrderMilestones, Pipeline};
+use crate::pricing::cost_cache::CostCache;
+use crate::pricing::layers::Layers;
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 
 /// Where the stages may be cut, and the bound.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cuts {
+pub struct OpenCuts {
     /// Lower bound on passes and the first device's reductions, s.
     pub bound_s: f64,
     /// By stage, ranges (first layer, one past the last) that may lie below the limit.
@@ -30,11 +30,11 @@ pub struct Cuts {
 }
 
 /// The least over all cuts, below `limit_s`.
-pub struct Cutter<'a> {
-    line: &'a Line,
-    work: &'a Work,
+pub struct PartitionBound<'a> {
+    spec: &'a PipelineSpec,
+    work: &'a MicroBatchCost,
     state: &'a StateView,
-    trade: Trade,
+    knapsack: RecomputeKnapsack,
     layers: &'a Layers,
     /// By layer, sums over the layers before it.
     before: Vec<Sums>,
@@ -68,7 +68,7 @@ struct StageView {
     back_s: f64,
     /// Milestones of a split backward: without vocabulary passes of any order where its own are not counted, with them
     /// none before the order is made.
-    marks: Option<Marks>,
+    milestones: Option<OrderMilestones>,
     /// The same from it to the last stage and back, s.
     from_s: f64,
     /// Micro-batches in flight.
@@ -79,24 +79,24 @@ struct StageView {
     fewest: usize,
 }
 
-impl<'a> Cutter<'a> {
+impl<'a> PartitionBound<'a> {
     /// `work` has the states' part in its passes; `budget_bytes` is what a device has for states and
     /// activations, infinite where memory does not count.
     pub fn new(
-        line: &'a Line,
-        work: &'a Work,
+        spec: &'a PipelineSpec,
+        work: &'a MicroBatchCost,
         state: &'a StateView,
         layers: &'a Layers,
         budget_bytes: f64,
     ) -> Self {
-        let trade = Trade::new(&work.kinds, line.options());
+        let knapsack = RecomputeKnapsack::new(&work.kinds, spec.options());
         let mut sums = Sums::default();
         let mut before = Vec::with_capacity(layers.len() + 1);
         before.push(sums);
         for layer in 0..layers.len() {
             let index = layers.kind_of(layer);
-            let (kind, first) = (&work.kinds[index], trade.first_of(index));
-            let (backward_s, weight_s) = parts_of(line, kind);
+            let (kind, first) = (&work.kinds[index], knapsack.first_of(index));
+            let (backward_s, weight_s) = parts_of(spec, kind);
             sums.forward_s += kind.forward_s;
             sums.backward_s += backward_s;
             sums.weight_s += weight_s;
@@ -106,32 +106,34 @@ impl<'a> Cutter<'a> {
             sums.in_flight_bytes += first.1;
             before.push(sums);
         }
-        let view = |stage| StageView::new(line, work, state, stage, budget_bytes);
+        let view = |stage| StageView::new(spec, work, state, stage, budget_bytes);
         Self {
-            line,
+            spec,
             work,
             state,
-            trade,
+            knapsack,
             layers,
             before,
-            stages: (0..line.devices).map(view).collect(),
+            stages: (0..spec.devices).map(view).collect(),
         }
     }
 
     /// With what stages hold, and when, in an order that is made; a pipeline without milestones changes nothing.
     pub fn in_order_of(mut self, pipeline: &Pipeline) -> Self {
-        for (stage, (view, marks)) in self.stages.iter_mut().zip(&pipeline.marks).enumerate() {
-            view.marks = Some(marks.clone());
+        for (stage, (view, milestones)) in
+            self.stages.iter_mut().zip(&pipeline.milestones).enumerate()
+        {
+            view.milestones = Some(milestones.clone());
             view.held = view.held.max(pipeline.most_in_flight(stage));
         }
         self
     }
 
     /// The same of a split backward beside vocabulary passes, of which nothing is known before its order is made.
-    pub fn in_made_order(self, ground: &Ground<'_>) -> Self {
-        let line = self.line;
-        let unknown = line.passes.is_some() && line.splits_backward();
-        if unknown { self.in_order_of(&ground.pipeline_of(line.key())) } else { self }
+    pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
+        let spec = self.spec;
+        let unknown = spec.passes.is_some() && spec.splits_backward();
+        if unknown { self.in_order_of(&cache.pipeline_of(spec.key())) } else { self }
     }
 
     fn len(&self) -> usize {
@@ -149,12 +151,12 @@ impl<'a> Cutter<'a> {
         let passes_s = to.backward_s - from.backward_s + own.backward_s;
         let backward_s = passes_s + self.recompute_s(own, start, end);
         let weight_s = to.weight_s - from.weight_s + own.weight_s;
-        let ramp_s = if self.line.splits_backward() {
+        let ramp_s = if self.spec.splits_backward() {
             from.forward_s + own.to_s - own.back_s
         } else {
             from.forward_s + from.backward_s + own.to_s
         };
-        let own_s = self.line.m() * (forward_s + backward_s + weight_s + self.line.passes_s());
+        let own_s = self.spec.m() * (forward_s + backward_s + weight_s + self.spec.passes_s());
         Row { forward_s, backward_s, weight_s, ramp_s, total_s: ramp_s + own_s }
     }
 
@@ -166,13 +168,13 @@ impl<'a> Cutter<'a> {
             expert: to.params.expert - from.params.expert,
         };
         let tail_s = self.state.tail_of_s(params, 1);
-        let Some(marks) = &view.marks else { return row.total_s + tail_s };
+        let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.line.passes_s() };
-        let vocab_s = self.line.passes.map_or(0.0, |way| way.way_s);
+        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.spec.passes_s() };
+        let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
         let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;
-        let ends = marks.ends(&own, &Around { arrive_s: row.ramp_s, ready_s, way_s });
+        let ends = milestones.ends(&own, &ArrivalTimes { arrive_s: row.ramp_s, ready_s, way_s });
         let back_s = from.backward_s + view.back_s;
         (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
     }
@@ -194,16 +196,16 @@ impl<'a> Cutter<'a> {
             return first_s;
         }
         let counts = self.layers.between(start, end);
-        self.trade.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
+        self.knapsack.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
     }
 
     /// A stage's waits where the closed form has them.
     fn waits_s(&self, stage: usize, end: usize, row: &Row) -> f64 {
-        if self.line.schedule != ScheduleName::OneFOneB {
+        if self.spec.schedule != ScheduleName::OneFOneB {
             return 0.0;
         }
-        let (p, m) = (self.line.devices, self.line.micro_batches);
-        let warm = Warm::of(p, m, stage, self.line.passes.unwrap_or_default());
+        let (p, m) = (self.spec.devices, self.spec.micro_batches);
+        let warm = Warm::of(p, m, stage, self.spec.passes.unwrap_or_default());
         let below_s = self.way_from_s(stage, end);
         let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
@@ -212,9 +214,9 @@ impl<'a> Cutter<'a> {
     /// The bound of [`Self::solve`]; where it is not below the limit, the limit, and infinite where nothing
     /// fits. Far limits leave many cuts open, so nearer ones are tried first.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let mean_s = self.work.load_s() / self.line.devices as f64 + self.line.passes_s();
-        let least_s = self.line.m() * mean_s;
-        let mut near_s = 1.03 * super::closed::passes_s(self.line, self.work, 0.0).max(least_s);
+        let mean_s = self.work.load_s() / self.spec.devices as f64 + self.spec.passes_s();
+        let least_s = self.spec.m() * mean_s;
+        let mut near_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
         while near_s < limit_s.min(FAR * least_s) {
             if let Some(cuts) = self.solve(near_s) {
                 return cuts.bound_s;
@@ -226,8 +228,8 @@ impl<'a> Cutter<'a> {
     }
 
     /// The least of the largest rows; `None` where every cut has one of `limit_s` or more.
-    pub fn solve(&self, limit_s: f64) -> Option<Cuts> {
-        let p = self.line.devices;
+    pub fn solve(&self, limit_s: f64) -> Option<OpenCuts> {
+        let p = self.spec.devices;
         let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
         let mut ranges = vec![vec![]; p];
         let mut behind = vec![f64::INFINITY; self.len() + 1];
@@ -241,7 +243,7 @@ impl<'a> Cutter<'a> {
             }
             behind = here;
         }
-        (behind[0] < limit_s).then_some(Cuts { bound_s: behind[0], ranges })
+        (behind[0] < limit_s).then_some(OpenCuts { bound_s: behind[0], ranges })
     }
 
     /// The least of the largest rows of a stage that starts at a layer and of those behind it, which start
@@ -262,7 +264,7 @@ impl<'a> Cutter<'a> {
             if row.total_s >= limit_s {
                 break;
             }
-            let splits = self.line.splits_backward();
+            let splits = self.spec.splits_backward();
             let own_s = if splits {
                 self.split_s(stage, (start, end), &row)
             } else {
@@ -281,7 +283,7 @@ impl<'a> Cutter<'a> {
     /// Length of a chain of passes under the cut that makes it shortest, s, with `fixed_s` of transfers and
     /// vocabulary passes in it. The order of passes is a pipeline's own, so a chain found in one
     /// configuration bounds every other with the same pipeline.
-    pub fn path_s(&self, cuts: &Cuts, path: &CriticalPath, fixed_s: f64) -> f64 {
+    pub fn path_s(&self, cuts: &OpenCuts, path: &CriticalPath, fixed_s: f64) -> f64 {
         let mut behind = vec![f64::INFINITY; self.len() + 1];
         behind[self.len()] = 0.0;
         for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
@@ -308,7 +310,7 @@ impl<'a> Cutter<'a> {
     /// The first layers that each stage can have at least: the stages from it on then hold all the rest. The
     /// row without waits grows with the range and falls with a later start.
     fn first_starts(&self, limit_s: f64) -> Option<Vec<usize>> {
-        let p = self.line.devices;
+        let p = self.spec.devices;
         let mut least = vec![self.len(); p + 1];
         for stage in (0..p).rev() {
             // A range that ends where the others must begin at the earliest; where none such fits, later.
@@ -328,7 +330,7 @@ impl<'a> Cutter<'a> {
 
     /// The last layers at which each stage can start.
     fn last_starts(&self, limit_s: f64) -> Vec<usize> {
-        let p = self.line.devices;
+        let p = self.spec.devices;
         let mut most = vec![0; p + 1];
         for stage in 0..p {
             let start = most[stage];
@@ -347,16 +349,22 @@ const NEARER: f64 = 1.1;
 const FAR: f64 = 100.0;
 
 impl StageView {
-    fn new(line: &Line, work: &Work, state: &StateView, stage: usize, budget_bytes: f64) -> Self {
-        let p = line.devices;
-        let (mut counts, holds_vocab) = (vec![], line.passes.is_none());
-        line.in_flight(stage, &mut counts);
+    fn new(
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        state: &StateView,
+        stage: usize,
+        budget_bytes: f64,
+    ) -> Self {
+        let p = spec.devices;
+        let (mut counts, holds_vocab) = (vec![], spec.passes.is_none());
+        spec.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
-        let (mut forward_s, mut backward_s) = line.crossings_s(stage);
-        let (mut weight_s, splits) = (0.0, line.splits_backward());
+        let (mut forward_s, mut backward_s) = spec.crossings_s(stage);
+        let (mut weight_s, splits) = (0.0, spec.splits_backward());
         // What just fits must not be declared too large by another order of summation.
         let mut free_bytes = budget_bytes * (1.0 + 1e-9);
-        let mut hold = |end: &End, works: bool| {
+        let mut hold = |end: &VocabEnd, works: bool| {
             let params = LocalParams { dense: end.params, expert: 0.0 };
             free_bytes -= state.bytes_of(params);
             if works {
@@ -373,26 +381,26 @@ impl StageView {
         if stage + 1 == p || !holds_vocab {
             hold(&work.head, holds_vocab);
         }
-        let end_s = |there: bool, end: &End| {
+        let end_s = |there: bool, end: &VocabEnd| {
             let apart_s = if splits { end.weight_s } else { 0.0 };
             if there && holds_vocab { end.load_s() - apart_s } else { 0.0 }
         };
         let before = stage > 0 && holds_vocab;
         let embedding_s = if before { work.embedding.backward_s } else { 0.0 };
         // Each stage before it has a transfer in its backward.
-        let blocking_s = if line.hop_blocks && p > 1 { line.hop_s } else { 0.0 };
-        let back_s = embedding_s + stage as f64 * (blocking_s + line.round_trip_s() / 2.0);
+        let blocking_s = if spec.transfer_blocks && p > 1 { spec.transfer_s } else { 0.0 };
+        let back_s = embedding_s + stage as f64 * (blocking_s + spec.round_trip_s() / 2.0);
         Self {
             forward_s,
             backward_s,
             weight_s,
-            to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
+            to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
             back_s,
-            marks: line.counted_marks(stage).or_else(|| {
-                let any = splits && line.passes.is_none();
-                any.then(|| Marks::of_any(line.micro_batches, 1))
+            milestones: spec.counted_milestones(stage).or_else(|| {
+                let any = splits && spec.passes.is_none();
+                any.then(|| OrderMilestones::of_any(spec.micro_batches, 1))
             }),
-            from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
+            from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,
             fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
@@ -401,14 +409,14 @@ impl StageView {
 }
 
 /// Transfers of one micro-batch that stages `from..to` wait for or run themselves, and as many links, s.
-fn way_s(line: &Line, from: usize, to: usize) -> f64 {
+fn way_s(spec: &PipelineSpec, from: usize, to: usize) -> f64 {
     if from >= to {
         return 0.0;
     }
-    let ends = usize::from(from == 0) + usize::from(to == line.devices);
+    let ends = usize::from(from == 0) + usize::from(to == spec.devices);
     let blocking_s =
-        if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
-    blocking_s + (to - from) as f64 * line.round_trip_s()
+        if spec.transfer_blocks { (2 * (to - from) - ends) as f64 * spec.transfer_s } else { 0.0 };
+    blocking_s + (to - from) as f64 * spec.round_trip_s()
 }
 
 struct Row {
@@ -421,6 +429,6 @@ struct Row {
 }
 
 /// Backward and what of it are weight gradients that run apart, s.
-fn parts_of(line: &Line, kind: &KindWork) -> (f64, f64) {
-    if line.splits_backward() { (kind.input_s, kind.weight_s) } else { (kind.backward_s, 0.0) }
+fn parts_of(spec: &PipelineSpec, kind: &KindCost) -> (f64, f64) {
+    if spec.splits_backward() { (kind.input_s, kind.weight_s) } else { (kind.backward_s, 0.0) }
 }

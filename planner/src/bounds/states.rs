@@ -1,9 +1,9 @@
 //! What each choice of ZeRO stage, shard group, offloading and rank order takes at least.
 
-use super::work::{KindWork, Line, MOST_COPIES, Work};
-use crate::case::ground::Ground;
+use super::workload::{KindCost, MOST_COPIES, MicroBatchCost, PipelineSpec};
 use crate::cost::state::{LocalParams, StateCost};
-use crate::space::Inner;
+use crate::pricing::cost_cache::CostCache;
+use crate::request::space::PipelineChoices;
 use models::decisions::{Decisions, Offload, RankOrder};
 use models::schedule::ScheduleName;
 
@@ -43,16 +43,16 @@ pub struct StateView {
 
 impl StateView {
     /// The view of decisions' states; everything else of the decisions that matters is the mesh.
-    pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
-        let state = StateCost::new(ground.cluster, ground.model, d, &ground.domains);
+    pub fn new(cache: &CostCache<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
+        let state = StateCost::new(cache.cluster, cache.model, d, &cache.domains);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
         let least = |params| {
-            let time = |op, bytes, group: &_| bytes * ground.collective_line(op, group).1;
+            let time = |op, bytes, group: &_| bytes * cache.collective_line(op, group).1;
             state.least_exposed(params, time)
         };
-        let starts = state.least_exposed(DENSE, |op, _, group| ground.collective_line(op, group).0);
+        let starts = state.least_exposed(DENSE, |op, _, group| cache.collective_line(op, group).0);
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
-        let software = &ground.cluster.software;
+        let software = &cache.cluster.software;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
             let time = |k| time(k) * software.zero3_slowdown;
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
@@ -119,9 +119,9 @@ impl StateView {
     }
 
     /// Buffers of gathers and reductions, bytes. Breadth-first loops keep a chunk of layers.
-    pub fn motion_bytes(&self, line: &Line, layers: usize) -> f64 {
-        let stages = line.devices * line.chunks;
-        match line.schedule {
+    pub fn motion_bytes(&self, spec: &PipelineSpec, layers: usize) -> f64 {
+        let stages = spec.devices * spec.chunks;
+        match spec.schedule {
             ScheduleName::LoopedBfs => self.motion_bytes * layers.div_ceil(stages) as f64,
             _ => self.motion_bytes,
         }
@@ -133,9 +133,9 @@ impl StateView {
     }
 
     /// What passes over layers of a kind cannot hide of gathers and reductions, forward and backward, s.
-    pub fn exposed_s(&self, index: usize, kind: &KindWork, line: &Line) -> (f64, f64) {
+    pub fn exposed_s(&self, index: usize, kind: &KindCost, spec: &PipelineSpec) -> (f64, f64) {
         // Breadth-first loops gather and reduce once for all micro-batches.
-        let shared = if line.schedule == ScheduleName::LoopedBfs { line.m() } else { 1.0 };
+        let shared = if spec.schedule == ScheduleName::LoopedBfs { spec.m() } else { 1.0 };
         let exposed = |comm_s: f64, compute_s: f64| comm_s - (comm_s * self.overlap).min(compute_s);
         let gather_s = self.gather_s[index] / shared;
         let both_s = gather_s + self.scatter_s[index] / shared;
@@ -143,11 +143,11 @@ impl StateView {
     }
 
     /// The work with what these states add to the passes over layers.
-    pub fn added_to(&self, work: &Work, line: &Line) -> Work {
+    pub fn added_to(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> MicroBatchCost {
         let mut work = work.clone();
         if self.in_passes() {
             for (index, kind) in work.kinds.iter_mut().enumerate() {
-                let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+                let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
                 kind.forward_s += forward_s;
                 kind.backward_s += backward_s;
                 kind.input_s += backward_s;
@@ -184,15 +184,20 @@ impl Alike {
 
 impl States {
     /// All that a node leaves open.
-    pub fn new(ground: &Ground<'_>, d: &Decisions, inner: &Inner, kinds: &[LocalParams]) -> Self {
+    pub fn new(
+        cache: &CostCache<'_>,
+        d: &Decisions,
+        choices: &PipelineChoices,
+        kinds: &[LocalParams],
+    ) -> Self {
         let mut groups = vec![];
-        for &rank_order in &inner.rank_order {
-            for shards in inner.shards.chunk_by(|a, b| a.0 == b.0) {
-                for &offload in &inner.offload {
+        for &rank_order in &choices.rank_order {
+            for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
+                for &offload in &choices.offload {
                     let view = |&(zero_stage, dp_shard): &(u8, u64)| {
                         let d =
                             Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
-                        StateView::new(ground, &d, kinds)
+                        StateView::new(cache, &d, kinds)
                     };
                     groups.extend(Alike::new(shards.iter().map(view).collect()));
                 }
@@ -226,37 +231,37 @@ impl States {
 
     /// What choices add at least to the mean load of devices with the work's parameters on average (the work of
     /// one micro-batch given): the choices that no other undercuts in bytes and seconds, least seconds first.
-    pub fn burdens(&self, work: &Work, line: &Line) -> Vec<Burden> {
-        let mean = work.params() * (1.0 / line.devices as f64);
+    pub fn overheads(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> Vec<StateOverhead> {
+        let mean = work.params() * (1.0 / spec.devices as f64);
         let of = |view: &StateView| {
-            let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
+            let passes_s = view.in_all_passes_s(work, spec) / spec.devices as f64;
             let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
-            let fullest_s = work.fullest(line.devices, MOST_COPIES, |index, kind| {
-                let (forward_s, backward_s) = view.exposed_s(index, kind, line);
-                line.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
+            let fullest_s = work.fullest(spec.devices, MOST_COPIES, |index, kind| {
+                let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
+                spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
             });
-            Burden { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
+            StateOverhead { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
         };
-        let mut all: Vec<Burden> = self.views().map(of).collect();
+        let mut all: Vec<StateOverhead> = self.views().map(of).collect();
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
-        let mut burdens: Vec<Burden> = vec![];
-        for burden in all {
+        let mut overheads: Vec<StateOverhead> = vec![];
+        for overhead in all {
             // What is less on average may be more where one kind of layer lies.
-            let undercuts = |known: &Burden| {
-                let no_larger = known.bytes.iter().zip(burden.bytes).all(|(a, b)| *a <= b);
-                no_larger && known.fullest_s <= burden.fullest_s
+            let undercuts = |known: &StateOverhead| {
+                let no_larger = known.bytes.iter().zip(overhead.bytes).all(|(a, b)| *a <= b);
+                no_larger && known.fullest_s <= overhead.fullest_s
             };
-            if !burdens.iter().any(undercuts) {
-                burdens.push(burden);
+            if !overheads.iter().any(undercuts) {
+                overheads.push(overhead);
             }
         }
-        burdens
+        overheads
     }
 }
 
 /// What a choice of states costs a device on average.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Burden {
+pub struct StateOverhead {
     /// Bytes a parameter, dense and expert.
     pub bytes: [f64; 2],
     /// In passes, behind them and behind the barrier, with one stage each, s.
@@ -267,15 +272,15 @@ pub struct Burden {
 
 impl StateView {
     /// What all micro-batches' passes over all layers cannot hide, s.
-    pub fn in_all_passes_s(&self, work: &Work, line: &Line) -> f64 {
+    pub fn in_all_passes_s(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> f64 {
         if !self.in_passes() {
             return 0.0;
         }
         let all = work.kinds.iter().zip(&work.counts).enumerate();
-        let of = |(index, (kind, &count)): (usize, (&KindWork, &usize))| {
-            let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+        let of = |(index, (kind, &count)): (usize, (&KindCost, &usize))| {
+            let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
             count as f64 * (forward_s + backward_s)
         };
-        line.m() * all.map(of).sum::<f64>()
+        spec.m() * all.map(of).sum::<f64>()
     }
 }

@@ -7,10 +7,10 @@
 //! least the mean of the devices' work, whatever the cut and the order of passes. The least of them
 //! says how much faster than the plan a configuration may be that was left out.
 
-use super::Task;
-use super::settle::{Context, Worker};
-use crate::case::pipelines::Pipelines;
-use crate::restrict::{Choice, Restrictions};
+use super::expand::{Context, Worker};
+use crate::pricing::pipelines::Pipelines;
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Restrictions};
 use models::schedule::ScheduleName;
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64
         if bound_s >= least_s {
             break;
         }
-        for node in worker.nodes_below(&context.item(bound_s), least_s) {
-            least_s = least_s.min(worker.left_open_s(&node, least_s, apart));
+        for parallel in worker.nodes_below(&context.node(bound_s), least_s) {
+            least_s = least_s.min(worker.left_open_s(&parallel, least_s, apart));
         }
     }
     if least_s < best_s { least_s } else { f64::INFINITY }

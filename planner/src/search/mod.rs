@@ -6,7 +6,7 @@
 //! rank order) are at last settled one by one, by a simulated placement that attains its bound, or by the
 //! integer program. What still waits when the least bound reaches the best time is cut. So nothing is
 //! looked into whose bound does not lie below the optimum, whatever is found first ([`queue`]). Items are
-//! worked on by several threads in batches that do not depend on how many there are ([`settle`]).
+//! worked on by several threads in batches that do not depend on how many there are ([`expand`]).
 //!
 //! Four families are cut by dominance, each because another member of the space does as well
 //! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
@@ -16,78 +16,20 @@
 //! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
 //!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
 
+mod exhaustive;
+mod expand;
 mod left_open;
-mod one_by_one;
+mod local_search;
+pub mod partition_candidates;
+mod partition_problem;
 mod queue;
-mod settle;
 
-use crate::case::priced::{Placed, Priced};
-use crate::placement::ilp;
-use crate::restrict::{Choice, Restrictions};
-use crate::space::Space;
-use models::cluster::ClusterSpec;
+use crate::pricing::priced::{Placed, Priced};
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Restrictions};
 use models::decisions::Decisions;
-use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// What is to be planned.
-#[derive(Clone, Debug)]
-pub struct Task<'a> {
-    /// The model, with its sequence length and global batch.
-    pub model: &'a ModelSpec,
-    /// The cluster.
-    pub cluster: &'a ClusterSpec,
-    /// GPUs.
-    pub gpus: u64,
-    /// What the user narrowed.
-    pub restrictions: &'a Restrictions,
-    /// Places layers as if memory were endless, to say by how much a configuration does not fit.
-    pub ignore_memory: bool,
-    /// Cuts everything that is not faster than this, s.
-    pub cutoff_s: f64,
-    /// Work for integer programs in all, as [`ilp::Limits::work`] counts it.
-    pub solver_work: u64,
-    /// Where it turns true, the search ends with the best known.
-    pub stop: Option<&'a AtomicBool>,
-}
-
-impl<'a> Task<'a> {
-    /// A task with nothing relaxed.
-    pub fn new(
-        model: &'a ModelSpec,
-        cluster: &'a ClusterSpec,
-        gpus: u64,
-        restrictions: &'a Restrictions,
-    ) -> Self {
-        Self {
-            model,
-            cluster,
-            gpus,
-            restrictions,
-            ignore_memory: false,
-            cutoff_s: f64::INFINITY,
-            solver_work: ilp::MUCH_WORK,
-            stop: None,
-        }
-    }
-
-    /// Whether the search is to end.
-    pub fn is_stopped(&self) -> bool {
-        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
-    }
-
-    /// The task's space.
-    pub fn space(&self) -> Space<'a> {
-        Space {
-            model: self.model,
-            cluster: self.cluster,
-            gpus: self.gpus,
-            restrictions: self.restrictions,
-        }
-    }
-}
 
 /// How the search went: the proof.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -141,9 +83,6 @@ pub struct Outcome {
     pub proof: Proof,
 }
 
-/// Most combinations that are priced one by one.
-pub const MOST_ONE_BY_ONE: u64 = 4096;
-
 /// Called now and then with the combinations settled and those in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -151,7 +90,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     // The bounds speak of iterations that end at a barrier.
     if task.restrictions.wants_post_validation() {
-        return one_by_one::run(task, progress);
+        return exhaustive::run(task, progress);
     }
     queue::run(task, progress)
 }

@@ -1,16 +1,17 @@
 //! The queue of what waits, least bound first, and the threads that work on it.
 
+use super::expand::{Candidate, Context, Expansion, Open, Paths, SLACK, SearchNode, Worker};
 use super::left_open;
-use super::settle::{Candidate, Context, Item, Open, Paths, SLACK, Settled, Worker};
-use super::{Found, Outcome, Progress, Proof, Task};
-use crate::case::Case;
-use crate::case::family::is_family;
-use crate::case::pipelines::{PipelineKey, Pipelines};
-use crate::case::priced::Placed;
-use crate::placement::ilp;
-use crate::restrict::Restrictions;
+use super::{Found, Outcome, Progress, Proof};
+use crate::partition::ilp;
+use crate::pricing::Configuration;
+use crate::pricing::listed_cuts::is_family;
+use crate::pricing::pipelines::{PipelineKey, Pipelines};
+use crate::pricing::priced::Placed;
+use crate::request::Task;
+use crate::request::restrictions::Restrictions;
+use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
-use crate::space::{ExpertSplit, Inner, InnerKey};
 use models::decisions::{Decisions, Offload, RankOrder, Recompute};
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
@@ -58,13 +59,13 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 enum Batch {
     Contexts(Arc<[Context]>),
     /// Items, the best time, the work that integer programs of one may take, and known chains.
-    Items(Vec<Item>, f64, u64, Arc<Paths>),
+    Items(Vec<SearchNode>, f64, u64, Arc<Paths>),
 }
 
 enum Answer {
     /// Bounds, s.
     Contexts(Vec<f64>),
-    Settled(Box<Settled>),
+    Expansion(Box<Expansion>),
 }
 
 /// A batch on its way, by number; threads take its pieces in turn.
@@ -110,7 +111,7 @@ impl<'scope> Team<'scope> {
     fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
             Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
-            Batch::Items(items, ..) => items.len(),
+            Batch::Items(nodes, ..) => nodes.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
@@ -168,8 +169,8 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Items(items, best_s, work, paths) => items.get(piece).map(|item| {
-                    Answer::Settled(Box::new(worker.settle(item, *best_s, *work, paths)))
+                Batch::Items(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
+                    Answer::Expansion(Box::new(worker.settle(node, *best_s, *work, paths)))
                 }),
             };
             let Some(done) = done else { break };
@@ -191,7 +192,7 @@ struct Waiting {
 /// What waits. Contexts are in a list, most of them to the end, and items boxed, because a heap moves what it holds.
 enum What {
     Context(usize),
-    Item(Box<Item>),
+    SearchNode(Box<SearchNode>),
 }
 
 impl PartialEq for Waiting {
@@ -222,7 +223,7 @@ struct Run<'a> {
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
     /// Items to be looked into before it is their turn.
-    leading: Vec<Item>,
+    leading: Vec<SearchNode>,
     pushed: u64,
     /// Finished iteration of the best so far, s.
     best_s: f64,
@@ -269,8 +270,8 @@ impl<'a> Run<'a> {
         self.task.solver_work.saturating_sub(self.work)
     }
 
-    fn push(&mut self, item: Item) {
-        self.wait(item.bound_s, What::Item(Box::new(item)));
+    fn push(&mut self, node: SearchNode) {
+        self.wait(node.bound_s, What::SearchNode(Box::new(node)));
     }
 
     fn wait(&mut self, bound_s: f64, what: What) {
@@ -296,18 +297,18 @@ impl<'a> Run<'a> {
         loop {
             // While the answers to one batch are taken, threads have the next one to work on.
             while team.under_way.len() < 2 {
-                let items = if self.task.is_stopped() { vec![] } else { self.next_batch() };
-                if items.is_empty() {
+                let nodes = if self.task.is_stopped() { vec![] } else { self.next_batch() };
+                if nodes.is_empty() {
                     break;
                 }
                 let work = self.work_left() / AT_ONCE;
-                team.send(Batch::Items(items, self.best_s, work, Arc::clone(&self.paths)));
+                team.send(Batch::Items(nodes, self.best_s, work, Arc::clone(&self.paths)));
             }
             if team.under_way.is_empty() {
                 break;
             }
             for answer in team.receive() {
-                if let Answer::Settled(settled) = answer {
+                if let Answer::Expansion(settled) = answer {
                     self.take(*settled);
                 }
             }
@@ -317,51 +318,51 @@ impl<'a> Run<'a> {
         }
         if self.task.is_stopped() {
             let waiting = self.waiting.peek().map(|least| least.bound_s);
-            let leading = self.leading.iter().map(|item| item.bound_s);
+            let leading = self.leading.iter().map(|node| node.bound_s);
             let least_s = leading.chain(waiting).fold(f64::INFINITY, f64::min);
             self.open_bound_s = self.open_bound_s.min(least_s);
         }
         let contexts = &self.contexts;
         let count = |waiting: Waiting| match waiting.what {
             What::Context(index) => contexts[index].count(),
-            What::Item(item) => item.count,
+            What::SearchNode(node) => node.count,
         };
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
     /// The most promising items, all below the best time.
-    fn next_batch(&mut self) -> Vec<Item> {
-        let mut items = self.leading_items();
-        let mut settling = items.iter().filter(|item| item.settles()).count();
-        while items.len() < BATCH && settling < SETTLED_AT_ONCE {
+    fn next_batch(&mut self) -> Vec<SearchNode> {
+        let mut nodes = self.leading_items();
+        let mut settling = nodes.iter().filter(|node| node.settles()).count();
+        while nodes.len() < BATCH && settling < SETTLED_AT_ONCE {
             let best_s = self.best_s;
             if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
                 break;
             }
             let Some(Waiting { bound_s, what, .. }) = self.waiting.pop() else { break };
-            let item = match what {
-                What::Context(index) => self.contexts[index].item(bound_s),
-                What::Item(item) => *item,
+            let node = match what {
+                What::Context(index) => self.contexts[index].node(bound_s),
+                What::SearchNode(node) => *node,
             };
-            settling += usize::from(item.settles());
-            items.push(item);
+            settling += usize::from(node.settles());
+            nodes.push(node);
         }
-        items
+        nodes
     }
 
     /// Items that may better the best time by much. Early on their bounds are far from the least, but the sooner
     /// there is a good time, the less is looked into.
-    fn leading_items(&mut self) -> Vec<Item> {
+    fn leading_items(&mut self) -> Vec<SearchNode> {
         let mut leading = std::mem::take(&mut self.leading);
         leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         let behind = leading.split_off(leading.len().min(LEADING));
-        let (leading, overtaken): (Vec<Item>, Vec<Item>) =
-            leading.into_iter().partition(|item| item.leads(self.best_s));
-        overtaken.into_iter().chain(behind).for_each(|item| self.push(item));
+        let (leading, overtaken): (Vec<SearchNode>, Vec<SearchNode>) =
+            leading.into_iter().partition(|node| node.leads(self.best_s));
+        overtaken.into_iter().chain(behind).for_each(|node| self.push(node));
         leading
     }
 
-    fn take(&mut self, settled: Settled) {
+    fn take(&mut self, settled: Expansion) {
         self.proof.cut_by_time += settled.cut_by_time;
         self.proof.cut_by_memory += settled.cut_by_memory;
         self.proof.cut_by_dominance += settled.cut_by_dominance;
@@ -394,25 +395,25 @@ impl<'a> Run<'a> {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
-        for item in open {
+        for node in open {
             let known =
-                self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
-            if item.bound_s >= self.best_s || worker.is_cut_by(&item.decisions, self.best_s, known)
+                self.paths.get(&PipelineKey::new(&node.decisions)).map_or(&[][..], Vec::as_slice);
+            if node.bound_s >= self.best_s || worker.is_cut_by(&node.decisions, self.best_s, known)
             {
                 continue;
             }
             if self.work_left() == 0 || self.task.is_stopped() {
-                self.open_bound_s = self.open_bound_s.min(item.bound_s);
+                self.open_bound_s = self.open_bound_s.min(node.bound_s);
             } else {
-                self.prove(&mut worker, item);
+                self.prove(&mut worker, node);
             }
         }
     }
 
     /// Settles a combination by the integer program.
-    fn prove(&mut self, worker: &mut Worker<'_>, item: Open) {
-        let Ok(case) = Case::new(&worker.ground, item.decisions) else { return };
-        let cutoff_s = case.core_s(self.best_s);
+    fn prove(&mut self, worker: &mut Worker<'_>, node: Open) {
+        let Ok(case) = Configuration::new(&worker.cache, node.decisions) else { return };
+        let cutoff_s = case.pipeline_s(self.best_s);
         let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
         // No program takes all that is left: others may need less.
         let work = (self.task.solver_work / AT_ONCE).min(self.work_left());
@@ -427,7 +428,7 @@ impl<'a> Run<'a> {
         self.ilp_s += report.elapsed_s;
         self.work += report.work;
         if let Some((choice, value_s)) = &report.best {
-            let iteration_s = case.finish_s(*value_s);
+            let iteration_s = case.with_overheads_s(*value_s);
             if let Some(placed) =
                 case.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
             {
@@ -436,7 +437,7 @@ impl<'a> Run<'a> {
             }
         }
         if !report.proven {
-            let bound_s = item.bound_s.max(case.finish_s(report.bound_s));
+            let bound_s = node.bound_s.max(case.with_overheads_s(report.bound_s));
             self.open_bound_s = self.open_bound_s.min(bound_s);
         }
     }
@@ -496,7 +497,7 @@ impl<'a> Run<'a> {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
-            let case = Case::new(&worker.ground, decisions).ok()?;
+            let case = Configuration::new(&worker.cache, decisions).ok()?;
             let priced = case.price(&placed, &mut worker.scratch);
             Some(Found { decisions: case.decisions, placed, priced })
         });
@@ -540,11 +541,11 @@ fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     let mut counter = space.counter();
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
-    for node in space.contexts() {
-        if !family && seen.insert(InnerKey::new(&node.decisions)) {
-            family = has_family(&space.inner(&node), &node.decisions, task.model.layers);
+    for parallel in space.contexts() {
+        if !family && seen.insert(PipelineChoicesKey::new(&parallel.decisions)) {
+            family = has_family(&space.choices(&parallel), &parallel.decisions, task.model.layers);
         }
-        let d = node.decisions;
+        let d = parallel.decisions;
         let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
         let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
         let each = counter.count(&d);
@@ -557,8 +558,8 @@ fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
 }
 
 /// Whether only a family of cuts is tried of some pipeline.
-fn has_family(inner: &Inner, d: &Decisions, layers: usize) -> bool {
-    inner.pipelines(d).any(|d| is_family(&d, layers))
+fn has_family(choices: &PipelineChoices, d: &Decisions, layers: usize) -> bool {
+    choices.pipelines(d).any(|d| is_family(&d, layers))
 }
 
 /// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.
@@ -570,7 +571,8 @@ pub(super) fn named_by_result(
     if d.recompute != Recompute::PerLayer {
         return d;
     }
-    let used = |option: usize| placed.iter().any(|s| s.mix.iter().any(|split| split[option] > 0));
+    let used =
+        |option: usize| placed.iter().any(|s| s.recompute.iter().any(|split| split[option] > 0));
     let uniform = match (used(0), used(1), used(2)) {
         (_, false, false) => Recompute::None,
         (false, true, false) => Recompute::Selective,

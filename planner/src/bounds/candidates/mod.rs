@@ -1,0 +1,444 @@
+//! Listed placements: the fastest of them, by chains of passes.
+//!
+//! Device `i` starts when the first micro-batch has come down the first chunks before it, does all its
+//! micro-batches of all its chunks one after another, and the last one still has to go back up those
+//! chunks to the first device, whose reductions come last. Every pass of that chain must follow the one
+//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike. In other orders the chains
+//! are those between the milestones of each device ([`crate::partition::milestones`]).
+
+mod bidirectional;
+mod listed_cuts;
+mod ways;
+
+pub use listed_cuts::{ListedCuts, ListedCutsKey, Shapes};
+
+use super::recompute_knapsack::RecomputeKnapsack;
+use super::states::StateView;
+use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
+use crate::cost::state::LocalParams;
+use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::pricing::layers::Counts;
+use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
+use crate::simulate::CriticalPath;
+use listed_cuts::{Alike, Device, Shape, holds_all};
+use ways::Ways;
+
+/// What the bounds of listed placements are computed from.
+#[derive(Clone, Copy)]
+pub struct ListedBound<'a> {
+    /// The pipeline.
+    pub spec: &'a PipelineSpec,
+    /// One micro-batch, with what the states add to its passes.
+    pub work: &'a MicroBatchCost,
+    /// The states.
+    pub state: &'a StateView,
+    /// What a device has for states and activations; infinite where memory does not count.
+    pub budget_bytes: f64,
+}
+
+impl ListedBound<'_> {
+    /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
+    /// fits. Beyond `limit_s` it is only as good as showed that it lies there.
+    pub fn bound_s(&self, members: &ListedCuts, limit_s: f64) -> f64 {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let mut least_s = f64::INFINITY;
+        for &position in &members.shapes.evenest_first {
+            let member = &members.shapes.shapes[position];
+            least_s = least_s.min(self.member_s(members, member, &knapsack, limit_s.min(least_s)));
+        }
+        least_s
+    }
+
+    /// Whether some member's bound lies below `limit_s`.
+    pub fn is_below(&self, members: &ListedCuts, limit_s: f64) -> bool {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let shapes = members.shapes.evenest_first.iter().map(|&at| &members.shapes.shapes[at]);
+        shapes.into_iter().any(|shape| self.member_s(members, shape, &knapsack, limit_s) < limit_s)
+    }
+
+    /// The members below `limit_s` by position, with their bounds.
+    pub fn below(&self, members: &ListedCuts, limit_s: f64) -> Vec<(usize, f64)> {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let of = |member| self.member_s(members, member, &knapsack, limit_s);
+        let bounds = members.shapes.shapes.iter().map(of).enumerate();
+        bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// The longest of chains of passes under the member at a position, s, tails and recomputation left out. The order
+    /// of passes is a pipeline's own, so that a chain found in one configuration bounds every other.
+    pub fn longest_s(&self, members: &ListedCuts, at: usize, chains: &[&CriticalPath]) -> f64 {
+        if chains.is_empty() {
+            return 0.0;
+        }
+        let ways = Ways::new(self.spec, self.work, &members.shapes.shapes[at].stages);
+        chains.iter().map(|chain| ways.chain_s(chain)).fold(0.0, f64::max)
+    }
+
+    /// The member whose longest chain is shortest: how long that is, s.
+    pub fn least_longest_s(&self, members: &ListedCuts, chains: &[&CriticalPath]) -> f64 {
+        let all = 0..members.shapes.shapes.len();
+        all.map(|at| self.longest_s(members, at, chains)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// A member's bound; infinite where it does not fit, and beyond the limit no better than that takes.
+    fn member_s(
+        &self,
+        members: &ListedCuts,
+        member: &Shape,
+        knapsack: &RecomputeKnapsack,
+        limit_s: f64,
+    ) -> f64 {
+        let pinned_s = |device: usize| knapsack.at_first(&member.devices[device].layers).0;
+        let free_s =
+            self.rows_s(members, member, member.corners.iter().copied(), limit_s, pinned_s);
+        if free_s >= limit_s {
+            return free_s;
+        }
+        if self.budget_bytes == f64::INFINITY {
+            return free_s;
+        }
+        self.fitting_s(members, member, knapsack, (free_s, limit_s))
+    }
+
+    /// With the recomputation that memory makes necessary.
+    fn fitting_s(
+        &self,
+        members: &ListedCuts,
+        member: &Shape,
+        knapsack: &RecomputeKnapsack,
+        (free_s, limit_s): (f64, f64),
+    ) -> f64 {
+        let p = self.spec.devices;
+        let all = || 0..p;
+        let device_of = |device: usize| &member.devices[device];
+        let free = |device: usize| self.free_bytes(member, device, members.held[device]);
+        if self.spec.chunks == 1 {
+            let needs_s = |device: usize| {
+                let of = &member.devices[device];
+                knapsack.least_s(&of.layers, members.held[device].0 * self.scale(), free(device))
+            };
+            return self.rows_s(members, member, all(), limit_s, needs_s);
+        }
+        // Most pipelines that do not fit show it on their first device.
+        if !self.leanest_fits(members, &member.devices[0], free(0)) {
+            return f64::INFINITY;
+        }
+        if members.holds_nothing {
+            return free_s;
+        }
+        if let Some(most) = &members.open {
+            let needs_s = |device: usize| {
+                self.any_mix_s(members, device_of(device), knapsack, (most[device], free(device)))
+            };
+            return self.rows_s(members, member, all(), limit_s, needs_s);
+        }
+        let chains = RecomputeLadder::chains(self.spec.recompute);
+        let mut least_s = f64::INFINITY;
+        for &chain in chains {
+            // Devices that mirror each other hold the same.
+            let apart = p / self.spec.copies();
+            let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
+            for (device, own_s) in recompute_s.iter_mut().enumerate() {
+                *own_s = self.level_s(members, device_of(device), chain, free(device));
+                any |= *own_s > 0.0;
+                // The first devices hold most; where they take too long already, that is enough.
+                beyond_s =
+                    Some(self.row_s(member, device, *own_s)).filter(|row_s| *row_s >= limit_s);
+                if beyond_s.is_some() {
+                    break;
+                }
+            }
+            if !any {
+                // No recomputation is what the rows were without memory.
+                return least_s.min(free_s);
+            }
+            let own_s =
+                |device: usize| recompute_s[if device < apart { device } else { p - 1 - device }];
+            let rows_s = || self.rows_s(members, member, all(), limit_s, own_s);
+            least_s = least_s.min(beyond_s.unwrap_or_else(rows_s));
+        }
+        least_s
+    }
+
+    /// Micro-batches that one of [`ListedCuts`] stands for.
+    fn scale(&self) -> f64 {
+        if holds_all(self.spec) { self.spec.m() } else { 1.0 }
+    }
+
+    /// Bytes left on a device for activations of layers.
+    fn free_bytes(&self, member: &Shape, device: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &member.devices[device].layers);
+        let mut fixed = 0.0;
+        let (embedding, head) = (&self.work.embedding, &self.work.head);
+        if self.spec.passes.is_some() {
+            params.dense += embedding.params + head.params;
+        } else {
+            let mut hold = |end: &VocabEnd, held: f64| {
+                params.dense += end.params;
+                fixed += end.workspace_bytes + held * self.scale() * end.in_flight_bytes;
+            };
+            if self.spec.copies() > 1 {
+                // Either end of the pipeline holds both, one of each direction.
+                if device == 0 || device + 1 == self.spec.devices {
+                    let (first, second) =
+                        if device == 0 { (embedding, head) } else { (head, embedding) };
+                    hold(first, held.0);
+                    hold(second, held.1);
+                }
+            } else {
+                if device == 0 {
+                    hold(embedding, held.0);
+                }
+                if device == self.head_device() {
+                    hold(head, held.1);
+                }
+            }
+        }
+        // What just fits must not be declared too large by another order of summation.
+        self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
+    }
+
+    fn leanest_fits(&self, members: &ListedCuts, device: &Device, free: f64) -> bool {
+        let options = self.spec.options();
+        let leanest = |kind: &KindCost| {
+            options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
+        };
+        let of = |(alike, held): (&Alike, &f64)| {
+            let layers = self.work.kinds.iter().zip(&alike.layers);
+            held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
+        };
+        let alike = device.alike.iter().zip(members.held_on(device));
+        alike.map(of).sum::<f64>() * self.scale() <= free
+    }
+
+    /// Least recomputation of all mixes that fit a moment the device certainly reaches, s: what is held
+    /// beyond its memory must be saved, and a second of recomputation saves at most as many times a layer's
+    /// bytes as micro-batches of a chunk are in flight.
+    fn any_mix_s(
+        &self,
+        members: &ListedCuts,
+        device: &Device,
+        knapsack: &RecomputeKnapsack,
+        (most_held, free): (f64, f64),
+    ) -> f64 {
+        let first_s = knapsack.at_first(&device.layers).0;
+        let of = |(alike, held): (&Alike, &f64)| held * knapsack.at_first(&alike.layers).1;
+        let alike = device.alike.iter().zip(members.held_on(device));
+        let held = alike.map(of).sum::<f64>() * self.scale();
+        let excess = (held - free) / (most_held * self.scale());
+        if excess <= 0.0 { first_s } else { knapsack.saving_s(&device.layers, first_s, excess) }
+    }
+
+    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.
+    fn level_s(&self, members: &ListedCuts, device: &Device, chain: LadderOrder, free: f64) -> f64 {
+        let ladder = RecomputeLadder::new(chain, self.spec.recompute, device.longest);
+        let level = ladder.least(|level| self.device_bytes(members, device, ladder, level) <= free);
+        let Some(level) = level else { return f64::INFINITY };
+        device
+            .alike
+            .iter()
+            .map(|alike| alike.chunks * self.stage_s(ladder, level, &alike.layers))
+            .sum()
+    }
+
+    fn device_bytes(
+        &self,
+        members: &ListedCuts,
+        device: &Device,
+        ladder: RecomputeLadder,
+        level: usize,
+    ) -> f64 {
+        let of = |(alike, held): (&Alike, &f64)| {
+            let (each, buffer) = self.stage_bytes(ladder, level, &alike.layers);
+            held * self.scale() * each + alike.chunks * buffer
+        };
+        device.alike.iter().zip(members.held_on(device)).map(of).sum()
+    }
+
+    /// Activations of a micro-batch in a stage, and its buffer.
+    fn stage_bytes(&self, ladder: RecomputeLadder, level: usize, layers: &Counts) -> (f64, f64) {
+        let (mut each, mut buffer) = (0.0, 0.0_f64);
+        for (kind, &count) in self.work.kinds.iter().zip(layers) {
+            let split = ladder.split(level, count);
+            let layers = split.iter().zip(kind.saved_bytes);
+            each += layers.map(|(&count, bytes)| count as f64 * bytes).sum::<f64>();
+            let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
+            buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
+        }
+        (each, buffer)
+    }
+
+    fn stage_s(&self, ladder: RecomputeLadder, level: usize, layers: &Counts) -> f64 {
+        let of = |(kind, &count): (&KindCost, &usize)| -> f64 {
+            let split = ladder.split(level, count);
+            (0..3).map(|option| split[option] as f64 * kind.recompute_s[option]).sum()
+        };
+        self.work.kinds.iter().zip(layers).map(of).sum()
+    }
+
+    /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
+    /// micro-batch; the first that reaches the limit, where one does.
+    fn rows_s(
+        &self,
+        members: &ListedCuts,
+        member: &Shape,
+        devices: impl Iterator<Item = usize>,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        if self.spec.copies() > 1 {
+            return self.bidirectional_rows_s(member, limit_s, recompute_s);
+        }
+        if !members.milestones.is_empty() {
+            return self.milestone_rows_s(members, member, limit_s, recompute_s);
+        }
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for device in devices {
+            let own_s = recompute_s(device);
+            longest_s = longest_s.max(self.row_s(member, device, own_s));
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += own_s;
+        }
+        let latency_s = self.spec.boundaries() as f64 * self.spec.round_trip_s();
+        let total_s = self.whole_s() + recomputing_s;
+        let way_s = total_s + latency_s + self.others_s(member, total_s);
+        let params = params_of(self.work, &member.devices[0].layers);
+        let tail_s = self.state.tail_of_s(params, self.spec.chunks);
+        longest_s.max(way_s) + tail_s
+    }
+
+    /// The same between milestones.
+    fn milestone_rows_s(
+        &self,
+        members: &ListedCuts,
+        member: &Shape,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let spec = self.spec;
+        // A device does all its work, however long it waits for it.
+        let head = self.head_device();
+        for device in [member.fullest, 0, head] {
+            let layers_s = load_s(self.work, &member.devices[device].layers);
+            let ends = [(0, &self.work.embedding), (head, &self.work.head)];
+            let here = ends.iter().filter(|(at, _)| *at == device && spec.passes.is_none());
+            let ends_s: f64 = here.map(|(_, end)| end.load_s()).sum();
+            let own_s = spec.m() * (layers_s + ends_s + recompute_s(device) + spec.passes_s());
+            if own_s >= limit_s {
+                return own_s;
+            }
+        }
+        let ways = Ways::new(spec, self.work, &member.stages);
+        let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
+        for (device, milestones) in members.milestones.iter().enumerate() {
+            let shared_s = recompute_s(device);
+            let stage_of = |chunk: usize| spec.layout().stage_of(spec.devices, device, chunk);
+            chunks.clear();
+            chunks.extend((0..spec.chunks).map(|chunk| ways.seconds[stage_of(chunk)]));
+            let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: spec.passes_s() };
+            let around = ArrivalTimes {
+                arrive_s: ways.down_s[device],
+                ready_s: ways.there_and_back_s(0, stage_of(milestones.first_chunk)),
+                way_s: ways.there_and_back_s(device + 1, device) + ways.link_s(device),
+            };
+            let ends = milestones.ends(&own, &around);
+            let params = params_of(self.work, &member.devices[device].layers);
+            let tail_s = self.state.tail_of_s(params, spec.chunks);
+            let last_s = ends.last_backward_s + ways.back_s[device];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += shared_s;
+        }
+        longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)
+    }
+
+    /// What a micro-batch's way down all stages and back waits for the others: GPipe and breadth-first loops do the
+    /// other m − 1 forwards of the stage where they are longest before the last micro-batch goes on, and as many
+    /// backwards of another before the first one does.
+    fn others_s(&self, member: &Shape, total_s: f64) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        if !holds_all(spec) || spec.micro_batches == 1 {
+            return 0.0;
+        }
+        let layers_s = |counts: &Counts, value: fn(&KindCost) -> f64| -> f64 {
+            work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * value(kind)).sum()
+        };
+        let last = member.stages.len() - 1;
+        let end_s = |stage: usize, value: fn(&VocabEnd) -> f64| {
+            let ends = [(0, &work.embedding), (last, &work.head)];
+            let here = ends.into_iter().filter(|(at, _)| *at == stage && spec.passes.is_none());
+            here.map(|(_, end)| value(end)).sum::<f64>()
+        };
+        let crossing_s = self.crossing_s();
+        let longest_s = |of_kind: fn(&KindCost) -> f64, of_end: fn(&VocabEnd) -> f64| {
+            let ends = [0, last]
+                .map(|stage| layers_s(&member.stages[stage], of_kind) + end_s(stage, of_end));
+            let inner = member.inner.iter().map(|counts| layers_s(counts, of_kind) + crossing_s);
+            inner.chain(ends).fold(0.0, f64::max)
+        };
+        let forward_s = longest_s(|kind| kind.forward_s, |end| end.forward_s);
+        let backward_s = longest_s(|kind| kind.backward_s, |end| end.backward_s);
+        (spec.m() - 1.0) * (forward_s + backward_s).max(total_s / spec.stages() as f64)
+    }
+
+    /// The device of the output layer.
+    fn head_device(&self) -> usize {
+        self.spec.layout().device_of(self.spec.devices, self.spec.stages() - 1)
+    }
+
+    /// A device's chain, s.
+    fn row_s(&self, member: &Shape, device: usize, recompute_s: f64) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        let layers_s = load_s(work, &member.devices[device].layers);
+        let stage_of = |chunk: usize| spec.layout().stage_of(spec.devices, device, chunk);
+        let crossings_s: f64 = (0..spec.chunks)
+            .map(|chunk| spec.crossings_s(stage_of(chunk)))
+            .map(|(forward_s, backward_s)| forward_s + backward_s)
+            .sum();
+        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + spec.passes_s(), 0.0);
+        let head = self.head_device();
+        let twice = spec.copies() > 1;
+        if spec.passes.is_none() {
+            let ends = [(0, &work.embedding), (head, &work.head)];
+            let here = |at: usize| at == device || twice && spec.devices - 1 - at == device;
+            own_s += ends.iter().filter(|end| here(end.0)).map(|end| end.1.load_s()).sum::<f64>();
+            ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
+        }
+        if device > 0 {
+            ramp_s += load_s(work, &member.before[device]);
+            ramp_s += self.crossing_s() * (2 * device - 1) as f64;
+            ramp_s += spec.round_trip_s() * device as f64;
+        }
+        // Of two directions the other may be nearer, and weight gradients apart run where a device waits.
+        let ramp_s = if spec.schedule.is_whole() && !twice { ramp_s } else { 0.0 };
+        ramp_s + spec.runs() * own_s
+    }
+
+    /// A transfer where it blocks, s.
+    fn crossing_s(&self) -> f64 {
+        if self.spec.devices > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
+    }
+
+    /// One micro-batch's passes over the whole model, s.
+    fn whole_s(&self) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        let ends_s = match spec.passes {
+            Some(_) => 0.0,
+            None => work.embedding.load_s() + work.head.load_s(),
+        };
+        work.load_s() + ends_s + 2.0 * (spec.stages() - 1) as f64 * self.crossing_s()
+    }
+}
+
+fn load_s(work: &MicroBatchCost, counts: &Counts) -> f64 {
+    work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * kind.load_s()).sum()
+}
+
+fn params_of(work: &MicroBatchCost, counts: &Counts) -> LocalParams {
+    let all = work.kinds.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (kind, &count)| sum + kind.params * count as f64)
+}

@@ -1,0 +1,211 @@
+//! Nodes on their way from a bound of all to bounds of their pipelines.
+
+use super::layout::{BoundSource, LayoutView, PipelineBound};
+use super::{Expansion, Paths, SearchNode, Stage, Worker};
+use crate::pricing::listed_cuts::is_complete;
+use crate::request::space::ExpertSplit;
+use models::decisions::Decisions;
+use models::schedule::ScheduleName;
+use std::sync::Arc;
+
+/// Nodes that differ in nothing but how the all-to-all is overlapped, or one.
+#[derive(Clone, Debug)]
+pub(in crate::search) struct Group {
+    /// The splits of experts, of which each node has one.
+    pub(super) splits: Arc<[ExpertSplit]>,
+    /// By pipeline, in the order of [`Worker::kinds`]; empty before any is looked at.
+    kinds: Arc<[PipelineBound]>,
+}
+
+/// How far beyond its bound a node is looked into at a time: what waits longer may be cut meanwhile.
+const NEAR: f64 = 1.1;
+/// How far beyond that a pipeline is which has to be looked into.
+const FAR: f64 = 1.2;
+
+impl Group {
+    pub(super) fn new(splits: Arc<[ExpertSplit]>) -> Self {
+        Self { splits, kinds: Arc::from([]) }
+    }
+
+    /// One of several nodes: what holds of all holds of it.
+    fn single(&self, split: ExpertSplit) -> Self {
+        let of_others = |kind: &PipelineBound| PipelineBound { by: BoundSource::Others, ..*kind };
+        Self { splits: Arc::from([split]), kinds: self.kinds.iter().map(of_others).collect() }
+    }
+}
+
+/// A node with its bound, finished, s.
+pub(in crate::search) struct BoundedLayout {
+    bound_s: f64,
+    decisions: Decisions,
+}
+
+impl Worker<'_> {
+    /// Nodes of an item, least bound first, that may take less than `limit_s`, finished.
+    pub fn nodes_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
+        let (mut parts, mut layouts) = (vec![node.clone()], vec![]);
+        while let Some(part) = parts.pop() {
+            match &part.stage {
+                Stage::Context(splits) => parts.extend(self.split(&part, splits, limit_s).parts),
+                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
+                    parts.extend(self.single_nodes(&part, group, limit_s).parts);
+                }
+                _ => {
+                    layouts
+                        .push(BoundedLayout { bound_s: part.bound_s, decisions: part.decisions });
+                }
+            }
+        }
+        layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        layouts
+    }
+
+    /// The least bound over configurations of a node that no list holds, finished, s; infinite where it is
+    /// `limit_s` or more. `offered_apart` says that vocabulary passes are searched with 1F1B alone.
+    pub fn left_open_s(
+        &mut self,
+        parallel: &BoundedLayout,
+        limit_s: f64,
+        offered_apart: bool,
+    ) -> f64 {
+        if parallel.bound_s >= limit_s {
+            return f64::INFINITY;
+        }
+        let layers = self.cache.layers.len();
+        let undone = self.task.restrictions.post_validation.allows(true);
+        self.with_layout(&parallel.decisions, |own, view| {
+            let kinds = own.kinds(&view.choices, &parallel.decisions);
+            let all = kinds.into_iter().map(|kind| kind.of(&parallel.decisions));
+            let of = |d: Decisions| {
+                let passes = d.vocab.over_pipeline();
+                let apart = passes && offered_apart && d.schedule != ScheduleName::OneFOneB;
+                let mut least_s = f64::INFINITY;
+                if apart || !is_complete(&d, layers) {
+                    least_s = own.any_cut_s(view, &d);
+                }
+                if undone && !passes && d.schedule.splits_backward() {
+                    least_s = least_s.min(own.without_barrier_s(view, &d, limit_s));
+                }
+                least_s
+            };
+            all.map(of).fold(f64::INFINITY, f64::min).max(parallel.bound_s)
+        })
+    }
+
+    /// Nodes of a group.
+    pub(super) fn single_nodes(
+        &mut self,
+        node: &SearchNode,
+        group: &Group,
+        best_s: f64,
+    ) -> Expansion {
+        let mut settled = Expansion::default();
+        let count = node.count / group.splits.len() as u64;
+        for split in group.splits.iter() {
+            let decisions = split.of(&node.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s = self.layers_s(&decisions, &work).max(node.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let stage = Stage::ParallelLayout(group.single(*split));
+                settled.parts.push(SearchNode { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Replaces the bound of nodes by the least of their pipelines', looking only as far as that takes and no
+    /// further than a little beyond the bound they have.
+    pub(super) fn bound_node(
+        &mut self,
+        node: &SearchNode,
+        group: &Group,
+        best_s: f64,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let parallel = &mut self.view(d);
+        if group.splits.len() > 1 {
+            parallel.work = self.least_work(d, &group.splits);
+        }
+        let limit_s = best_s.min(NEAR * node.bound_s);
+        let kinds = self.kinds(&parallel.choices, d);
+        let mut bounds = group.kinds.to_vec();
+        bounds
+            .resize(kinds.len(), PipelineBound { bound_s: node.bound_s, by: BoundSource::Others });
+        for (kind, bound) in kinds.iter().zip(&mut bounds) {
+            if bound.by == BoundSource::Others && bound.bound_s < limit_s {
+                let quick_s = self.quick_s(parallel, &kind.of(d), limit_s);
+                *bound =
+                    PipelineBound { bound_s: quick_s.max(bound.bound_s), by: BoundSource::Degrees };
+            }
+        }
+        let far_s = best_s.min(FAR * limit_s);
+        let mut least_s = f64::INFINITY;
+        while let Some((at, least)) = least_of(&bounds) {
+            least_s = least.bound_s;
+            if least.by == BoundSource::Memory || least_s >= limit_s {
+                break;
+            }
+            let checked = self.checked_s(parallel, &kinds[at].of(d), (limit_s, far_s));
+            bounds[at] = PipelineBound { bound_s: checked.bound_s.max(least_s), ..checked };
+        }
+        if least_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let group = Group { splits: Arc::clone(&group.splits), kinds: Arc::from(bounds) };
+        let stage =
+            if least_s >= limit_s { Stage::ParallelLayout(group) } else { Stage::Bounded(group) };
+        let part = SearchNode { bound_s: least_s.max(node.bound_s), stage, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+
+    /// The pipelines of a node.
+    pub(super) fn pipelines(&mut self, node: &SearchNode, group: &Group, best_s: f64) -> Expansion {
+        let mut settled = Expansion::default();
+        let choices = self.choices(&node.decisions);
+        let states = (choices.per_pipeline() / choices.recompute.len()) as u64;
+        let kinds = self.kinds(&choices, &node.decisions);
+        settled.cut_by_dominance = node.count - kinds.len() as u64 * states;
+        for (kind, bound) in kinds.into_iter().zip(group.kinds.iter()) {
+            let bound_s = bound.bound_s.max(node.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += states;
+            } else {
+                let (decisions, stage) = (kind.of(&node.decisions), Stage::Pipeline(bound.by));
+                settled.parts.push(SearchNode { bound_s, decisions, count: states, stage });
+            }
+        }
+        settled
+    }
+
+    /// A pipeline with the recomputation that memory makes necessary and the chains that are known of it.
+    pub(super) fn check_pipeline(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        by: BoundSource,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let mut bound_s = node.bound_s;
+        if by != BoundSource::Memory {
+            bound_s = bound_s.max(self.checked_s(parallel, d, (best_s, best_s)).bound_s);
+        }
+        if bound_s < best_s {
+            bound_s = bound_s.max(self.paths_s(parallel, d, best_s, paths));
+        }
+        if bound_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let part = SearchNode { bound_s, stage: Stage::Checked, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+}
+
+/// The pipeline of the least bound, the first of equals.
+fn least_of(bounds: &[PipelineBound]) -> Option<(usize, PipelineBound)> {
+    let all = bounds.iter().copied().enumerate();
+    all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))
+}

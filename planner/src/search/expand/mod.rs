@@ -1,0 +1,407 @@
+//! What a worker does with one item of the queue: bounds its parts, or settles it.
+
+mod group;
+mod layout;
+mod place;
+
+use group::Group;
+use layout::{BoundSource, LayoutKey, LayoutView};
+
+use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
+use crate::bounds::cuts::PartitionBound;
+use crate::bounds::states::{StateView, States};
+use crate::bounds::workload::{KindCost, MOST_COPIES, MicroBatchCost, PipelineSpec};
+use crate::partition::Scratch;
+use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
+use crate::pricing::listed_cuts::{CutList, few_cuts};
+use crate::pricing::pipelines::{PipelineKey, Pipelines};
+use crate::pricing::priced::Placed;
+use crate::pricing::stage_transfers::fixed_durations;
+use crate::request::Task;
+use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
+use crate::simulate::CriticalPath;
+use models::decisions::{CpStyle, Decisions, Dtype, Recompute};
+use models::schedule::StageLayout;
+use rustc_hash::FxHashMap as HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Something that waits, with what is decided in it.
+#[derive(Clone, Debug)]
+pub(super) struct SearchNode {
+    /// No configuration in it is faster, finished, s.
+    pub bound_s: f64,
+    /// The decisions; what the stage leaves open is a placeholder.
+    pub decisions: Decisions,
+    /// Combinations.
+    pub count: u64,
+    /// How far it is decided.
+    pub stage: Stage,
+}
+
+/// A context before anything is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    /// The decisions, without the split of experts.
+    pub decisions: Decisions,
+    /// The splits.
+    pub splits: Arc<[ExpertSplit]>,
+    /// Combinations of each.
+    pub each: u64,
+}
+
+/// Number format, degrees of what a micro-batch is split over, and sequences in it.
+type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
+
+impl Context {
+    /// Combinations.
+    pub fn count(&self) -> u64 {
+        self.each * self.splits.len() as u64
+    }
+
+    /// What prices depend on: contexts that differ in nothing but pipeline and replicas have the same.
+    pub fn priced_by(&self) -> PricedBy {
+        let d = &self.decisions;
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
+    }
+
+    /// With its bound; the node where there is one.
+    pub fn node(&self, bound_s: f64) -> SearchNode {
+        let splits = Arc::clone(&self.splits);
+        let dense = self.splits[..] == [ExpertSplit::NONE];
+        let stage =
+            if dense { Stage::ParallelLayout(Group::new(splits)) } else { Stage::Context(splits) };
+        SearchNode { bound_s, decisions: self.decisions.clone(), count: self.count(), stage }
+    }
+}
+
+/// How much better than the best time an item's bound must be for it to be looked into before its turn.
+const LEAD: f64 = 1.04;
+
+impl SearchNode {
+    /// Whether it is settled next, not split.
+    pub fn settles(&self) -> bool {
+        matches!(self.stage, Stage::Checked)
+    }
+
+    /// Whether it is close to a configuration that may better the best time by much.
+    pub fn leads(&self, best_s: f64) -> bool {
+        let near = match &self.stage {
+            Stage::Bounded(group) => group.splits.len() == 1,
+            Stage::Pipeline(_) | Stage::Checked => true,
+            Stage::Context(_) | Stage::ParallelLayout(_) => false,
+        };
+        near && LEAD * self.bound_s < best_s
+    }
+}
+
+/// Where a family of cuts is tried, others are looked for from those that take at most this part more than the best
+/// listed time: moving layers gains more in few.
+pub(super) const SLACK: f64 = 0.01;
+
+/// How far an item is decided.
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// All but the split of experts.
+    Context(Arc<[ExpertSplit]>),
+    /// A node whose pipelines are being bounded.
+    ParallelLayout(Group),
+    /// The same with the least bound of its pipelines.
+    Bounded(Group),
+    /// A pipeline, with what its bound was had by.
+    Pipeline(BoundSource),
+    /// A pipeline with the recomputation that memory makes necessary.
+    Checked,
+}
+
+/// A combination that bounds and incumbents did not settle.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub decisions: Decisions,
+    pub bound_s: f64,
+}
+
+/// A configuration found.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub decisions: Decisions,
+    pub placed: Placed,
+    pub iteration_s: f64,
+}
+
+/// What became of an item.
+#[derive(Clone, Debug)]
+pub(super) struct Expansion {
+    pub parts: Vec<SearchNode>,
+    pub best: Option<Candidate>,
+    pub open: Vec<Open>,
+    pub cut_by_time: u64,
+    pub cut_by_memory: u64,
+    pub cut_by_dominance: u64,
+    pub placed: u64,
+    /// Chains of passes that made placements longer than their closed form.
+    pub paths: Vec<(PipelineKey, CriticalPath)>,
+    /// Integer programs solved on the way.
+    pub ilps: u64,
+    /// Their wall time, s.
+    pub ilp_s: f64,
+    /// Their work, as [`crate::partition::ilp::Limits::work`] counts it.
+    pub work: u64,
+    /// Least bound of a program that ran out of time, finished, s; infinite where none did.
+    pub open_s: f64,
+    /// The best listed placements of configurations of which a family of cuts is tried, where they take at most
+    /// [`SLACK`] more than the best time so far.
+    pub near: Vec<Candidate>,
+}
+
+impl Default for Expansion {
+    fn default() -> Self {
+        Self {
+            parts: vec![],
+            best: None,
+            open: vec![],
+            cut_by_time: 0,
+            cut_by_memory: 0,
+            cut_by_dominance: 0,
+            placed: 0,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            work: 0,
+            open_s: f64::INFINITY,
+            near: vec![],
+        }
+    }
+}
+
+/// Chains of passes by pipeline: each bounds every configuration on its pipeline.
+pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
+
+impl Expansion {
+    fn cut(count: u64) -> Self {
+        Self { cut_by_time: count, ..Self::default() }
+    }
+
+    fn bar_s(&self, best_s: f64) -> f64 {
+        self.best.as_ref().map_or(best_s, |found| found.iteration_s.min(best_s))
+    }
+}
+
+/// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
+type StatesKey = (u64, u64, u64, u64, u64, Dtype);
+
+/// Least works that are kept, half a kilobyte each.
+const MOST_LEASTS: usize = 1 << 13;
+
+/// Prices and bounds; one for each thread, with memory of its own.
+pub(super) struct Worker<'a> {
+    task: &'a Task<'a>,
+    space: Space<'a>,
+    pub cache: CostCache<'a>,
+    pub scratch: Scratch,
+    states: HashMap<StatesKey, Rc<States>>,
+    /// By list, devices, chunks, layout and whether the vocabulary lies over the pipeline.
+    shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
+    members: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
+    /// By list, layout, devices, micro-batches and chunks: what holds of any order.
+    any_members: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
+    inners: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
+    /// By prices of the first, their number and whether there are several stages: [`Self::least_work`].
+    leasts: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
+    layouts: HashMap<LayoutKey, LayoutView>,
+    /// Work that the integer programs of the item at hand may take.
+    work: u64,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+        Self {
+            task,
+            space: task.space(),
+            cache: CostCache::new(task.model, task.cluster, task.gpus).sharing(pipelines),
+            scratch: Scratch::default(),
+            states: HashMap::default(),
+            shapes: HashMap::default(),
+            members: HashMap::default(),
+            any_members: HashMap::default(),
+            inners: HashMap::default(),
+            leasts: HashMap::default(),
+            layouts: HashMap::default(),
+            work: u64::MAX,
+        }
+    }
+
+    /// Splits or settles an item with respect to the best time so far; its integer programs take no more than `work`.
+    pub fn settle(
+        &mut self,
+        node: &SearchNode,
+        best_s: f64,
+        work: u64,
+        paths: &Paths,
+    ) -> Expansion {
+        self.work = work;
+        match &node.stage {
+            Stage::Context(splits) => self.split(node, splits, best_s),
+            Stage::ParallelLayout(group) => self.bound_node(node, group, best_s),
+            Stage::Bounded(group) if group.splits.len() > 1 => {
+                self.single_nodes(node, group, best_s)
+            }
+            Stage::Bounded(group) => self.pipelines(node, group, best_s),
+            Stage::Pipeline(by) => self.with_layout(&node.decisions, |own, parallel| {
+                own.check_pipeline(node, parallel, *by, best_s, paths)
+            }),
+            Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
+                own.settle_states(node, parallel, best_s, paths)
+            }),
+        }
+    }
+
+    fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        pipeline_s * crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
+            + software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::with_overheads_s`].
+    fn pipeline_s(&self, iteration_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        (iteration_s - software.step_overhead_s)
+            / crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
+    }
+
+    /// Some device has at least the mean of the devices' work on layers, or as many layers of a kind as some
+    /// device must have, and does all its micro-batches one after another; and a micro-batch goes down all layers
+    /// and back. The least recomputation allowed is counted.
+    fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
+        let least = least_recompute(self.task);
+        let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
+        let fullest_s = work.fullest(d.pp as usize, MOST_COPIES, |_, kind| layer_s(kind));
+        let device_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
+        self.with_overheads_s((d.micro_batches as f64 * device_s).max(way_s))
+    }
+
+    /// Bounds of contexts that hold for every split of their experts, finished, s.
+    pub fn contexts_s(&self, contexts: &[Context]) -> Vec<f64> {
+        let mut bounds_s = Vec::with_capacity(contexts.len());
+        for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
+            let d = &alike[0].decisions;
+            let dense = self.task.model.moe.is_none();
+            let layer_costs =
+                if dense { self.cache.layer_costs(d) } else { self.cache.floor_layer_costs(d) };
+            let work = MicroBatchCost::new(&self.cache, d, &layer_costs);
+            bounds_s.extend(alike.iter().map(|context| self.layers_s(&context.decisions, &work)));
+        }
+        bounds_s
+    }
+
+    /// Splits a context by how many ranks share its experts; how the all-to-all is overlapped comes later.
+    fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
+        let mut settled = Expansion::default();
+        let count = node.count / splits.len() as u64;
+        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
+            let count = count * alike.len() as u64;
+            let work = self.least_work(&alike[0].of(&node.decisions), alike);
+            let bound_s = self.layers_s(&node.decisions, &work).max(node.bound_s);
+            if bound_s >= best_s {
+                settled.cut_by_time += count;
+            } else {
+                let decisions = alike[0].of(&node.decisions);
+                let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
+                settled.parts.push(SearchNode { bound_s, decisions, count, stage });
+            }
+        }
+        settled
+    }
+
+    /// Work of a node `d` that none of the splits undercuts, of which it has one, and which differ in nothing but
+    /// how the all-to-all is overlapped. Nodes that differ in pipeline and replicas share it.
+    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
+        if splits.len() == 1 {
+            return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        }
+        let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
+        if let Some(known) = self.leasts.get(&key) {
+            return Rc::clone(known);
+        }
+        let of = |split: &ExpertSplit| {
+            let d = split.of(d);
+            MicroBatchCost::new(&self.cache, &d, &self.cache.price_of(&d))
+        };
+        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+        let least = least
+            .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        if self.leasts.len() >= MOST_LEASTS {
+            self.leasts.clear();
+        }
+        let least = Rc::new(least);
+        self.leasts.insert(key, Rc::clone(&least));
+        least
+    }
+
+    /// What the best of listed cuts may take times the best time for others to be looked for from there.
+    pub(super) fn slack(&self, list: CutList, spec: &PipelineSpec) -> f64 {
+        let family = list == CutList::Family && !few_cuts(self.cache.layers.len(), spec.stages());
+        if family { 1.0 + SLACK } else { 1.0 }
+    }
+
+    /// The longest known chain of a pipeline under states that take least, whatever the rank order,
+    /// finished, s; where no cut lies below the limit, the limit.
+    fn paths_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        limit_s: f64,
+        paths: &Paths,
+    ) -> f64 {
+        let Some(known) = paths.get(&PipelineKey::new(d)) else { return 0.0 };
+        let (spec, work) = self.spec(parallel, d);
+        if let Some(list) = CutList::of(d.vocab, d.vpp) {
+            let (state, known) = (&parallel.states.least, known.iter().collect::<Vec<_>>());
+            let listed_bound =
+                ListedBound { spec: &spec, work: &work, state, budget_bytes: f64::INFINITY };
+            let pipeline_s = listed_bound.least_longest_s(&self.members(list, &spec), &known);
+            return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
+        }
+        let fixed: Vec<_> = parallel
+            .choices
+            .rank_order
+            .iter()
+            .map(|&rank_order| {
+                let d = Decisions { rank_order, ..d.clone() };
+                fixed_durations(&self.cache, &d, &parallel.layer_costs)
+            })
+            .collect();
+        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
+        let partition_bound =
+            PartitionBound::new(&spec, &work, &parallel.states.least, &self.cache.layers, budget);
+        let partition_bound = partition_bound.in_made_order(&self.cache);
+        let Some(cuts) = partition_bound.solve(self.pipeline_s(limit_s)) else { return limit_s };
+        let of = |path: &CriticalPath| {
+            let lengths = fixed.iter().map(|durations| path.length_s(durations));
+            partition_bound.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
+        };
+        self.with_overheads_s(known.iter().map(of).fold(0.0, f64::max))
+    }
+
+    /// What a device has for states and activations.
+    fn budget_bytes(&self, spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
+        if self.task.ignore_memory {
+            return f64::INFINITY;
+        }
+        let moving = state.motion_bytes(spec, self.cache.layers.len());
+        self.task.cluster.usable_bytes() - work.workspace_bytes - moving
+    }
+}
+
+/// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.
+fn least_recompute(task: &Task<'_>) -> usize {
+    let allows = |option| task.restrictions.recompute.allows(option);
+    if allows(Recompute::None) || allows(Recompute::PerLayer) {
+        0
+    } else if allows(Recompute::Selective) {
+        1
+    } else {
+        2
+    }
+}

@@ -1,0 +1,169 @@
+//! Cuts off the family's list: layers moved one at a time.
+//!
+//! With several chunks a device and many cuts a family of them is tried ([`super::family`]). The best of the family
+//! need not be the best among its neighbours, so a search goes on downhill from there: of all cuts with one layer on
+//! another stage the fastest that fits, until none is faster.
+
+use super::partition_candidates::Limits;
+use crate::partition::{Column, Problem, Scratch};
+use crate::pricing::Configuration;
+use crate::pricing::listed_cuts::{Ranges, to_ranges};
+use crate::pricing::priced::Placed;
+use crate::simulate::CriticalPath;
+
+/// A move must make the iteration shorter by this part of it: less is not worth an uneven cut.
+const LEAST_GAIN: f64 = 1e-4;
+
+/// Chains of passes that are remembered from one step to the next.
+const MOST_CHAINS: usize = 16;
+
+/// Moves one after another that came to nothing for the rest to be left.
+const MOST_IN_VAIN: usize = 128;
+
+/// Layers that a device may stop recomputing where it holds one less.
+const MOST_SPARED: f64 = 2.0;
+
+/// A chain of passes of a placement.
+struct Chain {
+    path: CriticalPath,
+    /// By stage, how much of it one layer there is without recomputation, s.
+    layer_s: Vec<f64>,
+    /// By stage, how much of its device's recomputation on it one layer less there may spare, s.
+    spared_s: Vec<f64>,
+    /// Its length, s.
+    length_s: f64,
+}
+
+impl Configuration<'_> {
+    /// Where moves of single layers lead from a placement, with its iteration before it is finished, s.
+    pub fn hill_climb(
+        &self,
+        start: (Placed, f64),
+        ignore_memory: bool,
+        scratch: &mut Scratch,
+    ) -> (Placed, f64) {
+        let mut chains = vec![];
+        let mut lowest = start;
+        while let Some(lower) = self.lower(&lowest, &mut chains, ignore_memory, scratch) {
+            lowest = lower;
+        }
+        lowest
+    }
+
+    /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten the longest chain of
+    /// passes most come first, and those that leave some chain too long are left out.
+    fn lower(
+        &self,
+        (placed, pipeline_s): &(Placed, f64),
+        chains: &mut Vec<Chain>,
+        ignore_memory: bool,
+        scratch: &mut Scratch,
+    ) -> Option<(Placed, f64)> {
+        let problem = self.problem_of(self.columns_of_placed(placed));
+        let choice = vec![0; placed.len()];
+        let longest = problem.critical_path(&choice, scratch);
+        let known = std::mem::take(chains).into_iter().map(|chain| chain.path);
+        for path in std::iter::once(longest).chain(known).take(MOST_CHAINS) {
+            chains.push(self.chain(path, placed, &problem, scratch));
+        }
+        let counts: Vec<usize> = placed.iter().map(|stage| stage.end - stage.start).collect();
+        let mut moves = moves(&counts, self.decisions.vocab.over_pipeline());
+        moves.sort_by(|&a, &b| chains[0].after_s(a).total_cmp(&chains[0].after_s(b)));
+        let (mut limit_s, mut best, mut in_vain) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
+        for pair in moves {
+            if in_vain == MOST_IN_VAIN {
+                break;
+            }
+            if chains.iter().any(|chain| chain.after_s(pair) >= limit_s) {
+                continue;
+            }
+            let cut = [after(&counts, pair)];
+            let limits = Limits { ignore_memory, ..Limits::below(limit_s) };
+            let tried = self.best_listed(&cut, limits, scratch);
+            match tried.best {
+                Some((placed, value_s)) => {
+                    (limit_s, in_vain) = (value_s, 0);
+                    best = Some((placed, value_s));
+                }
+                None => in_vain += 1,
+            }
+            chains.extend(
+                tried.paths.into_iter().map(|path| self.chain(path, placed, &problem, scratch)),
+            );
+        }
+        best
+    }
+
+    /// A chain of passes in a placement, the only choice of `problem`. Of a forward and a backward that run together it
+    /// does not say what a layer is of them.
+    fn chain(
+        &self,
+        path: CriticalPath,
+        placed: &Placed,
+        problem: &Problem,
+        scratch: &mut Scratch,
+    ) -> Chain {
+        let again_s: Vec<f64> =
+            placed.iter().map(|stage| self.recompute_cost(&stage.recompute).recompute_s).collect();
+        let layers = self.cache.layers.len() as f64;
+        let mean_s = |seconds: fn(&Column) -> f64| -> f64 {
+            problem.columns.iter().flatten().map(seconds).sum::<f64>() / layers
+        };
+        let forward_s = mean_s(|column| column.forward_s);
+        let backward_s = mean_s(|column| column.backward_s) - again_s.iter().sum::<f64>() / layers;
+        let weight_s = mean_s(|column| column.weight_s);
+        let layer_s = |stage: usize| {
+            f64::from(path.forward_count[stage]) * forward_s
+                + f64::from(path.backward_count[stage]) * backward_s
+                + f64::from(path.weight_count[stage]) * weight_s
+        };
+        let spared_s = |stage: usize| -> f64 {
+            let on_device = self.stages_of(self.device_of(stage));
+            let again =
+                on_device.map(|stage| f64::from(path.backward_count[stage]) * again_s[stage]);
+            again.sum::<f64>().min(MOST_SPARED * f64::from(path.backward_count[stage]) * forward_s)
+        };
+        let stages = 0..problem.stages();
+        let (layer_s, spared_s) =
+            (stages.clone().map(layer_s).collect(), stages.map(spared_s).collect());
+        let length_s = problem.path_s(&vec![0; problem.stages()], &path, scratch);
+        Chain { path, layer_s, spared_s, length_s }
+    }
+}
+
+impl Chain {
+    /// About its least length after a layer has moved, s: its old device may have to recompute less.
+    fn after_s(&self, (from, to): (usize, usize)) -> f64 {
+        self.length_s + self.layer_s[to] - self.layer_s[from] - self.spared_s[from]
+    }
+}
+
+/// Stages from and to which a layer may go. Only the first and the last stage may be empty, and neither where
+/// vocabulary passes lie over the pipeline.
+fn moves(counts: &[usize], all_filled: bool) -> Vec<(usize, usize)> {
+    let stages = counts.len();
+    let fewest = |stage: usize| usize::from(all_filled || (stage > 0 && stage + 1 < stages));
+    let pairs = (0..stages).flat_map(|from| (0..stages).map(move |to| (from, to)));
+    pairs.filter(|&(from, to)| from != to && counts[from] > fewest(from)).collect()
+}
+
+/// The cut after a move.
+fn after(counts: &[usize], (from, to): (usize, usize)) -> Ranges {
+    let mut counts = counts.to_vec();
+    counts[from] -= 1;
+    counts[to] += 1;
+    to_ranges(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_takes_one_layer_and_leaves_inner_stages_one() {
+        assert_eq!(moves(&[1, 1, 2], false), [(0, 1), (0, 2), (2, 0), (2, 1)]);
+        assert_eq!(moves(&[1, 1, 2], true), [(2, 0), (2, 1)]);
+        assert_eq!(after(&[1, 1, 2], (2, 0)), [(0, 2), (2, 3), (3, 4)]);
+        assert_eq!(after(&[1, 1, 2], (0, 2)), [(0, 0), (0, 1), (1, 4)]);
+    }
+}

@@ -1,0 +1,135 @@
+//! The cost model against published measurements: `plan validate`.
+//!
+//! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
+//! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
+//! its configuration alone: columns, completed by published recipes (`recipe`) and by the flags that no column holds
+//! (`noted`).
+
+mod architecture;
+pub mod calibrate;
+pub mod claims;
+pub mod fit;
+mod machine;
+pub mod memory_limit;
+
+pub mod ranking;
+pub mod recipe;
+pub mod row;
+mod run_flags;
+pub mod score;
+mod searched;
+pub mod setup;
+
+use models::decisions::Recompute;
+use planner::answer::report::memory_warning;
+use planner::partition::Scratch;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::priced::{Breakdown, Priced};
+use row::{Reason, Row};
+use serde::Serialize;
+use setup::{Setup, setup};
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread::ScopedJoinHandle;
+use std::vec::IntoIter;
+
+/// What the cost model says of a row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Predicted {
+    /// Name of the row.
+    pub id: String,
+    /// Source.
+    pub file: String,
+    /// Group that shares one weight.
+    pub group: String,
+    /// 1 to 3.
+    pub tier: u8,
+    /// Whether the row could be expressed.
+    pub used: bool,
+    /// Why not.
+    pub reason: Option<Reason>,
+    /// Predicted seconds an iteration.
+    pub predicted_s: Option<f64>,
+    /// Predicted bytes on the fullest device, what the device reserves included.
+    pub predicted_bytes: Option<f64>,
+    /// The same without what the device reserves: what an allocator of tensors counts.
+    pub predicted_allocated_bytes: Option<f64>,
+    /// Bytes of the device it ran on.
+    pub limit_bytes: Option<f64>,
+    /// Whether it is predicted to fit.
+    pub feasible: Option<bool>,
+    /// What to mind: it is predicted to fit, but hardly.
+    pub warning: Option<String>,
+    /// Where the predicted seconds go.
+    pub breakdown: Option<Breakdown>,
+}
+
+/// Predicts every row, on as many threads as there are: each takes every so manieth row, because long ones lie together.
+pub fn predict_all(rows: &[Row]) -> Vec<Predicted> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let part = |first: usize| rows.iter().skip(first).step_by(threads).map(predict).collect();
+    let mut parts: Vec<IntoIter<Predicted>> = std::thread::scope(|scope| {
+        let started: Vec<ScopedJoinHandle<'_, Vec<Predicted>>> =
+            (0..threads).map(|first| scope.spawn(move || part(first))).collect();
+        let joined =
+            started.into_iter().map(|part| part.join().unwrap_or_else(|p| resume_unwind(p)));
+        joined.map(Vec::into_iter).collect()
+    });
+    (0..rows.len()).filter_map(|row| parts[row % threads].next()).collect()
+}
+
+fn predict(row: &Row) -> Predicted {
+    let mut answer = Predicted {
+        id: row.id.clone(),
+        file: row.file.clone(),
+        group: row.group.clone(),
+        tier: row.tier,
+        used: false,
+        reason: None,
+        predicted_s: None,
+        predicted_bytes: None,
+        predicted_allocated_bytes: None,
+        limit_bytes: None,
+        feasible: None,
+        warning: None,
+        breakdown: None,
+    };
+    let priced = setup(row).and_then(|setup| Ok((price(&setup)?, setup)));
+    match priced {
+        Ok((priced, setup)) => {
+            answer.used = true;
+            answer.predicted_s = Some(priced.iteration_s);
+            answer.predicted_bytes = priced.device_bytes.iter().copied().reduce(f64::max);
+            let reserved = setup.cluster.reserved_bytes();
+            answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
+            answer.limit_bytes = Some(setup.cluster.device.hbm_bytes);
+            answer.feasible = Some(priced.fits);
+            answer.warning = memory_limit::filled(&answer).and_then(memory_warning);
+            answer.breakdown = Some(priced.breakdown);
+        }
+        Err(reason) => answer.reason = Some(reason),
+    }
+    answer
+}
+
+fn price(setup: &Setup) -> Result<Priced, Reason> {
+    let cache = CostCache::new(&setup.model, &setup.cluster, setup.gpus);
+    let case =
+        Configuration::new(&cache, setup.decisions.clone()).map_err(|error| error.to_string())?;
+    let case = match &setup.searched {
+        Some(searched) => searched.case(case),
+        None => case,
+    };
+    let mut setup = setup.clone();
+    if setup.counts.is_empty() {
+        let ranges = case.listed_ranges().and_then(|list| list.into_iter().next());
+        let ranges = ranges.ok_or("its layers are not listed")?;
+        setup.counts = ranges.iter().map(|(start, end)| end - start).collect();
+    }
+    let mut placed = setup.placed();
+    if setup.decisions.recompute == Recompute::PerLayer {
+        case.recompute_as_must_be(&mut placed);
+    }
+    Ok(case.price(&placed, &mut Scratch::default()))
+}
