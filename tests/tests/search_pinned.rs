@@ -4,7 +4,7 @@ use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use models::decisions::Decisions;
 use models::schedule::ScheduleName;
-use planner::partition::{Scratch, dynamic};
+use planner::partition::{Scratch, dynamic_program};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::pricing::listed_cuts::Ranges;
@@ -110,7 +110,7 @@ fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) ->
         }
         None => {
             let problem = case.problem(f64::INFINITY, false)?;
-            case.placed(&problem, &dynamic::solve(&problem)?.choice)?
+            case.placed(&problem, &dynamic_program::solve(&problem)?.choice)?
         }
     };
     let priced = case.price(&placed, &mut Scratch::default());
