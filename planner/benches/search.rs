@@ -104,7 +104,7 @@ fn report(outcome: &Outcome) {
     println!("  cut by memory    {:>14}", proof.cut_by_memory);
     println!("  cut by dominance {:>14}", proof.cut_by_dominance);
     println!("  placed           {:>14}", proof.placed);
-    println!("  programs         {:>14}   {:.1} ms each", proof.ilps, proof.ms_per_ilp);
+    println!("  programs         {:>14}   {:.1} ms each", proof.ilps, outcome.effort.ms_per_ilp);
     if let Some(found) = &outcome.best {
         let d = &found.decisions;
         println!(

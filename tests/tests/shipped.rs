@@ -4,10 +4,11 @@
 use meshwright_tests::close;
 use models::decisions::{Decisions, Recompute};
 use models::model::ModelSpec;
+use models::plan::Breakdown;
 use planner::partition::{Problem, Scratch, dynamic_program, ilp};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
-use planner::pricing::priced::{Breakdown, Placed, PlacedStage, Priced};
+use planner::pricing::priced::{Placed, PlacedStage, Priced};
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
 

@@ -1,13 +1,14 @@
 //! Why a plan is what it is: the same search again, with one thing changed at a time.
 
-use crate::answer::report::{Alternative, breakdown};
+use crate::answer::report::Alternative;
 use crate::partition::ilp;
 use crate::request::Request;
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
-use crate::search::{Found, Outcome, Progress, Proof, search, search_wide};
+use crate::search::{Found, Outcome, Progress, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
+use models::plan::Proof;
 use models::schedule::ScheduleName;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -105,7 +106,7 @@ impl<'a> Asker<'a> {
     }
 
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
-        let Outcome { best, proof } =
+        let Outcome { best, proof, .. } =
             self.search(&self.request.cluster, r, FAR * self.own_s, false);
         let best = best.map(|found| alternative(&found, self.own_s));
         let why_not = best.is_none().then(|| self.why_not(&proof, r));
@@ -299,7 +300,7 @@ fn alternative(found: &Found, own_s: f64) -> Alternative {
         iteration_s: priced.iteration_s,
         slower: priced.iteration_s / own_s - 1.0,
         peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
-        breakdown: breakdown(&priced.breakdown),
+        breakdown: priced.breakdown.rounded(),
     }
 }
 

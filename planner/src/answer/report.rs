@@ -3,10 +3,10 @@
 use crate::order::choice::Ordered;
 use crate::order::vocab::timed;
 use crate::pricing::cost_cache::CostCache;
-use crate::pricing::priced::{Breakdown as Priced, MemoryBytes, Placed};
+use crate::pricing::priced::{MemoryBytes, Placed};
 use crate::pricing::recompute_split::RecomputeSplit;
 use crate::request::{DEFAULT_HEADROOM, Request};
-use crate::search::{Found, Outcome, Proof as SearchProof};
+use crate::search::{Effort, Found, Outcome};
 use models::decisions::Decisions;
 use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
 use models::plan::{
@@ -33,8 +33,10 @@ pub struct Answer {
     pub feasible: bool,
     /// Where its layers lie.
     pub placed: Placed,
-    /// How the search went, wall times included.
-    pub proof: SearchProof,
+    /// What is proven of it.
+    pub proof: Proof,
+    /// What the search cost.
+    pub effort: Effort,
     /// Other ways to do it, fastest first.
     pub alternatives: Vec<Alternative>,
 }
@@ -57,11 +59,11 @@ pub struct Alternative {
 impl Answer {
     /// The answer of a search that found something.
     pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
-        let Outcome { best, proof } = outcome;
+        let Outcome { best, proof, effort } = outcome;
         let best = timed(&request.task(), best?);
         let plan = plan(request, &best, &proof);
         let (feasible, placed) = (best.priced.fits, best.placed);
-        Some(Self { plan, feasible, placed, proof, alternatives: vec![] })
+        Some(Self { plan, feasible, placed, proof, effort, alternatives: vec![] })
     }
 
     /// The same in an order of its own; what was searched and proven stays as it was.
@@ -98,7 +100,7 @@ impl Answer {
             "order": (!order.is_empty()).then_some(order),
             "predicted": predicted,
             "attention_flops": ATTENTION_FLOPS,
-            "search": search_json(&self.proof),
+            "search": search_json(&self.proof, self.effort),
             "alternatives": self.alternatives,
             "tool": TOOL,
         })
@@ -133,7 +135,7 @@ pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
     (stage, memory, memory.total as i64 - room)
 }
 
-fn search_json(proof: &SearchProof) -> Value {
+fn search_json(proof: &Proof, effort: Effort) -> Value {
     let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
     json!({
         "candidates": proof.candidates,
@@ -141,8 +143,8 @@ fn search_json(proof: &SearchProof) -> Value {
         "pruned_by": {"time": cut[0], "memory": cut[1], "dominance": cut[2]},
         "placed": proof.placed,
         "solved": proof.ilps,
-        "ms_per_ilp": proof.ms_per_ilp,
-        "elapsed_s": proof.elapsed_s,
+        "ms_per_ilp": effort.ms_per_ilp,
+        "elapsed_s": effort.elapsed_s,
         "proven_optimal": proof.proven_optimal,
         "gap": proof.gap,
         "searched_gap": proof.searched_gap,
@@ -151,8 +153,8 @@ fn search_json(proof: &SearchProof) -> Value {
 }
 
 /// The plan of a found configuration.
-pub fn plan(request: &Request, found: &Found, proof: &SearchProof) -> Plan {
-    priced_plan(request, found, proof_of(proof))
+pub fn plan(request: &Request, found: &Found, proof: &Proof) -> Plan {
+    priced_plan(request, found, proof.rounded())
 }
 
 /// The same with a proof as plans have it.
@@ -161,7 +163,7 @@ pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
     let stages = stages(request, found);
     let timing = Timing {
         iteration_s: significant(found.priced.iteration_s),
-        breakdown: breakdown(&found.priced.breakdown),
+        breakdown: found.priced.breakdown.rounded(),
         error_band: ErrorBand::new(
             &request.cluster,
             &request.model,
@@ -192,21 +194,6 @@ fn inputs(request: &Request, d: &Decisions) -> Inputs {
         headroom: request.headroom,
         cluster: ClusterFigures::new(&request.cluster, d),
         model: request.model.clone(),
-    }
-}
-
-fn proof_of(proof: &SearchProof) -> Proof {
-    Proof {
-        candidates: proof.candidates,
-        cut_by_time: proof.cut_by_time,
-        cut_by_memory: proof.cut_by_memory,
-        cut_by_dominance: proof.cut_by_dominance,
-        placed: proof.placed,
-        ilps: proof.ilps,
-        proven_optimal: proof.proven_optimal,
-        gap: significant(proof.gap),
-        searched_gap: significant(proof.searched_gap),
-        family: proof.family,
     }
 }
 
@@ -253,23 +240,6 @@ fn memory(bytes: &MemoryBytes) -> StageMemory {
         total: 0,
     }
     .summed()
-}
-
-/// The parts as plans have them.
-pub fn breakdown(priced: &Priced) -> Breakdown {
-    Breakdown {
-        compute_s: significant(priced.compute_s),
-        tp_s: significant(priced.tp_s),
-        cp_s: significant(priced.cp_s),
-        ep_s: significant(priced.ep_s),
-        pp_s: significant(priced.pp_s),
-        dp_s: significant(priced.dp_s),
-        // What is left over after subtraction may be rounding alone.
-        bubble_s: if priced.bubble_s < 1e-12 { 0.0 } else { significant(priced.bubble_s) },
-        recompute_s: significant(priced.recompute_s),
-        optimizer_s: significant(priced.optimizer_s),
-        other_s: significant(priced.other_s),
-    }
 }
 
 #[cfg(test)]

@@ -230,7 +230,7 @@ fn proven(answer: &Answer) -> String {
         "{verdict}: {} {combinations}, {} ILPs, {:.2} s",
         thousands(proof.candidates),
         proof.ilps,
-        proof.elapsed_s
+        answer.effort.elapsed_s
     )
 }
 

@@ -7,6 +7,7 @@ use crate::cost::parts::Parts;
 use crate::partition::{Choice, Column, Problem, Scratch};
 use crate::simulate::{Timeline, simulate};
 use models::cluster::ClusterSpec;
+use models::plan::Breakdown;
 use models::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
@@ -39,31 +40,6 @@ pub struct MemoryBytes {
     pub workspace: f64,
     /// All of it.
     pub total: f64,
-}
-
-/// Where the seconds of an iteration go on the busiest device; the parts add up to the iteration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Breakdown {
-    /// Kernels of forward and backward passes.
-    pub compute_s: f64,
-    /// Exposed tensor-parallel collectives.
-    pub tp_s: f64,
-    /// Exposed context-parallel transfers.
-    pub cp_s: f64,
-    /// Exposed expert all-to-all.
-    pub ep_s: f64,
-    /// Blocking pipeline transfers.
-    pub pp_s: f64,
-    /// Exposed data-parallel reductions and gathers.
-    pub dp_s: f64,
-    /// Waiting for other stages.
-    pub bubble_s: f64,
-    /// Recomputed work.
-    pub recompute_s: f64,
-    /// Optimizer update.
-    pub optimizer_s: f64,
-    /// Fixed work of a step and stragglers.
-    pub other_s: f64,
 }
 
 /// The memory of one copy of a stage, on its device together with the device's other chunks.

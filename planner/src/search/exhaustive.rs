@@ -6,7 +6,7 @@
 //! bounds them, and the best that a search with bounds finds for a schedule that is much alike is tried first.
 
 use super::queue::{self, named_by_result};
-use super::{Found, Outcome, Progress, Proof};
+use super::{Effort, Found, Outcome, Progress};
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
@@ -17,6 +17,7 @@ use crate::request::restrictions::{Choice, Restrictions};
 use crate::request::space::{ParallelLayout, PipelineChoices};
 use crate::search::partition_candidates::{BestListed, Limits};
 use models::decisions::{Decisions, Vocab};
+use models::plan::Proof;
 use models::schedule::ScheduleName;
 use std::time::Instant;
 
@@ -61,19 +62,19 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         }
     }
     proof.cut_by_time += proof.candidates - proof.placed;
-    proof.ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
+    let ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
     let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
     proof.proven_optimal = open_s >= best_s;
     proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
     proof.searched_gap = proof.gap;
-    proof.elapsed_s = begun.elapsed().as_secs_f64();
+    let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), ms_per_ilp };
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
         let case = Configuration::new(&cache, decisions).ok()?;
         let priced = case.price(&placed, &mut scratch);
         Some(Found { decisions: case.decisions, placed, priced })
     });
-    Outcome { best, proof }
+    Outcome { best, proof, effort }
 }
 
 /// The fastest way of a schedule that is much alike and has bounds, run as is asked for.

@@ -28,39 +28,16 @@ use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Restrictions};
 use models::decisions::Decisions;
+use models::plan::Proof;
 use models::schedule::ScheduleName;
-use serde::{Deserialize, Serialize};
 
-/// How the search went: the proof.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    /// Combinations that satisfy every divisibility rule.
-    pub candidates: u64,
-    /// Cut: their bound on time is not below the plan's time.
-    pub cut_by_time: u64,
-    /// Cut: their bound on memory is above the device's.
-    pub cut_by_memory: u64,
-    /// Cut: another combination does as well in every respect.
-    pub cut_by_dominance: u64,
-    /// Placement problems looked into.
-    pub placed: u64,
-    /// Integer programs solved.
-    pub ilps: u64,
-    /// Mean wall time of an integer program, ms.
-    pub ms_per_ilp: f64,
-    /// Wall time of the search, s.
+/// What a search cost: wall times, which differ from run to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effort {
+    /// The search, s.
     pub elapsed_s: f64,
-    /// Nothing faster exists in the space, by this cost model: `gap` is 0.
-    pub proven_optimal: bool,
-    /// By what share of the plan's time another configuration may be faster at most: (time − bound) / time over
-    /// every cut of the layers and every mix of recomputation, vocabulary passes in every schedule, and iterations
-    /// without a barrier at their end. 1 where there is no bound.
-    pub gap: f64,
-    /// The same over the combinations and the cuts that are searched.
-    #[serde(default)]
-    pub searched_gap: f64,
-    /// Some combinations have several chunks a device and so many cuts that a family of them is tried.
-    pub family: bool,
+    /// Integer programs on average, ms.
+    pub ms_per_ilp: f64,
 }
 
 /// The best configuration found.
@@ -79,8 +56,10 @@ pub struct Found {
 pub struct Outcome {
     /// The fastest configuration that fits, if any.
     pub best: Option<Found>,
-    /// How it was found.
+    /// What is proven of it.
     pub proof: Proof,
+    /// What the search cost.
+    pub effort: Effort,
 }
 
 /// Called now and then with the combinations settled and those in all.
@@ -107,6 +86,7 @@ pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let restrictions = Restrictions { schedule, ..task.restrictions.clone() };
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
     let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
-    let elapsed_s = narrow.proof.elapsed_s + wide.proof.elapsed_s;
-    Outcome { best: wide.best.or(narrow.best), proof: Proof { elapsed_s, ..wide.proof } }
+    let elapsed_s = narrow.effort.elapsed_s + wide.effort.elapsed_s;
+    let effort = Effort { elapsed_s, ..wide.effort };
+    Outcome { best: wide.best.or(narrow.best), proof: wide.proof, effort }
 }

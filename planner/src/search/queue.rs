@@ -2,7 +2,7 @@
 
 use super::expand::{Candidate, Context, Expansion, Open, Paths, SLACK, SearchNode, Worker};
 use super::left_open;
-use super::{Found, Outcome, Progress, Proof};
+use super::{Effort, Found, Outcome, Progress};
 use crate::partition::ilp;
 use crate::pricing::Configuration;
 use crate::pricing::listed_cuts::is_family;
@@ -13,6 +13,7 @@ use crate::request::restrictions::Restrictions;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
 use models::decisions::{Decisions, Offload, RankOrder, Recompute};
+use models::plan::Proof;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -50,7 +51,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         run.settle_open();
         run.climb(threads);
         run.bound_left_open();
-        run.proof.elapsed_s = begun.elapsed().as_secs_f64();
+        run.effort.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
 }
@@ -218,6 +219,7 @@ struct Run<'a> {
     task: &'a Task<'a>,
     pipelines: Arc<Pipelines>,
     proof: Proof,
+    effort: Effort,
     contexts: Arc<[Context]>,
     /// Bounds of the contexts, finished, s.
     contexts_s: Vec<f64>,
@@ -248,6 +250,7 @@ impl<'a> Run<'a> {
             task,
             pipelines,
             proof: Proof { family, ..Proof::default() },
+            effort: Effort::default(),
             contexts: Arc::from(contexts),
             contexts_s: vec![],
             waiting: BinaryHeap::new(),
@@ -493,7 +496,7 @@ impl<'a> Run<'a> {
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
         self.proof.proven_optimal = self.proof.gap == 0.0;
-        self.proof.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
+        self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
@@ -501,7 +504,7 @@ impl<'a> Run<'a> {
             let priced = case.price(&placed, &mut worker.scratch);
             Some(Found { decisions: case.decisions, placed, priced })
         });
-        Outcome { best, proof: self.proof }
+        Outcome { best, proof: self.proof, effort: self.effort }
     }
 }
 

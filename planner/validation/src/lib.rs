@@ -21,11 +21,12 @@ mod searched;
 pub mod setup;
 
 use models::decisions::Recompute;
+use models::plan::Breakdown;
 use planner::answer::report::memory_warning;
 use planner::partition::Scratch;
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
-use planner::pricing::priced::{Breakdown, Priced};
+use planner::pricing::priced::Priced;
 use row::{Reason, Row};
 use serde::Serialize;
 use setup::{Setup, setup};
