@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use models::decisions::Decision;
 use planner::request::flags::Flags;
 use std::path::PathBuf;
 
@@ -77,11 +78,23 @@ pub struct RequestArgs {
     #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
     pub settings: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `--set` takes, decision by decision.
+fn settings_help() -> String {
+    let mut text = "Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable\n\n\
+                    Decisions, by the names that plan.yaml has:\n"
+        .to_owned();
+    for row in Decision::ALL.iter().filter(|row| row.is_set) {
+        let Decision { name, values, help, .. } = row;
+        text += &format!("{name}: {help} Takes {}.\n", values.in_words());
+    }
+    text
 }
 
 impl RequestArgs {

@@ -1,10 +1,10 @@
 //! Settings that do not go together, found before any search.
 
 use crate::request::Request;
-use crate::request::restrictions::{NAMES, Restrictions};
+use crate::request::restrictions::Restrictions;
 use crate::request::space::{ParallelLayout, PipelineChoices, Space, divisors};
 use crate::request::task::MOST_ONE_BY_ONE;
-use models::decisions::Decisions;
+use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
 use std::collections::BTreeSet;
 
@@ -82,16 +82,11 @@ fn is_empty(space: &Space<'_>) -> bool {
 }
 
 fn split_heads(request: &Request, degrees: &Degrees) -> Option<InputError> {
-    let tp = degrees.tp?;
-    let model = &request.model;
-    let moe = model.moe.as_ref();
-    let dense = moe.is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
-    let ffn = if dense { model.mlp.ffn } else { 0 };
-    let shared = moe.map_or(0, |moe| moe.shared_ffn);
-    let widths = [("heads", model.attention.heads), ("ffn", ffn), ("shared_ffn", shared)];
-    let (name, width) = widths.into_iter().find(|(_, width)| !width.is_multiple_of(tp))?;
-    let splits = |&tp: &u64| widths.iter().all(|(_, width)| width.is_multiple_of(tp));
-    let valid: Vec<u64> = divisors(model.attention.heads).into_iter().filter(splits).collect();
+    let (tp, model, row) = (degrees.tp?, &request.model, Decision::named("tp"));
+    let (size, width) = row.undivided(model, tp)?;
+    let divides = |&tp: &u64| row.undivided(model, tp).is_none();
+    let valid: Vec<u64> = divisors(model.attention.heads).into_iter().filter(divides).collect();
+    let name = size.key();
     let error = InputError::new(format!("{name} ({width}) cannot be split over tp = {tp}"))
         .help(format!("tp must divide this; --set tp= takes {}", list(&valid)));
     Some(pointing(request, error, &keys_of(name)))
@@ -260,7 +255,7 @@ fn values_of(parallel: &ParallelLayout, choices: &PipelineChoices, name: &str) -
 
 /// A decision of a node, as it is written in a plan.
 fn of_decisions(d: &Decisions, name: &str) -> Option<String> {
-    debug_assert!(NAMES.contains(&name), "{name}");
+    debug_assert!(Decision::names().any(|known| known == name), "{name}");
     let value = serde_json::to_value(d).ok()?;
     let value = value.get(name)?;
     Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))

@@ -1,10 +1,12 @@
 //! What the user pins or narrows with `--set`: raw text to finished restrictions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// Allowed whole numbers: a list, bounds, or both; everything by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,63 +91,60 @@ impl<T: PartialEq + Copy> Choice<T> {
     }
 }
 
-/// Every decision's restriction.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the fields are the decisions, documented there")]
-pub struct Restrictions {
-    pub tp: Numbers,
-    pub pp: Numbers,
-    pub vpp: Numbers,
-    pub cp: Numbers,
-    pub cp_style: Choice<CpStyle>,
-    pub cp_ulysses: Numbers,
-    pub dp: Numbers,
-    pub dp_shard: Numbers,
-    pub ep: Numbers,
-    pub etp: Numbers,
-    pub zero_stage: Numbers,
-    pub sequence_parallel: Choice<bool>,
-    pub micro_batch: Numbers,
-    pub schedule: Choice<ScheduleName>,
-    pub recompute: Choice<Recompute>,
-    pub vocab: Choice<Vocab>,
-    pub moe_overlap: Choice<MoeOverlap>,
-    pub moe_overlap_degree: Numbers,
-    pub capacity_factor: Option<f64>,
-    pub aux_scope: Choice<AuxScope>,
-    pub dtype: Choice<Dtype>,
-    pub offload: Choice<Offload>,
-    pub rank_order: Choice<RankOrder>,
-    pub post_validation: Choice<bool>,
+/// The restriction that a kind of decision takes.
+macro_rules! restriction {
+    (number, $type:ty) => { Numbers };
+    (choice, $type:ty) => { Choice<$type> };
+    (switch, $type:ty) => { Choice<$type> };
+    (factor, $type:ty) => { $type };
 }
 
-/// Names `--set` knows.
-pub const NAMES: [&str; 24] = [
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "cp_style",
-    "cp_ulysses",
-    "dp",
-    "dp_shard",
-    "ep",
-    "etp",
-    "zero_stage",
-    "sequence_parallel",
-    "micro_batch",
-    "schedule",
-    "recompute",
-    "vocab",
-    "moe_overlap",
-    "moe_overlap_degree",
-    "capacity_factor",
-    "aux_scope",
-    "dtype",
-    "offload",
-    "rank_order",
-    "post_validation",
-];
+/// Reads a setting into the restriction of its decision.
+macro_rules! read {
+    (number, $set:ident, $into:expr) => {
+        $set.numbers(&mut $into)
+    };
+    (choice, $set:ident, $into:expr) => {
+        $set.choice(&mut $into)
+    };
+    (switch, $set:ident, $into:expr) => {
+        $set.switch(&mut $into)
+    };
+    (factor, $set:ident, $into:expr) => {
+        $set.factor(&mut $into)
+    };
+}
+
+/// A field for each decision that users set, from [`models::with_decisions`]. Rows are taken one
+/// at a time, so that derived decisions can be left out.
+macro_rules! declare {
+    (@[$($out:tt)*]) => { declare! { #$($out)* } };
+    (@[$($out:tt)*] $(#[$a:meta])* $name:ident: $type:ty = derived $range:tt, $sizes:tt, $help:literal; $($rest:tt)*) => {
+        declare! { @[$($out)*] $($rest)* }
+    };
+    (@[$($out:tt)*] $(#[$a:meta])* $name:ident: $type:ty = $kind:ident $range:tt, $sizes:tt, $help:literal; $($rest:tt)*) => {
+        declare! { @[$($out)* $name: $type = $kind, $help;] $($rest)* }
+    };
+    (#$($name:ident: $type:ty = $kind:ident, $help:literal;)+) => {
+        /// What each decision may be.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct Restrictions {
+            $(#[doc = $help] pub $name: restriction!($kind, $type),)+
+        }
+
+        impl Restrictions {
+            fn apply(&mut self, set: &Setting<'_>) -> Result<(), InputError> {
+                match set.key {
+                    $(stringify!($name) => read!($kind, set, self.$name),)+
+                    _ => Err(set.unknown()),
+                }
+            }
+        }
+    };
+    ($($rows:tt)+) => { declare! { @[] $($rows)+ } };
+}
+
+models::with_decisions!(declare);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relation {
@@ -197,51 +196,6 @@ impl Restrictions {
         }
         Self::parse(settings)
     }
-
-    fn apply(&mut self, set: &Setting<'_>) -> Result<(), InputError> {
-        match set.key {
-            "tp" => set.numbers(&mut self.tp, 1),
-            "pp" => set.numbers(&mut self.pp, 1),
-            "vpp" => set.numbers(&mut self.vpp, 1),
-            "cp" => set.numbers(&mut self.cp, 1),
-            "cp_ulysses" => set.numbers(&mut self.cp_ulysses, 1),
-            "dp" => set.numbers(&mut self.dp, 1),
-            "dp_shard" => set.numbers(&mut self.dp_shard, 1),
-            "ep" => set.numbers(&mut self.ep, 1),
-            "etp" => set.numbers(&mut self.etp, 1),
-            "micro_batch" => set.numbers(&mut self.micro_batch, 1),
-            "moe_overlap_degree" => set.numbers(&mut self.moe_overlap_degree, 1),
-            "zero_stage" => set.zero_stage(&mut self.zero_stage),
-            "cp_style" => set.choice(&mut self.cp_style, &names(CpStyle::ALL, CpStyle::name)),
-            "schedule" => {
-                set.choice(&mut self.schedule, &names(&ScheduleName::ALL, ScheduleName::name))
-            }
-            "recompute" => set.choice(&mut self.recompute, &names(Recompute::ALL, Recompute::name)),
-            "vocab" => set.choice(&mut self.vocab, &names(Vocab::ALL, Vocab::name)),
-            "moe_overlap" => {
-                set.choice(&mut self.moe_overlap, &names(MoeOverlap::ALL, MoeOverlap::name))
-            }
-            "aux_scope" => set.choice(&mut self.aux_scope, &names(AuxScope::ALL, AuxScope::name)),
-            "dtype" => set.choice(&mut self.dtype, &names(&Dtype::ALL, Dtype::name)),
-            "offload" => set.choice(&mut self.offload, &names(Offload::ALL, Offload::name)),
-            "rank_order" => {
-                set.choice(&mut self.rank_order, &names(RankOrder::ALL, RankOrder::name))
-            }
-            "sequence_parallel" => set.choice(&mut self.sequence_parallel, &BOOLS),
-            "capacity_factor" => {
-                self.capacity_factor = Some(set.capacity()?);
-                Ok(())
-            }
-            "post_validation" => set.one_of_two(&mut self.post_validation),
-            _ => Err(set.unknown()),
-        }
-    }
-}
-
-const BOOLS: [(&str, bool); 2] = [("false", false), ("true", true)];
-
-fn names<T: Copy>(all: &[T], name: fn(T) -> &'static str) -> Vec<(&'static str, T)> {
-    all.iter().map(|&value| (name(value), value)).collect()
 }
 
 impl<'a> Setting<'a> {
@@ -260,10 +214,11 @@ impl<'a> Setting<'a> {
     }
 
     fn unknown(&self) -> InputError {
-        let hint = nearest(self.key, &NAMES)
+        let names: Vec<&str> = Decision::names().collect();
+        let hint = nearest(self.key, &names)
             .map_or_else(String::new, |name| format!("did you mean `{name}`? "));
         InputError::new(format!("--set {}: there is no decision `{}`", self.text, self.key))
-            .help(format!("{hint}decisions are {}", NAMES.join(" ")))
+            .help(format!("{hint}decisions are {}", names.join(" ")))
     }
 
     fn repeats(&self, before: &Self) -> InputError {
@@ -280,54 +235,66 @@ impl<'a> Setting<'a> {
             .help(format!("{} takes {valid}", self.key))
     }
 
-    fn numbers(&self, into: &mut Numbers, least: u64) -> Result<(), InputError> {
-        let valid = format!("whole numbers from {least}: {0}=8, {0}=2,4 or {0}<=8", self.key);
+    fn decision(&self) -> &'static Decision {
+        Decision::named(self.key)
+    }
+
+    fn numbers(&self, into: &mut Numbers) -> Result<(), InputError> {
+        let valid = self.decision().values;
         let mut values = vec![];
         for value in &self.values {
-            let number = value.parse().ok().filter(|&number: &u64| number >= least);
-            values.push(number.ok_or_else(|| self.wrong(value, &valid))?);
+            let number = value.parse().ok().filter(|&number: &u64| valid.contains(number));
+            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words()))?);
         }
         into.narrow(self.relation, values);
         Ok(())
     }
 
-    fn zero_stage(&self, into: &mut Numbers) -> Result<(), InputError> {
-        self.numbers(into, 0)?;
-        let beyond = self.values.iter().find(|value| value.parse().is_ok_and(|n: u64| n > 3));
-        beyond.map_or(Ok(()), |value| Err(self.wrong(value, "0, 1, 2 or 3")))
+    fn numbers_in_words(&self) -> String {
+        let words = self.decision().values.in_words();
+        if words.starts_with("whole") {
+            format!("{words}: {0}=8, {0}=2,4 or {0}<=8", self.key)
+        } else {
+            words
+        }
     }
 
-    fn choice<T: Copy>(
-        &self,
-        into: &mut Choice<T>,
-        all: &[(&'static str, T)],
-    ) -> Result<(), InputError> {
-        let valid: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    fn choice<T: Copy + DeserializeOwned>(&self, into: &mut Choice<T>) -> Result<(), InputError> {
+        let valid = || self.decision().values.in_words();
         let mut values = vec![];
         for value in &self.values {
-            let known = all.iter().find(|(name, _)| name == value);
-            let known = known.filter(|_| self.relation == Relation::OneOf);
-            values.push(known.ok_or_else(|| self.wrong(value, &valid.join(", ")))?.1);
+            let known = named(value).filter(|_| self.relation == Relation::OneOf);
+            values.push(known.ok_or_else(|| self.wrong(value, &valid()))?);
         }
         into.0 = Some(values);
         Ok(())
     }
 
-    fn capacity(&self) -> Result<f64, InputError> {
+    fn factor(&self, into: &mut Option<f64>) -> Result<(), InputError> {
         let number = self.values.first().and_then(|value| value.parse().ok());
         let valid = number.filter(|n: &f64| n.is_finite() && *n > 0.0);
-        valid
-            .filter(|_| self.values.len() == 1 && self.relation == Relation::OneOf)
-            .ok_or_else(|| self.wrong(&self.values.join(","), "one positive number, such as 1.25"))
+        let valid = valid.filter(|_| self.values.len() == 1 && self.relation == Relation::OneOf);
+        let wrong = || self.wrong(&self.values.join(","), &self.decision().values.in_words());
+        *into = Some(valid.ok_or_else(wrong)?);
+        Ok(())
     }
 
-    /// True or false, not both: what the search does not choose.
-    fn one_of_two(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
+    /// True or false, not both: the search does not choose it.
+    fn switch(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
         match self.values.as_slice() {
-            [_] => self.choice(into, &BOOLS),
+            [_] => self.choice(into),
             _ => Err(self.wrong(&self.values.join(","), "true or false")),
         }
     }
+}
+
+/// The value of a closed set by the name that plans have.
+fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
+    let word = match name.parse() {
+        Ok(switch) => Value::Bool(switch),
+        Err(_) => Value::String(name.to_owned()),
+    };
+    serde_json::from_value(word).ok()
 }
 
 #[cfg(test)]

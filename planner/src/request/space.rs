@@ -6,7 +6,7 @@
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
 };
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
@@ -222,12 +222,12 @@ impl<'a> Space<'a> {
         let r = self.restrictions;
         let mut found = vec![];
         for tp in
-            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.tp_divides(tp))
+            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.divides("tp", tp))
         {
             for pp in divisors(self.gpus / tp).into_iter().filter(|&pp| self.pp_possible(pp)) {
                 for cp in divisors(self.gpus / tp / pp).into_iter().filter(|&cp| r.cp.allows(cp)) {
                     let dp = self.gpus / tp / pp / cp;
-                    if r.dp.allows(dp) && self.model.global_batch.is_multiple_of(dp) {
+                    if r.dp.allows(dp) && self.divides("dp", dp) {
                         found.extend(
                             self.dtypes()
                                 .into_iter()
@@ -240,13 +240,9 @@ impl<'a> Space<'a> {
         found
     }
 
-    fn tp_divides(&self, tp: u64) -> bool {
-        let shared = self.model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
-        let dense_layers =
-            self.model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
-        self.model.attention.heads.is_multiple_of(tp)
-            && (!dense_layers || self.model.mlp.ffn.is_multiple_of(tp))
-            && shared.is_multiple_of(tp)
+    /// Whether a degree divides the sizes of the model that its decision must divide.
+    fn divides(&self, name: &str, degree: u64) -> bool {
+        Decision::named(name).undivided(self.model, degree).is_none()
     }
 
     fn pp_possible(&self, pp: u64) -> bool {
@@ -358,7 +354,7 @@ impl<'a> Space<'a> {
         let world = d.tp * d.cp * d.dp;
         let mut found = vec![];
         for etp in
-            divisors(d.tp).into_iter().filter(|&e| r.etp.allows(e) && moe.ffn.is_multiple_of(e))
+            divisors(d.tp).into_iter().filter(|&etp| r.etp.allows(etp) && self.divides("etp", etp))
         {
             for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
                 let folds = world.is_multiple_of(etp * ep);
