@@ -23,9 +23,8 @@ pub fn read(path: &Path) -> String {
 /// Files below `folder` in a fixed order. Hidden folders and cargo's build folders are left out.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let built = |path: &Path| path.ends_with("target") || path.join("CACHEDIR.TAG").exists();
-    let hidden = |path: &Path| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
-    };
+    let hidden =
+        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let (mut open, mut found) = (vec![folder.to_owned()], vec![]);
     while let Some(next) = open.pop() {
         for entry in std::fs::read_dir(&next).expect("folders can be read").flatten() {

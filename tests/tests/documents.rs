@@ -246,21 +246,42 @@ struct Homonym {
     say: &'static str,
 }
 
-const SEARCH: &[&str] = &[
-    "planner/src/search",
-    "planner/src/bounds",
-    "planner/src/pricing",
-    "docs/design/search.md",
-];
+const SEARCH: &[&str] =
+    &["planner/src/search", "planner/src/bounds", "planner/src/pricing", "docs/design/search.md"];
 
 const HOMONYMS: &[Homonym] = &[
     Homonym { words: "pipeline device", places: &[], unless_after: &[], say: "pipeline rank" },
     Homonym { words: "pipeline's device", places: &[], unless_after: &[], say: "pipeline rank" },
-    Homonym { words: "devices of the pipeline", places: &[], unless_after: &[], say: "pipeline ranks" },
-    Homonym { words: "devices of a pipeline", places: &[], unless_after: &[], say: "pipeline ranks" },
-    Homonym { words: "chunks a device", places: &[], unless_after: &[], say: "chunks per pipeline rank" },
-    Homonym { words: "chunk a device", places: &[], unless_after: &[], say: "chunk per pipeline rank" },
-    Homonym { words: "there twice", places: &[], unless_after: &[], say: "bidirectional, two copies of each stage" },
+    Homonym {
+        words: "devices of the pipeline",
+        places: &[],
+        unless_after: &[],
+        say: "pipeline ranks",
+    },
+    Homonym {
+        words: "devices of a pipeline",
+        places: &[],
+        unless_after: &[],
+        say: "pipeline ranks",
+    },
+    Homonym {
+        words: "chunks a device",
+        places: &[],
+        unless_after: &[],
+        say: "chunks per pipeline rank",
+    },
+    Homonym {
+        words: "chunk a device",
+        places: &[],
+        unless_after: &[],
+        say: "chunk per pipeline rank",
+    },
+    Homonym {
+        words: "there twice",
+        places: &[],
+        unless_after: &[],
+        say: "bidirectional, two copies of each stage",
+    },
     Homonym {
         words: "node",
         places: SEARCH,
@@ -273,7 +294,12 @@ const HOMONYMS: &[Homonym] = &[
         unless_after: &["learning-rate", "lr"],
         say: "learning-rate schedule",
     },
-    Homonym { words: "schedule of learning rate", places: &[], unless_after: &[], say: "learning-rate schedule" },
+    Homonym {
+        words: "schedule of learning rate",
+        places: &[],
+        unless_after: &[],
+        say: "learning-rate schedule",
+    },
     Homonym {
         words: "lane",
         places: &["runtime/src", "planner", "models/src", "codegen", "docs/design"],
@@ -287,7 +313,8 @@ fn words(said: &[Said]) -> Vec<(String, usize)> {
     let mut words = vec![];
     for (index, line) in said.iter().enumerate() {
         let text = without_code(&line.text).to_lowercase();
-        let apart = text.split(|c: char| !(c.is_alphanumeric() || c == '-' || c == '\'' || c == '_'));
+        let apart =
+            text.split(|c: char| !(c.is_alphanumeric() || c == '-' || c == '\'' || c == '_'));
         let parts = apart.map(|word| word.trim_matches('-')).filter(|word| !word.is_empty());
         words.extend(parts.map(|word| (word.to_owned(), index)));
     }
@@ -364,6 +391,10 @@ fn a_term_is_defined_once() {
             found.push(format!("{}:{line}: \"{term}\", already in line {before}", short(&file)));
         }
     }
-    assert!(first.len() > 50, "the glossary has {} terms: is it read as it is written?", first.len());
+    assert!(
+        first.len() > 50,
+        "the glossary has {} terms: is it read as it is written?",
+        first.len()
+    );
     none(&found, "Terms defined twice; join their entries:");
 }

@@ -26,9 +26,9 @@ type Edges = BTreeMap<Names, BTreeSet<Names>>;
 
 /// Folders of sources of every crate in the workspace.
 fn crates() -> Vec<PathBuf> {
-    let roots = files(&root()).into_iter().filter(|path| {
-        path.ends_with("src/lib.rs") || path.ends_with("src/main.rs")
-    });
+    let roots = files(&root())
+        .into_iter()
+        .filter(|path| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs"));
     let folders: BTreeSet<PathBuf> =
         roots.filter_map(|path| path.parent().map(Path::to_owned)).collect();
     folders.into_iter().collect()
@@ -63,7 +63,11 @@ fn tokens(code: &str) -> Vec<String> {
         let word = c.is_alphanumeric() || c == '_';
         let more = joined
             && tokens.last().is_some_and(|last| {
-                if word { last.ends_with(|l: char| l.is_alphanumeric() || l == '_') } else { last == ":" && c == ':' }
+                if word {
+                    last.ends_with(|l: char| l.is_alphanumeric() || l == '_')
+                } else {
+                    last == ":" && c == ':'
+                }
             });
         match tokens.last_mut() {
             Some(last) if more => last.push(c),
@@ -157,7 +161,9 @@ fn parse(text: &str, here: &[String], known: &BTreeSet<Names>) -> Module {
         } else if matches!(tokens[at].as_str(), "crate" | "super") {
             let mut path = vec![tokens[at].clone()];
             while tokens.get(at + 1).is_some_and(|token| token == "::")
-                && tokens.get(at + 2).is_some_and(|t| t.starts_with(|c: char| c.is_alphabetic() || c == '_'))
+                && tokens
+                    .get(at + 2)
+                    .is_some_and(|t| t.starts_with(|c: char| c.is_alphabetic() || c == '_'))
             {
                 path.push(tokens[at + 2].clone());
                 at += 2;
@@ -242,7 +248,8 @@ fn circles(edges: &Edges) -> Vec<BTreeSet<&Names>> {
 fn ways(group: &BTreeSet<&Names>, edges: &Edges) -> String {
     let mut text = String::new();
     for from in group {
-        for to in edges[*from].iter().filter(|to| group.contains(to) && to.first() != from.first()) {
+        for to in edges[*from].iter().filter(|to| group.contains(to) && to.first() != from.first())
+        {
             text += &format!("    {} -> {}\n", from.join("::"), to.join("::"));
         }
     }
