@@ -56,7 +56,10 @@ fn said_in(file: &Path) -> Vec<Said> {
         Marks::Template => text.lines().map(|line| begins_with(line, &["//", "{#", "#"])).collect(),
         Marks::Markdown => prose(&text),
     };
-    let whole = text.lines().map(|line| line.chars().count());
+    let whole = text.lines().map(|line| match marks {
+        Marks::Template => without_tags(line).chars().count(),
+        _ => line.chars().count(),
+    });
     let numbered = texts.into_iter().zip(whole).enumerate();
     let said = numbered.map(|(index, (text, columns))| Said {
         file: file.to_owned(),
@@ -71,6 +74,18 @@ fn said_in(file: &Path) -> Vec<Said> {
 fn begins_with(line: &str, marks: &[&str]) -> String {
     let comment = marks.iter().any(|mark| line.trim_start().starts_with(mark));
     if comment { line.to_owned() } else { String::new() }
+}
+
+/// A line of a template without its tags, of which nobody knows how wide they are printed.
+fn without_tags(line: &str) -> String {
+    let next = |text: &str| ["{{", "{%"].iter().filter_map(|tag| text.find(tag)).min();
+    let (mut kept, mut rest) = (String::new(), line);
+    while let Some(at) = next(rest) {
+        kept += &rest[..at];
+        let end = if rest[at..].starts_with("{{") { "}}" } else { "%}" };
+        rest = rest[at..].split_once(end).map_or("", |(_, after)| after);
+    }
+    kept + rest
 }
 
 /// Markdown with the lines of tables and code emptied.
@@ -104,9 +119,12 @@ fn none(found: &[String], what_to_do: &str) {
 
 // Lines.
 
-/// Whether a line is nothing but a link, which cannot be broken.
-fn is_link(text: &str) -> bool {
+/// Whether a line cannot be broken: a link, or a row of a table in a doc comment.
+fn is_whole(text: &str) -> bool {
     let text = text.trim_start_matches(['/', '!', '*', '-', '#', ' ']);
+    if text.starts_with('|') {
+        return true;
+    }
     let text = text.trim_end_matches(['.', ',', ';', ':', ')', '>', ' ']);
     let one_word = text.contains("://") && !text.contains(' ');
     let one_link = text.starts_with('[') && text.contains("](") && text.contains("://");
@@ -115,7 +133,7 @@ fn is_link(text: &str) -> bool {
 
 #[test]
 fn comments_and_prose_fit_in_a_line() {
-    let long = |said: &Said| said.columns > COLUMNS && !is_link(&said.text);
+    let long = |said: &Said| said.columns > COLUMNS && !is_whole(&said.text);
     let found: Vec<String> = everything_said()
         .iter()
         .filter(|said| long(said))
@@ -237,7 +255,7 @@ fn documents_named_in_comments_exist() {
 
 /// A word, or a few in a row, that has another meaning where it is looked for.
 struct Homonym {
-    /// Lower case. A last `s` is taken for the plural.
+    /// Lower case, with no `s` of the plural.
     words: &'static str,
     /// Files and folders it is looked for in; everywhere if empty.
     places: &'static [&'static str],
@@ -246,77 +264,56 @@ struct Homonym {
     say: &'static str,
 }
 
-const SEARCH: &[&str] =
-    &["planner/src/search", "planner/src/bounds", "planner/src/pricing", "docs/design/search.md"];
+const EVERYWHERE: &[&str] = &[];
+const SEARCH: &[&str] = &["planner/src/search", "planner/src/bounds", "docs/design/search.md"];
+/// Kernels have lanes of vectors and of warps; elsewhere nothing is a lane.
+const NO_LANES: &[&str] = &["codegen", "docs/design", "models/src", "planner", "runtime/src"];
 
 const HOMONYMS: &[Homonym] = &[
-    Homonym { words: "pipeline device", places: &[], unless_after: &[], say: "pipeline rank" },
-    Homonym { words: "pipeline's device", places: &[], unless_after: &[], say: "pipeline rank" },
-    Homonym {
-        words: "devices of the pipeline",
-        places: &[],
-        unless_after: &[],
-        say: "pipeline ranks",
-    },
-    Homonym {
-        words: "devices of a pipeline",
-        places: &[],
-        unless_after: &[],
-        say: "pipeline ranks",
-    },
-    Homonym {
-        words: "chunks a device",
-        places: &[],
-        unless_after: &[],
-        say: "chunks per pipeline rank",
-    },
-    Homonym {
-        words: "chunk a device",
-        places: &[],
-        unless_after: &[],
-        say: "chunk per pipeline rank",
-    },
-    Homonym {
-        words: "there twice",
-        places: &[],
-        unless_after: &[],
-        say: "bidirectional, two copies of each stage",
-    },
-    Homonym {
-        words: "node",
-        places: SEARCH,
-        unless_after: &["search", "search-tree", "tree", "graph", "host", "a", "per"],
-        say: "layout, search node, or host",
-    },
-    Homonym {
-        words: "schedule",
-        places: &["runtime/src/lr_schedule.rs"],
-        unless_after: &["learning-rate", "lr"],
-        say: "learning-rate schedule",
-    },
-    Homonym {
-        words: "schedule of learning rate",
-        places: &[],
-        unless_after: &[],
-        say: "learning-rate schedule",
-    },
-    Homonym {
-        words: "lane",
-        places: &["runtime/src", "planner", "models/src", "codegen", "docs/design"],
-        unless_after: &["warp", "simd", "vector"],
-        say: "collective thread (vocab_collectives), queue thread, or Perfetto track",
-    },
+    homonym("pipeline device", EVERYWHERE, &[], "pipeline rank"),
+    homonym("device of the pipeline", EVERYWHERE, &[], "pipeline rank"),
+    homonym("devices of the pipeline", EVERYWHERE, &[], "pipeline ranks"),
+    homonym("devices of a pipeline", EVERYWHERE, &[], "pipeline ranks"),
+    homonym("chunk a device", EVERYWHERE, &[], "chunk per pipeline rank"),
+    homonym("chunks a device", EVERYWHERE, &[], "chunks per pipeline rank"),
+    homonym("there twice", EVERYWHERE, &[], "bidirectional, or two copies of each stage"),
+    homonym("node", SEARCH, NODES, "layout, search node, or host"),
+    homonym("schedule", &["runtime/src/lr_schedule.rs"], RATES, "learning-rate schedule"),
+    homonym("schedule of learning rate", EVERYWHERE, &[], "learning-rate schedule"),
+    homonym("lane", NO_LANES, LANES, "collective thread, queue thread, or track (of a trace)"),
 ];
+const NODES: &[&str] = &["search", "search-tree", "tree", "graph", "host", "per"];
+const RATES: &[&str] = &["learning-rate", "lr"];
+const LANES: &[&str] = &["vector", "simd", "warp"];
 
-/// The words of a text, lower case, each with its line. Code in backticks is no word.
+const fn homonym(
+    words: &'static str,
+    places: &'static [&'static str],
+    unless_after: &'static [&'static str],
+    say: &'static str,
+) -> Homonym {
+    Homonym { words, places, unless_after, say }
+}
+
+/// The words of a text, lower case, each with its line. Code in backticks is no word. Where a sentence
+/// or a comment ends stands an empty word.
 fn words(said: &[Said]) -> Vec<(String, usize)> {
     let mut words = vec![];
     for (index, line) in said.iter().enumerate() {
-        let text = without_code(&line.text).to_lowercase();
-        let apart =
-            text.split(|c: char| !(c.is_alphanumeric() || c == '-' || c == '\'' || c == '_'));
-        let parts = apart.map(|word| word.trim_matches('-')).filter(|word| !word.is_empty());
-        words.extend(parts.map(|word| (word.to_owned(), index)));
+        if index > 0 && said[index - 1].line + 1 != line.line {
+            words.push((String::new(), index));
+        }
+        for word in without_code(&line.text).to_lowercase().split_whitespace() {
+            let ends = word.ends_with(['.', ',', ';', ':', ')']);
+            let bare = word.trim_matches(|c: char| !c.is_alphanumeric());
+            let bare = bare.strip_suffix("'s").or(bare.strip_suffix("’s")).unwrap_or(bare);
+            if !bare.is_empty() {
+                words.push((bare.to_owned(), index));
+            }
+            if ends {
+                words.push((String::new(), index));
+            }
+        }
     }
     words
 }
