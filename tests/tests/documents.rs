@@ -1,5 +1,5 @@
-//! What a reader relies on in documents and comments: lines that fit, links that lead somewhere, one
-//! meaning a word, and documents of a bearable length.
+//! What a reader relies on in documents and comments: lines that fit, links that lead somewhere,
+//! one meaning a word, and documents of a bearable length.
 
 use meshwright_tests::sources::{files, lines, read, root, short};
 use std::collections::{BTreeMap, BTreeSet};
@@ -295,8 +295,8 @@ const fn homonym(
     Homonym { words, places, unless_after, say }
 }
 
-/// The words of a text, lower case, each with its line. Code in backticks is no word. Where a sentence
-/// or a comment ends stands an empty word.
+/// The words of a text, lower case, each with its line. Code in backticks is no word. Where a
+/// sentence or a comment ends stands an empty word.
 fn words(said: &[Said]) -> Vec<(String, usize)> {
     let mut words = vec![];
     for (index, line) in said.iter().enumerate() {

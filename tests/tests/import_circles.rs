@@ -1,9 +1,9 @@
 //! No circle of imports between the modules of a crate, found from the sources.
 //!
-//! A node of the graph is a file; an edge says that a file names something of another by `use` or by
-//! a path. A name that a module only hands on (`pub use`) leads to the file that defines it. Files of
-//! one top-level folder may need one another: a circle counts where it leaves the folder. Tests inside
-//! sources are left out.
+//! A node of the graph is a file; an edge says that a file names something of another by `use` or
+//! by a path. A name that a module only hands on (`pub use`) leads to the file that defines it.
+//! Files of one top-level folder may need one another: a circle counts where it leaves the folder.
+//! Tests inside sources are left out.
 
 use meshwright_tests::sources::{Line, files, lines, read, root, short};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,8 +79,8 @@ fn tokens(code: &str) -> Vec<String> {
     tokens
 }
 
-/// A path from the crate's root. `crate`, `self` and `super` are resolved; a path that begins with a
-/// module beside or below `here` is one of ours; any other belongs to another crate.
+/// A path from the crate's root. `crate`, `self` and `super` are resolved; a path that begins with
+/// a module beside or below `here` is one of ours; any other belongs to another crate.
 fn absolute(path: &[String], here: &[String], known: &BTreeSet<Names>) -> Option<Names> {
     let mut from = here.to_vec();
     let mut rest = path;
@@ -229,8 +229,8 @@ fn reached<'a>(from: &'a Names, edges: &'a Edges) -> BTreeSet<&'a Names> {
     seen
 }
 
-/// Groups of files that reach one another and lie in more than one top-level folder. The crate's root
-/// is left out: it hands names on.
+/// Groups of files that reach one another and lie in more than one top-level folder. The crate's
+/// root is left out: it hands names on.
 fn circles(edges: &Edges) -> Vec<BTreeSet<&Names>> {
     let reach: BTreeMap<&Names, BTreeSet<&Names>> =
         edges.keys().map(|from| (from, reached(from, edges))).collect();
