@@ -277,8 +277,8 @@ const HOMONYMS: &[Homonym] = &[
     homonym("chunk a device", EVERYWHERE, &[], "chunk per pipeline rank"),
     homonym("chunks a device", EVERYWHERE, &[], "chunks per pipeline rank"),
     homonym("there twice", EVERYWHERE, &[], "bidirectional, or two copies of each stage"),
-    homonym("node", SEARCH, NODES, "layout, search node, or host"),
-    homonym("schedule", &["runtime/src/lr_schedule.rs"], RATES, "learning-rate schedule"),
+    homonym("node", SEARCH, NODES, "parallel layout, search node, or host"),
+    homonym("schedule", &["runtime/src/trainer/lr_schedule.rs"], RATES, "learning-rate schedule"),
     homonym("schedule of learning rate", EVERYWHERE, &[], "learning-rate schedule"),
     homonym("lane", NO_LANES, LANES, "collective thread, queue thread, or track (of a trace)"),
 ];
