@@ -20,16 +20,18 @@ pub fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Files below `folder` in a fixed order. Hidden folders and cargo's build folders are left out.
+/// Files below `folder` in a fixed order. Left out are hidden folders, cargo's build folders, and
+/// workspaces of their own (trainers that somebody generated here).
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let built = |path: &Path| path.ends_with("target") || path.join("CACHEDIR.TAG").exists();
     let hidden =
         |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let foreign = |path: &Path| path.join("Cargo.lock").exists();
     let (mut open, mut found) = (vec![folder.to_owned()], vec![]);
     while let Some(next) = open.pop() {
         for entry in std::fs::read_dir(&next).expect("folders can be read").flatten() {
             let path = entry.path();
-            if path.is_dir() && !hidden(&path) && !built(&path) {
+            if path.is_dir() && !hidden(&path) && !built(&path) && !foreign(&path) {
                 open.push(path);
             } else if path.is_file() {
                 found.push(path);
