@@ -23,27 +23,31 @@ HOLD_EVERY = 7
 SAMPLE = 60  # held-out rows committed of each kind, device and format
 FORMAT = 1e4  # fractions are written in units of 1e-4
 
-# aiconfigurator's fp8 products begin by quantising a bf16 activation. At a given m and k its times are linear
-# in n, with this intercept (least squares over n <= 6144) above that of bf16: seconds, and seconds an element.
-# The planner prices casts by themselves, so it is taken off, but never to more than LIMIT of the peak.
+# aiconfigurator's fp8 products begin by quantising a bf16 activation. At a given m and k its times
+# are linear in n, with this intercept (least squares over n <= 6144) above that of bf16: seconds,
+# and seconds an element. The planner prices casts by themselves, so it is taken off, but never to
+# more than LIMIT of the peak.
 QUANTISE_S = 6e-6
 QUANTISE_ELEMENT_S = 2.3e-12
 LIMIT = 0.9
-# Sequences times heads beyond which nothing changes, and tokens at which kernels run at half their speed.
+# Sequences times heads beyond which nothing changes, and tokens at which kernels run at half their
+# speed.
 MOST_HEADS = 1024
 HALF_TOKENS = 1000
 # Cache writes are told from sequences up to this long and from this many tokens, where they show.
 SHORT_SEQUENCE = 2048
 MANY_TOKENS = 4096
-# Causal squares beyond this side take as long as shorter ones with as many rows, in proportion to the rows' length.
+# Causal squares beyond this side take as long as shorter ones with as many rows, in proportion to
+# the rows' length.
 LONGEST = 32768
 # Sequences that training libraries' tables have beside those of serving: windows are short ones.
 BESIDE = (256, 512, LONGEST)
 # XLA's times are of single executions and hold a launch.
 XLA_LAUNCH_S = 3e-6
 
-# Which rows make which device's tables. `link` is what large messages reach per GPU and direction on the
-# machines that were measured: line rate times the efficiency that the cluster file of that device says.
+# Which rows make which device's tables. `link` is what large messages reach per GPU and direction
+# on the machines that were measured: line rate times the efficiency that the cluster file of that
+# device says.
 DEVICES = {
     "a100": {
         "gemm": {"bf16": ["aic:a100_sxm/vllm/0.14.0", "aic:a100_sxm/sglang/0.5.10"]},
@@ -52,7 +56,8 @@ DEVICES = {
         "stream": ("A100", {"add", "mlp_act"}),
         "links": ["aic:a100_sxm/comm/nccl/2.27.3"],
         "link": 300e9 * 0.77,
-        # Of all devices only here times without waves are farther from rows left out than those with them.
+        # Of all devices only here times without waves are farther from rows left out than those
+        # with them.
         "waves": {"bf16": 108},
     },
     "h100": {
@@ -486,7 +491,8 @@ def elsewhere(folder):
             flops = 2 * float(r["m"]) * float(r["n"]) * float(r["k"])
             cells = [r["dtype"], r["m"], r["n"], r["k"]]
             add("gemm", boards[r["device"]], cells, flops / (float(r["tflops"]) * 1e12), source)
-    # Forward passes of the libraries whose backward passes are in the tables, and both of PyTorch's own cuDNN.
+    # Forward passes of the libraries whose backward passes are in the tables, and both of
+    # PyTorch's own cuDNN.
     for board, impl in (("A100-PCIe", "te_flash/cudnn"), ("B200", "te_flash/cudnn"), ("H200", "cudnn 9")):
         lines += [core_row("attention_forward", boards[board], r) for r in cores(folder, board, "fwd", impl=impl)]
     for kind, pass_ in (("attention_forward", "fwd"), ("attention_backward", "bwd")):

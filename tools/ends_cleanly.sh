@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs that somebody ends, or that lose a process, end soon and say so with their exit code: Ctrl-C with ranks as
-# threads and as MPI processes, a killed process, a rank that fails alone, and a wrong number of processes.
+# Runs that somebody ends, or that lose a process, end soon and say so with their exit code: Ctrl-C
+# with ranks as threads and as MPI processes, a killed process, a rank that fails alone, and a
+# wrong number of processes.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 golden=${CARGO_TARGET_DIR:-$root/target}/debug/examples/golden

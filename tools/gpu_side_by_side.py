@@ -36,7 +36,8 @@ LAYERS = [
     ("Llama 3 8B", 8192, 4096, 14336),
     ("square", 8192, 8192, 8192),
 ]
-# Name, layers, hidden, heads, kv heads, feed-forward, vocabulary, sequence, sequences of a micro-batch, Llama's parts.
+# Name, layers, hidden, heads, kv heads, feed-forward, vocabulary, sequence, sequences of a
+# micro-batch, Llama's parts.
 MODELS = [
     ("GPT-2 124M", 12, 768, 12, 12, 3072, 50304, 1024, 16, False),
     ("GPT-2 1.5B", 48, 1600, 25, 25, 6400, 50304, 1024, 8, False),
@@ -47,8 +48,8 @@ MODELS = [
 # What a step must reach: part of the peak.
 MFU = {"GPT-2 124M": 0.42, "GPT-2 1.5B": 0.50, "Llama 3 8B, 4 layers": 0.52}
 MFU_FORMULA = "(6 x weights that are multiplied x tokens + 12 x layers x hidden x query-key pairs that see each other) / (s x peak)"
-# Over PyTorch's speed, over a copy's bandwidth, over the best cuBLASLt algorithm, attention's time over cuDNN's, predicted
-# over measured step time.
+# Over PyTorch's speed, over a copy's bandwidth, over the best cuBLASLt algorithm, attention's time
+# over cuDNN's, predicted over measured step time.
 OVER_TORCH, OF_COPY, OF_BEST, OVER_CUDNN, OFF_PREDICTED = 1.05, 0.85, 0.98, 1.05, 0.05
 # Dense bf16, of the datasheet.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "B200": 2250e12}
