@@ -1,4 +1,4 @@
-//! Answers: a search's outcome as a plan, and as JSON.
+//! A search's outcome as a plan and as JSON.
 
 use crate::order::choice::Ordered;
 use crate::order::vocab::timed;
@@ -24,33 +24,33 @@ pub const TOOL: &str = concat!("meshwright ", env!("CARGO_PKG_VERSION"));
 const ATTENTION_FLOPS: &str =
     "a query reads min(seq_len, window) keys, seq_len without a window; no causal credit";
 
-/// A plan with what is known beside it.
+/// A plan, its proof, and alternatives.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The plan.
     pub plan: Plan,
     /// Whether it fits.
     pub feasible: bool,
-    /// Where its layers lie.
+    /// The placement of its layers.
     pub placed: Placed,
     /// What is proven of it.
     pub proof: Proof,
     /// What the search cost.
     pub effort: Effort,
-    /// Other ways to do it, fastest first.
+    /// Other configurations, fastest first.
     pub alternatives: Vec<Alternative>,
 }
 
-/// Another way to do it.
+/// Another configuration, compared with the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct Alternative {
     /// Its decisions.
     pub decisions: Decisions,
     /// Its iteration, s.
     pub iteration_s: f64,
-    /// How much longer than the plan's, as a part of that.
+    /// By what fraction of the plan's time it is slower.
     pub slower: f64,
-    /// On its fullest rank, bytes.
+    /// Memory of its fullest rank, bytes.
     pub peak_memory_bytes: u64,
     /// Where its iteration goes.
     pub breakdown: Breakdown,
@@ -66,20 +66,20 @@ impl Answer {
         Some(Self { plan, feasible, placed, proof, effort, alternatives: vec![] })
     }
 
-    /// The same in an order of its own; what was searched and proven stays as it was.
+    /// The same plan with another order of passes. The proof stays that of the search.
     #[must_use]
     pub fn in_order(self, request: &Request, ordered: Ordered) -> Self {
         let plan = plan(request, &ordered.found, &self.proof);
         Self { plan: Plan { order: ordered.order, ..plan }, ..self }
     }
 
-    /// Stage of the fullest device, its memory, and by how much that is more than there is (negative
-    /// where it fits), bytes.
+    /// The largest stage on the fullest device, that device's memory, and by how many bytes it is too
+    /// large (negative where it fits).
     pub fn fullest(&self) -> (usize, StageMemory, i64) {
         fullest(&self.plan)
     }
 
-    /// By the documented names.
+    /// The answer as JSON, by its documented names.
     pub fn json(&self) -> Value {
         let Plan { inputs, decisions, predicted, stages, order, .. } = &self.plan;
         let (stage, _, short) = self.fullest();
@@ -107,15 +107,14 @@ impl Answer {
     }
 }
 
-/// What to mind of a share of memory that is filled; nothing where it fits with the usual headroom,
-/// or not at all.
+/// A warning where memory is filled beyond the default headroom, and yet fits.
 pub fn memory_warning(filled: f64) -> Option<String> {
     let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
     let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);
     near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
 }
 
-/// What to mind of a plan.
+/// Warnings about a plan.
 pub fn warnings(plan: &Plan) -> Vec<String> {
     let (_, memory, _) = fullest(plan);
     memory_warning(memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64).into_iter().collect()
@@ -157,7 +156,7 @@ pub fn plan(request: &Request, found: &Found, proof: &Proof) -> Plan {
     priced_plan(request, found, proof.rounded())
 }
 
-/// The same with a proof as plans have it.
+/// The plan of a found configuration, with a proof that is rounded already.
 pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
     let inputs = inputs(request, &found.decisions);
     let stages = stages(request, found);
@@ -229,7 +228,7 @@ fn recompute(names: &[&str], recompute: &RecomputeSplit) -> BTreeMap<String, Rec
         .collect()
 }
 
-/// Whole bytes, rounded down: what fits before fits after.
+/// Whole bytes, rounded down so that what fits still fits.
 fn memory(bytes: &MemoryBytes) -> StageMemory {
     StageMemory {
         parameters: bytes.parameters as u64,

@@ -1,4 +1,4 @@
-//! The price of a configuration with its placement: what `estimate` prints and plans predict.
+//! The price of a configuration with a placement of its layers: what plans predict.
 
 use super::pipelines::PipelineKey;
 use super::recompute_split::RecomputeSplit;
@@ -11,7 +11,7 @@ use models::plan::Breakdown;
 use models::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
-/// Layers and recomputation of one stage.
+/// The layers of one stage and what they recompute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedStage {
     /// First layer.
@@ -22,10 +22,10 @@ pub struct PlacedStage {
     pub recompute: RecomputeSplit,
 }
 
-/// Layers of every stage, in model order.
+/// The placement: layers of every stage, in model order.
 pub type Placed = Vec<PlacedStage>;
 
-/// Bytes on the fullest moment of one stage's device.
+/// Bytes of one stage at the moment when its device holds most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryBytes {
     /// Weights.
@@ -36,20 +36,20 @@ pub struct MemoryBytes {
     pub optimizer: f64,
     /// Activations in flight.
     pub activations: f64,
-    /// Temporaries, logits, communication buffers and what the device reserves.
+    /// Temporaries, logits, communication buffers and what the driver reserves.
     pub workspace: f64,
     /// All of it.
     pub total: f64,
 }
 
-/// The memory of one copy of a stage, on its device together with the device's other chunks.
+/// The memory of one copy of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StagePrice {
-    /// Device, 0-based.
+    /// Pipeline rank, 0-based.
     pub device: usize,
-    /// Chunk on the device.
+    /// Chunk on that rank.
     pub chunk: usize,
-    /// Memory of this stage's share; the device's peak is in `device_bytes` of [`Priced`].
+    /// Memory of this stage. [`Priced::device_bytes`] has the peak of the rank's device.
     pub memory: MemoryBytes,
 }
 
@@ -62,16 +62,16 @@ pub struct Priced {
     pub breakdown: Breakdown,
     /// By stage.
     pub stages: Vec<StagePrice>,
-    /// The second copy of each, where there are two.
+    /// The second copy of each stage, in bidirectional schedules.
     pub copies: Vec<StagePrice>,
-    /// Peak bytes of each pipeline device, everything included.
+    /// Peak bytes on the device of each pipeline rank, everything included.
     pub device_bytes: Vec<f64>,
-    /// Whether it fits everywhere, host memory included.
+    /// Whether it fits on every device and host.
     pub fits: bool,
 }
 
 impl Configuration<'_> {
-    /// Whether a placement is one this configuration allows, and its columns.
+    /// The placement problem's columns for a given placement, one a stage.
     pub fn columns_of_placed(&self, placed: &Placed) -> Vec<Vec<Column>> {
         let column = |(stage, s): (usize, &PlacedStage)| {
             let cost = self.stage(stage, s.start, s.end);
@@ -96,7 +96,7 @@ impl Configuration<'_> {
         }
     }
 
-    /// What a choice of a problem that this case made means; `None` where it made no such columns.
+    /// The placement that a choice of columns stands for; `None` where a column is not this configuration's.
     pub fn placed(&self, problem: &Problem, choice: &Choice) -> Option<Placed> {
         let mut start = 0;
         let stage = |(stage, &index): (usize, &usize)| {
@@ -135,7 +135,8 @@ impl Configuration<'_> {
         }
     }
 
-    /// The passes of a placement in time, of the schedule or in an order of its own; `None` where that cannot run.
+    /// The timeline of a placement, in the schedule's order or in `order`; `None` where the order
+    /// cannot run.
     pub fn timeline(&self, placed: &Placed, own: Option<Schedule>) -> Option<Timeline> {
         let schedule = match own {
             Some(order) => order,
@@ -145,8 +146,8 @@ impl Configuration<'_> {
         simulate(&schedule, &problem.durations(&vec![0; placed.len()])).ok()
     }
 
-    /// An iteration with what comes on top of its passes: stragglers, a share for every doubling of
-    /// the nodes, and the fixed work of a step.
+    /// Adds to the pipeline's time the delay by stragglers ([`straggler`]) and the fixed work of a
+    /// step.
     pub fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
         pipeline_s * straggler(self.cache.cluster, self.cache.gpus)
             + self.cache.cluster.software.step_overhead_s
@@ -158,7 +159,7 @@ impl Configuration<'_> {
             / straggler(self.cache.cluster, self.cache.gpus)
     }
 
-    /// The stages, then their second copies, if any.
+    /// The stages, then their second copies in bidirectional schedules.
     fn stage_prices(&self, placed: &Placed, problem: &Problem, reserved: f64) -> Vec<StagePrice> {
         let chunks = self.decisions.vpp as f64;
         let price = |stage: usize, (device, chunk): (usize, usize)| {
@@ -189,7 +190,7 @@ impl Configuration<'_> {
         copy(0).chain(copy(1)).collect()
     }
 
-    /// Micro-batches in flight per chunk at a device's fullest moment.
+    /// Micro-batches in flight, by chunk, at the moment when a pipeline rank holds most.
     fn peak_counts(&self, problem: &Problem, device: usize) -> Vec<u32> {
         let bytes = |counts: &Vec<u32>| -> f64 {
             let held = |(stage, chunk): (usize, usize)| {
@@ -202,7 +203,7 @@ impl Configuration<'_> {
         fullest.cloned().unwrap_or_else(|| vec![0; self.decisions.vpp as usize])
     }
 
-    /// Splits the iteration of the busiest device by cause; what is left is its waiting.
+    /// Splits the iteration of the busiest pipeline rank by cause. The rest is its bubble.
     fn breakdown(&self, placed: &Placed, iteration_s: f64, pipeline_s: f64) -> Breakdown {
         let (m, runs) = (self.micro_batches(), self.pipeline().runs());
         let mut devices = vec![DeviceSpend::default(); self.devices()];
@@ -238,7 +239,7 @@ impl Configuration<'_> {
     }
 }
 
-/// What one device spends its time on.
+/// What one pipeline rank spends its time on.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceSpend {
     passes: Parts,
@@ -253,7 +254,7 @@ impl DeviceSpend {
     }
 }
 
-/// Slowdown by stragglers: a share for every doubling of the nodes.
+/// Slowdown by stragglers: grows by a constant for every doubling of the nodes.
 pub fn straggler(cluster: &ClusterSpec, gpus: u64) -> f64 {
     let nodes = gpus as f64 / cluster.node_gpus() as f64;
     1.0 + cluster.software.slowdown_per_doubling * nodes.max(1.0).log2()

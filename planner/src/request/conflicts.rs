@@ -1,4 +1,4 @@
-//! Settings that do not go together, found before any search.
+//! Settings that contradict each other or the model, found before any search.
 
 use crate::request::Request;
 use crate::request::restrictions::Restrictions;
@@ -8,7 +8,7 @@ use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
 use std::collections::BTreeSet;
 
-/// Refuses a request whose space is empty, saying which setting is to blame and what it could be.
+/// Refuses a request whose space is empty; names the setting to blame and its valid values.
 ///
 /// # Errors
 /// No combination satisfies every rule.
@@ -26,13 +26,13 @@ pub fn check(request: &Request) -> Result<(), InputError> {
     unsearched(request)
 }
 
-/// What does not end at a barrier has no bounds and is priced one combination at a time.
+/// Post-validation has no admissible bounds, so every combination is priced.
 fn unsearched(request: &Request) -> Result<(), InputError> {
     let apart = request.restrictions.wants_post_validation();
     if apart { few(request, "post_validation=true") } else { Ok(()) }
 }
 
-/// So few combinations that they may be priced one by one.
+/// Refuses more combinations than can be priced one by one.
 fn few(request: &Request, setting: &str) -> Result<(), InputError> {
     let space = space(request, &request.restrictions);
     let count: u64 = space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
@@ -44,7 +44,7 @@ fn few(request: &Request, setting: &str) -> Result<(), InputError> {
     )))
 }
 
-/// Degrees the user pinned.
+/// The degrees that the user pinned.
 struct Degrees {
     tp: Option<u64>,
     pp: Option<u64>,
@@ -143,7 +143,7 @@ fn split_micro_batch(request: &Request, degrees: &Degrees) -> Option<InputError>
     (!own.is_multiple_of(micro_batch)).then_some(error)
 }
 
-/// Keys by which files know one of our fields.
+/// Keys of a field in our model files and in Hugging Face's config.json.
 fn keys_of(name: &str) -> Vec<&str> {
     match name {
         "heads" => vec!["heads", "num_attention_heads", "n_head"],
@@ -152,7 +152,7 @@ fn keys_of(name: &str) -> Vec<&str> {
     }
 }
 
-/// Points into the model's file, where it has one of these keys.
+/// Adds the place in the model's file of the first of these keys that it has.
 fn pointing(request: &Request, error: InputError, keys: &[&str]) -> InputError {
     let place = request.file.as_ref().and_then(|file| keys.iter().find_map(|key| find(file, key)));
     match place {
@@ -173,7 +173,7 @@ fn find(file: &Source, key: &str) -> Option<Place> {
     })
 }
 
-/// Names the setting without which something would be left.
+/// Names a setting without which some combination would be left.
 fn blame(request: &Request) -> InputError {
     for (index, setting) in request.settings.iter().enumerate() {
         let mut others = request.settings.clone();
@@ -216,12 +216,12 @@ fn all_together(request: &Request) -> InputError {
         .help("no combination is left even without any one of them; leave out two or more")
 }
 
-/// What a decision can be in a space, by its name.
+/// The values that a decision takes in a space.
 fn values(space: &Space<'_>, name: &str) -> Vec<String> {
     let mut numbers = BTreeSet::new();
     let mut words = vec![];
     let of_experts = ["ep", "etp", "moe_overlap", "moe_overlap_degree"].contains(&name);
-    let layouts = if of_experts { space.expert_nodes() } else { space.contexts() };
+    let layouts = if of_experts { space.expert_layouts() } else { space.contexts() };
     for parallel in layouts {
         let choices = space.choices(&parallel);
         if choices.count() == 0 {
@@ -253,7 +253,7 @@ fn values_of(parallel: &ParallelLayout, choices: &PipelineChoices, name: &str) -
     }
 }
 
-/// A decision of a node, as it is written in a plan.
+/// A decision of a layout, as plan.yaml writes it.
 fn of_decisions(d: &Decisions, name: &str) -> Option<String> {
     debug_assert!(Decision::names().any(|known| known == name), "{name}");
     let value = serde_json::to_value(d).ok()?;
@@ -265,7 +265,7 @@ fn list(values: &[u64]) -> String {
     shortened(&values.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
-/// The first sixteen.
+/// At most sixteen values.
 fn shortened(values: &[String]) -> String {
     let more = if values.len() > 16 { ", ..." } else { "" };
     let shown: Vec<&str> = values.iter().take(16).map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! Flags as typed become a finished [`Request`] here, once.
+//! Turns flags as typed into a finished [`Request`].
 
 use crate::request::conflicts;
 use crate::request::restrictions::{Choice, Restrictions};
@@ -13,10 +13,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The cluster where the user names none.
+/// The default cluster.
 pub const DEFAULT_CLUSTER: &str = "dgx_h100";
 
-/// Most GPUs that are planned for.
+/// Largest number of GPUs that a plan is made for.
 pub const MOST_GPUS: u64 = 1 << 20;
 
 /// Flags as typed.
@@ -69,11 +69,12 @@ impl Request {
     }
 }
 
-/// The user's settings, finished; nothing is offloaded where there is no host memory to take it, and where our
-/// own runtime trains, what it cannot carry out yet is left out unless the user asks for it.
+/// The user's settings as restrictions. Two defaults are added where the user says nothing: no
+/// offloading without host memory, and on clusters that our own runtime trains on, only what it can
+/// run yet.
 ///
 /// # Errors
-/// A setting that cannot be.
+/// A setting with a value that its decision does not take.
 pub fn restrictions(
     settings: &[String],
     cluster: &ClusterSpec,
@@ -91,7 +92,7 @@ pub fn restrictions(
     Ok(found)
 }
 
-/// The request that a plan answers, on the cluster named or else the shipped one of the plan's name.
+/// The request that a plan answers, on the named cluster or else the shipped one of the plan's name.
 ///
 /// # Errors
 /// There is no such cluster, or the plan was made for another one of that name.
@@ -108,8 +109,9 @@ pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputEr
     Ok(request)
 }
 
-/// The request that a plan answers, whatever figures the cluster has; `None` where none is named
-/// and none of the plan's name is shipped. A plan's own text never names a file.
+/// The request that a plan answers, whether or not the cluster's figures are those of the plan;
+/// `None` where no cluster is named and none of the plan's name is shipped. The plan's text is never
+/// used as a path.
 ///
 /// # Errors
 /// The cluster named cannot be read, or the plan's settings cannot be.
@@ -135,7 +137,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     }))
 }
 
-/// Percent as a share.
+/// A percentage as a fraction.
 fn headroom(percent: Option<f64>) -> Result<f64, InputError> {
     let Some(percent) = percent else { return Ok(DEFAULT_HEADROOM) };
     let most = 100.0 * MOST_HEADROOM;
@@ -145,7 +147,7 @@ fn headroom(percent: Option<f64>) -> Result<f64, InputError> {
     valid.then_some(percent / 100.0).ok_or_else(|| refused().help(help))
 }
 
-/// A pinned capacity factor changes what the experts compute: it is the model's from here on.
+/// Writes a pinned capacity factor into the model: it changes what the experts compute.
 fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec, InputError> {
     let Some(factor) = pinned else { return Ok(model) };
     let Some(moe) = &mut model.moe else {
@@ -228,7 +230,7 @@ fn standard_input() -> Result<Source, InputError> {
     Source::from_bytes("standard input", bytes)
 }
 
-/// Neither a file nor a shipped name.
+/// The error for a name that is neither a file nor shipped.
 fn unknown(what: &str, name: &str, names: &[&str]) -> InputError {
     let stem = name.strip_suffix(".yaml").unwrap_or(name);
     let hint =

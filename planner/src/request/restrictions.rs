@@ -1,4 +1,4 @@
-//! What the user pins or narrows with `--set`: raw text to finished restrictions.
+//! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
     AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
@@ -8,7 +8,7 @@ use models::schedule::ScheduleName;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Allowed whole numbers: a list, bounds, or both; everything by default.
+/// The allowed whole numbers: a list, bounds, or both. All by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
     list: Option<Vec<u64>>,
@@ -24,12 +24,12 @@ impl Numbers {
             && self.most.is_none_or(|most| value <= most)
     }
 
-    /// Whether the user said anything.
+    /// Whether the user restricted it.
     pub fn is_restricted(&self) -> bool {
         *self != Self::default()
     }
 
-    /// The only value allowed, if the user named one.
+    /// The only value allowed, if there is just one.
     pub fn pinned(&self) -> Option<u64> {
         match self.list.as_deref() {
             Some([only]) => Some(*only),
@@ -37,7 +37,7 @@ impl Numbers {
         }
     }
 
-    /// Only `value`.
+    /// Allows `value` alone.
     pub fn only(value: u64) -> Self {
         Self { list: Some(vec![value]), ..Self::default() }
     }
@@ -51,7 +51,7 @@ impl Numbers {
     }
 }
 
-/// Allowed values of a closed set; everything by default.
+/// The allowed values of a closed set. All by default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice<T>(Option<Vec<T>>);
 
@@ -67,17 +67,17 @@ impl<T: PartialEq + Copy> Choice<T> {
         self.0.as_ref().is_none_or(|list| list.contains(&value))
     }
 
-    /// Only `values`.
+    /// Allows `values` alone.
     pub fn of(values: &[T]) -> Self {
         Self(Some(values.to_vec()))
     }
 
-    /// Whether the user said anything.
+    /// Whether the user restricted it.
     pub fn is_restricted(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The only value allowed, if the user named one.
+    /// The only value allowed, if there is just one.
     pub fn pinned(&self) -> Option<T> {
         match self.0.as_deref() {
             Some([only]) => Some(*only),
@@ -153,7 +153,7 @@ enum Relation {
     AtLeast,
 }
 
-/// One `--set`, taken apart.
+/// One `--set`, split into its parts.
 struct Setting<'a> {
     text: &'a str,
     key: &'a str,
@@ -179,7 +179,7 @@ impl Restrictions {
         Ok(restrictions)
     }
 
-    /// The same of what a user typed, who cannot mean a name's values twice: the last ones would hold.
+    /// The same for settings a user typed, where giving a decision's values twice is an error.
     ///
     /// # Errors
     /// Those of [`Self::parse`], or a name whose values are given twice.
@@ -279,7 +279,7 @@ impl<'a> Setting<'a> {
         Ok(())
     }
 
-    /// True or false, not both: the search does not choose it.
+    /// True or false, not both: the search does not choose between them.
     fn switch(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
         match self.values.as_slice() {
             [_] => self.choice(into),

@@ -1,7 +1,8 @@
 //! The space of combinations: which decisions go together.
 //!
-//! A [`ParallelLayout`] fixes what a micro-batch's way through the layers depends on; its [`PipelineChoices`] decisions are
-//! independent of one another within it, so that they are counted without being visited.
+//! A [`ParallelLayout`] fixes the decisions that the cost of a layer depends on. The remaining
+//! decisions, its [`PipelineChoices`], are independent of one another, so combinations are counted
+//! without being visited.
 
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
@@ -13,7 +14,7 @@ use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
 
-/// Everything that says which combinations there are.
+/// What defines the combinations.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
     /// The model.
@@ -22,11 +23,12 @@ pub struct Space<'a> {
     pub cluster: &'a ClusterSpec,
     /// GPUs.
     pub gpus: u64,
-    /// What the user narrowed.
+    /// The user's restrictions.
     pub restrictions: &'a Restrictions,
 }
 
-/// Decisions that the layers' costs depend on, with placeholders for the others.
+/// The decisions that the cost of a layer depends on: degrees, context-parallel style, sequence
+/// parallelism, split of the experts, micro-batch, number format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParallelLayout {
     /// The decisions; schedule, chunks, vocabulary, recompute, ZeRO, offload and rank order are
@@ -34,7 +36,7 @@ pub struct ParallelLayout {
     pub decisions: Decisions,
 }
 
-/// How experts are split and their all-to-all is overlapped.
+/// How experts are split over ranks and how their all-to-all is overlapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertSplit {
     /// Expert parallel degree.
@@ -43,12 +45,12 @@ pub struct ExpertSplit {
     pub etp: u64,
     /// Overlap of the all-to-all.
     pub overlap: MoeOverlap,
-    /// Its chunks.
+    /// Chunks of that overlap.
     pub degree: u64,
 }
 
 impl ExpertSplit {
-    /// Experts whole on every rank, nothing overlapped: the only split of a dense model.
+    /// Every expert whole on every rank, no overlap: the only split of a dense model.
     pub const NONE: Self = Self { ep: 1, etp: 1, overlap: MoeOverlap::None, degree: 1 };
 
     /// Decisions with this split.
@@ -63,7 +65,7 @@ impl ExpertSplit {
     }
 }
 
-/// Choices of the decisions that a node leaves open.
+/// Values of the decisions that a parallel layout leaves open.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineChoices {
     /// Schedules with their chunks, and the vocabulary placements each allows.
@@ -79,13 +81,13 @@ pub struct PipelineChoices {
 }
 
 impl PipelineChoices {
-    /// Combinations.
+    /// Number of combinations.
     pub fn count(&self) -> u64 {
         let pipelines: usize = self.schedules.iter().map(|(_, _, vocabs)| vocabs.len()).sum();
         (pipelines * self.per_pipeline()) as u64
     }
 
-    /// Schedules, chunks and vocabulary placements of decisions that are else these.
+    /// `d` with each combination of schedule, chunks and vocabulary placement.
     pub fn pipelines<'a>(&'a self, d: &'a Decisions) -> impl Iterator<Item = Decisions> + 'a {
         self.schedules.iter().flat_map(move |(schedule, vpp, vocabs)| {
             let of = |&vocab| Decisions { schedule: *schedule, vpp: *vpp, vocab, ..d.clone() };
@@ -99,7 +101,7 @@ impl PipelineChoices {
     }
 }
 
-/// What the choices that a node leaves open depend on: contexts of the same key have the same.
+/// What [`PipelineChoices`] depend on: layouts with equal keys leave the same choices open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipelineChoicesKey {
     pp: u64,
@@ -108,9 +110,9 @@ pub struct PipelineChoicesKey {
     one_micro_batch: bool,
     /// Whether the pipeline divides the micro-batches.
     divides: bool,
-    /// Whether there are twice as many micro-batches as devices.
+    /// Whether there are at least twice as many micro-batches as pipeline ranks.
     fills: bool,
-    /// Whether two directions get as many micro-batches each.
+    /// Whether the micro-batches divide evenly between two directions.
     halves: bool,
 }
 
@@ -129,7 +131,7 @@ impl PipelineChoicesKey {
     }
 }
 
-/// Counts what contexts leave open without listing it again.
+/// Counts the choices of layouts, remembering each key's count.
 #[derive(Debug)]
 pub struct Counter<'a> {
     space: Space<'a>,
@@ -137,7 +139,7 @@ pub struct Counter<'a> {
 }
 
 impl Counter<'_> {
-    /// Combinations of a context for each way to split its experts.
+    /// Combinations of a layout for each way to split its experts.
     pub fn count(&mut self, d: &Decisions) -> u64 {
         let space = self.space;
         let count = || space.choices(&ParallelLayout { decisions: d.clone() }).count();
@@ -155,12 +157,12 @@ pub fn divisors(n: u64) -> Vec<u64> {
 }
 
 impl<'a> Space<'a> {
-    /// A counter of what contexts leave open.
+    /// A counter of the choices that layouts leave open.
     pub fn counter(&self) -> Counter<'a> {
         Counter { space: *self, known: HashMap::default() }
     }
 
-    /// All nodes.
+    /// All parallel layouts.
     pub fn layouts(&self) -> Vec<ParallelLayout> {
         let splits = |context: ParallelLayout| {
             let found = self.expert_splits(&context.decisions);
@@ -171,7 +173,7 @@ impl<'a> Space<'a> {
         self.contexts().into_iter().flat_map(splits).collect()
     }
 
-    /// Nodes before experts are split: with them, [`Self::expert_splits`] gives the nodes.
+    /// Parallel layouts before experts are split ([`Self::expert_splits`]).
     pub fn contexts(&self) -> Vec<ParallelLayout> {
         let mut contexts = vec![];
         for template in self.degrees() {
@@ -182,9 +184,9 @@ impl<'a> Space<'a> {
         contexts
     }
 
-    /// One node for every way to split experts in one context of each kind: every value of the decisions
-    /// about experts is among them, without the contexts that differ in nothing that matters to experts.
-    pub fn expert_nodes(&self) -> Vec<ParallelLayout> {
+    /// One layout for every way to split experts. Contexts that offer the same splits count once,
+    /// so every value of the decisions about experts is among the layouts.
+    pub fn expert_layouts(&self) -> Vec<ParallelLayout> {
         let mut seen = HashSet::new();
         let mut contexts = self.contexts();
         contexts.retain(|context| {
@@ -200,7 +202,7 @@ impl<'a> Space<'a> {
         contexts.into_iter().flat_map(splits).collect()
     }
 
-    /// Combinations in all.
+    /// Number of combinations in the space.
     pub fn count(&self) -> u64 {
         let of = |context: &ParallelLayout| {
             self.choices(context).count() * self.expert_splits(&context.decisions).len() as u64
@@ -217,7 +219,7 @@ impl<'a> Space<'a> {
         vec![default_dtype(self.cluster)]
     }
 
-    /// Tensor, pipeline, context and data parallel degrees whose product is the GPUs.
+    /// Tensor-, pipeline-, context- and data-parallel degrees whose product is the number of GPUs.
     fn degrees(&self) -> Vec<Decisions> {
         let r = self.restrictions;
         let mut found = vec![];
@@ -296,7 +298,7 @@ impl<'a> Space<'a> {
     fn styles(&self, d: &Decisions) -> Vec<(CpStyle, u64)> {
         let r = self.restrictions;
         if d.cp == 1 {
-            // The style means nothing then: any pin is obeyed, one combination is counted.
+            // The style has no effect: count one combination, of a style that is allowed.
             let style = CpStyle::ALL.iter().copied().find(|&style| r.cp_style.allows(style));
             return style.map(|style| (style, 1)).into_iter().collect();
         }
@@ -339,9 +341,9 @@ impl<'a> Space<'a> {
         self.restrictions.sequence_parallel.among(all)
     }
 
-    /// Expert parallel degrees and overlaps open to a context; they depend on its degrees and sequence
-    /// parallelism alone. Tensor-parallel ranks that hold the same tokens would send them to experts
-    /// twice, so expert parallelism with tensor parallelism wants sequence parallelism.
+    /// Expert-parallel degrees and overlaps open to a context. Tensor-parallel ranks that hold the
+    /// same tokens would send them to experts twice, so expert parallelism with tensor parallelism
+    /// requires sequence parallelism.
     pub fn expert_splits(&self, d: &Decisions) -> Vec<ExpertSplit> {
         let r = self.restrictions;
         let Some(moe) = &self.model.moe else {
@@ -402,7 +404,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// The choices a node leaves open.
+    /// The choices that a parallel layout leaves open.
     pub fn choices(&self, parallel: &ParallelLayout) -> PipelineChoices {
         let d = &parallel.decisions;
         let r = self.restrictions;
@@ -426,7 +428,7 @@ impl<'a> Space<'a> {
         let r = self.restrictions;
         let mut found = vec![];
         let mut known = r.schedule.among(&ScheduleName::ALL);
-        // Nothing to gain where the whole backward has sent its gradients on only at its end.
+        // Post-validation has nothing to overlap with where backward is not split.
         known.retain(|schedule| !d.post_validation || schedule.splits_backward());
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
@@ -439,7 +441,7 @@ impl<'a> Space<'a> {
         found
     }
 
-    /// Chunk counts of a schedule: several need several devices and at least a layer each.
+    /// Chunk counts of a schedule. Several chunks need several pipeline ranks, and a layer each.
     fn chunks(&self, schedule: ScheduleName, d: &Decisions) -> Vec<u64> {
         let most = self.model.layers as u64 / d.pp;
         match schedule {
@@ -452,7 +454,7 @@ impl<'a> Space<'a> {
             other => {
                 let (p, m) = (d.pp as usize, d.micro_batches as usize);
                 let exists = |&v: &u64| other.check(p, m, v as usize).is_ok();
-                // Two copies of each stage are two chunks a device, and one stage for each.
+                // Bidirectional schedules hold two copies of each stage: two chunks, one stage's layers.
                 let copies = |v: u64| other.layout(v as usize).copies() as u64;
                 let filled = |&v: &u64| v <= most * copies(v);
                 (1..=2 * most).filter(filled).filter(exists).filter(|_| p > 1).collect()
@@ -460,7 +462,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Megatron's baseline, `first_last`, exists with several chunks only where all are equal.
+    /// Vocabulary placements of a schedule. `first_last`, Megatron's baseline, needs equal chunks.
     fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
         let plain = schedule == ScheduleName::OneFOneB;
         let wanted = self.restrictions.schedule.is_restricted();
@@ -478,8 +480,8 @@ impl<'a> Space<'a> {
         self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
     }
 
-    /// ZeRO stages with the sizes of shard groups: stage 0 shards nothing, the others over any divisor
-    /// of the replicas above one (fewer than all is hybrid sharding).
+    /// ZeRO stages with the sizes of their shard groups: 1 for stage 0, for the others any divisor
+    /// above 1 of dp·cp (less than all of it is hybrid sharding).
     fn shards(&self, d: &Decisions) -> Vec<(u8, u64)> {
         let r = self.restrictions;
         let mut found = vec![];
@@ -495,7 +497,7 @@ impl<'a> Space<'a> {
     }
 }
 
-/// The format a cluster usually trains in: bf16, else fp16, else f32.
+/// The number format a cluster usually trains in: bf16, else fp16, else f32.
 pub fn default_dtype(cluster: &ClusterSpec) -> Dtype {
     let has = |dtype: &Dtype| cluster.device.peak_flops.contains_key(dtype);
     [Dtype::Bf16, Dtype::Fp16, Dtype::F32].into_iter().find(has).unwrap_or(Dtype::F32)

@@ -1,4 +1,4 @@
-//! What a search is asked.
+//! The input of a search.
 
 use super::restrictions::Restrictions;
 use super::space::Space;
@@ -7,7 +7,7 @@ use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is to be planned.
+/// The input of a search.
 #[derive(Clone, Debug)]
 pub struct Task<'a> {
     /// The model, with its sequence length and global batch.
@@ -16,20 +16,20 @@ pub struct Task<'a> {
     pub cluster: &'a ClusterSpec,
     /// GPUs.
     pub gpus: u64,
-    /// What the user narrowed.
+    /// The user's restrictions.
     pub restrictions: &'a Restrictions,
-    /// Places layers as if memory were endless, to say by how much a configuration does not fit.
+    /// Ignores memory, to say by how much a configuration does not fit.
     pub ignore_memory: bool,
-    /// Cuts everything that is not faster than this, s.
+    /// Prunes everything that is not faster than this, s.
     pub cutoff_s: f64,
-    /// Work for integer programs in all, as [`ilp::Limits::work`] counts it.
+    /// Work limit of all integer programs together, in units of [`ilp::Limits::work`].
     pub solver_work: u64,
-    /// Where it turns true, the search ends with the best known.
+    /// Set to end the search early with the best plan so far.
     pub stop: Option<&'a AtomicBool>,
 }
 
 impl<'a> Task<'a> {
-    /// A task with nothing relaxed.
+    /// A task with no limits but the restrictions.
     pub fn new(
         model: &'a ModelSpec,
         cluster: &'a ClusterSpec,
@@ -48,12 +48,12 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Whether the search is to end.
+    /// Whether the search was asked to end.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// The task's space.
+    /// The space it spans.
     pub fn space(&self) -> Space<'a> {
         Space {
             model: self.model,
@@ -64,5 +64,5 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Most combinations that are priced one by one.
+/// Largest number of combinations that are priced one by one.
 pub const MOST_ONE_BY_ONE: u64 = 4096;

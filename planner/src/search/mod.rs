@@ -1,20 +1,20 @@
-//! The search: every combination is either priced exactly or cut by a bound.
+//! Best-first branch and bound over the space of combinations.
 //!
-//! Best first. Contexts (degrees, context parallelism, micro-batch) wait in a heap by their bound; the
-//! least is taken and replaced by its parts with tighter bounds: nodes by how experts are split, then
-//! pipelines (schedule, chunks, vocabulary placement, recomputation), whose states (ZeRO, shards, offload,
-//! rank order) are at last settled one by one, by a simulated placement that attains its bound, or by the
-//! integer program. What still waits when the least bound reaches the best time is cut. So nothing is
-//! looked into whose bound does not lie below the optimum, whatever is found first ([`queue`]). Items are
-//! worked on by several threads in batches that do not depend on how many there are ([`expand`]).
+//! A search node is a part of the space with an admissible lower bound on its time. The node with the
+//! least bound is expanded into parts with tighter bounds: contexts (degrees, context parallelism,
+//! micro-batch), parallel layouts (split of the experts), pipelines (schedule, chunks, vocabulary
+//! placement, recomputation), and at last states (ZeRO, shard group, offloading, rank order). A state
+//! is settled by a simulated placement that attains its bound, or by the integer program. Nodes whose
+//! bound reaches the incumbent's time are pruned ([`queue`]). Several threads expand nodes in batches
+//! that do not depend on the number of threads ([`expand`]), so the plan does not either.
 //!
-//! Four families are cut by dominance, each because another member of the space does as well
-//! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
-//! - uniform recomputation is one of the mixes of `per_layer`;
+//! Four parts of the space are pruned by dominance, because another part is at least as good
+//! (docs/design/search.md has the exceptions):
+//! - uniform recomputation is one of the splits of `per_layer`;
 //! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
 //! - `zb_auto` has the order of `zb_h1` or `zb_v` where there are enough micro-batches;
-//! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
-//!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
+//! - `gpipe` and `naive` are no faster than `1f1b` and hold no fewer micro-batches: without transfer
+//!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, GPipe's time.
 
 mod exhaustive;
 mod expand;
@@ -62,20 +62,20 @@ pub struct Outcome {
     pub effort: Effort,
 }
 
-/// Called now and then with the combinations settled and those in all.
+/// Called now and then with the number of combinations settled and of all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
-    // The bounds speak of iterations that end at a barrier.
+    // The bounds hold for iterations that end at a barrier.
     if task.restrictions.wants_post_validation() {
         return exhaustive::run(task, progress);
     }
     queue::run(task, progress)
 }
 
-/// The same; where vocabulary passes come first, they are looked for in every schedule that hosts them. By default they are
-/// searched with 1F1B alone.
+/// The same, and where a plan with vocabulary passes wins, a second search of every schedule that
+/// hosts them. The first search has them with 1F1B alone.
 pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let narrow = search(task, progress);
     let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
