@@ -237,8 +237,8 @@ impl<'a> Asker<'a> {
         for cp in values(|d| d.cp) {
             found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
         }
-        let expert_nodes = self.request.task().space().expert_nodes();
-        let eps: BTreeSet<u64> = expert_nodes.iter().map(|node| node.decisions.ep).collect();
+        let layouts = self.request.task().space().expert_layouts();
+        let eps: BTreeSet<u64> = layouts.iter().map(|layout| layout.decisions.ep).collect();
         for ep in eps.into_iter().filter(|&ep| ep != own.ep) {
             found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
         }
