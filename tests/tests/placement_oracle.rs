@@ -6,10 +6,11 @@ use meshwright_tests::{close, instances, stages};
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
 use planner::partition::{Problem, Scratch, dynamic_program, ilp};
+use planner::request::task::SOLVER_WORK;
 use planner::simulate::{Durations, Workspace};
 
 fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
-    let limits = ilp::Limits { paths, ..ilp::Limits::default() };
+    let limits = ilp::Limits { paths, work: SOLVER_WORK };
     ilp::solve(problem, None, cutoff_s, limits, &mut Scratch::default())
 }
 

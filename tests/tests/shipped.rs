@@ -11,6 +11,7 @@ use planner::pricing::cost_cache::CostCache;
 use planner::pricing::priced::{Placed, PlacedStage, Priced};
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
+use planner::request::task::SOLVER_WORK;
 
 const CLUSTERS: [&str; 2] = ["dgx_h100", "selene"];
 
@@ -112,7 +113,7 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
 }
 
 fn agree(name: &str, problem: &Problem) {
-    let limits = ilp::Limits { paths: false, ..ilp::Limits::default() };
+    let limits = ilp::Limits { paths: false, work: SOLVER_WORK };
     let dynamic_s = dynamic_program::solve(problem).expect("memory is endless").bound_s;
     // Above the optimum, so that it cuts nothing that matters but gives the program its scale.
     let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());

@@ -1,10 +1,10 @@
 //! Why a plan is what it is: the same search again, with one thing changed at a time.
 
 use crate::answer::report::Alternative;
-use crate::partition::ilp;
 use crate::request::Request;
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
+use crate::request::task::SOLVER_WORK;
 use crate::search::{Found, Outcome, Progress, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, Recompute, Vocab};
@@ -59,7 +59,7 @@ const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
 pub const FAR: f64 = 3.0;
 
 /// What integer programs may take for one question: what it finds need not be proven.
-const SOLVER_WORK: u64 = ilp::MUCH_WORK / 40;
+const QUESTION_WORK: u64 = SOLVER_WORK / 40;
 
 /// Bytes that `plan` imagines on top.
 const MORE_BYTES: f64 = 4e9;
@@ -98,7 +98,7 @@ impl<'a> Asker<'a> {
             cluster,
             restrictions: r,
             cutoff_s,
-            solver_work: SOLVER_WORK,
+            solver_work: QUESTION_WORK,
             ignore_memory,
             ..self.request.task()
         };
@@ -384,7 +384,7 @@ fn close_in(
 fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
     let mut cluster = request.cluster.clone();
     cluster.device.hbm_bytes *= factor;
-    let task = Task { cluster: &cluster, solver_work: SOLVER_WORK, ..request.task() };
+    let task = Task { cluster: &cluster, solver_work: QUESTION_WORK, ..request.task() };
     let outcome = search(&task, progress);
     outcome.best.is_some().then_some(outcome)
 }
@@ -403,7 +403,8 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
         let restrictions = lean(&Restrictions::parse(&settings).ok()?);
-        let task = Task { restrictions: &restrictions, solver_work: SOLVER_WORK, ..request.task() };
+        let task =
+            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("without --set {dropped}"), found))
     })
@@ -413,7 +414,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
 fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
     [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
-        let task = Task { gpus, solver_work: SOLVER_WORK, ..request.task() };
+        let task = Task { gpus, solver_work: QUESTION_WORK, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("--gpus {gpus}"), found))
     })

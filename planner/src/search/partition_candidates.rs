@@ -17,6 +17,7 @@ use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
 use crate::pricing::recompute_split::{RecomputeCost, options};
 use crate::pricing::{Configuration, StageCost};
+use crate::request::task::SOLVER_WORK;
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
@@ -432,7 +433,7 @@ pub struct Limits<'a> {
 impl Limits<'_> {
     /// All placements below a cut-off that fit; integer programs get a part of what a search has.
     pub fn below(cutoff_s: f64) -> Self {
-        Self { cutoff_s, ignore_memory: false, known: &[], work: ilp::MUCH_WORK / 8 }
+        Self { cutoff_s, ignore_memory: false, known: &[], work: SOLVER_WORK / 8 }
     }
 }
 
