@@ -37,7 +37,8 @@ pub struct OrderMilestones {
     pub first_chunk: usize,
     /// Whether the first backward comes before the last forward of the first chunk.
     pub apart: bool,
-    /// Passes before a milestone are not known to be done by then: see [`Self::of_any`].
+    /// Whether the milestones hold for any order: weight gradients counted after the last backward
+    /// may then also run before it. See [`Self::of_any`].
     any_order: bool,
     micro_batches: f64,
 }
