@@ -1,19 +1,19 @@
-//! Where two JSON values differ, field by field.
+//! Differences between two JSON values, field by field.
 
 use serde_json::Value;
 
-/// A field with two values; absent ones are null.
+/// A field with different values. Absent ones are null.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The field, as in plan.yaml: `stages[0].memory.total`.
     pub field: String,
-    /// In the first.
+    /// Value in the first.
     pub a: Value,
-    /// In the second.
+    /// Value in the second.
     pub b: Value,
 }
 
-/// Fields with different values, in the order of the first.
+/// Fields with different values, in the order of the first, then those only in the second.
 pub fn changes(a: &Value, b: &Value) -> Vec<Change> {
     let mut found = vec![];
     compare("", a, b, &mut found);

@@ -1,4 +1,4 @@
-//! Why one schedule is faster than another: where the devices' time goes in each.
+//! Comparison of two schedules: where each pipeline rank's time goes.
 
 use crate::answer::recheck::placed_of;
 use crate::answer::text::{bytes, seconds};
@@ -20,27 +20,28 @@ use std::fmt::Write;
 /// Columns of a drawing.
 const WIDTH: usize = 100;
 
-/// Devices that are drawn and listed.
+/// Pipeline ranks that are drawn and listed.
 const SHOWN: usize = 16;
 
-/// Where a device's share of the makespan goes: work and waits add up to it. Times are the timeline's: seconds in a
-/// plan's, units of a pass in `plan schedule`'s; activations are bytes there, a device's micro-batches here.
+/// How a pipeline rank spends the makespan: work and waits add up to it. Units are the timeline's.
+/// For a plan they are seconds, and activations are bytes. In `plan schedule` they are units of a
+/// pass, and activations are micro-batches of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Share {
-    /// In passes.
+    /// Time in passes.
     pub work: f64,
-    /// Idle before its first backward.
+    /// Idle time before its first backward.
     pub warm_up_wait: f64,
-    /// Idle between its first backward and its last forward.
+    /// Idle time between its first backward and its last forward.
     pub steady_wait: f64,
-    /// Idle behind its last forward.
+    /// Idle time after its last forward.
     pub drain_wait: f64,
-    /// Most activations it holds.
+    /// Most activations held at once.
     pub peak_held: f64,
 }
 
 impl Share {
-    /// Parts of the makespan, with what to call less of them.
+    /// Parts of the makespan, with the words of the sentence for each.
     fn parts(&self) -> [(&'static str, f64); 4] {
         [
             ("works", self.work),
@@ -51,34 +52,34 @@ impl Share {
     }
 }
 
-/// One of two schedules.
+/// One of the two schedules compared.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Side {
     /// Its name.
     pub schedule: ScheduleName,
     /// End of its last pass.
     pub makespan: f64,
-    /// By device.
+    /// By pipeline rank.
     pub devices: Vec<Share>,
     #[serde(skip)]
     drawing: String,
 }
 
-/// A schedule beside another.
+/// One schedule compared with another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The one asked for.
+    /// The schedule asked about.
     pub of: Side,
-    /// The other.
+    /// The schedule it is compared with.
     pub against: Side,
 }
 
-/// How times and activations are written.
+/// Formats of times and activations.
 #[derive(Clone, Copy)]
 pub struct Units {
-    /// A time.
+    /// Format of a time.
     pub time: fn(f64) -> String,
-    /// Activations.
+    /// Format of activations.
     pub held: fn(f64) -> String,
 }
 
@@ -86,7 +87,7 @@ pub struct Units {
 pub const SECONDS_AND_BYTES: Units = Units { time: seconds, held: |held| bytes(held as u64) };
 
 impl Side {
-    /// A run of a schedule in which devices hold `held` at most.
+    /// A run of a schedule in which rank `i` holds at most `held[i]`.
     pub fn new(schedule: ScheduleName, timeline: &Timeline, held: &[f64]) -> Self {
         let makespan = timeline.makespan_s;
         let devices = timeline.spans.iter().zip(held);
@@ -104,7 +105,8 @@ impl Side {
     }
 }
 
-/// A timeline under its name; of one with more passes than columns, the start and the end.
+/// The timeline under its schedule's name. Of one with more passes than columns, the start and the
+/// end.
 fn drawing(schedule: ScheduleName, timeline: &Timeline) -> String {
     let passes = timeline.spans.iter().map(Vec::len).max().unwrap_or(0);
     let shown =
@@ -113,7 +115,7 @@ fn drawing(schedule: ScheduleName, timeline: &Timeline) -> String {
         let lines = shown(timeline.draw(WIDTH));
         return format!("{schedule}\n{}\n", lines.join("\n"));
     }
-    // Room for a mark and a digit or two of each pass.
+    // Leaves room for a letter and one or two digits of each pass.
     let (end, half) = (timeline.makespan_s, WIDTH / 2 - 2);
     let length = end * half as f64 / (3 * passes) as f64;
     let start = shown(timeline.between(0.0, length).draw(half));
@@ -133,7 +135,7 @@ fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
     let mut share = Share { peak_held, ..Share::default() };
     let mut idle = |from: f64, to: f64| {
         let within = |least: f64, most: f64| (to.min(most) - from.max(least)).max(0.0);
-        // What is no more than rounding is no wait.
+        // Gaps within rounding errors are no waits.
         if to - from > 1e-12 * makespan {
             share.warm_up_wait += within(0.0, warm);
             share.steady_wait += within(warm, drain);
@@ -163,7 +165,7 @@ impl Comparison {
         text + &self.table(units) + "\n" + &self.sentence(units) + "\n"
     }
 
-    /// A row for each device, first with the one schedule, then with the other.
+    /// One row for each rank and schedule.
     fn table(&self, units: Units) -> String {
         let heads = ["device", "schedule", "work", "warm-up", "steady", "drain", "held"];
         let mut rows: Vec<[String; 7]> = vec![heads.map(str::to_owned)];
@@ -184,7 +186,7 @@ impl Comparison {
         for row in &rows {
             let cells = row.iter().zip(widths);
             let line = cells.fold(String::new(), |mut line, (cell, width)| {
-                // Text can grow.
+                // Writing to a string cannot fail.
                 let _ = write!(line, "  {cell:>width$}");
                 line
             });
@@ -193,7 +195,8 @@ impl Comparison {
         text
     }
 
-    /// Where the faster one gains, by means over the devices: they add up to the difference.
+    /// Where the faster schedule gains, as means over the ranks. The gains add up to the
+    /// difference.
     pub fn sentence(&self, units: Units) -> String {
         let (fast, slow) = if self.of.makespan <= self.against.makespan {
             (&self.of, &self.against)
@@ -234,8 +237,9 @@ impl Comparison {
     }
 }
 
-/// A plan's schedule beside 1F1B at the same degrees, micro-batch and state, with its layers placed as is best for it;
-/// `None` where there is no pipeline, or 1F1B is what the plan has, or does not fit.
+/// Compares a plan's schedule with 1F1B at the same degrees, micro-batch and state, with the best
+/// partition for it. `None` where there is no pipeline, or the plan already has 1F1B, or 1F1B does
+/// not fit.
 pub fn against_one_f_one_b(request: &Request, plan: &Plan) -> Option<Comparison> {
     let d = &plan.decisions;
     if d.pp == 1 || d.schedule == ScheduleName::OneFOneB {
@@ -251,18 +255,19 @@ pub fn against_one_f_one_b(request: &Request, plan: &Plan) -> Option<Comparison>
 }
 
 fn side(cache: &CostCache<'_>, d: &Decisions, placed: &Placed, plan: &Plan) -> Option<Side> {
-    let case = Configuration::new(cache, d.clone()).ok()?;
+    let configuration = Configuration::new(cache, d.clone()).ok()?;
     let own = plan.own_order().ok().flatten().filter(|_| *d == plan.decisions);
-    let case = match &own {
-        Some(order) => case.in_order(order.clone()),
-        None => case,
+    let configuration = match &own {
+        Some(order) => configuration.in_order(order.clone()),
+        None => configuration,
     };
-    let timeline = case.timeline(placed, own)?;
-    let held = activations(&case.price(placed, &mut Scratch::default()), case.devices());
+    let timeline = configuration.timeline(placed, own)?;
+    let held =
+        activations(&configuration.price(placed, &mut Scratch::default()), configuration.devices());
     Some(Side::new(d.schedule, &timeline, &held))
 }
 
-/// Activations at each device's fullest moment, bytes.
+/// Activations at each rank's fullest moment, bytes.
 fn activations(priced: &Priced, devices: usize) -> Vec<f64> {
     let mut held = vec![0.0; devices];
     for stage in priced.stages.iter().chain(&priced.copies) {
@@ -271,7 +276,7 @@ fn activations(priced: &Priced, devices: usize) -> Vec<f64> {
     held
 }
 
-/// What a plan decided, but for the schedule and what follows from it.
+/// Restrictions that pin all decisions of a plan but the schedule and what follows from it.
 fn same_but_schedule(r: &Restrictions, d: &Decisions) -> Restrictions {
     Restrictions {
         tp: Numbers::only(d.tp),
@@ -335,16 +340,17 @@ mod tests {
         }
     }
 
-    /// By hand: four devices and eight micro-batches of three units each.
+    /// Computed by hand: four ranks and eight micro-batches of three units each.
     #[test]
-    fn waits_are_those_of_the_figures() {
+    fn waits_of_1f1b_are_those_computed_by_hand() {
         let one = side(ScheduleName::OneFOneB, 4, 8);
         assert_eq!(one.makespan, 33.0);
-        // The last device gets its first micro-batch after three forwards and ends with six units of backwards to come.
+        // The last rank receives its first micro-batch after three forwards. When it ends, six
+        // units of backwards are left on the others.
         let last = one.devices[3];
         assert_eq!((last.work, last.warm_up_wait, last.drain_wait), (24.0, 3.0, 6.0));
-        // The first has done four forwards when its first backward may start, at 4 + 3 · 2; the rest of its nine
-        // units it waits behind its last forward.
+        // The first rank has done four forwards when its first backward may start, at 4 + 3 · 2. It
+        // spends the rest of its nine idle units after its last forward.
         let first = one.devices[0];
         assert_eq!((first.work, first.warm_up_wait, first.steady_wait), (24.0, 6.0, 0.0));
         assert_eq!((first.drain_wait, first.peak_held), (3.0, 4.0));

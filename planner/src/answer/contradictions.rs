@@ -1,4 +1,4 @@
-//! What a plan says that its own inputs, or its cluster, say otherwise: found without pricing anything.
+//! Contradictions between a plan and its own inputs or its cluster, found without pricing anything.
 
 use crate::request::Request;
 use crate::request::restrictions::{Choice, Restrictions};
@@ -12,8 +12,8 @@ use models::text::quotable;
 use serde_json::Value;
 use std::fmt::Display;
 
-/// Decisions that `inputs.settings` do not allow; where the cluster is known, also a number format that it does not
-/// train in.
+/// Decisions that `inputs.settings` do not allow. Where the cluster is known, also a number format
+/// that it does not train in.
 pub fn contradictions(plan: &Plan, request: Option<&Request>) -> Vec<Violation> {
     let settings = &plan.inputs.settings;
     let mut found = match (request, Restrictions::typed(settings)) {
@@ -60,7 +60,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("micro_batch", &r.micro_batch, d.micro_batch),
     ];
     let numbers = numbers.map(|(name, allowed, n)| (name, allowed.allows(n), n.to_string()));
-    // An order of its own is no named schedule's.
+    // An order of its own is not that of a named schedule.
     let schedule = !plan.order.is_empty() || r.schedule.allows(d.schedule);
     let choices = [
         ("cp_style", r.cp_style.allows(d.cp_style), d.cp_style.name()),
@@ -91,28 +91,29 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         .collect()
 }
 
-/// What may be meant so, but should be known, one sentence each.
+/// Facts that are allowed but should be known, one sentence each.
 pub fn notes(plan: &Plan, request: Option<&Request>, own_tool: &str) -> Vec<String> {
     let tool =
         (plan.tool != own_tool).then(|| format!("written by {}, this is {own_tool}", plan.tool));
-    let proof = request.and_then(|request| candidates(plan, request));
+    let proof = request.and_then(|request| other_candidates(plan, request));
     tool.into_iter().chain(shipped(&plan.inputs.model)).chain(proof).collect()
 }
 
-/// The proof speaks of as many combinations as the inputs have.
-fn candidates(plan: &Plan, request: &Request) -> Option<String> {
+/// A note where the proof counts another number of combinations than the inputs have.
+fn other_candidates(plan: &Plan, request: &Request) -> Option<String> {
     let said = plan.proof.candidates;
     let typed = &request.restrictions;
-    // Searches that widen to every schedule, or leave offloading out, count those combinations.
-    let wide = Restrictions { schedule: Choice::of(&ScheduleName::ALL), ..typed.clone() };
-    let kept = Restrictions { offload: Choice::of(&[Offload::None]), ..typed.clone() };
+    // Searches that widen to every schedule, or leave offloading out, count other combinations.
+    let all_schedules = Restrictions { schedule: Choice::of(&ScheduleName::ALL), ..typed.clone() };
+    let no_offload = Restrictions { offload: Choice::of(&[Offload::None]), ..typed.clone() };
     let own = space(request, typed).count();
-    let others = [&wide, &kept].map(|restrictions| || space(request, restrictions).count());
+    let others =
+        [&all_schedules, &no_offload].map(|restrictions| || space(request, restrictions).count());
     let known = said == own || others.into_iter().any(|count| count() == said);
     (!known).then(|| format!("its proof is of {said} combinations, but these inputs have {own}"))
 }
 
-/// A model that bears a shipped one's name is that one, but for its run.
+/// A note where a model has a shipped one's name but differs in more than its run.
 fn shipped(model: &ModelSpec) -> Option<String> {
     let shipped = model::shipped(&model.name)?.ok()?;
     let shipped = shipped.with_run(Some(model.seq_len), Some(model.global_batch)).ok()?;
@@ -121,7 +122,7 @@ fn shipped(model: &ModelSpec) -> Option<String> {
     };
     let mut fields = vec![];
     differing("", &own, &other, &mut fields);
-    // What a run sets beside the model, and what its reader assumed.
+    // Fields that a run sets besides the model, and what its reader assumed.
     fields.retain(|field| field != "moe.capacity_factor" && !field.starts_with("assumptions"));
     let name = &model.name;
     (!fields.is_empty())

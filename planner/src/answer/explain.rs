@@ -1,4 +1,4 @@
-//! Why a plan is what it is: the same search again, with one thing changed at a time.
+//! Why a plan is what it is: the search is repeated with one thing changed at a time.
 
 use crate::answer::report::Alternative;
 use crate::request::Request;
@@ -13,58 +13,65 @@ use models::schedule::ScheduleName;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// One thing that was tried instead.
+/// One alternative that was searched.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
-    /// What was pinned or changed, such as `tp 4` or `1 GB more memory`.
+    /// The change: a pinned decision or other hardware, such as `tp 4` or `1 GB more memory`.
     pub what: String,
-    /// The best way to do it, if any is worth a price.
+    /// The fastest configuration with this change, if one is worth pricing.
     pub best: Option<Alternative>,
     /// Why there is none.
     pub why_not: Option<WhyNot>,
 }
 
-/// Why something has no way worth a price.
+/// Why a change has no configuration worth pricing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhyNot {
     /// The user's settings exclude it.
     Excluded,
-    /// No combination of decisions satisfies the rules of divisibility.
+    /// No combination of decisions satisfies the divisibility rules.
     DoesNotExist,
-    /// Every way takes more than [`FAR`] times the plan's time, whatever memory there is.
+    /// Every configuration takes more than [`FAR`] times the plan's time, even with unlimited
+    /// memory.
     TooSlow,
-    /// Some ways would be fast enough, and none of them fits.
+    /// Some configurations would be fast enough, but none of them fits.
     DoesNotFit,
-    /// The time for integer programs ran out.
+    /// The work allowed for integer programs ran out.
     Undecided,
 }
 
-/// Everything `plan explain` finds out by searching.
+/// Everything that `plan explain` finds by searching.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// Other values of single decisions, the rest free.
+    /// Other values of single decisions, with the rest free.
     pub considered: Vec<Tried>,
     /// Slightly better hardware.
     pub bought: Vec<Tried>,
-    /// 1F1B with the vocabulary on first and last stage and even layers.
+    /// 1F1B with the vocabulary on the first and last stage and an even partition.
     pub plain: Tried,
 }
 
-/// Alternatives are looked for up to these multiples of the plan's time, the next only where the one
-/// before leaves too few: bounds cut most of what is not close.
+/// Alternatives are searched up to these multiples of the plan's time in turn, until there are
+/// enough. A tight cut-off lets bounds prune most of the space.
 const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
 
-/// What takes more than so many times the plan's time is not looked for: that alone is enough against it.
+/// Alternatives beyond this multiple of the plan's time are not searched: too slow is reason
+/// enough.
 pub const FAR: f64 = 3.0;
 
+<<<<<<< HEAD
 /// What integer programs may take for one question: what it finds need not be proven.
 const QUESTION_WORK: u64 = SOLVER_WORK / 40;
+=======
+/// Work of integer programs for one question. An alternative need not be proven optimal.
+const SOLVER_WORK: u64 = ilp::MUCH_WORK / 40;
+>>>>>>> planner-a
 
-/// Bytes that `plan` imagines on top.
+/// Additional memory that `plan` tries, bytes.
 const MORE_BYTES: f64 = 4e9;
 
-/// A request with its fastest way, asked again with changes.
+/// A request with the time of its plan, to be searched again with changes.
 pub struct Asker<'a> {
     request: &'a Request,
     own_s: f64,
@@ -72,7 +79,7 @@ pub struct Asker<'a> {
 }
 
 impl<'a> Asker<'a> {
-    /// Asks about `request`, whose plan takes `own_s`.
+    /// Prepares questions about `request`, whose plan takes `own_s`.
     pub fn new(request: &'a Request, own_s: f64, progress: Progress<'a>) -> Self {
         Self { request, own_s, progress }
     }
@@ -113,8 +120,8 @@ impl<'a> Asker<'a> {
         Tried { what, best, why_not }
     }
 
-    /// Why a search within [`FAR`] times the plan's time found nothing: the same without a limit of
-    /// memory tells.
+    /// Finds out why a search within [`FAR`] times the plan's time found nothing, by repeating it
+    /// without a memory limit.
     fn why_not(&mut self, proof: &Proof, r: &Restrictions) -> WhyNot {
         if proof.candidates == 0 {
             return WhyNot::DoesNotExist;
@@ -122,16 +129,16 @@ impl<'a> Asker<'a> {
         if proof.searched_gap > 0.0 {
             return WhyNot::Undecided;
         }
-        let endless = self.search(&self.request.cluster, r, FAR * self.own_s, true);
-        match (endless.best, endless.proof.searched_gap == 0.0) {
+        let unlimited = self.search(&self.request.cluster, r, FAR * self.own_s, true);
+        match (unlimited.best, unlimited.proof.searched_gap == 0.0) {
             (Some(_), _) => WhyNot::DoesNotFit,
             (None, true) => WhyNot::TooSlow,
             (None, false) => WhyNot::Undecided,
         }
     }
 
-    /// The `most` fastest of: the best of every other pair of tp and pp, and of every other schedule
-    /// at the plan's own pair. None is slower than a quarter as long again.
+    /// The `most` fastest alternatives: the best of every other pair of tp and pp, and of every
+    /// other schedule at the plan's own pair. None takes more than 1.25 times the plan's time.
     pub fn alternatives(&mut self, own: &Decisions, most: usize) -> Vec<Alternative> {
         let shapes = self.other_shapes(own);
         let mut kept = vec![];
@@ -154,12 +161,13 @@ impl<'a> Asker<'a> {
         kept
     }
 
-    /// Nearest to the plan's own degrees first, where good ones make the bounds cut.
+    /// Restrictions to try, those nearest to the plan's degrees first: good alternatives found
+    /// early make the bounds prune more.
     fn other_shapes(&self, own: &Decisions) -> Vec<Restrictions> {
         let r = &self.request.restrictions;
-        let nodes = self.request.task().space().contexts();
+        let layouts = self.request.task().space().contexts();
         let pairs: BTreeSet<(u64, u64)> =
-            nodes.iter().map(|node| (node.decisions.tp, node.decisions.pp)).collect();
+            layouts.iter().map(|layout| (layout.decisions.tp, layout.decisions.pp)).collect();
         let mut others: Vec<(u64, u64)> = pairs.into_iter().collect();
         others.retain(|&pair| pair != (own.tp, own.pp));
         others.sort_by(|&a, &b| distance(own, a).total_cmp(&distance(own, b)));
@@ -171,14 +179,14 @@ impl<'a> Asker<'a> {
         schedules.chain(shapes).collect()
     }
 
-    /// What more memory would allow, if anything: how many bytes more, and the faster way.
+    /// What more memory would allow, if anything: the additional bytes and the faster alternative.
     pub fn more_memory(&mut self) -> Option<(f64, Alternative)> {
         let cluster = with_memory(&self.request.cluster, MORE_BYTES);
         let found = self.ask(&cluster, &self.request.restrictions, self.own_s * 0.999);
         found.map(|found| (MORE_BYTES, found))
     }
 
-    /// Everything.
+    /// Runs all searches of the explanation.
     pub fn explain(&mut self, own: &Decisions) -> Explanation {
         let considered = self.considered(own);
         let bought = self.bought();
@@ -222,9 +230,9 @@ impl<'a> Asker<'a> {
 
     fn other_degrees(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
         let r = &self.request.restrictions;
-        let nodes = self.request.task().space().contexts();
+        let layouts = self.request.task().space().contexts();
         let values = |of: fn(&Decisions) -> u64| -> Vec<u64> {
-            let all: BTreeSet<u64> = nodes.iter().map(|node| of(&node.decisions)).collect();
+            let all: BTreeSet<u64> = layouts.iter().map(|layout| of(&layout.decisions)).collect();
             all.into_iter().filter(|&value| value != of(own)).collect()
         };
         let mut found = vec![];
@@ -237,15 +245,20 @@ impl<'a> Asker<'a> {
         for cp in values(|d| d.cp) {
             found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
         }
+<<<<<<< HEAD
         let layouts = self.request.task().space().expert_layouts();
         let eps: BTreeSet<u64> = layouts.iter().map(|layout| layout.decisions.ep).collect();
+=======
+        let expert_layouts = self.request.task().space().expert_nodes();
+        let eps: BTreeSet<u64> = expert_layouts.iter().map(|layout| layout.decisions.ep).collect();
+>>>>>>> planner-a
         for ep in eps.into_iter().filter(|&ep| ep != own.ep) {
             found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
         }
         found
     }
 
-    /// A little more memory; a little more bandwidth, level by level.
+    /// Hardware with a little more memory, or a little more bandwidth on one link level.
     fn bought(&mut self) -> Vec<Tried> {
         let cluster = &self.request.cluster;
         let r = &self.request.restrictions;
@@ -277,7 +290,7 @@ impl<'a> Asker<'a> {
     }
 }
 
-/// Doublings and halvings between degrees.
+/// Number of doublings and halvings between degrees.
 fn distance(own: &Decisions, (tp, pp): (u64, u64)) -> f64 {
     let doublings = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
     doublings(own.tp, tp) + doublings(own.pp, pp)
@@ -307,16 +320,17 @@ fn alternative(found: &Found, own_s: f64) -> Alternative {
 /// Why nothing fits, and what would.
 #[derive(Clone, Debug)]
 pub struct Shortage {
-    /// The leanest configuration, were there memory for it; to 1 % of its bytes.
+    /// The configuration that needs the least memory, to 1 % of its bytes. `None` where none
+    /// exists.
     pub leanest: Option<Found>,
-    /// Changes that make it fit: what to type, and the way that then fits.
+    /// Changes that make it fit: the text of each and the configuration that then fits.
     pub remedies: Vec<(String, Found)>,
 }
 
-/// Finds out by how much nothing fits, and the smallest changes that would.
+/// Finds by how much memory falls short, and the smallest changes that would suffice.
 ///
-/// Only the leanest corner of the space is searched: 1F1B, which holds the fewest micro-batches,
-/// of one sequence each, with everything recomputed; as far as the user allows.
+/// Only the leanest corner of the space is searched, as far as the user allows: 1F1B, which holds
+/// the fewest micro-batches, one sequence a micro-batch, and full recomputation.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
     let leanest = leanest(&corner, progress);
@@ -341,7 +355,7 @@ fn lean(r: &Restrictions) -> Restrictions {
     lean
 }
 
-/// Doubles device memory until something fits, then closes in.
+/// Doubles device memory until something fits, then narrows it down.
 fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
     let mut factor = 2.0;
     while factor < 1e6 && !request.task().is_stopped() {
@@ -353,8 +367,8 @@ fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
     None
 }
 
-/// The fastest way in the least device memory that anything fits into, to 1 %; nothing where nothing
-/// fits into what there is.
+/// The fastest configuration in the least device memory that anything fits into, to 1 %. `None`
+/// where nothing fits into the actual memory.
 pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
     let cluster = &request.cluster;
     let outcome = with_factor(request, 1.0, progress)?;
@@ -362,7 +376,7 @@ pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome
     Some(close_in(request, low, (1.0, outcome), progress))
 }
 
-/// Halves the interval between a part of device memory that is too little and one that is enough.
+/// Bisects between a factor of device memory that is too little and one that is enough.
 fn close_in(
     request: &Request,
     mut low: f64,
@@ -380,7 +394,7 @@ fn close_in(
     outcome
 }
 
-/// The search with so many times the device memory, if anything fits.
+/// The search with device memory scaled by a factor, if anything fits.
 fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
     let mut cluster = request.cluster.clone();
     cluster.device.hbm_bytes *= factor;
@@ -410,7 +424,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
     })
 }
 
-/// Two to eight times as many, then powers of two.
+/// Tries two to eight times as many GPUs, then powers of two.
 fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
     [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;

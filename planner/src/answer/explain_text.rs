@@ -1,4 +1,4 @@
-//! Explanations in print.
+//! Explanations as text.
 
 use crate::answer::explain::{Explanation, FAR, Shortage, Tried, WhyNot};
 use crate::answer::report::fullest;
@@ -10,16 +10,16 @@ use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage, StageMemory};
 use models::plan::{Breakdown, Plan};
 
-/// Nodes of the rank grid that are drawn from the start.
+/// Hosts of the rank grid that are drawn from the start.
 const NODES_DRAWN: u64 = 4;
 
-/// GPUs of a node that are drawn.
+/// GPUs of a host that are drawn.
 const GPUS_DRAWN: u64 = 8;
 
-/// Stages that are listed before the table is cut in the middle.
+/// Stages listed before the table is cut in the middle.
 const STAGES_LISTED: usize = 24;
 
-/// Which rank lies where: a row a node, a cell a GPU, axes of size one left out.
+/// The rank grid: one row a host, one cell a GPU. Axes of size one are left out.
 pub fn grid(plan: &Plan) -> String {
     let (gpus, node) = (plan.inputs.gpus, plan.inputs.cluster.node_gpus);
     let nodes = gpus.div_ceil(node);
@@ -123,7 +123,7 @@ fn stage_row(stage: &Stage, (device, chunk): (usize, usize), memory: &StageMemor
     )
 }
 
-/// Where the time goes, every part.
+/// All parts of the iteration time.
 pub fn spent(plan: &Plan) -> String {
     let whole_s = plan.predicted.iteration_s;
     let used = plan.predicted.breakdown.parts().into_iter().filter(|(_, part_s)| *part_s != 0.0);
@@ -133,7 +133,7 @@ pub fn spent(plan: &Plan) -> String {
     .collect()
 }
 
-/// Which constraint binds.
+/// The binding constraint.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
     let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
@@ -148,7 +148,7 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     line("binds", &words)
 }
 
-/// Everything that was searched for.
+/// Results of all searches of the explanation.
 pub fn explanation(plan: &Plan, found: &Explanation) -> String {
     let own = &plan.predicted.breakdown;
     let mut text = "considered, one decision changed and the others free\n".to_owned();
@@ -198,7 +198,7 @@ fn bought_row(tried: &Tried) -> String {
     format!("  {:<30} {words}\n", tried.what)
 }
 
-/// Nothing fits: by how much, what takes the memory, and what would fit.
+/// The message where nothing fits: by how much, what takes the memory, and what would fit.
 pub fn shortage(request: &Request, found: &Shortage) -> String {
     let Request { model, gpus, cluster, .. } = request;
     let device = &cluster.device;

@@ -1,4 +1,4 @@
-//! Answers: plans, reports, explanations, comparisons, and checks of plans that were written.
+//! Answers: plans, reports, explanations, comparisons, and checks of existing plans.
 
 pub mod changes;
 pub mod compare;

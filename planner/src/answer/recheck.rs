@@ -1,4 +1,4 @@
-//! A plan priced again: what a check that reads figures alone cannot know.
+//! Checks a plan by pricing it again, beyond what the consistency of its figures shows.
 
 use crate::answer::changes::{Change, changes};
 use crate::answer::contradictions::contradictions;
@@ -16,7 +16,7 @@ use models::placement::{Stage, kind_name};
 use models::plan::{ClusterFigures, Plan};
 use serde_json::{Value, json};
 
-/// Where a plan's layers lie.
+/// The partition of a plan.
 pub fn placed_of(cache: &CostCache<'_>, stages: &[Stage]) -> Placed {
     let of_kind = |stage: &Stage, kind| {
         let counts = stage.recompute.get(kind_name(kind)).copied().unwrap_or_default();
@@ -30,25 +30,25 @@ pub fn placed_of(cache: &CostCache<'_>, stages: &[Stage]) -> Placed {
     stages.iter().map(placed).collect()
 }
 
-/// What a plan costs by this version's prices.
+/// A plan with this version's prices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Repriced {
-    /// The same plan with the figures that its decisions and stages give.
+    /// The same plan with the figures that follow from its decisions and stages.
     pub plan: Plan,
     /// Whether it fits, with the headroom it was made with.
     pub fits: bool,
 }
 
-/// The plan's decisions and placement, priced; `None` where its schedule cannot be made.
+/// Prices the plan's decisions and partition. `None` where its schedule cannot be built.
 pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
     let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
-    let case = Configuration::new(&cache, plan.decisions.clone()).ok()?;
-    let case = match plan.own_order().ok()? {
-        Some(order) => case.in_order(order),
-        None => case,
+    let configuration = Configuration::new(&cache, plan.decisions.clone()).ok()?;
+    let configuration = match plan.own_order().ok()? {
+        Some(order) => configuration.in_order(order),
+        None => configuration,
     };
     let placed = placed_of(&cache, &plan.stages);
-    let priced = case.price(&placed, &mut Scratch::default());
+    let priced = configuration.price(&placed, &mut Scratch::default());
     let fits = priced.fits;
     let found = Found { decisions: plan.decisions.clone(), placed, priced };
     let now = report::priced_plan(request, &found, plan.proof);
@@ -56,7 +56,7 @@ pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
 }
 
 impl Repriced {
-    /// Figures of `plan` that are not these.
+    /// Figures of `plan` that differ from these.
     pub fn moved(&self, plan: &Plan) -> Vec<Change> {
         let figures = |plan: &Plan| json!({"predicted": plan.predicted, "stages": plan.stages});
         changed(&figures(plan), &figures(&self.plan))
@@ -70,7 +70,7 @@ fn changed(found: &Value, now: &Value) -> Vec<Change> {
     moved
 }
 
-/// Numbers that rounding on another machine may tell apart.
+/// Whether two numbers differ by no more than rounding on another machine.
 fn alike(a: &Value, b: &Value) -> bool {
     match (a.as_i64(), b.as_i64(), a.as_f64(), b.as_f64()) {
         (Some(a), Some(b), ..) => a.abs_diff(b) <= 1,
@@ -79,29 +79,29 @@ fn alike(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// How far a plan could be priced again.
+/// Result of pricing a plan again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prices {
-    /// It does not work out by itself.
+    /// Not priced: the plan is inconsistent.
     NotAsked,
     /// No cluster of its name is shipped, and none was given.
     NoCluster,
-    /// Its cluster has other figures than the one of its name or the one given.
+    /// Its cluster's figures differ from the shipped or given cluster's.
     OtherCluster(Vec<Change>),
-    /// Its schedule cannot be made.
+    /// Its schedule cannot be built.
     NoSchedule,
-    /// What its decisions give; the figures that differ from the plan's.
+    /// Priced, with the figures that differ from the plan's.
     Again(Box<Repriced>, Vec<Change>),
 }
 
-/// Everything that `plan check` finds.
+/// The result of `plan check`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
-    /// What keeps the plan from being one of this version.
+    /// Violations: what makes the plan invalid for this version.
     pub violations: Vec<Violation>,
-    /// Its prices.
+    /// Result of pricing it again.
     pub prices: Prices,
-    /// The version that wrote the plan, where it is another one: its figures may differ from this
+    /// The version that wrote the plan, where it is another one. Its figures may differ from this
     /// one's.
     pub other_version: Option<String>,
 }
@@ -111,8 +111,8 @@ pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search agai
 
 /// Checks a plan by itself, then prices it on the shipped cluster of its name or on the one given.
 ///
-/// A figure that its own decisions do not give is a violation, unless another version of the tool
-/// wrote the plan.
+/// A figure that does not follow from the plan's decisions is a violation, unless another version
+/// of the tool wrote the plan.
 ///
 /// # Errors
 /// The cluster given cannot be read.
@@ -121,7 +121,7 @@ pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError
     if violations.is_empty() {
         violations = match request_on(plan, cluster) {
             Ok(request) => contradictions(plan, request.as_ref()),
-            // Settings that cannot be read are the plan's fault.
+            // Settings that cannot be parsed are violations of the plan, not errors.
             Err(error) => {
                 Some(contradictions(plan, None)).filter(|v| !v.is_empty()).ok_or(error)?
             }
@@ -156,7 +156,7 @@ fn prices(plan: &Plan, cluster: Option<&str>) -> Result<Prices, InputError> {
 }
 
 impl Prices {
-    /// Figures that are not what they should be: the plan's, and what they should be.
+    /// Figures that differ: the plan's value and the right one.
     pub fn moved(&self) -> &[Change] {
         match self {
             Self::OtherCluster(moved) | Self::Again(_, moved) => moved,
@@ -164,7 +164,7 @@ impl Prices {
         }
     }
 
-    /// What no version's prices excuse.
+    /// Violations that another version's prices do not excuse.
     fn misfits(&self) -> Option<Violation> {
         let violation = |field: &str, found: String, valid: &str| {
             Some(Violation { field: field.to_owned(), found, valid: valid.to_owned() })

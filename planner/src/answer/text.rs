@@ -1,4 +1,4 @@
-//! Answers on one screen: aligned, no colour, units on every number.
+//! Answers on one screen: aligned, without colour, units on every number.
 
 use crate::answer::report::{Alternative, Answer, fullest, warnings};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
@@ -11,7 +11,7 @@ pub fn line(label: &str, text: &str) -> String {
     format!("{label:<11}{text}").trim_end().to_owned() + "\n"
 }
 
-/// A share as signed percent; what rounds to nothing has no minus.
+/// A share as signed percent. A value that rounds to zero has no minus sign.
 pub fn signed_percent(share: f64) -> String {
     let percent = 100.0 * share;
     format!("{:+.2} %", if percent.abs() < 0.005 { 0.0 } else { percent })
@@ -27,23 +27,23 @@ pub fn screen(answer: &Answer) -> String {
     text + &line("proven", &proven(answer))
 }
 
-/// What a plan says by itself.
+/// The part of the screen that follows from the plan alone.
 pub fn summary(plan: &Plan) -> String {
     let (stage, memory, _) = fullest(plan);
     let warnings: String = warnings(plan).iter().map(|warning| line("warning", warning)).collect();
     heading(plan)
         + "\n"
-        + &line("plan", &order(&plan.decisions))
-        + &line("", &kept(&plan.decisions))
+        + &line("plan", &parallel_decisions(&plan.decisions))
+        + &line("", &state_decisions(&plan.decisions))
         + &line("time", &time(&plan.predicted))
-        + &beyond(&plan.predicted.error_band)
-        + &counted(&plan.inputs.model)
+        + &unseen_software(&plan.predicted.error_band)
+        + &counted_attention(&plan.inputs.model)
         + &line("memory", &memory_line(plan, stage, &memory))
         + &warnings
         + &line("spent", &spent(plan))
 }
 
-/// What is to be trained, on what.
+/// The model, the cluster and the batch.
 pub fn heading(plan: &Plan) -> String {
     let inputs = &plan.inputs;
     let (model, cluster) = (&inputs.model, &inputs.cluster);
@@ -71,19 +71,19 @@ pub fn heading(plan: &Plan) -> String {
     text
 }
 
-/// Decisions in one line; what means nothing here is left out.
+/// Decisions in one line, without those that have no effect.
 pub fn decisions(d: &Decisions) -> String {
-    format!("{}    {}", order(d), kept(d))
+    format!("{}    {}", parallel_decisions(d), state_decisions(d))
 }
 
 /// Degrees, micro-batches and schedule.
-fn order(d: &Decisions) -> String {
+fn parallel_decisions(d: &Decisions) -> String {
     let micro_batches = format!("micro-batch {} x {}", d.micro_batch, d.micro_batches);
     format!("{}    {micro_batches}    {}", shape(d), d.schedule)
 }
 
-/// What is held where, and how.
-fn kept(d: &Decisions) -> String {
+/// The decisions about state, memory and number format.
+fn state_decisions(d: &Decisions) -> String {
     let mut parts = vec![format!("vocab {}", d.vocab), zero(d)];
     if d.recompute != Recompute::None {
         parts.push(format!("recompute {}", d.recompute));
@@ -104,7 +104,7 @@ fn kept(d: &Decisions) -> String {
     parts.join("    ")
 }
 
-/// Degrees in one line.
+/// Parallel degrees in one line.
 pub fn shape(d: &Decisions) -> String {
     let chunks = match (d.layout().copies(), d.vpp) {
         (1, 1) => String::new(),
@@ -143,8 +143,8 @@ fn time(predicted: &Predicted) -> String {
     )
 }
 
-/// Why a band is that of software left out.
-fn beyond(band: &ErrorBand) -> String {
+/// Why the error band is wider: software features that no measured run has.
+fn unseen_software(band: &ErrorBand) -> String {
     if band.unseen.is_empty() {
         return String::new();
     }
@@ -153,8 +153,8 @@ fn beyond(band: &ErrorBand) -> String {
     line("", &format!("±{percent:.0} %: no measured run of this software has {lacking}"))
 }
 
-/// What MFU counts of attention, where that is less than all of it.
-fn counted(model: &ModelSpec) -> String {
+/// Attention that MFU counts, where that is less than all of it.
+fn counted_attention(model: &ModelSpec) -> String {
     let kinds = (0..model.layers).map(|index| model.layer_kind(index));
     let windowed = kinds.filter(|kind| kind.windowed).count();
     let Some(window) = model.attention.window.filter(|_| windowed > 0) else {
@@ -175,10 +175,10 @@ fn band(band: &ErrorBand) -> String {
 
 fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
     let (part, most) = largest_part(memory);
-    let kept = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
-    let kept = if kept { headroom(plan) } else { String::new() };
+    let has_headroom = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
+    let headroom = if has_headroom { headroom(plan) } else { String::new() };
     format!(
-        "{} of {} on the fullest rank (stage {stage}){kept}; most of it: {part}, {}",
+        "{} of {} on the fullest rank (stage {stage}){headroom}; most of it: {part}, {}",
         bytes(memory.total),
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
@@ -202,7 +202,7 @@ fn does_not_fit(stage: usize, short: i64) -> String {
     }
 }
 
-/// Where the time goes, largest first; nothing below half a percent.
+/// Parts of the iteration time, largest first, without those below half a percent.
 fn spent(plan: &Plan) -> String {
     let predicted = &plan.predicted;
     let mut parts = predicted.breakdown.parts();
@@ -280,7 +280,7 @@ fn three_digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// A whole number with commas.
+/// A whole number with thousands separators.
 pub fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();

@@ -1,9 +1,11 @@
-//! A plan's own order of passes: where a pipeline has one chunk a device, an order with split backward that is
-//! shorter than any schedule by name, by an integer program for small ones ([`crate::order::ilp`]), or the best of
-//! the greedy runs of `zb_auto` for these times and this memory.
+//! An order of passes made for one plan: with split backward, and shorter than any named schedule.
+//! It is looked for where a pipeline has one chunk a rank, for small ones by an integer program
+//! ([`crate::order::ilp`]), otherwise as the best greedy run of `zb_auto` for the plan's times and
+//! memory.
 //!
-//! Either sees every device with the mean times of all and as many micro-batches as the fullest device
-//! can hold. What is found is then priced with each stage's own times, and taken only if it is faster and fits.
+//! Both methods give every rank the mean times, and as many micro-batches as the fullest rank can
+//! hold. The order found is then priced with each stage's own times, and taken only if it is faster
+//! and fits.
 
 use crate::order::ilp::{Found as Orders, Objective, Ordering};
 use crate::partition::{Problem, Scratch};
@@ -17,42 +19,44 @@ use models::decisions::Decisions;
 use models::schedule::{AutoCosts, ScheduleError, ScheduleName, zb_auto};
 use std::time::Duration;
 
-/// Most stages times micro-batches that the program orders: beyond, it finds nothing within minutes.
+/// Most stages times micro-batches that the program orders. For larger pipelines it finds nothing
+/// within minutes.
 pub const MOST_ORDERED: u64 = 128;
 
 /// An order found for a configuration.
 #[derive(Clone, Debug)]
 pub struct Ordered {
-    /// The configuration in that order.
+    /// The configuration with this order of passes.
     pub found: Found,
-    /// A line for each device.
+    /// One line for each pipeline rank.
     pub order: Vec<String>,
-    /// By mean times, no order that fits is shorter.
+    /// Whether it is proven that with mean times no order that fits is shorter.
     pub proven: bool,
-    /// How far a bound lies below it, as a share.
+    /// Relative gap between this order and the lower bound.
     pub gap: f64,
 }
 
-/// Why a configuration has no order of its own.
+/// Why a configuration keeps its named schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kept {
-    /// The program does not know such pipelines; what it takes.
+    /// The method does not support such pipelines. The message says what it supports.
     Unknown(String),
-    /// The order by name is as short.
+    /// The named schedule is as short.
     Shortest {
-        /// By mean times no order that fits is shorter than the program's.
+        /// Whether it is proven that with mean times no order that fits is shorter than the one
+        /// found.
         proven: bool,
-        /// How far a bound lies below that, as a share.
+        /// Relative gap between the order found and the lower bound.
         gap: f64,
     },
 }
 
-/// How an order is looked for.
+/// Method to find an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// By an integer program within this time.
+    /// An integer program with this time limit.
     Program(Duration),
-    /// By the greedy runs of `zb_auto`.
+    /// The greedy runs of `zb_auto`.
     Greedy,
 }
 
@@ -69,7 +73,8 @@ impl How {
     }
 }
 
-/// The order of `zb_auto`. No order is shorter than the way down to the last device and its work.
+/// The order of `zb_auto`. Its lower bound is the forward path to the last rank plus that rank's
+/// work.
 fn greedy(devices: usize, micro_batches: usize, costs: AutoCosts) -> Result<Orders, ScheduleError> {
     let AutoCosts { forward, backward, weight, latency, .. } = costs;
     let schedule = zb_auto(devices, micro_batches, 1, costs)?;
@@ -81,10 +86,10 @@ fn greedy(devices: usize, micro_batches: usize, costs: AutoCosts) -> Result<Orde
     Ok(Orders { schedule, value: makespan_s, proven: gap <= 1e-9, gap })
 }
 
-/// Looks for an order that makes a configuration faster.
+/// Finds an order that makes a configuration faster.
 ///
 /// # Errors
-/// There is none, or none can be looked for.
+/// No such order was found, or the pipeline is not supported.
 pub fn shorter(
     task: &Task<'_>,
     decisions: Decisions,
@@ -92,30 +97,32 @@ pub fn shorter(
     how: How,
 ) -> Result<Ordered, Kept> {
     let d = &decisions;
-    known(d, how).map_err(Kept::Unknown)?;
+    supported(d, how).map_err(Kept::Unknown)?;
     let cache = CostCache::new(task.model, task.cluster, task.gpus);
     let split = Decisions { schedule: ScheduleName::ZbH1, ..d.clone() };
     let unknown = |error: ScheduleError| Kept::Unknown(error.to_string());
-    let case = Configuration::new(&cache, split).map_err(unknown)?;
-    let problem = case.problem_of(case.columns_of_placed(placed));
-    let costs = mean_costs(&problem, case.mean_link_s(), d.micro_batches as f64);
+    let configuration = Configuration::new(&cache, split).map_err(unknown)?;
+    let problem = configuration.problem_of(configuration.columns_of_placed(placed));
+    let costs = mean_costs(&problem, configuration.mean_link_s(), d.micro_batches as f64);
     let answer = how.order(d, costs).map_err(unknown)?;
     let order = (0..answer.schedule.devices).map(|i| answer.schedule.order_words(i).join(" "));
     let order: Vec<String> = order.collect();
     let searched = Decisions { schedule: ScheduleName::ZbAuto, ..d.clone() };
-    let case = Configuration::new(&cache, searched).map_err(unknown)?.in_order(answer.schedule);
+    let configuration =
+        Configuration::new(&cache, searched).map_err(unknown)?.in_order(answer.schedule);
     let scratch = &mut Scratch::default();
-    let priced = case.price(placed, scratch);
+    let priced = configuration.price(placed, scratch);
     let named = Configuration::new(&cache, decisions).map_err(unknown)?.price(placed, scratch);
     if priced.iteration_s >= named.iteration_s * (1.0 - 1e-9) || !priced.fits {
         return Err(Kept::Shortest { proven: answer.proven, gap: answer.gap });
     }
-    let found = Found { decisions: case.decisions.clone(), placed: placed.clone(), priced };
+    let found =
+        Found { decisions: configuration.decisions.clone(), placed: placed.clone(), priced };
     Ok(Ordered { found, order, proven: answer.proven, gap: answer.gap })
 }
 
-/// What can be ordered.
-fn known(d: &Decisions, how: How) -> Result<(), String> {
+/// Checks that the pipeline is supported.
+fn supported(d: &Decisions, how: How) -> Result<(), String> {
     let rules = [
         (d.pp > 1, "pp above 1"),
         (d.vpp == 1, "one chunk a device"),
@@ -132,7 +139,7 @@ fn known(d: &Decisions, how: How) -> Result<(), String> {
     if size > MOST_ORDERED && how != How::Greedy { Err(small) } else { Ok(()) }
 }
 
-/// The means over stages, and what the fullest device can hold.
+/// Mean times over the stages, and the micro-batches that the fullest rank can hold.
 pub fn mean_costs(problem: &Problem, link_s: f64, micro_batches: f64) -> AutoCosts {
     let columns = || problem.columns.iter().filter_map(|columns| columns.first());
     let stages = columns().count().max(1) as f64;

@@ -1,12 +1,13 @@
 //! The order of a zero-bubble schedule as an integer linear program (Zero Bubble, arXiv 2401.10241,
 //! appendix G), for pipelines small enough to be solved.
 //!
-//! One chunk a device. Variables: the end of every pass; for passes of one device whose order is open, a
-//! binary that says which comes first. Passes of a kind come in the order of micro-batches, which leaves open
-//! `F_j` against `B_k` and `W_k`, and `B_j` against `W_k`, for `j > k`.
+//! It supports one chunk a rank. Variables: the end of every pass, and for two passes of one rank
+//! whose order is open, a binary that says which comes first. Passes of a kind come in the order of
+//! micro-batches. This leaves open `F_j` against `B_k` and `W_k`, and `B_j` against `W_k`, for
+//! `j > k`.
 //!
-//! Starts from the best order that the heuristic finds and asks for a shorter one: where there is none, that
-//! is the proof.
+//! The solver starts from the best order of the heuristics and asks for a shorter one, again and
+//! again. When there is none, the last order is proven optimal.
 
 use crate::simulate::{Durations, simulate};
 use good_lp::{
@@ -21,48 +22,48 @@ use models::schedule::{AutoCosts, Pass, PassKind, Schedule, ScheduleError, Sched
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// What is to be as short as can be.
+/// The quantity to minimise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// The longest time between a device's own first start and last end.
+    /// Longest time from the start of a rank's first pass to the end of its last.
     LongestStage,
     /// The end of the last pass.
     Makespan,
 }
 
-/// A pipeline whose order is asked for.
+/// The pipeline to order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ordering {
-    /// Devices, `p`.
+    /// Pipeline ranks, `p`.
     pub devices: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// Times and memory.
+    /// Durations and memory.
     pub costs: AutoCosts,
-    /// What is minimised.
+    /// The quantity to minimise.
     pub objective: Objective,
-    /// Wall time.
+    /// Limit on wall time.
     pub time: Duration,
 }
 
-/// The answer.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The best order known.
     pub schedule: Schedule,
-    /// Its value.
+    /// Its objective value.
     pub value: f64,
-    /// No order that keeps the memory limit is shorter.
+    /// Whether it is proven that no order within the memory limit is shorter.
     pub proven: bool,
-    /// How far a bound lies below it, as a share; 0 where proven.
+    /// Relative gap between the value and the lower bound; 0 where proven.
     pub gap: f64,
 }
 
-/// Shorter orders are asked for by this share: rounding is less.
+/// Relative improvement that the program asks for. It is larger than rounding errors.
 const SHORTER: f64 = 1e-5;
 
 impl Ordering {
-    /// Finds the shortest order, within the time limit.
+    /// Finds the shortest order within the time limit.
     ///
     /// # Errors
     /// As [`zb_auto`] with one chunk.
@@ -86,7 +87,7 @@ impl Ordering {
                     let schedule = Schedule { passes, ..found.schedule.clone() };
                     let value = self.value(&schedule)?;
                     if value >= found.value {
-                        // The solver's tolerance, not an order.
+                        // An artefact of the solver's tolerance, not a shorter order.
                         return Ok(Found { proven: true, ..found });
                     }
                     found = Found { schedule, value, ..found };
@@ -95,7 +96,7 @@ impl Ordering {
         }
     }
 
-    /// The best order made by heuristic or by hand.
+    /// The best order of `zb_auto`, ZB-H1 and ZB-H2.
     fn known(&self) -> Result<(Schedule, f64), ScheduleError> {
         let (p, m) = (self.devices, self.micro_batches);
         let searched = zb_auto(p, m, 1, self.costs)?;
@@ -135,14 +136,15 @@ impl Ordering {
         })
     }
 
-    /// No order is shorter: a device's own work, and for the makespan the way to the last device.
+    /// Lower bound for every order: a rank's own work, and for the makespan the forward path to the
+    /// last rank.
     fn floor(&self) -> f64 {
         let AutoCosts { forward, backward, weight, latency, .. } = self.costs;
-        let (hops, m) = ((self.devices - 1) as f64, self.micro_batches as f64);
+        let (transfers, m) = ((self.devices - 1) as f64, self.micro_batches as f64);
         let work = m * (forward + backward + weight);
         match self.objective {
             Objective::LongestStage => work,
-            Objective::Makespan => work + hops * (forward + latency),
+            Objective::Makespan => work + transfers * (forward + latency),
         }
     }
 }
@@ -162,10 +164,10 @@ struct Program<'a> {
     ordering: &'a Ordering,
     below: f64,
     model: HighsProblem,
-    /// Ends, by device, kind and micro-batch.
+    /// End of each pass, by rank, kind and micro-batch.
     ends: Vec<[Vec<Variable>; 3]>,
-    /// By device, pair of kinds, and micro-batches `j > k`: 1 if the first kind's `j` comes before the
-    /// second's `k`.
+    /// By rank, pair of kinds, and micro-batches `j > k`: 1 if pass `j` of the first kind comes
+    /// before pass `k` of the second.
     before: HashMap<(usize, usize, usize, usize), Variable>,
     length: Variable,
 }
@@ -213,10 +215,10 @@ impl<'a> Program<'a> {
         self.model.add_constraint(constraint!(one >= other + more));
     }
 
-    /// What waits for what whatever the order.
+    /// Precedence constraints that hold for every order.
     fn chains(&mut self, device: usize) {
         let (p, m) = (self.ordering.devices, self.ordering.micro_batches);
-        let way = self.ordering.costs.latency;
+        let latency = self.ordering.costs.latency;
         for k in 0..m {
             for kind in 0..3 {
                 let (end, time) = (self.ends[device][kind][k], self.time(kind));
@@ -226,7 +228,7 @@ impl<'a> Program<'a> {
                     _ => None,
                 };
                 if let Some(source) = source {
-                    self.at_least(end, self.ends[source][kind][k], way + time);
+                    self.at_least(end, self.ends[source][kind][k], latency + time);
                 }
                 if let Some(before) = kind.checked_sub(1) {
                     self.at_least(end, self.ends[device][before][k], time);
@@ -256,7 +258,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Of two passes one comes first. All of a device's passes lie within the length of each other.
+    /// Of two passes of a rank one comes first. All passes of a rank end within `below` of each
+    /// other.
     fn open_orders(&mut self, device: usize) {
         for (pair, (one, other)) in OPEN.into_iter().enumerate() {
             let (one_time, other_time) = (self.time(one), self.time(other));
@@ -272,7 +275,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// What orders imply of one another: passes of a kind keep theirs, and weights come behind their backward.
+    /// Implications between binaries: passes of a kind keep their order, and weight gradients
+    /// follow their backward.
     fn cuts(&mut self, device: usize) {
         let m = self.ordering.micro_batches;
         let before = |pair: usize, j: usize, k: usize| self.before[&(device, pair, j, k)];
@@ -287,7 +291,7 @@ impl<'a> Program<'a> {
                         implied.push((before(pair, j + 1, k), before(pair, j, k)));
                     }
                 }
-                // F_j before B_k is before W_k; B_j before W_k has F_j before W_k.
+                // F_j before B_k implies F_j before W_k. B_j before W_k implies F_j before W_k.
                 implied.push((before(0, j, k), before(1, j, k)));
                 implied.push((before(2, j, k), before(1, j, k)));
             }
@@ -297,7 +301,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// What is held when a forward begins, with its own.
+    /// Activations held when a forward begins, including its own.
     fn memory(&mut self, device: usize) {
         let AutoCosts { freed_by_b, freed_by_w, limit, .. } = self.ordering.costs;
         for j in 0..self.ordering.micro_batches {
@@ -325,7 +329,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// A device's passes by their ends.
+/// A rank's passes, sorted by their ends.
 fn order(ends: &[Vec<Variable>; 3], solution: &HighsSolution) -> Vec<Pass> {
     let mut timed: Vec<(f64, Pass)> = Vec::new();
     for (kind, ends) in KINDS.into_iter().zip(ends) {

@@ -1,9 +1,10 @@
-//! Vocabulary passes where a configuration's own times would have them.
+//! Placement of vocabulary passes by a configuration's own times.
 //!
-//! A search compares configurations in an order that bears any times, one for each schedule and its counts, in which
-//! the input layer's passes are part of `T`. What it finds, and what is priced by itself, has its vocabulary passes
-//! placed once more, by the mean times of its passes, transfers and barriers, and those of the input layer in
-//! places of their own: the order that runs.
+//! A search compares configurations with one order for each schedule and its counts. That order
+//! suits any times, and the input layer's passes are part of `T`. A configuration that a search has
+//! found, or that is priced by itself, has its vocabulary passes placed again by the mean times of
+//! its passes, transfers and barriers. The input layer then has passes of its own. This is the
+//! order that runs.
 
 use crate::partition::{Problem, Scratch};
 use crate::pricing::Configuration;
@@ -14,7 +15,7 @@ use crate::search::Found;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassRatios, PassTimes};
 
-/// What a search found, in the order for its own times.
+/// The result of a search, with vocabulary passes placed by its own times.
 pub fn timed(task: &Task<'_>, found: Found) -> Found {
     let cache = CostCache::new(task.model, task.cluster, task.gpus);
     let Found { decisions, placed, priced } = found;
@@ -25,9 +26,10 @@ pub fn timed(task: &Task<'_>, found: Found) -> Found {
     Found { decisions, placed, priced }
 }
 
-/// The same decisions with vocabulary passes placed by this placement's times, or by usual ones where that is faster
-/// or alone fits; `now` says whether any would have to. `None` without vocabulary passes, and for interlaced
-/// ones, which lie where they lie.
+/// The same decisions with vocabulary passes placed by this partition's times, or by default times
+/// where those are faster or alone fit. `now` is the current price: where it fits, only orders that
+/// fit are considered. `None` without vocabulary passes, and for interlaced ones, whose places are
+/// fixed.
 pub fn by_own_times(
     cache: &CostCache<'_>,
     decisions: &Decisions,
@@ -39,24 +41,24 @@ pub fn by_own_times(
     }
     let priced = |pass_times: PassRatios| {
         let decisions = Decisions { pass_times: Some(pass_times), ..decisions.clone() };
-        let case = Configuration::new(cache, decisions).ok()?;
-        let priced = case.price(placed, &mut Scratch::default());
-        (priced.fits || !now.fits).then(|| (case.decisions.clone(), priced))
+        let configuration = Configuration::new(cache, decisions).ok()?;
+        let priced = configuration.price(placed, &mut Scratch::default());
+        (priced.fits || !now.fits).then(|| (configuration.decisions.clone(), priced))
     };
-    let usual = PassRatios::nearest(PassTimes::default())?;
-    let apart = Decisions { pass_times: Some(usual), ..decisions.clone() };
-    let case = Configuration::new(cache, apart).ok()?;
-    let problem = case.problem_of(case.columns_of_placed(placed));
-    let own = PassRatios::nearest(mean_times(&case, &problem));
-    // Stages are not all as long as their mean.
-    let both = own.into_iter().chain([usual]).filter_map(priced);
-    both.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
+    let default = PassRatios::nearest(PassTimes::default())?;
+    let with_input_passes = Decisions { pass_times: Some(default), ..decisions.clone() };
+    let configuration = Configuration::new(cache, with_input_passes).ok()?;
+    let problem = configuration.problem_of(configuration.columns_of_placed(placed));
+    let own = PassRatios::nearest(mean_times(&configuration, &problem));
+    // Stages differ from their mean, so placement by mean times is not always the faster.
+    let candidates = own.into_iter().chain([default]).filter_map(priced);
+    candidates.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
 }
 
-/// Means over devices.
-fn mean_times(case: &Configuration<'_>, problem: &Problem) -> PassTimes {
+/// Mean times over pipeline ranks.
+fn mean_times(configuration: &Configuration<'_>, problem: &Problem) -> PassTimes {
     let columns = || problem.columns.iter().filter_map(|columns| columns.first());
-    let (devices, fixed) = (case.devices() as f64, &problem.fixed);
+    let (devices, fixed) = (configuration.devices() as f64, &problem.fixed);
     let vocab = &fixed.vocab;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
     PassTimes {
@@ -64,7 +66,7 @@ fn mean_times(case: &Configuration<'_>, problem: &Problem) -> PassTimes {
         backward: columns().map(|column| column.backward_s).sum::<f64>() / devices,
         weight: columns().map(|column| column.weight_s).sum::<f64>() / devices,
         vocab: [&vocab.first, &vocab.middle, &vocab.last].map(|times| mean(times)),
-        link: case.mean_link_s(),
+        link: configuration.mean_link_s(),
         broadcast: vocab.broadcast_s,
         barriers: [vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s],
     }

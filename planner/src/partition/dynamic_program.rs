@@ -1,21 +1,34 @@
-//! Dynamic program over (stage, first layer) for 1F1B: the exact optimum of the closed form.
+//! Dynamic program over (stage, first layer): the exact optimum of a closed form.
 //!
-//! With unequal stages and strict 1F1B the iteration is at least
-//! `max_q [ Σ_{j<q} (F_j + B_j + 2c_j) + m(F_q + B_q) + max(0, D_q − w_q F_q) + max(0, D_q − w_q B_q) ]`
-//! with `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`: stage `q` starts when the
-//! first micro-batch has come down to it, is busy with all `m`, waits for its first backward and its
-//! last forward's way down and back as long as its own warm-up work does not fill it, and what the
-//! stages before it do to the last micro-batch comes behind. Every term is the length of a chain of
-//! passes that must follow one another, so the value never exceeds the simulation; where the two waits
-//! may be the same time (m < w_q + 2) only the longer counts. With vocabulary passes more forwards
-//! come first, and the way leads through those passes (`Warm`).
+//! For strict 1F1B with unequal stages the iteration takes at least
 //!
-//! Where all forwards come before the first backward (GPipe and naive, one chunk a device) the iteration is exactly
-//! `Σ F + (m − 1) max F + Σ c + max_q [ Σ_{j≥q} (B_j + c_j) + (m − 1) max_{j≥q} B_j + tail_q ]`: stages that
-//! run the same micro-batches one after another are held up by the longest alone, down and back up again.
+//! ```text
+//! max_q [ Σ_{j<q} (F_j + B_j + 2c_j) + m(F_q + B_q)
+//!         + max(0, D_q − w_q F_q) + max(0, D_q − w_q B_q) ]
+//! ```
 //!
-//! Where backward is split, the way back leaves out the weight gradients, which may also come behind the
-//! last backward; the chains are those between the milestones of the order ([`super::milestones`]).
+//! with `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`. The terms, in order: the
+//! first micro-batch's forward path to stage `q` and the last one's backward path from it; the
+//! stage's own `m` micro-batches; its wait for its first backward in warm-up; and its wait after
+//! its last forward in cooldown. Each wait is the round trip to the last stage minus the passes
+//! that stage `q` runs meanwhile. Every term is the length of a chain of passes that must follow
+//! one another, so the value never exceeds the simulated time. Where the two waits may coincide
+//! (`m < w_q + 2`) only the longer counts. With vocabulary passes, more forwards come first and the
+//! round trip leads through those passes (`Warm`).
+//!
+//! Where all forwards come before the first backward (GPipe and naive, one chunk a rank) the
+//! iteration takes exactly
+//!
+//! ```text
+//! Σ F + (m − 1) max F + Σ c + max_q [ Σ_{j≥q} (B_j + c_j) + (m − 1) max_{j≥q} B_j + tail_q ]
+//! ```
+//!
+//! Among stages that run the same micro-batches one after another, only the slowest delays the
+//! others, in forwards and in backwards.
+//!
+//! Where backward is split, the backward path leaves out the weight gradients, which may also run
+//! after the last backward. The chains are then those between the milestones of the order
+//! ([`super::milestones`]).
 
 use super::milestones::{ArrivalTimes, OwnSeconds};
 use super::{Choice, Column, Problem};
@@ -24,64 +37,66 @@ use models::schedule::VocabPasses;
 /// The optimum of the closed form and a choice that attains it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounded {
-    /// Lower bound on the iteration of every choice that fits, s.
+    /// Lower bound on the iteration time of every choice that fits, s.
     pub bound_s: f64,
-    /// A choice whose closed form is the bound.
+    /// A choice whose closed form equals the bound.
     pub choice: Choice,
 }
 
-/// A way to fill the stages from one stage to the last: what later decisions need of it.
+/// A way to fill the stages from one stage to the last, reduced to what earlier stages need of it.
 #[derive(Clone, Copy, Debug)]
 struct Label {
-    /// Σ (F + B) of these stages and 2c of the boundaries below their first, s.
+    /// Σ (F + B) of these stages and 2c of the boundaries between them, s.
     load_s: f64,
-    /// From the first forward reaching these stages to the last backward leaving them, s.
+    /// From the start of the first forward on these stages to the end of the last backward, s.
     span_s: f64,
-    /// The same to the last of their passes and, where weight gradients may come behind the last backward,
-    /// their devices' reductions, s.
-    finish_s: f64,
-    /// Largest step behind the barrier among them, s.
+    /// From the same start to the end of their last pass, s. Where weight gradients may run after
+    /// the last backward, it includes the ranks' reductions.
+    end_s: f64,
+    /// Longest step after the barrier among them, s.
     step_s: f64,
-    /// Longest forward and longest backward, s, where all forwards come first; there `load_s` is the way down, `span_s`
-    /// the way back up, and `finish_s` begins with the first backward.
+    /// Longest forward and longest backward, s, used where all forwards come first. There `load_s`
+    /// is the forward path, `span_s` the backward path, and `end_s` is counted from the first
+    /// backward.
     longest_s: [f64; 2],
     column: usize,
     next: usize,
 }
 
-/// Solves the closed form of a problem with one chunk a device; `None` where nothing fits.
+/// Solves the closed form of a problem with one chunk a rank. `None` where nothing fits.
 ///
-/// Stage-local memory is checked column by column: with one chunk a device, a device is a stage.
-/// Labels that are no better in any of load, span, finish and step are dropped, which keeps the optimum
-/// because the value of a longer chain never falls when any of these grows.
+/// Memory is checked column by column: with one chunk a rank, a rank is a stage. A label is dropped
+/// when another is no worse in load, span, end and step. This keeps the optimum because the value
+/// of a longer chain never falls when any of these grows.
 pub fn solve(problem: &Problem) -> Option<Bounded> {
     let stages = problem.stages();
-    let reach = reachable(problem);
+    let first_layers = first_layer_ranges(problem);
     let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
     for stage in (0..stages).rev() {
         let below = table.get(stage + 1).map(Vec::as_slice);
-        table[stage] = fill_stage(problem, stage, below, reach[stage]);
+        table[stage] = fill_stage(problem, stage, below, first_layers[stage]);
     }
     let (index, bound_s) = best_start(problem, &table[0][0])?;
     Some(Bounded { bound_s, choice: trace(problem, &table, index) })
 }
 
-/// First layers each stage may have: the stages before it hold at least their fewest and at most their
-/// most layers, and so do the stages from it on.
-fn reachable(problem: &Problem) -> Vec<(usize, usize)> {
+/// Range of first layers that each stage may have. The stages before it hold at least their fewest
+/// and at most their most layers, and so do the stages from it on.
+fn first_layer_ranges(problem: &Problem) -> Vec<(usize, usize)> {
     let counts = |columns: &Vec<Column>| {
         let layers = columns.iter().map(Column::layers);
         (layers.clone().min().unwrap_or(0), layers.max().unwrap_or(0))
     };
-    let ends: Vec<(usize, usize)> = problem.columns.iter().map(counts).collect();
-    let all = ends.iter().fold((0, 0), |sum, end| (sum.0 + end.0, sum.1 + end.1));
+    let fewest_and_most: Vec<(usize, usize)> = problem.columns.iter().map(counts).collect();
+    let all = fewest_and_most.iter().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
     let mut before = (0, 0);
-    ends.iter()
-        .map(|end| {
+    fewest_and_most
+        .iter()
+        .map(|own| {
             let from_here = (all.0 - before.0, all.1 - before.1);
             let least = before.0.max(problem.layers.saturating_sub(from_here.1));
             let most = before.1.min(problem.layers.saturating_sub(from_here.0));
-            before = (before.0 + end.0, before.1 + end.1);
+            before = (before.0 + own.0, before.1 + own.1);
             (least, most)
         })
         .collect()
@@ -91,7 +106,7 @@ fn fill_stage(
     problem: &Problem,
     stage: usize,
     below: Option<&[Vec<Label>]>,
-    reach: (usize, usize),
+    first_layers: (usize, usize),
 ) -> Vec<Vec<Label>> {
     let uniform = problem.is_uniform();
     let mut by_start = vec![vec![]; problem.layers + 1];
@@ -99,7 +114,7 @@ fn fill_stage(
         if !fits_alone(problem, stage, column) {
             continue;
         }
-        let starts = if uniform { reach.0..=reach.1 } else { c.start..=c.start };
+        let starts = if uniform { first_layers.0..=first_layers.1 } else { c.start..=c.start };
         for start in starts.take_while(|start| start + c.layers() <= problem.layers) {
             extend(problem, stage, column, start + c.layers(), below, &mut by_start[start]);
         }
@@ -114,7 +129,8 @@ fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
     bytes <= problem.budget_bytes[device]
 }
 
-/// Adds to `labels` every way to put `column` before the stages below, which start at layer `end`.
+/// Adds to `labels` every way to put `column` before the stages after it, which start at layer
+/// `end`.
 fn extend(
     problem: &Problem,
     stage: usize,
@@ -162,13 +178,13 @@ fn join(
     let micro_batches = problem.pipeline.micro_batches;
     let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
     let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
-    // Nothing hides the first stage's tail: it is the last to be done with its passes.
+    // The first stage finishes its passes last, so nothing hides its tail.
     let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
     let span_s = own_s.max(c.load_s() + span_below_s) + tail_s;
     Label {
         load_s: c.load_s() + below_s,
         span_s,
-        finish_s: span_s,
+        end_s: span_s,
         step_s: c.step_s.max(step_below_s),
         longest_s: [0.0; 2],
         column,
@@ -176,7 +192,7 @@ fn join(
     }
 }
 
-/// A stage before the stages below it where all forwards come before the first backward.
+/// Adds a stage before those after it, where all forwards come before the first backward.
 fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option<&Label>) -> Label {
     let m = problem.pipeline.micro_batches as f64;
     let [forward_s, backward_s] = after.map_or([0.0; 2], |below| below.longest_s);
@@ -187,7 +203,7 @@ fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option
     Label {
         load_s: c.forward_s + below(|below| below.load_s),
         span_s,
-        finish_s: own_s.max(after.map_or(0.0, |below| below.finish_s)),
+        end_s: own_s.max(after.map_or(0.0, |below| below.end_s)),
         step_s: c.step_s.max(after.map_or(0.0, |below| below.step_s)),
         longest_s,
         column: 0,
@@ -195,8 +211,8 @@ fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option
     }
 }
 
-/// A stage whose backward is split before the stages below it. `load_s` is a micro-batch's way down these
-/// stages and back.
+/// Adds a stage with split backward before those after it. `load_s` is a micro-batch's round trip
+/// through these stages.
 fn join_split(
     problem: &Problem,
     stage: usize,
@@ -207,20 +223,20 @@ fn join_split(
     let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
     let own = OwnSeconds { chunks: &seconds, shared_s: 0.0, vocab_s: problem.vocab.passes_s };
-    let around = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
+    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
     let milestones = &problem.pipeline.milestones[stage];
     let behind_s = milestones.ends(&own, &ArrivalTimes::default());
     let behind_s = behind_s.own_s - behind_s.last_backward_s;
-    let mut span_s = milestones.ends(&own, &around).last_backward_s;
+    let mut span_s = milestones.ends(&own, &arrivals).last_backward_s;
     if let Some(below) = after {
         span_s = span_s.max(c.forward_s + link_s + below.span_s + link_s + c.backward_s);
     }
-    let own_finish_s = span_s + behind_s + c.tail_s;
-    let finish_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.finish_s);
+    let own_end_s = span_s + behind_s + c.tail_s;
+    let end_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.end_s);
     Label {
         load_s: c.forward_s + c.backward_s + way_s,
         span_s,
-        finish_s: own_finish_s.max(finish_below_s),
+        end_s: own_end_s.max(end_below_s),
         step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
         longest_s: [0.0; 2],
         column: 0,
@@ -228,7 +244,7 @@ fn join_split(
     }
 }
 
-/// Time a stage waits for the way down and back beyond what its warm-up passes fill.
+/// Time a stage waits for a round trip through later stages, beyond what its warm-up passes fill.
 fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
     if !problem.pipeline.one_f_one_b {
         return 0.0;
@@ -236,27 +252,27 @@ fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
     Warm::new(problem, stage).wait_s(pass_s, below_s)
 }
 
-/// What a stage of 1F1B may do while its first micro-batch is on its way down and back, and by symmetry
-/// while its last one is.
+/// What a stage of 1F1B can run during the round trip of its first micro-batch to the last stage,
+/// and by symmetry during that of its last.
 ///
-/// In its order, `forwards` forwards come before the first backward. With vocabulary passes these are as
-/// many more as there are barriers; the way then leads through the vocabulary layers, and before the first
-/// backward can come only vocabulary passes of micro-batches whose forwards do (one more where a pass lags
-/// behind the barrier that the backward waits for).
+/// In its order, `forwards` forwards come before the first backward. With vocabulary passes there
+/// is one more for each barrier, and the round trip leads through the vocabulary layers. Of the
+/// vocabulary passes, only those of micro-batches whose forwards come before the first backward can
+/// run before it, and one more where a pass lags behind the barrier that the backward waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Warm {
     forwards: f64,
     vocab: VocabWay,
 }
 
-/// Vocabulary passes on a micro-batch's way.
+/// The vocabulary passes that every micro-batch goes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct VocabWay {
-    /// All passes of one micro-batch on a device, s.
+    /// All vocabulary passes of one micro-batch on one rank, s.
     pub passes_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
     pub way_s: f64,
-    /// Which: they say how many micro-batches are on the way.
+    /// Their algorithm, which determines how many micro-batches are in flight.
     pub passes: Option<VocabPasses>,
 }
 
@@ -272,8 +288,8 @@ impl Warm {
         Self::of(pipeline.devices, pipeline.micro_batches, stage, problem.vocab)
     }
 
-    /// What the way of `below_s` beyond the stage takes longer than its own passes in the meantime, of
-    /// which a forward (a backward, at the end) takes `pass_s`.
+    /// Time by which the round trip through later stages (`below_s`) exceeds the stage's own passes
+    /// in the meantime. `pass_s` is the duration of a forward (in cooldown, of a backward).
     pub(crate) fn wait_s(&self, pass_s: f64, below_s: f64) -> f64 {
         (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
     }
@@ -283,19 +299,20 @@ impl Warm {
         self.forwards - 1.0
     }
 
-    /// The way through the vocabulary layers, less the vocabulary passes run in the meantime at most, s.
+    /// Time through the vocabulary layers, less the most vocabulary passes that run meanwhile, s.
     pub(super) fn vocab_s(&self) -> f64 {
         let vocab = &self.vocab;
         let run_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
         vocab.way_s - run_s
     }
 
-    /// Whether the waits at both ends are different times: with few micro-batches they may be the same.
+    /// Whether the waits in warm-up and cooldown are distinct. With few micro-batches they may
+    /// coincide.
     pub(super) fn apart(&self, micro_batches: usize) -> bool {
         micro_batches as f64 >= self.forwards + 1.0
     }
 
-    /// Both waits where they are different times: with few micro-batches they may be the same.
+    /// Both waits together, or the longer where they may coincide.
     pub(crate) fn both_s(&self, micro_batches: usize, first_s: f64, last_s: f64) -> f64 {
         let apart = self.apart(micro_batches);
         if apart { first_s + last_s } else { first_s.max(last_s) }
@@ -304,7 +321,7 @@ impl Warm {
 
 fn insert(labels: &mut Vec<Label>, new: Label) {
     let no_worse = |a: &Label, b: &Label| {
-        let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.finish_s <= b.finish_s;
+        let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.end_s <= b.end_s;
         let [forward, backward] = [0, 1].map(|pass| a.longest_s[pass] <= b.longest_s[pass]);
         faster && a.step_s <= b.step_s && forward && backward
     };
@@ -315,14 +332,14 @@ fn insert(labels: &mut Vec<Label>, new: Label) {
     labels.push(new);
 }
 
-/// The best label that starts at layer 0.
+/// The best label that starts at layer 0, with its value.
 fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
     let others = problem.pipeline.micro_batches as f64 - 1.0;
     let down_s = |label: &Label| match problem.pipeline.forwards_first {
         true => label.load_s + others * label.longest_s[0],
         false => 0.0,
     };
-    let value = |label: &Label| down_s(label) + label.finish_s + label.step_s;
+    let value = |label: &Label| down_s(label) + label.end_s + label.step_s;
     labels
         .iter()
         .enumerate()

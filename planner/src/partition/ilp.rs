@@ -1,23 +1,25 @@
-//! The placement as an integer linear program, exact with respect to the simulation.
+//! The partition as an integer linear program, exact with respect to the simulation.
 //!
-//! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the last
-//! device reaches the global barrier; `step_s ≥ 0`, the longest step behind it.
+//! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the
+//! last pipeline rank reaches the global barrier; `step_s ≥ 0`, the longest step after it.
 //!
 //! Minimise `barrier_s + step_s` subject to
 //! - *one column*: `Σ_c y[q,c] = 1` for every stage;
-//! - *contiguity*: layers end to end. Where columns are alike wherever they start,
-//!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else for every stage boundary and layer the columns ending there
-//!   are as many as the next stage's starting there;
-//! - *memory*: for every device and every combination of micro-batches in flight,
+//! - *contiguity*: layers end to end. Where columns depend only on their number of layers,
+//!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else, for every stage boundary and layer, as many columns of
+//!   the stage end there as columns of the next stage start there;
+//! - *memory*: for every rank and every combination of micro-batches in flight,
 //!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
-//! - *device load*: `barrier_s ≥ m·load_i + tail_i` for every device;
-//! - *closed form* (1F1B): the rows of [`super::dynamic`], with their two waiting terms as variables;
+//! - *rank load*: `barrier_s ≥ m·load_i + tail_i` for every rank `i`;
+//! - *closed form* (1F1B): the rows of [`super::dynamic_program`], with their two waits as
+//!   variables;
 //! - *milestones* (split backward): the chains of [`super::milestones`];
-//! - *step*: `step_s ≥ Σ step(c)·y` for every device;
-//! - *paths*: for a fixed order of passes the simulated time is the maximum over chains of passes, each
-//!   linear in the columns' seconds. Whenever the simulation of a solution is longer than the
-//!   program thought, its longest chain becomes a row and the program is solved again. Chains are
-//!   finitely many, every one bounds every placement from below, so the loop ends at the optimum.
+//! - *step*: `step_s ≥ Σ step(c)·y` for every rank;
+//! - *paths*: for a fixed order of passes the simulated time is the maximum over chains of passes,
+//!   each linear in the columns' seconds. Whenever the simulation of a solution takes longer than
+//!   the program's optimum, its critical path becomes a row and the program is solved again. There
+//!   are finitely many chains and each is a lower bound for every partition, so the loop ends at
+//!   the optimum;
 //! - *cut-off*: `barrier_s + step_s ≤` the best value known.
 
 use super::dynamic_program::Warm;
@@ -32,16 +34,16 @@ use good_lp::{
 use highs::{HighsModelStatus, HighsSolutionStatus, SolvedModel};
 use std::time::Instant;
 
-/// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility tolerance
-/// on times scaled to about a thousand.
+/// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility
+/// tolerance, with times scaled to about a thousand.
 pub const PROOF_TOLERANCE: f64 = 1e-7;
 
-/// What solving one problem took and found.
+/// Result and effort of solving one problem.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// The best choice found that beats the cut-off, with its simulated iteration, s.
+    /// The best choice found that beats the cut-off, with its simulated iteration time, s.
     pub best: Option<(Choice, f64)>,
-    /// Whether nothing better than `best` (or the cut-off) exists.
+    /// Whether it is proven that nothing better than `best` (or the cut-off) exists.
     pub proven: bool,
     /// Programs solved.
     pub solves: usize,
@@ -49,27 +51,45 @@ pub struct Report {
     pub paths: usize,
     /// Wall time of all programs, s.
     pub elapsed_s: f64,
-    /// What they took, as [`Limits::work`] counts it.
+    /// Work of all programs, counted as in [`Limits::work`].
     pub work: u64,
-    /// The largest lower bound on every placement that a program showed, s.
+    /// Largest proven lower bound on every partition, s.
     pub bound_s: f64,
 }
 
-/// How much work and how exactly to solve.
+/// Limits on work and precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Work for one problem: simplex iterations times rows and columns of their program, the same on every machine.
-    /// It is held by limiting branch-and-bound nodes, so that a program's root may exceed it.
+    /// Work for one problem: simplex iterations times rows and columns of their program, the same
+    /// on every machine. It is enforced by a limit on branch-and-bound nodes, so a program's root
+    /// relaxation may exceed it.
     pub work: u64,
-    /// Path rows are added until the program agrees with the simulation; without, the program is the
-    /// closed form alone.
+    /// Whether path rows are added until the program agrees with the simulation. Without them the
+    /// program is the closed form alone.
     pub paths: bool,
 }
 
+<<<<<<< HEAD
 /// Simplex iterations that a branch-and-bound node takes, to turn work into nodes.
 const ITERATIONS_A_NODE: u64 = 20;
 
 /// Finds the best placement with an iteration below `cutoff_s`, starting from `incumbent`.
+=======
+/// Work of some 20 s of one core: programs of `llama8b` on 16,384 GPUs of `selene` with tp 4 and pp
+/// 16 do 1.5 million a second (2026-11-23, x86-64, 3 GHz).
+pub const MUCH_WORK: u64 = 30_000_000;
+
+/// Simplex iterations that a branch-and-bound node takes on average, to turn work into nodes.
+const ITERATIONS_A_NODE: u64 = 20;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { work: MUCH_WORK, paths: true }
+    }
+}
+
+/// Finds the best partition with an iteration time below `cutoff_s`, starting from `incumbent`.
+>>>>>>> planner-a
 pub fn solve(
     problem: &Problem,
     incumbent: Option<(Choice, f64)>,
@@ -83,8 +103,8 @@ pub fn solve(
     run(problem, report, paths, cutoff_s, limits, scratch).0
 }
 
-/// As [`solve`] without an incumbent, but with chains of passes known from other problems on the same
-/// pipeline; returns all chains.
+/// Solves without an incumbent, but with critical paths known from other problems on the same
+/// pipeline. Returns all paths.
 pub fn solve_with(
     problem: &Problem,
     known: Vec<CriticalPath>,
@@ -123,7 +143,7 @@ fn run(
             report.bound_s = bar_s;
             break;
         }
-        // Every program is a relaxation: what one showed stays shown.
+        // Every program is a relaxation, so its bound holds for all later ones.
         report.bound_s = report.bound_s.max(solved.bound_s.min(bar_s));
         let Some(choice) = solved.choice else { break };
         let value_s = match limits.paths {
@@ -158,16 +178,16 @@ fn first_paths(
     known.map(|(choice, _)| problem.critical_path(choice, scratch)).into_iter().collect()
 }
 
-/// What came of one program.
+/// Result of one program.
 #[derive(Default)]
 struct Solved {
     /// The best choice known, if any.
     choice: Option<Choice>,
-    /// No choice has a smaller objective, s.
+    /// Lower bound on the objective of every choice, s.
     bound_s: f64,
-    /// The choice is the program's optimum.
+    /// Whether the choice is the program's optimum.
     finished: bool,
-    /// No choice lies below the cut-off.
+    /// Whether no choice lies below the cut-off.
     nothing_below: bool,
     work: u64,
 }
@@ -175,15 +195,15 @@ struct Solved {
 /// A program with the map from its variables to columns.
 struct Program {
     model: HighsProblem,
-    /// By stage: columns. Their variables come first in the program, stage after stage.
+    /// By stage, columns with their variables, which come first in the program, stage after stage.
     chosen: Vec<Vec<(usize, Variable)>>,
-    /// Variables and rows, about.
+    /// Approximate number of variables and rows.
     size: u64,
     scale: f64,
     presolve: &'static str,
 }
 
-/// Everything needed while rows are written.
+/// State while rows are written.
 struct Writer<'a> {
     problem: &'a Problem,
     chosen: Vec<Vec<(usize, Variable)>>,
@@ -194,7 +214,7 @@ struct Writer<'a> {
 }
 
 impl Program {
-    /// `None` where some stage has no column that could lie below the cut-off.
+    /// `None` where no column of some stage could lie below the cut-off.
     fn build(problem: &Problem, paths: &[CriticalPath], bar_s: f64) -> Option<Self> {
         let mut vars = variables!();
         let mut chosen = vec![];
@@ -210,7 +230,7 @@ impl Program {
         }
         let barrier = vars.add(variable().min(0.0));
         let step = vars.add(variable().min(0.0));
-        // The closed form alone has these.
+        // Only the closed form has waits.
         let waiting = if problem.pipeline.one_f_one_b { problem.stages() } else { 0 };
         let waits = (0..waiting)
             .map(|_| (vars.add(variable().min(0.0)), vars.add(variable().min(0.0))))
@@ -227,7 +247,7 @@ impl Program {
         Some(Self { model, chosen: writer.chosen, size, scale, presolve })
     }
 
-    /// Solves it with at most so much work, as [`Limits::work`] counts it.
+    /// Solves the program with at most this much work, counted as in [`Limits::work`].
     fn solve(self, work: u64) -> Solved {
         let Ok(mut model) = self.model.try_into_inner() else { return Solved::default() };
         let nodes = work / (self.size * ITERATIONS_A_NODE).max(1);
@@ -252,7 +272,7 @@ impl Program {
     }
 }
 
-/// What branch and bound has shown of the objective.
+/// Lower bound that branch and bound has proven on the objective.
 fn dual_bound(solved: &SolvedModel) -> Option<f64> {
     solved.double_info_value(c"mip_dual_bound").ok().filter(|bound| bound.is_finite())
 }
@@ -273,16 +293,16 @@ fn choice(chosen: &[Vec<(usize, Variable)>], solved: &SolvedModel) -> Option<Cho
     Some(chosen.iter().map(picked).collect())
 }
 
-/// HiGHS 1.15's presolve cuts off optima of programs without rows of a closed form or milestones, about one in a
-/// thousand small random ones (`tests/tests/placement_oracle.rs`); without presolve it finds them all. Of the others,
-/// which are larger, none has been seen to go wrong.
+/// HiGHS 1.15's presolve cuts off optima of programs without rows of a closed form or milestones,
+/// about one in a thousand small random ones (`tests/tests/placement_oracle.rs`). Without presolve
+/// it finds them all. Of the other programs, which are larger, none has been seen to go wrong.
 fn presolve(problem: &Problem) -> &'static str {
     let pipeline = &problem.pipeline;
     let rows = pipeline.one_f_one_b || pipeline.milestones.len() == problem.stages();
     if rows { "choose" } else { "off" }
 }
 
-/// A column is dropped when its stage's own work alone reaches the cut-off.
+/// Whether a stage's own work with a column stays below the cut-off. Other columns are dropped.
 fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
     let c = &problem.columns[stage][column];
     let runs = problem.pipeline.runs();
@@ -352,7 +372,7 @@ impl Writer<'_> {
         for device in 0..pipeline.devices {
             let budget = self.problem.budget_bytes[device];
             for counts in &pipeline.in_flight[device] {
-                // In units of the budget, so that the row is of order one.
+                // In units of the budget, so that coefficients are of order one.
                 let used: Expression = pipeline
                     .stages_on(device)
                     .map(|(stage, chunk)| {
@@ -412,7 +432,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Chains between milestones, of one chunk a device.
+    /// Rows of the chains between milestones, with one chunk a rank.
     fn milestones(&self, model: &mut HighsProblem) {
         let problem = self.problem;
         let (milestones, stages) = (&problem.pipeline.milestones, problem.stages());
@@ -452,7 +472,7 @@ impl Writer<'_> {
         }
     }
 
-    /// One chain of passes as a function of the columns.
+    /// Length of one chain of passes as a function of the columns.
     fn path(&self, path: &CriticalPath) -> Expression {
         let stages = self.problem.stages();
         let mut fixed: Durations = self.problem.fixed.clone();

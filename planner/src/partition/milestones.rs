@@ -1,31 +1,32 @@
-//! Milestones of a device's order of passes, and the chains of passes that lead from one to the next.
+//! Milestones of a pipeline rank's order of passes, and lower bounds from the chains between them.
 //!
-//! Where backward is split or stages lie on a V, no closed form of the whole iteration is known, but every
-//! order has the same few milestones on each device: its first backward, the last forward and the last
-//! backward of its first chunk, and its end. Which passes lie between them is a property of the order. A
-//! chain starts when the first micro-batch has come down to the device, or when it is on its way back;
-//! follows the device's own passes, or the last micro-batch down to the last stage and back; and ends with
-//! the device's own weight gradients and reductions, or with the last micro-batch's way back to the
-//! first device. Every such chain bounds the iteration from below.
+//! Where backward is split or stages lie on a V, no closed form of the whole iteration is known.
+//! But every order has the same few milestones on each rank: its first backward, the last forward
+//! and the last backward of its first chunk, and its end. The passes between them follow from the
+//! order. A chain starts when the first micro-batch arrives at the rank, or when its backward does.
+//! It continues with the rank's own passes, or with the last micro-batch's round trip to the last
+//! stage. It ends with the rank's own weight gradients and reductions, or with the last
+//! micro-batch's backward path to the first rank. Every such chain is a lower bound on the
+//! iteration time.
 
 use models::schedule::{PassKind, Schedule, ScheduleName};
 
-/// Passes of one chunk: forwards, backwards to inputs, weight gradients. A whole backward counts as both
-/// of the latter.
+/// Passes of one chunk: forwards, backwards to inputs, weight gradients. A whole backward counts as
+/// one of each of the latter two.
 pub type PassCounts = [f64; 3];
 
-/// Passes of one chunk up to each milestone of its device.
+/// Passes of one chunk up to each milestone of its rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChunkMilestones {
-    /// Before the device's first backward.
+    /// Before the rank's first backward.
     pub first_backward: PassCounts,
-    /// Up to the last forward of the device's first chunk.
+    /// Up to the last forward of the rank's first chunk.
     pub last_forward: PassCounts,
-    /// Up to the last backward of the device's first chunk.
+    /// Up to the last backward of the rank's first chunk.
     pub last_backward: PassCounts,
 }
 
-/// The milestones of one device.
+/// The milestones of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderMilestones {
     /// By chunk.
@@ -34,45 +35,47 @@ pub struct OrderMilestones {
     vocab: [[f64; 3]; 3],
     /// Chunk of the first backward.
     pub first_chunk: usize,
-    /// The first backward comes before the last forward of the first chunk.
+    /// Whether the first backward comes before the last forward of the first chunk.
     pub apart: bool,
-    /// What comes before a milestone need not come behind it: see [`Self::of_any`].
+    /// Whether the milestones hold for any order: weight gradients counted after the last backward
+    /// may then also run before it. See [`Self::of_any`].
     any_order: bool,
     micro_batches: f64,
 }
 
-/// What happens around a device's own passes, s.
+/// When a rank's passes can start, and how long they wait for other ranks, s.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ArrivalTimes {
-    /// The first micro-batch reaches the device's first chunk.
+    /// Arrival of the first micro-batch at the rank's first chunk.
     pub arrive_s: f64,
-    /// The first backward can start.
+    /// Earliest start of the first backward.
     pub ready_s: f64,
-    /// From the end of a forward of the first chunk to the start of its backward.
+    /// From the end of a forward of the first chunk to the start of the same micro-batch's
+    /// backward.
     pub way_s: f64,
 }
 
-/// When a device's last milestones are reached, s.
+/// Earliest ends of a rank's work, s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndTimes {
-    /// The last backward of the first chunk ends.
+    /// End of the last backward of the first chunk.
     pub last_backward_s: f64,
-    /// The device's last pass ends.
+    /// End of the rank's last pass.
     pub own_s: f64,
 }
 
-/// Seconds of a device's passes.
+/// Durations of a rank's passes, s.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnSeconds<'a> {
     /// Forward, backward to inputs and weight gradients, by chunk.
     pub chunks: &'a [PassCounts],
-    /// What the backwards of a micro-batch take on top, whichever chunk does it.
+    /// Time that the backwards of a micro-batch take on top, whichever chunk spends it.
     pub shared_s: f64,
     /// All vocabulary passes of a micro-batch.
     pub vocab_s: f64,
 }
 
-/// A milestone, or an end of the order.
+/// A milestone, or the start or end of the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     Start,
@@ -83,7 +86,7 @@ pub(super) enum At {
 }
 
 impl OrderMilestones {
-    /// The milestones of a device's order.
+    /// The milestones of a rank's order.
     pub fn of(schedule: &Schedule, device: usize) -> Self {
         let order = schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
         let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
@@ -95,9 +98,9 @@ impl OrderMilestones {
                 .map_or(0, |place| place + 1)
         };
         let forward = last(&|kind| kind == PassKind::F);
-        let ends = [first, forward, last(&is_backward)];
+        let milestones = [first, forward, last(&is_backward)];
         let chunk = |chunk: usize| {
-            let [first_backward, last_forward, last_backward] = ends.map(|end| {
+            let [first_backward, last_forward, last_backward] = milestones.map(|end| {
                 let own = || order[..end].iter().filter(|pass| usize::from(pass.chunk) == chunk);
                 let of = |kind| own().filter(|pass| pass.kind == kind).count() as f64;
                 let whole = of(PassKind::BW);
@@ -105,7 +108,7 @@ impl OrderMilestones {
             });
             ChunkMilestones { first_backward, last_forward, last_backward }
         };
-        let vocab = ends.map(|end| {
+        let vocab = milestones.map(|end| {
             let of = |kind| order[..end].iter().filter(|pass| pass.kind == kind).count() as f64;
             let (first, middle, rest) = (of(PassKind::S), of(PassKind::S2), of(PassKind::T));
             let has_middle = order.iter().any(|pass| pass.kind == PassKind::S2);
@@ -121,8 +124,9 @@ impl OrderMilestones {
         }
     }
 
-    /// The same by counting, for the orders of `zb_h1`, `zb_h2` and `interleaved_zb`: forwards first, then
-    /// backward to inputs, weight gradients some backwards later, and forward, in turn.
+    /// The same milestones by counting, for `zb_h1`, `zb_h2` and `interleaved_zb`. Their orders
+    /// begin with warm-up forwards, then repeat backward to inputs, weight gradients of an earlier
+    /// backward, and forward.
     pub fn counted(
         schedule: ScheduleName,
         (devices, micro_batches, chunks): (usize, usize, usize),
@@ -137,7 +141,7 @@ impl OrderMilestones {
         };
         let all = m * v;
         let warm_up = warm_up.min(all);
-        // The last forward of the first chunk, by its place among all forwards.
+        // Index of the first chunk's last forward among all forwards.
         let last = all + p - 1 - p * v;
         let backwards = if last < warm_up { 0 } else { last - warm_up + 1 };
         let weights = |backwards: usize| backwards.saturating_sub(lag);
@@ -164,8 +168,8 @@ impl OrderMilestones {
         })
     }
 
-    /// What holds of any order without vocabulary passes: all forwards may come before the first backward, and all weight gradients
-    /// behind the last.
+    /// Milestones that hold for any order without vocabulary passes: all forwards may come before
+    /// the first backward, and all weight gradients after the last.
     pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
         let m = micro_batches as f64;
         let chunk = |chunk: usize| ChunkMilestones {
@@ -183,23 +187,23 @@ impl OrderMilestones {
         }
     }
 
-    /// When the last milestones are reached at the earliest.
-    pub fn ends(&self, own: &OwnSeconds<'_>, around: &ArrivalTimes) -> EndTimes {
+    /// Earliest times of the last milestones.
+    pub fn ends(&self, own: &OwnSeconds<'_>, arrivals: &ArrivalTimes) -> EndTimes {
         let work_s = |from: At, to: At| self.work_s(own, from, to);
-        let mut forward_s = around.arrive_s + work_s(At::Start, At::LastForward);
-        let mut backward_s = around.arrive_s + work_s(At::Start, At::LastBackward);
+        let mut forward_s = arrivals.arrive_s + work_s(At::Start, At::LastForward);
+        let mut backward_s = arrivals.arrive_s + work_s(At::Start, At::LastBackward);
         if self.apart {
-            let ready_s = around.ready_s + work_s(At::FirstBackward, At::LastForward);
+            let ready_s = arrivals.ready_s + work_s(At::FirstBackward, At::LastForward);
             forward_s = forward_s.max(ready_s);
         }
-        backward_s = backward_s.max(around.ready_s + work_s(At::FirstBackward, At::LastBackward));
+        backward_s = backward_s.max(arrivals.ready_s + work_s(At::FirstBackward, At::LastBackward));
         let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
-        let last_backward_s = backward_s.max(forward_s + around.way_s + first_s);
+        let last_backward_s = backward_s.max(forward_s + arrivals.way_s + first_s);
         if self.any_order {
-            // Weight gradients of other micro-batches may run wherever the device waits.
+            // Weight gradients of other micro-batches may run wherever the rank waits.
             let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
-            let all_s = around.arrive_s + work_s(At::Start, At::End);
-            let behind_s = around.ready_s + work_s(At::FirstBackward, At::End);
+            let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
+            let behind_s = arrivals.ready_s + work_s(At::FirstBackward, At::End);
             return EndTimes {
                 last_backward_s,
                 own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
@@ -240,7 +244,7 @@ impl OrderMilestones {
         }
     }
 
-    /// Seconds of the device's passes between two milestones, at least.
+    /// Lower bound on the seconds of the rank's passes between two milestones.
     fn work_s(&self, own: &OwnSeconds<'_>, from: At, to: At) -> f64 {
         let (mut sum_s, mut fewest) = (0.0, f64::INFINITY);
         for (milestones, seconds) in self.chunks.iter().zip(own.chunks) {
@@ -266,14 +270,14 @@ fn difference(until: PassCounts, before: PassCounts) -> PassCounts {
 mod tests {
     use super::*;
 
-    /// Some durations, different ones for each seed.
+    /// Durations that differ with the seed.
     fn seconds(seed: usize, count: usize) -> Vec<PassCounts> {
         let value = |n: usize| 0.2 + ((seed * 7919 + n * 104_729) % 997) as f64 / 500.0;
         (0..count).map(|n| [value(3 * n), value(3 * n + 1), value(3 * n + 2)]).collect()
     }
 
     #[test]
-    fn what_holds_of_any_order_is_no_more_than_what_holds_of_one() {
+    fn ends_of_any_order_are_no_later_than_those_of_one_order() {
         let mut compared = 0;
         let split = |name: &ScheduleName| !name.is_whole() && name.layout(2).copies() == 1;
         for schedule in ScheduleName::ALL.into_iter().filter(split) {
@@ -285,8 +289,8 @@ mod tests {
                     let chunks = seconds(compared, v);
                     let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
                     let way_s = [2.0, 20.0][compared % 2];
-                    let around = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
-                    let (any, one) = (any.ends(&own_s, &around), own.ends(&own_s, &around));
+                    let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
+                    let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
                     let none_later = any.own_s <= one.own_s + 1e-9
                         && any.last_backward_s <= one.last_backward_s + 1e-9;
                     assert!(none_later, "{schedule} {p} {m} {v} device {device}: {any:?} {one:?}");

@@ -1,9 +1,9 @@
-//! Which layers lie on which stage, and what each recomputes: the inner problem of the search.
+//! Which layers a stage holds and what it recomputes: the inner problem of the search.
 //!
-//! A [`Problem`] is an abstract choice: one [`Column`] for every stage, the columns' layer ranges
-//! joined end to end, each device's memory within its budget, and the simulated length of the
-//! iteration as the objective. Where the columns' seconds and bytes come from is `crate::pricing`'s
-//! business. [`dynamic_program`] gives incumbents and bounds, [`ilp`] the exact answer.
+//! A [`Problem`] is abstract: choose one [`Column`] for every stage so that the columns' layer
+//! ranges join end to end and every pipeline rank's memory fits its budget. The objective is the
+//! simulated iteration time. Where the columns' seconds and bytes come from is the business of
+//! `crate::pricing`. [`dynamic_program`] gives incumbents and bounds, [`ilp`] the exact answer.
 
 pub mod bidirectional;
 pub mod dynamic_program;
@@ -16,90 +16,92 @@ pub use milestones::OrderMilestones;
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::{Arc, LazyLock};
 
-/// One way to fill a stage.
+/// One way to fill a stage: a layer range and a recompute choice, with their costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Column {
     /// First layer.
     pub start: usize,
     /// One past the last layer.
     pub end: usize,
-    /// Which recompute mix, an index that means something to whoever made the column.
+    /// Recompute choice: an index that only the maker of the column interprets.
     pub recompute: usize,
     /// Forward pass of one micro-batch, s.
     pub forward_s: f64,
-    /// Backward pass of one micro-batch with its recomputation, s; to inputs alone where the schedule splits
-    /// it.
+    /// Backward pass of one micro-batch with its recomputation, s. Backward to inputs alone where
+    /// the schedule splits it.
     pub backward_s: f64,
-    /// Weight gradients of one micro-batch, s, where the schedule splits backward; else 0.
+    /// Weight gradients of one micro-batch, s, where the schedule splits the backward; else 0.
     pub weight_s: f64,
-    /// What the device does for this stage between its last pass and the global barrier, s.
+    /// Work for this stage between the rank's last pass and the global barrier, s.
     pub tail_s: f64,
-    /// What the device does for this stage behind the global barrier, s.
+    /// Work for this stage after the global barrier, s.
     pub step_s: f64,
     /// Activation bytes of one micro-batch in flight.
     pub in_flight_bytes: f64,
-    /// Bytes that lie there all the time.
+    /// Bytes held during the whole iteration.
     pub state_bytes: f64,
 }
 
 impl Column {
-    /// Layers in it.
+    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.end - self.start
     }
 
-    /// Seconds of one micro-batch, forward and backward.
+    /// Seconds of one micro-batch: forward, backward and weight gradients.
     pub fn load_s(&self) -> f64 {
         self.forward_s + self.backward_s + self.weight_s
     }
 }
 
-/// An order of passes, made ready when it is first priced.
+/// An order of passes, prepared when it is first priced.
 pub type LazyPrepared = LazyLock<Prepared, Box<dyn FnOnce() -> Prepared + Send>>;
 
-/// A pipeline whose order of passes is fixed.
+/// A pipeline with a fixed order of passes.
 #[derive(Debug)]
 pub struct Pipeline {
-    /// The order, ready to be priced.
+    /// The prepared order.
     pub prepared: LazyPrepared,
-    /// Devices, `p`.
+    /// Pipeline ranks, `p`.
     pub devices: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// Device of each stage; of two copies, the first direction's.
+    /// Rank of each stage; the first direction's copy where the pipeline is bidirectional.
     pub device_of: Vec<usize>,
-    /// Chunk of each stage on its device.
+    /// Chunk of each stage on its rank.
     pub chunk_of: Vec<usize>,
-    /// Every stage is there twice: the second copy is chunk 1 of the device that mirrors the first's, and each
-    /// runs half of the micro-batches.
+    /// The pipeline is bidirectional: every stage has two copies. The second copy is chunk 1 of
+    /// rank `p − 1 − i`, where rank `i` holds the first. Each copy runs half of the micro-batches.
     pub bidirectional: bool,
-    /// For each device, micro-batches in flight per chunk: every combination that is not below another.
+    /// By rank, micro-batches in flight per chunk: all maximal combinations.
     pub in_flight: Vec<Vec<Vec<u32>>>,
-    /// Some backward is split: columns have weight gradients apart.
+    /// Some backward is split: columns have weight gradients of their own.
     pub splits_backward: bool,
-    /// Some forward runs together with a backward, which takes as long as both.
+    /// Some forward runs paired with a backward. A pair takes as long as both.
     pub pairs: bool,
-    /// Devices update without waiting for one another and undo it where they should not have (Zero Bubble,
-    /// arXiv 2401.10241, section 4): an iteration lasts from a device's own first start to its own last end.
+    /// Ranks update without waiting for one another and roll back an update that validation rejects
+    /// (Zero Bubble, arXiv 2401.10241, section 4). An iteration then lasts from the start of a
+    /// rank's first pass to the end of its own work.
     pub post_validation: bool,
-    /// The order is 1F1B with one chunk a device, vocabulary passes allowed: closed forms hold.
+    /// The order is 1F1B with one chunk a rank, with or without vocabulary passes: its closed form
+    /// holds.
     pub one_f_one_b: bool,
-    /// All forwards come before the first backward, with one chunk a device: a closed form is exact.
+    /// All forwards come before the first backward, with one chunk a rank: a closed form is exact.
     pub forwards_first: bool,
-    /// By device, milestones of orders for which no closed form is known: those with split backwards or on a
-    /// V of stages; none for others.
+    /// By rank, milestones of orders without a known closed form: those with split backwards or on
+    /// a V of stages. Empty for others.
     pub milestones: Vec<OrderMilestones>,
 }
 
 impl Pipeline {
-    /// Device and chunk of each copy of a stage.
+    /// Rank and chunk of each copy of a stage.
     pub fn holders(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
         let second = self.bidirectional.then(|| (self.devices - 1 - device, 1));
         std::iter::once((device, chunk)).chain(second)
     }
 
-    /// Stages of a device, with the chunks they are.
+    /// Stages of a rank, each with its chunk.
     pub fn stages_on(&self, device: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let on = move |stage| {
             let here = self.holders(stage).find(|&(holder, _)| holder == device);
@@ -108,7 +110,7 @@ impl Pipeline {
         (0..self.device_of.len()).filter_map(on)
     }
 
-    /// Most micro-batches of a stage in flight on a device.
+    /// Most micro-batches of a stage in flight on one rank.
     pub fn most_in_flight(&self, stage: usize) -> f64 {
         let counts = |(device, chunk): (usize, usize)| {
             self.in_flight[device].iter().map(move |vector| vector[chunk])
@@ -121,8 +123,8 @@ impl Pipeline {
         self.micro_batches as f64 / if self.bidirectional { 2.0 } else { 1.0 }
     }
 
-    /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in pairs
-    /// included.
+    /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in
+    /// pairs included.
     pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
         let pairs = |forward: usize, device: usize| {
             path.pair_count.get(forward).and_then(|counts| counts.get(device)).copied().unwrap_or(0)
@@ -141,20 +143,20 @@ impl Pipeline {
     }
 }
 
-/// A placement problem.
+/// A partition problem.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// The order of passes.
     pub pipeline: Arc<Pipeline>,
-    /// Latencies and vocabulary passes; forward and backward are filled in from columns.
+    /// Latencies and vocabulary passes. Forward and backward are filled in from columns.
     pub fixed: Durations,
-    /// Vocabulary passes on a micro-batch's way, for bounds.
+    /// Vocabulary passes that a micro-batch goes through, for bounds.
     pub vocab: VocabWay,
     /// Layers of the model.
     pub layers: usize,
     /// By stage, its columns.
     pub columns: Vec<Vec<Column>>,
-    /// Bytes each device has for states and activations.
+    /// Bytes each pipeline rank has for states and activations.
     pub budget_bytes: Vec<f64>,
 }
 
@@ -188,7 +190,7 @@ impl Problem {
         durations
     }
 
-    /// Weight gradients and pairs, where the pipeline has any.
+    /// Fills in weight gradients and pairs, where the pipeline has any.
     fn fill_split(&self, choice: &[usize], durations: &mut Durations) {
         if self.pipeline.splits_backward {
             durations.weight = self.chosen(choice).map(|(_, column)| column.weight_s).collect();
@@ -227,9 +229,9 @@ impl Problem {
         steps.into_iter().fold(0.0, f64::max)
     }
 
-    /// Length of the iteration under a choice, s, whether or not it fits in memory: the simulated
-    /// passes and tails up to the barrier, then the longest step behind it; without a barrier the longest
-    /// time any device takes for all of that.
+    /// Iteration time of a choice, s, whether or not it fits in memory: the simulated passes and
+    /// tails up to the barrier, then the longest step after it. Without a barrier it is the longest
+    /// time any rank takes for all of that.
     pub fn iteration_s(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
         let step_s = self.fill(choice, scratch);
         let Scratch { durations, tails, workspace } = scratch;
@@ -240,21 +242,21 @@ impl Problem {
         prepared.makespan_with_tails(durations, tails, workspace) + step_s
     }
 
-    /// Length of a path under a choice with the tail it ends with and the longest step behind the barrier, s: no more
-    /// than [`Self::iteration_s`] where there is a barrier.
+    /// Length of a path under a choice, with the tail of its last rank and the longest step after
+    /// the barrier, s. It is at most [`Self::iteration_s`] where there is a barrier.
     pub fn path_s(&self, choice: &[usize], path: &CriticalPath, scratch: &mut Scratch) -> f64 {
         let step_s = self.fill(choice, scratch);
         path.length_s(&scratch.durations) + scratch.tails[path.end_device] + step_s
     }
 
-    /// The longest path under a choice, ending with some device's tail.
+    /// The critical path under a choice, including the tail of its last rank.
     pub fn critical_path(&self, choice: &[usize], scratch: &mut Scratch) -> CriticalPath {
         self.fill(choice, scratch);
         let Scratch { durations, tails, workspace } = scratch;
         self.pipeline.prepared.critical_path_with_tails(durations, tails, workspace)
     }
 
-    /// Peak bytes of each device under a choice.
+    /// Peak bytes of each rank under a choice.
     pub fn memory_bytes(&self, choice: &[usize]) -> Vec<f64> {
         let mut states = vec![0.0; self.pipeline.devices];
         let mut activations: Vec<Vec<f64>> =
@@ -272,18 +274,18 @@ impl Problem {
         states.iter().zip(&activations).map(|(state, vectors)| state + peak(vectors)).collect()
     }
 
-    /// Whether every device's memory suffices.
+    /// Whether every rank's memory suffices.
     pub fn fits(&self, choice: &[usize]) -> bool {
         let used = self.memory_bytes(choice);
         used.iter().zip(&self.budget_bytes).all(|(used, budget)| used <= budget)
     }
 
-    /// Most micro-batches of a stage in flight on a device.
+    /// Most micro-batches of a stage in flight on one rank.
     pub fn most_in_flight(&self, stage: usize) -> f64 {
         self.pipeline.most_in_flight(stage)
     }
 
-    /// Whether all columns of a stage with equal layer counts are alike wherever they start.
+    /// Whether columns of a stage depend only on their number of layers, not on where they start.
     pub fn is_uniform(&self) -> bool {
         self.columns.iter().all(|columns| columns.iter().all(|column| column.start == 0))
     }

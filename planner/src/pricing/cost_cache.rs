@@ -1,12 +1,12 @@
-//! What all cases of one request share: the model's layers, the cluster's domains, and what has
-//! already been priced.
+//! What all configurations of one request share: the model's layers, the cluster's link domains,
+//! and a cache of prices.
 
 use super::layers::Layers;
 use super::listed_cuts::{
     CutList, Ranges, even_counts, every_cut, few_cuts, lighter_ends, to_ranges,
 };
 use super::pipelines::{PipelineKey, Pipelines};
-use super::recompute_split::{self as recompute_choices, RecomputeCost};
+use super::recompute_split::{self, RecomputeCost};
 use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
@@ -28,14 +28,14 @@ use std::sync::Arc;
 /// Tokens of a rank, tensor-parallel degree, sequence parallelism and number format.
 type BodyKey = (u64, u64, bool, Dtype);
 
-/// A model on a cluster of a given size, with memory of what was priced.
+/// A model on a cluster of a given size, with a cache of what has been priced.
 #[derive(Debug)]
 pub struct CostCache<'a> {
     /// The model.
     pub model: &'a ModelSpec,
     /// The cluster.
     pub cluster: &'a ClusterSpec,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: u64,
     /// The model's layers by kind.
     pub layers: Layers,
@@ -44,9 +44,9 @@ pub struct CostCache<'a> {
     pipelines: Arc<Pipelines>,
     layer_costs: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
     floors: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
-    /// By everything but the split of experts.
+    /// By everything but the split of the experts.
     shared: RefCell<HashMap<LayerCostsKey, Rc<Shared>>>,
-    /// By tokens of a rank, tensor-parallel degree, sequence parallelism and number format: by kind.
+    /// By kind of layer.
     bodies: RefCell<HashMap<BodyKey, Rc<[Body]>>>,
     experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
@@ -55,7 +55,7 @@ pub struct CostCache<'a> {
     vocab_shards: RefCell<HashMap<(LayerCostsKey, u64), VocabCost>>,
 }
 
-/// Prices of one way to split a micro-batch, by layer kind.
+/// Costs of the layers under one split of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct LayerCosts {
     /// Cost of a layer, by kind.
@@ -64,38 +64,41 @@ pub struct LayerCosts {
     pub params: Vec<LocalParams>,
     /// Vocabulary layers split over tensor-parallel ranks.
     pub vocab: VocabCost,
-    /// Tokens a rank holds of a micro-batch.
+    /// Tokens of a micro-batch on one rank.
     pub tokens: f64,
     /// Bytes of the hidden states of one micro-batch on one rank.
     pub hidden_bytes: f64,
-    /// The part of them that a rank holds between layers: with sequence parallelism, of its tokens.
+    /// Bytes of the hidden states that a rank holds between layers: with sequence parallelism,
+    /// those of its own tokens.
     pub resident_bytes: f64,
-    /// Largest temporaries of a layer's backward pass: gradients of the widest activations, and what stands for
-    /// those of weights.
+    /// Largest temporaries of a layer's backward pass: gradients of the widest activations, and
+    /// placeholders for weight gradients.
     pub transient_bytes: f64,
-    recompute_choices: RefCell<KnownMixes>,
+    recompute_choices: RefCell<KnownSplits>,
 }
 
-/// Resident tokens, expert-parallel degrees, number format and expert-parallel group.
+/// Resident tokens, expert-parallel and expert-tensor-parallel degrees, number format and
+/// expert-parallel group.
 type ExpertKey = (u64, u64, u64, Dtype, GroupShape);
 
-/// Sheets that are kept, a kilobyte or two each.
+/// Most layer costs kept in the cache, at one or two kilobytes each.
 const MOST_LAYER_COSTS: usize = 1 << 14;
 
-/// What all splits of the experts have in common.
+/// Costs that all splits of the experts share.
 #[derive(Debug)]
 struct Shared {
-    /// By kind.
+    /// Pieces of a layer's cost, by kind.
     pieces: Vec<Pieces>,
     /// Everything but the layers.
     ends: LayerCosts,
 }
 
-/// Undominated mixes by layers of each kind and what is allowed.
-type KnownMixes = HashMap<(Vec<usize>, Recompute), Rc<Vec<RecomputeCost>>>;
+/// Undominated recompute splits, by the number of layers of each kind and the recomputation
+/// allowed.
+type KnownSplits = HashMap<(Vec<usize>, Recompute), Rc<Vec<RecomputeCost>>>;
 
 impl LayerCosts {
-    /// Recompute mixes that no other beats, of a stage with so many layers of each kind.
+    /// Undominated recompute splits of a stage with `counts[k]` layers of kind `k`, fastest first.
     pub fn recompute_choices(
         &self,
         counts: Vec<usize>,
@@ -105,13 +108,13 @@ impl LayerCosts {
         if let Some(known) = self.recompute_choices.borrow().get(&key) {
             return Rc::clone(known);
         }
-        let found = Rc::new(recompute_choices::undominated(&self.layer, &key.0, allowed));
+        let found = Rc::new(recompute_split::undominated(&self.layer, &key.0, allowed));
         self.recompute_choices.borrow_mut().insert(key, Rc::clone(&found));
         found
     }
 }
 
-/// What prices of layers depend on.
+/// Everything that the costs of layers depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerCostsKey {
     split: Split,
@@ -136,7 +139,7 @@ impl LayerCostsKey {
 }
 
 impl<'a> CostCache<'a> {
-    /// Nothing priced yet.
+    /// An empty cache.
     pub fn new(model: &'a ModelSpec, cluster: &'a ClusterSpec, gpus: u64) -> Self {
         Self {
             model,
@@ -156,12 +159,12 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// The same with pipelines that other threads share.
+    /// The same cache with pipelines shared between threads.
     pub fn sharing(self, pipelines: Arc<Pipelines>) -> Self {
         Self { pipelines, ..self }
     }
 
-    /// Whether the schedule of decisions exists for their counts.
+    /// Checks that the schedule of the decisions exists for their counts.
     ///
     /// # Errors
     /// It does not.
@@ -170,22 +173,22 @@ impl<'a> CostCache<'a> {
         d.schedule.check(devices, d.micro_batches as usize, chunks)
     }
 
-    /// The pipeline of decisions that [`Self::check_pipeline`] approves.
+    /// The pipeline of decisions that [`Self::check_pipeline`] accepts.
     pub fn pipeline(&self, d: &Decisions) -> Arc<Pipeline> {
         self.pipelines.get(PipelineKey::new(d))
     }
 
-    /// The pipeline of a key whose counts its schedule approves.
+    /// The pipeline of a key whose counts its schedule accepts.
     pub fn pipeline_of(&self, key: PipelineKey) -> Arc<Pipeline> {
         self.pipelines.get(key)
     }
 
-    /// What the prices of the layers under decisions depend on.
+    /// The key of the layer costs under the decisions.
     pub fn layer_costs_key(&self, d: &Decisions) -> LayerCostsKey {
         LayerCostsKey::new(&self.shape(d))
     }
 
-    /// Prices of the layers under decisions.
+    /// Layer costs under the decisions.
     pub fn layer_costs(&self, d: &Decisions) -> Rc<LayerCosts> {
         let shape = self.shape(d);
         let key = LayerCostsKey::new(&shape);
@@ -201,8 +204,9 @@ impl<'a> CostCache<'a> {
         layer_costs
     }
 
-    /// Prices that no split of the experts undercuts. Whether a split folds into the context's ranks is not
-    /// asked, so that contexts that differ in pipeline and replicas share them.
+    /// A lower bound on the layer costs over all splits of the experts. It ignores whether a split
+    /// folds into the layout's ranks, so layouts that differ in pipeline degree and replicas share
+    /// it.
     pub fn floor_layer_costs(&self, d: &Decisions) -> Rc<LayerCosts> {
         let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
         let key = LayerCostsKey::new(&shape);
@@ -237,7 +241,8 @@ impl<'a> CostCache<'a> {
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
     }
 
-    /// The layer ranges of a list; none with an empty stage where the ends hold no vocabulary layers instead.
+    /// Layer ranges of the cuts in a list. Cuts with an empty stage are left out where the
+    /// vocabulary is split over the pipeline: then no stage may be empty.
     pub fn listed_ranges(&self, list: CutList, stages: usize, vocab: Vocab) -> Vec<Ranges> {
         let layers = self.layers.len();
         let counts = match list {
@@ -268,11 +273,11 @@ impl<'a> CostCache<'a> {
         counts.into_iter().map(|count| count as usize).collect()
     }
 
-    /// How decisions split one micro-batch, with the groups it communicates in.
+    /// How the decisions split one micro-batch, with its communication groups.
     pub fn shape(&self, d: &Decisions) -> Shape {
         let mesh = Mesh::new(d);
         let group = |size, stride| GroupShape::strided(size, stride, &self.domains);
-        // Without experts the order of the outer axes cannot matter to a layer.
+        // Without expert parallelism the order of the outer axes does not affect a layer.
         let ep_mesh = if d.ep == 1 { Mesh { order: RankOrder::DpInner, ..mesh } } else { mesh };
         Shape {
             split: Split {
@@ -295,7 +300,8 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// Prices of the layers under decisions, not remembered: for those who look at many splits of experts.
+    /// Layer costs under the decisions, not cached: for callers that try many splits of the
+    /// experts.
     pub fn price_of(&self, d: &Decisions) -> LayerCosts {
         self.price(&self.shape(d))
     }
@@ -325,12 +331,11 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// What all splits of the experts have in common.
+    /// Costs that all splits of the experts share, cached.
     fn shared(&self, shape: &Shape) -> Rc<Shared> {
         let split = Split { ep: 1, etp: 1, ..shape.split };
         let ep_group = GroupShape { within: vec![] };
-        let overlap = (MoeOverlap::None, 1);
-        let (moe_overlap, moe_overlap_degree) = overlap;
+        let (moe_overlap, moe_overlap_degree) = (MoeOverlap::None, 1);
         let key = LayerCostsKey {
             split,
             moe_overlap,
@@ -370,7 +375,7 @@ impl<'a> CostCache<'a> {
         *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
     }
 
-    /// Everything of a sheet but the layers' times.
+    /// Everything of the layer costs but the layers' own times.
     fn price_ends(&self, shape: &Shape) -> LayerCosts {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let kinds = &self.layers.kinds;
@@ -394,7 +399,7 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// Vocabulary layers split over tensor-parallel ranks and pipeline devices.
+    /// Vocabulary layers split over tensor-parallel and pipeline ranks.
     pub fn vocabulary_over_pipeline(&self, d: &Decisions) -> VocabCost {
         let shape = self.shape(d);
         let key = (LayerCostsKey::new(&shape), d.pp);
@@ -407,11 +412,13 @@ impl<'a> CostCache<'a> {
         cost
     }
 
-    /// A line below the time of a collective at any size up to `MOST_BYTES`: seconds, and seconds a byte.
+    /// Linear lower bound on the time of a collective of up to `MOST_BYTES`: intercept, s, and
+    /// slope, s a byte.
     ///
-    /// Between two sampled sizes the time is at least the smaller's and the bytes at most the larger's,
-    /// because collectives never get faster with size. The slope is a little less than the least time a
-    /// byte, so that what small sizes take longer is left for the line's start.
+    /// Times are sampled at sizes a factor `STEP` apart. Between two samples the time is at least
+    /// the smaller's and the bytes are at most the larger's, because collectives never get faster
+    /// with size. The slope is a little less than the least time a byte, so that the extra time of
+    /// small sizes goes into the intercept.
     pub fn collective_line(&self, op: Collective, group: &GroupShape) -> (f64, f64) {
         const MOST_BYTES: f64 = 1e13;
         const STEP: f64 = 1.03;
@@ -437,8 +444,8 @@ impl<'a> CostCache<'a> {
         line
     }
 
-    /// Embedding with learned positions, and output matrix where it is not the embedding: parameters
-    /// of one of `ways` shards.
+    /// Parameters of one of `ways` shards: of the embedding with its learned positions, and of the
+    /// output matrix.
     pub fn vocab_params(&self, ways: u64) -> (f64, f64) {
         let rows = (self.model.vocab.div_ceil(ways) * self.model.hidden) as f64;
         let positions = params::positions(self.model) as f64;

@@ -9,7 +9,7 @@ pub struct Layers {
     pub kinds: Vec<LayerKind>,
     /// `before[i][k]`: layers of kind `k` among the first `i`.
     before: Vec<Vec<usize>>,
-    /// Kind of each layer.
+    /// Kind of each layer, as an index into `kinds`.
     kind_of: Vec<usize>,
 }
 
@@ -39,27 +39,27 @@ impl Layers {
         Self { kinds, before, kind_of }
     }
 
-    /// Layers in all.
+    /// Number of layers.
     pub fn len(&self) -> usize {
         self.before.len() - 1
     }
 
-    /// No layers at all.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All layers are alike.
+    /// Whether all layers are of one kind.
     pub fn is_uniform(&self) -> bool {
         self.kinds.len() <= 1
     }
 
-    /// Kind of a layer.
+    /// Kind of a layer, as an index into `kinds`.
     pub fn kind_of(&self, layer: usize) -> usize {
         self.kind_of[layer]
     }
 
-    /// As [`Self::counts`], without allocation.
+    /// Layers of each kind in `start..end`, without allocation.
     pub fn between(&self, start: usize, end: usize) -> Counts {
         let mut counts = Counts::default();
         for (count, (to, from)) in

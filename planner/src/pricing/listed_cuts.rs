@@ -1,29 +1,30 @@
-//! Cuts of a model's layers into stages that are listed instead of left to the solver.
+//! Cuts of a model's layers into stages that are listed rather than left to the solver.
 
 use models::decisions::{Decisions, Recompute, Vocab};
 
 /// First layer and one past the last, by stage.
 pub type Ranges = Vec<(usize, usize)>;
 
-/// Layers that the first or the last stage may have fewer than the others.
+/// Most layers that the first or the last stage may have fewer than the others.
 pub const LIGHTER: usize = 2;
 
-/// So many cuts are all tried.
+/// All cuts are tried where there are at most this many.
 pub const FEW_CUTS: u64 = 300;
 
-/// What decides which placements are listed.
+/// Which cuts are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CutList {
-    /// As even as may be.
+    /// The single even cut.
     Even,
-    /// As layer redistribution has them.
+    /// The single cut of layer redistribution.
     Redis,
-    /// Every cut where they are few, else the family.
+    /// Every cut where they are few. Otherwise the family: even cuts, those with lighter ends, and
+    /// the cut of layer redistribution.
     Family,
 }
 
 impl CutList {
-    /// The list of decisions; `None` where the solver places layers freely.
+    /// The list for the decisions. `None` where the solver places layers freely.
     pub fn of(vocab: Vocab, chunks: u64) -> Option<Self> {
         match vocab {
             Vocab::FirstLast => Some(Self::Even),
@@ -34,29 +35,29 @@ impl CutList {
     }
 }
 
-/// Whether cuts are neither free nor all listed: the family is tried, and others are not.
+/// Whether only the family of cuts is tried: cuts are neither free nor all listed.
 pub fn is_family(d: &Decisions, layers: usize) -> bool {
     CutList::of(d.vocab, d.vpp) == Some(CutList::Family) && !few_cuts(layers, d.stages())
 }
 
-/// Whether every cut and every mix of recomputation that decisions allow is tried.
+/// Whether every cut and every recompute choice that the decisions allow is tried.
 pub fn is_complete(d: &Decisions, layers: usize) -> bool {
     let Some(list) = CutList::of(d.vocab, d.vpp) else { return true };
     let few = few_cuts(layers, d.stages());
-    let every_mix = d.vpp == 1 || d.recompute != Recompute::PerLayer;
-    (list != CutList::Family || few) && (every_mix || few && d.layout().copies() == 1)
+    let every_split = d.vpp == 1 || d.recompute != Recompute::PerLayer;
+    (list != CutList::Family || few) && (every_split || few && d.layout().copies() == 1)
 }
 
-/// As even as may be; what is left over goes to the latest stages before the last.
+/// Counts as even as possible. The last stages before the final one get the remainder.
 pub fn even_counts(layers: usize, stages: usize) -> Vec<usize> {
     let (base, more) = (layers / stages, layers % stages);
     let gets_more = |stage: usize| stage + 1 < stages && stage + 1 + more >= stages;
     (0..stages).map(|stage| base + usize::from(gets_more(stage))).collect()
 }
 
-/// Whether there are at most [`FEW_CUTS`] ways to cut layers into several chunks a device: every stage but
-/// the first and the last, which hold the vocabulary layers, takes at least one layer, so there are
-/// `C(L + 1, stages − 1)`.
+/// Whether there are at most [`FEW_CUTS`] cuts for a pipeline with several chunks a rank. Every
+/// stage but the first and the last, which hold the vocabulary layers, takes at least one layer, so
+/// there are `C(L + 1, stages − 1)` cuts.
 pub fn few_cuts(layers: usize, stages: usize) -> bool {
     let (all, chosen) = (layers as u64 + 1, stages as u64 - 1);
     let mut cuts = 1_u64;
@@ -69,14 +70,14 @@ pub fn few_cuts(layers: usize, stages: usize) -> bool {
     true
 }
 
-/// Every cut into stages of which only the first and the last may be empty.
+/// Every cut in which at most the first and the last stage are empty.
 pub(crate) fn every_cut(layers: usize, stages: usize) -> Vec<Vec<usize>> {
     let mut cuts: Vec<(Vec<usize>, usize)> = vec![(vec![], layers)];
     for stage in 0..stages {
         let later = stages - stage - 1;
         let fewest = usize::from(stage > 0 && later > 0);
         let extended = cuts.into_iter().flat_map(|(cut, left)| {
-            // The last stage takes what is left; those between here and there need a layer each.
+            // The last stage takes what is left. Each stage between here and there needs a layer.
             let most = (left + 1).saturating_sub(later).min(left);
             let least = if later == 0 { left } else { fewest };
             (least..=most).map(move |count| ([cut.as_slice(), &[count]].concat(), left - count))
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cut_is_there_once() {
+    fn every_cut_is_listed_once() {
         for (layers, stages) in [(2, 4), (3, 4), (5, 4), (12, 4), (4, 3), (3, 2), (4, 6)] {
             let cuts = every_cut(layers, stages);
             let binomial = (0..stages - 1).fold(1, |c, i| c * (layers + 1 - i) / (i + 1));
@@ -128,17 +129,14 @@ mod tests {
                 inner && cut.iter().sum::<usize>() == layers
             };
             assert!(cuts.iter().all(holds_all));
-            assert!(
-                cuts.windows(2).all(|pair| pair[0] < pair[1]),
-                "ordered, so none is there twice"
-            );
+            assert!(cuts.windows(2).all(|pair| pair[0] < pair[1]), "sorted without duplicates");
         }
         assert!(!few_cuts(80, 40));
         assert!(few_cuts(16, 16));
     }
 
     #[test]
-    fn families_hold_every_layer_once() {
+    fn lighter_ends_hold_every_layer_once() {
         for (layers, stages) in [(61, 16), (8, 4), (80, 40), (4, 4)] {
             let family = lighter_ends(layers, stages);
             assert!(family.contains(&even_counts(layers, stages)));

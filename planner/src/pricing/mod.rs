@@ -1,7 +1,7 @@
-//! One fully pinned configuration: its placement problem, and the price of any placement.
+//! One fully pinned configuration: its partition problem, and the price of any partition.
 //!
-//! This is the cost model's single door: `estimate`, the search, the brute-force oracle and the
-//! checker of predictions all price a configuration here.
+//! This is the only entry to the cost model: `estimate`, the search, the exhaustive oracle and the
+//! checker of predictions all price configurations here.
 
 pub mod cost_cache;
 pub mod layers;
@@ -23,16 +23,16 @@ use models::decisions::{Decisions, Recompute, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
-use recompute_split::{self as recompute_choices, RecomputeCost, RecomputeSplit};
+use recompute_split::{self, RecomputeCost, RecomputeSplit};
 use stage_transfers::{P2pTransfer, VocabPassCost, copies_s, gap_s, p2p_transfer, vocab_passes};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A configuration with everything but the placement of layers.
+/// A configuration: every decision but the partition of layers.
 #[derive(Debug)]
 pub struct Configuration<'a> {
-    /// What it shares with other cases.
+    /// What it shares with other configurations.
     pub cache: &'a CostCache<'a>,
     /// The decisions.
     pub decisions: Decisions,
@@ -43,27 +43,28 @@ pub struct Configuration<'a> {
     passes: Option<VocabPassCost>,
 }
 
-/// What one stage costs before it is decided what it recomputes.
+/// Costs of one stage before its recomputation is decided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageCost {
     /// Forward pass of one micro-batch.
     pub forward: Parts,
     /// Backward pass of one micro-batch without recomputation.
     pub backward: Parts,
-    /// What of it are weight gradients that run in a pass of their own, s; 0 where none do.
+    /// Part of the backward pass that is weight gradients in a pass of their own, s; 0 where none
+    /// are split off.
     pub weight_s: f64,
     /// Parameters on one rank.
     pub params: LocalParams,
-    /// Activation bytes in flight beside the layers'.
+    /// Activation bytes in flight besides the layers'.
     pub extra_in_flight_bytes: f64,
-    /// Logits and their gradient, and other bytes of this stage that do not depend on micro-batches
-    /// in flight.
+    /// Bytes of this stage that do not depend on micro-batches in flight, such as logits and their
+    /// gradient.
     pub workspace_bytes: f64,
     /// Exposed reductions between the last pass and the barrier, s.
     pub tail_s: f64,
-    /// Optimizer update behind the barrier, s.
+    /// Optimizer update after the barrier, s.
     pub optimizer_s: f64,
-    /// Exposed gathers behind the barrier, s.
+    /// Exposed all-gathers after the barrier, s.
     pub gather_s: f64,
 }
 
@@ -75,7 +76,7 @@ impl StageCost {
 }
 
 impl<'a> Configuration<'a> {
-    /// Prices everything that does not depend on the placement.
+    /// Prices everything that does not depend on the partition.
     ///
     /// # Errors
     /// The schedule does not exist for these counts.
@@ -96,14 +97,15 @@ impl<'a> Configuration<'a> {
         })
     }
 
-    /// The same in another order of passes.
+    /// The same configuration with another order of passes.
     #[must_use]
     pub fn in_order(self, schedule: Schedule) -> Self {
         let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
         Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
     }
 
-    /// The same in another order of passes, in which no device holds the activations of more than `held` micro-batches.
+    /// The same configuration with another order of passes, in which no rank holds the activations
+    /// of more than `held` micro-batches.
     #[must_use]
     pub fn in_order_within(self, schedule: Schedule, held: u32) -> Self {
         let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
@@ -112,30 +114,30 @@ impl<'a> Configuration<'a> {
         Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
     }
 
-    /// Order of passes, made when first asked for: many cases are cut without it.
+    /// The pipeline, built on first use: many configurations are pruned without it.
     pub fn pipeline(&self) -> &Arc<Pipeline> {
         self.pipeline.get_or_init(|| self.cache.pipeline(&self.decisions))
     }
 
-    /// Device of a stage; of two copies, the first direction's.
+    /// Pipeline rank of a stage; the first direction's copy where the pipeline is bidirectional.
     pub fn device_of(&self, stage: usize) -> usize {
         self.decisions.layout().device_of(self.devices(), stage)
     }
 
-    /// Devices that hold a stage.
+    /// Pipeline ranks that hold a copy of a stage.
     pub fn holders_of(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
         let (layout, devices) = (self.decisions.layout(), self.devices());
         (0..layout.copies()).map(move |copy| layout.holder(devices, stage, copy as u16).0)
     }
 
-    /// Stages of a device, by chunk.
+    /// Stages of a pipeline rank, by chunk.
     pub fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + use<> {
         let (devices, chunks) = (self.devices(), self.decisions.vpp as usize);
         let layout = self.decisions.layout();
         (0..chunks).map(move |chunk| layout.stage_of(devices, device, chunk))
     }
 
-    /// Pipeline devices, p.
+    /// Pipeline ranks, p.
     pub fn devices(&self) -> usize {
         self.decisions.pp as usize
     }
@@ -145,18 +147,19 @@ impl<'a> Configuration<'a> {
         self.decisions.micro_batches as f64
     }
 
-    /// Pipeline stages: p·v, or half as many where every stage is there twice.
+    /// Pipeline stages: p·v, or half as many in a bidirectional pipeline.
     pub fn stages(&self) -> usize {
         self.decisions.stages()
     }
 
-    /// Bytes a device has for what the placement decides.
+    /// Bytes that a rank has for everything that depends on the partition.
     pub fn budget_bytes(&self) -> f64 {
         self.cache.cluster.usable_bytes() - self.common_workspace_bytes()
     }
 
-    /// Workspace every device needs: temporaries of a backward pass, a received micro-batch each way,
-    /// the vocabulary shard's logits and input, and the units that ZeRO gathers or reduces at a time.
+    /// Workspace that every rank needs: temporaries of a backward pass, a received micro-batch in
+    /// each direction, the vocabulary shard's logits and input, and the units that ZeRO gathers or
+    /// reduces at a time.
     pub fn common_workspace_bytes(&self) -> f64 {
         let received =
             if self.decisions.pp > 1 { 2.0 * self.layer_costs.resident_bytes } else { 0.0 };
@@ -164,8 +167,9 @@ impl<'a> Configuration<'a> {
         self.layer_costs.transient_bytes + received + vocab + self.in_motion_bytes()
     }
 
-    /// Units that ZeRO gathers or reduces at a time: a layer, with the next one's weights on the way;
-    /// for breadth-first loops, which keep a chunk gathered for all its micro-batches, a chunk.
+    /// Bytes of the units that ZeRO gathers or reduces at a time. A unit is a layer, plus the
+    /// weights of the next one, which arrive meanwhile. For looped breadth-first, which keeps a
+    /// chunk gathered for all its micro-batches, it is a chunk.
     fn in_motion_bytes(&self) -> f64 {
         let d = &self.decisions;
         let layer = self.layer_costs.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
@@ -190,8 +194,9 @@ impl<'a> Configuration<'a> {
         cost
     }
 
-    /// Reductions of a stage's gradients that passes do not hide, s. Where every stage is there twice, its copies
-    /// exchange their gradients behind the last pass, and replicas have theirs summed only then.
+    /// Time of the gradient reductions of a stage that passes do not hide, s. In a bidirectional
+    /// pipeline the two copies exchange their gradients after the last pass, and only then are the
+    /// replicas' gradients summed.
     fn reduced_s(&self, stage: usize, params: LocalParams, backward_s: f64) -> f64 {
         let d = &self.decisions;
         if d.layout().copies() == 1 {
@@ -201,7 +206,7 @@ impl<'a> Configuration<'a> {
         copies_s(self.cache, d, stage, bytes) + self.state.reduce_exposed_s(params, 0.0)
     }
 
-    /// Passes and parameters of layers alone.
+    /// Passes and parameters of the layers alone.
     fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
         let counts = self.cache.layers.counts(start, end);
         let mut cost = StageCost::default();
@@ -211,25 +216,24 @@ impl<'a> Configuration<'a> {
             (_, Vocab::Interlaced) => software.interlaced_slowdown,
             _ => software.vocab_slowdown,
         };
-        let beside_passes = |parts: Parts| parts.slowed(slowdown);
+        let slowed = |parts: Parts| parts.slowed(slowdown);
         for (kind, &count) in counts.iter().enumerate() {
             let layer = &self.layer_costs.layer[kind];
             let params = self.layer_costs.params[kind];
-            let (forward, backward) =
-                (beside_passes(layer.forward), beside_passes(layer.backward()));
+            let (forward, backward) = (slowed(layer.forward), slowed(layer.backward()));
             cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
             cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
             if self.decisions.schedule.splits_backward() {
-                cost.weight_s += beside_passes(layer.backward_weight).total_s() * count as f64;
+                cost.weight_s += slowed(layer.backward_weight).total_s() * count as f64;
             }
         }
         cost
     }
 
-    /// Adds what ZeRO stages 2 and 3 communicate for a layer in every micro-batch and the pass does
-    /// not hide. Breadth-first loops run a chunk's micro-batches one after another and so gather and
-    /// reduce once for all of them.
+    /// Adds the communication of ZeRO stages 2 and 3 for one layer and one micro-batch that the
+    /// pass does not hide. Looped breadth-first runs a chunk's micro-batches one after another, so
+    /// it gathers and reduces once for all of them.
     fn with_gather(
         &self,
         mut pass: Parts,
@@ -249,7 +253,7 @@ impl<'a> Configuration<'a> {
         pass
     }
 
-    /// What the first and last stage hold beside layers, and what crossing a boundary costs.
+    /// Costs of a stage besides its layers: vocabulary layers, transfers and gaps between passes.
     fn stage_ends(&self, stage: usize) -> StageCost {
         let mut cost = StageCost::default();
         self.add_transfers(stage, &mut cost);
@@ -275,7 +279,7 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// What passes start with.
+    /// Adds the gap with which every pass starts.
     fn add_gaps(&self, cost: &mut StageCost) {
         let gap_s = gap_s(self.cache, &self.decisions);
         let gap = Parts { pp_s: gap_s, ..Parts::default() };
@@ -287,7 +291,7 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// Embedding on the first stage, output layer on the last.
+    /// Adds the embedding on the first stage and the output layer on the last.
     fn add_vocab_ends(&self, stage: usize, cost: &mut StageCost) {
         let (vocab, tied) = (&self.layer_costs.vocab, self.cache.model.tied_embeddings);
         let (embedding, head) = self.cache.vocab_params(self.decisions.tp);
@@ -310,11 +314,13 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// What nothing hides of adding up a tied embedding's gradients, s; `layers_weight_s` are the stage's last weight
-    /// gradients, before which come the output layer's.
+    /// Exposed time of summing a tied embedding's gradients, s. `layers_weight_s` are the weight
+    /// gradients of the stage's layers, which come after those of the output layer and may hide the
+    /// sum.
     fn tied_exposed_s(&self, stage: usize, layers_weight_s: f64) -> f64 {
         let (first, last) = (stage == 0, stage + 1 == self.stages());
-        // On a V of stages the first device holds both; of two copies, each end's.
+        // On a V of stages the first rank holds both copies of the embedding. In a bidirectional
+        // pipeline each end does.
         let apart =
             || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
         let summed = self.cache.model.tied_embeddings && self.passes.is_none();
@@ -326,7 +332,7 @@ impl<'a> Configuration<'a> {
         (self.tied_gradient_s() - hidden_s).max(0.0)
     }
 
-    /// Adding up the two copies' gradients of a tied embedding on first and last stage.
+    /// Time to sum the gradients of a tied embedding on the first and the last stage.
     fn tied_gradient_s(&self) -> f64 {
         let (_, rows) = self.cache.vocab_params(self.decisions.tp);
         let mesh = Mesh::new(&self.decisions);
@@ -337,7 +343,7 @@ impl<'a> Configuration<'a> {
         collective::time_of_some_s(cluster, Collective::AllReduce, bytes, &pair, senders)
     }
 
-    /// One shard of both vocabulary layers on every device.
+    /// Adds one shard of both vocabulary layers on every rank.
     fn add_vocab_shard(&self, stage: usize, cost: &mut StageCost) {
         if stage >= self.devices() {
             return;
@@ -347,23 +353,23 @@ impl<'a> Configuration<'a> {
         cost.params.dense += if self.cache.model.tied_embeddings { 0.0 } else { head };
     }
 
-    /// Recompute mixes open to a stage over layers `start..end`, fastest first.
+    /// Recompute choices of a stage over layers `start..end`, fastest first.
     pub fn recompute_choices(&self, start: usize, end: usize) -> Rc<Vec<RecomputeCost>> {
         let counts = self.cache.layers.counts(start, end);
         self.layer_costs.recompute_choices(counts, self.decisions.recompute)
     }
 
-    /// The first of [`Self::recompute_choices`], without the others.
+    /// The first of [`Self::recompute_choices`], computed without the others.
     pub fn least_recompute(&self, start: usize, end: usize) -> RecomputeCost {
         let counts = self.cache.layers.counts(start, end);
-        recompute_choices::least_recomputing(
+        recompute_split::least_recomputing(
             &self.layer_costs.layer,
             &counts,
             self.decisions.recompute,
         )
     }
 
-    /// Seconds a mix recomputes, by cause.
+    /// Seconds that a recompute split recomputes, by cause.
     pub fn recompute_parts(&self, recompute: &RecomputeSplit) -> Parts {
         let of_kind = |(kind, split): (usize, &[usize; 3])| -> Parts {
             let layer = &self.layer_costs.layer[kind];
@@ -372,15 +378,13 @@ impl<'a> Configuration<'a> {
         recompute.iter().enumerate().map(of_kind).sum()
     }
 
-    /// While a layer is recomputed its full activations live beside what is kept.
+    /// Bytes of the full activations of one layer while it is recomputed, besides what is kept.
     pub fn recompute_workspace_bytes(&self, recompute: &RecomputeSplit) -> f64 {
         let layers = recompute.iter().zip(&self.layer_costs.layer);
-        layers
-            .map(|(split, layer)| recompute_choices::buffer_bytes(layer, split))
-            .fold(0.0, f64::max)
+        layers.map(|(split, layer)| recompute_split::buffer_bytes(layer, split)).fold(0.0, f64::max)
     }
 
-    /// The column of a stage cost with a mix.
+    /// The column of a stage cost with a recompute choice.
     pub fn column(
         &self,
         range: (usize, usize),
@@ -409,7 +413,7 @@ impl<'a> Configuration<'a> {
         self.state.memory(params)
     }
 
-    /// A problem over given columns.
+    /// The partition problem over given columns.
     pub fn problem_of(&self, columns: Vec<Vec<Column>>) -> Problem {
         let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
         Problem {
@@ -429,22 +433,22 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// Seconds of all vocabulary passes of one micro-batch on one device.
+    /// Seconds of all vocabulary passes of one micro-batch on one rank.
     pub fn vocab_pass_s(&self) -> f64 {
         self.passes.as_ref().map_or(0.0, |passes| passes.parts.total_s())
     }
 
-    /// The same by cause.
+    /// The same time by cause.
     pub fn vocab_pass_parts(&self) -> Parts {
         self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
     }
 
-    /// Mean latency of a transfer between devices where it is no part of their passes, s.
+    /// Mean latency of a transfer between ranks, s; 0 where transfers are part of passes.
     pub fn mean_link_s(&self) -> f64 {
         if self.p2p_transfer.blocks { 0.0 } else { self.p2p_transfer.mean_s() }
     }
 
-    /// Latency between a stage and the next beside their passes, s.
+    /// Latency between a stage and the next that is not part of their passes, s.
     pub(crate) fn link_behind_s(&self, stage: usize) -> f64 {
         if self.p2p_transfer.blocks || stage + 1 >= self.stages() {
             return 0.0;
@@ -452,12 +456,12 @@ impl<'a> Configuration<'a> {
         self.transfer_behind_s(stage)
     }
 
-    /// A transfer between a stage and the next, s.
+    /// Time of a transfer between a stage and the next, s.
     fn transfer_behind_s(&self, stage: usize) -> f64 {
         self.p2p_transfer.behind_s(self.decisions.layout(), self.devices(), stage)
     }
 
-    /// The fastest mix with which a stage fits, were the device's other chunks empty.
+    /// The fastest recompute choice with which a stage fits if the rank's other chunks are empty.
     pub(crate) fn fastest_recompute(
         &self,
         stage: usize,
@@ -483,10 +487,10 @@ impl<'a> Configuration<'a> {
         let n = self.most_in_flight(stage);
         let states = self.state.memory(cost.params).device_bytes() + cost.workspace_bytes;
         let bytes = budget - states - n * cost.extra_in_flight_bytes;
-        // Rounding may make the first answer too large by a hair.
+        // Rounding may make the first answer too large by a tiny amount.
         let tries = [0.0, 1e-13, 1e-11, 1e-9];
         let found = tries.iter().filter_map(|less| {
-            recompute_choices::fastest_of_two(
+            recompute_split::fastest_of_two(
                 &self.layer_costs.layer,
                 &counts,
                 n,
@@ -496,8 +500,8 @@ impl<'a> Configuration<'a> {
         found.into_iter().find(|recompute| fits(recompute))
     }
 
-    /// Gives each stage the fastest mix with which it fits, were the device's other chunks empty; where none
-    /// does, stages stay as they are.
+    /// Gives each stage the fastest recompute choice with which it fits if the rank's other chunks
+    /// are empty. Stages that fit with none stay unchanged.
     pub fn recompute_as_must_be(&self, placed: &mut Placed) {
         let budget = self.budget_bytes();
         for (stage, placed) in placed.iter_mut().enumerate() {
@@ -509,7 +513,7 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// Most host memory that a device's stages need, bytes.
+    /// Largest host memory that the stages of one rank need, bytes.
     pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
         let mut host = vec![0.0; self.devices()];
         for (stage, cost) in stages.iter().enumerate() {
@@ -520,19 +524,20 @@ impl<'a> Configuration<'a> {
         host.into_iter().fold(0.0, f64::max)
     }
 
-    /// The layer ranges that may be tried, where they are listed: a single one for `first_last` and
-    /// `redistribute`, the family for several chunks; `None` where the solver places layers freely.
+    /// The layer ranges to try, where they are listed: a single one for `first_last` and
+    /// `redistribute`, several for more than one chunk. `None` where the solver places layers
+    /// freely.
     pub fn listed_ranges(&self) -> Option<Vec<Ranges>> {
         let list = CutList::of(self.decisions.vocab, self.decisions.vpp)?;
         Some(self.cache.listed_ranges(list, self.stages(), self.decisions.vocab))
     }
 
-    /// Whether a rank's share of host memory holds so many bytes.
+    /// Whether a rank's share of host memory holds this many bytes.
     pub(crate) fn fits_host(&self, bytes: f64) -> bool {
         bytes <= self.cache.cluster.host.memory_bytes
     }
 
-    /// Whether a column fits, were the device's other chunks empty.
+    /// Whether a column fits if the rank's other chunks are empty.
     fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
         column.state_bytes + self.most_in_flight(stage) * column.in_flight_bytes <= budget
     }

@@ -1,4 +1,5 @@
-//! Prepared pipelines by name and size: built once, shared by every case that uses them.
+//! Prepared pipelines by schedule and counts: built once, shared by every configuration that uses
+//! them.
 
 use crate::partition::{OrderMilestones, Pipeline};
 use crate::simulate::Prepared;
@@ -7,27 +8,28 @@ use models::schedule::{PassRatios, Release, Schedule, ScheduleError, ScheduleNam
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
-/// What distinguishes one pipeline from another.
+/// Everything that distinguishes one pipeline from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipelineKey {
     /// Schedule.
     pub schedule: ScheduleName,
-    /// Devices, `p`.
+    /// Pipeline ranks, `p`.
     pub devices: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// Chunks a device, `v`.
+    /// Chunks a rank, `v`.
     pub chunks: usize,
-    /// Where the vocabulary lives.
+    /// Where the vocabulary layers are.
     pub vocab: Vocab,
-    /// Whether devices update without waiting for one another.
+    /// Whether ranks update without waiting for one another.
     pub post_validation: bool,
-    /// What vocabulary passes are placed by; without it those of the input layer have no places of their own.
+    /// Pass times by which vocabulary passes are placed. Without them the input layer has no passes
+    /// of its own.
     pub pass_times: Option<PassRatios>,
 }
 
 impl PipelineKey {
-    /// The pipeline that decisions describe.
+    /// The pipeline of the decisions.
     pub fn new(d: &Decisions) -> Self {
         let vocab = if d.vocab.over_pipeline() { d.vocab } else { Vocab::Tensor };
         Self {
@@ -41,7 +43,7 @@ impl PipelineKey {
         }
     }
 
-    /// The passes, in order, of every device, as they are priced.
+    /// The passes of every rank in order, as they are priced.
     ///
     /// # Errors
     /// The schedule does not exist for these counts.
@@ -62,7 +64,8 @@ impl PipelineKey {
         }
     }
 
-    /// The pipeline, its order of passes prepared on first use: many pipelines are cut without it.
+    /// The pipeline. Its order of passes is prepared on first use, because many pipelines are
+    /// pruned without it.
     fn pipeline(self) -> Result<Pipeline, ScheduleError> {
         match self.schedule {
             ScheduleName::OneFOneB => Ok(self.one_f_one_b()),
@@ -73,10 +76,10 @@ impl PipelineKey {
         }
     }
 
-    /// ZB-H1 and ZB-H2, whose orders are not made before they are priced either.
+    /// ZB-H1 and ZB-H2, whose orders are not built before they are priced.
     fn zero_bubble(self) -> Pipeline {
-        let twice = self.schedule == ScheduleName::ZbH2;
-        let most = if twice { 2 * self.devices - 1 } else { self.devices };
+        let is_h2 = self.schedule == ScheduleName::ZbH2;
+        let most = if is_h2 { 2 * self.devices - 1 } else { self.devices };
         let counts = (self.devices, self.micro_batches, 1);
         let milestones =
             (0..self.devices).filter_map(|i| OrderMilestones::counted(self.schedule, counts, i));
@@ -89,7 +92,7 @@ impl PipelineKey {
         }
     }
 
-    /// 1F1B, whose order is not even made before it is priced.
+    /// 1F1B, whose order is not built before it is priced.
     fn one_f_one_b(self) -> Pipeline {
         let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
         Pipeline {
@@ -111,28 +114,30 @@ impl PipelineKey {
 
     fn other(self) -> Result<Pipeline, ScheduleError> {
         let schedule = self.schedule()?;
-        // With two copies no device runs all micro-batches of a chunk.
-        let marked = !self.schedule.is_whole() && schedule.layout.copies() == 1;
-        let milestones = if marked { milestones(&schedule) } else { vec![] };
+        // With two copies of a stage no rank runs all micro-batches of a chunk.
+        let has_milestones = !self.schedule.is_whole() && schedule.layout.copies() == 1;
+        let milestones = if has_milestones { milestones(&schedule) } else { vec![] };
         let forwards_first = matches!(self.schedule, ScheduleName::GPipe | ScheduleName::Naive);
         Ok(Pipeline { milestones, forwards_first, ..of_schedule(schedule, self.post_validation) })
     }
 
-    /// Micro-batches that a device of 1F1B holds: `p − i`, more with vocabulary passes.
+    /// Micro-batches that a rank of 1F1B holds: `p − i`, more with vocabulary passes.
     fn held_by_1f1b(self, device: usize) -> usize {
         let plain = self.devices - device;
         let held = self.vocab.passes().map_or(plain, |passes| passes.in_flight(plain));
         held.min(self.micro_batches)
     }
 
+    /// The schedule of a key with valid counts.
+    ///
     /// # Panics
-    /// The generator breaks its own rules: our bug.
+    /// The generator breaks its own rules, which is a bug.
     fn approved(&self) -> Schedule {
         self.schedule().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 }
 
-/// The pipeline of any order that can run, without milestones.
+/// The pipeline of any valid order, without milestones.
 pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline {
     let stages = schedule.stages();
     let held = |device| schedule.max_in_flight(device, Release::AtW);
@@ -158,12 +163,13 @@ fn milestones(schedule: &Schedule) -> Vec<OrderMilestones> {
 }
 
 /// # Panics
-/// The generator breaks its own rules: our bug.
+/// The order cannot run, which is a bug in its generator.
 fn prepare(schedule: &Schedule) -> Prepared {
     Prepared::new(schedule).unwrap_or_else(|error| panic!("{schedule:?}: {error}"))
 }
 
-/// Pipelines made so far, the latest of them up to [`MOST_KEPT`] passes; threads may share them.
+/// Cache of pipelines shared between threads. It keeps the most recently made, up to [`MOST_KEPT`]
+/// passes in total.
 #[derive(Debug, Default)]
 pub struct Pipelines(Mutex<Kept>);
 
@@ -176,20 +182,20 @@ struct Kept {
 }
 
 impl Pipelines {
-    /// The pipeline of a key whose counts the schedule approves, made on first use.
+    /// The pipeline of a key whose counts the schedule accepts, built on first use.
     ///
     /// # Panics
-    /// The generator breaks its own rules: our bug.
+    /// The generator breaks its own rules, which is a bug.
     pub fn get(&self, key: PipelineKey) -> Arc<Pipeline> {
         let make = || {
             let made = key.pipeline();
             Arc::new(made.unwrap_or_else(|error| panic!("{key:?}: {error}")))
         };
-        // Made outside the lock, so that others can have theirs meanwhile.
+        // Built outside the lock, so that other threads are not held up.
         Arc::clone(self.place(key).get_or_init(make))
     }
 
-    /// Where a key's pipeline is, or will be.
+    /// The slot of a key's pipeline, built or not.
     fn place(&self, key: PipelineKey) -> Arc<OnceLock<Arc<Pipeline>>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = kept.made.get(&key) {
@@ -207,7 +213,7 @@ impl Pipelines {
 }
 
 impl PipelineKey {
-    /// Passes, roughly.
+    /// Approximate number of passes.
     fn passes(&self) -> usize {
         let of_vocab = self.vocab.passes().map_or(0, |passes| passes.kinds().len());
         let of_input = if self.pass_times.is_some() { 2 } else { 0 };
@@ -215,7 +221,7 @@ impl PipelineKey {
     }
 }
 
-/// Passes of all pipelines that are kept: some twenty bytes each.
+/// Most passes kept over all pipelines, at some twenty bytes each.
 const MOST_KEPT: usize = 1 << 21;
 
 #[cfg(test)]
@@ -223,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_to_be_held_is_what_passes_hold() {
+    fn in_flight_counts_agree_with_the_schedule() {
         let vocabs = [Vocab::Tensor, Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2];
         let one_f_one_b = vocabs.map(|vocab| (ScheduleName::OneFOneB, vocab));
         let split = [ScheduleName::ZbH1, ScheduleName::ZbH2].map(|name| (name, Vocab::Tensor));

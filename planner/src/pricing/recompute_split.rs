@@ -1,10 +1,11 @@
-//! Which layers of a stage recompute what: the choices no other choice beats.
+//! Recompute splits: how many layers of a stage recompute what, and which splits no other
+//! dominates.
 
 use crate::cost::layer::LayerCost;
 use models::decisions::Recompute;
 use rustc_hash::FxHashMap as HashMap;
 
-/// How many layers of each kind keep everything, recompute selectively, recompute fully.
+/// By kind: how many layers keep everything, recompute selectively, and recompute fully.
 pub type RecomputeSplit = Vec<[usize; 3]>;
 
 /// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
@@ -17,10 +18,10 @@ pub fn options(recompute: Recompute) -> &'static [usize] {
     }
 }
 
-/// A mix with what it costs in one stage.
+/// A recompute split with its costs in one stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecomputeCost {
-    /// The mix.
+    /// The split.
     pub recompute: RecomputeSplit,
     /// Recomputation of one micro-batch, s.
     pub recompute_s: f64,
@@ -33,7 +34,7 @@ impl RecomputeCost {
         Self { recompute: vec![], recompute_s: 0.0, in_flight_bytes: 0.0 }
     }
 
-    /// Which options its layers use, a bit each.
+    /// Bit set of the options that its layers use.
     fn options(&self) -> u32 {
         let used = self.recompute.iter().flatten().enumerate().filter(|(_, count)| **count > 0);
         used.fold(0, |bits, (position, _)| bits | 1 << position)
@@ -48,7 +49,7 @@ impl RecomputeCost {
     }
 }
 
-/// The mix with no more recomputation than must be: the first of [`undominated`].
+/// The split with the least recomputation allowed: the first of [`undominated`].
 pub fn least_recomputing(
     costs: &[LayerCost],
     counts: &[usize],
@@ -68,29 +69,28 @@ pub fn least_recomputing(
     recompute
 }
 
-/// Mixes for a stage with `counts[k]` layers of kind `k`, fastest first: of those with the same options in
-/// use, each needs less memory than the one before.
+/// Undominated splits of a stage with `counts[k]` layers of kind `k`, fastest first. Of those that
+/// use the same options, each needs less memory than the one before.
 pub fn undominated(
     costs: &[LayerCost],
     counts: &[usize],
     allowed: Recompute,
 ) -> Vec<RecomputeCost> {
-    let mut recompute_choices = vec![RecomputeCost::empty()];
+    let mut choices = vec![RecomputeCost::empty()];
     for (cost, &count) in costs.iter().zip(counts) {
         let own = of_kind(cost, count, allowed);
-        let joined = recompute_choices
-            .iter()
-            .flat_map(|recompute| own.iter().map(move |more| recompute.and(more)));
-        recompute_choices = keep_undominated(joined.collect());
+        let joined =
+            choices.iter().flat_map(|recompute| own.iter().map(move |more| recompute.and(more)));
+        choices = keep_undominated(joined.collect());
     }
-    recompute_choices
+    choices
 }
 
-/// The fastest mix of a stage with at most two kinds of layers that fits, `in_flight` micro-batches and the
-/// buffer for recomputed layers together taking at most `bytes`.
+/// The fastest split that fits, for a stage with at most two kinds of layers: `in_flight`
+/// micro-batches and the buffer for recomputed layers together take at most `bytes`.
 ///
-/// For each number of layers of one kind that recompute, and of the other that recompute fully, the
-/// fewest that must recompute selectively follow.
+/// It enumerates the splits of the first kind and the number of layers of the second that recompute
+/// fully. The fewest that must recompute selectively follow from these.
 pub fn fastest_of_two(
     costs: &[LayerCost],
     counts: &[usize],
@@ -130,7 +130,7 @@ pub fn fastest_of_two(
     best.map(|(_, splits)| priced_all(splits))
 }
 
-/// What the kinds decided on already take.
+/// What the kinds already decided take.
 struct Taken {
     recompute_s: f64,
     bytes: f64,
@@ -149,7 +149,7 @@ impl Taken {
         taken
     }
 
-    /// Fewest of `count` layers that must recompute selectively beside `full` that do so fully.
+    /// Fewest of `count` layers that must recompute selectively, where `full` recompute fully.
     fn fewest_selective(
         &self,
         cost: &LayerCost,
@@ -169,14 +169,14 @@ impl Taken {
         if saved <= 0.0 || full == count {
             return None;
         }
-        // What is whole but for rounding is whole; callers check what they get.
+        // A number that is whole up to rounding counts as whole. Callers check the result.
         let some = needed(buffer_bytes(cost, &[0, 1, full])) / saved;
         let some = (some - 1e-9).ceil().max(1.0);
         (some <= (count - full) as f64).then_some(some as usize)
     }
 }
 
-/// While a layer is recomputed its full activations live beside what is kept.
+/// Bytes of a layer's full activations while it is recomputed, besides what is kept.
 pub fn buffer_bytes(cost: &LayerCost, split: &[usize; 3]) -> f64 {
     let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
     cost.saved_bytes[0] - cost.saved_bytes[leanest]
@@ -215,22 +215,22 @@ fn priced(cost: &LayerCost, split: [usize; 3]) -> RecomputeCost {
     }
 }
 
-fn keep_undominated(mut recompute_choices: Vec<RecomputeCost>) -> Vec<RecomputeCost> {
-    recompute_choices.sort_by(|a, b| {
+fn keep_undominated(mut choices: Vec<RecomputeCost>) -> Vec<RecomputeCost> {
+    choices.sort_by(|a, b| {
         a.recompute_s
             .total_cmp(&b.recompute_s)
             .then(a.in_flight_bytes.total_cmp(&b.in_flight_bytes))
     });
-    // The buffer a recomputed layer needs depends on the options in use, so mixes are held only against
-    // those with the same options.
+    // The buffer that a recomputed layer needs depends on the options in use, so only splits with
+    // the same options are compared.
     let mut least_bytes: HashMap<u32, f64> = HashMap::default();
-    recompute_choices.retain(|recompute| {
+    choices.retain(|recompute| {
         let least = least_bytes.entry(recompute.options()).or_insert(f64::INFINITY);
         let better = recompute.in_flight_bytes < *least;
         *least = least.min(recompute.in_flight_bytes);
         better
     });
-    recompute_choices
+    choices
 }
 
 #[cfg(test)]
@@ -247,27 +247,25 @@ mod tests {
     }
 
     #[test]
-    fn no_mix_is_beaten_by_another() {
-        let recompute_choices = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
-        for (position, recompute) in recompute_choices.iter().enumerate() {
-            for faster in &recompute_choices[..position] {
+    fn no_split_dominates_another() {
+        let choices = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
+        for (position, recompute) in choices.iter().enumerate() {
+            for faster in &choices[..position] {
                 assert!(faster.recompute_s <= recompute.recompute_s);
                 let leaner = faster.in_flight_bytes > recompute.in_flight_bytes;
                 assert!(leaner || faster.options() != recompute.options());
             }
         }
-        assert_eq!(recompute_choices[0].in_flight_bytes, 50.0);
-        let leanest = recompute_choices
-            .iter()
-            .map(|recompute| recompute.in_flight_bytes)
-            .fold(f64::INFINITY, f64::min);
+        assert_eq!(choices[0].in_flight_bytes, 50.0);
+        let leanest =
+            choices.iter().map(|recompute| recompute.in_flight_bytes).fold(f64::INFINITY, f64::min);
         assert_eq!(leanest, 5.0);
     }
 
     #[test]
-    fn a_pinned_option_leaves_one_mix() {
-        let recompute_choices = undominated(&[cost()], &[3], Recompute::Full);
-        assert_eq!(recompute_choices.len(), 1);
-        assert_eq!(recompute_choices[0].recompute, [[0, 0, 3]]);
+    fn a_pinned_option_leaves_one_split() {
+        let choices = undominated(&[cost()], &[3], Recompute::Full);
+        assert_eq!(choices.len(), 1);
+        assert_eq!(choices[0].recompute, [[0, 0, 3]]);
     }
 }

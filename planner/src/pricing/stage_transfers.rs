@@ -1,4 +1,5 @@
-//! What lies between a pipeline's stages: transfers, and vocabulary passes where every device has a shard.
+//! What runs between a pipeline's stages: transfers, and vocabulary passes where every rank has a
+//! shard.
 
 use super::cost_cache::{CostCache, LayerCosts};
 use crate::cost::collective::{self, Collective};
@@ -9,22 +10,25 @@ use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{ScheduleName, StageLayout};
 
-/// Sending a micro-batch's hidden states to the next stage.
+/// Point-to-point transfer of a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct P2pTransfer {
-    /// Between a device and the next, s, the last's being to the first; one figure where all are alike.
+    /// Time between a pipeline rank and the next, s. The last entry is that from the last rank to
+    /// the first. A single entry where all are equal.
     times_s: Vec<f64>,
-    /// The receiver waits with nothing else to do; else the time is a latency.
+    /// Whether the receiver waits idle, so that the transfer is part of its pass. Otherwise it is a
+    /// latency.
     pub(crate) blocks: bool,
 }
 
 impl P2pTransfer {
-    /// Whether all devices are equally far from the next.
+    /// Whether all ranks are equally far from the next.
     pub(crate) fn is_alike(&self) -> bool {
         self.times_s.len() == 1
     }
 
-    /// Seconds between a stage and the next, 0 on one device; of two copies, where it takes longest.
+    /// Seconds between a stage and the next, 0 on one rank. In a bidirectional pipeline, the longer
+    /// of the two directions.
     pub(crate) fn behind_s(&self, layout: StageLayout, devices: usize, stage: usize) -> f64 {
         let of_copy = |copy| {
             let device = |stage| layout.holder(devices, stage, copy as u16).0;
@@ -33,7 +37,7 @@ impl P2pTransfer {
         (0..layout.copies()).map(of_copy).fold(0.0, f64::max)
     }
 
-    /// Seconds from one device to another that holds the next stage.
+    /// Seconds from one rank to another that holds the next stage.
     fn between_s(&self, one: usize, other: usize) -> f64 {
         if one == other {
             return 0.0;
@@ -43,36 +47,36 @@ impl P2pTransfer {
         if self.is_alike() { self.times_s[0] } else { self.times_s[index] }
     }
 
-    /// The least of all, s.
+    /// The shortest transfer, s.
     pub(crate) fn least_s(&self) -> f64 {
         self.times_s.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// The longest of all, s.
+    /// The longest transfer, s.
     pub(crate) fn most_s(&self) -> f64 {
         self.times_s.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The mean of all from one device to the next, s.
+    /// Mean transfer from a rank to the next, without that from the last to the first, s.
     pub(crate) fn mean_s(&self) -> f64 {
         let ways = (self.times_s.len() - 1).max(1);
         self.times_s[..ways].iter().sum::<f64>() / ways as f64
     }
 }
 
-/// The vocabulary passes of one device.
+/// The vocabulary passes of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct VocabPassCost {
     pub(crate) durations: VocabDurations,
     /// Computation and exposed collectives of all passes of one micro-batch.
     pub(crate) parts: Parts,
-    /// Logits and hidden states that the passes hold.
+    /// Bytes of logits and hidden states that the passes hold.
     pub(crate) workspace_bytes: f64,
 }
 
 impl VocabPassCost {
-    /// A micro-batch's way through these passes; see `models::schedule::one_f_one_b_with_vocab` for what a
-    /// backward waits for.
+    /// Time that a micro-batch takes through these passes.
+    /// `models::schedule::one_f_one_b_with_vocab` says what a backward waits for.
     pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
         let d = &self.durations;
         let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -86,9 +90,9 @@ impl VocabPassCost {
     }
 }
 
-/// Time of one transfer between stages: with tensor parallelism each rank sends its 1/t share over
-/// its own link and the receivers gather inside the node (SC'21, section 4.1, scatter/gather), or, where the
-/// software cannot, each sends everything.
+/// Time of one transfer between stages. With tensor parallelism each rank sends its 1/t share over
+/// its own link and the receivers gather inside the host (SC'21, section 4.1, scatter/gather).
+/// Where the software cannot do that, each rank sends everything.
 pub(crate) fn p2p_transfer(
     cache: &CostCache<'_>,
     d: &Decisions,
@@ -101,10 +105,12 @@ pub(crate) fn p2p_transfer(
     let whole = d.tp > 1 && !d.sequence_parallel;
     let scattered = cache.cluster.software.scatter_gather;
     let shares = if whole && !scattered { 1.0 } else { d.tp as f64 };
-    // A stage's ranks of one node send at a time; its other stages are within. Sums behind vocabulary passes are on
-    // the way when a gradient is, which is sent behind `S` too (`vocab_parallel_schedule.py` of the reference).
-    let beside = matches!(d.vocab, Vocab::ParallelNaive | Vocab::Parallel1 | Vocab::Parallel2);
-    let senders = mesh.stride(Axis::Pp) * if beside { 2 } else { 1 };
+    // The ranks of a stage on one host send at the same time; transfers to the host's other stages
+    // stay inside it. All-reduces after vocabulary passes run at the same time as the transfer of a
+    // gradient, which is also sent after `S` (`vocab_parallel_schedule.py` of the reference).
+    let with_all_reduces =
+        matches!(d.vocab, Vocab::ParallelNaive | Vocab::Parallel1 | Vocab::Parallel2);
+    let senders = mesh.stride(Axis::Pp) * if with_all_reduces { 2 } else { 1 };
     let bytes = layer_costs.hidden_bytes / shares;
     let gather_s = if whole && scattered {
         let group = GroupShape::strided(d.tp, 1, &cache.domains);
@@ -115,15 +121,16 @@ pub(crate) fn p2p_transfer(
     let slower = |level| if level == 0 { 1.0 } else { cache.cluster.software.p2p_slowdown };
     let sent_s = |level| collective::p2p_s(cache.cluster, bytes * slower(level), level, senders);
     let time_s = |level| sent_s(level) + gather_s;
-    let levels = hop_levels(&mesh, &cache.domains);
+    let levels = transfer_levels(&mesh, &cache.domains);
     P2pTransfer {
         times_s: levels.into_iter().map(time_s).collect(),
         blocks: transfer_blocks(cache, d),
     }
 }
 
-/// Innermost levels that join each pipeline device with the next, the last with the first; one where all are alike.
-fn hop_levels(mesh: &Mesh, domains: &[u64]) -> Vec<usize> {
+/// Innermost link level that joins each pipeline rank with the next, and the last with the first. A
+/// single entry where all are equal.
+fn transfer_levels(mesh: &Mesh, domains: &[u64]) -> Vec<usize> {
     let outermost = mesh.pipeline_level(domains);
     let inner = &domains[..outermost];
     if inner.iter().all(|gpus| 2 * mesh.stride(Axis::Pp) > *gpus) {
@@ -137,15 +144,16 @@ fn hop_levels(mesh: &Mesh, domains: &[u64]) -> Vec<usize> {
     next.map(level).collect()
 }
 
-/// Giving both copies of a stage the sum of so many bytes of gradients, s: an all-reduce of the two devices that
-/// mirror each other.
+/// Time to sum `bytes` of gradients over the two copies of a stage, s: an all-reduce between the
+/// two ranks that hold them.
 pub(crate) fn copies_s(cache: &CostCache<'_>, d: &Decisions, stage: usize, bytes: f64) -> f64 {
-    let pair = mirrored_pair(&Mesh::new(d), stage as u64, &cache.domains);
+    let pair = pair_of_copies(&Mesh::new(d), stage as u64, &cache.domains);
     collective::time_s(cache.cluster, Collective::AllReduce, bytes, &pair)
 }
 
-/// How two devices that mirror each other lie: within a domain only where all their replicas do.
-fn mirrored_pair(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
+/// Group of the two ranks that hold a stage's copies. It lies within a domain only where the pairs
+/// of all replicas do.
+fn pair_of_copies(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
     let meet = |gpus: u64| mesh.pipeline_devices_meet(device, mesh.pp - 1 - device, gpus);
     let mut within: Vec<u64> = domains.iter().map(|&gpus| 1 + u64::from(meet(gpus))).collect();
     if let Some(outermost) = within.last_mut() {
@@ -154,16 +162,16 @@ fn mirrored_pair(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
     GroupShape { within }
 }
 
-/// Whether transfers are part of passes: looped schedules hide them where the software can.
+/// Whether transfers are part of passes. Looped schedules hide them where the software can.
 pub(crate) fn transfer_blocks(cache: &CostCache<'_>, d: &Decisions) -> bool {
-    // Passes of a schedule with split backwards run off a list: so do its transfers, on a stream of their own (Zero
-    // Bubble's runtime).
-    let apart = d.schedule.splits_backward() || overlaps_hops(cache, d);
+    // With split backward the runtime runs passes from a list. It runs transfers from the list
+    // too, on a stream of their own (Zero Bubble's runtime).
+    let apart = d.schedule.splits_backward() || overlaps_passes(cache, d);
     d.pp == 1 || !apart
 }
 
-/// Whether transfers of a looped schedule run under passes.
-fn overlaps_hops(cache: &CostCache<'_>, d: &Decisions) -> bool {
+/// Whether transfers of a looped schedule overlap with passes.
+fn overlaps_passes(cache: &CostCache<'_>, d: &Decisions) -> bool {
     let looped = matches!(
         d.schedule,
         ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
@@ -171,20 +179,20 @@ fn overlaps_hops(cache: &CostCache<'_>, d: &Decisions) -> bool {
     looped && cache.cluster.software.p2p_overlap
 }
 
-/// What a pass begins with, s: none where the host waits for no transfer.
+/// Gap before each pass, s: none where the host process waits for no transfer.
 pub(crate) fn gap_s(cache: &CostCache<'_>, d: &Decisions) -> f64 {
-    if d.pp == 1 || overlaps_hops(cache, d) { 0.0 } else { cache.cluster.software.pass_gap_s }
+    if d.pp == 1 || overlaps_passes(cache, d) { 0.0 } else { cache.cluster.software.pass_gap_s }
 }
 
-/// Whether the input layer's passes have places, and seconds, of their own: in an order for a configuration's own
-/// times. Where a search compares configurations they are part of `T`, and so are interlaced ones, for which all
-/// devices wait together anyway.
+/// Whether the input layer has passes of its own: in an order made for a configuration's own times.
+/// Where a search compares configurations these passes are part of `T`. So are interlaced ones, for
+/// which all ranks wait together anyway.
 pub(super) fn input_apart(d: &Decisions) -> bool {
     d.pass_times.is_some() && d.vocab != Vocab::Interlaced
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,
-/// section 4): all-reduces serve as reduces too, as in the paper's implementation.
+/// section 4). All-reduces also serve as reduces, as in the paper's implementation.
 pub(crate) fn vocab_passes(
     cache: &CostCache<'_>,
     d: &Decisions,
@@ -220,7 +228,8 @@ pub(crate) fn vocab_passes(
             cost.softmax_rescale + weight + embed,
             [broadcast_s, 2.0 * statistics_s + gradient_s, 0.0, 0.0],
         ),
-        // The input layer's broadcast runs under its forward and its sum under its backward, and all wait for both.
+        // The input layer's broadcast overlaps its forward, and its all-reduce overlaps its
+        // backward. All ranks wait for both.
         Vocab::Interlaced => {
             let input_s = (broadcast_s - cost.embed_forward.total_s()).max(0.0)
                 + (gradient_s - cost.embed_backward.total_s()).max(0.0);
@@ -260,7 +269,8 @@ pub(crate) fn vocab_passes(
     Some(VocabPassCost { durations, parts, workspace_bytes })
 }
 
-/// Transfers between stages and vocabulary passes of one chunk a device, layers not filled in.
+/// Durations of transfers between stages and of vocabulary passes, with one chunk a rank and no
+/// layers.
 pub(crate) fn fixed_durations(
     cache: &CostCache<'_>,
     d: &Decisions,
@@ -288,21 +298,21 @@ mod tests {
     use models::decisions::RankOrder;
 
     #[test]
-    fn devices_within_a_node_are_nearer_than_those_beyond_it() {
-        let line = Mesh { tp: 1, cp: 1, dp: 1, pp: 16, order: RankOrder::DpInner };
-        let levels = hop_levels(&line, &[8, u64::MAX]);
-        // 7 to 8 leave the node, and 15 to 0.
+    fn ranks_on_one_host_are_nearer_than_those_beyond_it() {
+        let mesh = Mesh { tp: 1, cp: 1, dp: 1, pp: 16, order: RankOrder::DpInner };
+        let levels = transfer_levels(&mesh, &[8, u64::MAX]);
+        // Only the transfers from 7 to 8 and from 15 to 0 leave the host.
         let beyond = [7, 15];
         let expected: Vec<usize> =
             (0..16).map(|device| usize::from(beyond.contains(&device))).collect();
         assert_eq!(levels, expected);
-        let apart = Mesh { dp: 8, ..line };
-        assert_eq!(hop_levels(&apart, &[8, u64::MAX]), [1]);
-        assert_eq!(hop_levels(&Mesh { pp: 8, ..line }, &[8, u64::MAX]), [0]);
+        let replicated = Mesh { dp: 8, ..mesh };
+        assert_eq!(transfer_levels(&replicated, &[8, u64::MAX]), [1]);
+        assert_eq!(transfer_levels(&Mesh { pp: 8, ..mesh }, &[8, u64::MAX]), [0]);
     }
 
     #[test]
-    fn a_hop_takes_the_time_of_its_own_boundary() {
+    fn a_transfer_takes_the_time_of_its_own_boundary() {
         let p2p_transfer = P2pTransfer { times_s: vec![1.0, 2.0, 3.0, 4.0], blocks: true };
         assert_eq!(
             [
@@ -312,10 +322,10 @@ mod tests {
             ],
             [2.0, 2.0, 0.0]
         );
-        // A looped pipeline's last device sends to the first.
+        // In a looped pipeline the last rank sends to the first.
         assert_eq!(p2p_transfer.between_s(3, 0), 4.0);
         assert_eq!([p2p_transfer.least_s(), p2p_transfer.mean_s()], [1.0, 2.0]);
-        // The other copies of stages 2 and 3 are on devices 1 and 0.
+        // The other copies of stages 2 and 3 are on ranks 1 and 0.
         let both = |stage| p2p_transfer.behind_s(StageLayout::Bidirectional, 4, stage);
         assert_eq!([both(0), both(1), both(2)], [3.0, 2.0, 3.0]);
         let v = |stage| p2p_transfer.behind_s(StageLayout::V, 4, stage);
