@@ -60,13 +60,8 @@ const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
 /// enough.
 pub const FAR: f64 = 3.0;
 
-<<<<<<< HEAD
-/// What integer programs may take for one question: what it finds need not be proven.
-const QUESTION_WORK: u64 = SOLVER_WORK / 40;
-=======
 /// Work of integer programs for one question. An alternative need not be proven optimal.
-const SOLVER_WORK: u64 = ilp::MUCH_WORK / 40;
->>>>>>> planner-a
+const QUESTION_WORK: u64 = SOLVER_WORK / 40;
 
 /// Additional memory that `plan` tries, bytes.
 const MORE_BYTES: f64 = 4e9;
@@ -245,13 +240,8 @@ impl<'a> Asker<'a> {
         for cp in values(|d| d.cp) {
             found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
         }
-<<<<<<< HEAD
         let layouts = self.request.task().space().expert_layouts();
         let eps: BTreeSet<u64> = layouts.iter().map(|layout| layout.decisions.ep).collect();
-=======
-        let expert_layouts = self.request.task().space().expert_nodes();
-        let eps: BTreeSet<u64> = expert_layouts.iter().map(|layout| layout.decisions.ep).collect();
->>>>>>> planner-a
         for ep in eps.into_iter().filter(|&ep| ep != own.ep) {
             found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
         }

@@ -69,27 +69,10 @@ pub struct Limits {
     pub paths: bool,
 }
 
-<<<<<<< HEAD
-/// Simplex iterations that a branch-and-bound node takes, to turn work into nodes.
-const ITERATIONS_A_NODE: u64 = 20;
-
-/// Finds the best placement with an iteration below `cutoff_s`, starting from `incumbent`.
-=======
-/// Work of some 20 s of one core: programs of `llama8b` on 16,384 GPUs of `selene` with tp 4 and pp
-/// 16 do 1.5 million a second (2026-11-23, x86-64, 3 GHz).
-pub const MUCH_WORK: u64 = 30_000_000;
-
 /// Simplex iterations that a branch-and-bound node takes on average, to turn work into nodes.
 const ITERATIONS_A_NODE: u64 = 20;
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self { work: MUCH_WORK, paths: true }
-    }
-}
-
 /// Finds the best partition with an iteration time below `cutoff_s`, starting from `incumbent`.
->>>>>>> planner-a
 pub fn solve(
     problem: &Problem,
     incumbent: Option<(Choice, f64)>,
