@@ -1,9 +1,10 @@
-//! Iterations that do not end at a barrier, of which no bound speaks: every combination is priced, over the listed
-//! placements.
+//! Search over iterations without a barrier at their end (post-validation), which the bounds do not
+//! cover: every combination is priced over its candidate partitions.
 //!
-//! Where placements are listed anyway, as with several chunks a device, that settles the combination. With one
-//! chunk, and where devices do not wait for one another at the end, others are possible: the mean load
-//! bounds them, and the best that a search with bounds finds for a schedule that is much alike is tried first.
+//! With several chunks per pipeline rank that settles a combination, as it has no other partitions.
+//! With one chunk, or where ranks do not wait for one another at the end, other partitions are
+//! possible. Their mean load bounds them, and the search starts from the best configuration that
+//! the bounded search finds with a barrier.
 
 use super::queue::{self, named_by_result};
 use super::{Found, Outcome, Progress, Proof};
@@ -20,7 +21,7 @@ use models::decisions::{Decisions, Vocab};
 use models::schedule::ScheduleName;
 use std::time::Instant;
 
-/// Prices the task's combinations; [`super::MOST_ONE_BY_ONE`] at most are asked for.
+/// Prices the combinations of the task.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
     let space = task.space();
@@ -76,7 +77,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     Outcome { best, proof }
 }
 
-/// The fastest way of a schedule that is much alike and has bounds, run as is asked for.
+/// The best configuration of the same schedules with a barrier, priced without one.
 fn seed(
     task: &Task<'_>,
     cache: &CostCache<'_>,
@@ -106,7 +107,8 @@ fn seed(
     counts.then(|| (case.decisions.clone(), placed, priced.iteration_s))
 }
 
-/// What the list holds below a time, and whether nothing else is possible.
+/// The best candidate partition below `bar_s`, and whether the candidates are all partitions there
+/// are.
 fn tried(
     case: &Configuration<'_>,
     task: &Task<'_>,
@@ -123,7 +125,7 @@ fn tried(
     (listed, list.is_some() && !d.post_validation)
 }
 
-/// All that a node leaves open.
+/// All combinations that a parallel layout leaves open.
 fn combinations(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions> {
     let mut found = Vec::with_capacity(choices.count() as usize);
     for (schedule, vpp, vocabs) in &choices.schedules {

@@ -1,8 +1,9 @@
-//! Cuts off the family's list: layers moved one at a time.
+//! Local search over partitions: moves one layer at a time.
 //!
-//! With several chunks a device and many cuts a family of them is tried ([`super::family`]). The best of the family
-//! need not be the best among its neighbours, so a search goes on downhill from there: of all cuts with one layer on
-//! another stage the fastest that fits, until none is faster.
+//! With several chunks per pipeline rank and many partitions, the search prices a family of them
+//! ([`super::partition_candidates`]). The best of the family need not be the best among its
+//! neighbours, so hill climbing goes on from there: each step takes the fastest partition that fits
+//! among all with one layer on another stage, until none is faster.
 
 use super::partition_candidates::Limits;
 use crate::partition::{Column, Problem, Scratch};
@@ -11,31 +12,32 @@ use crate::pricing::listed_cuts::{Ranges, to_ranges};
 use crate::pricing::priced::Placed;
 use crate::simulate::CriticalPath;
 
-/// A move must make the iteration shorter by this part of it: less is not worth an uneven cut.
+/// Least relative gain of a move: less is not worth an uneven partition.
 const LEAST_GAIN: f64 = 1e-4;
 
-/// Chains of passes that are remembered from one step to the next.
+/// Chains of passes kept from one step to the next.
 const MOST_CHAINS: usize = 16;
 
-/// Moves one after another that came to nothing for the rest to be left.
+/// Moves without success after which a step gives up.
 const MOST_IN_VAIN: usize = 128;
 
-/// Layers that a device may stop recomputing where it holds one less.
+/// Upper estimate of the layers that a rank stops recomputing when it holds one layer less.
 const MOST_SPARED: f64 = 2.0;
 
 /// A chain of passes of a placement.
 struct Chain {
     path: CriticalPath,
-    /// By stage, how much of it one layer there is without recomputation, s.
+    /// By stage, seconds of the chain per layer there, without recomputation.
     layer_s: Vec<f64>,
-    /// By stage, how much of its device's recomputation on it one layer less there may spare, s.
+    /// By stage, seconds of recomputation on the chain that removing one layer there may save.
     spared_s: Vec<f64>,
     /// Its length, s.
     length_s: f64,
 }
 
 impl Configuration<'_> {
-    /// Where moves of single layers lead from a placement, with its iteration before it is finished, s.
+    /// The local optimum reached from a placement by moves of single layers, with its time before
+    /// overheads, s.
     pub fn hill_climb(
         &self,
         start: (Placed, f64),
@@ -50,8 +52,9 @@ impl Configuration<'_> {
         lowest
     }
 
-    /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten the longest chain of
-    /// passes most come first, and those that leave some chain too long are left out.
+    /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten
+    /// the critical path most are tried first; moves that leave a known chain too long are not
+    /// tried.
     fn lower(
         &self,
         (placed, pipeline_s): &(Placed, f64),
@@ -94,8 +97,8 @@ impl Configuration<'_> {
         best
     }
 
-    /// A chain of passes in a placement, the only choice of `problem`. Of a forward and a backward that run together it
-    /// does not say what a layer is of them.
+    /// A chain of passes under `placed`, the only choice of `problem`. What a layer takes of
+    /// forward and backward passes that run as one pair is not counted.
     fn chain(
         &self,
         path: CriticalPath,
@@ -132,14 +135,14 @@ impl Configuration<'_> {
 }
 
 impl Chain {
-    /// About its least length after a layer has moved, s: its old device may have to recompute less.
+    /// Estimated least length after a layer has moved, s: the rank it leaves may recompute less.
     fn after_s(&self, (from, to): (usize, usize)) -> f64 {
         self.length_s + self.layer_s[to] - self.layer_s[from] - self.spared_s[from]
     }
 }
 
-/// Stages from and to which a layer may go. Only the first and the last stage may be empty, and neither where
-/// vocabulary passes lie over the pipeline.
+/// Pairs of stages between which a layer may move. Only the first and the last stage may become
+/// empty, and neither where the vocabulary is spread over the pipeline.
 fn moves(counts: &[usize], all_filled: bool) -> Vec<(usize, usize)> {
     let stages = counts.len();
     let fewest = |stage: usize| usize::from(all_filled || (stage > 0 && stage + 1 < stages));
@@ -147,7 +150,7 @@ fn moves(counts: &[usize], all_filled: bool) -> Vec<(usize, usize)> {
     pairs.filter(|&(from, to)| from != to && counts[from] > fewest(from)).collect()
 }
 
-/// The cut after a move.
+/// The partition after a move.
 fn after(counts: &[usize], (from, to): (usize, usize)) -> Ranges {
     let mut counts = counts.to_vec();
     counts[from] -= 1;

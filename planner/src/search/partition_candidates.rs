@@ -1,13 +1,18 @@
-//! Placements of schedules with several chunks a device: a list short enough to be tried in full.
+//! Candidate partitions of schedules with several chunks per pipeline rank: a list short enough to
+//! price in full.
 //!
-//! Where there are at most [`FEW_CUTS`] ways to cut the layers into stages, each of them with every mix of
-//! recomputation, which the integer program decides; where every stage is there twice, with every level of
-//! recomputation: two stages have few cuts in a model of any depth, and their programs take minutes. Where there are more, a family: chunks are as even as
-//! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
-//! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
-//! recomputes to the least level of a chain ([`super::ladder`]) that fits. Within the list the search is
-//! exact, and from its best it goes on to other cuts (`super::moved`). (With one chunk a device, any contiguous placement and any mix is open, and the integer program
-//! decides.)
+//! - At most `FEW_CUTS` ways to cut the layers into stages: all of them. Each is priced with every
+//!   recompute split, which the integer program decides. Bidirectional pipelines use the rungs of
+//!   the recompute ladder instead: their two stages have few cuts at any depth, and the integer
+//!   programs would take minutes.
+//! - More than that: a family. Chunks are as even as possible, except that the first and the last
+//!   stage, which also hold the vocabulary layers, may have up to `LIGHTER` layers fewer, or as
+//!   many as the min–max rule of layer redistribution gives them. Every rank recomputes on the
+//!   lowest rung of a ladder ([`crate::pricing::recompute_ladder`]) that fits.
+//!
+//! Within the candidates the search is exact. From the best of a family, [`super::local_search`]
+//! goes on to other partitions. With one chunk per rank every contiguous partition and recompute
+//! split is open, and the integer program decides ([`super::partition_problem`]).
 
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
@@ -22,13 +27,13 @@ use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
 impl Configuration<'_> {
-    /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
+    /// Whether every partition and recompute split is open with several chunks per rank.
     pub fn is_open(&self) -> bool {
         let once = self.decisions.vpp > 1 && self.decisions.layout().copies() == 1;
         once && few_cuts(self.cache.layers.len(), self.stages())
     }
 
-    /// The best placement of a list within limits.
+    /// The best placement over candidate partitions within limits.
     pub fn best_listed(
         &self,
         list: &[Ranges],
@@ -58,7 +63,8 @@ impl Configuration<'_> {
                     found.offer(placed(ranges, recompute_choices), value_s);
                 }
             }
-            // The program's rows are chains from the start of the iteration to its end.
+            // The rows of the integer program are chains from the start of the iteration to its
+            // end.
             if open && !self.decisions.post_validation {
                 self.best_recomputes(ranges, &stages, work, &mut found, scratch);
             }
@@ -66,8 +72,9 @@ impl Configuration<'_> {
         found
     }
 
-    /// The iteration of a problem's only choice before it is finished, s; nothing where a chain shows that it is no
-    /// better than what is found. A chain that would have shown it is kept.
+    /// Time of the only choice of `problem` before overheads, s; `None` where a known chain shows
+    /// that it is no better than the best found. If it turns out no better, its critical path is
+    /// kept.
     fn value_s(
         &self,
         problem: &Problem,
@@ -89,7 +96,7 @@ impl Configuration<'_> {
         Some(value_s)
     }
 
-    /// Looks among all mixes of a cut for one faster than what is found, by the integer program.
+    /// Searches all recompute splits of a partition by the integer program.
     fn best_recomputes(
         &self,
         ranges: &Ranges,
@@ -124,20 +131,21 @@ impl Configuration<'_> {
         }
     }
 
-    /// Least seconds of passes of every placement, in any order of passes: some device has at least the mean of the
-    /// devices' work, and does it one pass after another.
+    /// Lower bound on the passes of every placement in any order, s: some rank has at least the
+    /// mean load and runs its passes one after another.
     pub fn mean_load_s(&self) -> f64 {
         let ranges = to_ranges(even_counts(self.cache.layers.len(), self.stages()));
         let stages = self.stage_costs(&ranges, &mut HashMap::default());
-        // Where layers lie changes nothing in their sum.
+        // The sum does not depend on the partition.
         let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
         self.micro_batches() * (work_s / self.devices() as f64 + self.vocab_pass_s())
     }
 
-    /// A chain of passes in columns: see [`crate::bounds::candidates`]; each device's own reductions may
-    /// come instead of the way back.
+    /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
+    /// may also end with the reductions of its own rank.
     fn chain_s(&self, columns: &[Column]) -> f64 {
-        // Without a barrier devices do not count what comes before their first and behind their last pass.
+        // Without a barrier, ranks do not wait for what comes before their first and after their
+        // last pass.
         if self.decisions.post_validation {
             return 0.0;
         }
@@ -152,7 +160,7 @@ impl Configuration<'_> {
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
         let first_tail_s: f64 = columns.iter().step_by(devices).map(|column| column.tail_s).sum();
         for device in 0..devices {
-            // Stage j·p + i is chunk j of device i.
+            // Stage j·p + i is chunk j of rank i.
             let own = || columns.iter().skip(device).step_by(devices);
             let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
             let tail_s = own().map(|column| column.tail_s).sum::<f64>();
@@ -165,8 +173,8 @@ impl Configuration<'_> {
         longest_s.max(self.looped_way_s(columns) + first_tail_s) + step_s
     }
 
-    /// One micro-batch's way down all stages and back, s, with the others' passes of the stages where they take
-    /// longest: breadth-first loops do those in between.
+    /// Breadth-first loops: the forward and backward path of one micro-batch, with the passes of
+    /// the others on the stages where they take longest, s.
     fn looped_way_s(&self, columns: &[Column]) -> f64 {
         if self.decisions.schedule != ScheduleName::LoopedBfs {
             return 0.0;
@@ -178,7 +186,7 @@ impl Configuration<'_> {
         way_s + 2.0 * links_s + (self.micro_batches() - 1.0) * others_s
     }
 
-    /// The longest chain where every stage is there twice; see [`crate::partition::bidirectional`].
+    /// The longest chain of a bidirectional pipeline; see [`crate::partition::bidirectional`].
     fn bidirectional_chain_s(&self, columns: &[Column]) -> f64 {
         let (down_s, back_s) = self.ways_s(columns);
         let seconds: Vec<_> =
@@ -199,7 +207,7 @@ impl Configuration<'_> {
         longest_s + step_s
     }
 
-    /// By stage, the forwards and the backwards of those before it, with the links between, s.
+    /// By stage, the forwards and the backwards of the stages before it with the links between, s.
     fn ways_s(&self, columns: &[Column]) -> (Vec<f64>, Vec<f64>) {
         let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
         for (stage, column) in columns.iter().enumerate() {
@@ -240,13 +248,13 @@ impl Configuration<'_> {
         longest_s + step_s
     }
 
-    /// Costs of the stages; where layers are alike, equal stages are priced once.
+    /// Costs of the stages. Where all layers are of one kind, equal stages are priced once.
     fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
         let stages = ranges.len();
         let uniform = self.cache.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
-            // Stages at no end of the model are alike, but for vocabulary shards, which only first chunks hold,
-            // and where both neighbours lie on other devices, equally far.
+            // Inner stages cost the same if there are no vocabulary shards, which only first chunks
+            // hold, and if both neighbours lie on other ranks at the same distance.
             let inside = stage > 0
                 && stage + 1 < stages
                 && self.vocab_pass_s() == 0.0
@@ -264,7 +272,7 @@ impl Configuration<'_> {
         ranges.iter().enumerate().map(cost).collect()
     }
 
-    /// Seconds of the stages with no more recomputation than is pinned.
+    /// Columns of the stages with the least recomputation allowed.
     fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
         let first = options(self.decisions.recompute)[0];
         let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
@@ -296,8 +304,9 @@ impl Configuration<'_> {
         ranges.iter().map(|&(start, end)| self.least_recompute(start, end)).collect()
     }
 
-    /// The fastest mixes with which every device fits: one chunk a device, any; several, one for each
-    /// chain of levels with which no device's own work takes `limit_s`.
+    /// The fastest recompute splits with which every rank fits. With one chunk per rank all splits
+    /// are considered; with several, one result for each ladder order on which no rank's own passes
+    /// take `limit_s`.
     fn fitting_recomputes(
         &self,
         ranges: &Ranges,
@@ -339,7 +348,7 @@ impl Configuration<'_> {
         self.problem_of(columns.into_iter().map(|c| vec![c]).collect()).fits(&vec![0; ranges.len()])
     }
 
-    /// Mixes of every device's least level that fits.
+    /// The recompute splits on every rank's lowest rung that fits.
     fn ladder_recomputes(
         &self,
         ranges: &Ranges,
@@ -349,7 +358,7 @@ impl Configuration<'_> {
     ) -> Option<Vec<RecomputeCost>> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
-        // Devices that mirror each other hold the same stages.
+        // Mirrored ranks hold the same stages.
         for device in 0..self.devices() / self.decisions.layout().copies() {
             let ladder = self.ladder_of(device, ranges, chain);
             let level = ladder.least(|level| {
@@ -368,7 +377,7 @@ impl Configuration<'_> {
         Some(recompute_choices)
     }
 
-    /// The levels of a device's chunks.
+    /// The recompute ladder of the chunks of a rank.
     pub fn ladder_of(&self, device: usize, ranges: &Ranges, chain: LadderOrder) -> RecomputeLadder {
         let chunks = self.stages_of(device).map(|stage| ranges[stage]);
         let longest = chunks.flat_map(|(start, end)| self.cache.layers.between(start, end)).max();
@@ -416,41 +425,42 @@ impl Configuration<'_> {
     }
 }
 
-/// What placements of a list are held against.
+/// Limits on the placements of candidate partitions.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// Placements that take as long do not count, s.
+    /// Only placements below this time count, s.
     pub cutoff_s: f64,
-    /// Memory does not count.
+    /// Whether to ignore memory.
     pub ignore_memory: bool,
-    /// Chains of passes in the same order: what one shows to take too long is not simulated.
+    /// Chains of passes of the same order. What one of them shows to take too long is not
+    /// simulated.
     pub known: &'a [&'a CriticalPath],
-    /// Work of integer programs, as [`ilp::Limits::work`] counts it.
+    /// Work of integer programs, in the unit of [`ilp::Limits::work`].
     pub work: u64,
 }
 
 impl Limits<'_> {
-    /// All placements below a cut-off that fit; integer programs get a part of what a search has.
+    /// All placements below a cutoff that fit. Integer programs get a part of the work of a search.
     pub fn below(cutoff_s: f64) -> Self {
         Self { cutoff_s, ignore_memory: false, known: &[], work: ilp::MUCH_WORK / 8 }
     }
 }
 
-/// What a list holds below a cut-off.
+/// The best of some candidate partitions below a cutoff.
 #[derive(Clone, Debug)]
 pub struct BestListed {
     cutoff_s: f64,
-    /// The best placement, with its iteration before it is finished, s.
+    /// The best placement, with its time before overheads, s.
     pub best: Option<(Placed, f64)>,
-    /// Chains of passes that make placements no better than the cut-off or what was found before.
+    /// Critical paths of placements that were no better than the cutoff or the best before them.
     pub paths: Vec<CriticalPath>,
     /// Integer programs solved.
     pub ilps: u64,
     /// Wall time of these programs, s.
     pub ilp_s: f64,
-    /// Their work, as [`ilp::Limits::work`] counts it.
+    /// Their work, in the unit of [`ilp::Limits::work`].
     pub work: u64,
-    /// Least bound of a program that ran out of time, s; infinite where none did.
+    /// Least bound of a program that ran out of work, s; infinite where none did.
     pub open_s: f64,
 }
 

@@ -1,4 +1,5 @@
-//! The queue of what waits, least bound first, and the threads that work on it.
+//! Best-first branch and bound: a priority queue of search nodes, least bound first, and the
+//! threads that expand them.
 
 use super::expand::{Candidate, Context, Expansion, Open, Paths, SLACK, SearchNode, Worker};
 use super::left_open;
@@ -22,16 +23,16 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Items of a batch: enough to keep threads busy, few enough that the best time so far is fresh. Results
-/// depend on these, so they do not depend on how many threads there are.
+/// Search nodes per batch: enough to keep the threads busy, few enough that the incumbent stays
+/// fresh. Results depend on the batches, and so batches do not depend on the number of threads.
 const BATCH: usize = 128;
-/// Items of a batch that are settled, not split: each may find a better time for the others.
+/// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
 const SETTLED_AT_ONCE: usize = 8;
-/// Items of a batch that are looked into before it is their turn.
+/// Search nodes of a batch that are expanded before their turn.
 const LEADING: usize = 4;
-/// One problem's integer programs take this part of the work left at most, so that others have some.
+/// The integer programs of one problem take at most this fraction (1/n) of the work left.
 const AT_ONCE: u64 = 8;
-/// Contexts bounded at a time by one thread. Neighbours share prices.
+/// Contexts that one thread bounds at a time. Neighbours share layer costs.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
 const MOST_THREADS: usize = 8;
@@ -55,37 +56,38 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     })
 }
 
-/// Work for all threads: they take one piece after another.
+/// Work for all threads, which take its pieces in turn.
 enum Batch {
     Contexts(Arc<[Context]>),
-    /// Items, the best time, the work that integer programs of one may take, and known chains.
+    /// Search nodes, the incumbent's time, the work allowed to integer programs of one node, known
+    /// chains.
     Items(Vec<SearchNode>, f64, u64, Arc<Paths>),
 }
 
 enum Answer {
-    /// Bounds, s.
+    /// Bounds, with overheads, s.
     Contexts(Vec<f64>),
     Expansion(Box<Expansion>),
 }
 
-/// A batch on its way, by number; threads take its pieces in turn.
+/// A batch that was sent: its number, and the index of the next piece to take.
 type Order = (usize, Arc<Batch>, Arc<AtomicUsize>);
 
-/// Answers to pieces of a batch.
+/// Answers, each with the index of its piece.
 type Answers = Vec<(usize, Answer)>;
 
-/// Threads that each have prices of their own.
+/// The threads, each with its own [`Worker`].
 struct Team<'scope> {
     to: Vec<Sender<Order>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
     from: Receiver<(usize, Answers)>,
     /// Batches sent so far.
     sent: usize,
-    /// What is not answered in full, oldest first: pieces, and answers that came.
+    /// Batches not answered in full, oldest first: the number of pieces, and the answers so far.
     under_way: VecDeque<(usize, Answers)>,
 }
 
-/// How long to wait before it is asked whether the threads are still there.
+/// Time without an answer after which the threads are checked for panics.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 impl<'scope> Team<'scope> {
@@ -107,7 +109,7 @@ impl<'scope> Team<'scope> {
         Self { to, threads: handles, from, sent: 0, under_way: VecDeque::new() }
     }
 
-    /// Gives a batch to the threads, who do one after another.
+    /// Sends a batch to the threads, which finish earlier batches first.
     fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
             Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
@@ -121,10 +123,10 @@ impl<'scope> Team<'scope> {
         self.under_way.push_back((pieces, Vec::with_capacity(pieces)));
     }
 
-    /// Answers to the oldest batch on its way, in the order of its pieces.
+    /// Answers to the oldest batch, in the order of its pieces.
     ///
     /// # Panics
-    /// A thread did: our bug, passed on.
+    /// Passes on the panic of a thread.
     fn receive(&mut self) -> Vec<Answer> {
         while self.under_way.front().is_some_and(|(pieces, answers)| answers.len() < *pieces) {
             match self.from.recv_timeout(PATIENCE) {
@@ -142,7 +144,7 @@ impl<'scope> Team<'scope> {
 }
 
 impl Team<'_> {
-    /// Threads end before the team does only where they panic.
+    /// Threads end before the team is dropped only where they panic.
     fn pass_on_panics(&mut self) {
         let ended = self.threads.iter().position(ScopedJoinHandle::is_finished);
         if let Some(Err(panic)) = ended.map(|at| self.threads.swap_remove(at).join()) {
@@ -160,7 +162,7 @@ fn serve(
 ) {
     let mut worker = Worker::new(task, pipelines);
     for (number, batch, next) in work {
-        // One message a batch: waking the other side takes longer than many a piece.
+        // One message per batch: waking the receiver takes longer than many a piece.
         let mut answers = vec![];
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
@@ -182,14 +184,15 @@ fn serve(
     }
 }
 
-/// Something in the heap; of equal bounds what came first.
+/// An entry of the heap; of equal bounds the first one pushed comes first.
 struct Waiting {
     bound_s: f64,
     number: u64,
     what: What,
 }
 
-/// What waits. Contexts are in a list, most of them to the end, and items boxed, because a heap moves what it holds.
+/// What waits. Contexts are indices because most are never expanded; search nodes are boxed because
+/// a heap moves its entries.
 enum What {
     Context(usize),
     SearchNode(Box<SearchNode>),
@@ -208,7 +211,7 @@ impl PartialOrd for Waiting {
 }
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> Ordering {
-        // The heap gives the largest first.
+        // `BinaryHeap` pops the largest.
         let by_bound = other.bound_s.total_cmp(&self.bound_s);
         by_bound.then(other.number.cmp(&self.number))
     }
@@ -219,25 +222,25 @@ struct Run<'a> {
     pipelines: Arc<Pipelines>,
     proof: Proof,
     contexts: Arc<[Context]>,
-    /// Bounds of the contexts, finished, s.
+    /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
-    /// Items to be looked into before it is their turn.
+    /// Search nodes to be expanded before their turn.
     leading: Vec<SearchNode>,
     pushed: u64,
-    /// Finished iteration of the best so far, s.
+    /// The incumbent's time with overheads, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
     open: Vec<Open>,
     paths: Arc<Paths>,
-    /// Least bound of a configuration that an integer program gave up on.
+    /// Least bound of a configuration that an integer program gave up on, with overheads, s.
     open_bound_s: f64,
-    /// No configuration that was left out takes less, s.
+    /// Lower bound on the configurations that the search leaves out, with overheads, s.
     left_open_s: f64,
-    /// The best listed placements of configurations within [`SLACK`] of the best time.
+    /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
     near: Vec<Candidate>,
     ilp_s: f64,
-    /// Work of integer programs.
+    /// Work done by integer programs.
     work: u64,
 }
 
@@ -265,7 +268,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Work that is left to integer programs.
+    /// Work left for integer programs.
     fn work_left(&self) -> u64 {
         self.task.solver_work.saturating_sub(self.work)
     }
@@ -279,7 +282,7 @@ impl<'a> Run<'a> {
         self.waiting.push(Waiting { bound_s, number: self.pushed, what });
     }
 
-    /// Fills the queue with all contexts.
+    /// Bounds all contexts and fills the queue with them.
     fn bound_contexts(&mut self, team: &mut Team<'_>) {
         self.proof.candidates = self.contexts.iter().map(Context::count).sum();
         team.send(Batch::Contexts(Arc::clone(&self.contexts)));
@@ -295,7 +298,7 @@ impl<'a> Run<'a> {
 
     fn settle_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
         loop {
-            // While the answers to one batch are taken, threads have the next one to work on.
+            // The threads work on the next batch while the answers to one are taken.
             while team.under_way.len() < 2 {
                 let nodes = if self.task.is_stopped() { vec![] } else { self.next_batch() };
                 if nodes.is_empty() {
@@ -330,7 +333,7 @@ impl<'a> Run<'a> {
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
-    /// The most promising items, all below the best time.
+    /// The search nodes with the least bounds below the incumbent, and some that lead.
     fn next_batch(&mut self) -> Vec<SearchNode> {
         let mut nodes = self.leading_items();
         let mut settling = nodes.iter().filter(|node| node.settles()).count();
@@ -350,8 +353,8 @@ impl<'a> Run<'a> {
         nodes
     }
 
-    /// Items that may better the best time by much. Early on their bounds are far from the least, but the sooner
-    /// there is a good time, the less is looked into.
+    /// Search nodes that may improve the incumbent by much. Their bounds are not the least yet, but
+    /// an early good incumbent prunes more.
     fn leading_items(&mut self) -> Vec<SearchNode> {
         let mut leading = std::mem::take(&mut self.leading);
         leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
@@ -390,7 +393,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Settles what bounds and incumbents left open, most promising first.
+    /// Settles the combinations left open by bounds and incumbents, most promising first.
     fn settle_open(&mut self) {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
@@ -415,7 +418,7 @@ impl<'a> Run<'a> {
         let Ok(case) = Configuration::new(&worker.cache, node.decisions) else { return };
         let cutoff_s = case.pipeline_s(self.best_s);
         let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
-        // No program takes all that is left: others may need less.
+        // No combination takes all the work left: others may need less.
         let work = (self.task.solver_work / AT_ONCE).min(self.work_left());
         let limits = ilp::Limits { work, paths: true };
         let key = PipelineKey::new(&case.decisions);
@@ -442,8 +445,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Goes on from the best listed cuts to cuts that nobody listed, from all that are near the best listed time:
-    /// which these are does not depend on the order in which they were found.
+    /// Local search from all candidate partitions within [`SLACK`] of the incumbent. Which ones
+    /// these are does not depend on the order in which they were found.
     fn climb(&mut self, threads: usize) {
         if self.task.is_stopped() {
             return;
@@ -479,7 +482,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Bounds what is not searched.
+    /// Bounds the configurations that the search leaves out.
     fn bound_left_open(&mut self) {
         if self.best.is_some() {
             let contexts: Vec<_> =
@@ -505,7 +508,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Configurations that differ in nothing but the states of parameters together, in the order they come.
+/// Groups configurations that differ only in parameter state, in the order in which they come.
 fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
     let mut groups: Vec<(Decisions, Vec<Candidate>)> = vec![];
     for candidate in all {
@@ -524,7 +527,7 @@ fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Chains of a pipeline that are kept.
+/// Chains kept per pipeline.
 const MOST_PATHS: usize = 8;
 
 fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
@@ -533,8 +536,8 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
     }
 }
 
-/// All contexts that have combinations, those with the same prices one after another, and whether only a family of cuts
-/// is tried of some.
+/// All contexts with combinations, those that share layer costs next to each other; and whether
+/// some pipeline tries only a family of partitions.
 fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     let space = task.space();
     let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
@@ -557,12 +560,13 @@ fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     (contexts, family)
 }
 
-/// Whether only a family of cuts is tried of some pipeline.
+/// Whether only a family of partitions is tried of some pipeline.
 fn has_family(choices: &PipelineChoices, d: &Decisions, layers: usize) -> bool {
     choices.pipelines(d).any(|d| is_family(&d, layers))
 }
 
-/// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.
+/// Replaces `per_layer` by the uniform recomputation that the placement turned out to have, if
+/// allowed.
 pub(super) fn named_by_result(
     mut d: Decisions,
     placed: &Placed,

@@ -1,4 +1,4 @@
-//! Listed placements whose stages are there twice.
+//! Chain bounds of candidate partitions on bidirectional pipelines.
 
 use super::listed_cuts::Shape;
 use super::ways::Ways;
@@ -6,8 +6,8 @@ use super::{ListedBound, params_of};
 use crate::partition::bidirectional::Bidirectional;
 
 impl ListedBound<'_> {
-    /// The longest chain of a placement, with `recompute_s` of each device's recomputation of one micro-batch; the
-    /// first that reaches the limit, where one does.
+    /// The longest chain of a candidate, s, where each pipeline rank recomputes for `recompute_s`
+    /// per micro-batch. Stops at the first chain that reaches `limit_s`.
     pub(super) fn bidirectional_rows_s(
         &self,
         member: &Shape,
@@ -31,7 +31,8 @@ impl ListedBound<'_> {
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for device in bidirectional.pairs() {
             let own_s = recompute_s(device);
-            // Where others' passes follow, what is behind them are the first stages' reductions.
+            // Where backwards are whole, the passes of other ranks follow, and the chain ends with
+            // the reductions of stage 0.
             let behind_s = tail_s(if whole { 0 } else { device });
             longest_s = longest_s.max(bidirectional.end_s(device, own_s) + behind_s);
             if longest_s >= limit_s {

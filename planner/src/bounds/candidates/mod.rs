@@ -1,10 +1,11 @@
-//! Listed placements: the fastest of them, by chains of passes.
+//! Bounds of candidate partitions by chains of passes.
 //!
-//! Device `i` starts when the first micro-batch has come down the first chunks before it, does all its
-//! micro-batches of all its chunks one after another, and the last one still has to go back up those
-//! chunks to the first device, whose reductions come last. Every pass of that chain must follow the one
-//! before it in naive, GPipe, 1F1B, interleaved and breadth-first orders alike. In other orders the chains
-//! are those between the milestones of each device ([`crate::partition::milestones`]).
+//! Rank `i` starts when the first micro-batch has passed the first chunks of the ranks before it.
+//! It runs all micro-batches of all its chunks one after another, and then the last micro-batch
+//! goes back through those first chunks to rank 0, whose reductions come last. In the naive, GPipe,
+//! 1F1B, interleaved and breadth-first orders each pass of that chain depends on the one before it.
+//! In other orders the chains are those between the milestones of each rank
+//! ([`crate::partition::milestones`]).
 
 mod bidirectional;
 mod listed_cuts;
@@ -23,22 +24,23 @@ use crate::simulate::CriticalPath;
 use listed_cuts::{Alike, Device, Shape, holds_all};
 use ways::Ways;
 
-/// What the bounds of listed placements are computed from.
+/// Computes the bounds of candidate partitions.
 #[derive(Clone, Copy)]
 pub struct ListedBound<'a> {
     /// The pipeline.
     pub spec: &'a PipelineSpec,
-    /// One micro-batch, with what the states add to its passes.
+    /// One micro-batch, with the communication that the parameter state adds to its passes.
     pub work: &'a MicroBatchCost,
-    /// The states.
+    /// The parameter state.
     pub state: &'a StateView,
-    /// What a device has for states and activations; infinite where memory does not count.
+    /// Device memory for parameter state and activations; infinite where memory is ignored.
     pub budget_bytes: f64,
 }
 
 impl ListedBound<'_> {
-    /// Lower bound on passes and the first device's reductions of every member, s; infinite where none
-    /// fits. Beyond `limit_s` it is only as good as showed that it lies there.
+    /// Lower bound on the passes and the reductions of rank 0 over all candidates, s; infinite
+    /// where none fits. A value of `limit_s` or more only proves that every candidate takes
+    /// `limit_s` or more.
     pub fn bound_s(&self, members: &ListedCuts, limit_s: f64) -> f64 {
         let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
         let mut least_s = f64::INFINITY;
@@ -49,14 +51,14 @@ impl ListedBound<'_> {
         least_s
     }
 
-    /// Whether some member's bound lies below `limit_s`.
+    /// Whether the bound of some candidate lies below `limit_s`.
     pub fn is_below(&self, members: &ListedCuts, limit_s: f64) -> bool {
         let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
         let shapes = members.shapes.evenest_first.iter().map(|&at| &members.shapes.shapes[at]);
         shapes.into_iter().any(|shape| self.member_s(members, shape, &knapsack, limit_s) < limit_s)
     }
 
-    /// The members below `limit_s` by position, with their bounds.
+    /// The candidates below `limit_s`, by index, with their bounds.
     pub fn below(&self, members: &ListedCuts, limit_s: f64) -> Vec<(usize, f64)> {
         let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
         let of = |member| self.member_s(members, member, &knapsack, limit_s);
@@ -64,8 +66,9 @@ impl ListedBound<'_> {
         bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
     }
 
-    /// The longest of chains of passes under the member at a position, s, tails and recomputation left out. The order
-    /// of passes is a pipeline's own, so that a chain found in one configuration bounds every other.
+    /// The longest of some chains of passes under candidate `at`, s, without reductions and
+    /// recomputation. The order of passes depends on the pipeline alone, so that a chain found in
+    /// one configuration bounds every other on that pipeline.
     pub fn longest_s(&self, members: &ListedCuts, at: usize, chains: &[&CriticalPath]) -> f64 {
         if chains.is_empty() {
             return 0.0;
@@ -74,13 +77,14 @@ impl ListedBound<'_> {
         chains.iter().map(|chain| ways.chain_s(chain)).fold(0.0, f64::max)
     }
 
-    /// The member whose longest chain is shortest: how long that is, s.
+    /// The least of [`Self::longest_s`] over all candidates, s.
     pub fn least_longest_s(&self, members: &ListedCuts, chains: &[&CriticalPath]) -> f64 {
         let all = 0..members.shapes.shapes.len();
         all.map(|at| self.longest_s(members, at, chains)).fold(f64::INFINITY, f64::min)
     }
 
-    /// A member's bound; infinite where it does not fit, and beyond the limit no better than that takes.
+    /// The bound of one candidate; infinite where it does not fit. A value of `limit_s` or more
+    /// only proves that the candidate takes `limit_s` or more.
     fn member_s(
         &self,
         members: &ListedCuts,
@@ -100,7 +104,7 @@ impl ListedBound<'_> {
         self.fitting_s(members, member, knapsack, (free_s, limit_s))
     }
 
-    /// With the recomputation that memory makes necessary.
+    /// The bound with the recomputation that memory makes necessary.
     fn fitting_s(
         &self,
         members: &ListedCuts,
@@ -119,7 +123,7 @@ impl ListedBound<'_> {
             };
             return self.rows_s(members, member, all(), limit_s, needs_s);
         }
-        // Most pipelines that do not fit show it on their first device.
+        // Pipelines that do not fit mostly fail on rank 0.
         if !self.leanest_fits(members, &member.devices[0], free(0)) {
             return f64::INFINITY;
         }
@@ -135,13 +139,14 @@ impl ListedBound<'_> {
         let chains = RecomputeLadder::chains(self.spec.recompute);
         let mut least_s = f64::INFINITY;
         for &chain in chains {
-            // Devices that mirror each other hold the same.
+            // Mirrored ranks hold the same stages.
             let apart = p / self.spec.copies();
             let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
             for (device, own_s) in recompute_s.iter_mut().enumerate() {
                 *own_s = self.level_s(members, device_of(device), chain, free(device));
                 any |= *own_s > 0.0;
-                // The first devices hold most; where they take too long already, that is enough.
+                // The first ranks hold most. Once one of them reaches the limit, the rest need not
+                // be looked at.
                 beyond_s =
                     Some(self.row_s(member, device, *own_s)).filter(|row_s| *row_s >= limit_s);
                 if beyond_s.is_some() {
@@ -149,7 +154,7 @@ impl ListedBound<'_> {
                 }
             }
             if !any {
-                // No recomputation is what the rows were without memory.
+                // Without recomputation the bound is the one that ignores memory.
                 return least_s.min(free_s);
             }
             let own_s =
@@ -160,12 +165,12 @@ impl ListedBound<'_> {
         least_s
     }
 
-    /// Micro-batches that one of [`ListedCuts`] stands for.
+    /// Micro-batches per count of [`ListedCuts`].
     fn scale(&self) -> f64 {
         if holds_all(self.spec) { self.spec.m() } else { 1.0 }
     }
 
-    /// Bytes left on a device for activations of layers.
+    /// Bytes left on a rank for the activations of layers.
     fn free_bytes(&self, member: &Shape, device: usize, held: (f64, f64)) -> f64 {
         let mut params = params_of(self.work, &member.devices[device].layers);
         let mut fixed = 0.0;
@@ -178,7 +183,8 @@ impl ListedBound<'_> {
                 fixed += end.workspace_bytes + held * self.scale() * end.in_flight_bytes;
             };
             if self.spec.copies() > 1 {
-                // Either end of the pipeline holds both, one of each direction.
+                // Either end of a bidirectional pipeline holds both vocabulary layers, one per
+                // direction.
                 if device == 0 || device + 1 == self.spec.devices {
                     let (first, second) =
                         if device == 0 { (embedding, head) } else { (head, embedding) };
@@ -194,7 +200,7 @@ impl ListedBound<'_> {
                 }
             }
         }
-        // What just fits must not be declared too large by another order of summation.
+        // Another order of summation must not rule out what just fits.
         self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
     }
 
@@ -211,9 +217,9 @@ impl ListedBound<'_> {
         alike.map(of).sum::<f64>() * self.scale() <= free
     }
 
-    /// Least recomputation of all mixes that fit a moment the device certainly reaches, s: what is held
-    /// beyond its memory must be saved, and a second of recomputation saves at most as many times a layer's
-    /// bytes as micro-batches of a chunk are in flight.
+    /// Relaxed recomputation of a rank, s, where every recompute split is allowed: the bytes beyond
+    /// its memory must be saved, and a second of recomputation saves a layer's bytes at most as
+    /// often as micro-batches of a chunk are in flight (`most_held`).
     fn any_mix_s(
         &self,
         members: &ListedCuts,
@@ -229,7 +235,8 @@ impl ListedBound<'_> {
         if excess <= 0.0 { first_s } else { knapsack.saving_s(&device.layers, first_s, excess) }
     }
 
-    /// Recomputation at the least level of a chain that fits a moment the device certainly reaches, s.
+    /// Recomputation on the lowest rung at which a rank fits, s, at one moment that every execution
+    /// reaches.
     fn level_s(&self, members: &ListedCuts, device: &Device, chain: LadderOrder, free: f64) -> f64 {
         let ladder = RecomputeLadder::new(chain, self.spec.recompute, device.longest);
         let level = ladder.least(|level| self.device_bytes(members, device, ladder, level) <= free);
@@ -255,7 +262,7 @@ impl ListedBound<'_> {
         device.alike.iter().zip(members.held_on(device)).map(of).sum()
     }
 
-    /// Activations of a micro-batch in a stage, and its buffer.
+    /// Activation bytes of a micro-batch in a stage, and the bytes of its recompute buffer.
     fn stage_bytes(&self, ladder: RecomputeLadder, level: usize, layers: &Counts) -> (f64, f64) {
         let (mut each, mut buffer) = (0.0, 0.0_f64);
         for (kind, &count) in self.work.kinds.iter().zip(layers) {
@@ -276,8 +283,8 @@ impl ListedBound<'_> {
         self.work.kinds.iter().zip(layers).map(of).sum()
     }
 
-    /// The longest chain over some devices, with `recompute_s` of each device's recomputation of one
-    /// micro-batch; the first that reaches the limit, where one does.
+    /// The longest chain over some ranks, s, where each rank recomputes for `recompute_s` per
+    /// micro-batch. Stops at the first chain that reaches `limit_s`.
     fn rows_s(
         &self,
         members: &ListedCuts,
@@ -309,7 +316,7 @@ impl ListedBound<'_> {
         longest_s.max(way_s) + tail_s
     }
 
-    /// The same between milestones.
+    /// [`Self::rows_s`] with the chains between milestones.
     fn milestone_rows_s(
         &self,
         members: &ListedCuts,
@@ -318,7 +325,7 @@ impl ListedBound<'_> {
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
         let spec = self.spec;
-        // A device does all its work, however long it waits for it.
+        // A rank runs all its passes, however long it waits for them.
         let head = self.head_device();
         for device in [member.fullest, 0, head] {
             let layers_s = load_s(self.work, &member.devices[device].layers);
@@ -356,9 +363,10 @@ impl ListedBound<'_> {
         longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)
     }
 
-    /// What a micro-batch's way down all stages and back waits for the others: GPipe and breadth-first loops do the
-    /// other m − 1 forwards of the stage where they are longest before the last micro-batch goes on, and as many
-    /// backwards of another before the first one does.
+    /// What one micro-batch's forward and backward path waits for the other micro-batches, s. GPipe
+    /// and breadth-first loops run the other m − 1 forwards of the stage with the longest forward
+    /// before the last micro-batch goes on, and as many backwards of some stage before the first
+    /// micro-batch goes back.
     fn others_s(&self, member: &Shape, total_s: f64) -> f64 {
         let (spec, work) = (self.spec, self.work);
         if !holds_all(spec) || spec.micro_batches == 1 {
@@ -385,12 +393,12 @@ impl ListedBound<'_> {
         (spec.m() - 1.0) * (forward_s + backward_s).max(total_s / spec.stages() as f64)
     }
 
-    /// The device of the output layer.
+    /// The rank of the output layer.
     fn head_device(&self) -> usize {
         self.spec.layout().device_of(self.spec.devices, self.spec.stages() - 1)
     }
 
-    /// A device's chain, s.
+    /// The chain of one rank, s.
     fn row_s(&self, member: &Shape, device: usize, recompute_s: f64) -> f64 {
         let (spec, work) = (self.spec, self.work);
         let layers_s = load_s(work, &member.devices[device].layers);
@@ -413,17 +421,18 @@ impl ListedBound<'_> {
             ramp_s += self.crossing_s() * (2 * device - 1) as f64;
             ramp_s += spec.round_trip_s() * device as f64;
         }
-        // Of two directions the other may be nearer, and weight gradients apart run where a device waits.
+        // A bidirectional rank may be nearer to the other end, and separate weight gradients fill a
+        // rank's waits: no ramp is certain there.
         let ramp_s = if spec.schedule.is_whole() && !twice { ramp_s } else { 0.0 };
         ramp_s + spec.runs() * own_s
     }
 
-    /// A transfer where it blocks, s.
+    /// A blocking transfer, s.
     fn crossing_s(&self) -> f64 {
         if self.spec.devices > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
     }
 
-    /// One micro-batch's passes over the whole model, s.
+    /// One micro-batch's forward and backward over the whole model, s.
     fn whole_s(&self) -> f64 {
         let (spec, work) = (self.spec, self.work);
         let ends_s = match spec.passes {

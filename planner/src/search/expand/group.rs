@@ -1,4 +1,5 @@
-//! Nodes on their way from a bound of all to bounds of their pipelines.
+//! Expands parallel layouts: from one bound for a whole layout to a bound for each of its
+//! pipelines.
 
 use super::layout::{BoundSource, LayoutView, PipelineBound};
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
@@ -8,18 +9,19 @@ use models::decisions::Decisions;
 use models::schedule::ScheduleName;
 use std::sync::Arc;
 
-/// Nodes that differ in nothing but how the all-to-all is overlapped, or one.
+/// Parallel layouts that differ only in how the all-to-all is overlapped, or a single one.
 #[derive(Clone, Debug)]
 pub(in crate::search) struct Group {
-    /// The splits of experts, of which each node has one.
+    /// The expert splits, one per layout.
     pub(super) splits: Arc<[ExpertSplit]>,
-    /// By pipeline, in the order of [`Worker::kinds`]; empty before any is looked at.
+    /// By pipeline, in the order of [`Worker::kinds`]; empty before the first is bounded.
     kinds: Arc<[PipelineBound]>,
 }
 
-/// How far beyond its bound a node is looked into at a time: what waits longer may be cut meanwhile.
+/// How far beyond its bound a layout is looked into at a time, as a factor. What is put back may be
+/// pruned in the meantime.
 const NEAR: f64 = 1.1;
-/// How far beyond that a pipeline is which has to be looked into.
+/// How far beyond that limit the bound of a single pipeline is tightened, as a factor.
 const FAR: f64 = 1.2;
 
 impl Group {
@@ -27,21 +29,22 @@ impl Group {
         Self { splits, kinds: Arc::from([]) }
     }
 
-    /// One of several nodes: what holds of all holds of it.
+    /// One layout of the group. A bound for all layouts holds for each.
     fn single(&self, split: ExpertSplit) -> Self {
         let of_others = |kind: &PipelineBound| PipelineBound { by: BoundSource::Others, ..*kind };
         Self { splits: Arc::from([split]), kinds: self.kinds.iter().map(of_others).collect() }
     }
 }
 
-/// A node with its bound, finished, s.
+/// A parallel layout with its bound, with overheads, s.
 pub(in crate::search) struct BoundedLayout {
     bound_s: f64,
     decisions: Decisions,
 }
 
 impl Worker<'_> {
-    /// Nodes of an item, least bound first, that may take less than `limit_s`, finished.
+    /// The parallel layouts in a search node that may take less than `limit_s` (with overheads),
+    /// least bound first.
     pub fn nodes_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
         let (mut parts, mut layouts) = (vec![node.clone()], vec![]);
         while let Some(part) = parts.pop() {
@@ -60,8 +63,9 @@ impl Worker<'_> {
         layouts
     }
 
-    /// The least bound over configurations of a node that no list holds, finished, s; infinite where it is
-    /// `limit_s` or more. `offered_apart` says that vocabulary passes are searched with 1F1B alone.
+    /// The least bound over the configurations of a layout that the search leaves out, with
+    /// overheads, s; infinite where it is `limit_s` or more. `offered_apart` says that vocabulary
+    /// passes are searched with 1F1B alone.
     pub fn left_open_s(
         &mut self,
         parallel: &BoundedLayout,
@@ -92,7 +96,7 @@ impl Worker<'_> {
         })
     }
 
-    /// Nodes of a group.
+    /// Expands a group into its layouts.
     pub(super) fn single_nodes(
         &mut self,
         node: &SearchNode,
@@ -115,8 +119,8 @@ impl Worker<'_> {
         settled
     }
 
-    /// Replaces the bound of nodes by the least of their pipelines', looking only as far as that takes and no
-    /// further than a little beyond the bound they have.
+    /// Tightens the bound of a group to the least bound of its pipelines. Only pipelines that may
+    /// be the least are bounded, and none far beyond the current bound.
     pub(super) fn bound_node(
         &mut self,
         node: &SearchNode,
@@ -160,7 +164,7 @@ impl Worker<'_> {
         Expansion { parts: vec![part], ..Expansion::default() }
     }
 
-    /// The pipelines of a node.
+    /// Expands a layout into its pipelines.
     pub(super) fn pipelines(&mut self, node: &SearchNode, group: &Group, best_s: f64) -> Expansion {
         let mut settled = Expansion::default();
         let choices = self.choices(&node.decisions);
@@ -179,7 +183,8 @@ impl Worker<'_> {
         settled
     }
 
-    /// A pipeline with the recomputation that memory makes necessary and the chains that are known of it.
+    /// Tightens the bound of a pipeline by the recomputation that memory makes necessary and by
+    /// known chains.
     pub(super) fn check_pipeline(
         &mut self,
         node: &SearchNode,
@@ -204,7 +209,7 @@ impl Worker<'_> {
     }
 }
 
-/// The pipeline of the least bound, the first of equals.
+/// The pipeline with the least bound, the first of equals.
 fn least_of(bounds: &[PipelineBound]) -> Option<(usize, PipelineBound)> {
     let all = bounds.iter().copied().enumerate();
     all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))

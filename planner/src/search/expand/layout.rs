@@ -1,4 +1,4 @@
-//! A node's pipelines, and how long each takes at least.
+//! The pipelines of a parallel layout, and lower bounds on their time.
 
 use super::Worker;
 use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
@@ -18,43 +18,46 @@ use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 
-/// A node with what its pipelines' bounds are computed from.
+/// A parallel layout with the inputs of its pipelines' bounds.
 pub(super) struct LayoutView {
     pub(super) choices: Rc<PipelineChoices>,
     pub(super) layer_costs: Rc<LayerCosts>,
     pub(super) work: Rc<MicroBatchCost>,
     pub(super) states: Rc<States>,
-    /// Least transfer between neighbours, whatever the rank order, s.
+    /// Lower bound on a transfer between neighbouring ranks over all rank orders, s.
     pub(super) transfer_s: f64,
-    /// Work with the vocabulary passes of each placement, and what they take at least.
+    /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
+    /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
-    /// What states add at least, where each micro-batch communicates for itself and where all share.
+    /// Lower bounds on the cost of parameter state: where each micro-batch communicates for itself,
+    /// and where all micro-batches share one communication.
     pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
     pub(super) knapsacks: HashMap<Recompute, Rc<RecomputeKnapsack>>,
-    /// By list, layout, recomputation and whether backward is split, what holds of any order and how far it was
-    /// looked into, finished, s.
+    /// By cut list, stage layout, recomputation and whether the backward is split: a bound for any
+    /// order of passes, and the limit up to which it was computed, with overheads, s.
     any_order_s: HashMap<(CutList, StageLayout, Recompute, bool), (f64, f64)>,
 }
 
-/// No node that this speaks of has a pipeline in less time, finished, s.
+/// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineBound {
     pub(super) bound_s: f64,
     pub(super) by: BoundSource,
 }
 
-/// What a bound of a pipeline was had by.
+/// What a bound of a pipeline comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::search) enum BoundSource {
-    /// Nodes around it.
+    /// A bound for a group of layouts.
     Others,
-    /// Its degrees, or as much of the next as showed enough.
+    /// Degrees and load, or a tighter bound that stopped early at its limit.
     Degrees,
-    /// The recomputation that memory makes necessary: no more is known without its states.
+    /// The recomputation that memory makes necessary: the tightest bound before parameter state is
+    /// chosen.
     Memory,
 }
 
-/// A pipeline's work, with what its placements hold where that is known.
+/// A pipeline with its micro-batch cost, and its candidate partitions where these are known.
 #[derive(Clone, Copy)]
 struct Held<'a> {
     spec: &'a PipelineSpec,
@@ -65,7 +68,8 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// Least recomputation of a micro-batch in the whole model where states take so many bytes a parameter, s.
+    /// Lower bound on the recomputation of one micro-batch in the whole model, s, where state takes
+    /// `state_bytes` per parameter.
     fn recompute_s(self, knapsack: &RecomputeKnapsack, state_bytes: [f64; 2], budget: f64) -> f64 {
         match self.members {
             Some(members) => {
@@ -76,7 +80,7 @@ impl Held<'_> {
     }
 }
 
-/// What tells nodes apart.
+/// Key of a parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LayoutKey {
     degrees: [u64; 8],
@@ -100,11 +104,11 @@ impl LayoutKey {
     }
 }
 
-/// Nodes that are kept, a few kilobytes each.
+/// Parallel layouts kept in the cache, a few kilobytes each.
 const MOST_LAYOUTS: usize = 1 << 10;
 
 impl LayoutView {
-    /// The trade of what may be recomputed.
+    /// The knapsack of what `recompute` allows.
     pub(super) fn knapsack(&mut self, recompute: Recompute) -> Rc<RecomputeKnapsack> {
         let kinds = &self.work.kinds;
         let knapsack = self.knapsacks.entry(recompute);
@@ -114,7 +118,7 @@ impl LayoutView {
     }
 }
 
-/// A pipeline of a node.
+/// The choices that make a pipeline of a parallel layout.
 #[derive(Clone, Copy)]
 pub(super) struct PipelineKind {
     schedule: ScheduleName,
@@ -131,7 +135,7 @@ impl PipelineKind {
 }
 
 impl Worker<'_> {
-    /// Works on a node whose pipelines come one after another, and keeps what was computed of it.
+    /// Runs `work` on the cached view of a layout, whose pipelines come one after another.
     pub(super) fn with_layout<R>(
         &mut self,
         d: &Decisions,
@@ -153,7 +157,8 @@ impl Worker<'_> {
         let work = Rc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
         let states = self.states(d, &choices, &layer_costs);
         let hops = choices.rank_order.iter().map(|&rank_order| {
-            // All the node's pipelines have it, and vocabulary passes beside a hop only make it longer.
+            // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
+            // longer.
             let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
             stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs).least_s()
         });
@@ -207,7 +212,7 @@ impl Worker<'_> {
         }
     }
 
-    /// The pipeline and its work as they are at least, whatever the rank order.
+    /// Lower bounds on the pipeline and its micro-batch cost over all rank orders.
     pub(super) fn spec(
         &self,
         parallel: &mut LayoutView,
@@ -233,7 +238,7 @@ impl Worker<'_> {
         (spec, Rc::clone(work))
     }
 
-    /// Pipelines of a node whose degrees are those of `d`.
+    /// The pipelines of the layout `d` that are not dominated.
     pub(super) fn kinds(&self, choices: &PipelineChoices, d: &Decisions) -> Vec<PipelineKind> {
         let mut kinds = vec![];
         let (p, m) = (d.pp as usize, d.micro_batches as usize);
@@ -252,8 +257,8 @@ impl Worker<'_> {
         kinds
     }
 
-    /// A pipeline by its degrees alone, with the least that states add, finished, s; no more is looked at
-    /// once the bound reaches `enough_s`.
+    /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
+    /// overheads, s. Stops early once the bound reaches `enough_s`.
     pub(super) fn quick_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -269,7 +274,7 @@ impl Worker<'_> {
             }
         }
         let (spec, work) = self.spec(parallel, d);
-        // Orders that are not counted are not made for a quick look.
+        // Orders of passes that would have to be generated are left out here.
         let list = CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_unmade());
         let slack = list.map_or(1.0, |list| self.slack(list, &spec));
         let members = list.map(|list| self.members(list, &spec));
@@ -281,7 +286,8 @@ impl Worker<'_> {
         passes_s.max(self.burdened_s(parallel, held, budget))
     }
 
-    /// A pipeline with the states that cost it least over every cut and every mix of recomputation, finished, s.
+    /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
+    /// with overheads, s.
     pub(super) fn any_cut_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
         let (spec, work) = self.spec(parallel, d);
         let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
@@ -289,9 +295,9 @@ impl Worker<'_> {
         self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
     }
 
-    /// The same where devices do not wait for one another at the end of an iteration, which then lasts from a device's
-    /// own first start to its own last end: no device starts later than the first micro-batch has come down all
-    /// layers. No better than it takes to see that it lies beyond `limit_s`.
+    /// The same without a barrier at the end of the iteration, which then lasts from a rank's own
+    /// first start to its own last end. No rank starts later than the first micro-batch has passed
+    /// all layers. A value of `limit_s` or more only proves that the time is `limit_s` or more.
     pub(super) fn without_barrier_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -315,7 +321,7 @@ impl Worker<'_> {
         load_s.max(self.with_overheads_s(passes_s - start_s))
     }
 
-    /// The latest that any device of a pipeline may start, s.
+    /// Upper bound on the start of any rank of a pipeline, s.
     fn latest_start_s(&self, parallel: &LayoutView, d: &Decisions, spec: &PipelineSpec) -> f64 {
         let gathers_s = |index: usize, kind: &KindCost| {
             let exposed = parallel.states.views().map(|view| view.exposed_s(index, kind, spec).0);
@@ -347,8 +353,9 @@ impl Worker<'_> {
         self.burdened_s(parallel, held, budget)
     }
 
-    /// A pipeline with the states that cost it least, were its devices' work and bytes the mean of all or what some
-    /// device must have of one kind of layer, finished, s; infinite where none fits.
+    /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all
+    /// ranks or from the layers of one kind that some rank must hold, with overheads, s; infinite
+    /// where nothing fits.
     fn burdened_s(&self, parallel: &mut LayoutView, held: Held<'_>, budget: f64) -> f64 {
         let Held { spec, work, slack, .. } = held;
         let shared = usize::from(spec.schedule == ScheduleName::LoopedBfs);
@@ -375,9 +382,10 @@ impl Worker<'_> {
         self.with_overheads_s(least_s / slack)
     }
 
-    /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
-    /// s; infinite where it does not fit, and beyond `far_s` no better than that takes. Its order is not made
-    /// where any would be beyond `near_s`.
+    /// Bound of a pipeline with the recomputation that the leanest parameter state makes necessary,
+    /// with overheads, s; infinite where it does not fit. A value of `far_s` or more only proves
+    /// that the time is `far_s` or more. The order of passes is not generated where the bound for
+    /// any order reaches `near_s`.
     pub(super) fn checked_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -398,8 +406,8 @@ impl Worker<'_> {
         }
     }
 
-    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Schedules
-    /// that split backward share it.
+    /// Bound of a pipeline under any order of passes, with overheads, s. It prunes most pipelines
+    /// before their order is generated. Schedules that split the backward share it.
     fn any_order_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -425,8 +433,9 @@ impl Worker<'_> {
         bound_s
     }
 
-    /// Lower bound on the passes of any placement under states, s; infinite where none fits, and no better than
-    /// it takes to see that none is faster than `best_s`. `work` has the states' part in its passes.
+    /// Lower bound on the passes of any placement with the parameter state `state`, s; infinite
+    /// where none fits. A value that reaches `best_s` only proves that none is faster. `work`
+    /// includes what the parameter state adds to passes.
     pub(super) fn placed_s(
         &mut self,
         spec: &PipelineSpec,
@@ -450,8 +459,9 @@ impl Worker<'_> {
         }
     }
 
-    /// What holds of any order, where a pipeline's own is known only once it is made. Whether it is already depends on
-    /// what this thread did before, and is not asked: the proof may not.
+    /// Candidate partitions under any order of passes, for pipelines whose own order has to be
+    /// generated. Whether this thread has generated it already is not asked: the proof must not
+    /// depend on that.
     fn any_members(&mut self, list: CutList, spec: &PipelineSpec) -> Option<Rc<ListedCuts>> {
         if spec.is_known_unmade() || spec.passes.is_some() {
             return None;
@@ -489,13 +499,14 @@ impl Worker<'_> {
     }
 }
 
-/// Uniform recomputation is a mix of `per_layer`.
+/// The recompute choices that are not dominated: uniform recomputation is a special case of
+/// `per_layer`.
 fn recompute_choices(choices: &PipelineChoices) -> Vec<Recompute> {
     let all = &choices.recompute;
     if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
 }
 
-/// See the documentation of [`super`].
+/// Whether another vocabulary placement or schedule does as well: see [`crate::search`].
 fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab) -> bool {
     let vocabs = |name: ScheduleName| {
         choices.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
@@ -509,7 +520,7 @@ fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab)
     plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
 }
 
-/// Whether the same order of passes is in the space as another schedule's: see the documentation of [`super`].
+/// Whether another schedule in the space has the same order of passes: see [`crate::search`].
 fn is_named_otherwise(choices: &PipelineChoices, same: Option<ScheduleName>, vocab: Vocab) -> bool {
     let has = |name| choices.schedules.iter().any(|(s, _, all)| *s == name && all.contains(&vocab));
     !vocab.over_pipeline() && same.is_some_and(has)

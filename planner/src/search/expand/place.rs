@@ -1,4 +1,4 @@
-//! The states of one pipeline: each cut by a bound, or placed.
+//! Prices the choices of parameter state of one pipeline, or prunes them by a bound.
 
 use super::layout::LayoutView;
 use super::{Candidate, Expansion, Open, Paths, SearchNode, Worker};
@@ -21,7 +21,8 @@ use models::decisions::Decisions;
 use std::rc::Rc;
 
 impl Expansion {
-    /// What came of listed placements of a configuration, of which some may be `near` the best time.
+    /// Records the result for candidate partitions of a configuration, and `best` if it beats
+    /// `bar_s`.
     fn take_listed(
         &mut self,
         key: PipelineKey,
@@ -40,11 +41,11 @@ impl Expansion {
     }
 }
 
-/// So many choices of states are first looked at as one.
+/// From this many choices on, a group is first bounded as a whole.
 const WORTH_A_LOOK: usize = 3;
 
 impl Worker<'_> {
-    /// Settles every ZeRO stage, shard group, offloading and rank order on one pipeline.
+    /// Settles every ZeRO stage, shard group, offloading and rank order of one pipeline.
     pub(super) fn settle_states(
         &mut self,
         node: &SearchNode,
@@ -85,7 +86,7 @@ impl Worker<'_> {
         settled
     }
 
-    /// Whether a pipeline is cut under states that no choice of a group undercuts.
+    /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.
     fn is_beyond(
         &mut self,
         d: &Decisions,
@@ -113,7 +114,8 @@ impl Worker<'_> {
         }
     }
 
-    /// A pipeline, its work, and the same with what states add to its passes.
+    /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
+    /// passes.
     fn stated(
         &self,
         d: &Decisions,
@@ -129,7 +131,8 @@ impl Worker<'_> {
         (spec, plain, work)
     }
 
-    /// A pipeline under states, memory aside, finished, s.
+    /// Bound of a pipeline with parameter state `view` from the mean load, without memory, with
+    /// overheads, s.
     pub(super) fn state_s(
         &self,
         spec: &PipelineSpec,
@@ -206,7 +209,8 @@ impl Worker<'_> {
         self.place(d, bound_s, bar_s, settled);
     }
 
-    /// The longest of known chains of a combination, s; infinite where no cut lies below `bar_s`.
+    /// The longest known chain of a configuration, s; infinite where no partition lies below
+    /// `bar_s`.
     pub(super) fn chains_s(
         &self,
         d: &Decisions,
@@ -233,7 +237,7 @@ impl Worker<'_> {
         known.iter().map(path_s).fold(0.0, f64::max)
     }
 
-    /// Whether known chains leave nothing of an open combination below the best time.
+    /// Whether known chains prune an open combination.
     pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
         let layer_costs = self.cache.layer_costs(d);
         let view = StateView::new(&self.cache, d, &layer_costs.params);
@@ -243,7 +247,7 @@ impl Worker<'_> {
         self.with_overheads_s(pipeline_s + view.step_of_s(mean, 1)) >= best_s
     }
 
-    /// The best of listed placements that takes less than `bar_s`, times the slack.
+    /// The best of the candidate partitions that takes less than `bar_s` times `slack`.
     fn place_listed(
         &mut self,
         d: Decisions,
@@ -267,8 +271,9 @@ impl Worker<'_> {
         Some((found, best))
     }
 
-    /// Where moves of layers lead from placements of one pipeline, the fastest first. The first starts from its own
-    /// cut; another goes on only where its cut, or one that was led to before, is faster than all so far.
+    /// Local search from placements of one pipeline, fastest first. Each start also tries the
+    /// partitions that earlier starts ended in, and is skipped unless it is then faster than the
+    /// best so far.
     pub fn climb(&mut self, mut near: Vec<Candidate>) -> Option<Candidate> {
         near.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
         let mut cuts: Vec<Ranges> = vec![];
@@ -291,8 +296,8 @@ impl Worker<'_> {
         best
     }
 
-    /// Looks for a good placement of a combination, and leaves it open where a better one than the best so
-    /// far may still be hidden in it.
+    /// Prices the placement that the dynamic program finds, and leaves the combination open where a
+    /// better placement than the incumbent may remain.
     pub(super) fn place(
         &mut self,
         d: Decisions,
@@ -321,7 +326,7 @@ impl Worker<'_> {
     }
 }
 
-/// Chains of a pipeline, those found just now among them.
+/// Known chains of a pipeline, with those just found.
 fn known_paths<'p>(
     key: &PipelineKey,
     paths: &'p Paths,
@@ -331,7 +336,7 @@ fn known_paths<'p>(
     paths.get(key).into_iter().flatten().chain(own).collect()
 }
 
-/// A placement that is faster than `bar_s`.
+/// A candidate, if it is faster than `bar_s`.
 fn offer(
     case: &Configuration<'_>,
     placed: Placed,
@@ -343,7 +348,7 @@ fn offer(
     (iteration_s < bar_s).then(|| Candidate { decisions: decisions(), placed, iteration_s })
 }
 
-/// Parameters of the devices' layers, on average.
+/// Parameters of the layers of a rank, on average.
 fn mean_params(spec: &PipelineSpec, work: &MicroBatchCost) -> LocalParams {
     work.params() * (spec.copies() as f64 / spec.devices as f64)
 }
