@@ -220,12 +220,12 @@ impl<'a> PartitionBound<'a> {
     pub fn least_s(&self, limit_s: f64) -> f64 {
         let mean_s = self.work.load_s() / self.spec.devices as f64 + self.spec.passes_s();
         let least_s = self.spec.m() * mean_s;
-        let mut near_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
-        while near_s < limit_s.min(FAR * least_s) {
-            if let Some(cuts) = self.solve(near_s) {
+        let mut try_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
+        while try_s < limit_s.min(MAX_LIMIT_FACTOR * least_s) {
+            if let Some(cuts) = self.solve(try_s) {
                 return cuts.bound_s;
             }
-            near_s *= NEARER;
+            try_s *= LIMIT_GROWTH;
         }
         let beyond_s = || self.first_starts(f64::INFINITY).map_or(f64::INFINITY, |_| limit_s);
         self.solve(limit_s).map_or_else(beyond_s, |cuts| cuts.bound_s)
@@ -352,8 +352,8 @@ impl<'a> PartitionBound<'a> {
 
 /// Growth factor of the limits that are tried in turn, and the last one as a multiple of the mean
 /// load.
-const NEARER: f64 = 1.1;
-const FAR: f64 = 100.0;
+const LIMIT_GROWTH: f64 = 1.1;
+const MAX_LIMIT_FACTOR: f64 = 100.0;
 
 impl StageView {
     fn new(

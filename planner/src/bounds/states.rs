@@ -1,7 +1,7 @@
 //! Lower bounds on the cost of parameter state (parameters, gradients, optimizer state), by ZeRO
 //! stage, shard group, offloading and rank order.
 
-use super::workload::{KindCost, MOST_COPIES, MicroBatchCost, PipelineSpec};
+use super::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
 use crate::cost::state::{LocalParams, StateCost};
 use crate::pricing::cost_cache::CostCache;
 use crate::request::space::PipelineChoices;
@@ -165,21 +165,21 @@ impl StateView {
 #[derive(Clone, Debug, PartialEq)]
 pub struct States {
     /// The choices, in groups that differ only in the size of the shard group.
-    pub groups: Vec<Alike>,
+    pub groups: Vec<ShardGroup>,
     /// A relaxation of all choices: the least bytes, and no communication.
     pub least: StateView,
 }
 
 /// Choices of parameter state that differ only in the size of the shard group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Alike {
+pub struct ShardGroup {
     /// The choices.
     pub views: Vec<StateView>,
     /// The componentwise minimum of the choices.
     pub least: StateView,
 }
 
-impl Alike {
+impl ShardGroup {
     fn new(views: Vec<StateView>) -> Option<Self> {
         let least = views.iter().cloned().reduce(|a, b| a.least(&b))?;
         Some(Self { views, least })
@@ -203,7 +203,7 @@ impl States {
                             Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
                         StateView::new(cache, &d, kinds)
                     };
-                    groups.extend(Alike::new(shards.iter().map(view).collect()));
+                    groups.extend(ShardGroup::new(shards.iter().map(view).collect()));
                 }
             }
         }
@@ -241,7 +241,7 @@ impl States {
         let of = |view: &StateView| {
             let passes_s = view.in_all_passes_s(work, spec) / spec.devices as f64;
             let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
-            let fullest_s = work.fullest(spec.devices, MOST_COPIES, |index, kind| {
+            let fullest_s = work.fullest(spec.devices, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
                 spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
             });

@@ -185,7 +185,7 @@ impl MicroBatchCost {
 }
 
 /// The most pipeline ranks that hold one stage.
-pub const MOST_COPIES: usize = 2;
+pub const MAX_COPIES: usize = 2;
 
 /// A pipeline as the bounds see it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -31,7 +31,7 @@ pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64
         if bound_s >= least_s {
             break;
         }
-        for parallel in worker.nodes_below(&context.node(bound_s), least_s) {
+        for parallel in worker.layouts_below(&context.node(bound_s), least_s) {
             least_s = least_s.min(worker.left_open_s(&parallel, least_s, apart));
         }
     }

@@ -16,13 +16,13 @@ use crate::simulate::CriticalPath;
 const LEAST_GAIN: f64 = 1e-4;
 
 /// Chains of passes kept from one step to the next.
-const MOST_CHAINS: usize = 16;
+const MAX_CHAINS: usize = 16;
 
 /// Moves without success after which a step gives up.
-const MOST_IN_VAIN: usize = 128;
+const MAX_FAILED_MOVES: usize = 128;
 
 /// Upper estimate of the layers that a rank stops recomputing when it holds one layer less.
-const MOST_SPARED: f64 = 2.0;
+const MAX_SPARED_LAYERS: f64 = 2.0;
 
 /// A chain of passes of a placement.
 struct Chain {
@@ -45,17 +45,17 @@ impl Configuration<'_> {
         scratch: &mut Scratch,
     ) -> (Placed, f64) {
         let mut chains = vec![];
-        let mut lowest = start;
-        while let Some(lower) = self.lower(&lowest, &mut chains, ignore_memory, scratch) {
-            lowest = lower;
+        let mut best = start;
+        while let Some(step) = self.step(&best, &mut chains, ignore_memory, scratch) {
+            best = step;
         }
-        lowest
+        best
     }
 
     /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten
     /// the critical path most are tried first; moves that leave a known chain too long are not
     /// tried.
-    fn lower(
+    fn step(
         &self,
         (placed, pipeline_s): &(Placed, f64),
         chains: &mut Vec<Chain>,
@@ -66,15 +66,15 @@ impl Configuration<'_> {
         let choice = vec![0; placed.len()];
         let longest = problem.critical_path(&choice, scratch);
         let known = std::mem::take(chains).into_iter().map(|chain| chain.path);
-        for path in std::iter::once(longest).chain(known).take(MOST_CHAINS) {
+        for path in std::iter::once(longest).chain(known).take(MAX_CHAINS) {
             chains.push(self.chain(path, placed, &problem, scratch));
         }
         let counts: Vec<usize> = placed.iter().map(|stage| stage.end - stage.start).collect();
         let mut moves = moves(&counts, self.decisions.vocab.over_pipeline());
         moves.sort_by(|&a, &b| chains[0].after_s(a).total_cmp(&chains[0].after_s(b)));
-        let (mut limit_s, mut best, mut in_vain) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
+        let (mut limit_s, mut best, mut failed) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
         for pair in moves {
-            if in_vain == MOST_IN_VAIN {
+            if failed == MAX_FAILED_MOVES {
                 break;
             }
             if chains.iter().any(|chain| chain.after_s(pair) >= limit_s) {
@@ -85,10 +85,10 @@ impl Configuration<'_> {
             let tried = self.best_listed(&cut, limits, scratch);
             match tried.best {
                 Some((placed, value_s)) => {
-                    (limit_s, in_vain) = (value_s, 0);
+                    (limit_s, failed) = (value_s, 0);
                     best = Some((placed, value_s));
                 }
-                None => in_vain += 1,
+                None => failed += 1,
             }
             chains.extend(
                 tried.paths.into_iter().map(|path| self.chain(path, placed, &problem, scratch)),
@@ -106,14 +106,15 @@ impl Configuration<'_> {
         problem: &Problem,
         scratch: &mut Scratch,
     ) -> Chain {
-        let again_s: Vec<f64> =
+        let recompute_s: Vec<f64> =
             placed.iter().map(|stage| self.recompute_cost(&stage.recompute).recompute_s).collect();
         let layers = self.cache.layers.len() as f64;
         let mean_s = |seconds: fn(&Column) -> f64| -> f64 {
             problem.columns.iter().flatten().map(seconds).sum::<f64>() / layers
         };
         let forward_s = mean_s(|column| column.forward_s);
-        let backward_s = mean_s(|column| column.backward_s) - again_s.iter().sum::<f64>() / layers;
+        let backward_s =
+            mean_s(|column| column.backward_s) - recompute_s.iter().sum::<f64>() / layers;
         let weight_s = mean_s(|column| column.weight_s);
         let layer_s = |stage: usize| {
             f64::from(path.forward_count[stage]) * forward_s
@@ -123,8 +124,10 @@ impl Configuration<'_> {
         let spared_s = |stage: usize| -> f64 {
             let on_device = self.stages_of(self.device_of(stage));
             let again =
-                on_device.map(|stage| f64::from(path.backward_count[stage]) * again_s[stage]);
-            again.sum::<f64>().min(MOST_SPARED * f64::from(path.backward_count[stage]) * forward_s)
+                on_device.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
+            again
+                .sum::<f64>()
+                .min(MAX_SPARED_LAYERS * f64::from(path.backward_count[stage]) * forward_s)
         };
         let stages = 0..problem.stages();
         let (layer_s, spared_s) =

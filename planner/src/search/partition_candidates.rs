@@ -1,18 +1,21 @@
 //! Candidate partitions of schedules with several chunks per pipeline rank: a list short enough to
 //! price in full.
 //!
-//! - At most `FEW_CUTS` ways to cut the layers into stages: all of them. Each is priced with every
-//!   recompute split, which the integer program decides. Bidirectional pipelines use the rungs of
+//! - At most [`FEW_CUTS`] ways to cut the layers into stages: all of them. Each is priced with
+//!   every recompute split, which the integer program decides. Bidirectional pipelines use the rungs of
 //!   the recompute ladder instead: their two stages have few cuts at any depth, and the integer
 //!   programs would take minutes.
 //! - More than that: a family. Chunks are as even as possible, except that the first and the last
-//!   stage, which also hold the vocabulary layers, may have up to `LIGHTER` layers fewer, or as
+//!   stage, which also hold the vocabulary layers, may have up to [`LIGHTER`] layers fewer, or as
 //!   many as the min–max rule of layer redistribution gives them. Every rank recomputes on the
 //!   lowest rung of a ladder ([`crate::pricing::recompute_ladder`]) that fits.
 //!
 //! Within the candidates the search is exact. From the best of a family, [`super::local_search`]
 //! goes on to other partitions. With one chunk per rank every contiguous partition and recompute
 //! split is open, and the integer program decides ([`super::partition_problem`]).
+//!
+//! [`FEW_CUTS`]: crate::pricing::listed_cuts::FEW_CUTS
+//! [`LIGHTER`]: crate::pricing::listed_cuts::LIGHTER
 
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
@@ -260,9 +263,9 @@ impl Configuration<'_> {
                 && self.vocab_pass_s() == 0.0
                 && (self.p2p_transfer.is_alike() || !self.p2p_transfer.blocks);
             let own = self.device_of(stage);
-            let choices =
+            let is_shared =
                 inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;
-            let key = match (choices, uniform) {
+            let key = match (is_shared, uniform) {
                 (true, true) => (1, 0, end - start),
                 (false, true) => (stage, 0, end - start),
                 (_, false) => (stage, start, end),
@@ -334,8 +337,8 @@ impl Configuration<'_> {
                 .into_iter()
                 .collect();
         }
-        let chains = RecomputeLadder::chains(self.decisions.recompute).iter();
-        chains.filter_map(|&chain| self.ladder_recomputes(ranges, stages, chain, limit_s)).collect()
+        let orders = RecomputeLadder::chains(self.decisions.recompute).iter();
+        orders.filter_map(|&order| self.ladder_recomputes(ranges, stages, order, limit_s)).collect()
     }
 
     fn fits(
@@ -353,21 +356,21 @@ impl Configuration<'_> {
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
-        chain: LadderOrder,
+        order: LadderOrder,
         limit_s: f64,
     ) -> Option<Vec<RecomputeCost>> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
         // Mirrored ranks hold the same stages.
         for device in 0..self.devices() / self.decisions.layout().copies() {
-            let ladder = self.ladder_of(device, ranges, chain);
-            let level = ladder.least(|level| {
+            let ladder = self.ladder_of(device, ranges, order);
+            let rung = ladder.least(|rung| {
                 let mut holders = self.holders_of(device);
-                holders.all(|device| self.device_fits(device, ranges, stages, ladder, level))
+                holders.all(|device| self.device_fits(device, ranges, stages, ladder, rung))
             })?;
             let mut own_s = 0.0;
             for stage in self.stages_of(device) {
-                recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, level);
+                recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, rung);
                 own_s += stages[stage].load_s() + recompute_choices[stage].recompute_s;
             }
             if runs * own_s >= limit_s {
@@ -378,19 +381,19 @@ impl Configuration<'_> {
     }
 
     /// The recompute ladder of the chunks of a rank.
-    pub fn ladder_of(&self, device: usize, ranges: &Ranges, chain: LadderOrder) -> RecomputeLadder {
+    pub fn ladder_of(&self, device: usize, ranges: &Ranges, order: LadderOrder) -> RecomputeLadder {
         let chunks = self.stages_of(device).map(|stage| ranges[stage]);
         let longest = chunks.flat_map(|(start, end)| self.cache.layers.between(start, end)).max();
-        RecomputeLadder::new(chain, self.decisions.recompute, longest.unwrap_or(0))
+        RecomputeLadder::new(order, self.decisions.recompute, longest.unwrap_or(0))
     }
 
     fn recompute_at(
         &self,
         range: (usize, usize),
         ladder: RecomputeLadder,
-        level: usize,
+        rung: usize,
     ) -> RecomputeCost {
-        self.recompute_cost(&ladder.recompute(level, &self.cache.layers.counts(range.0, range.1)))
+        self.recompute_cost(&ladder.recompute(rung, &self.cache.layers.counts(range.0, range.1)))
     }
 
     fn device_fits(
@@ -399,7 +402,7 @@ impl Configuration<'_> {
         ranges: &Ranges,
         stages: &[StageCost],
         ladder: RecomputeLadder,
-        level: usize,
+        rung: usize,
     ) -> bool {
         let columns: Vec<Column> = self
             .stages_of(device)
@@ -408,7 +411,7 @@ impl Configuration<'_> {
                     ranges[stage],
                     0,
                     &stages[stage],
-                    &self.recompute_at(ranges[stage], ladder, level),
+                    &self.recompute_at(ranges[stage], ladder, rung),
                 )
             })
             .collect();

@@ -27,28 +27,28 @@ use std::time::{Duration, Instant};
 /// fresh. Results depend on the batches, and so batches do not depend on the number of threads.
 const BATCH: usize = 128;
 /// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
-const SETTLED_AT_ONCE: usize = 8;
+const LEAVES_AT_ONCE: usize = 8;
 /// Search nodes of a batch that are expanded before their turn.
 const LEADING: usize = 4;
 /// The integer programs of one problem take at most this fraction (1/n) of the work left.
-const AT_ONCE: u64 = 8;
+const WORK_SHARE: u64 = 8;
 /// Contexts that one thread bounds at a time. Neighbours share layer costs.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let pipelines = Arc::new(Pipelines::default());
     std::thread::scope(|scope| {
         let mut team = Team::new(scope, task, &pipelines, threads);
         let mut run = Run::new(task, Arc::clone(&pipelines));
         run.bound_contexts(&mut team);
-        run.settle_all(&mut team, progress);
+        run.expand_all(&mut team, progress);
         drop(team);
-        run.settle_open();
+        run.prove_open();
         run.climb(threads);
         run.bound_left_open();
         run.proof.elapsed_s = begun.elapsed().as_secs_f64();
@@ -61,7 +61,7 @@ enum Batch {
     Contexts(Arc<[Context]>),
     /// Search nodes, the incumbent's time, the work allowed to integer programs of one node, known
     /// chains.
-    Items(Vec<SearchNode>, f64, u64, Arc<Paths>),
+    Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
 }
 
 enum Answer {
@@ -71,14 +71,14 @@ enum Answer {
 }
 
 /// A batch that was sent: its number, and the index of the next piece to take.
-type Order = (usize, Arc<Batch>, Arc<AtomicUsize>);
+type SentBatch = (usize, Arc<Batch>, Arc<AtomicUsize>);
 
 /// Answers, each with the index of its piece.
 type Answers = Vec<(usize, Answer)>;
 
 /// The threads, each with its own [`Worker`].
 struct Team<'scope> {
-    to: Vec<Sender<Order>>,
+    to: Vec<Sender<SentBatch>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
     from: Receiver<(usize, Answers)>,
     /// Batches sent so far.
@@ -113,7 +113,7 @@ impl<'scope> Team<'scope> {
     fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
             Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
-            Batch::Items(nodes, ..) => nodes.len(),
+            Batch::Nodes(nodes, ..) => nodes.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
@@ -157,7 +157,7 @@ impl Team<'_> {
 fn serve(
     task: &Task<'_>,
     pipelines: Arc<Pipelines>,
-    work: &Receiver<Order>,
+    work: &Receiver<SentBatch>,
     answer: &Sender<(usize, Answers)>,
 ) {
     let mut worker = Worker::new(task, pipelines);
@@ -171,8 +171,8 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Items(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
-                    Answer::Expansion(Box::new(worker.settle(node, *best_s, *work, paths)))
+                Batch::Nodes(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
+                    Answer::Expansion(Box::new(worker.expand(node, *best_s, *work, paths)))
                 }),
             };
             let Some(done) = done else { break };
@@ -296,7 +296,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn settle_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
+    fn expand_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
         loop {
             // The threads work on the next batch while the answers to one are taken.
             while team.under_way.len() < 2 {
@@ -304,15 +304,15 @@ impl<'a> Run<'a> {
                 if nodes.is_empty() {
                     break;
                 }
-                let work = self.work_left() / AT_ONCE;
-                team.send(Batch::Items(nodes, self.best_s, work, Arc::clone(&self.paths)));
+                let work = self.work_left() / WORK_SHARE;
+                team.send(Batch::Nodes(nodes, self.best_s, work, Arc::clone(&self.paths)));
             }
             if team.under_way.is_empty() {
                 break;
             }
             for answer in team.receive() {
-                if let Answer::Expansion(settled) = answer {
-                    self.take(*settled);
+                if let Answer::Expansion(expansion) = answer {
+                    self.take(*expansion);
                 }
             }
             let proof = &self.proof;
@@ -335,9 +335,9 @@ impl<'a> Run<'a> {
 
     /// The search nodes with the least bounds below the incumbent, and some that lead.
     fn next_batch(&mut self) -> Vec<SearchNode> {
-        let mut nodes = self.leading_items();
-        let mut settling = nodes.iter().filter(|node| node.settles()).count();
-        while nodes.len() < BATCH && settling < SETTLED_AT_ONCE {
+        let mut nodes = self.leading_nodes();
+        let mut leaves = nodes.iter().filter(|node| node.is_leaf()).count();
+        while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
             let best_s = self.best_s;
             if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
                 break;
@@ -347,7 +347,7 @@ impl<'a> Run<'a> {
                 What::Context(index) => self.contexts[index].node(bound_s),
                 What::SearchNode(node) => *node,
             };
-            settling += usize::from(node.settles());
+            leaves += usize::from(node.is_leaf());
             nodes.push(node);
         }
         nodes
@@ -355,7 +355,7 @@ impl<'a> Run<'a> {
 
     /// Search nodes that may improve the incumbent by much. Their bounds are not the least yet, but
     /// an early good incumbent prunes more.
-    fn leading_items(&mut self) -> Vec<SearchNode> {
+    fn leading_nodes(&mut self) -> Vec<SearchNode> {
         let mut leading = std::mem::take(&mut self.leading);
         leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         let behind = leading.split_off(leading.len().min(LEADING));
@@ -365,27 +365,27 @@ impl<'a> Run<'a> {
         leading
     }
 
-    fn take(&mut self, settled: Expansion) {
-        self.proof.cut_by_time += settled.cut_by_time;
-        self.proof.cut_by_memory += settled.cut_by_memory;
-        self.proof.cut_by_dominance += settled.cut_by_dominance;
-        self.proof.placed += settled.placed;
-        self.proof.ilps += settled.ilps;
-        self.ilp_s += settled.ilp_s;
-        self.work += settled.work;
-        self.open_bound_s = self.open_bound_s.min(settled.open_s);
-        self.open.extend(settled.open);
-        self.near.extend(settled.near);
-        if !settled.paths.is_empty() {
+    fn take(&mut self, expansion: Expansion) {
+        self.proof.cut_by_time += expansion.cut_by_time;
+        self.proof.cut_by_memory += expansion.cut_by_memory;
+        self.proof.cut_by_dominance += expansion.cut_by_dominance;
+        self.proof.placed += expansion.placed;
+        self.proof.ilps += expansion.ilps;
+        self.ilp_s += expansion.ilp_s;
+        self.work += expansion.work;
+        self.open_bound_s = self.open_bound_s.min(expansion.open_s);
+        self.open.extend(expansion.open);
+        self.near.extend(expansion.near);
+        if !expansion.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
-            for (key, path) in settled.paths {
+            for (key, path) in expansion.paths {
                 remember(known.entry(key).or_default(), path);
             }
         }
-        for part in settled.parts {
+        for part in expansion.parts {
             if part.leads(self.best_s) { self.leading.push(part) } else { self.push(part) }
         }
-        if let Some(Candidate { decisions, placed, iteration_s }) = settled.best
+        if let Some(Candidate { decisions, placed, iteration_s }) = expansion.best
             && iteration_s < self.best_s
         {
             self.best_s = iteration_s;
@@ -394,7 +394,7 @@ impl<'a> Run<'a> {
     }
 
     /// Settles the combinations left open by bounds and incumbents, most promising first.
-    fn settle_open(&mut self) {
+    fn prove_open(&mut self) {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
@@ -415,13 +415,15 @@ impl<'a> Run<'a> {
 
     /// Settles a combination by the integer program.
     fn prove(&mut self, worker: &mut Worker<'_>, node: Open) {
-        let Ok(case) = Configuration::new(&worker.cache, node.decisions) else { return };
-        let cutoff_s = case.pipeline_s(self.best_s);
-        let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
+        let Ok(configuration) = Configuration::new(&worker.cache, node.decisions) else { return };
+        let cutoff_s = configuration.pipeline_s(self.best_s);
+        let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
+            return;
+        };
         // No combination takes all the work left: others may need less.
-        let work = (self.task.solver_work / AT_ONCE).min(self.work_left());
+        let work = (self.task.solver_work / WORK_SHARE).min(self.work_left());
         let limits = ilp::Limits { work, paths: true };
-        let key = PipelineKey::new(&case.decisions);
+        let key = PipelineKey::new(&configuration.decisions);
         let known = self.paths.get(&key).cloned().unwrap_or_default();
         let (report, more) =
             ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
@@ -431,16 +433,16 @@ impl<'a> Run<'a> {
         self.ilp_s += report.elapsed_s;
         self.work += report.work;
         if let Some((choice, value_s)) = &report.best {
-            let iteration_s = case.with_overheads_s(*value_s);
+            let iteration_s = configuration.with_overheads_s(*value_s);
             if let Some(placed) =
-                case.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
+                configuration.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
             {
                 self.best_s = iteration_s;
-                self.best = Some((case.decisions.clone(), placed));
+                self.best = Some((configuration.decisions.clone(), placed));
             }
         }
         if !report.proven {
-            let bound_s = node.bound_s.max(case.with_overheads_s(report.bound_s));
+            let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
             self.open_bound_s = self.open_bound_s.min(bound_s);
         }
     }
@@ -500,9 +502,9 @@ impl<'a> Run<'a> {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
-            let case = Configuration::new(&worker.cache, decisions).ok()?;
-            let priced = case.price(&placed, &mut worker.scratch);
-            Some(Found { decisions: case.decisions, placed, priced })
+            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
+            let priced = configuration.price(&placed, &mut worker.scratch);
+            Some(Found { decisions: configuration.decisions, placed, priced })
         });
         Outcome { best, proof: self.proof }
     }
@@ -528,10 +530,10 @@ fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
 }
 
 /// Chains kept per pipeline.
-const MOST_PATHS: usize = 8;
+const MAX_PATHS: usize = 8;
 
 fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
-    if known.len() < MOST_PATHS && !known.contains(&path) {
+    if known.len() < MAX_PATHS && !known.contains(&path) {
         known.push(path);
     }
 }

@@ -1,7 +1,7 @@
 //! Chain bounds of candidate partitions on bidirectional pipelines.
 
 use super::listed_cuts::Shape;
-use super::ways::Ways;
+use super::path_seconds::PathSeconds;
 use super::{ListedBound, params_of};
 use crate::partition::bidirectional::Bidirectional;
 
@@ -10,22 +10,22 @@ impl ListedBound<'_> {
     /// per micro-batch. Stops at the first chain that reaches `limit_s`.
     pub(super) fn bidirectional_rows_s(
         &self,
-        member: &Shape,
+        candidate: &Shape,
         limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
         let spec = self.spec;
-        let ways = Ways::new(spec, self.work, &member.stages);
+        let path = PathSeconds::new(spec, self.work, &candidate.stages);
         let whole = spec.schedule.is_whole();
         let bidirectional = Bidirectional {
-            stages: &ways.seconds,
-            down_s: &ways.down_s,
-            back_s: &ways.back_s,
+            stages: &path.seconds,
+            down_s: &path.down_s,
+            back_s: &path.back_s,
             runs: spec.runs(),
             whole,
         };
         let tail_s = |device: usize| {
-            let params = params_of(self.work, &member.devices[device].layers);
+            let params = params_of(self.work, &candidate.devices[device].layers);
             self.state.tail_of_s(params, spec.chunks)
         };
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
@@ -40,6 +40,6 @@ impl ListedBound<'_> {
             }
             recomputing_s += own_s;
         }
-        longest_s.max(ways.there_and_back_s(0, 0) + ways.first_backward_s() + recomputing_s)
+        longest_s.max(path.round_trip_s(0, 0) + path.first_backward_s() + recomputing_s)
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Device {
     /// Layers of all chunks.
     pub layers: Counts,
     /// Chunks, grouped by their layers.
-    pub alike: Vec<Alike>,
+    pub alike: Vec<ChunkGroup>,
     /// Most layers of one kind in one chunk.
     pub longest: usize,
     /// Index of its first chunk group among those of all candidates.
@@ -59,7 +59,7 @@ pub(super) struct Device {
 
 /// Chunks of a rank with the same layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Alike {
+pub(super) struct ChunkGroup {
     pub layers: Counts,
     /// Number of chunks.
     pub chunks: f64,
@@ -159,7 +159,7 @@ impl ListedCuts {
         let open = once && few_cuts(shapes.layers, spec.stages());
         let open: Option<Vec<f64>> = open.then(|| in_flight.iter().map(most).collect());
         let held = in_flight.iter().map(end).collect();
-        let mut members = Self {
+        let mut candidates = Self {
             shapes,
             alike_held,
             held,
@@ -169,9 +169,9 @@ impl ListedCuts {
             open,
             milestones,
         };
-        members.least_held = [0, 1, 2, 3].map(|kind| members.least_held(kind));
-        members.most_held = members.most_held();
-        members
+        candidates.least_held = [0, 1, 2, 3].map(|kind| candidates.least_held(kind));
+        candidates.most_held = candidates.most_held();
+        candidates
     }
 
     /// Micro-batches in flight of each chunk group of a rank.
@@ -298,7 +298,7 @@ impl Shape {
     fn count_held(&self, spec: &PipelineSpec, in_flight: &[Vec<usize>], held: &mut Vec<f64>) {
         let p = spec.devices;
         for (device, own) in self.devices.iter().enumerate() {
-            let chunks = |alike: &Alike| {
+            let chunks = |alike: &ChunkGroup| {
                 let of = |chunk: usize| {
                     let stage = spec.layout().stage_of(p, device, chunk);
                     if self.stages[stage] == alike.layers { in_flight[device][chunk] } else { 0 }
@@ -318,7 +318,7 @@ impl Device {
         }
         match self.alike.iter_mut().find(|alike| alike.layers == layers) {
             Some(alike) => alike.chunks += 1.0,
-            None => self.alike.push(Alike { layers, chunks: 1.0 }),
+            None => self.alike.push(ChunkGroup { layers, chunks: 1.0 }),
         }
     }
 
@@ -328,8 +328,8 @@ impl Device {
         let mut most = 1.0_f64;
         let alike = || self.alike.iter().zip(held);
         for kind in 0..Counts::default().len() {
-            for level in 1..=self.longest {
-                let layers = |alike: &Alike| alike.layers[kind].min(level) as f64;
+            for rung in 1..=self.longest {
+                let layers = |alike: &ChunkGroup| alike.layers[kind].min(rung) as f64;
                 let all: f64 = alike().map(|(a, _)| a.chunks * layers(a)).sum();
                 let held: f64 = alike().map(|(a, held)| held * layers(a)).sum();
                 most = if all > 0.0 { most.max(held / all) } else { most };

@@ -42,7 +42,7 @@ pub(super) struct LayoutView {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineBound {
     pub(super) bound_s: f64,
-    pub(super) by: BoundSource,
+    pub(super) source: BoundSource,
 }
 
 /// What a bound of a pipeline comes from.
@@ -59,21 +59,21 @@ pub(in crate::search) enum BoundSource {
 
 /// A pipeline with its micro-batch cost, and its candidate partitions where these are known.
 #[derive(Clone, Copy)]
-struct Held<'a> {
+struct PipelineInputs<'a> {
     spec: &'a PipelineSpec,
     work: &'a MicroBatchCost,
-    members: Option<&'a ListedCuts>,
+    candidates: Option<&'a ListedCuts>,
     /// See [`Worker::slack`].
     slack: f64,
 }
 
-impl Held<'_> {
+impl PipelineInputs<'_> {
     /// Lower bound on the recomputation of one micro-batch in the whole model, s, where state takes
     /// `state_bytes` per parameter.
     fn recompute_s(self, knapsack: &RecomputeKnapsack, state_bytes: [f64; 2], budget: f64) -> f64 {
-        match self.members {
-            Some(members) => {
-                members.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
+        match self.candidates {
+            Some(candidates) => {
+                candidates.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
             }
             None => knapsack.at_first(&self.work.counts).0,
         }
@@ -105,7 +105,7 @@ impl LayoutKey {
 }
 
 /// Parallel layouts kept in the cache, a few kilobytes each.
-const MOST_LAYOUTS: usize = 1 << 10;
+const MAX_LAYOUTS: usize = 1 << 10;
 
 impl LayoutView {
     /// The knapsack of what `recompute` allows.
@@ -120,14 +120,14 @@ impl LayoutView {
 
 /// The choices that make a pipeline of a parallel layout.
 #[derive(Clone, Copy)]
-pub(super) struct PipelineKind {
+pub(super) struct PipelineChoice {
     schedule: ScheduleName,
     vpp: u64,
     vocab: Vocab,
     recompute: Recompute,
 }
 
-impl PipelineKind {
+impl PipelineChoice {
     pub(super) fn of(self, d: &Decisions) -> Decisions {
         let Self { schedule, vpp, vocab, recompute } = self;
         Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
@@ -144,7 +144,7 @@ impl Worker<'_> {
         let key = LayoutKey::new(d);
         let mut parallel = self.layouts.remove(&key).unwrap_or_else(|| self.view(d));
         let result = work(self, &mut parallel);
-        if self.layouts.len() >= MOST_LAYOUTS {
+        if self.layouts.len() >= MAX_LAYOUTS {
             self.layouts.clear();
         }
         self.layouts.insert(key, parallel);
@@ -156,13 +156,13 @@ impl Worker<'_> {
         let layer_costs = self.cache.layer_costs(d);
         let work = Rc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
         let states = self.states(d, &choices, &layer_costs);
-        let hops = choices.rank_order.iter().map(|&rank_order| {
+        let transfers = choices.rank_order.iter().map(|&rank_order| {
             // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
             // longer.
             let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
             stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs).least_s()
         });
-        let transfer_s = hops.fold(f64::INFINITY, f64::min);
+        let transfer_s = transfers.fold(f64::INFINITY, f64::min);
         LayoutView {
             choices,
             layer_costs,
@@ -179,7 +179,7 @@ impl Worker<'_> {
     pub(super) fn choices(&mut self, d: &Decisions) -> Rc<PipelineChoices> {
         let space = self.space;
         let of = || Rc::new(space.choices(&ParallelLayout { decisions: d.clone() }));
-        Rc::clone(self.inners.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
+        Rc::clone(self.choices.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
     }
 
     pub(super) fn states(
@@ -198,7 +198,7 @@ impl Worker<'_> {
     }
 
     /// A pipeline without vocabulary passes.
-    pub(super) fn bare_line(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
+    pub(super) fn bare_spec(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
         PipelineSpec {
             schedule: d.schedule,
             devices: d.pp as usize,
@@ -218,7 +218,7 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         d: &Decisions,
     ) -> (PipelineSpec, Rc<MicroBatchCost>) {
-        let mut spec = self.bare_line(parallel.transfer_s, d);
+        let mut spec = self.bare_spec(parallel.transfer_s, d);
         if !d.vocab.over_pipeline() {
             return (spec, Rc::clone(&parallel.work));
         }
@@ -239,8 +239,12 @@ impl Worker<'_> {
     }
 
     /// The pipelines of the layout `d` that are not dominated.
-    pub(super) fn kinds(&self, choices: &PipelineChoices, d: &Decisions) -> Vec<PipelineKind> {
-        let mut kinds = vec![];
+    pub(super) fn pipeline_choices(
+        &self,
+        choices: &PipelineChoices,
+        d: &Decisions,
+    ) -> Vec<PipelineChoice> {
+        let mut pipelines = vec![];
         let (p, m) = (d.pp as usize, d.micro_batches as usize);
         for (schedule, vpp, vocabs) in &choices.schedules {
             let same = schedule.made_by_hand(p, m, *vpp as usize);
@@ -250,11 +254,11 @@ impl Worker<'_> {
             };
             for &vocab in vocabs.iter().filter(is_open) {
                 let of =
-                    |recompute| PipelineKind { schedule: *schedule, vpp: *vpp, vocab, recompute };
-                kinds.extend(recompute_choices(choices).into_iter().map(of));
+                    |recompute| PipelineChoice { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                pipelines.extend(recompute_choices(choices).into_iter().map(of));
             }
         }
-        kinds
+        pipelines
     }
 
     /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
@@ -267,7 +271,7 @@ impl Worker<'_> {
     ) -> f64 {
         if d.vocab.over_pipeline() {
             // Layers and their bubble alone: pricing vocabulary passes takes longer.
-            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_line(0.0, d) };
+            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_spec(0.0, d) };
             let layers_s = self.with_overheads_s(closed::passes_s(&spec, &parallel.work, 0.0));
             if layers_s >= enough_s {
                 return layers_s;
@@ -277,13 +281,14 @@ impl Worker<'_> {
         // Orders of passes that would have to be generated are left out here.
         let list = CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_unmade());
         let slack = list.map_or(1.0, |list| self.slack(list, &spec));
-        let members = list.map(|list| self.members(list, &spec));
-        let held = Held { spec: &spec, work: &work, members: members.as_deref(), slack };
+        let candidates = list.map(|list| self.candidates(list, &spec));
+        let inputs =
+            PipelineInputs { spec: &spec, work: &work, candidates: candidates.as_deref(), slack };
         let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
         let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
-        let spent_s = held.recompute_s(&knapsack, least, budget);
+        let spent_s = inputs.recompute_s(&knapsack, least, budget);
         let passes_s = self.with_overheads_s(closed::passes_s(&spec, &work, spent_s) / slack);
-        passes_s.max(self.burdened_s(parallel, held, budget))
+        passes_s.max(self.cheapest_state_s(parallel, inputs, budget))
     }
 
     /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
@@ -331,7 +336,7 @@ impl Worker<'_> {
         let layers_s: f64 = all
             .map(|(index, (kind, &count))| count as f64 * (kind.forward_s + gathers_s(index, kind)))
             .sum();
-        let hops = parallel.choices.rank_order.iter().map(|&rank_order| {
+        let transfers = parallel.choices.rank_order.iter().map(|&rank_order| {
             stage_transfers::p2p_transfer(
                 &self.cache,
                 &Decisions { rank_order, ..d.clone() },
@@ -339,7 +344,7 @@ impl Worker<'_> {
             )
             .most_s()
         });
-        let between_s = hops.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
+        let between_s = transfers.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
         layers_s + parallel.work.embedding.forward_s + d.pp as f64 * between_s
     }
 
@@ -348,16 +353,21 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         (spec, work): (&PipelineSpec, &MicroBatchCost),
     ) -> f64 {
-        let held = Held { spec, work, members: None, slack: 1.0 };
+        let inputs = PipelineInputs { spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(spec, work, &parallel.states.least);
-        self.burdened_s(parallel, held, budget)
+        self.cheapest_state_s(parallel, inputs, budget)
     }
 
     /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all
     /// ranks or from the layers of one kind that some rank must hold, with overheads, s; infinite
     /// where nothing fits.
-    fn burdened_s(&self, parallel: &mut LayoutView, held: Held<'_>, budget: f64) -> f64 {
-        let Held { spec, work, slack, .. } = held;
+    fn cheapest_state_s(
+        &self,
+        parallel: &mut LayoutView,
+        inputs: PipelineInputs<'_>,
+        budget: f64,
+    ) -> f64 {
+        let PipelineInputs { spec, work, slack, .. } = inputs;
         let shared = usize::from(spec.schedule == ScheduleName::LoopedBfs);
         let states = Rc::clone(&parallel.states);
         let of = || Rc::from(states.overheads(work, spec));
@@ -373,7 +383,7 @@ impl Worker<'_> {
                 break;
             }
             if closed::least_bytes(spec, work, overhead.bytes) <= budget * (1.0 + 1e-9) {
-                let spent_s = held.recompute_s(&knapsack, overhead.bytes, budget);
+                let spent_s = inputs.recompute_s(&knapsack, overhead.bytes, budget);
                 let device_s =
                     (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
                 least_s = least_s.min(device_s);
@@ -396,13 +406,13 @@ impl Worker<'_> {
         let states = Rc::clone(&parallel.states);
         let any_order_s = self.any_order_s(parallel, &spec, &work, near_s);
         if any_order_s >= near_s {
-            return PipelineBound { bound_s: any_order_s, by: BoundSource::Degrees };
+            return PipelineBound { bound_s: any_order_s, source: BoundSource::Degrees };
         }
         let pipeline_s = self.placed_s(&spec, &work, &states.least, far_s);
         let bound_s = self.with_overheads_s(pipeline_s);
         PipelineBound {
             bound_s,
-            by: if bound_s < far_s { BoundSource::Memory } else { BoundSource::Degrees },
+            source: if bound_s < far_s { BoundSource::Memory } else { BoundSource::Degrees },
         }
     }
 
@@ -416,9 +426,9 @@ impl Worker<'_> {
         limit_s: f64,
     ) -> f64 {
         let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else { return 0.0 };
-        let Some(any) = self.any_members(list, spec) else { return 0.0 };
-        let kind = (list, spec.layout(), spec.recompute, spec.splits_backward());
-        if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&kind)
+        let Some(candidates) = self.any_order_candidates(list, spec) else { return 0.0 };
+        let key = (list, spec.layout(), spec.recompute, spec.splits_backward());
+        if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {
             return known_s;
@@ -427,9 +437,9 @@ impl Worker<'_> {
         let budget_bytes = self.budget_bytes(spec, work, state);
         let (listed_bound, slack) =
             (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
-        let pipeline_s = listed_bound.bound_s(&any, self.pipeline_s(limit_s) * slack);
+        let pipeline_s = listed_bound.bound_s(&candidates, self.pipeline_s(limit_s) * slack);
         let bound_s = self.with_overheads_s(pipeline_s / slack);
-        parallel.any_order_s.insert(kind, (bound_s, limit_s));
+        parallel.any_order_s.insert(key, (bound_s, limit_s));
         bound_s
     }
 
@@ -449,7 +459,7 @@ impl Worker<'_> {
             Some(list) => {
                 let (listed_bound, slack) =
                     (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
-                listed_bound.bound_s(&self.members(list, spec), limit_s * slack) / slack
+                listed_bound.bound_s(&self.candidates(list, spec), limit_s * slack) / slack
             }
             None => {
                 let partition_bound =
@@ -462,29 +472,33 @@ impl Worker<'_> {
     /// Candidate partitions under any order of passes, for pipelines whose own order has to be
     /// generated. Whether this thread has generated it already is not asked: the proof must not
     /// depend on that.
-    fn any_members(&mut self, list: CutList, spec: &PipelineSpec) -> Option<Rc<ListedCuts>> {
+    fn any_order_candidates(
+        &mut self,
+        list: CutList,
+        spec: &PipelineSpec,
+    ) -> Option<Rc<ListedCuts>> {
         if spec.is_known_unmade() || spec.passes.is_some() {
             return None;
         }
         let key = (list, spec.layout(), spec.devices, spec.micro_batches, spec.chunks);
-        if let Some(known) = self.any_members.get(&key) {
+        if let Some(known) = self.any_order_candidates.get(&key) {
             return Some(Rc::clone(known));
         }
-        let members = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
-        self.any_members.insert(key, Rc::clone(&members));
-        Some(members)
+        let candidates = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
+        self.any_order_candidates.insert(key, Rc::clone(&candidates));
+        Some(candidates)
     }
 
-    pub(super) fn members(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
+    pub(super) fn candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
         let key = (list, ListedCuts::key(spec));
-        if let Some(known) = self.members.get(&key) {
+        if let Some(known) = self.candidates.get(&key) {
             return Rc::clone(known);
         }
         let shapes = self.shapes(list, spec);
         let pipeline = || self.cache.pipeline_of(spec.key());
-        let members = Rc::new(ListedCuts::new(spec, shapes, pipeline));
-        self.members.insert(key, Rc::clone(&members));
-        members
+        let candidates = Rc::new(ListedCuts::new(spec, shapes, pipeline));
+        self.candidates.insert(key, Rc::clone(&candidates));
+        candidates
     }
 
     fn shapes(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<Shapes> {

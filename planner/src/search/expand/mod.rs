@@ -10,7 +10,7 @@ use layout::{BoundSource, LayoutKey, LayoutView};
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::states::{StateView, States};
-use crate::bounds::workload::{KindCost, MOST_COPIES, MicroBatchCost, PipelineSpec};
+use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
 use crate::partition::Scratch;
 use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
@@ -82,7 +82,7 @@ const LEAD: f64 = 1.04;
 
 impl SearchNode {
     /// Whether its configurations are priced next.
-    pub fn settles(&self) -> bool {
+    pub fn is_leaf(&self) -> bool {
         matches!(self.stage, Stage::Checked)
     }
 
@@ -194,7 +194,7 @@ impl Expansion {
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
 /// Entries kept of [`Worker::least_work`], half a kilobyte each.
-const MOST_LEASTS: usize = 1 << 13;
+const MAX_LEAST_WORKS: usize = 1 << 13;
 
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
@@ -206,13 +206,13 @@ pub(super) struct Worker<'a> {
     /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
     /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
-    members: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
+    candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
     /// By cut list, stage layout, ranks, micro-batches and chunks: candidates under any order of
     /// passes.
-    any_members: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
-    inners: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
+    any_order_candidates: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
+    choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
     /// By cost key of the first split, number of splits and whether there are several stages.
-    leasts: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
+    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
     /// Work left for the integer programs of the current search node.
     work: u64,
@@ -227,10 +227,10 @@ impl<'a> Worker<'a> {
             scratch: Scratch::default(),
             states: HashMap::default(),
             shapes: HashMap::default(),
-            members: HashMap::default(),
-            any_members: HashMap::default(),
-            inners: HashMap::default(),
-            leasts: HashMap::default(),
+            candidates: HashMap::default(),
+            any_order_candidates: HashMap::default(),
+            choices: HashMap::default(),
+            least_works: HashMap::default(),
             layouts: HashMap::default(),
             work: u64::MAX,
         }
@@ -238,7 +238,7 @@ impl<'a> Worker<'a> {
 
     /// Expands a search node against the incumbent's time `best_s`. Its integer programs take no
     /// more than `work`.
-    pub fn settle(
+    pub fn expand(
         &mut self,
         node: &SearchNode,
         best_s: f64,
@@ -248,16 +248,16 @@ impl<'a> Worker<'a> {
         self.work = work;
         match &node.stage {
             Stage::Context(splits) => self.split(node, splits, best_s),
-            Stage::ParallelLayout(group) => self.bound_node(node, group, best_s),
+            Stage::ParallelLayout(group) => self.bound_group(node, group, best_s),
             Stage::Bounded(group) if group.splits.len() > 1 => {
-                self.single_nodes(node, group, best_s)
+                self.single_layouts(node, group, best_s)
             }
             Stage::Bounded(group) => self.pipelines(node, group, best_s),
-            Stage::Pipeline(by) => self.with_layout(&node.decisions, |own, parallel| {
-                own.check_pipeline(node, parallel, *by, best_s, paths)
+            Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
+                own.check_pipeline(node, parallel, *source, best_s, paths)
             }),
             Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
-                own.settle_states(node, parallel, best_s, paths)
+                own.expand_states(node, parallel, best_s, paths)
             }),
         }
     }
@@ -282,7 +282,7 @@ impl<'a> Worker<'a> {
     fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
         let least = least_recompute(self.task);
         let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
-        let fullest_s = work.fullest(d.pp as usize, MOST_COPIES, |_, kind| layer_s(kind));
+        let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
         let device_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
         let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
         self.with_overheads_s((d.micro_batches as f64 * device_s).max(way_s))
@@ -305,21 +305,21 @@ impl<'a> Worker<'a> {
     /// Expands a context by the degrees of its experts; the overlap of the all-to-all is decided
     /// later.
     fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
-        let mut settled = Expansion::default();
+        let mut expansion = Expansion::default();
         let count = node.count / splits.len() as u64;
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
             let work = self.least_work(&alike[0].of(&node.decisions), alike);
             let bound_s = self.layers_s(&node.decisions, &work).max(node.bound_s);
             if bound_s >= best_s {
-                settled.cut_by_time += count;
+                expansion.cut_by_time += count;
             } else {
                 let decisions = alike[0].of(&node.decisions);
                 let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
-                settled.parts.push(SearchNode { bound_s, decisions, count, stage });
+                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
             }
         }
-        settled
+        expansion
     }
 
     /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
@@ -330,7 +330,7 @@ impl<'a> Worker<'a> {
             return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
         }
         let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
-        if let Some(known) = self.leasts.get(&key) {
+        if let Some(known) = self.least_works.get(&key) {
             return Rc::clone(known);
         }
         let of = |split: &ExpertSplit| {
@@ -340,11 +340,11 @@ impl<'a> Worker<'a> {
         let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
         let least = least
             .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        if self.leasts.len() >= MOST_LEASTS {
-            self.leasts.clear();
+        if self.least_works.len() >= MAX_LEAST_WORKS {
+            self.least_works.clear();
         }
         let least = Rc::new(least);
-        self.leasts.insert(key, Rc::clone(&least));
+        self.least_works.insert(key, Rc::clone(&least));
         least
     }
 
@@ -370,7 +370,7 @@ impl<'a> Worker<'a> {
             let (state, known) = (&parallel.states.least, known.iter().collect::<Vec<_>>());
             let listed_bound =
                 ListedBound { spec: &spec, work: &work, state, budget_bytes: f64::INFINITY };
-            let pipeline_s = listed_bound.least_longest_s(&self.members(list, &spec), &known);
+            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
             return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
         }
         let fixed: Vec<_> = parallel

@@ -46,7 +46,7 @@ const WORTH_A_LOOK: usize = 3;
 
 impl Worker<'_> {
     /// Settles every ZeRO stage, shard group, offloading and rank order of one pipeline.
-    pub(super) fn settle_states(
+    pub(super) fn expand_states(
         &mut self,
         node: &SearchNode,
         parallel: &mut LayoutView,
@@ -55,13 +55,13 @@ impl Worker<'_> {
     ) -> Expansion {
         let (spec, work) = self.spec(parallel, &node.decisions);
         let states = Rc::clone(&parallel.states);
-        let mut settled = Expansion::default();
+        let mut expansion = Expansion::default();
         let bound_s = |view: &StateView| self.state_s(&spec, &work, view).max(node.bound_s);
         let mut groups: Vec<_> =
             states.groups.iter().map(|group| (bound_s(&group.least), group)).collect();
         groups.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (least_s, group) in groups {
-            let bar_s = settled.bar_s(best_s);
+            let bar_s = expansion.bar_s(best_s);
             let mut views = vec![];
             if least_s < bar_s {
                 let bound_s = |view| self.state_s(&spec, &work, view).max(node.bound_s);
@@ -72,18 +72,18 @@ impl Worker<'_> {
             if views.len() >= WORTH_A_LOOK && self.is_beyond(&d, &group.least, parallel, bar_s) {
                 views.clear();
             }
-            settled.cut_by_time += (group.views.len() - views.len()) as u64;
+            expansion.cut_by_time += (group.views.len() - views.len()) as u64;
             views.sort_by(|a, b| a.0.total_cmp(&b.0));
             for (bound_s, view) in views {
-                if bound_s >= settled.bar_s(best_s) {
-                    settled.cut_by_time += 1;
+                if bound_s >= expansion.bar_s(best_s) {
+                    expansion.cut_by_time += 1;
                 } else {
                     let d = view.of(&node.decisions);
-                    self.settle_state(d, view, parallel, (bound_s, best_s), paths, &mut settled);
+                    self.price_state(d, view, parallel, (bound_s, best_s), paths, &mut expansion);
                 }
             }
         }
-        settled
+        expansion
     }
 
     /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.
@@ -103,7 +103,7 @@ impl Worker<'_> {
                 let listed_bound =
                     ListedBound { spec: &spec, work: &work, state: least, budget_bytes };
                 let limit_s = limit_s * self.slack(list, &spec);
-                !listed_bound.is_below(&self.members(list, &spec), limit_s)
+                !listed_bound.is_below(&self.candidates(list, &spec), limit_s)
             }
             None => {
                 let layers = &self.cache.layers;
@@ -148,21 +148,21 @@ impl Worker<'_> {
         self.with_overheads_s(mean_s + view.step_of_s(mean, spec.chunks))
     }
 
-    pub(super) fn settle_state(
+    pub(super) fn price_state(
         &mut self,
         d: Decisions,
         view: &StateView,
         parallel: &LayoutView,
         (bound_s, best_s): (f64, f64),
         paths: &Paths,
-        settled: &mut Expansion,
+        expansion: &mut Expansion,
     ) {
-        let bar_s = settled.bar_s(best_s);
+        let bar_s = expansion.bar_s(best_s);
         let (spec, plain, work) = self.stated(&d, view, parallel);
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
         let least = closed::least_bytes(&spec, &plain, view.bytes);
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
-            settled.cut_by_memory += 1;
+            expansion.cut_by_memory += 1;
             return;
         }
         let mean = mean_params(&spec, &work);
@@ -170,43 +170,43 @@ impl Worker<'_> {
         if let Some(list) = CutList::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&spec, &plain, view);
             let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
-            let members = self.members(list, &spec);
+            let candidates = self.candidates(list, &spec);
             let slack = self.slack(list, &spec);
             let limit_s = self.pipeline_s(bar_s) * slack - step_s;
-            let mut below = listed_bound.below(&members, limit_s);
+            let mut below = listed_bound.below(&candidates, limit_s);
             let key = PipelineKey::new(&d);
-            let known = known_paths(&key, paths, &settled.paths);
-            below.retain(|(at, _)| listed_bound.longest_s(&members, *at, &known) < limit_s);
+            let known = known_paths(&key, paths, &expansion.paths);
+            below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &known) < limit_s);
             if below.is_empty() {
-                settled.cut_by_time += 1;
+                expansion.cut_by_time += 1;
                 return;
             }
-            settled.placed += 1;
+            expansion.placed += 1;
             below.sort_by(|a, b| a.1.total_cmp(&b.1));
             let cuts: Vec<_> =
-                below.into_iter().map(|(at, _)| members.shapes.list[at].clone()).collect();
+                below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
             if let Some((found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
                 self.work = self.work.saturating_sub(found.work);
                 if slack > 1.0 {
-                    settled.near.extend(best.clone());
+                    expansion.near.extend(best.clone());
                 }
-                settled.take_listed(key, found, best, bar_s);
+                expansion.take_listed(key, found, best, bar_s);
             }
             return;
         }
         let mut pipeline_s = self.placed_s(&spec, &work, view, bar_s) + step_s;
         if spec.chunks == 1 && self.with_overheads_s(pipeline_s) < bar_s {
-            let known = known_paths(&PipelineKey::new(&d), paths, &settled.paths);
+            let known = known_paths(&PipelineKey::new(&d), paths, &expansion.paths);
             pipeline_s = pipeline_s
                 .max(self.chains_s(&d, &parallel.layer_costs, view, bar_s, &known) + step_s);
         }
         let bound_s = bound_s.max(self.with_overheads_s(pipeline_s));
         if bound_s >= bar_s {
-            settled.cut_by_time += 1;
+            expansion.cut_by_time += 1;
             return;
         }
-        settled.placed += 1;
-        self.place(d, bound_s, bar_s, settled);
+        expansion.placed += 1;
+        self.place(d, bound_s, bar_s, expansion);
     }
 
     /// The longest known chain of a configuration, s; infinite where no partition lies below
@@ -241,7 +241,7 @@ impl Worker<'_> {
     pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
         let layer_costs = self.cache.layer_costs(d);
         let view = StateView::new(&self.cache, d, &layer_costs.params);
-        let mean = sheet_params(&self.cache, &layer_costs) * (1.0 / d.pp as f64);
+        let mean = layer_params(&self.cache, &layer_costs) * (1.0 / d.pp as f64);
         let known: Vec<_> = known.iter().collect();
         let pipeline_s = self.chains_s(d, &layer_costs, &view, best_s, &known);
         self.with_overheads_s(pipeline_s + view.step_of_s(mean, 1)) >= best_s
@@ -256,18 +256,19 @@ impl Worker<'_> {
         known: &[&CriticalPath],
         slack: f64,
     ) -> Option<(BestListed, Option<Candidate>)> {
-        let case = Configuration::new(&self.cache, d).ok()?;
+        let configuration = Configuration::new(&self.cache, d).ok()?;
         let limits = Limits {
-            cutoff_s: case.pipeline_s(bar_s) * slack,
+            cutoff_s: configuration.pipeline_s(bar_s) * slack,
             ignore_memory: self.task.ignore_memory,
             known,
             work: self.work,
         };
-        let mut found = case.best_listed(cuts, limits, &mut self.scratch);
-        found.open_s = case.with_overheads_s(found.open_s);
+        let mut found = configuration.best_listed(cuts, limits, &mut self.scratch);
+        found.open_s = configuration.with_overheads_s(found.open_s);
         let best = found.best.take();
-        let best =
-            best.and_then(|(placed, pipeline_s)| offer(&case, placed, pipeline_s, f64::INFINITY));
+        let best = best.and_then(|(placed, pipeline_s)| {
+            offer(&configuration, placed, pipeline_s, f64::INFINITY)
+        });
         Some((found, best))
     }
 
@@ -279,19 +280,21 @@ impl Worker<'_> {
         let mut cuts: Vec<Ranges> = vec![];
         let mut best: Option<Candidate> = None;
         for start in near {
-            let Ok(case) = Configuration::new(&self.cache, start.decisions) else { continue };
+            let Ok(configuration) = Configuration::new(&self.cache, start.decisions) else {
+                continue;
+            };
             let (ignore_memory, scratch) = (self.task.ignore_memory, &mut self.scratch);
-            let own_s = case.pipeline_s(start.iteration_s);
+            let own_s = configuration.pipeline_s(start.iteration_s);
             let limits = Limits { ignore_memory, ..Limits::below(own_s) };
-            let other = case.best_listed(&cuts, limits, scratch).best;
+            let other = configuration.best_listed(&cuts, limits, scratch).best;
             let start = other.unwrap_or((start.placed, own_s));
             let bar_s = best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
-            if case.with_overheads_s(start.1) >= bar_s {
+            if configuration.with_overheads_s(start.1) >= bar_s {
                 continue;
             }
-            let (placed, pipeline_s) = case.hill_climb(start, ignore_memory, scratch);
+            let (placed, pipeline_s) = configuration.hill_climb(start, ignore_memory, scratch);
             cuts.push(placed.iter().map(|stage| (stage.start, stage.end)).collect());
-            best = offer(&case, placed, pipeline_s, bar_s).or(best);
+            best = offer(&configuration, placed, pipeline_s, bar_s).or(best);
         }
         best
     }
@@ -303,25 +306,26 @@ impl Worker<'_> {
         d: Decisions,
         bound_s: f64,
         bar_s: f64,
-        settled: &mut Expansion,
+        expansion: &mut Expansion,
     ) {
-        let Ok(case) = Configuration::new(&self.cache, d) else { return };
-        let cutoff_s = case.pipeline_s(bar_s);
+        let Ok(configuration) = Configuration::new(&self.cache, d) else { return };
+        let cutoff_s = configuration.pipeline_s(bar_s);
         let ignore_memory = self.task.ignore_memory;
-        let Some(problem) = case.problem(cutoff_s, ignore_memory) else { return };
+        let Some(problem) = configuration.problem(cutoff_s, ignore_memory) else { return };
         let Some(bounded) = dynamic_program::solve(&problem) else { return };
-        let bound_s = bound_s.max(case.with_overheads_s(bounded.bound_s));
+        let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
         if bound_s >= bar_s {
             return;
         }
         let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
-        if let Some(placed) = case.placed(&problem, &bounded.choice) {
-            settled.best = offer(&case, placed, value_s, bar_s).or(settled.best.take());
+        if let Some(placed) = configuration.placed(&problem, &bounded.choice) {
+            expansion.best =
+                offer(&configuration, placed, value_s, bar_s).or(expansion.best.take());
         }
         if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
             let path = problem.critical_path(&bounded.choice, &mut self.scratch);
-            settled.paths.push((PipelineKey::new(&case.decisions), path));
-            settled.open.push(Open { decisions: case.decisions, bound_s });
+            expansion.paths.push((PipelineKey::new(&configuration.decisions), path));
+            expansion.open.push(Open { decisions: configuration.decisions, bound_s });
         }
     }
 }
@@ -338,13 +342,13 @@ fn known_paths<'p>(
 
 /// A candidate, if it is faster than `bar_s`.
 fn offer(
-    case: &Configuration<'_>,
+    configuration: &Configuration<'_>,
     placed: Placed,
     pipeline_s: f64,
     bar_s: f64,
 ) -> Option<Candidate> {
-    let iteration_s = case.with_overheads_s(pipeline_s);
-    let decisions = || case.decisions.clone();
+    let iteration_s = configuration.with_overheads_s(pipeline_s);
+    let decisions = || configuration.decisions.clone();
     (iteration_s < bar_s).then(|| Candidate { decisions: decisions(), placed, iteration_s })
 }
 
@@ -354,7 +358,7 @@ fn mean_params(spec: &PipelineSpec, work: &MicroBatchCost) -> LocalParams {
 }
 
 /// Parameters of all layers.
-fn sheet_params(cache: &CostCache<'_>, layer_costs: &LayerCosts) -> LocalParams {
+fn layer_params(cache: &CostCache<'_>, layer_costs: &LayerCosts) -> LocalParams {
     let counts = cache.layers.between(0, cache.layers.len());
     let all = layer_costs.params.iter().zip(counts);
     all.fold(LocalParams::default(), |sum, (&params, count)| sum + params * count as f64)

@@ -8,7 +8,7 @@ use models::schedule::StageLayout;
 
 /// Seconds of one micro-batch by stage, with the vocabulary layers and blocking transfers of the
 /// stage, and their sums along the pipeline.
-pub(super) struct Ways {
+pub(super) struct PathSeconds {
     /// Forward, backward (to inputs alone where it is split), and separate weight gradients.
     pub seconds: Vec<PassCounts>,
     /// By stage, the forwards of the stages before it with the links between, s.
@@ -19,7 +19,7 @@ pub(super) struct Ways {
     links_s: Vec<f64>,
 }
 
-impl Ways {
+impl PathSeconds {
     pub fn new(spec: &PipelineSpec, work: &MicroBatchCost, stages: &[Counts]) -> Self {
         let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.devices > 1);
         // At the turn of a V both stages lie on the same rank.
@@ -61,7 +61,7 @@ impl Ways {
     }
 
     /// The forwards of stage `from` and those after it, and the backwards of the stages after `to`.
-    pub fn there_and_back_s(&self, from: usize, to: usize) -> f64 {
+    pub fn round_trip_s(&self, from: usize, to: usize) -> f64 {
         let last = self.seconds.len();
         let down_s = self.down_s[last] - self.down_s[from];
         let back_s = self.back_s[last] - self.back_s[to + 1];
