@@ -7,7 +7,7 @@ use planner::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use validation::claims::{Claim, claims};
-use validation::memory_limit::{Called, MemoryLimit, memory_limit};
+use validation::memory_limit::{MemoryLimit, Verdicts, memory_limit};
 use validation::ranking::{self, Pairs, Sweep, SweepScore, sweeps, vocabulary_pairs};
 use validation::score::{SourceScore, by_source, memory_by_source};
 use validation::{Predicted, predict_all, row};
@@ -137,7 +137,7 @@ fn limit(found: &MemoryLimit) -> String {
         ("ran, recomputation unstated", &found.ran_recompute_unstated),
         ("out of memory", &found.out_of_memory),
     ] {
-        let Called { safe, at_edge, infeasible } = called;
+        let Verdicts { safe, at_edge, infeasible } = called;
         text += &format!("{name:28} {safe:6} {at_edge:12} {infeasible:10}\n");
     }
     for (name, rows) in [
