@@ -9,7 +9,7 @@ use models::schedule::ScheduleName;
 /// The load is that of the layers, of the vocabulary layers where stages hold them, and of blocking
 /// transfers.
 pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64 {
-    let (m, p) = (spec.m(), spec.devices as f64);
+    let (m, p) = (spec.m(), spec.ranks as f64);
     let crossings_s = 2.0 * spec.boundaries() as f64 * spec.transfer_s;
     let blocking_s = if spec.transfer_blocks { crossings_s } else { 0.0 };
     if !spec.schedule.is_whole() {
@@ -36,7 +36,7 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
 /// - with one chunk per rank, all micro-batches of a stage after the first forwards of the stages
 ///   before it ([`split_rows_s`]).
 fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, blocking_s: f64) -> f64 {
-    let (m, p) = (spec.m(), spec.devices as f64);
+    let (m, p) = (spec.m(), spec.ranks as f64);
     let held =
         |end: &VocabEnd, value: f64| if spec.passes.is_some() { 0.0 } else { end.load_s() - value };
     let ends_s = held(&work.embedding, 0.0) + held(&work.head, 0.0);
@@ -73,7 +73,7 @@ fn split_rows_s(m: f64, p: f64, share: f64, layers_s: f64, spent_s: f64) -> f64 
 /// Several chunks per rank: some rank has at least the mean load and runs its micro-batches one
 /// after another.
 fn several_chunks_s(spec: &PipelineSpec, total_s: f64) -> f64 {
-    let (m, p) = (spec.m(), spec.devices as f64);
+    let (m, p) = (spec.m(), spec.ranks as f64);
     (m / p * total_s).max(looped_way_s(spec, total_s))
 }
 
@@ -122,9 +122,9 @@ pub fn least_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64
     let leanest = |kind: &KindCost| {
         options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
     };
-    let mean = (spec.copies() as f64 * states + work.layers_s(leanest)) / spec.devices as f64;
+    let mean = (spec.copies() as f64 * states + work.layers_s(leanest)) / spec.ranks as f64;
     let copies = spec.copies() as f64;
-    let fullest = work.fullest(spec.devices, spec.copies(), |_, kind| {
+    let fullest = work.fullest(spec.ranks, spec.copies(), |_, kind| {
         let KindCost { params, .. } = kind;
         copies * (params.dense * state_bytes[0] + params.expert * state_bytes[1]) + leanest(kind)
     });

@@ -115,7 +115,7 @@ impl<'a> PartitionBound<'a> {
             knapsack,
             layers,
             before,
-            stages: (0..spec.devices).map(view).collect(),
+            stages: (0..spec.ranks).map(view).collect(),
         }
     }
 
@@ -208,7 +208,7 @@ impl<'a> PartitionBound<'a> {
         if self.spec.schedule != ScheduleName::OneFOneB {
             return 0.0;
         }
-        let (p, m) = (self.spec.devices, self.spec.micro_batches);
+        let (p, m) = (self.spec.ranks, self.spec.micro_batches);
         let warm = Warm::of(p, m, stage, self.spec.passes.unwrap_or_default());
         let below_s = self.way_from_s(stage, end);
         let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
@@ -218,7 +218,7 @@ impl<'a> PartitionBound<'a> {
     /// The bound of [`Self::solve`]; `limit_s` where that is not below it, and infinite where
     /// nothing fits. A high limit leaves many cuts open, so lower limits are tried first.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let mean_s = self.work.load_s() / self.spec.devices as f64 + self.spec.passes_s();
+        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.passes_s();
         let least_s = self.spec.m() * mean_s;
         let mut try_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
         while try_s < limit_s.min(MAX_LIMIT_FACTOR * least_s) {
@@ -233,7 +233,7 @@ impl<'a> PartitionBound<'a> {
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
     pub fn solve(&self, limit_s: f64) -> Option<OpenCuts> {
-        let p = self.spec.devices;
+        let p = self.spec.ranks;
         let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
         let mut ranges = vec![vec![]; p];
         let mut behind = vec![f64::INFINITY; self.len() + 1];
@@ -315,7 +315,7 @@ impl<'a> PartitionBound<'a> {
     /// rest; `None` where the limit rules out every partition. A row without waits grows with its
     /// range and falls with a later start.
     fn first_starts(&self, limit_s: f64) -> Option<Vec<usize>> {
-        let p = self.spec.devices;
+        let p = self.spec.ranks;
         let mut least = vec![self.len(); p + 1];
         for stage in (0..p).rev() {
             // The range ends at the earliest start of the next stage, or later where that does not
@@ -336,7 +336,7 @@ impl<'a> PartitionBound<'a> {
 
     /// By stage, the latest layer at which it can start.
     fn last_starts(&self, limit_s: f64) -> Vec<usize> {
-        let p = self.spec.devices;
+        let p = self.spec.ranks;
         let mut most = vec![0; p + 1];
         for stage in 0..p {
             let start = most[stage];
@@ -363,7 +363,7 @@ impl StageView {
         stage: usize,
         budget_bytes: f64,
     ) -> Self {
-        let p = spec.devices;
+        let p = spec.ranks;
         let (mut counts, holds_vocab) = (vec![], spec.passes.is_none());
         spec.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
@@ -420,7 +420,7 @@ fn way_s(spec: &PipelineSpec, from: usize, to: usize) -> f64 {
     if from >= to {
         return 0.0;
     }
-    let ends = usize::from(from == 0) + usize::from(to == spec.devices);
+    let ends = usize::from(from == 0) + usize::from(to == spec.ranks);
     let blocking_s =
         if spec.transfer_blocks { (2 * (to - from) - ends) as f64 * spec.transfer_s } else { 0.0 };
     blocking_s + (to - from) as f64 * spec.round_trip_s()

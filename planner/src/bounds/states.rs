@@ -124,7 +124,7 @@ impl StateView {
 
     /// Buffers of gathers and reductions, bytes. Breadth-first loops keep those of a whole chunk.
     pub fn motion_bytes(&self, spec: &PipelineSpec, layers: usize) -> f64 {
-        let stages = spec.devices * spec.chunks;
+        let stages = spec.ranks * spec.chunks;
         match spec.schedule {
             ScheduleName::LoopedBfs => self.motion_bytes * layers.div_ceil(stages) as f64,
             _ => self.motion_bytes,
@@ -237,11 +237,11 @@ impl States {
     /// micro-batch. Choices that another one matches or betters in bytes and seconds are left out;
     /// the fastest comes first.
     pub fn overheads(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> Vec<StateOverhead> {
-        let mean = work.params() * (1.0 / spec.devices as f64);
+        let mean = work.params() * (1.0 / spec.ranks as f64);
         let of = |view: &StateView| {
-            let passes_s = view.in_all_passes_s(work, spec) / spec.devices as f64;
+            let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
             let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
-            let fullest_s = work.fullest(spec.devices, MAX_COPIES, |index, kind| {
+            let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
                 spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
             });

@@ -161,12 +161,12 @@ impl MicroBatchCost {
     /// its share of the micro-batches, and `⌈copies·n/p⌉/copies` layers count.
     pub fn fullest(
         &self,
-        devices: usize,
+        ranks: usize,
         copies: usize,
         value: impl Fn(usize, &KindCost) -> f64,
     ) -> f64 {
         let of = |(index, (kind, &count)): (usize, (&KindCost, &usize))| {
-            let most = (copies * count).div_ceil(devices) as f64 / copies as f64;
+            let most = (copies * count).div_ceil(ranks) as f64 / copies as f64;
             if count == 0 { 0.0 } else { most * value(index, kind) }
         };
         self.kinds.iter().zip(&self.counts).enumerate().map(of).fold(0.0, f64::max)
@@ -193,7 +193,7 @@ pub struct PipelineSpec {
     /// Order of passes.
     pub schedule: ScheduleName,
     /// Pipeline ranks, `p`.
-    pub devices: usize,
+    pub ranks: usize,
     /// Chunks per rank, `v`.
     pub chunks: usize,
     /// Micro-batches, `m`.
@@ -216,7 +216,7 @@ impl PipelineSpec {
         let p2p_transfer = p2p_transfer(cache, d, layer_costs);
         Self {
             schedule: d.schedule,
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             transfer_s: p2p_transfer.least_s(),
@@ -256,7 +256,7 @@ impl PipelineSpec {
 
     /// Stages: p·v, or half as many on a bidirectional pipeline.
     pub fn stages(&self) -> usize {
-        self.layout().stages(self.devices, self.chunks)
+        self.layout().stages(self.ranks, self.chunks)
     }
 
     /// Which rank holds which stage.
@@ -266,19 +266,19 @@ impl PipelineSpec {
 
     /// Whether `stage` and `stage + 1` lie on different ranks.
     pub fn crosses(&self, stage: usize) -> bool {
-        let device = |stage| self.layout().device_of(self.devices, stage);
-        stage + 1 < self.stages() && device(stage) != device(stage + 1)
+        let rank = |stage| self.layout().device_of(self.ranks, stage);
+        stage + 1 < self.stages() && rank(stage) != rank(stage + 1)
     }
 
     /// Boundaries between stages of different ranks.
     pub fn boundaries(&self) -> usize {
         let turns = usize::from(self.layout() == StageLayout::V && self.chunks > 1);
-        if self.devices == 1 { 0 } else { self.stages() - 1 - turns }
+        if self.ranks == 1 { 0 } else { self.stages() - 1 - turns }
     }
 
     /// Blocking transfers in the forward and in the backward of a stage, s.
     pub fn crossings_s(&self, stage: usize) -> (f64, f64) {
-        if self.devices == 1 || !self.transfer_blocks {
+        if self.ranks == 1 || !self.transfer_blocks {
             return (0.0, 0.0);
         }
         let transfer_s = |crosses: bool| if crosses { self.transfer_s } else { 0.0 };
@@ -292,7 +292,7 @@ impl PipelineSpec {
 
     /// Latency from a stage to the next one and back, s; 0 where transfers block.
     pub fn round_trip_s(&self) -> f64 {
-        if self.devices == 1 || self.transfer_blocks { 0.0 } else { 2.0 * self.transfer_s }
+        if self.ranks == 1 || self.transfer_blocks { 0.0 } else { 2.0 * self.transfer_s }
     }
 
     /// Micro-batches in flight on a rank of 1F1B that would hold `plain` without vocabulary passes.
@@ -310,7 +310,7 @@ impl PipelineSpec {
     pub fn key(&self) -> PipelineKey {
         PipelineKey {
             schedule: self.schedule,
-            devices: self.devices,
+            devices: self.ranks,
             micro_batches: self.micro_batches,
             chunks: self.chunks,
             vocab: if self.vocab.over_pipeline() { self.vocab } else { Vocab::Tensor },
@@ -322,29 +322,29 @@ impl PipelineSpec {
     /// The schedule whose order of passes it has: without vocabulary passes, two names may share
     /// one order.
     pub fn order(&self) -> ScheduleName {
-        let Self { schedule, devices, micro_batches, chunks, .. } = *self;
-        let other = schedule.made_by_hand(devices, micro_batches, chunks);
+        let Self { schedule, ranks, micro_batches, chunks, .. } = *self;
+        let other = schedule.made_by_hand(ranks, micro_batches, chunks);
         other.filter(|_| self.passes.is_none()).unwrap_or(schedule)
     }
 
     /// Milestones of a rank's order, where they can be counted without generating it.
-    pub fn counted_milestones(&self, device: usize) -> Option<OrderMilestones> {
-        let counts = (self.devices, self.micro_batches, self.chunks);
+    pub fn counted_milestones(&self, rank: usize) -> Option<OrderMilestones> {
+        let counts = (self.ranks, self.micro_batches, self.chunks);
         let plain = self.passes.is_none();
-        plain.then(|| OrderMilestones::counted(self.order(), counts, device)).flatten()
+        plain.then(|| OrderMilestones::counted(self.order(), counts, rank)).flatten()
     }
 
     /// Micro-batches in flight of each chunk of a rank at a moment that every execution reaches:
     /// the end of its warm-up.
-    pub fn in_flight(&self, device: usize, counts: &mut Vec<usize>) {
-        let (p, v, m) = (self.devices, self.chunks, self.micro_batches);
+    pub fn in_flight(&self, rank: usize, counts: &mut Vec<usize>) {
+        let (p, v, m) = (self.ranks, self.chunks, self.micro_batches);
         counts.clear();
         match self.order() {
             ScheduleName::Naive => counts.resize(v, 1),
             ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
-            ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - device)),
+            ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - rank)),
             ScheduleName::Interleaved1F1B => {
-                let held = (2 * (p - 1 - device) + (v - 1) * p + 1).min(m * v);
+                let held = (2 * (p - 1 - rank) + (v - 1) * p + 1).min(m * v);
                 let (rounds, rest) = (held / (p * v), held % (p * v));
                 let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
                 counts.extend((0..v).map(of));
@@ -357,7 +357,7 @@ impl PipelineSpec {
             // The forwards before the first micro-batch is back: the memory limit leaves each rank
             // fewer than the one before.
             ScheduleName::ZbAuto if v == 1 && self.passes.is_none() => {
-                counts.resize(v, (p - device).min(m));
+                counts.resize(v, (p - rank).min(m));
             }
             // Counted from the generated order (`ListedCuts::new`).
             _ => counts.resize(v, 0),
@@ -373,7 +373,7 @@ mod tests {
     fn spec(schedule: ScheduleName, (p, m): (usize, usize), vocab: Vocab) -> PipelineSpec {
         PipelineSpec {
             schedule,
-            devices: p,
+            ranks: p,
             chunks: 1,
             micro_batches: m,
             transfer_s: 0.0,
@@ -397,12 +397,12 @@ mod tests {
             for &(schedule, vocab) in &kinds {
                 let spec = spec(schedule, (p, m), vocab);
                 let Ok(order) = spec.key().schedule() else { continue };
-                for device in 0..p {
+                for rank in 0..p {
                     let mut counts = vec![];
-                    spec.in_flight(device, &mut counts);
-                    let held = order.max_in_flight(device, Release::AtW);
+                    spec.in_flight(rank, &mut counts);
+                    let held = order.max_in_flight(rank, Release::AtW);
                     let held = held.iter().map(|counts| counts[0] as usize).max().unwrap();
-                    let what = format!("{schedule} {vocab} p {p} m {m} device {device}");
+                    let what = format!("{schedule} {vocab} p {p} m {m} rank {rank}");
                     assert!(counts[0] <= held, "{what}: {} of {held}", counts[0]);
                     least += counts[0];
                 }

@@ -122,9 +122,9 @@ impl Configuration<'_> {
                 + f64::from(path.weight_count[stage]) * weight_s
         };
         let spared_s = |stage: usize| -> f64 {
-            let on_device = self.stages_of(self.device_of(stage));
+            let on_rank = self.stages_of(self.device_of(stage));
             let again =
-                on_device.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
+                on_rank.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
             again
                 .sum::<f64>()
                 .min(MAX_SPARED_LAYERS * f64::from(path.backward_count[stage]) * forward_s)

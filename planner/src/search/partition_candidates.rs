@@ -1,5 +1,5 @@
 //! Candidate partitions of schedules with several chunks per pipeline rank: a list short enough to
-//! price in full.
+//! price in full. A placement is a partition with a recompute split for every stage.
 //!
 //! - At most [`FEW_CUTS`] ways to cut the layers into stages: all of them. Each is priced with
 //!   every recompute split, which the integer program decides. Bidirectional pipelines use the rungs of
@@ -158,20 +158,20 @@ impl Configuration<'_> {
         if !self.decisions.schedule.is_whole() {
             return self.milestone_chain_s(columns);
         }
-        let devices = self.devices();
+        let ranks = self.devices();
         let m = self.micro_batches();
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
-        let first_tail_s: f64 = columns.iter().step_by(devices).map(|column| column.tail_s).sum();
-        for device in 0..devices {
+        let first_tail_s: f64 = columns.iter().step_by(ranks).map(|column| column.tail_s).sum();
+        for rank in 0..ranks {
             // Stage j·p + i is chunk j of rank i.
-            let own = || columns.iter().skip(device).step_by(devices);
+            let own = || columns.iter().skip(rank).step_by(ranks);
             let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
             let tail_s = own().map(|column| column.tail_s).sum::<f64>();
             longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
             step_s = step_s.max(own().map(|column| column.step_s).sum());
-            let link_s = self.link_behind_s(device);
-            down_s += columns[device].forward_s + link_s;
-            back_s += columns[device].backward_s + link_s;
+            let link_s = self.link_behind_s(rank);
+            down_s += columns[rank].forward_s + link_s;
+            back_s += columns[rank].backward_s + link_s;
         }
         longest_s.max(self.looped_way_s(columns) + first_tail_s) + step_s
     }
@@ -198,14 +198,14 @@ impl Configuration<'_> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let (stages, down_s, back_s) = (&seconds[..], &down_s[..], &back_s[..]);
         let bidirectional = Bidirectional { stages, down_s, back_s, runs, whole };
-        let both_s = |device: usize, value: fn(&Column) -> f64| -> f64 {
-            self.stages_of(device).map(|stage| value(&columns[stage])).sum()
+        let both_s = |rank: usize, value: fn(&Column) -> f64| -> f64 {
+            self.stages_of(rank).map(|stage| value(&columns[stage])).sum()
         };
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
-        for device in bidirectional.pairs() {
-            let tail_s = both_s(if whole { 0 } else { device }, |column| column.tail_s);
-            longest_s = longest_s.max(bidirectional.end_s(device, 0.0) + tail_s);
-            step_s = step_s.max(both_s(device, |column| column.step_s));
+        for rank in bidirectional.pairs() {
+            let tail_s = both_s(if whole { 0 } else { rank }, |column| column.tail_s);
+            longest_s = longest_s.max(bidirectional.end_s(rank, 0.0) + tail_s);
+            step_s = step_s.max(both_s(rank, |column| column.step_s));
         }
         longest_s + step_s
     }
@@ -223,13 +223,13 @@ impl Configuration<'_> {
 
     /// The longest chain between milestones; see [`crate::partition::milestones`].
     fn milestone_chain_s(&self, columns: &[Column]) -> f64 {
-        let (devices, stages) = (self.devices(), columns.len());
+        let (ranks, stages) = (self.devices(), columns.len());
         let link_s = |stage: usize| self.link_behind_s(stage);
         let (down_s, back_s) = self.ways_s(columns);
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
-        for (device, milestones) in self.pipeline().milestones.iter().enumerate() {
-            let stage_of = |chunk: usize| layout.stage_of(devices, device, chunk);
+        for (rank, milestones) in self.pipeline().milestones.iter().enumerate() {
+            let stage_of = |chunk: usize| layout.stage_of(ranks, rank, chunk);
             let own: Vec<&Column> =
                 (0..milestones.chunks.len()).map(|chunk| &columns[stage_of(chunk)]).collect();
             let chunks: Vec<_> =
@@ -238,13 +238,13 @@ impl Configuration<'_> {
                 OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.vocab_pass_s() };
             let behind_s = |stage: usize| back_s[stages] - back_s[stage + 1] + link_s(stage);
             let around = ArrivalTimes {
-                arrive_s: down_s[device],
+                arrive_s: down_s[rank],
                 ready_s: down_s[stages] + behind_s(stage_of(milestones.first_chunk)),
-                way_s: link_s(device) + down_s[stages] - down_s[device + 1] + behind_s(device),
+                way_s: link_s(rank) + down_s[stages] - down_s[rank + 1] + behind_s(rank),
             };
             let ends = milestones.ends(&seconds, &around);
             let tail_s: f64 = own.iter().map(|column| column.tail_s).sum();
-            let last_s = ends.last_backward_s + back_s[device];
+            let last_s = ends.last_backward_s + back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
             step_s = step_s.max(own.iter().map(|column| column.step_s).sum());
         }
@@ -362,14 +362,14 @@ impl Configuration<'_> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
         // Mirrored ranks hold the same stages.
-        for device in 0..self.devices() / self.decisions.layout().copies() {
-            let ladder = self.ladder_of(device, ranges, order);
+        for rank in 0..self.devices() / self.decisions.layout().copies() {
+            let ladder = self.ladder_of(rank, ranges, order);
             let rung = ladder.least(|rung| {
-                let mut holders = self.holders_of(device);
-                holders.all(|device| self.device_fits(device, ranges, stages, ladder, rung))
+                let mut holders = self.holders_of(rank);
+                holders.all(|rank| self.rank_fits(rank, ranges, stages, ladder, rung))
             })?;
             let mut own_s = 0.0;
-            for stage in self.stages_of(device) {
+            for stage in self.stages_of(rank) {
                 recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, rung);
                 own_s += stages[stage].load_s() + recompute_choices[stage].recompute_s;
             }
@@ -381,8 +381,8 @@ impl Configuration<'_> {
     }
 
     /// The recompute ladder of the chunks of a rank.
-    pub fn ladder_of(&self, device: usize, ranges: &Ranges, order: LadderOrder) -> RecomputeLadder {
-        let chunks = self.stages_of(device).map(|stage| ranges[stage]);
+    pub fn ladder_of(&self, rank: usize, ranges: &Ranges, order: LadderOrder) -> RecomputeLadder {
+        let chunks = self.stages_of(rank).map(|stage| ranges[stage]);
         let longest = chunks.flat_map(|(start, end)| self.cache.layers.between(start, end)).max();
         RecomputeLadder::new(order, self.decisions.recompute, longest.unwrap_or(0))
     }
@@ -396,16 +396,16 @@ impl Configuration<'_> {
         self.recompute_cost(&ladder.recompute(rung, &self.cache.layers.counts(range.0, range.1)))
     }
 
-    fn device_fits(
+    fn rank_fits(
         &self,
-        device: usize,
+        rank: usize,
         ranges: &Ranges,
         stages: &[StageCost],
         ladder: RecomputeLadder,
         rung: usize,
     ) -> bool {
         let columns: Vec<Column> = self
-            .stages_of(device)
+            .stages_of(rank)
             .map(|stage| {
                 self.column(
                     ranges[stage],
@@ -423,7 +423,7 @@ impl Configuration<'_> {
                 .map(|(&n, column)| f64::from(n) * column.in_flight_bytes)
                 .sum()
         };
-        let most = self.pipeline().in_flight[device].iter().map(held).fold(0.0, f64::max);
+        let most = self.pipeline().in_flight[rank].iter().map(held).fold(0.0, f64::max);
         states + most <= self.budget_bytes()
     }
 }

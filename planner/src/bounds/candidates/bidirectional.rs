@@ -24,17 +24,17 @@ impl ListedBound<'_> {
             runs: spec.runs(),
             whole,
         };
-        let tail_s = |device: usize| {
-            let params = params_of(self.work, &candidate.devices[device].layers);
+        let tail_s = |rank: usize| {
+            let params = params_of(self.work, &candidate.ranks[rank].layers);
             self.state.tail_of_s(params, spec.chunks)
         };
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
-        for device in bidirectional.pairs() {
-            let own_s = recompute_s(device);
+        for rank in bidirectional.pairs() {
+            let own_s = recompute_s(rank);
             // Where backwards are whole, the passes of other ranks follow, and the chain ends with
             // the reductions of stage 0.
-            let behind_s = tail_s(if whole { 0 } else { device });
-            longest_s = longest_s.max(bidirectional.end_s(device, own_s) + behind_s);
+            let behind_s = tail_s(if whole { 0 } else { rank });
+            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + behind_s);
             if longest_s >= limit_s {
                 return longest_s;
             }

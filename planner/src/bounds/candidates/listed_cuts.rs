@@ -32,7 +32,7 @@ pub(super) struct Shape {
     /// By rank, layers of the first chunks of the ranks before it.
     pub before: Vec<Counts>,
     /// By rank, its chunks.
-    pub devices: Vec<Device>,
+    pub ranks: Vec<RankChunks>,
     /// Ranks whose chain has to be computed. A rank is left out where the next one has the same
     /// layers: the next one starts later, so that its chain is no shorter.
     pub corners: Vec<usize>,
@@ -46,7 +46,7 @@ pub(super) struct Shape {
 
 /// What a pipeline rank holds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Device {
+pub(super) struct RankChunks {
     /// Layers of all chunks.
     pub layers: Counts,
     /// Chunks, grouped by their layers.
@@ -107,7 +107,7 @@ impl ListedCuts {
     /// the micro-batches as far as they limit what is in flight. Where milestones count, all
     /// micro-batches matter.
     pub fn key(spec: &PipelineSpec) -> ListedCutsKey {
-        let unlimited = 2 * spec.devices + 3;
+        let unlimited = 2 * spec.ranks + 3;
         let whole = spec.schedule.is_whole() && spec.copies() == 1;
         let m = match spec.micro_batches {
             _ if holds_all(spec) => 1,
@@ -116,7 +116,7 @@ impl ListedCuts {
         };
         let over_pipeline = spec.vocab.over_pipeline() && !whole;
         let vocab = if over_pipeline { spec.vocab } else { Vocab::Tensor };
-        (spec.schedule, spec.devices, spec.chunks, m, vocab)
+        (spec.schedule, spec.ranks, spec.chunks, m, vocab)
     }
 
     /// Candidates on the pipeline that a key describes. `pipeline` is called only where the
@@ -128,7 +128,7 @@ impl ListedCuts {
     ) -> Self {
         let spec = PipelineSpec { micro_batches: Self::key(spec).3, ..*spec };
         if spec.is_known_unmade() {
-            let counted = (0..spec.devices).filter_map(|device| spec.counted_milestones(device));
+            let counted = (0..spec.ranks).filter_map(|rank| spec.counted_milestones(rank));
             let counted = counted.collect();
             return Self::with(&spec, shapes, &held_by(&spec), counted);
         }
@@ -141,8 +141,8 @@ impl ListedCuts {
     /// nothing in flight.
     pub fn of_any(spec: &PipelineSpec, shapes: Rc<Shapes>) -> Self {
         let any = OrderMilestones::of_any(spec.micro_batches, spec.chunks);
-        let nothing = vec![vec![0; spec.chunks]; spec.devices];
-        Self::with(spec, shapes, &nothing, vec![any; spec.devices])
+        let nothing = vec![vec![0; spec.chunks]; spec.ranks];
+        Self::with(spec, shapes, &nothing, vec![any; spec.ranks])
     }
 
     fn with(
@@ -175,28 +175,26 @@ impl ListedCuts {
     }
 
     /// Micro-batches in flight of each chunk group of a rank.
-    pub(super) fn held_on(&self, device: &Device) -> &[f64] {
-        &self.alike_held[device.first..device.first + device.alike.len()]
+    pub(super) fn held_on(&self, rank: &RankChunks) -> &[f64] {
+        &self.alike_held[rank.first..rank.first + rank.alike.len()]
     }
 
     /// The least sum over all ranks of a candidate of a kind's layers times their micro-batches in
     /// flight.
     fn least_held(&self, kind: usize) -> f64 {
-        let on = |device: &Device| -> f64 {
-            let alike = device.alike.iter().zip(self.held_on(device));
+        let on = |rank: &RankChunks| -> f64 {
+            let alike = rank.alike.iter().zip(self.held_on(rank));
             alike.map(|(alike, held)| held * alike.layers[kind] as f64).sum()
         };
-        let of = |shape: &Shape| shape.devices.iter().map(on).sum::<f64>();
+        let of = |shape: &Shape| shape.ranks.iter().map(on).sum::<f64>();
         self.shapes.shapes.iter().map(of).fold(f64::INFINITY, f64::min)
     }
 
     fn most_held(&self) -> f64 {
-        let devices = || self.shapes.shapes.iter().flat_map(|shape| &shape.devices);
+        let ranks = || self.shapes.shapes.iter().flat_map(|shape| &shape.ranks);
         match &self.open {
             Some(most) => most.iter().copied().fold(1.0, f64::max),
-            None => {
-                devices().map(|device| device.most_held(self.held_on(device))).fold(1.0, f64::max)
-            }
+            None => ranks().map(|rank| rank.most_held(self.held_on(rank))).fold(1.0, f64::max),
         }
     }
 
@@ -224,7 +222,7 @@ impl ListedCuts {
         let held: f64 = self.least_held.iter().take(work.kinds.len()).enumerate().map(bytes).sum();
         let params = work.params();
         let states = params.dense * state_bytes[0] + params.expert * state_bytes[1];
-        let free = spec.devices as f64 * budget * (1.0 + 1e-9) - states;
+        let free = spec.ranks as f64 * budget * (1.0 + 1e-9) - states;
         let excess = (held - free) / (self.most_held * scale);
         if excess <= 0.0 { first_s } else { knapsack.saving_s(&work.counts, first_s, excess) }
     }
@@ -235,12 +233,12 @@ pub type ListedCutsKey = (ScheduleName, usize, usize, usize, Vocab);
 
 /// By rank, micro-batches in flight of each chunk at a moment that every execution reaches.
 fn held_by(spec: &PipelineSpec) -> Vec<Vec<usize>> {
-    let held = |device| {
+    let held = |rank| {
         let mut counts = vec![];
-        spec.in_flight(device, &mut counts);
+        spec.in_flight(rank, &mut counts);
         counts
     };
-    (0..spec.devices).map(held).collect()
+    (0..spec.ranks).map(held).collect()
 }
 
 /// Micro-batches in flight of each chunk at the moment when there are most in all.
@@ -258,18 +256,18 @@ pub(super) fn holds_all(spec: &PipelineSpec) -> bool {
 impl Shape {
     /// `alike` counts the chunk groups so far.
     fn new(layers: &Layers, spec: &PipelineSpec, ranges: &Ranges, alike: &mut usize) -> Self {
-        let p = spec.devices;
-        let mut devices = vec![Device::default(); p];
+        let p = spec.ranks;
+        let mut ranks = vec![RankChunks::default(); p];
         let counts = |&(start, end): &(usize, usize)| layers.between(start, end);
         let stages: Vec<Counts> = ranges.iter().map(counts).collect();
         for (stage, &counts) in stages.iter().enumerate() {
             for copy in 0..spec.copies() {
-                devices[spec.layout().holder(p, stage, copy as u16).0].add(counts);
+                ranks[spec.layout().holder(p, stage, copy as u16).0].add(counts);
             }
         }
-        for device in &mut devices {
-            device.first = *alike;
-            *alike += device.alike.len();
+        for rank in &mut ranks {
+            rank.first = *alike;
+            *alike += rank.alike.len();
         }
         let mut sum = Counts::default();
         let mut before = vec![];
@@ -278,30 +276,29 @@ impl Shape {
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         }
         // Ranks at the ends differ by vocabulary and transfers, and are kept.
-        let stands_for =
-            |i: usize| i > 0 && i + 2 < p && devices[i].layers == devices[i + 1].layers;
-        let corners = (0..p).filter(|&device| !stands_for(device)).collect();
-        let fullest = (0..p).max_by_key(|&device| devices[device].layers.iter().sum::<usize>());
+        let stands_for = |i: usize| i > 0 && i + 2 < p && ranks[i].layers == ranks[i + 1].layers;
+        let corners = (0..p).filter(|&rank| !stands_for(rank)).collect();
+        let fullest = (0..p).max_by_key(|&rank| ranks[rank].layers.iter().sum::<usize>());
         let mut inner: Vec<Counts> = stages.iter().copied().skip(1).collect();
         inner.pop();
         inner.sort_unstable();
         inner.dedup();
-        Self { before, devices, corners, stages, inner, fullest: fullest.unwrap_or(0) }
+        Self { before, ranks, corners, stages, inner, fullest: fullest.unwrap_or(0) }
     }
 
     /// Layers of the fullest rank.
     fn most_layers(&self) -> usize {
-        self.devices[self.fullest].layers.iter().sum()
+        self.ranks[self.fullest].layers.iter().sum()
     }
 
     /// Appends the micro-batches in flight of each chunk group.
     fn count_held(&self, spec: &PipelineSpec, in_flight: &[Vec<usize>], held: &mut Vec<f64>) {
-        let p = spec.devices;
-        for (device, own) in self.devices.iter().enumerate() {
+        let p = spec.ranks;
+        for (rank, own) in self.ranks.iter().enumerate() {
             let chunks = |alike: &ChunkGroup| {
                 let of = |chunk: usize| {
-                    let stage = spec.layout().stage_of(p, device, chunk);
-                    if self.stages[stage] == alike.layers { in_flight[device][chunk] } else { 0 }
+                    let stage = spec.layout().stage_of(p, rank, chunk);
+                    if self.stages[stage] == alike.layers { in_flight[rank][chunk] } else { 0 }
                 };
                 (0..spec.chunks).map(of).sum::<usize>() as f64
             };
@@ -310,7 +307,7 @@ impl Shape {
     }
 }
 
-impl Device {
+impl RankChunks {
     fn add(&mut self, layers: Counts) {
         for (sum, count) in self.layers.iter_mut().zip(layers) {
             *sum += count;
@@ -323,7 +320,7 @@ impl Device {
     }
 
     /// The most micro-batches in flight of a recomputing layer, averaged over the layers that
-    /// recompute on a rung: on rung `level` the first `level` layers of each chunk do.
+    /// recompute on a rung: on rung `rung` the first `rung` layers of each chunk do.
     fn most_held(&self, held: &[f64]) -> f64 {
         let mut most = 1.0_f64;
         let alike = || self.alike.iter().zip(held);

@@ -21,7 +21,7 @@ use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
 use crate::pricing::layers::Counts;
 use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
 use crate::simulate::CriticalPath;
-use listed_cuts::{ChunkGroup, Device, Shape, holds_all};
+use listed_cuts::{ChunkGroup, RankChunks, Shape, holds_all};
 use path_seconds::PathSeconds;
 
 /// Computes the bounds of candidate partitions.
@@ -100,7 +100,7 @@ impl ListedBound<'_> {
         knapsack: &RecomputeKnapsack,
         limit_s: f64,
     ) -> f64 {
-        let pinned_s = |device: usize| knapsack.at_first(&candidate.devices[device].layers).0;
+        let pinned_s = |rank: usize| knapsack.at_first(&candidate.ranks[rank].layers).0;
         let free_s = self.rows_s(
             candidates,
             candidate,
@@ -125,32 +125,27 @@ impl ListedBound<'_> {
         knapsack: &RecomputeKnapsack,
         (free_s, limit_s): (f64, f64),
     ) -> f64 {
-        let p = self.spec.devices;
+        let p = self.spec.ranks;
         let all = || 0..p;
-        let device_of = |device: usize| &candidate.devices[device];
-        let free = |device: usize| self.free_bytes(candidate, device, candidates.held[device]);
+        let chunks_of = |rank: usize| &candidate.ranks[rank];
+        let free = |rank: usize| self.free_bytes(candidate, rank, candidates.held[rank]);
         if self.spec.chunks == 1 {
-            let needs_s = |device: usize| {
-                let of = &candidate.devices[device];
-                knapsack.least_s(&of.layers, candidates.held[device].0 * self.scale(), free(device))
+            let needs_s = |rank: usize| {
+                let of = &candidate.ranks[rank];
+                knapsack.least_s(&of.layers, candidates.held[rank].0 * self.scale(), free(rank))
             };
             return self.rows_s(candidates, candidate, all(), limit_s, needs_s);
         }
         // Pipelines that do not fit mostly fail on rank 0.
-        if !self.leanest_fits(candidates, &candidate.devices[0], free(0)) {
+        if !self.leanest_fits(candidates, &candidate.ranks[0], free(0)) {
             return f64::INFINITY;
         }
         if candidates.holds_nothing {
             return free_s;
         }
         if let Some(most) = &candidates.open {
-            let needs_s = |device: usize| {
-                self.any_split_s(
-                    candidates,
-                    device_of(device),
-                    knapsack,
-                    (most[device], free(device)),
-                )
+            let needs_s = |rank: usize| {
+                self.any_split_s(candidates, chunks_of(rank), knapsack, (most[rank], free(rank)))
             };
             return self.rows_s(candidates, candidate, all(), limit_s, needs_s);
         }
@@ -160,13 +155,13 @@ impl ListedBound<'_> {
             // Mirrored ranks hold the same stages.
             let apart = p / self.spec.copies();
             let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
-            for (device, own_s) in recompute_s.iter_mut().enumerate() {
-                *own_s = self.ladder_s(candidates, device_of(device), order, free(device));
+            for (rank, own_s) in recompute_s.iter_mut().enumerate() {
+                *own_s = self.ladder_s(candidates, chunks_of(rank), order, free(rank));
                 any |= *own_s > 0.0;
                 // The first ranks hold most. Once one of them reaches the limit, the rest need not
                 // be looked at.
                 beyond_s =
-                    Some(self.row_s(candidate, device, *own_s)).filter(|row_s| *row_s >= limit_s);
+                    Some(self.row_s(candidate, rank, *own_s)).filter(|row_s| *row_s >= limit_s);
                 if beyond_s.is_some() {
                     break;
                 }
@@ -175,8 +170,7 @@ impl ListedBound<'_> {
                 // Without recomputation the bound is the one that ignores memory.
                 return least_s.min(free_s);
             }
-            let own_s =
-                |device: usize| recompute_s[if device < apart { device } else { p - 1 - device }];
+            let own_s = |rank: usize| recompute_s[if rank < apart { rank } else { p - 1 - rank }];
             let rows_s = || self.rows_s(candidates, candidate, all(), limit_s, own_s);
             least_s = least_s.min(beyond_s.unwrap_or_else(rows_s));
         }
@@ -189,8 +183,8 @@ impl ListedBound<'_> {
     }
 
     /// Bytes left on a rank for the activations of layers.
-    fn free_bytes(&self, candidate: &Shape, device: usize, held: (f64, f64)) -> f64 {
-        let mut params = params_of(self.work, &candidate.devices[device].layers);
+    fn free_bytes(&self, candidate: &Shape, rank: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &candidate.ranks[rank].layers);
         let mut fixed = 0.0;
         let (embedding, head) = (&self.work.embedding, &self.work.head);
         if self.spec.passes.is_some() {
@@ -203,17 +197,17 @@ impl ListedBound<'_> {
             if self.spec.copies() > 1 {
                 // Either end of a bidirectional pipeline holds both vocabulary layers, one per
                 // direction.
-                if device == 0 || device + 1 == self.spec.devices {
+                if rank == 0 || rank + 1 == self.spec.ranks {
                     let (first, second) =
-                        if device == 0 { (embedding, head) } else { (head, embedding) };
+                        if rank == 0 { (embedding, head) } else { (head, embedding) };
                     hold(first, held.0);
                     hold(second, held.1);
                 }
             } else {
-                if device == 0 {
+                if rank == 0 {
                     hold(embedding, held.0);
                 }
-                if device == self.head_device() {
+                if rank == self.head_rank() {
                     hold(head, held.1);
                 }
             }
@@ -222,7 +216,7 @@ impl ListedBound<'_> {
         self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
     }
 
-    fn leanest_fits(&self, candidates: &ListedCuts, device: &Device, free: f64) -> bool {
+    fn leanest_fits(&self, candidates: &ListedCuts, rank: &RankChunks, free: f64) -> bool {
         let options = self.spec.options();
         let leanest = |kind: &KindCost| {
             options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
@@ -231,7 +225,7 @@ impl ListedBound<'_> {
             let layers = self.work.kinds.iter().zip(&alike.layers);
             held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
         };
-        let alike = device.alike.iter().zip(candidates.held_on(device));
+        let alike = rank.alike.iter().zip(candidates.held_on(rank));
         alike.map(of).sum::<f64>() * self.scale() <= free
     }
 
@@ -241,16 +235,16 @@ impl ListedBound<'_> {
     fn any_split_s(
         &self,
         candidates: &ListedCuts,
-        device: &Device,
+        rank: &RankChunks,
         knapsack: &RecomputeKnapsack,
         (most_held, free): (f64, f64),
     ) -> f64 {
-        let first_s = knapsack.at_first(&device.layers).0;
+        let first_s = knapsack.at_first(&rank.layers).0;
         let of = |(alike, held): (&ChunkGroup, &f64)| held * knapsack.at_first(&alike.layers).1;
-        let alike = device.alike.iter().zip(candidates.held_on(device));
+        let alike = rank.alike.iter().zip(candidates.held_on(rank));
         let held = alike.map(of).sum::<f64>() * self.scale();
         let excess = (held - free) / (most_held * self.scale());
-        if excess <= 0.0 { first_s } else { knapsack.saving_s(&device.layers, first_s, excess) }
+        if excess <= 0.0 { first_s } else { knapsack.saving_s(&rank.layers, first_s, excess) }
     }
 
     /// Recomputation on the lowest rung at which a rank fits, s, at one moment that every execution
@@ -258,24 +252,23 @@ impl ListedBound<'_> {
     fn ladder_s(
         &self,
         candidates: &ListedCuts,
-        device: &Device,
+        rank: &RankChunks,
         order: LadderOrder,
         free: f64,
     ) -> f64 {
-        let ladder = RecomputeLadder::new(order, self.spec.recompute, device.longest);
-        let rung = ladder.least(|rung| self.device_bytes(candidates, device, ladder, rung) <= free);
+        let ladder = RecomputeLadder::new(order, self.spec.recompute, rank.longest);
+        let rung = ladder.least(|rung| self.held_bytes(candidates, rank, ladder, rung) <= free);
         let Some(rung) = rung else { return f64::INFINITY };
-        device
-            .alike
+        rank.alike
             .iter()
             .map(|alike| alike.chunks * self.stage_s(ladder, rung, &alike.layers))
             .sum()
     }
 
-    fn device_bytes(
+    fn held_bytes(
         &self,
         candidates: &ListedCuts,
-        device: &Device,
+        rank: &RankChunks,
         ladder: RecomputeLadder,
         rung: usize,
     ) -> f64 {
@@ -283,7 +276,7 @@ impl ListedBound<'_> {
             let (each, buffer) = self.stage_bytes(ladder, rung, &alike.layers);
             held * self.scale() * each + alike.chunks * buffer
         };
-        device.alike.iter().zip(candidates.held_on(device)).map(of).sum()
+        rank.alike.iter().zip(candidates.held_on(rank)).map(of).sum()
     }
 
     /// Activation bytes of a micro-batch in a stage, and the bytes of its recompute buffer.
@@ -313,7 +306,7 @@ impl ListedBound<'_> {
         &self,
         candidates: &ListedCuts,
         candidate: &Shape,
-        devices: impl Iterator<Item = usize>,
+        ranks: impl Iterator<Item = usize>,
         limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
@@ -324,9 +317,9 @@ impl ListedBound<'_> {
             return self.milestone_rows_s(candidates, candidate, limit_s, recompute_s);
         }
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
-        for device in devices {
-            let own_s = recompute_s(device);
-            longest_s = longest_s.max(self.row_s(candidate, device, own_s));
+        for rank in ranks {
+            let own_s = recompute_s(rank);
+            longest_s = longest_s.max(self.row_s(candidate, rank, own_s));
             if longest_s >= limit_s {
                 return longest_s;
             }
@@ -335,7 +328,7 @@ impl ListedBound<'_> {
         let latency_s = self.spec.boundaries() as f64 * self.spec.round_trip_s();
         let total_s = self.whole_s() + recomputing_s;
         let way_s = total_s + latency_s + self.others_s(candidate, total_s);
-        let params = params_of(self.work, &candidate.devices[0].layers);
+        let params = params_of(self.work, &candidate.ranks[0].layers);
         let tail_s = self.state.tail_of_s(params, self.spec.chunks);
         longest_s.max(way_s) + tail_s
     }
@@ -350,34 +343,34 @@ impl ListedBound<'_> {
     ) -> f64 {
         let spec = self.spec;
         // A rank runs all its passes, however long it waits for them.
-        let head = self.head_device();
-        for device in [candidate.fullest, 0, head] {
-            let layers_s = load_s(self.work, &candidate.devices[device].layers);
+        let head = self.head_rank();
+        for rank in [candidate.fullest, 0, head] {
+            let layers_s = load_s(self.work, &candidate.ranks[rank].layers);
             let ends = [(0, &self.work.embedding), (head, &self.work.head)];
-            let here = ends.iter().filter(|(at, _)| *at == device && spec.passes.is_none());
+            let here = ends.iter().filter(|(at, _)| *at == rank && spec.passes.is_none());
             let ends_s: f64 = here.map(|(_, end)| end.load_s()).sum();
-            let own_s = spec.m() * (layers_s + ends_s + recompute_s(device) + spec.passes_s());
+            let own_s = spec.m() * (layers_s + ends_s + recompute_s(rank) + spec.passes_s());
             if own_s >= limit_s {
                 return own_s;
             }
         }
         let path = PathSeconds::new(spec, self.work, &candidate.stages);
         let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
-        for (device, milestones) in candidates.milestones.iter().enumerate() {
-            let shared_s = recompute_s(device);
-            let stage_of = |chunk: usize| spec.layout().stage_of(spec.devices, device, chunk);
+        for (rank, milestones) in candidates.milestones.iter().enumerate() {
+            let shared_s = recompute_s(rank);
+            let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
             chunks.clear();
             chunks.extend((0..spec.chunks).map(|chunk| path.seconds[stage_of(chunk)]));
             let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: spec.passes_s() };
             let around = ArrivalTimes {
-                arrive_s: path.down_s[device],
+                arrive_s: path.down_s[rank],
                 ready_s: path.round_trip_s(0, stage_of(milestones.first_chunk)),
-                way_s: path.round_trip_s(device + 1, device) + path.link_s(device),
+                way_s: path.round_trip_s(rank + 1, rank) + path.link_s(rank),
             };
             let ends = milestones.ends(&own, &around);
-            let params = params_of(self.work, &candidate.devices[device].layers);
+            let params = params_of(self.work, &candidate.ranks[rank].layers);
             let tail_s = self.state.tail_of_s(params, spec.chunks);
-            let last_s = ends.last_backward_s + path.back_s[device];
+            let last_s = ends.last_backward_s + path.back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
             if longest_s >= limit_s {
                 return longest_s;
@@ -418,32 +411,32 @@ impl ListedBound<'_> {
     }
 
     /// The rank of the output layer.
-    fn head_device(&self) -> usize {
-        self.spec.layout().device_of(self.spec.devices, self.spec.stages() - 1)
+    fn head_rank(&self) -> usize {
+        self.spec.layout().device_of(self.spec.ranks, self.spec.stages() - 1)
     }
 
     /// The chain of one rank, s.
-    fn row_s(&self, candidate: &Shape, device: usize, recompute_s: f64) -> f64 {
+    fn row_s(&self, candidate: &Shape, rank: usize, recompute_s: f64) -> f64 {
         let (spec, work) = (self.spec, self.work);
-        let layers_s = load_s(work, &candidate.devices[device].layers);
-        let stage_of = |chunk: usize| spec.layout().stage_of(spec.devices, device, chunk);
+        let layers_s = load_s(work, &candidate.ranks[rank].layers);
+        let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
         let crossings_s: f64 = (0..spec.chunks)
             .map(|chunk| spec.crossings_s(stage_of(chunk)))
             .map(|(forward_s, backward_s)| forward_s + backward_s)
             .sum();
         let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + spec.passes_s(), 0.0);
-        let head = self.head_device();
+        let head = self.head_rank();
         let bidirectional = spec.copies() > 1;
         if spec.passes.is_none() {
             let ends = [(0, &work.embedding), (head, &work.head)];
-            let here = |at: usize| at == device || bidirectional && spec.devices - 1 - at == device;
+            let here = |at: usize| at == rank || bidirectional && spec.ranks - 1 - at == rank;
             own_s += ends.iter().filter(|end| here(end.0)).map(|end| end.1.load_s()).sum::<f64>();
-            ramp_s += if device > 0 { work.embedding.load_s() } else { 0.0 };
+            ramp_s += if rank > 0 { work.embedding.load_s() } else { 0.0 };
         }
-        if device > 0 {
-            ramp_s += load_s(work, &candidate.before[device]);
-            ramp_s += self.crossing_s() * (2 * device - 1) as f64;
-            ramp_s += spec.round_trip_s() * device as f64;
+        if rank > 0 {
+            ramp_s += load_s(work, &candidate.before[rank]);
+            ramp_s += self.crossing_s() * (2 * rank - 1) as f64;
+            ramp_s += spec.round_trip_s() * rank as f64;
         }
         // A bidirectional rank may be nearer to the other end, and separate weight gradients fill a
         // rank's waits: no ramp is certain there.
@@ -453,7 +446,7 @@ impl ListedBound<'_> {
 
     /// A blocking transfer, s.
     fn crossing_s(&self) -> f64 {
-        if self.spec.devices > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
+        if self.spec.ranks > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
     }
 
     /// One micro-batch's forward and backward over the whole model, s.

@@ -21,11 +21,11 @@ pub(super) struct PathSeconds {
 
 impl PathSeconds {
     pub fn new(spec: &PipelineSpec, work: &MicroBatchCost, stages: &[Counts]) -> Self {
-        let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.devices > 1);
+        let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.ranks > 1);
         // At the turn of a V both stages lie on the same rank.
-        let turn = (spec.layout() == StageLayout::V).then_some(spec.devices - 1);
+        let turn = (spec.layout() == StageLayout::V).then_some(spec.ranks - 1);
         let transfer_s = |stage: usize| {
-            let crosses = spec.devices > 1 && stage + 1 < stages.len() && turn != Some(stage);
+            let crosses = spec.ranks > 1 && stage + 1 < stages.len() && turn != Some(stage);
             if crosses { spec.transfer_s } else { 0.0 }
         };
         let more = stages.len() + 1;

@@ -201,7 +201,7 @@ impl Worker<'_> {
     pub(super) fn bare_spec(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
         PipelineSpec {
             schedule: d.schedule,
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             transfer_s,
@@ -376,7 +376,7 @@ impl Worker<'_> {
         let first_s = knapsack.at_first(&work.counts).0;
         let vocab_s = spec.m() * spec.passes_s();
         let mean_s =
-            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.devices as f64 + vocab_s;
+            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.ranks as f64 + vocab_s;
         let mut least_s = f64::INFINITY;
         for overhead in overheads.iter() {
             if mean_s(first_s) + overhead.added_s >= least_s {
@@ -384,9 +384,8 @@ impl Worker<'_> {
             }
             if closed::least_bytes(spec, work, overhead.bytes) <= budget * (1.0 + 1e-9) {
                 let spent_s = inputs.recompute_s(&knapsack, overhead.bytes, budget);
-                let device_s =
-                    (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
-                least_s = least_s.min(device_s);
+                let rank_s = (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
+                least_s = least_s.min(rank_s);
             }
         }
         self.with_overheads_s(least_s / slack)
@@ -480,7 +479,7 @@ impl Worker<'_> {
         if spec.is_known_unmade() || spec.passes.is_some() {
             return None;
         }
-        let key = (list, spec.layout(), spec.devices, spec.micro_batches, spec.chunks);
+        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks);
         if let Some(known) = self.any_order_candidates.get(&key) {
             return Some(Rc::clone(known));
         }
@@ -502,9 +501,9 @@ impl Worker<'_> {
     }
 
     fn shapes(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<Shapes> {
-        let PipelineSpec { devices, chunks, vocab, .. } = *spec;
+        let PipelineSpec { ranks, chunks, vocab, .. } = *spec;
         let cache = &self.cache;
-        let key = (list, devices, chunks, spec.layout(), vocab.over_pipeline());
+        let key = (list, ranks, chunks, spec.layout(), vocab.over_pipeline());
         let shapes = self.shapes.entry(key).or_insert_with(|| {
             let ranges = cache.listed_ranges(list, spec.stages(), vocab);
             Rc::new(Shapes::new(&cache.layers, spec, ranges))

@@ -101,7 +101,7 @@ impl SearchNode {
 /// fraction of the best candidate's time: moving layers rarely gains more.
 pub(super) const SLACK: f64 = 0.01;
 
-/// How far an item is decided.
+/// How far a search node is decided.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
     /// All but the expert split and what follows it.
@@ -283,9 +283,9 @@ impl<'a> Worker<'a> {
         let least = least_recompute(self.task);
         let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
         let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
-        let device_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let rank_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
         let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
-        self.with_overheads_s((d.micro_batches as f64 * device_s).max(way_s))
+        self.with_overheads_s((d.micro_batches as f64 * rank_s).max(way_s))
     }
 
     /// Bounds of contexts over all their expert splits, with overheads, s.

@@ -139,7 +139,7 @@ impl Worker<'_> {
         work: &MicroBatchCost,
         view: &StateView,
     ) -> f64 {
-        let p = spec.devices as f64;
+        let p = spec.ranks as f64;
         let mean = mean_params(spec, work);
         let first = spec.options()[0];
         let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
@@ -354,7 +354,7 @@ fn offer(
 
 /// Parameters of the layers of a rank, on average.
 fn mean_params(spec: &PipelineSpec, work: &MicroBatchCost) -> LocalParams {
-    work.params() * (spec.copies() as f64 / spec.devices as f64)
+    work.params() * (spec.copies() as f64 / spec.ranks as f64)
 }
 
 /// Parameters of all layers.
