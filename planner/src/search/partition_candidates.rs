@@ -2,17 +2,17 @@
 //! price in full. A placement is a partition with a recompute split for every stage.
 //!
 //! - At most [`FEW_CUTS`] ways to cut the layers into stages: all of them. Each is priced with
-//!   every recompute split, which the integer program decides. Bidirectional pipelines use the rungs of
-//!   the recompute ladder instead: their two stages have few cuts at any depth, and the integer
-//!   programs would take minutes.
+//!   every recompute split, which the integer program decides. Bidirectional pipelines use the
+//!   rungs of the recompute ladder instead: their two stages have few cuts at any depth, and the
+//!   integer programs would take minutes.
 //! - More than that: a family. Chunks are as even as possible, except that the first and the last
 //!   stage, which also hold the vocabulary layers, may have up to [`LIGHTER`] layers fewer, or as
 //!   many as the min–max rule of layer redistribution gives them. Every rank recomputes on the
 //!   lowest rung of a ladder ([`crate::pricing::recompute_ladder`]) that fits.
 //!
-//! Within the candidates the search is exact. From the best of a family, [`super::local_search`]
+//! Within the candidates the search is exact. From the best of a family, `super::local_search`
 //! goes on to other partitions. With one chunk per rank every contiguous partition and recompute
-//! split is open, and the integer program decides ([`super::partition_problem`]).
+//! split is open, and the integer program decides (`super::partition_problem`).
 //!
 //! [`FEW_CUTS`]: crate::pricing::listed_cuts::FEW_CUTS
 //! [`LIGHTER`]: crate::pricing::listed_cuts::LIGHTER

@@ -1,10 +1,10 @@
 //! The cost model against measurements.
 //!
 //! - **Validation** (`plan validate`) predicts published measurements and scores the errors:
-//!   [`row`] reads a measurement, [`mod@setup`] makes it a pinned configuration on the cluster it ran
-//!   on, [`predict_all`] prices that. [`score`] compares times and memory, [`ranking`] the order of
-//!   configurations, [`memory_limit`] what fits, and [`claims`] checks comparisons that papers
-//!   make.
+//!   [`row`] reads a measurement, [`mod@setup`] makes it a pinned configuration on the cluster it
+//!   ran on, [`predict_all`] prices that. [`score`] compares times and memory, [`ranking`] the
+//!   order of configurations, [`memory_limit`] what fits, and [`claims`] checks comparisons that
+//!   papers make.
 //! - **Fitting** ([`mod@fit`], `cargo run --example fit`) fits the constants of software
 //!   generations and devices that no table measures to the same measurements, cross-validates the
 //!   fit, and writes the constants and error bands into the shipped files.

@@ -127,7 +127,7 @@ impl ListedCuts {
         pipeline: impl FnOnce() -> Arc<Pipeline>,
     ) -> Self {
         let spec = PipelineSpec { micro_batches: Self::key(spec).3, ..*spec };
-        if spec.is_known_unmade() {
+        if spec.is_known_without_order() {
             let counted = (0..spec.ranks).filter_map(|rank| spec.counted_milestones(rank));
             let counted = counted.collect();
             return Self::with(&spec, shapes, &held_by(&spec), counted);

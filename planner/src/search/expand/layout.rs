@@ -279,7 +279,8 @@ impl Worker<'_> {
         }
         let (spec, work) = self.spec(parallel, d);
         // Orders of passes that would have to be generated are left out here.
-        let list = CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_unmade());
+        let list =
+            CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_without_order());
         let slack = list.map_or(1.0, |list| self.slack(list, &spec));
         let candidates = list.map(|list| self.candidates(list, &spec));
         let inputs =
@@ -476,7 +477,7 @@ impl Worker<'_> {
         list: CutList,
         spec: &PipelineSpec,
     ) -> Option<Rc<ListedCuts>> {
-        if spec.is_known_unmade() || spec.passes.is_some() {
+        if spec.is_known_without_order() || spec.passes.is_some() {
             return None;
         }
         let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks);

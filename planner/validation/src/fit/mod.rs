@@ -2,8 +2,8 @@
 //! runs.
 //!
 //! A constant belongs to a software generation or a device, never to a model or a row, and has a
-//! prior ([`mod@knobs`]). `cargo run --release -p meshwright-validation --example fit` runs the whole
-//! fit.
+//! prior ([`mod@knobs`]). `cargo run --release -p meshwright-validation --example fit` runs the
+//! whole fit.
 
 pub mod knobs;
 pub(super) mod solve;
