@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_with_everything_recomputed_costs_that_and_no_less() {
+    fn what_fits_only_fully_recomputed_costs_full_recomputation() {
         let knapsack = RecomputeKnapsack::new(&[kind()], &[0, 1, 2]);
         assert_eq!(knapsack.least_s(&[4], 2.0, 80.0), 0.0);
         assert!((knapsack.least_s(&[4], 2.0, 4.0 + 8.0) - 4.0).abs() < 1e-9);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_may_be_recomputed_what_does_not_fit_never_does() {
+    fn without_recompute_options_excess_bytes_never_fit() {
         let knapsack = RecomputeKnapsack::new(&[kind()], &[0]);
         assert_eq!(knapsack.least_s(&[4], 2.0, 80.0), 0.0);
         assert_eq!(knapsack.least_s(&[4], 2.0, 79.0), f64::INFINITY);

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_be_in_flight_is_no_more_than_what_is() {
+    fn counted_micro_batches_in_flight_are_a_lower_bound() {
         let mut least = 0;
         let plain = |schedule| (schedule, Vocab::Tensor);
         let over = [Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2, Vocab::Interlaced];
