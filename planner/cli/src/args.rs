@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line. Doc comments of flags and commands are the help texts that `--help` prints.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::decisions::Decision;
@@ -55,7 +55,7 @@ pub enum Command {
 #[derive(Args, Debug)]
 pub struct RequestArgs {
     /// Model: a file, a shipped name, a Hugging Face config.json, or - for standard input
-    // An option, though required, because a subcommand takes its place.
+    // `Option` although required, because a subcommand needs none (`subcommand_negates_reqs`).
     #[arg(long, value_name = "FILE|NAME|-", required = true)]
     pub model: Option<String>,
     /// GPUs
@@ -122,8 +122,8 @@ pub struct PlanArgs {
     /// What to make least: time, or (to 1 %) memory on the fullest rank
     #[arg(long, value_enum, default_value_t = Objective::Time)]
     pub objective: Objective,
-    /// Alternatives to search for and print: the best of other tp and pp, and of other schedules, and what
-    /// more memory would buy
+    /// Alternatives to search for and print: the best of other tp and pp, and of other schedules,
+    /// and what more memory would buy
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
     /// Look for a faster order of passes than any schedule's, where devices have one chunk
@@ -177,7 +177,8 @@ pub struct CheckArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// The cluster it was made for, a file or a shipped name [default: the shipped one of the plan's name]
+    /// The cluster it was made for, a file or a shipped name [default: the shipped one of the
+    /// plan's name]
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
     /// Print JSON
@@ -202,8 +203,8 @@ pub struct DiffArgs {
 /// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v,
-    /// v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto,
+    /// interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Pipeline devices
@@ -212,7 +213,8 @@ pub struct ScheduleArgs {
     /// Micro-batches an iteration
     #[arg(long, value_name = "M")]
     pub micro_batches: usize,
-    /// Another schedule to hold it against: both timelines, where each device's time goes, and where the faster gains
+    /// Another schedule to hold it against: both timelines, where each device's time goes, and
+    /// where the faster gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
     /// Chunks a device [default: the fewest the schedule has]
@@ -239,7 +241,8 @@ pub struct ScheduleArgs {
     /// Activations that W frees, for zb_auto [default: 1]
     #[arg(long, value_name = "MB")]
     pub act_w: Option<f64>,
-    /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each stage]
+    /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each
+    /// stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
     /// Look for the shortest order of zb_auto by an integer program: of makespan or stage time
@@ -248,7 +251,8 @@ pub struct ScheduleArgs {
     /// Seconds for it [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "optimal")]
     pub time_limit: Option<f64>,
-    /// Split the output layer over the devices: parallel_naive, parallel_1, parallel_2 or interlaced
+    /// Split the output layer over the devices: parallel_naive, parallel_1, parallel_2 or
+    /// interlaced
     #[arg(long, value_name = "NAME")]
     pub vocab: Option<String>,
     /// First vocabulary pass [default: 0.25]
@@ -302,10 +306,12 @@ pub struct GenerateArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// Folder for the trainer: a new or an empty one, or a trainer's, whose generated files are replaced
+    /// Folder for the trainer: a new or an empty one, or a trainer's, whose generated files are
+    /// replaced
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
-    /// The runtime it links with: a folder or a git URL [default: the one this program was built beside]
+    /// The runtime it links with: a folder or a git URL [default: the one this program was built
+    /// beside]
     #[arg(long, value_name = "PATH|GIT")]
     pub runtime: Option<String>,
 }
@@ -325,7 +331,8 @@ pub struct LaunchArgs {
     /// Processes, as many as the plan has ranks: on this machine, over TCP, unless MPI starts them
     #[arg(short = 'n', value_name = "N", conflicts_with = "local", value_parser = clap::value_parser!(u64).range(1..))]
     pub processes: Option<u64>,
-    /// On an NVIDIA GPU, which all ranks of one process share; with -n each process has a GPU of its own, over NCCL
+    /// On an NVIDIA GPU, which all ranks of one process share; with -n each process has a GPU of
+    /// its own, over NCCL
     #[arg(long)]
     pub gpu: bool,
     /// The trainer's own flags
@@ -336,7 +343,8 @@ pub struct LaunchArgs {
 /// `plan calibrate`.
 #[derive(Args, Debug)]
 pub struct CalibrateArgs {
-    /// The cluster whose other figures stay: laptop, or a file made of it; with --gpu one that has this GPU
+    /// The cluster whose other figures stay: laptop, or a file made of it; with --gpu one that has
+    /// this GPU
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: String,
     /// Measure the GPU instead of the processor

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use validation::calibrate::{calibrated, gpu, yaml};
 
-/// Measures this machine, or its GPU, and writes its cluster.
+/// Measures this machine, or its GPU, and writes a cluster file for it.
 pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let base = read_cluster(&args.cluster)?;
     for (path, what) in [(&args.output, Written::Cluster), (&args.steps, Written::Steps)] {
@@ -28,9 +28,9 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let ranks = args.gpus.unwrap_or(cores);
-    if ranks == 0 || ranks > MOST_RANKS {
+    if ranks == 0 || ranks > MAX_RANKS {
         let message = format!("--gpus cannot be {ranks}");
-        return Err(InputError::new(message).help(format!("valid: 1 to {MOST_RANKS}")).into());
+        return Err(InputError::new(message).help(format!("valid: 1 to {MAX_RANKS}")).into());
     }
     let measured = measure(args.runtime.as_deref().unwrap_or(Path::new(OWN_RUNTIME)), ranks)?;
     let cluster = calibrated(&base, &measured)?;
@@ -48,12 +48,12 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a cluster file that could not be read again: what was measured is beyond what any machine does.
+/// Refuses a cluster file that could not be read back: its figures are beyond any machine.
 fn readable(text: &str) -> Result<(), InputError> {
     cluster::read(&Source::from_bytes("measured cluster", text.as_bytes().to_vec())?).map(drop)
 }
 
-/// Measures a GPU, or takes what was measured of one elsewhere.
+/// Measures a GPU, or reads what was measured on another machine.
 fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
     if base.any_gpu_count {
         let message = format!("the ranks of {} are threads of a processor", base.name);
@@ -97,7 +97,7 @@ fn read_measured(path: &Path) -> Result<MeasuredGpu, Failure> {
     })
 }
 
-/// Builds the runtime's program for GPUs and runs it.
+/// Builds the runtime's measuring program for GPUs and runs it.
 fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
     let file = std::env::temp_dir().join(format!("gpu-measured-{}.json", std::process::id()));
     let mut command = measuring(runtime, "measure-gpu", &["--features", "cuda"]);
@@ -112,7 +112,7 @@ fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
     measured
 }
 
-/// Cargo, which builds and runs a program of the runtime.
+/// A cargo command that builds and runs a program of the runtime.
 fn measuring(runtime: &Path, program: &str, features: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["run", "--release", "--quiet", "--locked", "--bin", program]).args(features);
@@ -126,10 +126,10 @@ fn no_cargo(error: &std::io::Error) -> Failure {
         .into()
 }
 
-/// More threads than this tell nothing of a machine.
-const MOST_RANKS: u64 = 256;
+/// More threads than this say nothing about a machine.
+const MAX_RANKS: u64 = 256;
 
-/// Builds and runs the runtime's own program, since nothing here knows how a kernel is called.
+/// Builds and runs the runtime's measuring program: only the runtime knows how to call its kernels.
 fn measure(runtime: &Path, ranks: u64) -> Result<Measured, Failure> {
     let mut command = measuring(runtime, "measure", &[]);
     command.args(["--ranks", &ranks.to_string()]);

@@ -1,4 +1,4 @@
-//! `plan check` and `plan diff`: commands about plans that exist.
+//! `plan check` and `plan diff`: commands on existing plans.
 
 use crate::args::{CheckArgs, DiffArgs};
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ pub fn read(path: &Path) -> Result<Plan, InputError> {
     Plan::read(&Source::open(path)?)
 }
 
-/// Reads a plan and refuses one that does not work out.
+/// Reads a plan and refuses one that `plan check` would refuse.
 pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
     let plan = read(path)?;
     match check(&plan).first() {
@@ -32,7 +32,7 @@ pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
     }
 }
 
-/// Checks a plan; exit code 2 if anything is wrong.
+/// Checks a plan; exit code 2 if anything is wrong with it.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let plan = read(&args.plan)?;
     let found = checked(&plan, args.cluster.as_deref())?;
@@ -89,7 +89,7 @@ fn as_text(path: &Path, plan: &Plan, found: &Checked) -> String {
     format!("{path} works out: {}\n", priced_words(plan, found)) + &unverified()
 }
 
-/// How far prices bear a plan out that has no violation.
+/// The verdict on a valid plan, by how far its prices could be checked.
 fn priced_words(plan: &Plan, found: &Checked) -> String {
     let version = found.other_version.as_deref().unwrap_or_default();
     match (&found.prices, found.prices.moved()) {
@@ -116,7 +116,7 @@ fn unverified() -> String {
     format!("not verified: {}\n", parts.join(", "))
 }
 
-/// Says where two plans differ.
+/// Prints where two plans differ.
 pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
     let (a, b) = (read(&args.a)?, read(&args.b)?);
     let changes = changes(&serde_json::to_value(&a)?, &serde_json::to_value(&b)?);

@@ -1,4 +1,5 @@
-//! The processes that `plan launch` starts: its signals reach them, and they end with it, however it ends.
+//! The processes that `plan launch` starts. They get its signals, and they end when it ends,
+//! however it ends.
 
 use crate::failure::Failure;
 use models::input::InputError;
@@ -7,22 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Tells a trainer to end when its standard input does, whose other end this process holds.
+/// Tells a trainer to end when its standard input is closed. This process holds the other end of
+/// the pipe.
 const ENDS_WITH_INPUT: (&str, &str) = ("MESHWRIGHT_ENDS_WITH_STDIN", "1");
 
-/// How long the others may go on where one has failed: they learn of it, and say so.
+/// How long the other processes may go on after one has failed: enough to notice and report it.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// How long a process may take to end at once.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// How long processes may take to end after a second signal.
+const KILL_AFTER: Duration = Duration::from_secs(5);
 
-/// The exit code of a run that somebody ended.
+/// The exit code of an interrupted run.
 const INTERRUPTED: u8 = 130;
 
-/// How often the processes are looked at.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How often this process was asked to end.
+/// Counts the signals that asked this process to end.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<AtomicUsize>);
 
@@ -44,22 +46,23 @@ impl Asked {
 }
 
 /// Starts a process.
-pub fn started(command: &mut Command, what: &str, help: &str) -> Result<Child, Failure> {
+pub fn start(command: &mut Command, what: &str, help: &str) -> Result<Child, Failure> {
     command
         .spawn()
         .map_err(|error| InputError::new(format!("cannot run {what}: {error}")).help(help).into())
 }
 
-/// Runs processes to their end, and ends the others some time after one has failed: gives the first failure's exit code.
-/// Each signal to this process is passed on to them once: the first lets them end as they see fit, the second at once.
-pub fn together(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), Failure> {
+/// Runs processes to their end, and returns the first failure's exit code. After a failure the
+/// others are killed when the grace period is over. Each signal to this process is passed on once:
+/// the first lets the trainers end in their own way, the second ends them at once.
+pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), Failure> {
     let mut running = Vec::with_capacity(commands.len());
     for mut command in commands {
         let what = command.get_program().to_string_lossy().into_owned();
-        // The pipe is closed when this process ends, even where nothing can be passed on any more.
+        // The pipe closes when this process ends, even if it is killed.
         command.env(ENDS_WITH_INPUT.0, ENDS_WITH_INPUT.1).stdin(Stdio::piped());
-        apart(&mut command);
-        running.push(started(&mut command, &what, help)?);
+        in_own_group(&mut command);
+        running.push(start(&mut command, &what, help)?);
     }
     let (mut passed_on, mut last_signal, mut failed) = (0, None, None);
     let mut first_code = 0;
@@ -83,8 +86,8 @@ pub fn together(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(),
             }
         }
         let over = |since: Option<Instant>, limit| since.is_some_and(|t| t.elapsed() > limit);
-        if over(failed, GRACE) || (passed_on > 1 && over(last_signal, AT_ONCE)) {
-            // One that has ended meanwhile is as good as ended here.
+        if over(failed, GRACE) || (passed_on > 1 && over(last_signal, KILL_AFTER)) {
+            // Killing fails if the process has just ended, which is fine.
             still.iter_mut().for_each(|child| drop(child.kill()));
         }
         running = still;
@@ -96,8 +99,8 @@ pub fn together(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(),
     }
 }
 
-/// The trainer's own exit code. One that a signal ended has the shell's, 128 and the signal, or where it was passed on,
-/// that of an interrupted run.
+/// The trainer's own exit code. For a process ended by a signal it is that of a shell, 128 plus the
+/// signal, or that of an interrupted run if this process passed the signal on.
 fn exit_code(status: ExitStatus, interrupted: bool) -> u8 {
     #[cfg(unix)]
     let signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);
@@ -109,25 +112,26 @@ fn exit_code(status: ExitStatus, interrupted: bool) -> u8 {
     }
 }
 
-/// A terminal's Ctrl-C reaches all of a group: in one of its own a process gets it from here alone, and once.
+/// Puts the process into a group of its own. Ctrl-C reaches a terminal's whole process group, and
+/// the process would get it twice.
 #[cfg(unix)]
-fn apart(command: &mut Command) {
+fn in_own_group(command: &mut Command) {
     std::os::unix::process::CommandExt::process_group(command, 0);
 }
 
 #[cfg(not(unix))]
-fn apart(_: &mut Command) {}
+fn in_own_group(_: &mut Command) {}
 
 /// Asks a process to end.
 #[cfg(unix)]
 fn ask(child: &mut Child) {
     use rustix::process::{Pid, Signal, kill_process};
-    // It may have ended meanwhile.
+    // It may have ended in the meantime.
     let _ended = kill_process(Pid::from_child(child), Signal::TERM);
 }
 
 #[cfg(not(unix))]
 fn ask(child: &mut Child) {
-    // It may have ended meanwhile.
+    // It may have ended in the meantime.
     let _ended = child.kill();
 }

@@ -13,7 +13,7 @@ use planner::request::Request;
 use planner::request::flags::request_of;
 use serde_json::json;
 
-/// Says why a plan is what it is.
+/// Prints why a plan is what it is.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
     let request = request_of(&plan, args.cluster.as_deref())?;

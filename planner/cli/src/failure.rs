@@ -1,28 +1,28 @@
-//! Why a command ended early, and with which exit code.
+//! Why a command ended early, and its exit code.
 
 use models::input::InputError;
 use models::text::shown_lines;
 use std::fmt;
 
-/// Errors name who must act.
+/// A failure, by who has to act.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user: exit code 2.
+    /// The user has to correct the input: exit code 2.
     Input(InputError),
     /// Nothing fits: exit code 3.
     Infeasible(String),
-    /// A check found something: exit code 2, said already.
+    /// A check failed and has printed what it found: exit code 2.
     Refused,
-    /// The user, by Ctrl-C; what was known is printed: exit code 130.
+    /// The user interrupted the command, which has printed what it knew: exit code 130.
     Interrupted(&'static str),
-    /// A trainer that said what went wrong: its own exit code.
+    /// A trainer failed and has printed why: its own exit code.
     Trainer(u8),
-    /// Us: exit code 1.
+    /// A bug in Meshwright: exit code 1.
     Bug(anyhow::Error),
 }
 
 impl Failure {
-    /// The process's exit code.
+    /// The exit code of the process.
     pub fn code(&self) -> u8 {
         match self {
             Self::Bug(_) => 1,

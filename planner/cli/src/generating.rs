@@ -24,7 +24,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     for path in files.keys() {
         no_link(&args.output, Path::new(path))?;
     }
-    // The file by which the folder is known again comes first.
+    // The file by which the folder is recognized is written first.
     let (known_by, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| **path == MANIFEST);
     for (path, text) in known_by.into_iter().chain(others) {
@@ -38,10 +38,10 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     ))
 }
 
-/// The file by whose first line a trainer's folder is known.
+/// The file whose first line marks a folder as a generated trainer's.
 const MANIFEST: &str = "Cargo.toml";
 
-/// Refuses a folder that has files of somebody else: it may be missing, empty, or a trainer made by this command.
+/// Refuses a folder with other files: it may be missing, empty, or hold a generated trainer.
 fn may_hold_a_trainer(folder: &Path) -> Result<(), InputError> {
     let name = folder.display();
     let refused = |message: String| {
@@ -64,7 +64,8 @@ fn may_hold_a_trainer(folder: &Path) -> Result<(), InputError> {
     refused(format!("{name} has files that `plan generate` did not make"))
 }
 
-/// Whether a manifest's first line is the one that generated manifests have: `# Written by TOOL from plan HASH.`
+/// Whether a manifest begins with the first line of generated manifests, `# Written by TOOL from
+/// plan HASH.`
 fn is_trainer(manifest: &Path) -> bool {
     let regular = fs::symlink_metadata(manifest).is_ok_and(|found| found.is_file());
     let hash = |line: &str| {
@@ -77,7 +78,7 @@ fn is_trainer(manifest: &Path) -> bool {
     hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// Refuses to write a file by way of a symbolic link inside the folder, which would end elsewhere.
+/// Refuses to write through a symbolic link inside the folder, which may lead out of it.
 fn no_link(folder: &Path, file: &Path) -> Result<(), InputError> {
     for part in file.ancestors().filter(|part| !part.as_os_str().is_empty()) {
         let path = folder.join(part);

@@ -1,7 +1,7 @@
 //! `plan launch`.
 
 use crate::args::LaunchArgs;
-use crate::children::{Asked, started, together};
+use crate::children::{Asked, run_all, start};
 use crate::failure::Failure;
 use models::input::{InputError, Source};
 use models::plan::Plan;
@@ -10,15 +10,16 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What mpirun is told in its environment, where flags would be one library's alone.
+/// Environment variables for mpirun. They are ignored by other MPI libraries, as flags would not
+/// be.
 const MPI: [(&str, &str); 6] = [
-    // More ranks than cores (Open MPI 4, 5).
+    // Allows more ranks than cores (Open MPI 4, 5).
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
-    // A rank may have several threads: not one core each (Open MPI 4, 5).
+    // Does not bind each rank to one core: a rank may have several threads (Open MPI 4, 5).
     ("OMPI_MCA_hwloc_base_binding_policy", "none"),
     ("PRTE_MCA_hwloc_default_binding_policy", "none"),
-    // In a container everybody is root. Whoever else is has typed this command as root.
+    // Allows root, which is the usual user inside a container.
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
 ];
@@ -39,7 +40,7 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         (false, true) => &["--features", "cuda"],
         (false, false) => &[],
     };
-    // The lock file names what this program was tested with; only what is not on this machine yet is fetched.
+    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
     let offline = [&["--offline"], features].concat();
     let built = match build(&manifest, &offline)? {
         Some(built) => Some(built),
@@ -55,13 +56,13 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         Some(processes) => (side_by_side(&trainer, processes)?, REBUILD),
         None => (vec![Command::new(trainer)], REBUILD),
     };
-    together(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
+    run_all(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
 }
 
 const MPIRUN: &str = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
 const REBUILD: &str = "build the trainer anew";
 
-/// Processes are the ranks of the plan that lies beside the trainer: said before anything is built.
+/// Checks that the number of processes is the plan's number of ranks, before anything is built.
 fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     let ranks = Plan::read(&Source::open(plan)?)?.inputs.gpus;
     if processes == ranks {
@@ -71,7 +72,7 @@ fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
 }
 
-/// The environment variable by which ranks get the token that they prove to each other.
+/// The environment variable that holds the token by which ranks authenticate each other.
 const TOKEN: &str = "MESHWRIGHT_TOKEN";
 
 /// 64 random hexadecimal digits.
@@ -81,8 +82,8 @@ fn random_token() -> Result<String, Failure> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// One process for each rank, which meet at a free port of this machine, and know each other by a token that nobody else
-/// has. They are told what torchrun would tell them.
+/// One process per rank, which meet at a free port of this machine and authenticate each other by a
+/// random token. Their environment is the one torchrun would set.
 fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
     let meeting = free.map_err(|error| Failure::Bug(error.into()))?.to_string();
@@ -100,14 +101,14 @@ fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure>
     Ok((0..processes).map(command).collect())
 }
 
-/// The program that cargo built; nothing where it does not build.
+/// The program that cargo built; `None` where the build failed.
 fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
     command.arg("--manifest-path").arg(manifest).args(more).stdout(Stdio::piped());
     let rust = "install Rust (https://rustup.rs), or put cargo on the PATH";
-    let output = started(&mut command, "cargo", rust)?.wait_with_output();
+    let output = start(&mut command, "cargo", rust)?.wait_with_output();
     let output = output.map_err(|error| Failure::Bug(error.into()))?;
     if !output.status.success() {
         return Ok(None);

@@ -9,7 +9,7 @@ use models::model::{self, ModelSpec, params};
 use planner::answer::text::{bytes, count, thousands};
 use serde_json::{Value, json};
 
-/// The shipped models.
+/// Lists the shipped models.
 pub fn models(args: &ListArgs) -> Result<(), Failure> {
     let all: Result<Vec<ModelSpec>, InputError> =
         model::shipped_names().filter_map(model::shipped).collect();
@@ -46,7 +46,7 @@ fn model_json(model: &ModelSpec) -> Value {
     })
 }
 
-/// The shipped clusters.
+/// Lists the shipped clusters.
 pub fn clusters(args: &ListArgs) -> Result<(), Failure> {
     let all: Result<Vec<ClusterSpec>, InputError> =
         cluster::shipped_names().filter_map(cluster::shipped).collect();

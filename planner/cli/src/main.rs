@@ -1,4 +1,4 @@
-//! The command `plan`.
+//! The program `plan`.
 
 mod args;
 mod calibrating;
@@ -20,7 +20,7 @@ use failure::Failure;
 use models::text::{is_hidden, shown_lines};
 use std::process::ExitCode;
 
-/// A search makes and drops millions of small lists on several threads.
+/// A search allocates and frees millions of small lists on several threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -31,8 +31,8 @@ fn main() -> ExitCode {
     ExitCode::from(failure.code())
 }
 
-/// Says how a flag was misused, or what `--help` asks for. Where an argument has hidden characters, which the message
-/// quotes, they are written out.
+/// Prints clap's message about misused flags, or the help that was asked for. Hidden characters of
+/// arguments, which the message quotes, are escaped.
 fn misused(error: &clap::Error) -> ! {
     if std::env::args_os().any(|argument| argument.to_string_lossy().contains(is_hidden)) {
         eprint!("{}", shown_lines(&error.render().to_string()));

@@ -12,8 +12,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Prints text, with hidden characters written out: names of files and what files say cannot drive a terminal. A
-/// reader that stops reading, such as `head`, is no error.
+/// Prints text with hidden characters escaped, so that file names and file contents cannot control
+/// the terminal. A closed pipe, as of `head`, is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let text = shown_lines(text);
     let mut out = io::stdout().lock();
@@ -30,7 +30,8 @@ pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     print(&(escaped(&serde_json::to_string_pretty(value)?) + "\n"))
 }
 
-/// JSON whose strings have their hidden characters as `\u` and digits; between strings there are none but ends of lines.
+/// Escapes hidden characters in strings of JSON as `\u` and digits. Between strings, pretty-printed
+/// JSON has none but newlines.
 fn escaped(json: &str) -> Cow<'_, str> {
     let hidden = |c: char| is_hidden(c) && c != '\n';
     if !json.contains(hidden) {
@@ -49,7 +50,7 @@ fn escaped(json: &str) -> Cow<'_, str> {
     Cow::Owned(all)
 }
 
-/// What the program writes into a file that the user names, and replaces there.
+/// A kind of file that the program writes to a path of the user's, and may overwrite there.
 #[derive(Clone, Copy, Debug)]
 pub enum Written {
     /// `plan -o`.
@@ -69,7 +70,7 @@ impl Written {
         }
     }
 
-    /// Whether the program wrote this text: by the keys that each of its files has.
+    /// Whether the program wrote this text: it has the keys that each such file has.
     fn is(self, source: &Source) -> bool {
         let calibrated = || source.text().starts_with("# Measured by `plan calibrate");
         match self {
@@ -81,7 +82,7 @@ impl Written {
     }
 }
 
-/// Keys of every plan, whatever version wrote it.
+/// Keys of every plan, of any version.
 #[derive(Deserialize)]
 struct PlanLike {
     tool: String,
@@ -95,7 +96,7 @@ struct PlanLike {
     _stages: IgnoredAny,
 }
 
-/// Keys of every cluster.
+/// Keys of every cluster file.
 #[derive(Deserialize)]
 struct ClusterLike {
     #[serde(rename = "name")]
@@ -106,7 +107,7 @@ struct ClusterLike {
     _levels: IgnoredAny,
 }
 
-/// Keys of a training step, measured and predicted.
+/// Keys of every measured and predicted training step.
 #[derive(Deserialize)]
 struct StepLike {
     #[serde(rename = "model")]
@@ -117,10 +118,11 @@ struct StepLike {
     _predicted_s: f64,
 }
 
-/// Refuses to write where something else is: nothing may be there, an empty file, or what the program itself wrote.
+/// Refuses to overwrite other files: the path may be free, an empty file, or a file of the same
+/// kind that the program wrote.
 ///
 /// # Errors
-/// The folder does not exist; a file of anything else, a symbolic link, or no regular file.
+/// The folder does not exist, or the path is another file, a symbolic link, or not a regular file.
 pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
     let name = path.display();
     let kind = match fs::symlink_metadata(path) {
@@ -145,7 +147,7 @@ pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
     Err(InputError::new(message).help("give another name, or remove the file first"))
 }
 
-/// The folder of a file to be written.
+/// The folder in which a file is to be written.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -165,14 +167,14 @@ fn cannot_write(path: &Path, error: &io::Error) -> InputError {
         .help("give a file in a folder that you may write to")
 }
 
-/// Writes a file that the user named, where it [`may_write`].
+/// Writes a file at a path of the user's, if [`may_write`] allows it.
 pub fn write(path: &Path, what: Written, text: &str) -> Result<(), InputError> {
     may_write(path, what)?;
     replace(path, text)
 }
 
-/// Writes a file whole or not at all: under another name first. What was there is replaced; a symbolic link, too, and
-/// not what it leads to.
+/// Replaces a file atomically, by a temporary file that is renamed. A symbolic link is replaced
+/// itself, not its target.
 pub fn replace(path: &Path, text: &str) -> Result<(), InputError> {
     let temporary = folder_of(path).join(format!(".meshwright-{}.tmp", std::process::id()));
     let renamed = create(&temporary, text).and_then(|()| fs::rename(&temporary, path));
@@ -186,22 +188,22 @@ fn create(path: &PathBuf, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// How long a search runs before it shows progress.
+/// How long a search runs before its progress is shown.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// One line on standard error while a search runs; only where that is a terminal.
+/// A progress line on standard error during a search, if that is a terminal.
 pub struct Progress {
     begun: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Nothing shown yet.
+    /// Shows nothing until the first call of [`Self::show`].
     pub fn new() -> Self {
         Self { begun: Instant::now(), bar: None }
     }
 
-    /// Shows how far a search is.
+    /// Shows how many combinations are settled.
     pub fn show(&mut self, settled: u64, all: u64) {
         if self.bar.is_none() && self.begun.elapsed() > QUIET && io::stderr().is_terminal() {
             self.bar = Some(bar(all));

@@ -32,9 +32,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let Some(mut answer) = best(&request, args.objective) else {
         return Err(nothing_fits(&request));
     };
-    possible(&answer)?;
+    refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
-    let (answer, order) = ordered(&request, answer, args)?;
+    let (answer, order) = reordered(&request, answer, args)?;
     if let Some(path) = &args.output {
         output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
     }
@@ -52,7 +52,8 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     complete(&request)
 }
 
-/// Has Ctrl-C end a request's searches with the best they know, and a second one the program.
+/// Makes Ctrl-C stop the searches of a request, which return the best they know. A second Ctrl-C
+/// ends the program.
 pub fn stop_at_interrupt(request: &Request) -> Result<(), Failure> {
     let stop = Arc::clone(&request.stop);
     let handler = move || {
@@ -67,7 +68,7 @@ fn is_stopped(request: &Request) -> bool {
     request.stop.load(Ordering::Relaxed)
 }
 
-/// Says that an answer is what was known when the user interrupted the search.
+/// Fails if the user interrupted the search, after its best answer was printed.
 pub fn complete(request: &Request) -> Result<(), Failure> {
     if is_stopped(request) {
         let text =
@@ -77,7 +78,7 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The request, with what is to be said of its model's file said.
+/// Reads the request and prints the warnings about its model file.
 fn requested(args: &RequestArgs) -> Result<Request, InputError> {
     let request = Request::new(&args.flags())?;
     let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
@@ -87,8 +88,8 @@ fn requested(args: &RequestArgs) -> Result<Request, InputError> {
     Ok(request)
 }
 
-/// Refuses a prediction that no device can keep: figures of its cluster contradict one another.
-fn possible(answer: &Answer) -> Result<(), InputError> {
+/// Refuses an impossible prediction: the figures of the cluster file contradict each other.
+fn refuse_impossible(answer: &Answer) -> Result<(), InputError> {
     let Predicted { iteration_s, mfu, .. } = answer.plan.predicted;
     if iteration_s.is_finite() && iteration_s > 0.0 && (0.0..=1.0).contains(&mfu) {
         return Ok(());
@@ -102,8 +103,9 @@ fn possible(answer: &Answer) -> Result<(), InputError> {
         .help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
 }
 
-/// The answer in an order of its own, where one is asked for and found, and what came of it in words.
-fn ordered(
+/// The answer with an optimized order of passes, if `--order` asks for one and a faster one exists;
+/// and a line on the result.
+fn reordered(
     request: &Request,
     answer: Answer,
     args: &PlanArgs,
@@ -152,7 +154,8 @@ fn best(request: &Request, objective: Objective) -> Option<Answer> {
     Answer::new(request, outcome?)
 }
 
-/// The fastest way; one that the host's memory does not hold gives way to one without offloading.
+/// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
+/// offloading.
 fn fastest(request: &Request) -> Option<Answer> {
     let found = answer(request, &request.task())?;
     if found.feasible {
@@ -164,21 +167,23 @@ fn fastest(request: &Request) -> Option<Answer> {
     answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
 }
 
-/// Prices what is pinned, also where it does not fit. What fits without the headroom is feasible,
-/// with a warning.
+/// Prices the pinned configuration, even if it does not fit. One that fits without the headroom is
+/// feasible, with a warning.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let request = requested(&args.request)?;
     stop_at_interrupt(&request)?;
-    let whole = request.without_headroom();
-    let endless = Task { ignore_memory: true, ..whole.task() };
+    let without_headroom = request.without_headroom();
+    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
     let found = answer(&request, &request.task())
-        .or_else(|| answer(&whole, &whole.task()).filter(|_| request.headroom > 0.0))
-        .or_else(|| answer(&whole, &endless));
+        .or_else(|| {
+            answer(&without_headroom, &without_headroom.task()).filter(|_| request.headroom > 0.0)
+        })
+        .or_else(|| answer(&without_headroom, &unlimited));
     let Some(answer) = found else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
     };
-    possible(&answer)?;
+    refuse_impossible(&answer)?;
     if args.request.json {
         output::print_json(&answer.json())?;
     } else {
@@ -200,7 +205,7 @@ fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
     Answer::new(request, outcome)
 }
 
-/// Other ways that are nearly as fast; there are none to speak of where memory is what counts.
+/// Alternatives that are nearly as fast; none for `--objective memory`.
 fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alternative> {
     if args.objective == Objective::Memory {
         return vec![];
@@ -211,7 +216,7 @@ fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alte
     Asker::new(request, own_s, &mut show).alternatives(&answer.plan.decisions, args.top)
 }
 
-/// What more memory would allow.
+/// What more memory per GPU would save.
 fn binds(request: &Request, answer: &Answer) -> String {
     let mut progress = Progress::new();
     let mut show = |settled, all| progress.show(settled, all);
@@ -235,13 +240,13 @@ fn nothing_fits(request: &Request) -> Failure {
     Failure::Infeasible(explain_text::shortage(request, &found))
 }
 
-/// What to type next, as a shell takes it.
+/// Which command to run next, quoted for a shell.
 fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let Some(path) = path.map(Path::display) else {
         return line("next:", "the same with -o plan.yaml, to keep it");
     };
     let path = shell(&path.to_string());
-    // A plan names its cluster, which finds shipped ones alone.
+    // A plan holds only the name of its cluster, which is enough for shipped ones.
     let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
     let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", shell(own)));
     format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")

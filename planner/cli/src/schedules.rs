@@ -12,19 +12,19 @@ use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeli
 use serde_json::json;
 use std::time::Duration;
 
-/// Columns of a drawing.
+/// Width of a drawing in columns.
 const WIDTH: usize = 100;
 
-/// Devices that are drawn.
-const DRAWN: usize = 64;
+/// Most pipeline ranks drawn.
+const MAX_DRAWN: usize = 64;
 
-/// Most stages times micro-batches that an integer program orders: beyond, it finds nothing within minutes.
-const MOST_ORDERED: usize = 128;
+/// Most stages times micro-batches for which an integer program finds an order within minutes.
+const MAX_ORDERED: usize = 128;
 
-/// Most passes: what is simulated and listed within seconds.
-const MOST_PASSES: usize = 1 << 22;
+/// Most passes: a schedule of this size is simulated and listed within seconds.
+const MAX_PASSES: usize = 1 << 22;
 
-/// Runs a schedule by itself.
+/// Simulates a schedule by itself.
 pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
     let schedule = name(&args.name)?;
     let other = args.against.as_deref().map(name).transpose()?;
@@ -56,10 +56,10 @@ pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
     output::print(&format!("{head}\n\n{}\n{LEGEND}\n", comparison.text(PLAIN)))
 }
 
-/// Times without a unit, activations in micro-batches of a device's whole share, held to W.
+/// Times without a unit; activations held until W in micro-batches of a rank's whole share.
 const PLAIN: Units = Units { time: short, held: short };
 
-/// A run of another schedule with the same times, with as many chunks if it can have them.
+/// Another schedule simulated with the same times, and with the nearest valid number of chunks.
 fn side(request: &Request, schedule: ScheduleName) -> Result<Side, InputError> {
     let chunks = schedule.chunk_rule().nearest(request.chunks);
     let request = Request { schedule, chunks, ..*request };
@@ -68,7 +68,7 @@ fn side(request: &Request, schedule: ScheduleName) -> Result<Side, InputError> {
     Ok(Side::new(schedule, &timeline, &timeline.peak_activations_until_w))
 }
 
-/// The shortest order that an integer program finds, where it is asked for.
+/// The shortest order that an integer program finds, if `--optimal` asks for it.
 fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, InputError> {
     let Some(objective) = args.optimal.as_deref() else { return Ok(None) };
     let objective = match objective {
@@ -84,10 +84,10 @@ fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, Inpu
         return Err(InputError::new(format!("--optimal cannot order {v} chunks a device"))
             .help("it takes one: leave --chunks out"));
     }
-    if p * m > MOST_ORDERED {
+    if p * m > MAX_ORDERED {
         return Err(InputError::new(format!("--optimal cannot order {p} stages x {m} micro-batches"))
             .help(format!(
-                "stages x micro-batches may be {MOST_ORDERED} at most: the program has 3pm(m - 1)/2 choices"
+                "stages x micro-batches may be {MAX_ORDERED} at most: the program has 3pm(m - 1)/2 choices"
             )));
     }
     let seconds = time("--time-limit", args.time_limit.unwrap_or(60.0))?;
@@ -101,7 +101,7 @@ fn refused(error: &ScheduleError) -> InputError {
     InputError::new(error.to_string())
 }
 
-/// Flags become a request here; what would have no effect is refused.
+/// Builds the request. Flags without effect are refused.
 fn request(
     args: &ScheduleArgs,
     schedule: ScheduleName,
@@ -137,7 +137,7 @@ fn name(name: &str) -> Result<ScheduleName, InputError> {
     })
 }
 
-/// Flags that would change nothing are refused.
+/// Refuses flags that would have no effect.
 fn without_effect(
     args: &ScheduleArgs,
     schedule: ScheduleName,
@@ -221,14 +221,14 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
 fn within(request: &Request) -> Result<(), InputError> {
     let counts = [request.stages, request.micro_batches, request.chunks];
     let passes = counts.into_iter().try_fold(2, usize::checked_mul);
-    if passes.is_some_and(|passes| passes <= MOST_PASSES) {
+    if passes.is_some_and(|passes| passes <= MAX_PASSES) {
         return Ok(());
     }
     let [p, m, v] = counts;
     Err(InputError::new(format!(
         "--stages {p} --micro-batches {m} --chunks {v} are too many passes"
     ))
-    .help(format!("stages x micro-batches x chunks x 2 may be {MOST_PASSES} at most")))
+    .help(format!("stages x micro-batches x chunks x 2 may be {MAX_PASSES} at most")))
 }
 
 fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline, report: &Report) -> String {
@@ -250,8 +250,8 @@ fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline, report: &
 
 fn drawing(schedule: &Schedule, timeline: &Timeline) -> String {
     let lines = timeline.draw(WIDTH);
-    let mut drawn: String = lines.lines().take(DRAWN).flat_map(|line| [line, "\n"]).collect();
-    let more = schedule.devices.saturating_sub(DRAWN);
+    let mut drawn: String = lines.lines().take(MAX_DRAWN).flat_map(|line| [line, "\n"]).collect();
+    let more = schedule.devices.saturating_sub(MAX_DRAWN);
     if more > 0 {
         drawn += &format!("... {more} more devices\n");
     }
@@ -264,7 +264,7 @@ fn short(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Activations by device, the first sixteen.
+/// Activations by pipeline rank, the first sixteen.
 fn peaks(values: &[f64]) -> String {
     let shown: Vec<String> = values.iter().take(16).map(|&value| short(value)).collect();
     let more = if values.len() > 16 { " ..." } else { "" };

@@ -7,12 +7,12 @@ use planner::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use validation::claims::{Claim, claims};
-use validation::memory_limit::{Called, MemoryLimit, memory_limit};
+use validation::memory_limit::{MemoryLimit, Verdicts, memory_limit};
 use validation::ranking::{self, Pairs, Sweep, SweepScore, sweeps, vocabulary_pairs};
 use validation::score::{SourceScore, by_source, memory_by_source};
 use validation::{Predicted, predict_all, row};
 
-/// Names of rows in a line.
+/// Row names per line.
 const ROWS_A_LINE: usize = 12;
 
 /// What `--json` prints.
@@ -62,7 +62,7 @@ pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
     ))
 }
 
-/// How many rows take part, and what their errors are not.
+/// How many rows are used, and how to read their errors.
 fn counted(predicted: &[Predicted]) -> String {
     let used = predicted.iter().filter(|row| row.used).count();
     format!(
@@ -93,7 +93,7 @@ fn table(title: &str, sources: &[SourceScore]) -> String {
     text
 }
 
-/// Sweeps by source, and those whose predicted best is not the measured one.
+/// Scores of sweeps by source, and the sweeps whose predicted best is not the measured best.
 fn ranked(sweeps: &[Sweep]) -> String {
     let mut text = format!(
         "{:28} {:>6} {:>16} {:>13}\n",
@@ -126,7 +126,7 @@ fn pairs(pairs: Pairs) -> String {
     )
 }
 
-/// The confusion matrix of what fits.
+/// The confusion matrix of memory predictions.
 fn limit(found: &MemoryLimit) -> String {
     let mut text = format!(
         "{:28} {:>6} {:>12} {:>10}\n",
@@ -137,7 +137,7 @@ fn limit(found: &MemoryLimit) -> String {
         ("ran, recomputation unstated", &found.ran_recompute_unstated),
         ("out of memory", &found.out_of_memory),
     ] {
-        let Called { safe, at_edge, infeasible } = called;
+        let Verdicts { safe, at_edge, infeasible } = called;
         text += &format!("{name:28} {safe:6} {at_edge:12} {infeasible:10}\n");
     }
     for (name, rows) in [
@@ -151,7 +151,7 @@ fn limit(found: &MemoryLimit) -> String {
     text
 }
 
-/// Rows that are predicted to fit, but hardly.
+/// Rows predicted to fit within the headroom only.
 fn warned(predicted: &[Predicted]) -> String {
     let rows: Vec<&str> =
         predicted.iter().filter(|row| row.warning.is_some()).map(|row| row.id.as_str()).collect();

@@ -1,4 +1,5 @@
-//! Every figure of a plan, changed alone: `plan check` refuses it or names it as not verified.
+//! Changes every figure of a plan alone: `plan check` refuses the change or lists the figure as not
+//! verified.
 
 mod cli_common;
 
@@ -13,8 +14,8 @@ const DENSE: &str = "--model llama8b --gpus 16 --tokens 15T --set tp=2 --set pp=
                      --set zero_stage=1 --set cp=1 --set micro_batch=1";
 const MIXTURE: &str = "--model mixtral_8x7b --gpus 32 --set tp=2 --set pp=4 --set ep=4 --set etp=1 --set schedule=1f1b \
                        --set vocab=tensor --set cp=1 --set micro_batch=1";
-/// Two copies of each stage.
-const TWICE: &str =
+/// A bidirectional pipeline: two copies of each stage.
+const BIDIRECTIONAL: &str =
     "--model llama8b --gpus 16 --set schedule=dualpipe --set pp=4 --set tp=2 --set micro_batch=1";
 
 fn made(words: &str) -> Plan {
@@ -28,7 +29,7 @@ fn check(plan: &Plan) -> Checked {
     checked(plan, None).unwrap()
 }
 
-/// A JSON pointer, and what its figure becomes.
+/// A JSON pointer and how the figure there changes.
 type Edit<'a> = (&'a str, &'a dyn Fn(&Value) -> Value);
 
 /// The plan with some figures changed.
@@ -68,7 +69,7 @@ fn numbers(at: &str, value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// A number a little larger: by a thousandth, and by 2 at least where it counts something.
+/// A slightly larger number: by a thousandth, and by at least 2 for a count.
 fn nudged(value: &Value) -> Value {
     match value.as_u64() {
         Some(count) => json!(count + (count / 1000).max(2)),
@@ -83,7 +84,7 @@ fn is_asked_alone(pointer: &str) -> bool {
 
 #[test]
 fn good_plans_are_priced_the_same() {
-    for words in [DENSE, MIXTURE, TWICE] {
+    for words in [DENSE, MIXTURE, BIDIRECTIONAL] {
         let found = check(&made(words));
         assert_eq!(found.violations, [], "{words}");
         assert!(matches!(&found.prices, Prices::Again(_, moved) if moved.is_empty()), "{words}");
@@ -92,7 +93,7 @@ fn good_plans_are_priced_the_same() {
 
 #[test]
 fn every_figure_changed_alone_is_refused_or_said_to_be_unverified() {
-    for words in [DENSE, MIXTURE, TWICE] {
+    for words in [DENSE, MIXTURE, BIDIRECTIONAL] {
         let good = made(words);
         let mut pointers = vec![];
         numbers("", &serde_json::to_value(&good).unwrap(), &mut pointers);
@@ -110,7 +111,7 @@ fn every_figure_changed_alone_is_refused_or_said_to_be_unverified() {
 #[test]
 fn memory_moved_or_dropped_is_named() {
     let good = made(MIXTURE);
-    // Of a stage that is not the fullest: else the peak would tell.
+    // Not of the fullest stage, where the peak memory would reveal the change.
     let held = good.stages[1].memory.activations as i64;
     let none = edited(
         &good,
@@ -141,7 +142,7 @@ fn seconds_moved_between_parts_are_named() {
     assert_eq!(fields(&found), ["predicted.breakdown.compute_s", "predicted.breakdown.tp_s"]);
 }
 
-/// All times two thirds, all rates one and a half: nothing contradicts anything else.
+/// All times times two thirds, all rates times one and a half: the figures stay consistent.
 #[test]
 fn a_plan_that_is_faster_everywhere_is_refused() {
     let mut fast = made(DENSE);
@@ -171,7 +172,7 @@ fn a_plan_that_is_faster_everywhere_is_refused() {
     assert!(fields(&found).contains(&"predicted.mfu"), "{found:?}");
 }
 
-/// A device that does not exist, filled.
+/// A larger device that is not shipped, filled.
 #[test]
 fn memory_that_a_shipped_cluster_lacks_is_named() {
     let tb = |_: &Value| json!(1_000_000_000_000_u64);
@@ -188,7 +189,7 @@ fn memory_that_a_shipped_cluster_lacks_is_named() {
     assert!(fields(&check(&large)).contains(&"inputs.cluster.hbm_bytes"));
 }
 
-/// The figures of another version are its own affair: they are named, and the plan passes.
+/// Another version may have other figures: they are noted, and the plan passes.
 #[test]
 fn figures_of_another_version_are_noted() {
     let mut old = made(DENSE);
@@ -215,7 +216,7 @@ fn figures_of_another_version_are_noted() {
     assert!(run.out.contains("predicted.iteration_s: "), "{run:?}");
 }
 
-/// A plan names a cluster, never a file: what is not shipped is checked as far as it goes.
+/// A plan holds the name of its cluster. One that is not shipped cannot be priced again.
 #[test]
 fn a_plan_on_a_cluster_that_is_not_shipped_is_not_priced() {
     let mut own = made(DENSE);
@@ -224,7 +225,7 @@ fn a_plan_on_a_cluster_that_is_not_shipped_is_not_priced() {
     assert_eq!((found.violations.as_slice(), &found.prices), (&[][..], &Prices::NoCluster));
 }
 
-/// Only the search can say whether a proof holds.
+/// Only a search could verify a proof.
 #[test]
 fn a_proof_is_said_not_to_be_verified() {
     let mut forged = made(DENSE);

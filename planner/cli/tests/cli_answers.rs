@@ -1,4 +1,4 @@
-//! What `plan` prints, by screen, by JSON and in plan.yaml.
+//! What `plan` prints, as text, as JSON and in plan.yaml.
 
 mod cli_common;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// Small enough to be searched at once.
 const SMALL: &str = "--model llama8b --gpus 8 --tokens 15T --set schedule=1f1b --set vocab=tensor,first_last --set micro_batch<=2";
 
-/// Wall times differ from run to run.
+/// Masks wall times, which differ from run to run.
 fn masked(text: &str) -> String {
     let mask = |line: &str| match line.starts_with("proven") {
         true => line.rsplit_once(", ").map_or(line, |(head, _)| head).to_owned() + ", <time>\n",
@@ -51,7 +51,7 @@ fn the_screen_of_an_explanation() {
     snapshot("explain_llama8b.txt", &masked(&run.out));
 }
 
-/// Every documented name is there.
+/// Every documented name is present.
 fn assert_names(value: &Value, names: &str) {
     for name in names.split_whitespace() {
         assert!(value.get(name).is_some(), "`{name}` is missing in {value}");
@@ -200,7 +200,7 @@ fn two_schedules_are_held_against_each_other() {
     assert!(run.code != 0 && run.err.contains("2 or 4 would do"), "{run:?}");
 }
 
-/// A plan says where its schedule gains on 1F1B, and its explanation shows it.
+/// A plan says where its schedule beats 1F1B, and its explanation shows it.
 #[test]
 fn a_plan_says_why_its_schedule_wins() {
     let path = scratch("why.yaml");
@@ -214,7 +214,7 @@ fn a_plan_says_why_its_schedule_wins() {
     assert!(out.contains("shorter than 1f1b: on average a device"), "{out}");
 }
 
-/// Two copies of each stage are written down, and checked.
+/// A plan with two copies of each stage is written and passes the check.
 #[test]
 fn a_plan_with_two_copies_works_out() {
     let path = scratch("copies.yaml");
@@ -254,7 +254,7 @@ fn post_validation_is_decided_by_hand() {
     }
 }
 
-/// The best order that greedy runs find for a plan's times and memory.
+/// The best order that the greedy runs find for a plan's times and memory.
 #[test]
 fn a_plan_keeps_the_order_of_greedy_runs() {
     let file = scratch("greedy.yaml");
@@ -267,7 +267,8 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
     assert!(run.code != 0 && run.err.contains("no effect"), "{run:?}");
 }
 
-/// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4 within p.
+/// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4
+/// within p.
 #[test]
 fn the_shortest_order_is_drawn_with_its_proof() {
     let words = "schedule zb_auto --stages 3 --micro-batches 4 --optimal stage --memory-limit 6";
@@ -281,7 +282,7 @@ fn the_shortest_order_is_drawn_with_its_proof() {
     assert!(hurried.contains("shorter"), "{hurried}");
 }
 
-/// The order is in the file, and the file works out without whoever found it.
+/// The order is in the file, and the file can be checked without solving again.
 #[test]
 fn a_plan_keeps_the_order_that_an_integer_program_found() {
     let file = scratch("ordered.yaml");
@@ -320,7 +321,7 @@ fn nothing_is_offloaded_where_there_is_no_host_memory() {
     assert_eq!((&json["feasible"], &json["decisions"]["offload"]), (&true.into(), &"none".into()));
 }
 
-/// What no measured run of a cluster's software had widens the band, and is named.
+/// What no measured run of the software had widens the error band, and is named.
 #[test]
 fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
     let unseen = models::cluster::measured_runs().unwrap().unseen_band;
@@ -352,7 +353,7 @@ fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
     assert!(screen.contains(&line), "{screen}");
 }
 
-/// The words with those settings left out that `more` gives again.
+/// `words` without the settings that `more` sets again.
 fn changed(words: &str, more: &str) -> String {
     let again =
         |word: &str| more.split_whitespace().any(|given| given.split('=').next() == Some(word));
@@ -362,8 +363,7 @@ fn changed(words: &str, more: &str) -> String {
     format!("{}{} {more}", settings[0], kept.collect::<String>())
 }
 
-/// Three reasons are three answers: what does not exist, what does not fit, and what takes too
-/// long.
+/// There are three reasons: a configuration does not exist, does not fit, or takes too long.
 #[test]
 fn an_explanation_tells_why_something_is_not_considered() {
     let words = "--model llama70b --gpus 64 --set tp=8 --set pp=8 --set cp=1 --set vpp=1 --set vocab=tensor \
@@ -383,12 +383,13 @@ fn an_explanation_tells_why_something_is_not_considered() {
     let has = |found: &[(String, Value)], what: &str, why: &str| {
         assert!(found.contains(&(what.to_owned(), json!(why))), "{what} {why}: {found:?}");
     };
-    // One sequence a micro-batch: naive runs one micro-batch, and GPipe keeps all 2,048.
+    // One sequence per micro-batch: naive runs one micro-batch at a time, and GPipe keeps all
+    // 2,048.
     let many = reasons("--set micro_batch=1");
     has(&many, "naive", "does_not_exist");
     has(&many, "zero 1", "does_not_exist");
     has(&many, "gpipe", "does_not_fit");
-    // All 32 sequences in one micro-batch: each of eight stages waits for the other seven.
+    // All 32 sequences in one micro-batch: each of the eight stages waits for the other seven.
     let few = reasons("--global-batch 32 --seq-len 2048");
     has(&few, "naive", "too_slow");
 }

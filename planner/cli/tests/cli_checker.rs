@@ -1,4 +1,4 @@
-//! Break a good plan in one place: the checker names it.
+//! A good plan with one field broken: the checker names the field.
 
 mod cli_common;
 
@@ -155,7 +155,7 @@ fn the_command_lists_what_is_wrong_and_ends_with_2() {
     assert!(run.out.contains("decisions.tp · pp · cp · dp cannot be 32; valid: 16"), "{run:?}");
 }
 
-/// A plan's file with another schedule: 1F1B's memory is not GPipe's, nor are the figures those of another time.
+/// A plan file with another schedule: 1F1B's memory is not GPipe's, and the times differ as well.
 #[test]
 fn a_plan_is_priced_again() {
     let path = scratch("priced_again.yaml");
@@ -164,7 +164,7 @@ fn a_plan_is_priced_again() {
     assert_eq!(plan(&format!("{words} -o {}", path.display())).code, 0);
     let good = plan(&format!("check {}", path.display()));
     assert_eq!((good.code, good.out.lines().count()), (0, 2), "{good:?}");
-    // Settings that allow any schedule: one that they do not allow is refused before it is priced.
+    // Settings that allow any schedule: one that they forbid would be refused before it is priced.
     let text = std::fs::read_to_string(&path).unwrap();
     let any = |line: &&str| !line.contains("- schedule=1f1b");
     let text: String = text.lines().filter(any).flat_map(|line| [line, "\n"]).collect();

@@ -1,11 +1,11 @@
-//! What goes wrong, with its exit code and what it says.
+//! Errors, with their exit codes and messages.
 
 mod cli_common;
 
 use cli_common::{file, plan, scratch};
 use std::time::{Duration, Instant};
 
-/// Ends with this code and says every one of these.
+/// Asserts that the command ends with this code and prints all these parts.
 fn fails(words: &str, code: i32, parts: &[&str]) {
     let begun = Instant::now();
     let run = plan(words);

@@ -1,4 +1,5 @@
-//! Plans edited by hand, where pricing them again would show nothing: the checker refuses or notes them.
+//! Plans edited by hand so that pricing them again shows nothing: the checker refuses or notes
+//! them.
 
 mod cli_common;
 
@@ -33,7 +34,7 @@ fn mixture() -> Value {
     )
 }
 
-/// What is said of a plan: fields that are refused, and notes.
+/// What the checker says of a plan: refused fields, and notes.
 #[derive(Debug, Default)]
 struct Said {
     refused: Vec<String>,
@@ -178,7 +179,7 @@ fn what_may_be_meant_is_noted() {
     assert!(run.out.contains(says), "{run:?}");
 }
 
-/// Pointers to every number, switch and text of a plan.
+/// Pointers to every number, boolean and text of a plan.
 fn leaves(value: &Value, at: &str, found: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(entries) => {
@@ -192,8 +193,8 @@ fn leaves(value: &Value, at: &str, found: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// Every leaf of a plan changed to a few other values, one at a time. Nothing is said of a model's name and of the
-/// headroom, which are the user's, and of what only the search itself could tell of its proof.
+/// Changes every leaf of a plan to a few other values, one at a time. Not covered are the model's
+/// name and the headroom, which the user chooses, and what only a search could verify of the proof.
 #[test]
 fn single_edits_are_seen() {
     let plan = mixture();

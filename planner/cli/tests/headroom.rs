@@ -1,4 +1,4 @@
-//! Plans leave a part of each device's memory free; estimates say where a configuration would not.
+//! Plans leave a part of each device's memory free; estimates warn where a configuration would not.
 
 mod cli_common;
 
@@ -25,7 +25,7 @@ fn a_plan_keeps_the_headroom() {
     assert!(screen.contains(" GB of 85.5 GB on the fullest rank (stage 0), 5 % headroom kept; "));
 }
 
-/// What fits without the headroom alone is no plan, but feasible.
+/// A configuration that fits only without the headroom gives no plan, but is feasible.
 #[test]
 fn what_fits_without_headroom_alone_is_warned_of() {
     let none = plan(FULL);
@@ -41,7 +41,7 @@ fn what_fits_without_headroom_alone_is_warned_of() {
     assert_eq!(over["feasible"], false);
 }
 
-/// A plan whose headroom is not kept is refused.
+/// A plan that does not keep its headroom is refused.
 #[test]
 fn a_check_knows_the_headroom() {
     let path = scratch("kept.yaml");

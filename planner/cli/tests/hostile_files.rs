@@ -1,4 +1,4 @@
-//! Files of strangers: what `-o` may replace, and what may be read.
+//! Untrusted files: what `-o` may overwrite, and what is read.
 
 #![cfg(unix)]
 
@@ -42,7 +42,7 @@ fn fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Files in a folder, hidden ones too.
+/// Files in a folder, with hidden ones.
 fn entries(folder: &Path) -> Vec<OsString> {
     let mut names: Vec<_> =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -157,7 +157,7 @@ fn a_trainer_replaces_trainers_alone() {
     refused(&generate(&path), "no folder");
     refused(&generate(Path::new("/dev/null")), "is a device");
 
-    // What a stranger may have put into a trainer's folder leads nowhere else.
+    // Links that somebody put into a trainer's folder are not followed.
     for name in ["src/main.rs", "src", "README.md", "launch", "Cargo.toml"] {
         let trainer = folder.join(format!("linked-{}", name.replace('/', "-")));
         assert_eq!(generate(&trainer).code, 0);
@@ -187,7 +187,7 @@ fn pipes_and_devices_are_not_waited_for() {
         "validate --measured",
         "calibrate --gpu --cluster dgx_h200 --measured",
     ] {
-        // The first of two plans is read first.
+        // The first of the two plans is read first.
         if words != "diff nowhere.yaml" {
             refused(&with_path(words, &pipe), "is a pipe, no regular file");
         }
@@ -196,7 +196,7 @@ fn pipes_and_devices_are_not_waited_for() {
     }
 }
 
-/// What is open already is read: a pipe of the shell, standard input; and no more of it than of a file.
+/// Open pipes and standard input are read, and no more of them than of a file.
 #[test]
 fn open_pipes_are_read() {
     let words = "estimate --cluster laptop --gpus 1 --set tp=1 --model";
@@ -240,7 +240,7 @@ fn what_a_model_file_asks_for_in_vain_is_said() {
     );
 }
 
-/// A cluster whose figures are each possible, and together beyond its peak.
+/// A cluster whose figures are possible one by one, and exceed its peak together.
 #[test]
 fn no_prediction_is_beyond_the_peak() {
     let laptop = models::cluster::shipped_source("laptop").unwrap().unwrap();

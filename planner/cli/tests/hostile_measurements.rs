@@ -1,5 +1,5 @@
-//! Numbers of strangers in a file of measurements: each is refused with its row and column, or priced or not in
-//! reasonable time.
+//! Hostile numbers in a file of measurements: each is refused with its row and column, or handled
+//! in reasonable time.
 
 mod cli_common;
 
@@ -9,7 +9,7 @@ use validation::{predict_all, row};
 
 const PAPERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/papers/measured.csv");
 
-/// Columns of numbers.
+/// Columns that hold numbers.
 const NUMBERS: [&str; 24] = [
     "layers",
     "hidden",
@@ -69,7 +69,7 @@ const VALUES: [&str; 29] = [
     "x",
 ];
 
-/// Rows of each way to be priced: plain, searched order, V, experts, sharded.
+/// Rows for each way to price a run: plain, searched order, V-shaped, experts, sharded.
 const ROWS: [&str; 7] =
     ["kort-007", "zb-007", "zb-043", "vocp-121", "zoo-001", "fms-001", "mb-001"];
 
@@ -90,7 +90,7 @@ fn papers() -> Papers {
 }
 
 impl Papers {
-    /// A file with one row, some cells of which are other ones.
+    /// A file with one row, some of whose cells are replaced.
     fn edited(&self, row: usize, edits: &[(&str, &str)]) -> std::path::PathBuf {
         let path = scratch("measured.csv");
         let mut writer = csv::Writer::from_path(&path).unwrap();
@@ -105,7 +105,8 @@ impl Papers {
         path
     }
 
-    /// The row is refused with its name and column, or predicted and does not run away; says whether it was accepted.
+    /// Asserts that the row is refused by name and column, or predicted in reasonable time. Returns
+    /// whether it was accepted.
     fn tried(&self, row: usize, edits: &[(&str, &str)]) -> bool {
         let path = self.edited(row, edits);
         let begun = Instant::now();
@@ -125,7 +126,7 @@ impl Papers {
                 false
             }
         };
-        // A guard against what runs away, not a claim of speed: machines may be busy.
+        // Guards against runaway work and is no claim of speed: machines may be busy.
         assert!(begun.elapsed() < Duration::from_secs(300), "{edits:?}: {:?}", begun.elapsed());
         accepted
     }
@@ -145,7 +146,7 @@ fn every_number_is_refused_by_name_or_predicted() {
     assert!(accepted > 500, "only {accepted} were accepted");
 }
 
-/// Two numbers at a time, at random. Takes minutes.
+/// Random pairs of numbers. Takes minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn hostile_pairs_of_numbers() {

@@ -1,5 +1,6 @@
-//! Texts of strangers: in every text of a plan, a model, a cluster and in paths. Each is refused, in a message that
-//! drives no terminal, or stays a text in whatever is printed and generated.
+//! Hostile texts in every text field of a plan, a model, a cluster and in paths. Each is refused
+//! with a message that cannot control a terminal, or stays plain text in all that is printed and
+//! generated.
 
 mod cli_common;
 
@@ -16,10 +17,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A field that is valid TOML and valid Rust at once: a dependency whose build script runs when the trainer is built.
+/// A field that is both valid TOML and valid Rust: a dependency whose build script would run when
+/// the trainer is built.
 const EXPLOIT: &str = "meshwright 0.1.0\n#![doc = \"\n[target.'cfg(unix)'.dependencies]\nevil = {path = '/somewhere/evil'}\n#\"] //";
 
-/// Texts that mean something to a terminal, YAML, TOML, Rust, Markdown, a shell, a template or a path.
+/// Texts with a meaning for a terminal, YAML, TOML, Rust, Markdown, a shell, a template or a path.
 fn hostile() -> Vec<String> {
     let long = "x".repeat(100_000);
     let texts = [
@@ -80,7 +82,7 @@ fn hostile() -> Vec<String> {
     texts.map(str::to_owned).to_vec()
 }
 
-/// Every free text of a plan.
+/// Every free text field of a plan.
 const PLAN_FIELDS: [&str; 8] = [
     "/tool",
     "/inputs/cluster/name",
@@ -115,7 +117,7 @@ fn with(plan: &Value, field: &str, text: &str) -> Value {
     plan
 }
 
-/// JSON, which YAML contains, with hidden characters as they are or escaped.
+/// As JSON, which is also YAML, with hidden characters verbatim or escaped.
 fn written(value: &Value) -> [String; 2] {
     let raw = serde_json::to_string(value).unwrap();
     let escaped = |c: char| match c.is_ascii() {
@@ -126,7 +128,7 @@ fn written(value: &Value) -> [String; 2] {
     [raw, ascii]
 }
 
-/// A message shows nothing hidden, and is no longer than a screen.
+/// Asserts that a message has no hidden characters and fits on a screen.
 fn assert_shown(text: &str, of: &str) {
     let hidden = text.chars().find(|&c| is_hidden(c) && c != '\n');
     assert_eq!(hidden, None, "{of:?}: {text:?}");
@@ -142,7 +144,7 @@ fn read(text: &str) -> Result<Plan, InputError> {
     Plan::read(&Source::from_bytes("plan.yaml", text.as_bytes().to_vec())?)
 }
 
-/// The tokens of a file of Rust, with every string literal and comment for documentation the same.
+/// The tokens of a Rust file, with all string literals and doc comments made equal.
 fn tokens(text: &str) -> String {
     fn same(stream: TokenStream) -> TokenStream {
         let one = |tree: TokenTree| match tree {
@@ -159,7 +161,7 @@ fn tokens(text: &str) -> String {
     same(text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))).to_string()
 }
 
-/// Keys of a table of TOML, by their paths.
+/// The keys of a TOML table, by path.
 fn keys(table: &dyn toml_edit::TableLike, at: &str, found: &mut Vec<String>) {
     for (key, item) in table.iter() {
         let path = format!("{at}.{key}");
@@ -174,7 +176,7 @@ fn manifest(text: &str) -> toml_edit::Document<String> {
     toml_edit::Document::parse(text.to_owned()).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// What of generated files must be the same whatever the texts in them say.
+/// The parts of generated files that must not depend on the texts in them.
 fn structure(files: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
     let of = |(&path, text): (&&'static str, &String)| {
         let structure = match path {
@@ -204,7 +206,7 @@ fn shell_with_plain_package(text: &str) -> String {
 
 fn rendered(plan: &Value, runtime: &RuntimeSource) -> BTreeMap<&'static str, String> {
     let mut plan: Plan = serde_json::from_value(plan.clone()).unwrap();
-    // What runs is decided by the order, which is checked apart.
+    // The order decides what runs, and is checked separately.
     plan.order.clear();
     let unknown = std::mem::take(&mut plan.inputs.model.numerics.unknown);
     let program = Program::of(&plan).unwrap();
@@ -234,7 +236,7 @@ fn texts_of_plans_are_refused_or_stay_texts() {
                     }
                 }
             }
-            // The second line of defence: templates escape what no reader has checked.
+            // Second line of defence: templates escape texts that no reader has checked.
             let files = rendered(&plan, &runtime());
             assert_eq!(structure(&files), expected, "{field} {text:?}");
             for (path, file) in files {
@@ -287,7 +289,7 @@ fn runtimes_with_odd_paths_are_toml() {
     }
 }
 
-/// The commands on a file, with words that have blanks.
+/// The commands that read a file; words may contain blanks.
 fn on(words: &[&str], paths: &[&Path]) -> Run {
     let words = words.iter().map(|word| (*word).into());
     run_plan(words.chain(paths.iter().map(|path| path.as_os_str().to_owned())), &[])
@@ -398,7 +400,7 @@ fn texts_of_clusters_are_refused_or_names() {
     }
 }
 
-/// Names of files and words of the command line, too, come from strangers.
+/// File names and words of the command line are untrusted as well.
 #[test]
 fn paths_and_words_print_nothing_hidden() {
     let folder = scratch("paths");
@@ -426,7 +428,7 @@ fn paths_and_words_print_nothing_hidden() {
     }
 }
 
-/// Programs whose texts pass the reader, or would pass no reader, build as they are. Takes minutes.
+/// Trainers with hostile texts build, whether or not the reader would accept these. Takes minutes.
 #[test]
 #[ignore = "builds programs"]
 fn hostile_names_build() {

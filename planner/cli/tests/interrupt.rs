@@ -1,4 +1,4 @@
-//! Ctrl-C while a search is at work: the best plan known so far is printed, with what is proven of it.
+//! Ctrl-C during a search: the best plan so far is printed, with what is proven about it.
 #![cfg(unix)]
 
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn an_interrupted_search_prints_the_best_so_far() {
-    // A request whose integer programs take some twenty seconds.
+    // A request whose integer programs take about twenty seconds.
     let words = "--model llama8b --cluster selene --gpus 16384 --set tp=4 --set pp=16 --top 0";
     let search = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words.split(' '))

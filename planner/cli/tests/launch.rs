@@ -1,5 +1,6 @@
-//! `plan launch`: its signals reach the trainer's processes, once each, and they end with it, however it ends. What cargo
-//! builds is stood in for by a script that says what it was told, and how it ended.
+//! `plan launch` passes each signal on to the trainer's processes once, and they end with it,
+//! however it ends. A script stands in for the program that cargo builds; it records what it was
+//! told and how it ended.
 
 #![cfg(unix)]
 
@@ -16,7 +17,8 @@ const RANKS: usize = 4;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// As a trainer: the first signal ends it in good order, the second at once, and so does the end of its input.
+/// Stands in for a trainer: the first signal ends it in an orderly way, the second at once, and so
+/// does the end of its input.
 const TRAINER: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 trap 'echo x >>"signals.$RANK"; [ "$(wc -l <"signals.$RANK")" -ge "${STUBBORN:-1}" ] && exit 130' TERM INT HUP
@@ -34,7 +36,7 @@ fn script(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A folder that launches [`TRAINER`].
+/// A folder from which [`TRAINER`] is launched.
 fn trainer() -> PathBuf {
     let folder = scratch("trainer");
     let plan_file = scratch("plan.yaml").display().to_string();
@@ -50,7 +52,7 @@ fn trainer() -> PathBuf {
     folder
 }
 
-/// `plan launch`, once all ranks run.
+/// Starts `plan launch` and waits until all ranks run.
 fn launched(folder: &Path, stubborn: u32) -> Child {
     let child = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(["launch", "-n", &RANKS.to_string()])
@@ -64,7 +66,7 @@ fn launched(folder: &Path, stubborn: u32) -> Child {
     child
 }
 
-/// What ranks have left in their files of this name.
+/// What the ranks have written to their files of this name.
 fn all(folder: &Path, name: &str) -> Vec<String> {
     let files = (0..RANKS).map(|rank| folder.join(format!("{name}.{rank}")));
     files.filter_map(|file| std::fs::read_to_string(file).ok()).collect()
@@ -83,7 +85,7 @@ fn signal(child: &Child, name: &str) {
     assert!(sent.unwrap().success());
 }
 
-/// Its exit code; it is ended where it does not end.
+/// The exit code of `plan launch`, which is killed if it does not end.
 fn code(mut child: Child) -> Option<i32> {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {

@@ -1,33 +1,33 @@
-//! Recomputation that memory makes necessary: the cheapest trade of seconds for bytes, fractions of
-//! layers allowed.
+//! The least recomputation that fits into memory, relaxed to fractions of layers (a fractional
+//! knapsack).
 
 use super::workload::KindCost;
 
-/// A step of one layer kind from one option to a leaner one.
+/// One layer kind moves from a recompute option to a leaner one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
     kind: usize,
-    /// Bytes a layer saves.
+    /// Bytes saved per layer.
     bytes: f64,
-    /// Seconds a layer adds.
+    /// Seconds added per layer.
     seconds: f64,
 }
 
-/// The lower convex hulls of all kinds' (bytes, seconds) points, cut in steps, cheapest byte first.
+/// Steps along the lower convex hulls of all kinds' (bytes, seconds) points, cheapest byte first.
 ///
-/// The least seconds that save so many bytes, where layers may be split, are had by taking steps in this
-/// order (a fractional knapsack); whole layers cannot do better.
+/// Taking steps in this order gives the least seconds that save a number of bytes if layers may be
+/// split between options. Whole layers cannot do better, so the result is a lower bound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecomputeKnapsack {
     steps: Vec<Step>,
-    /// By kind: seconds and bytes of the first option.
+    /// By kind, seconds and bytes of the first option.
     first: Vec<(f64, f64)>,
-    /// By kind: least buffer that a recomputed layer needs; none where none may be.
+    /// By kind, the least buffer that a recomputed layer needs; 0 where nothing may be recomputed.
     buffer: Vec<f64>,
 }
 
 impl RecomputeKnapsack {
-    /// The trade of these kinds with these options allowed, cheapest option first.
+    /// The knapsack of these layer kinds; `options` are those allowed, cheapest in time first.
     pub fn new(kinds: &[KindCost], options: &[usize]) -> Self {
         let mut steps = vec![];
         let first = options.first().copied().unwrap_or(0);
@@ -49,12 +49,12 @@ impl RecomputeKnapsack {
         }
     }
 
-    /// Seconds and bytes of one layer of a kind with the first option allowed.
+    /// Seconds and bytes of one layer of a kind with the first option.
     pub fn first_of(&self, kind: usize) -> (f64, f64) {
         self.first[kind]
     }
 
-    /// Seconds and bytes of layers with the first option allowed.
+    /// Seconds and bytes of `counts` layers of each kind with the first option.
     pub fn at_first(&self, counts: &[usize]) -> (f64, f64) {
         let all = self.first.iter().zip(counts);
         all.fold((0.0, 0.0), |(s, b), (&(seconds, bytes), &count)| {
@@ -62,8 +62,9 @@ impl RecomputeKnapsack {
         })
     }
 
-    /// Least seconds of recomputation of one micro-batch in a stage with `counts` layers of each kind,
-    /// where `in_flight` micro-batches and a buffer have to fit into `bytes`.
+    /// Least recomputation of one micro-batch, s, in a stage with `counts` layers of each kind,
+    /// where the activations of `in_flight` micro-batches and a buffer fit into `bytes`; infinite
+    /// where they cannot.
     pub fn least_s(&self, counts: &[usize], in_flight: f64, bytes: f64) -> f64 {
         let (first_s, first_bytes) = self.at_first(counts);
         if in_flight * first_bytes <= bytes {
@@ -72,7 +73,7 @@ impl RecomputeKnapsack {
         self.beyond_s(counts, (first_s, first_bytes), in_flight, bytes)
     }
 
-    /// As [`Self::least_s`] where the first options, which take `first` seconds and bytes, do not fit.
+    /// [`Self::least_s`] where the first options, with `first` seconds and bytes, do not fit.
     pub fn beyond_s(&self, counts: &[usize], first: (f64, f64), in_flight: f64, bytes: f64) -> f64 {
         let mut buffer = f64::INFINITY;
         for (least, &count) in self.buffer.iter().zip(counts) {
@@ -83,7 +84,7 @@ impl RecomputeKnapsack {
         self.saving_s(counts, first.0, first.1 - (bytes - buffer) / in_flight)
     }
 
-    /// Least seconds, beside `total_s`, that save `excess` bytes of a micro-batch.
+    /// `total_s` plus the least seconds that save `excess` bytes of a micro-batch.
     pub fn saving_s(&self, counts: &[usize], mut total_s: f64, mut excess: f64) -> f64 {
         let whole = excess;
         for step in &self.steps {
@@ -94,7 +95,7 @@ impl RecomputeKnapsack {
             excess -= count * step.bytes;
             total_s += count * step.seconds;
         }
-        // Rounding must not declare impossible what just fits.
+        // Rounding must not rule out what just fits.
         if excess <= 1e-9 * whole { total_s } else { f64::INFINITY }
     }
 }
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_with_everything_recomputed_costs_that_and_no_less() {
+    fn what_fits_only_fully_recomputed_costs_full_recomputation() {
         let knapsack = RecomputeKnapsack::new(&[kind()], &[0, 1, 2]);
         assert_eq!(knapsack.least_s(&[4], 2.0, 80.0), 0.0);
         assert!((knapsack.least_s(&[4], 2.0, 4.0 + 8.0) - 4.0).abs() < 1e-9);
@@ -149,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_may_be_recomputed_what_does_not_fit_never_does() {
+    fn without_recompute_options_excess_bytes_never_fit() {
         let knapsack = RecomputeKnapsack::new(&[kind()], &[0]);
         assert_eq!(knapsack.least_s(&[4], 2.0, 80.0), 0.0);
         assert_eq!(knapsack.least_s(&[4], 2.0, 79.0), f64::INFINITY);
     }
 
-    /// By all mixes of whole layers; the buffer is the larger kind's.
+    /// By all splits of whole layers; the buffer is that of the kind which needs the larger one.
     fn best_s(kinds: &[KindCost; 2], counts: [usize; 2], in_flight: f64, bytes: f64) -> f64 {
         let mut best_s = f64::INFINITY;
         for a in splits(counts[0]) {

@@ -1,4 +1,5 @@
-//! One micro-batch's way through the model, as plain seconds and bytes by layer kind.
+//! Inputs of the bounds: one micro-batch in seconds and bytes by layer kind, and the pipeline it
+//! runs on.
 
 use crate::cost::state::LocalParams;
 use crate::partition::{OrderMilestones, VocabWay};
@@ -9,20 +10,20 @@ use crate::pricing::stage_transfers::{p2p_transfer, vocab_passes};
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
 
-/// One layer kind.
+/// Cost of one layer of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KindCost {
     /// Forward pass, s.
     pub forward_s: f64,
     /// Backward pass without recomputation, s.
     pub backward_s: f64,
-    /// What of it is backward to inputs alone, s.
+    /// Backward to inputs, a part of `backward_s`, s.
     pub input_s: f64,
-    /// What of it are weight gradients, s.
+    /// Weight gradients, a part of `backward_s`, s.
     pub weight_s: f64,
-    /// Recomputation, by `RECOMPUTE_OPTIONS`, s.
+    /// Recomputation by `RECOMPUTE_OPTIONS`, s.
     pub recompute_s: [f64; 3],
-    /// Activation bytes kept, by `RECOMPUTE_OPTIONS`.
+    /// Activation bytes kept by `RECOMPUTE_OPTIONS`.
     pub saved_bytes: [f64; 3],
     /// Parameters on one rank.
     pub params: LocalParams,
@@ -35,20 +36,20 @@ impl KindCost {
     }
 }
 
-/// Embedding or output layer of the stage that holds it.
+/// Embedding or output layer on the stage that holds it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct VocabEnd {
     /// Forward pass, s.
     pub forward_s: f64,
     /// Backward pass, s.
     pub backward_s: f64,
-    /// What of it are weight gradients that may run apart, s.
+    /// Weight gradients that may run separately, a part of `backward_s`, s.
     pub weight_s: f64,
     /// Dense parameters.
     pub params: f64,
-    /// Activation bytes of a micro-batch in flight.
+    /// Activation bytes per micro-batch in flight.
     pub in_flight_bytes: f64,
-    /// Bytes beside activations and states.
+    /// Bytes beside activations and parameter state.
     pub workspace_bytes: f64,
 }
 
@@ -59,7 +60,7 @@ impl VocabEnd {
     }
 }
 
-/// A micro-batch's way through the whole model.
+/// The cost of one micro-batch over the whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MicroBatchCost {
     /// By layer kind.
@@ -70,17 +71,17 @@ pub struct MicroBatchCost {
     pub embedding: VocabEnd,
     /// The output layer where the last stage holds it.
     pub head: VocabEnd,
-    /// Bytes a device needs for temporaries and received micro-batches.
+    /// Bytes that a device needs for temporaries and received micro-batches.
     pub workspace_bytes: f64,
 }
 
 impl MicroBatchCost {
-    /// One micro-batch's work under decisions with these prices, vocabulary as they have it.
+    /// One micro-batch under `d`, with its vocabulary placement.
     pub fn of(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
         Self::new(cache, d, layer_costs).with_passes(cache, d, layer_costs)
     }
 
-    /// The work of a node with these prices, the vocabulary layers on the ends.
+    /// One micro-batch under `d`, with the vocabulary layers on the first and the last stage.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
         let kind = |(layer, &params): (&crate::cost::layer::LayerCost, &LocalParams)| KindCost {
             forward_s: layer.forward.total_s(),
@@ -118,7 +119,7 @@ impl MicroBatchCost {
         }
     }
 
-    /// The same with vocabulary passes on every device instead where decisions have them.
+    /// The same with vocabulary passes on every rank instead, where `d` has them.
     pub fn with_passes(
         &self,
         cache: &CostCache<'_>,
@@ -136,7 +137,7 @@ impl MicroBatchCost {
         }
     }
 
-    /// Work that neither undercuts, where nothing but the layers' seconds differs.
+    /// The componentwise minimum of two costs that differ only in the seconds of layers.
     pub fn least(mut self, other: &Self) -> Self {
         for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
             kind.forward_s = kind.forward_s.min(other.forward_s);
@@ -150,22 +151,22 @@ impl MicroBatchCost {
         self
     }
 
-    /// Seconds of all layers, by a value of their kind.
+    /// The sum of `value` over all layers.
     pub fn layers_s(&self, value: impl Fn(&KindCost) -> f64) -> f64 {
         self.kinds.iter().zip(&self.counts).map(|(kind, &count)| count as f64 * value(kind)).sum()
     }
 
-    /// The largest sum of a value over layers of one kind that some device has however they are placed: of `n`
-    /// layers it has at least `⌈n/p⌉`, and where every stage is there `copies` times and does its share of the
-    /// micro-batches, `⌈copies·n/p⌉/copies` count.
+    /// The largest sum of `value` over layers of one kind that some rank holds in every partition:
+    /// of `n` layers some rank holds at least `⌈n/p⌉`. With `copies` of each stage, every copy runs
+    /// its share of the micro-batches, and `⌈copies·n/p⌉/copies` layers count.
     pub fn fullest(
         &self,
-        devices: usize,
+        ranks: usize,
         copies: usize,
         value: impl Fn(usize, &KindCost) -> f64,
     ) -> f64 {
         let of = |(index, (kind, &count)): (usize, (&KindCost, &usize))| {
-            let most = (copies * count).div_ceil(devices) as f64 / copies as f64;
+            let most = (copies * count).div_ceil(ranks) as f64 / copies as f64;
             if count == 0 { 0.0 } else { most * value(index, kind) }
         };
         self.kinds.iter().zip(&self.counts).enumerate().map(of).fold(0.0, f64::max)
@@ -183,39 +184,39 @@ impl MicroBatchCost {
     }
 }
 
-/// How many devices hold a stage at most.
-pub const MOST_COPIES: usize = 2;
+/// The most pipeline ranks that hold one stage.
+pub const MAX_COPIES: usize = 2;
 
 /// A pipeline as the bounds see it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PipelineSpec {
-    /// The order of passes.
+    /// Order of passes.
     pub schedule: ScheduleName,
-    /// Devices, `p`.
-    pub devices: usize,
-    /// Chunks a device, `v`.
+    /// Pipeline ranks, `p`.
+    pub ranks: usize,
+    /// Chunks per rank, `v`.
     pub chunks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// One transfer between neighbouring devices at least, s.
+    /// Lower bound on one transfer between neighbouring ranks, s.
     pub transfer_s: f64,
-    /// Whether the transfer is part of both stages' passes; else it is a latency.
+    /// Whether the transfer is part of both stages' passes; otherwise it is a latency.
     pub transfer_blocks: bool,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
-    /// Vocabulary passes on each device; the ends hold no vocabulary then.
+    /// Vocabulary passes on each rank; the first and the last stage then hold no vocabulary layer.
     pub passes: Option<VocabWay>,
     /// What may be recomputed.
     pub recompute: Recompute,
 }
 
 impl PipelineSpec {
-    /// The pipeline of decisions.
+    /// The pipeline of `d`.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
         let p2p_transfer = p2p_transfer(cache, d, layer_costs);
         Self {
             schedule: d.schedule,
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             transfer_s: p2p_transfer.least_s(),
@@ -231,84 +232,85 @@ impl PipelineSpec {
         self.micro_batches as f64
     }
 
-    /// How many devices hold each stage.
+    /// Number of ranks that hold each stage.
     pub fn copies(&self) -> usize {
         self.layout().copies()
     }
 
-    /// Micro-batches that a device runs of each of its chunks.
+    /// Micro-batches that a rank runs of each of its chunks.
     pub fn runs(&self) -> f64 {
         self.m() / self.copies() as f64
     }
 
-    /// Whether what its order holds, and when, is known without making it.
-    pub fn is_known_unmade(&self) -> bool {
+    /// Whether micro-batches in flight and milestones are known without generating the order of
+    /// passes.
+    pub fn is_known_without_order(&self) -> bool {
         let closed = self.schedule.is_whole() && self.copies() == 1;
         closed || self.counted_milestones(0).is_some()
     }
 
-    /// Seconds of vocabulary passes.
+    /// Seconds of the vocabulary passes of one micro-batch.
     pub fn passes_s(&self) -> f64 {
         self.passes.map_or(0.0, |way| way.passes_s)
     }
 
-    /// Stages: p·v, or half as many where every stage is there twice.
+    /// Stages: p·v, or half as many on a bidirectional pipeline.
     pub fn stages(&self) -> usize {
-        self.layout().stages(self.devices, self.chunks)
+        self.layout().stages(self.ranks, self.chunks)
     }
 
-    /// Which device holds which stage.
+    /// Which rank holds which stage.
     pub fn layout(&self) -> StageLayout {
         self.schedule.layout(self.chunks)
     }
 
-    /// Whether a device's neighbouring stages `stage` and `stage + 1` are different devices'.
+    /// Whether `stage` and `stage + 1` lie on different ranks.
     pub fn crosses(&self, stage: usize) -> bool {
-        let device = |stage| self.layout().device_of(self.devices, stage);
-        stage + 1 < self.stages() && device(stage) != device(stage + 1)
+        let rank = |stage| self.layout().device_of(self.ranks, stage);
+        stage + 1 < self.stages() && rank(stage) != rank(stage + 1)
     }
 
-    /// Boundaries between stages of different devices.
+    /// Boundaries between stages of different ranks.
     pub fn boundaries(&self) -> usize {
         let turns = usize::from(self.layout() == StageLayout::V && self.chunks > 1);
-        if self.devices == 1 { 0 } else { self.stages() - 1 - turns }
+        if self.ranks == 1 { 0 } else { self.stages() - 1 - turns }
     }
 
-    /// Transfers that a stage's forward and its backward wait for, s.
+    /// Blocking transfers in the forward and in the backward of a stage, s.
     pub fn crossings_s(&self, stage: usize) -> (f64, f64) {
-        if self.devices == 1 || !self.transfer_blocks {
+        if self.ranks == 1 || !self.transfer_blocks {
             return (0.0, 0.0);
         }
         let transfer_s = |crosses: bool| if crosses { self.transfer_s } else { 0.0 };
         (transfer_s(stage > 0 && self.crosses(stage - 1)), transfer_s(self.crosses(stage)))
     }
 
-    /// Whether the order has weight gradients apart.
+    /// Whether the backward is split into input and weight gradients.
     pub fn splits_backward(&self) -> bool {
         self.schedule.splits_backward()
     }
 
-    /// There and back between two neighbouring stages beside their passes, s.
+    /// Latency from a stage to the next one and back, s; 0 where transfers block.
     pub fn round_trip_s(&self) -> f64 {
-        if self.devices == 1 || self.transfer_blocks { 0.0 } else { 2.0 * self.transfer_s }
+        if self.ranks == 1 || self.transfer_blocks { 0.0 } else { 2.0 * self.transfer_s }
     }
 
-    /// Micro-batches in flight of a device of 1F1B that holds `plain` without vocabulary passes.
+    /// Micro-batches in flight on a rank of 1F1B that would hold `plain` without vocabulary passes.
     fn held_by_1f1b(&self, plain: usize) -> usize {
         let held = self.vocab.passes().map_or(plain, |passes| passes.in_flight(plain));
         held.min(self.micro_batches)
     }
 
-    /// Options of `RECOMPUTE_OPTIONS` that layers may have.
+    /// Indices into `RECOMPUTE_OPTIONS` that layers may use.
     pub fn options(&self) -> &'static [usize] {
         options(self.recompute)
     }
 
-    /// The pipeline's key.
+    /// The key of its order of passes.
     pub fn key(&self) -> PipelineKey {
         PipelineKey {
             schedule: self.schedule,
-            devices: self.devices,
+            devices: self.ranks,
             micro_batches: self.micro_batches,
             chunks: self.chunks,
             vocab: if self.vocab.over_pipeline() { self.vocab } else { Vocab::Tensor },
@@ -317,45 +319,47 @@ impl PipelineSpec {
         }
     }
 
-    /// The schedule whose order it has: vocabulary passes aside, one may have another's.
+    /// The schedule whose order of passes it has: without vocabulary passes, two names may share
+    /// one order.
     pub fn order(&self) -> ScheduleName {
-        let Self { schedule, devices, micro_batches, chunks, .. } = *self;
-        let other = schedule.made_by_hand(devices, micro_batches, chunks);
+        let Self { schedule, ranks, micro_batches, chunks, .. } = *self;
+        let other = schedule.made_by_hand(ranks, micro_batches, chunks);
         other.filter(|_| self.passes.is_none()).unwrap_or(schedule)
     }
 
-    /// Milestones of a device's order, where they can be counted without making it.
-    pub fn counted_milestones(&self, device: usize) -> Option<OrderMilestones> {
-        let counts = (self.devices, self.micro_batches, self.chunks);
+    /// Milestones of a rank's order, where they can be counted without generating it.
+    pub fn counted_milestones(&self, rank: usize) -> Option<OrderMilestones> {
+        let counts = (self.ranks, self.micro_batches, self.chunks);
         let plain = self.passes.is_none();
-        plain.then(|| OrderMilestones::counted(self.order(), counts, device)).flatten()
+        plain.then(|| OrderMilestones::counted(self.order(), counts, rank)).flatten()
     }
 
-    /// Micro-batches in flight of each chunk of a device at one moment that it certainly reaches: the end
-    /// of its warm-up.
-    pub fn in_flight(&self, device: usize, counts: &mut Vec<usize>) {
-        let (p, v, m) = (self.devices, self.chunks, self.micro_batches);
+    /// Micro-batches in flight of each chunk of a rank at a moment that every execution reaches:
+    /// the end of its warm-up.
+    pub fn in_flight(&self, rank: usize, counts: &mut Vec<usize>) {
+        let (p, v, m) = (self.ranks, self.chunks, self.micro_batches);
         counts.clear();
         match self.order() {
             ScheduleName::Naive => counts.resize(v, 1),
             ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
-            ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - device)),
+            ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - rank)),
             ScheduleName::Interleaved1F1B => {
-                let held = (2 * (p - 1 - device) + (v - 1) * p + 1).min(m * v);
+                let held = (2 * (p - 1 - rank) + (v - 1) * p + 1).min(m * v);
                 let (rounds, rest) = (held / (p * v), held % (p * v));
                 let of = |chunk: usize| rounds * p + rest.saturating_sub(chunk * p).min(p);
                 counts.extend((0..v).map(of));
             }
-            // With vocabulary passes they hold more.
+            // With vocabulary passes there are more.
             ScheduleName::ZbH1 => counts.resize(v, p.min(m)),
             ScheduleName::ZbH2 => counts.resize(v, (2 * p - 1).min(m)),
-            // The forwards up to the first weight gradients: one round.
+            // One round: the forwards before the first weight gradients.
             ScheduleName::InterleavedZb if self.passes.is_none() => counts.resize(v, p.min(m)),
-            // Forwards that fit in before a micro-batch is back: memory leaves fewer to each device than to the one before.
+            // The forwards before the first micro-batch is back: the memory limit leaves each rank
+            // fewer than the one before.
             ScheduleName::ZbAuto if v == 1 && self.passes.is_none() => {
-                counts.resize(v, (p - device).min(m));
+                counts.resize(v, (p - rank).min(m));
             }
-            // What their orders hold is counted there (`bounds::listed`).
+            // Counted from the generated order (`ListedCuts::new`).
             _ => counts.resize(v, 0),
         }
     }
@@ -369,7 +373,7 @@ mod tests {
     fn spec(schedule: ScheduleName, (p, m): (usize, usize), vocab: Vocab) -> PipelineSpec {
         PipelineSpec {
             schedule,
-            devices: p,
+            ranks: p,
             chunks: 1,
             micro_batches: m,
             transfer_s: 0.0,
@@ -381,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_be_in_flight_is_no_more_than_what_is() {
+    fn counted_micro_batches_in_flight_are_a_lower_bound() {
         let mut least = 0;
         let plain = |schedule| (schedule, Vocab::Tensor);
         let over = [Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2, Vocab::Interlaced];
@@ -393,12 +397,12 @@ mod tests {
             for &(schedule, vocab) in &kinds {
                 let spec = spec(schedule, (p, m), vocab);
                 let Ok(order) = spec.key().schedule() else { continue };
-                for device in 0..p {
+                for rank in 0..p {
                     let mut counts = vec![];
-                    spec.in_flight(device, &mut counts);
-                    let held = order.max_in_flight(device, Release::AtW);
+                    spec.in_flight(rank, &mut counts);
+                    let held = order.max_in_flight(rank, Release::AtW);
                     let held = held.iter().map(|counts| counts[0] as usize).max().unwrap();
-                    let what = format!("{schedule} {vocab} p {p} m {m} device {device}");
+                    let what = format!("{schedule} {vocab} p {p} m {m} rank {rank}");
                     assert!(counts[0] <= held, "{what}: {} of {held}", counts[0]);
                     least += counts[0];
                 }

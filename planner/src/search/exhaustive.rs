@@ -1,9 +1,10 @@
-//! Iterations that do not end at a barrier, of which no bound speaks: every combination is priced, over the listed
-//! placements.
+//! Search over iterations without a barrier at their end (post-validation), which the bounds do not
+//! cover: every combination is priced over its candidate partitions.
 //!
-//! Where placements are listed anyway, as with several chunks a device, that settles the combination. With one
-//! chunk, and where devices do not wait for one another at the end, others are possible: the mean load
-//! bounds them, and the best that a search with bounds finds for a schedule that is much alike is tried first.
+//! With several chunks per pipeline rank that settles a combination, as it has no other partitions.
+//! With one chunk, or where ranks do not wait for one another at the end, other partitions are
+//! possible. Their mean load bounds them, and the search starts from the best configuration that
+//! the bounded search finds with a barrier.
 
 use super::queue::{self, named_by_result};
 use super::{Effort, Found, Outcome, Progress};
@@ -21,7 +22,8 @@ use models::plan::Proof;
 use models::schedule::ScheduleName;
 use std::time::Instant;
 
-/// Prices the task's combinations; [`super::MOST_ONE_BY_ONE`] at most are asked for.
+/// Prices the combinations of the task, of which there are at most
+/// [`crate::request::task::MOST_ONE_BY_ONE`].
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
     let space = task.space();
@@ -43,20 +45,24 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
             break;
         }
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
-        let Ok(case) = Configuration::new(&cache, decisions) else { continue };
-        let bound_s = case.with_overheads_s(case.mean_load_s());
+        let Ok(configuration) = Configuration::new(&cache, decisions) else { continue };
+        let bound_s = configuration.with_overheads_s(configuration.mean_load_s());
         if bound_s >= bar_s {
             continue;
         }
         proof.placed += 1;
-        let (listed, settles) = tried(&case, task, bar_s, &mut scratch);
-        open_s = open_s.min(if settles { case.with_overheads_s(listed.open_s) } else { bound_s });
+        let (listed, settles) = tried(&configuration, task, bar_s, &mut scratch);
+        open_s = open_s.min(if settles {
+            configuration.with_overheads_s(listed.open_s)
+        } else {
+            bound_s
+        });
         proof.ilps += listed.ilps;
         ilp_s += listed.ilp_s;
         match listed.best {
             Some((placed, pipeline_s)) => {
-                let time_s = case.with_overheads_s(pipeline_s);
-                best = Some((case.decisions, placed, time_s));
+                let time_s = configuration.with_overheads_s(pipeline_s);
+                best = Some((configuration.decisions, placed, time_s));
             }
             None => proof.cut_by_time += 1,
         }
@@ -70,14 +76,14 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), ms_per_ilp };
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
-        let case = Configuration::new(&cache, decisions).ok()?;
-        let priced = case.price(&placed, &mut scratch);
-        Some(Found { decisions: case.decisions, placed, priced })
+        let configuration = Configuration::new(&cache, decisions).ok()?;
+        let priced = configuration.price(&placed, &mut scratch);
+        Some(Found { decisions: configuration.decisions, placed, priced })
     });
     Outcome { best, proof, effort }
 }
 
-/// The fastest way of a schedule that is much alike and has bounds, run as is asked for.
+/// The best configuration of the same schedules with a barrier, priced without one.
 fn seed(
     task: &Task<'_>,
     cache: &CostCache<'_>,
@@ -101,30 +107,38 @@ fn seed(
     let found = queue::run(&Task { restrictions: &restrictions, ..task.clone() }, &mut |_, _| {});
     let Found { decisions, placed, .. } = found.best?;
     let decisions = Decisions { post_validation: true, ..decisions };
-    let case = Configuration::new(cache, decisions).ok()?;
-    let priced = case.price(&placed, scratch);
+    let configuration = Configuration::new(cache, decisions).ok()?;
+    let priced = configuration.price(&placed, scratch);
     let counts = (priced.fits || task.ignore_memory) && priced.iteration_s < task.cutoff_s;
-    counts.then(|| (case.decisions.clone(), placed, priced.iteration_s))
+    counts.then(|| (configuration.decisions.clone(), placed, priced.iteration_s))
 }
 
-/// What the list holds below a time, and whether nothing else is possible.
+/// The best candidate partition below `bar_s`, and whether the candidates are all partitions there
+/// are.
 fn tried(
-    case: &Configuration<'_>,
+    configuration: &Configuration<'_>,
     task: &Task<'_>,
     bar_s: f64,
     scratch: &mut Scratch,
 ) -> (BestListed, bool) {
-    let d = &case.decisions;
+    let d = &configuration.decisions;
     let list = CutList::of(d.vocab, d.vpp);
-    let ranges = case.cache.listed_ranges(list.unwrap_or(CutList::Family), case.stages(), d.vocab);
-    let pipeline_s = if bar_s.is_finite() { case.pipeline_s(bar_s) } else { bar_s };
+    let ranges = configuration.cache.listed_ranges(
+        list.unwrap_or(CutList::Family),
+        configuration.stages(),
+        d.vocab,
+    );
+    let pipeline_s = if bar_s.is_finite() { configuration.pipeline_s(bar_s) } else { bar_s };
     let ignore_memory = task.ignore_memory;
-    let listed =
-        case.best_listed(&ranges, Limits { ignore_memory, ..Limits::below(pipeline_s) }, scratch);
+    let listed = configuration.best_listed(
+        &ranges,
+        Limits { ignore_memory, ..Limits::below(pipeline_s) },
+        scratch,
+    );
     (listed, list.is_some() && !d.post_validation)
 }
 
-/// All that a node leaves open.
+/// All combinations that a parallel layout leaves open.
 fn combinations(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions> {
     let mut found = Vec::with_capacity(choices.count() as usize);
     for (schedule, vpp, vocabs) in &choices.schedules {

@@ -1,8 +1,9 @@
-//! Cuts off the family's list: layers moved one at a time.
+//! Local search over partitions: moves one layer at a time.
 //!
-//! With several chunks a device and many cuts a family of them is tried ([`super::family`]). The best of the family
-//! need not be the best among its neighbours, so a search goes on downhill from there: of all cuts with one layer on
-//! another stage the fastest that fits, until none is faster.
+//! With several chunks per pipeline rank and many partitions, the search prices a family of them
+//! ([`super::partition_candidates`]). The best of the family need not be the best among its
+//! neighbours, so hill climbing goes on from there: each step takes the fastest partition that fits
+//! among all with one layer on another stage, until none is faster.
 
 use super::partition_candidates::Limits;
 use crate::partition::{Column, Problem, Scratch};
@@ -11,31 +12,32 @@ use crate::pricing::listed_cuts::{Ranges, to_ranges};
 use crate::pricing::priced::Placed;
 use crate::simulate::CriticalPath;
 
-/// A move must make the iteration shorter by this part of it: less is not worth an uneven cut.
+/// Least relative gain of a move: less is not worth an uneven partition.
 const LEAST_GAIN: f64 = 1e-4;
 
-/// Chains of passes that are remembered from one step to the next.
-const MOST_CHAINS: usize = 16;
+/// Chains of passes kept from one step to the next.
+const MAX_CHAINS: usize = 16;
 
-/// Moves one after another that came to nothing for the rest to be left.
-const MOST_IN_VAIN: usize = 128;
+/// Moves without success after which a step gives up.
+const MAX_FAILED_MOVES: usize = 128;
 
-/// Layers that a device may stop recomputing where it holds one less.
-const MOST_SPARED: f64 = 2.0;
+/// Upper estimate of the layers that a rank stops recomputing when it holds one layer less.
+const MAX_SPARED_LAYERS: f64 = 2.0;
 
 /// A chain of passes of a placement.
 struct Chain {
     path: CriticalPath,
-    /// By stage, how much of it one layer there is without recomputation, s.
+    /// By stage, seconds of the chain per layer there, without recomputation.
     layer_s: Vec<f64>,
-    /// By stage, how much of its device's recomputation on it one layer less there may spare, s.
+    /// By stage, seconds of recomputation on the chain that removing one layer there may save.
     spared_s: Vec<f64>,
     /// Its length, s.
     length_s: f64,
 }
 
 impl Configuration<'_> {
-    /// Where moves of single layers lead from a placement, with its iteration before it is finished, s.
+    /// The local optimum reached from a placement by moves of single layers, with its time before
+    /// overheads, s.
     pub fn hill_climb(
         &self,
         start: (Placed, f64),
@@ -43,16 +45,17 @@ impl Configuration<'_> {
         scratch: &mut Scratch,
     ) -> (Placed, f64) {
         let mut chains = vec![];
-        let mut lowest = start;
-        while let Some(lower) = self.lower(&lowest, &mut chains, ignore_memory, scratch) {
-            lowest = lower;
+        let mut best = start;
+        while let Some(step) = self.step(&best, &mut chains, ignore_memory, scratch) {
+            best = step;
         }
-        lowest
+        best
     }
 
-    /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten the longest chain of
-    /// passes most come first, and those that leave some chain too long are left out.
-    fn lower(
+    /// The fastest placement with one layer on another stage, if it is faster. Moves that shorten
+    /// the critical path most are tried first; moves that leave a known chain too long are not
+    /// tried.
+    fn step(
         &self,
         (placed, pipeline_s): &(Placed, f64),
         chains: &mut Vec<Chain>,
@@ -63,15 +66,15 @@ impl Configuration<'_> {
         let choice = vec![0; placed.len()];
         let longest = problem.critical_path(&choice, scratch);
         let known = std::mem::take(chains).into_iter().map(|chain| chain.path);
-        for path in std::iter::once(longest).chain(known).take(MOST_CHAINS) {
+        for path in std::iter::once(longest).chain(known).take(MAX_CHAINS) {
             chains.push(self.chain(path, placed, &problem, scratch));
         }
         let counts: Vec<usize> = placed.iter().map(|stage| stage.end - stage.start).collect();
         let mut moves = moves(&counts, self.decisions.vocab.over_pipeline());
         moves.sort_by(|&a, &b| chains[0].after_s(a).total_cmp(&chains[0].after_s(b)));
-        let (mut limit_s, mut best, mut in_vain) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
+        let (mut limit_s, mut best, mut failed) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
         for pair in moves {
-            if in_vain == MOST_IN_VAIN {
+            if failed == MAX_FAILED_MOVES {
                 break;
             }
             if chains.iter().any(|chain| chain.after_s(pair) >= limit_s) {
@@ -82,10 +85,10 @@ impl Configuration<'_> {
             let tried = self.best_listed(&cut, limits, scratch);
             match tried.best {
                 Some((placed, value_s)) => {
-                    (limit_s, in_vain) = (value_s, 0);
+                    (limit_s, failed) = (value_s, 0);
                     best = Some((placed, value_s));
                 }
-                None => in_vain += 1,
+                None => failed += 1,
             }
             chains.extend(
                 tried.paths.into_iter().map(|path| self.chain(path, placed, &problem, scratch)),
@@ -94,8 +97,8 @@ impl Configuration<'_> {
         best
     }
 
-    /// A chain of passes in a placement, the only choice of `problem`. Of a forward and a backward that run together it
-    /// does not say what a layer is of them.
+    /// A chain of passes under `placed`, the only choice of `problem`. What a layer takes of
+    /// forward and backward passes that run as one pair is not counted.
     fn chain(
         &self,
         path: CriticalPath,
@@ -103,14 +106,15 @@ impl Configuration<'_> {
         problem: &Problem,
         scratch: &mut Scratch,
     ) -> Chain {
-        let again_s: Vec<f64> =
+        let recompute_s: Vec<f64> =
             placed.iter().map(|stage| self.recompute_cost(&stage.recompute).recompute_s).collect();
         let layers = self.cache.layers.len() as f64;
         let mean_s = |seconds: fn(&Column) -> f64| -> f64 {
             problem.columns.iter().flatten().map(seconds).sum::<f64>() / layers
         };
         let forward_s = mean_s(|column| column.forward_s);
-        let backward_s = mean_s(|column| column.backward_s) - again_s.iter().sum::<f64>() / layers;
+        let backward_s =
+            mean_s(|column| column.backward_s) - recompute_s.iter().sum::<f64>() / layers;
         let weight_s = mean_s(|column| column.weight_s);
         let layer_s = |stage: usize| {
             f64::from(path.forward_count[stage]) * forward_s
@@ -118,10 +122,12 @@ impl Configuration<'_> {
                 + f64::from(path.weight_count[stage]) * weight_s
         };
         let spared_s = |stage: usize| -> f64 {
-            let on_device = self.stages_of(self.device_of(stage));
+            let on_rank = self.stages_of(self.device_of(stage));
             let again =
-                on_device.map(|stage| f64::from(path.backward_count[stage]) * again_s[stage]);
-            again.sum::<f64>().min(MOST_SPARED * f64::from(path.backward_count[stage]) * forward_s)
+                on_rank.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
+            again
+                .sum::<f64>()
+                .min(MAX_SPARED_LAYERS * f64::from(path.backward_count[stage]) * forward_s)
         };
         let stages = 0..problem.stages();
         let (layer_s, spared_s) =
@@ -132,14 +138,14 @@ impl Configuration<'_> {
 }
 
 impl Chain {
-    /// About its least length after a layer has moved, s: its old device may have to recompute less.
+    /// Estimated least length after a layer has moved, s: the rank it leaves may recompute less.
     fn after_s(&self, (from, to): (usize, usize)) -> f64 {
         self.length_s + self.layer_s[to] - self.layer_s[from] - self.spared_s[from]
     }
 }
 
-/// Stages from and to which a layer may go. Only the first and the last stage may be empty, and neither where
-/// vocabulary passes lie over the pipeline.
+/// Pairs of stages between which a layer may move. Only the first and the last stage may become
+/// empty, and neither where the vocabulary is spread over the pipeline.
 fn moves(counts: &[usize], all_filled: bool) -> Vec<(usize, usize)> {
     let stages = counts.len();
     let fewest = |stage: usize| usize::from(all_filled || (stage > 0 && stage + 1 < stages));
@@ -147,7 +153,7 @@ fn moves(counts: &[usize], all_filled: bool) -> Vec<(usize, usize)> {
     pairs.filter(|&(from, to)| from != to && counts[from] > fewest(from)).collect()
 }
 
-/// The cut after a move.
+/// The partition after a move.
 fn after(counts: &[usize], (from, to): (usize, usize)) -> Ranges {
     let mut counts = counts.to_vec();
     counts[from] -= 1;

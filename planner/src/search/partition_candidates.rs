@@ -1,13 +1,21 @@
-//! Placements of schedules with several chunks a device: a list short enough to be tried in full.
+//! Candidate partitions of schedules with several chunks per pipeline rank: a list short enough to
+//! price in full. A placement is a partition with a recompute split for every stage.
 //!
-//! Where there are at most [`FEW_CUTS`] ways to cut the layers into stages, each of them with every mix of
-//! recomputation, which the integer program decides; where every stage is there twice, with every level of
-//! recomputation: two stages have few cuts in a model of any depth, and their programs take minutes. Where there are more, a family: chunks are as even as
-//! may be, except that the first and the last stage, which also hold the vocabulary layers, may each have
-//! up to [`LIGHTER`] layers fewer, or as layer redistribution's min–max rule has them; and every device
-//! recomputes to the least level of a chain ([`super::ladder`]) that fits. Within the list the search is
-//! exact, and from its best it goes on to other cuts (`super::moved`). (With one chunk a device, any contiguous placement and any mix is open, and the integer program
-//! decides.)
+//! - At most [`FEW_CUTS`] ways to cut the layers into stages: all of them. Each is priced with
+//!   every recompute split, which the integer program decides. Bidirectional pipelines use the
+//!   rungs of the recompute ladder instead: their two stages have few cuts at any depth, and the
+//!   integer programs would take minutes.
+//! - More than that: a family. Chunks are as even as possible, except that the first and the last
+//!   stage, which also hold the vocabulary layers, may have up to [`LIGHTER`] layers fewer, or as
+//!   many as the min–max rule of layer redistribution gives them. Every rank recomputes on the
+//!   lowest rung of a ladder ([`crate::pricing::recompute_ladder`]) that fits.
+//!
+//! Within the candidates the search is exact. From the best of a family, `super::local_search`
+//! goes on to other partitions. With one chunk per rank every contiguous partition and recompute
+//! split is open, and the integer program decides (`super::partition_problem`).
+//!
+//! [`FEW_CUTS`]: crate::pricing::listed_cuts::FEW_CUTS
+//! [`LIGHTER`]: crate::pricing::listed_cuts::LIGHTER
 
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
@@ -23,13 +31,13 @@ use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
 impl Configuration<'_> {
-    /// Whether every cut and every mix of several chunks a device is open: see the module's documentation.
+    /// Whether every partition and recompute split is open with several chunks per rank.
     pub fn is_open(&self) -> bool {
         let once = self.decisions.vpp > 1 && self.decisions.layout().copies() == 1;
         once && few_cuts(self.cache.layers.len(), self.stages())
     }
 
-    /// The best placement of a list within limits.
+    /// The best placement over candidate partitions within limits.
     pub fn best_listed(
         &self,
         list: &[Ranges],
@@ -59,7 +67,8 @@ impl Configuration<'_> {
                     found.offer(placed(ranges, recompute_choices), value_s);
                 }
             }
-            // The program's rows are chains from the start of the iteration to its end.
+            // The rows of the integer program are chains from the start of the iteration to its
+            // end.
             if open && !self.decisions.post_validation {
                 self.best_recomputes(ranges, &stages, work, &mut found, scratch);
             }
@@ -67,8 +76,9 @@ impl Configuration<'_> {
         found
     }
 
-    /// The iteration of a problem's only choice before it is finished, s; nothing where a chain shows that it is no
-    /// better than what is found. A chain that would have shown it is kept.
+    /// Time of the only choice of `problem` before overheads, s; `None` where a known chain shows
+    /// that it is no better than the best found. If it turns out no better, its critical path is
+    /// kept.
     fn value_s(
         &self,
         problem: &Problem,
@@ -90,7 +100,7 @@ impl Configuration<'_> {
         Some(value_s)
     }
 
-    /// Looks among all mixes of a cut for one faster than what is found, by the integer program.
+    /// Searches all recompute splits of a partition by the integer program.
     fn best_recomputes(
         &self,
         ranges: &Ranges,
@@ -125,20 +135,21 @@ impl Configuration<'_> {
         }
     }
 
-    /// Least seconds of passes of every placement, in any order of passes: some device has at least the mean of the
-    /// devices' work, and does it one pass after another.
+    /// Lower bound on the passes of every placement in any order, s: some rank has at least the
+    /// mean load and runs its passes one after another.
     pub fn mean_load_s(&self) -> f64 {
         let ranges = to_ranges(even_counts(self.cache.layers.len(), self.stages()));
         let stages = self.stage_costs(&ranges, &mut HashMap::default());
-        // Where layers lie changes nothing in their sum.
+        // The sum does not depend on the partition.
         let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
         self.micro_batches() * (work_s / self.devices() as f64 + self.vocab_pass_s())
     }
 
-    /// A chain of passes in columns: see [`crate::bounds::candidates`]; each device's own reductions may
-    /// come instead of the way back.
+    /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
+    /// may also end with the reductions of its own rank.
     fn chain_s(&self, columns: &[Column]) -> f64 {
-        // Without a barrier devices do not count what comes before their first and behind their last pass.
+        // Without a barrier, ranks do not wait for what comes before their first and after their
+        // last pass.
         if self.decisions.post_validation {
             return 0.0;
         }
@@ -148,26 +159,26 @@ impl Configuration<'_> {
         if !self.decisions.schedule.is_whole() {
             return self.milestone_chain_s(columns);
         }
-        let devices = self.devices();
+        let ranks = self.devices();
         let m = self.micro_batches();
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
-        let first_tail_s: f64 = columns.iter().step_by(devices).map(|column| column.tail_s).sum();
-        for device in 0..devices {
-            // Stage j·p + i is chunk j of device i.
-            let own = || columns.iter().skip(device).step_by(devices);
+        let first_tail_s: f64 = columns.iter().step_by(ranks).map(|column| column.tail_s).sum();
+        for rank in 0..ranks {
+            // Stage j·p + i is chunk j of rank i.
+            let own = || columns.iter().skip(rank).step_by(ranks);
             let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
             let tail_s = own().map(|column| column.tail_s).sum::<f64>();
             longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
             step_s = step_s.max(own().map(|column| column.step_s).sum());
-            let link_s = self.link_behind_s(device);
-            down_s += columns[device].forward_s + link_s;
-            back_s += columns[device].backward_s + link_s;
+            let link_s = self.link_behind_s(rank);
+            down_s += columns[rank].forward_s + link_s;
+            back_s += columns[rank].backward_s + link_s;
         }
         longest_s.max(self.looped_way_s(columns) + first_tail_s) + step_s
     }
 
-    /// One micro-batch's way down all stages and back, s, with the others' passes of the stages where they take
-    /// longest: breadth-first loops do those in between.
+    /// Breadth-first loops: the forward and backward path of one micro-batch, with the passes of
+    /// the others on the stages where they take longest, s.
     fn looped_way_s(&self, columns: &[Column]) -> f64 {
         if self.decisions.schedule != ScheduleName::LoopedBfs {
             return 0.0;
@@ -179,7 +190,7 @@ impl Configuration<'_> {
         way_s + 2.0 * links_s + (self.micro_batches() - 1.0) * others_s
     }
 
-    /// The longest chain where every stage is there twice; see [`crate::partition::bidirectional`].
+    /// The longest chain of a bidirectional pipeline; see [`crate::partition::bidirectional`].
     fn bidirectional_chain_s(&self, columns: &[Column]) -> f64 {
         let (down_s, back_s) = self.ways_s(columns);
         let seconds: Vec<_> =
@@ -188,19 +199,19 @@ impl Configuration<'_> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let (stages, down_s, back_s) = (&seconds[..], &down_s[..], &back_s[..]);
         let bidirectional = Bidirectional { stages, down_s, back_s, runs, whole };
-        let both_s = |device: usize, value: fn(&Column) -> f64| -> f64 {
-            self.stages_of(device).map(|stage| value(&columns[stage])).sum()
+        let both_s = |rank: usize, value: fn(&Column) -> f64| -> f64 {
+            self.stages_of(rank).map(|stage| value(&columns[stage])).sum()
         };
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
-        for device in bidirectional.pairs() {
-            let tail_s = both_s(if whole { 0 } else { device }, |column| column.tail_s);
-            longest_s = longest_s.max(bidirectional.end_s(device, 0.0) + tail_s);
-            step_s = step_s.max(both_s(device, |column| column.step_s));
+        for rank in bidirectional.pairs() {
+            let tail_s = both_s(if whole { 0 } else { rank }, |column| column.tail_s);
+            longest_s = longest_s.max(bidirectional.end_s(rank, 0.0) + tail_s);
+            step_s = step_s.max(both_s(rank, |column| column.step_s));
         }
         longest_s + step_s
     }
 
-    /// By stage, the forwards and the backwards of those before it, with the links between, s.
+    /// By stage, the forwards and the backwards of the stages before it with the links between, s.
     fn ways_s(&self, columns: &[Column]) -> (Vec<f64>, Vec<f64>) {
         let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
         for (stage, column) in columns.iter().enumerate() {
@@ -213,13 +224,13 @@ impl Configuration<'_> {
 
     /// The longest chain between milestones; see [`crate::partition::milestones`].
     fn milestone_chain_s(&self, columns: &[Column]) -> f64 {
-        let (devices, stages) = (self.devices(), columns.len());
+        let (ranks, stages) = (self.devices(), columns.len());
         let link_s = |stage: usize| self.link_behind_s(stage);
         let (down_s, back_s) = self.ways_s(columns);
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
-        for (device, milestones) in self.pipeline().milestones.iter().enumerate() {
-            let stage_of = |chunk: usize| layout.stage_of(devices, device, chunk);
+        for (rank, milestones) in self.pipeline().milestones.iter().enumerate() {
+            let stage_of = |chunk: usize| layout.stage_of(ranks, rank, chunk);
             let own: Vec<&Column> =
                 (0..milestones.chunks.len()).map(|chunk| &columns[stage_of(chunk)]).collect();
             let chunks: Vec<_> =
@@ -228,34 +239,34 @@ impl Configuration<'_> {
                 OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.vocab_pass_s() };
             let behind_s = |stage: usize| back_s[stages] - back_s[stage + 1] + link_s(stage);
             let around = ArrivalTimes {
-                arrive_s: down_s[device],
+                arrive_s: down_s[rank],
                 ready_s: down_s[stages] + behind_s(stage_of(milestones.first_chunk)),
-                way_s: link_s(device) + down_s[stages] - down_s[device + 1] + behind_s(device),
+                way_s: link_s(rank) + down_s[stages] - down_s[rank + 1] + behind_s(rank),
             };
             let ends = milestones.ends(&seconds, &around);
             let tail_s: f64 = own.iter().map(|column| column.tail_s).sum();
-            let last_s = ends.last_backward_s + back_s[device];
+            let last_s = ends.last_backward_s + back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
             step_s = step_s.max(own.iter().map(|column| column.step_s).sum());
         }
         longest_s + step_s
     }
 
-    /// Costs of the stages; where layers are alike, equal stages are priced once.
+    /// Costs of the stages. Where all layers are of one kind, equal stages are priced once.
     fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
         let stages = ranges.len();
         let uniform = self.cache.layers.is_uniform();
         let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
-            // Stages at no end of the model are alike, but for vocabulary shards, which only first chunks hold,
-            // and where both neighbours lie on other devices, equally far.
+            // Inner stages cost the same if there are no vocabulary shards, which only first chunks
+            // hold, and if both neighbours lie on other ranks at the same distance.
             let inside = stage > 0
                 && stage + 1 < stages
                 && self.vocab_pass_s() == 0.0
                 && (self.p2p_transfer.is_alike() || !self.p2p_transfer.blocks);
             let own = self.device_of(stage);
-            let choices =
+            let is_shared =
                 inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;
-            let key = match (choices, uniform) {
+            let key = match (is_shared, uniform) {
                 (true, true) => (1, 0, end - start),
                 (false, true) => (stage, 0, end - start),
                 (_, false) => (stage, start, end),
@@ -265,7 +276,7 @@ impl Configuration<'_> {
         ranges.iter().enumerate().map(cost).collect()
     }
 
-    /// Seconds of the stages with no more recomputation than is pinned.
+    /// Columns of the stages with the least recomputation allowed.
     fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
         let first = options(self.decisions.recompute)[0];
         let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
@@ -297,8 +308,9 @@ impl Configuration<'_> {
         ranges.iter().map(|&(start, end)| self.least_recompute(start, end)).collect()
     }
 
-    /// The fastest mixes with which every device fits: one chunk a device, any; several, one for each
-    /// chain of levels with which no device's own work takes `limit_s`.
+    /// The fastest recompute splits with which every rank fits. With one chunk per rank all splits
+    /// are considered; with several, one result for each ladder order on which no rank's own passes
+    /// take `limit_s`.
     fn fitting_recomputes(
         &self,
         ranges: &Ranges,
@@ -326,8 +338,8 @@ impl Configuration<'_> {
                 .into_iter()
                 .collect();
         }
-        let chains = RecomputeLadder::chains(self.decisions.recompute).iter();
-        chains.filter_map(|&chain| self.ladder_recomputes(ranges, stages, chain, limit_s)).collect()
+        let orders = RecomputeLadder::chains(self.decisions.recompute).iter();
+        orders.filter_map(|&order| self.ladder_recomputes(ranges, stages, order, limit_s)).collect()
     }
 
     fn fits(
@@ -340,26 +352,26 @@ impl Configuration<'_> {
         self.problem_of(columns.into_iter().map(|c| vec![c]).collect()).fits(&vec![0; ranges.len()])
     }
 
-    /// Mixes of every device's least level that fits.
+    /// The recompute splits on every rank's lowest rung that fits.
     fn ladder_recomputes(
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
-        chain: LadderOrder,
+        order: LadderOrder,
         limit_s: f64,
     ) -> Option<Vec<RecomputeCost>> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
-        // Devices that mirror each other hold the same stages.
-        for device in 0..self.devices() / self.decisions.layout().copies() {
-            let ladder = self.ladder_of(device, ranges, chain);
-            let level = ladder.least(|level| {
-                let mut holders = self.holders_of(device);
-                holders.all(|device| self.device_fits(device, ranges, stages, ladder, level))
+        // Mirrored ranks hold the same stages.
+        for rank in 0..self.devices() / self.decisions.layout().copies() {
+            let ladder = self.ladder_of(rank, ranges, order);
+            let rung = ladder.least(|rung| {
+                let mut holders = self.holders_of(rank);
+                holders.all(|rank| self.rank_fits(rank, ranges, stages, ladder, rung))
             })?;
             let mut own_s = 0.0;
-            for stage in self.stages_of(device) {
-                recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, level);
+            for stage in self.stages_of(rank) {
+                recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, rung);
                 own_s += stages[stage].load_s() + recompute_choices[stage].recompute_s;
             }
             if runs * own_s >= limit_s {
@@ -369,38 +381,38 @@ impl Configuration<'_> {
         Some(recompute_choices)
     }
 
-    /// The levels of a device's chunks.
-    pub fn ladder_of(&self, device: usize, ranges: &Ranges, chain: LadderOrder) -> RecomputeLadder {
-        let chunks = self.stages_of(device).map(|stage| ranges[stage]);
+    /// The recompute ladder of the chunks of a rank.
+    pub fn ladder_of(&self, rank: usize, ranges: &Ranges, order: LadderOrder) -> RecomputeLadder {
+        let chunks = self.stages_of(rank).map(|stage| ranges[stage]);
         let longest = chunks.flat_map(|(start, end)| self.cache.layers.between(start, end)).max();
-        RecomputeLadder::new(chain, self.decisions.recompute, longest.unwrap_or(0))
+        RecomputeLadder::new(order, self.decisions.recompute, longest.unwrap_or(0))
     }
 
     fn recompute_at(
         &self,
         range: (usize, usize),
         ladder: RecomputeLadder,
-        level: usize,
+        rung: usize,
     ) -> RecomputeCost {
-        self.recompute_cost(&ladder.recompute(level, &self.cache.layers.counts(range.0, range.1)))
+        self.recompute_cost(&ladder.recompute(rung, &self.cache.layers.counts(range.0, range.1)))
     }
 
-    fn device_fits(
+    fn rank_fits(
         &self,
-        device: usize,
+        rank: usize,
         ranges: &Ranges,
         stages: &[StageCost],
         ladder: RecomputeLadder,
-        level: usize,
+        rung: usize,
     ) -> bool {
         let columns: Vec<Column> = self
-            .stages_of(device)
+            .stages_of(rank)
             .map(|stage| {
                 self.column(
                     ranges[stage],
                     0,
                     &stages[stage],
-                    &self.recompute_at(ranges[stage], ladder, level),
+                    &self.recompute_at(ranges[stage], ladder, rung),
                 )
             })
             .collect();
@@ -412,46 +424,47 @@ impl Configuration<'_> {
                 .map(|(&n, column)| f64::from(n) * column.in_flight_bytes)
                 .sum()
         };
-        let most = self.pipeline().in_flight[device].iter().map(held).fold(0.0, f64::max);
+        let most = self.pipeline().in_flight[rank].iter().map(held).fold(0.0, f64::max);
         states + most <= self.budget_bytes()
     }
 }
 
-/// What placements of a list are held against.
+/// Limits on the placements of candidate partitions.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// Placements that take as long do not count, s.
+    /// Only placements below this time count, s.
     pub cutoff_s: f64,
-    /// Memory does not count.
+    /// Whether to ignore memory.
     pub ignore_memory: bool,
-    /// Chains of passes in the same order: what one shows to take too long is not simulated.
+    /// Chains of passes of the same order. What one of them shows to take too long is not
+    /// simulated.
     pub known: &'a [&'a CriticalPath],
-    /// Work of integer programs, as [`ilp::Limits::work`] counts it.
+    /// Work of integer programs, in the unit of [`ilp::Limits::work`].
     pub work: u64,
 }
 
 impl Limits<'_> {
-    /// All placements below a cut-off that fit; integer programs get a part of what a search has.
+    /// All placements below a cutoff that fit. Integer programs get a part of the work of a search.
     pub fn below(cutoff_s: f64) -> Self {
         Self { cutoff_s, ignore_memory: false, known: &[], work: SOLVER_WORK / 8 }
     }
 }
 
-/// What a list holds below a cut-off.
+/// The best of some candidate partitions below a cutoff.
 #[derive(Clone, Debug)]
 pub struct BestListed {
     cutoff_s: f64,
-    /// The best placement, with its iteration before it is finished, s.
+    /// The best placement, with its time before overheads, s.
     pub best: Option<(Placed, f64)>,
-    /// Chains of passes that make placements no better than the cut-off or what was found before.
+    /// Critical paths of placements that were no better than the cutoff or the best before them.
     pub paths: Vec<CriticalPath>,
     /// Integer programs solved.
     pub ilps: u64,
     /// Wall time of these programs, s.
     pub ilp_s: f64,
-    /// Their work, as [`ilp::Limits::work`] counts it.
+    /// Their work, in the unit of [`ilp::Limits::work`].
     pub work: u64,
-    /// Least bound of a program that ran out of time, s; infinite where none did.
+    /// Least bound of a program that ran out of work, s; infinite where none did.
     pub open_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The placement problem of one chunk a device, without the columns that a bound rules out.
+//! The partition problem with one chunk per pipeline rank, without the columns that a bound prunes.
 
 use crate::bounds::cuts::{OpenCuts, PartitionBound};
 use crate::bounds::states::StateView;
@@ -7,11 +7,11 @@ use crate::partition::{Column, Problem};
 use crate::pricing::Configuration;
 
 impl Configuration<'_> {
-    /// The placement problem of one chunk a device, with every column of which a bound does not say that
-    /// it takes `cutoff_s` or more; `None` where no placement is left.
+    /// The partition problem with one chunk per rank. Columns that a bound proves to take
+    /// `cutoff_s` or more are left out; `None` where no placement remains.
     ///
-    /// Only the fastest mix that fits is kept of a range: the iteration never
-    /// shortens when a stage's backward pass lengthens, and memory is that stage's own affair.
+    /// Of each layer range only the fastest recompute split that fits is kept: a longer backward
+    /// pass never shortens the iteration, and the split affects the memory of no other stage.
     pub fn problem(&self, cutoff_s: f64, ignore_memory: bool) -> Option<Problem> {
         let budget = if ignore_memory { f64::INFINITY } else { self.budget_bytes() };
         let cuts = self.cuts(cutoff_s, budget)?;
@@ -22,20 +22,20 @@ impl Configuration<'_> {
         problem.columns.iter().all(|columns| !columns.is_empty()).then_some(problem)
     }
 
-    /// Where one chunk a device may be cut with passes below `cutoff_s`.
+    /// The layer ranges of one chunk per rank that may have passes below `cutoff_s`.
     fn cuts(&self, cutoff_s: f64, budget_bytes: f64) -> Option<OpenCuts> {
         let d = &self.decisions;
         let spec = PipelineSpec::new(self.cache, d, &self.layer_costs);
         let state = StateView::new(self.cache, d, &self.layer_costs.params);
         let work = state.added_to(&MicroBatchCost::of(self.cache, d, &self.layer_costs), &spec);
-        // Another order of summation must not hide what lies just below.
+        // Another order of summation must not hide what lies just below the cutoff.
         let partition_bound =
             PartitionBound::new(&spec, &work, &state, &self.cache.layers, budget_bytes);
         partition_bound.in_made_order(self.cache).solve(cutoff_s * (1.0 + 1e-9))
     }
 
-    /// A column for each range that some mix fits; where layers are alike only their count matters, and
-    /// ranges start at 0.
+    /// One column for each range that fits with some recompute split. Where all layers are of one
+    /// kind only their count matters, and ranges start at 0.
     fn free_columns(&self, stage: usize, ranges: &[(usize, usize)], budget: f64) -> Vec<Column> {
         let mut ranges = ranges.to_vec();
         if self.cache.layers.is_uniform() {

@@ -1,12 +1,12 @@
-//! Fits the constants of software generations and devices to published runs, and reports errors fitted,
-//! cross-validated by group, with each source and with each generation of software left out.
+//! Fits the constants of software generations and devices to published runs. Reports errors with
+//! all runs fitted, cross-validated by group, and with each source or each software generation left
+//! out.
 //!
-//!     cargo run --release -p meshwright-planner --example fit -- tests/papers/measured.csv models/shipped/clusters
+//!     cargo run --release -p meshwright-validation --example fit -- \
+//!         tests/papers/measured.csv models/shipped/clusters
 //!
-//! With `SHOW_ROWS` in the environment every row's errors are printed too.
-//!
-//! The second argument, where given, is the folder whose files are rewritten; `measured_runs.yaml`
-//! lies beside it.
+//! The second argument is optional: the folder whose files are rewritten, with `measured_runs.yaml`
+//! beside it. With `SHOW_ROWS` in the environment, the errors of every row are printed too.
 
 use models::cluster::MeasuredRuns;
 use std::path::Path;

@@ -1,9 +1,11 @@
-//! The model a row trained: its columns, and from the model's own card what no column says.
+//! The model that a row trained: from its columns, and from the model's own card where columns are
+//! empty.
 
 use super::row::{Reason, Row, required};
 use models::model::{self, ModelSpec, Moe, Positions, Router};
 
-/// What a name contains (without case), and the shipped model whose card it has. The first counts.
+/// Part of a model's name (in any case), and the shipped model whose card applies; the first match
+/// counts.
 const CARDS: [(&str, &str); 18] = [
     ("deepseek v3", "deepseek_v3"),
     ("deepseekv3", "deepseek_v3"),
@@ -24,17 +26,17 @@ const CARDS: [(&str, &str); 18] = [
     ("deepseek-v2", "deepseek_v2"),
     ("deepseek", "deepseek_v3"),
 ];
-/// The card of any other model: what rows leave open of a GPT.
+/// The card for all other models: a GPT.
 const OTHERS: &str = "gpt3_175b";
 
-/// Software whose authors say that all their runs had separate input and output embeddings (Vocabulary
-/// Parallelism, section 6.1).
+/// Software whose runs all had separate input and output embeddings, as the authors of Vocabulary
+/// Parallelism state (section 6.1).
 const UNTIED: [&str; 2] = ["sail-megatron-2024", "sail-megatron-artifact"];
 
 /// The model.
 ///
 /// # Errors
-/// A column that must be there is empty, or the model's card is not shipped.
+/// A required column is empty, or the model's card is not shipped.
 pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     let mut spec = card(row)?;
     let own_width = spec.attention.mla.is_some() || spec.moe.is_some();
@@ -87,7 +89,8 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
     Ok(Some(Moe { experts, top_k, ffn, first_dense, ..own }))
 }
 
-/// A model cut down to fewer layers keeps the share of dense ones in front, and one at least where it has any.
+/// Dense layers in front of a model that was cut down to fewer layers: the same share, and at least
+/// one if the card has any.
 fn first_dense(card: &Moe, layers: Option<u64>, card_layers: usize) -> usize {
     let layers = layers.map_or(card_layers, |layers| layers as usize).min(card_layers);
     (card.first_dense * layers).div_ceil(card_layers)

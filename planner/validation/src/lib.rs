@@ -1,9 +1,19 @@
-//! The cost model against published measurements: `plan validate`.
+//! The cost model against measurements.
 //!
-//! `row` reads a measurement, `setup` makes it a fully pinned configuration on the cluster it ran on,
-//! [`predict`] prices that, and `score` compares. Whether a row is used and what is predicted for it depend on
-//! its configuration alone: columns, completed by published recipes (`recipe`) and by the flags that no column holds
-//! (`noted`).
+//! - **Validation** (`plan validate`) predicts published measurements and scores the errors:
+//!   [`row`] reads a measurement, [`mod@setup`] makes it a pinned configuration on the cluster it
+//!   ran on, [`predict_all`] prices that. [`score`] compares times and memory, [`ranking`] the
+//!   order of configurations, [`memory_limit`] what fits, and [`claims`] checks comparisons that
+//!   papers make.
+//! - **Fitting** ([`mod@fit`], `cargo run --example fit`) fits the constants of software
+//!   generations and devices that no table measures to the same measurements, cross-validates the
+//!   fit, and writes the constants and error bands into the shipped files.
+//! - **Calibration** ([`calibrate`], `plan calibrate`) turns measurements of the user's own machine
+//!   or GPU into a cluster file.
+//!
+//! Whether a row is used, and what is predicted for it, depends on its configuration alone and
+//! never on its result. The configuration is in the columns, completed by published recipes
+//! ([`recipe`]) and by flags that only the notes mention (`run_flags`).
 
 mod architecture;
 pub mod calibrate;
@@ -11,7 +21,6 @@ pub mod claims;
 pub mod fit;
 mod machine;
 pub mod memory_limit;
-
 pub mod ranking;
 pub mod recipe;
 pub mod row;
@@ -35,38 +44,39 @@ use std::panic::resume_unwind;
 use std::thread::ScopedJoinHandle;
 use std::vec::IntoIter;
 
-/// What the cost model says of a row.
+/// The prediction for a row.
 #[derive(Clone, Debug, Serialize)]
 pub struct Predicted {
     /// Name of the row.
     pub id: String,
-    /// Source.
+    /// Source of the row.
     pub file: String,
-    /// Group that shares one weight.
+    /// Group of the row; groups have equal weights.
     pub group: String,
-    /// 1 to 3.
+    /// Tier of the row, 1 to 3.
     pub tier: u8,
     /// Whether the row could be expressed.
     pub used: bool,
-    /// Why not.
+    /// Why it could not be expressed.
     pub reason: Option<Reason>,
-    /// Predicted seconds an iteration.
+    /// Predicted seconds per iteration.
     pub predicted_s: Option<f64>,
-    /// Predicted bytes on the fullest device, what the device reserves included.
+    /// Predicted bytes on the fullest device, with what the device reserves.
     pub predicted_bytes: Option<f64>,
-    /// The same without what the device reserves: what an allocator of tensors counts.
+    /// The same without what the device reserves: what the allocator counts as tensors.
     pub predicted_allocated_bytes: Option<f64>,
-    /// Bytes of the device it ran on.
+    /// Memory of the device in bytes.
     pub limit_bytes: Option<f64>,
     /// Whether it is predicted to fit.
     pub feasible: Option<bool>,
-    /// What to mind: it is predicted to fit, but hardly.
+    /// A warning if it is predicted to fit within the headroom only.
     pub warning: Option<String>,
-    /// Where the predicted seconds go.
+    /// Breakdown of the predicted seconds.
     pub breakdown: Option<Breakdown>,
 }
 
-/// Predicts every row, on as many threads as there are: each takes every so manieth row, because long ones lie together.
+/// Predicts every row on all cores. Rows are dealt out in turn, because rows that take long are
+/// next to each other.
 pub fn predict_all(rows: &[Row]) -> Vec<Predicted> {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let part = |first: usize| rows.iter().skip(first).step_by(threads).map(predict).collect();
@@ -116,21 +126,21 @@ fn predict(row: &Row) -> Predicted {
 
 fn price(setup: &Setup) -> Result<Priced, Reason> {
     let cache = CostCache::new(&setup.model, &setup.cluster, setup.gpus);
-    let case =
+    let configuration =
         Configuration::new(&cache, setup.decisions.clone()).map_err(|error| error.to_string())?;
-    let case = match &setup.searched {
-        Some(searched) => searched.case(case),
-        None => case,
+    let configuration = match &setup.searched {
+        Some(searched) => searched.applied_to(configuration),
+        None => configuration,
     };
     let mut setup = setup.clone();
     if setup.counts.is_empty() {
-        let ranges = case.listed_ranges().and_then(|list| list.into_iter().next());
+        let ranges = configuration.listed_ranges().and_then(|list| list.into_iter().next());
         let ranges = ranges.ok_or("its layers are not listed")?;
         setup.counts = ranges.iter().map(|(start, end)| end - start).collect();
     }
     let mut placed = setup.placed();
     if setup.decisions.recompute == Recompute::PerLayer {
-        case.recompute_as_must_be(&mut placed);
+        configuration.recompute_as_must_be(&mut placed);
     }
-    Ok(case.price(&placed, &mut Scratch::default()))
+    Ok(configuration.price(&placed, &mut Scratch::default()))
 }

@@ -5,7 +5,7 @@ use super::row::{Reason, Row};
 use super::run_flags::RunFlags;
 use models::cluster::{self, ClusterSpec, LinkLevel};
 
-/// GPU as rows name it, and the shipped cluster built of it.
+/// A GPU as rows name it, and the shipped cluster with that GPU.
 const MACHINES: [(&str, &str); 12] = [
     ("A100-80G", "selene"),
     ("A100-40G", "a100_40g"),
@@ -21,7 +21,7 @@ const MACHINES: [(&str, &str); 12] = [
     ("A10G", "a10g_pcie"),
 ];
 
-/// Beginning of a software name, and the shipped generation it belongs to; the first that matches counts.
+/// Prefix of a software name, and the shipped generation it belongs to; the first match counts.
 const GENERATIONS: [(&str, &str); 25] = [
     ("megatron-2021", "megatron_2021"),
     ("megatron-deepspeed-2022", "megatron_deepspeed_2022"),
@@ -53,14 +53,14 @@ const GENERATIONS: [(&str, &str); 25] = [
 /// The generation of recipes that run an iteration as one CUDA graph.
 const FUSED: &str = "megatron_2026";
 
-/// What the authors of Vocabulary Parallelism ran V-Half with, another fork than that of their other runs (README of
-/// sail-sg/VocabularyParallelism).
+/// The generation of V-Half runs in Vocabulary Parallelism. Its authors used another fork for them
+/// (README of sail-sg/VocabularyParallelism).
 const V_HALF: &str = "zero_bubble_2024";
 
 /// The cluster, and the name of its software generation.
 ///
 /// # Errors
-/// A GPU or software that nothing is known of.
+/// The GPU or the software is unknown.
 pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reason> {
     let known = MACHINES.iter().find(|(gpu, _)| *gpu == row.gpu);
     let (_, name) = known.ok_or_else(|| format!("GPU {} is not known", row.gpu))?;
@@ -95,7 +95,7 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
     Ok((spec, generation))
 }
 
-/// The rate of a network of which sources say no more than that it is RoCE: that of the testbed of two of them.
+/// The rate of a network that sources call only RoCE: that of the testbed of two of them.
 fn unstated_roce() -> Result<Rate, Reason> {
     let testbed = cluster::shipped("a100_roce").ok_or("no cluster with RoCE")?;
     let testbed = testbed.map_err(|error| error.to_string())?;
@@ -104,7 +104,7 @@ fn unstated_roce() -> Result<Rate, Reason> {
     Ok(Rate { bytes_per_s, gpus_an_adapter })
 }
 
-/// A generation's own entry for a family of GPUs, where there is one: kernels differ by family.
+/// The generation's own entry for a GPU family, if there is one: kernels differ by family.
 fn on_family(generation: &str, gpu: &str) -> String {
     let family = if gpu.starts_with('H') {
         "hopper"
@@ -118,15 +118,15 @@ fn on_family(generation: &str, gpu: &str) -> String {
     if shipped { own } else { generation.to_owned() }
 }
 
-/// A network's line rate for one GPU and direction where all GPUs send.
+/// A network's line rate for one GPU and direction while all GPUs send.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Rate {
     bytes_per_s: f64,
     gpus_an_adapter: u64,
 }
 
-/// The rate that words state: `4x200Gb … per node`, `800 Gbps per node`, `400Gb … per GPU`. How many adapters carry what
-/// is stated of a whole node is not known: each GPU is taken to have its own.
+/// The rate stated in words: `4x200Gb … per node`, `800 Gbps per node`, `400Gb … per GPU`. How many
+/// adapters share a rate stated per node is unknown; each GPU is assumed to have its own.
 fn stated_rate(words: &str, node_gpus: u64) -> Option<Rate> {
     let at = words.find("Gb")?;
     let before = words[..at].trim_end();
@@ -143,7 +143,7 @@ fn stated_rate(words: &str, node_gpus: u64) -> Option<Rate> {
     Some(Rate { bytes_per_s: adapters * bytes / node_gpus as f64, gpus_an_adapter })
 }
 
-/// The number that a text ends with, and the text before it.
+/// The number at the end of a text, and the text before it.
 fn last_number(text: &str) -> Option<(f64, &str)> {
     let start = text.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |last| last + 1);
     Some((text[start..].parse().ok()?, &text[..start]))

@@ -1,17 +1,17 @@
-//! Whether runs that ran, and runs that did not fit, are told apart.
+//! Whether the memory model tells runs that fit from runs out of memory.
 
 use super::Predicted;
 use super::row::Row;
 use planner::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 
-/// Share by which the prediction of a run that ran may exceed memory and still count as near.
-const NEAR: f64 = 0.02;
+/// Fraction by which the prediction for a run that fits may exceed memory and still count as close.
+const CLOSE: f64 = 0.02;
 
-/// What was found of a group of rows: how many there are, and which.
+/// Predictions for a group of rows, counted by verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Called {
-    /// Predicted to fit with 5 % to spare.
+pub struct Verdicts {
+    /// Predicted to fit with the default headroom to spare.
     pub safe: usize,
     /// Predicted to fit, with a warning.
     pub at_edge: usize,
@@ -19,22 +19,23 @@ pub struct Called {
     pub infeasible: usize,
 }
 
-/// The confusion matrix. The limit is the memory of the device; a prediction counts what the device reserves.
+/// The confusion matrix. The limit is the device's memory; predictions include what the device
+/// reserves.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct MemoryLimit {
-    /// Runs that ran, whose recomputation is stated.
-    pub ran: Called,
-    /// Runs that ran, whose source does not say what they recompute: taken as nothing.
-    pub ran_recompute_unstated: Called,
-    /// Runs that were out of memory.
-    pub out_of_memory: Called,
-    /// Runs that ran, predicted beyond the limit by more than 2 % of it (stated recomputation alone).
+    /// Runs that fit, with stated recomputation.
+    pub ran: Verdicts,
+    /// Runs that fit, whose source does not state what they recompute: assumed to be nothing.
+    pub ran_recompute_unstated: Verdicts,
+    /// Runs out of memory.
+    pub out_of_memory: Verdicts,
+    /// Runs that fit (with stated recomputation), predicted to exceed the limit by more than 2 %.
     pub ran_but_infeasible: Vec<String>,
-    /// Runs that were out of memory, predicted safe or with no more than a warning.
+    /// Runs out of memory, predicted to fit, with or without a warning.
     pub out_of_memory_but_fits: Vec<String>,
 }
 
-impl Called {
+impl Verdicts {
     fn add(&mut self, filled: f64) {
         match filled {
             _ if filled > 1.0 => self.infeasible += 1,
@@ -44,17 +45,17 @@ impl Called {
     }
 }
 
-/// Predicted share of the device's memory.
+/// Predicted fraction of the device's memory.
 pub fn filled(predicted: &Predicted) -> Option<f64> {
     Some(predicted.predicted_bytes? / predicted.limit_bytes?)
 }
 
-/// Compares what fits with what ran.
+/// Compares predictions with what fit.
 pub fn memory_limit(rows: &[Row], predicted: &[Predicted]) -> MemoryLimit {
     let mut found = MemoryLimit::default();
     for (row, predicted) in rows.iter().zip(predicted) {
         let Some(filled) = filled(predicted) else { continue };
-        // Sources of memory alone also print what was computed and never ran.
+        // Sources that print memory alone include configurations that never ran.
         let ran = row.tier <= 2 && row.iteration_s.is_some();
         if row.ran_out_of_memory() {
             found.out_of_memory.add(filled);
@@ -65,7 +66,7 @@ pub fn memory_limit(rows: &[Row], predicted: &[Predicted]) -> MemoryLimit {
             found.ran_recompute_unstated.add(filled);
         } else if ran {
             found.ran.add(filled);
-            if filled > 1.0 + NEAR {
+            if filled > 1.0 + CLOSE {
                 found.ran_but_infeasible.push(row.id.clone());
             }
         }

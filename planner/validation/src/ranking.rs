@@ -1,6 +1,7 @@
-//! Whether predictions order configurations as measurements do.
+//! Whether predictions rank configurations as measurements do.
 //!
-//! A planner is worth what its ranking is worth: a model that is 10 % slow everywhere still picks the fastest.
+//! A planner needs the ranking most: a model that is 10 % too slow everywhere still picks the
+//! fastest.
 
 use super::Predicted;
 use super::memory_limit::filled;
@@ -9,7 +10,7 @@ use planner::request::DEFAULT_HEADROOM;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Sources that ran one model on the same GPUs and batch in several ways.
+/// Sources that ran one model on the same GPUs with the same batch in several ways.
 const SWEPT: [&str; 5] = [
     "vtrain_multi",
     "bigscience_bloom_a100",
@@ -17,25 +18,26 @@ const SWEPT: [&str; 5] = [
     "vocab_parallelism",
     "zero_bubble",
 ];
-/// Configurations from which on an order says something.
+/// Fewest configurations for which a rank correlation is meaningful.
 const ENOUGH: usize = 3;
-/// Pairs nearer than this are as good as equal: runs repeat to about 1 %.
+/// Pairs closer than this fraction count as equal: measurements repeat to about 1 %.
 const APART: f64 = 0.03;
 
-/// One model on the same GPUs with the same batch, in several ways.
+/// Several configurations of one model on the same GPUs with the same batch.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sweep {
-    /// Source.
+    /// Source of the rows.
     pub source: String,
     /// What is fixed.
     pub fixed: String,
-    /// Configurations compared; rows that repeat one count once, with their mean.
+    /// Configurations compared. Repeated runs count once, with their mean.
     pub configurations: usize,
-    /// Rows left out because they are predicted to fill memory, where allocators retry.
+    /// Rows left out because they are predicted to nearly fill memory, where allocators retry.
     pub at_edge: usize,
-    /// Spearman's rank correlation of predicted and measured seconds; absent below three configurations.
+    /// Spearman's rank correlation of predicted and measured seconds; `None` below three
+    /// configurations.
     pub rank_correlation: Option<f64>,
-    /// Measured seconds of the predicted best over the measured best, less one.
+    /// Measured seconds of the predicted best over those of the measured best, minus one.
     pub regret: f64,
     /// Row predicted to be the fastest.
     pub predicted_best: String,
@@ -43,30 +45,30 @@ pub struct Sweep {
     pub measured_best: String,
 }
 
-/// All sweeps of a source together.
+/// Score of all sweeps of a source.
 #[derive(Clone, Debug, Serialize)]
 pub struct SweepScore {
-    /// Source.
+    /// Source of the sweeps.
     pub source: String,
-    /// Its sweeps.
+    /// Number of sweeps.
     pub sweeps: usize,
-    /// Mean rank correlation of those long enough, weighted by configurations.
+    /// Mean rank correlation of sweeps that have one, weighted by configurations.
     pub rank_correlation: f64,
     /// Largest regret.
     pub worst_regret: f64,
 }
 
-/// Pairs of vocabulary strategies that are ordered as measured.
+/// Pairs of vocabulary strategies, and how many are ranked as measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pairs {
-    /// Pairs measured further apart than 3 %.
+    /// Pairs measured more than 3 % apart.
     pub pairs: usize,
-    /// Those among them that are predicted in the measured order.
+    /// Pairs among them that are predicted in the measured order.
     pub right: usize,
 }
 
 impl Pairs {
-    /// Share of the pairs that is right.
+    /// Fraction of the pairs in the right order.
     pub fn share(&self) -> f64 {
         self.right as f64 / self.pairs.max(1) as f64
     }
@@ -91,7 +93,7 @@ fn timed<'a>(
     })
 }
 
-/// Every sweep with at least two configurations.
+/// All sweeps with at least two configurations.
 pub fn sweeps(rows: &[Row], predicted: &[Predicted]) -> Vec<Sweep> {
     swept(rows, predicted)
         .into_iter()
@@ -101,8 +103,8 @@ pub fn sweeps(rows: &[Row], predicted: &[Predicted]) -> Vec<Sweep> {
         .collect()
 }
 
-/// The configurations of every sweep, repeated ones once, and how many rows at the edge of memory were left out;
-/// by source and by what is fixed.
+/// The configurations of every sweep, by source and by what is fixed, with repeated runs merged;
+/// and the number of rows left out because they nearly fill memory.
 pub(super) fn swept<'a>(
     rows: &'a [Row],
     predicted: &'a [Predicted],
@@ -138,10 +140,11 @@ fn fixed(row: &Row) -> String {
     )
 }
 
-/// Predictions of one configuration differ by no more, a fraction: sums in another order.
+/// Relative difference up to which predictions are of the same configuration: sums in another
+/// order.
 const ROUNDING: f64 = 1e-9;
 
-/// Repetitions of a configuration, which are predicted alike, as one with their mean.
+/// Merges repeated runs, which have the same prediction, into one with their mean.
 fn once_each(mut rows: Vec<Timed<'_>>) -> Vec<Timed<'_>> {
     rows.sort_by(|a, b| a.predicted_s.total_cmp(&b.predicted_s));
     let alike = |a: &Timed<'_>, b: &Timed<'_>| b.predicted_s <= a.predicted_s * (1.0 + ROUNDING);
@@ -153,7 +156,7 @@ fn together<'a>(same: &[Timed<'a>]) -> Option<Timed<'a>> {
     same.first().map(|first| Timed { measured_s, ..*first })
 }
 
-/// The score of rows, of which there must be two.
+/// The score of at least two rows.
 fn sweep(rows: &[Timed<'_>]) -> Option<Sweep> {
     let least =
         |value: fn(&Timed<'_>) -> f64| rows.iter().min_by(|a, b| value(a).total_cmp(&value(b)));
@@ -192,7 +195,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     values.iter().map(rank).collect()
 }
 
-/// Sweeps by source.
+/// Scores of sweeps by source.
 pub fn by_source(sweeps: &[Sweep]) -> Vec<SweepScore> {
     sweeps
         .chunk_by(|a, b| a.source == b.source)
@@ -212,7 +215,7 @@ pub fn by_source(sweeps: &[Sweep]) -> Vec<SweepScore> {
         .collect()
 }
 
-/// Pairs of rows that differ in nothing but where their vocabulary lives.
+/// Pairs of rows that differ only in their vocabulary strategy.
 pub fn vocabulary_pairs(rows: &[Row], predicted: &[Predicted]) -> Pairs {
     let all: Vec<Timed<'_>> = timed(rows, predicted)
         .map(|(timed, _)| timed)
@@ -236,7 +239,7 @@ pub fn vocabulary_pairs(rows: &[Row], predicted: &[Predicted]) -> Pairs {
     found
 }
 
-/// Whether a row ran several chunks a device, which is another schedule.
+/// Whether a row ran several chunks per pipeline rank, which is another schedule.
 fn chunked(row: &Row) -> bool {
     row.vpp.is_some_and(|chunks| chunks > 1)
 }

@@ -1,46 +1,49 @@
-//! What NVIDIA's published recipes set beside what its tables of results print.
+//! Settings of NVIDIA's published recipes that its tables of results do not print.
 //!
-//! The tables have parallel degrees and batches. What is recomputed, how tokens reach their experts, what runs under
-//! what and the layers of each stage stand in the recipes that the tables ran: Megatron-Bridge's
-//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11), v0.3.1 (26.02), v0.4.0 (26.04), v0.4.2 (26.04.01),
-//! v0.5.1 (26.06), its `perf_recipes` at v0.6.0 (26.08), and dgxc-benchmarking's `launch.sh` at v25.05.05. Like a model's
-//! card they are looked up by software, model, GPU and number format.
+//! The tables print parallel degrees and batches. Recomputation, expert dispatch, overlap and the
+//! layers of each stage are in the recipes behind the tables: Megatron-Bridge's
+//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11), v0.3.1 (26.02),
+//! v0.4.0 (26.04), v0.4.2 (26.04.01), v0.5.1 (26.06), its `perf_recipes` at v0.6.0 (26.08), and
+//! dgxc-benchmarking's `launch.sh` at v25.05.05. Like model cards, they are looked up by software,
+//! model, GPU and number format.
 
 use super::row::Row;
 use super::run_flags::RunFlags;
 use models::cluster::Selective;
 use models::decisions::Recompute;
 
-/// What a recipe says beyond a row's columns.
+/// Settings of a recipe beyond a row's columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recipe {
-    /// What is done again in the backward pass.
+    /// What the backward pass recomputes.
     pub recompute: Option<(Recompute, Selective)>,
-    /// Whether tokens travel by DeepEP or HybridEP; else by a plain all-to-all.
+    /// Whether tokens are dispatched by DeepEP or HybridEP, rather than by a plain all-to-all.
     pub flexible: Option<bool>,
-    /// Experts' all-to-alls run under another micro-batch's passes (`moe_a2a_overlap`).
+    /// Whether the experts' all-to-alls overlap another micro-batch's passes (`moe_a2a_overlap`).
     pub under_passes: bool,
-    /// The router, and what makes tokens ready to be sent, are CUDA graphs (`cuda_graph_scope` has `moe_router`).
+    /// Whether the router and the preparation of dispatch are CUDA graphs (`cuda_graph_scope` has
+    /// `moe_router`).
     pub graphed: bool,
-    /// One CUDA graph of the iteration, experts' kernels fused (`cutedsl_fused_grouped_mlp`), attention in 8 bits.
+    /// Whether the iteration is one CUDA graph, with fused expert kernels
+    /// (`cutedsl_fused_grouped_mlp`) and 8-bit attention.
     pub fused: bool,
-    /// Chunks a device, where the row does not say.
+    /// Chunks per pipeline rank, where the row does not state them.
     pub chunks: Option<u64>,
-    /// Layers that predict the token after the next. The output layer's second use is left out: DeepSeek-V3's layout
-    /// has room for it on the last stage.
+    /// Multi-token prediction layers. The second use of the output layer is left out: DeepSeek-V3's
+    /// layout has room for it on the last stage.
     pub predicted_ahead: usize,
-    /// Stages are as DeepSeek-V3's layout has them.
+    /// Whether the layers of stages follow DeepSeek-V3's layout.
     pub deepseek_layout: bool,
 }
 
-/// Norms and the activation function (`layernorm`, `moe_act`).
+/// Recomputes norms and the activation function (`layernorm`, `moe_act`).
 const NORMS: (Recompute, Selective) = (Recompute::Selective, Selective::Products);
-/// Latent attention's up-projections (`mla_up_proj`); `mlp` beside it or alone concerns DeepSeek-V3's three dense
-/// layers only and is left out.
+/// Recomputes the up-projections of latent attention (`mla_up_proj`). `mlp`, beside it or alone,
+/// concerns only DeepSeek-V3's three dense layers and is left out.
 const UP: (Recompute, Selective) = (Recompute::Selective, Selective::UpProjections);
 const NOTHING: (Recompute, Selective) = (Recompute::None, Selective::Products);
 
-/// The recipe of a row; where its notes say how tokens were dispatched, that counts.
+/// The recipe of a row. What the row's notes say of the dispatch takes precedence.
 pub fn recipe(row: &Row) -> Recipe {
     let mut found = by_release(row);
     let flags = RunFlags::of(row);
@@ -68,10 +71,10 @@ fn by_release(row: &Row) -> Recipe {
     }
 }
 
-/// Year, month and patch of a container of Megatron-Bridge.
+/// Year, month and patch of a Megatron-Bridge container.
 type Release = (u32, u32, u32);
 
-/// The container that ran, `(26, 4, 1)` of 26.04.01 and `(26, 4, 0)` of 26.04.
+/// The container of a run: `(26, 4, 1)` for 26.04.01, `(26, 4, 0)` for 26.04.
 fn release(software: &str) -> Option<Release> {
     let mut parts = software.strip_prefix("megatron-bridge-")?.split('.').map(str::parse::<u32>);
     let (year, month) = (parts.next()?.ok()?, parts.next()?.ok()?);
@@ -88,7 +91,8 @@ fn deepseek(row: &Row, name: &str, release: Release) -> Recipe {
         "GB200" if narrow && release >= (26, 4, 0) && !fused => NOTHING,
         _ => UP,
     };
-    // The recipes of v0.4.2: on B200 with experts on four nodes, which hides what it sends between them.
+    // The recipes of v0.4.2: on B200, with experts across four hosts, the all-to-alls between hosts
+    // are overlapped.
     let since_patch = narrow && release >= (26, 4, 1);
     let over_nodes = row.gpu == "B200" && since_patch;
     Recipe {

@@ -1,4 +1,4 @@
-//! One published measurement, as its file has it.
+//! One published measurement, as its file states it.
 
 use csv::{ErrorKind, StringRecord};
 use models::input::{InputError, Source};
@@ -9,12 +9,12 @@ use std::path::Path;
 /// Why a row cannot be expressed.
 pub type Reason = String;
 
-/// A row of a file of measurements. Absent cells are what the source did not state.
+/// A row of a file of measurements. Empty cells are what the source did not state.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
     /// Name of the row.
     pub id: String,
-    /// Model as the source calls it.
+    /// Model name in the source.
     pub model_name: String,
     /// Transformer layers.
     pub layers: Option<u64>,
@@ -27,21 +27,21 @@ pub struct Row {
     pub heads: Option<u64>,
     /// Key/value heads.
     pub kv_heads: Option<u64>,
-    /// Tokens a sequence.
+    /// Tokens per sequence.
     pub seq_len: Option<u64>,
-    /// Vocabulary.
+    /// Vocabulary size.
     pub vocab: Option<u64>,
     /// Routed experts.
     pub n_experts: Option<u64>,
-    /// Experts a token is sent to.
+    /// Experts per token.
     pub top_k: Option<u64>,
-    /// Width of a routed expert.
+    /// Feed-forward width of a routed expert.
     pub moe_ffn_hidden: Option<u64>,
     /// GPUs.
     pub n_gpus: Option<u64>,
-    /// Kind of GPU.
+    /// GPU model.
     pub gpu: String,
-    /// Links, in words.
+    /// Interconnect, in words.
     pub interconnect: String,
     /// Number format.
     pub precision: String,
@@ -49,13 +49,13 @@ pub struct Row {
     pub tp: Option<u64>,
     /// Pipeline parallel degree.
     pub pp: Option<u64>,
-    /// Chunks a device.
+    /// Chunks per pipeline rank.
     pub vpp: Option<u64>,
     /// Context parallel degree.
     pub cp: Option<u64>,
     /// Expert parallel degree.
     pub ep: Option<u64>,
-    /// Tensor parallel degree inside an expert.
+    /// Tensor parallel degree within an expert.
     pub etp: Option<u64>,
     /// Data parallel degree.
     #[serde(default, deserialize_with = "whole")]
@@ -70,30 +70,30 @@ pub struct Row {
     pub schedule: String,
     /// Where the vocabulary layers live, in the source's words.
     pub vocab_strategy: String,
-    /// Sequences a micro-batch.
+    /// Sequences per micro-batch.
     #[serde(default, deserialize_with = "whole")]
     pub micro_batch: Option<u64>,
-    /// Sequences an iteration.
+    /// Sequences per iteration.
     #[serde(default, deserialize_with = "whole")]
     pub global_batch: Option<u64>,
-    /// Seconds an iteration.
+    /// Seconds per iteration.
     pub iteration_s: Option<f64>,
     /// Peak memory in the source's unit.
     pub peak_mem_gb: Option<f64>,
     /// What that unit means.
     pub memory_unit: String,
-    /// Remarks of the collector.
+    /// Remarks of whoever collected the row.
     pub notes: String,
-    /// What the collector found odd, corrected, or saw fail.
+    /// What the collector found odd or corrected, and failures of the run.
     #[serde(default)]
     pub flags: String,
-    /// 1: everything known; 2: something missing; 3: never scored.
+    /// 1: everything is known; 2: something is missing; 3: not scored.
     pub tier: u8,
-    /// Rows that differ only in vocabulary, batch or repetition.
+    /// Group of rows that differ only in vocabulary, batch or repetition.
     pub group: String,
     /// Software generation that ran it.
     pub software: String,
-    /// Source, shortly.
+    /// Short name of the source.
     pub file: String,
     /// dense, moe or hybrid.
     pub kind: String,
@@ -102,25 +102,26 @@ pub struct Row {
 /// What a measurement of memory counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
-    /// Everything on the device.
+    /// All memory in use on the device.
     ByDriver,
-    /// Tensors.
+    /// Tensors that the allocator handed out.
     ByAllocator,
 }
 
 impl Row {
-    /// Measured seconds of a row that is scored on time.
+    /// Measured seconds, for rows whose time is scored.
     pub fn measured_s(&self) -> Option<f64> {
         self.iteration_s.filter(|s| self.tier == 1 && s.is_finite() && *s > 0.0)
     }
 
-    /// Whether the source says that this configuration does not fit.
+    /// Whether the source reports that the run was out of memory.
     pub fn ran_out_of_memory(&self) -> bool {
         self.iteration_s.is_none() && self.flags.contains("OOM")
     }
 
-    /// Measured bytes on the fullest device, and how they were counted. Sources that say GB print what
-    /// PyTorch or the driver count in units of 1024 (Zero Bubble's would be 6 % off otherwise).
+    /// Measured bytes on the fullest device, and what they count. Sources that say GB print what
+    /// PyTorch or the driver count in units of 1024 (otherwise Zero Bubble's figures would be 6 %
+    /// off).
     pub fn measured_bytes(&self) -> Option<(f64, Counted)> {
         let bytes = self.peak_mem_gb.filter(|_| self.tier <= 2)? * f64::from(1 << 30);
         let by_driver = self.memory_unit.contains("nvidia-smi");
@@ -128,15 +129,15 @@ impl Row {
     }
 }
 
-/// A cell that must be there.
+/// The value of a required cell.
 ///
 /// # Errors
-/// It is empty.
+/// The cell is empty.
 pub fn required<T>(cell: Option<T>, name: &str) -> Result<T, Reason> {
     cell.ok_or_else(|| format!("{name} is not stated"))
 }
 
-/// Whole numbers, which some sources print with a point; others count as absent.
+/// Whole numbers, which some sources print with a decimal point. Other values count as empty.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let value: Option<f64> = Option::deserialize(deserializer)?;
     Ok(value.filter(|value| *value >= 0.0 && value.fract() == 0.0).map(|value| value as u64))
@@ -145,8 +146,8 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
 /// Reads rows from CSV.
 ///
 /// # Errors
-/// A file that cannot be read, a column that is missing, or a cell of the wrong type or beyond its limits ([`LIMITS`]),
-/// with its line.
+/// The file cannot be read, a column is missing, or a cell has the wrong type or exceeds its limits
+/// ([`LIMITS`]); the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
     let source = Source::open(path)?;
     let refused = |error: &csv::Error| {
@@ -179,7 +180,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
     Ok(rows)
 }
 
-/// Refuses a number beyond its column's limits; an empty cell is a number that was not stated.
+/// Refuses a number beyond the limits of its column. Empty cells are valid.
 fn within_limits(
     source: &Source,
     header: &StringRecord,
@@ -215,8 +216,9 @@ fn bad_cell(
         .at(source.place(line, 1, 1))
 }
 
-/// Columns of numbers with their least and most valid value: those of models, clusters and plans, so that no product
-/// of a few of them overflows, nor any list made of them fills the memory.
+/// Columns of numbers with their least and greatest valid value. They are the limits of models,
+/// clusters and plans, so that no product of a few values overflows and no list of that length
+/// fills the memory.
 const LIMITS: [(&str, f64, f64); 24] = [
     ("layers", 1.0, 2e3),
     ("hidden", 1.0, 1e6),
@@ -244,7 +246,7 @@ const LIMITS: [(&str, f64, f64); 24] = [
     ("tier", 1.0, 3.0),
 ];
 
-/// Columns without which no row says what ran and how long it took.
+/// Columns that every file must have.
 const COLUMNS: [&str; 16] = [
     "id",
     "model_name",

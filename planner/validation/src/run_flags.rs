@@ -1,31 +1,33 @@
-//! Flags of a run's configuration that no column holds and a row's notes name.
+//! Settings of a run that only the notes of its row mention.
 //!
-//! How a run was set up is configuration, whoever wrote it where; what came of it (rates, footnotes on regressions) is
-//! a result, and nothing here reads it.
+//! How a run was set up is configuration, wherever it is written. Its outcome (rates, footnotes on
+//! regressions) is a result and is not read here.
 
 use super::row::Row;
 
-/// What the notes say of how the run was set up.
+/// Settings read from the notes of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunFlags {
-    /// Tuned from trained weights, by adapters or in whole: not planned.
+    /// Fine-tuning, with or without adapters, which is not planned.
     pub fine_tuning: bool,
-    /// Ranks that share one sharded copy of the optimizer's state, where it stays in a part of the replicas.
+    /// Ranks that share one sharded copy of the optimizer state, where not all replicas do.
     pub sharded_ways: Option<u64>,
-    /// Weights are sharded inside the node and copied between nodes (PyTorch's hybrid sharding).
+    /// Whether weights are sharded within a host and replicated between hosts (PyTorch's hybrid
+    /// sharding).
     pub hybrid_shard: bool,
-    /// Tokens reach their experts by DeepEP, or by a plain all-to-all.
+    /// Whether tokens are dispatched by DeepEP rather than by a plain all-to-all, if stated.
     pub flexible_dispatch: Option<bool>,
-    /// Experts' all-to-alls run under another micro-batch's passes.
+    /// Whether the experts' all-to-alls overlap another micro-batch's passes.
     pub under_passes: bool,
-    /// Composer's mixed precision `PURE`: gradients are reduced in 16 bits, where `DEFAULT` has 32.
+    /// Composer's mixed precision `PURE`: gradients are reduced in 16 bits, in 32 with `DEFAULT`.
     pub pure_16_bits: bool,
-    /// The optimizer's step waits for all stages, although the schedule's authors validate it afterwards.
+    /// Whether the optimizer step waits for all stages. The schedule's authors validate it
+    /// afterwards by default.
     pub synchronous_step: bool,
 }
 
 impl RunFlags {
-    /// Reads a row's notes.
+    /// Reads the notes of a row.
     pub fn of(row: &Row) -> Self {
         let says = |words: &str| row.notes.contains(words);
         Self {
@@ -44,7 +46,7 @@ impl RunFlags {
     }
 }
 
-/// The number behind `key`; none where it is not one (`zero1=-1` shards over all).
+/// The number after `key`; `None` for anything else (`zero1=-1` shards over all ranks).
 fn leading_number(text: &str, key: &str) -> Option<u64> {
     let (_, after) = text.split_once(key)?;
     let digits: String = after.chars().take_while(char::is_ascii_digit).collect();

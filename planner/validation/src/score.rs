@@ -1,39 +1,41 @@
-//! How far predictions are from measurements.
+//! Errors of predicted time and memory.
 
 use super::Predicted;
 use super::row::{Counted, Row};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Errors of one source, groups weighted equally.
+/// Errors of one source. Its groups have equal weights.
 #[derive(Clone, Debug, Serialize)]
 pub struct SourceScore {
-    /// Source.
+    /// Source of the rows.
     pub source: String,
     /// Rows that could be compared.
     pub rows: usize,
-    /// Groups among them.
+    /// Groups of these rows.
     pub groups: usize,
-    /// Mean over groups of the mean absolute error, a fraction.
+    /// Mean absolute error, averaged per group and then over groups, as a fraction.
     pub mean: f64,
-    /// Median over groups of the same.
+    /// Median over groups of their mean absolute errors.
     pub median: f64,
-    /// Mean over groups of the signed error: positive is predicted too slow.
+    /// Mean signed error, averaged per group and then over groups; positive if predictions are too
+    /// slow.
     pub bias: f64,
-    /// Row furthest off.
+    /// Row with the largest error.
     pub worst: String,
     /// Its signed error.
     pub worst_error: f64,
 }
 
-/// A row's signed error, `predicted / measured − 1`.
+/// Signed error of a row, `predicted / measured − 1`.
 #[derive(Clone, Debug)]
 struct RowError<'a> {
     row: &'a Row,
     error: f64,
 }
 
-/// Scores of every source with tier 1 rows, and of all of them together (`vtrain_single` apart).
+/// Time scores of every source with tier 1 rows, and of all of them together except
+/// `vtrain_single`.
 pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
     let error = |(row, predicted): (&'_ Row, &Predicted)| {
         Some(predicted.predicted_s? / row.measured_s()? - 1.0)
@@ -46,7 +48,7 @@ pub fn by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
     of_errors(&rows, &errors)
 }
 
-/// Scores of the predicted memory, each by the row's own definition.
+/// Memory scores by source. Each row is compared by what its source counts.
 pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScore> {
     let (rows, errors): (Vec<&Row>, Vec<f64>) = rows
         .iter()
@@ -56,8 +58,8 @@ pub fn memory_by_source(rows: &[Row], predicted: &[Predicted]) -> Vec<SourceScor
     of_errors(&rows, &errors)
 }
 
-/// Means over groups of how much more memory runs took than predicted, as a share of the
-/// prediction, in rising order (`vtrain_single` apart).
+/// By group, in rising order, how much more memory runs took than predicted, as a fraction of the
+/// prediction; without `vtrain_single`.
 pub fn memory_beyond(rows: &[Row], predicted: &[Predicted]) -> Vec<f64> {
     let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (row, predicted) in
@@ -72,7 +74,7 @@ pub fn memory_beyond(rows: &[Row], predicted: &[Predicted]) -> Vec<f64> {
     beyond
 }
 
-/// Signed error of the predicted memory, by the row's own definition.
+/// Signed error of the predicted memory, by what the source counts.
 pub(super) fn memory_error(row: &Row, predicted: &Predicted) -> Option<f64> {
     let (measured, counted) = row.measured_bytes()?;
     let bytes = match counted {
@@ -82,7 +84,7 @@ pub(super) fn memory_error(row: &Row, predicted: &Predicted) -> Option<f64> {
     Some(bytes / measured - 1.0)
 }
 
-/// The same from rows and their signed errors.
+/// Scores from rows and their signed errors.
 pub fn of_errors(rows: &[&Row], errors: &[f64]) -> Vec<SourceScore> {
     let errors: Vec<RowError<'_>> =
         rows.iter().zip(errors).map(|(&row, &error)| RowError { row, error }).collect();

@@ -1,6 +1,7 @@
-//! A row as a fully pinned configuration on the cluster it ran on.
+//! A row as a pinned configuration on the cluster it ran on.
 //!
-//! Only configuration is looked at, never results: columns, and what [`RunFlags`] reads of the notes.
+//! Only the configuration is read, never results: the columns, and what [`RunFlags`] reads from the
+//! notes.
 
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
@@ -18,32 +19,33 @@ use planner::pricing::cost_cache::CostCache;
 use planner::pricing::listed_cuts::even_counts;
 use planner::pricing::priced::{Placed, PlacedStage};
 
-/// Most stages times micro-batches of a row, several times those of any run that was published: more take minutes.
-const MOST_PASSES: u64 = 400_000;
+/// Most stages times micro-batches of a row: several times those of any published run. More would
+/// take minutes.
+const MAX_PASSES: u64 = 400_000;
 
-/// What a row ran.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The model, with sequence length and global batch.
     pub model: ModelSpec,
-    /// The machines and their software.
+    /// The cluster and its software.
     pub cluster: ClusterSpec,
     /// GPUs.
     pub gpus: u64,
-    /// How they were used.
+    /// The pinned decisions.
     pub decisions: Decisions,
-    /// Name of the machines' software generation.
+    /// Name of the software generation.
     pub generation: String,
-    /// Layers of each stage.
+    /// Layers per stage; if empty, those of the first candidate partition.
     pub counts: Vec<usize>,
-    /// The order of its passes, where that was searched for it.
+    /// The order of passes, if it was searched for this run.
     pub searched: Option<Searched>,
 }
 
-/// Makes a row's configuration.
+/// The configuration of a row.
 ///
 /// # Errors
-/// What is missing, or which feature the planner does not have.
+/// A required cell is empty, or the run used a feature that the planner does not have.
 pub fn setup(row: &Row) -> Result<Setup, Reason> {
     if RunFlags::of(row).fine_tuning {
         return Err("fine-tuning is not planned".to_owned());
@@ -70,7 +72,7 @@ impl Setup {
         Searched::of(row, &cache, &self.decisions, &self.placed())
     }
 
-    /// The stages' layers, all with the row's recomputation.
+    /// The layers of each stage, all with the row's recomputation.
     pub fn placed(&self) -> Placed {
         let option = match self.decisions.recompute {
             Recompute::None | Recompute::PerLayer => 0,
@@ -121,16 +123,17 @@ fn decisions(
     let mut vpp = row.vpp.or(recipe.chunks).unwrap_or(1).max(1);
     let schedule = schedule(row, pp, vpp)?;
     if schedule.layout(2) == StageLayout::V && schedule != ScheduleName::ZbAuto {
-        // A V has two chunks a device, whether the source says so or not.
+        // A V has two chunks per pipeline rank, whether or not the source says so.
         vpp = 2;
     }
     let micro_batches = model.global_batch / sequences;
     let stages = pp * vpp;
-    // Embedding and output layer count as layers of the first and the last stage in some recipes.
+    // Some recipes count the embedding and the output layer as layers of the first and the last
+    // stage.
     if stages > model.layers as u64 + 2 {
         return Err(format!("{} layers cannot be cut into {stages} stages", model.layers));
     }
-    if stages * micro_batches > MOST_PASSES {
+    if stages * micro_batches > MAX_PASSES {
         return Err(format!(
             "{stages} stages of {micro_batches} micro-batches are too many passes"
         ));
@@ -165,22 +168,22 @@ fn decisions(
     })
 }
 
-/// Ranks that split an expert. Where a row does not say, Megatron-LM splits experts as all else is
-/// (`megatron/training/arguments.py`: an unset `expert_tensor_parallel_size` is the tensor-parallel degree); recipes
-/// since 2025 set it, to whole experts.
+/// Ranks that split an expert. By default Megatron-LM splits experts like all other layers
+/// (`megatron/training/arguments.py`: an unset `expert_tensor_parallel_size` is the tensor-parallel
+/// degree). Recipes since 2025 set it to one rank per expert.
 fn expert_split(row: &Row, generation: &str) -> u64 {
     let before = generation.starts_with("megatron_2024") && row.n_experts.is_some_and(|n| n > 1);
     let as_tensors = if before { row.tp } else { None };
     row.etp.or(as_tensors).unwrap_or(1).max(1)
 }
 
-/// MegaScale's stage 2 reduces once an iteration, which is stage 1 here.
+/// MegaScale's stage 2 reduces gradients once per iteration, which is stage 1 here.
 fn zero_stage(row: &Row) -> u8 {
     let stage = row.zero_stage.unwrap_or(0);
     if stage == 2 && row.software.starts_with("megascale") { 1 } else { stage }
 }
 
-/// Ranks that share one sharded copy: all, unless the row says that it stays in the node.
+/// Ranks that share one sharded copy: all, unless the row limits it to a host.
 fn shard(row: &Row, zero_stage: u8, replicas: u64) -> u64 {
     let flags = RunFlags::of(row);
     match zero_stage {
@@ -220,12 +223,12 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
     }
 }
 
-/// Where a source does not say what is recomputed, nothing is taken to be: with the least that fits in its
-/// place, runs of 2025 are predicted worse.
+/// Recomputation; none where the source states nothing. Assuming the least that fits instead
+/// predicts runs of 2025 worse.
 fn recompute(row: &Row) -> Result<Recompute, Reason> {
     match row.recompute.as_str() {
         "" | "none" => Ok(Recompute::None),
-        // What FMS calls so recomputes a part of the blocks, which it does not state: as many as must be.
+        // In FMS this recomputes an unstated fraction of the blocks: as many as memory requires.
         "selective" if row.software.starts_with("fms") => Ok(Recompute::PerLayer),
         "selective" => Ok(Recompute::Selective),
         "full" => Ok(Recompute::Full),
@@ -248,8 +251,8 @@ fn dtype(row: &Row) -> Result<Dtype, Reason> {
     Dtype::parse(&row.precision).ok_or_else(|| format!("precision `{}` is unknown", row.precision))
 }
 
-/// Layers of each stage: as even as may be; where embedding and head count as layers of their own, or
-/// two layers are left out at the ends, the ends are lighter (Zero Bubble; Llama 3, section 3.3.2).
+/// Layers per stage, as even as possible. The ends are lighter where embedding and output layer
+/// count as layers, or two layers are left out (Zero Bubble; Llama 3, section 3.3.2).
 fn layer_counts(row: &Row, recipe: &Recipe, model: &ModelSpec, d: &Decisions) -> Vec<usize> {
     let (layers, stages) = (model.layers, d.stages());
     if let Some(counts) = deepseek_counts(recipe, layers, stages) {
@@ -267,10 +270,11 @@ fn layer_counts(row: &Row, recipe: &Recipe, model: &ModelSpec, d: &Decisions) ->
     even_counts(layers, stages)
 }
 
-/// How the authors of Vocabulary Parallelism redistributed layers: to the last stage what its even share of all work
-/// leaves beside the output layer, rounded up (column `layers_last` of `artifact/exp_one_host.csv`), to the others as
-/// even as may be, more to later ones (`get_num_layers_to_build`, both sail-sg/VocabularyParallelism). The planner's
-/// own redistribution, after the paper's words, has no longer a stage than that, and often a shorter one.
+/// Layer redistribution as the authors of Vocabulary Parallelism ran it. The last stage gets its
+/// even share of all work minus the output layer, rounded up (column `layers_last` of
+/// `artifact/exp_one_host.csv`); the others share the rest evenly, later ones one more
+/// (`get_num_layers_to_build`, both sail-sg/VocabularyParallelism). The planner's own
+/// redistribution follows the paper's text; its longest stage is never longer, and often shorter.
 fn redistributed(model: &ModelSpec, stages: usize) -> Vec<usize> {
     let (vocab, hidden) = (model.vocab as f64, model.hidden as f64);
     let output = output_compute_ratio(vocab, hidden, model.seq_len as f64);
@@ -284,8 +288,9 @@ fn redistributed(model: &ModelSpec, stages: usize) -> Vec<usize> {
     counts
 }
 
-/// DeepSeek-V3's layout in Megatron-Bridge (`set_deepseek_v3_pipeline_model_parallel_layout`): as if it had 64 layers, of which
-/// the last stage lacks those that are not there; layers that predict ahead are its last.
+/// DeepSeek-V3's layout in Megatron-Bridge (`set_deepseek_v3_pipeline_model_parallel_layout`): as
+/// for 64 layers, without the missing ones on the last stage. Multi-token prediction layers come
+/// last.
 fn deepseek_counts(recipe: &Recipe, layers: usize, stages: usize) -> Option<Vec<usize>> {
     let each = 64_usize.checked_div(stages).filter(|_| recipe.deepseek_layout && stages > 1)?;
     let before = each * (stages - 1);

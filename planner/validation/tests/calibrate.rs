@@ -1,5 +1,5 @@
-//! From measurements to a cluster: what a machine of known figures would be measured to take gives these
-//! figures back, and the file that is written is read as the same cluster.
+//! Calibration recovers a known machine: from the times that the cost model predicts for it,
+//! calibration gives its figures back, and the written file reads as the same cluster.
 
 use models::cluster::{
     self, ClusterSpec, Core, Dtype, Exchange, Measured, Moved, Product, Step, Updated,
@@ -19,7 +19,7 @@ fn laptop() -> ClusterSpec {
     cluster::shipped("laptop").expect("it is shipped").expect("it reads")
 }
 
-/// A machine unlike the shipped one in everything that is measured.
+/// A machine that differs from the shipped one in every measured figure.
 fn machine() -> ClusterSpec {
     let mut machine = laptop();
     machine.device.peak_flops = [(Dtype::F32, 2.5e11), (Dtype::F64, 1.1e11)].into();
@@ -42,7 +42,8 @@ fn machine() -> ClusterSpec {
     machine
 }
 
-/// What the cost model says that the machine takes; kernels alone, so without the software's slowdown of products.
+/// What the cost model predicts for the machine. Kernels are measured alone, without the software's
+/// slowdown of products.
 fn measured(machine: &ClusterSpec) -> Measured {
     let mut alone = machine.clone();
     alone.software.gemm_slowdown = 1.0;
@@ -171,7 +172,7 @@ fn ranks_share_a_machine_that_was_measured_as_shared() {
         two.device.peak_flops(Dtype::F32) * 2.0 / 1.2,
     );
     assert_eq!(one.levels[0].latency_s, two.levels[0].latency_s);
-    // A GPU is each rank's own.
+    // A GPU belongs to one rank.
     let gpus = cluster::shipped("dgx_h100").expect("it is shipped").expect("it reads");
     let peak = gpus.device.peak_flops(Dtype::Bf16);
     assert_eq!(gpus.shared_by(64).device.peak_flops(Dtype::Bf16), peak);

@@ -1,4 +1,4 @@
-//! Runs the binary as a user does.
+//! Runs the program as a user does.
 
 #![allow(dead_code, reason = "every test binary uses some of it")]
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a run left.
+/// The result of a run.
 pub struct Run {
     pub code: i32,
     pub out: String,
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Run {
     }
 }
 
-/// `plan` with words separated by blanks.
+/// Runs `plan` with words separated by blanks.
 pub fn plan(words: &str) -> Run {
     plan_with(words, &[])
 }
@@ -38,7 +38,7 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
     run_plan(words.split_whitespace().map(OsString::from), input)
 }
 
-/// The same with any words.
+/// The same with words that may contain blanks.
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words)
@@ -57,7 +57,7 @@ pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run 
     }
 }
 
-/// A path for a file of one test: tests run side by side.
+/// A path for a file of one test; tests run in parallel.
 pub fn scratch(name: &str) -> PathBuf {
     static MADE: AtomicUsize = AtomicUsize::new(0);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -67,7 +67,7 @@ pub fn scratch(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// A file with this text.
+/// Writes a file with this text and returns its path.
 pub fn file(name: &str, text: &[u8]) -> String {
     let path = scratch(name);
     std::fs::write(&path, text).unwrap();

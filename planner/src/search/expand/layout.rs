@@ -1,4 +1,4 @@
-//! A node's pipelines, and how long each takes at least.
+//! The pipelines of a parallel layout, and lower bounds on their time.
 
 use super::Worker;
 use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
@@ -18,65 +18,69 @@ use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 
-/// A node with what its pipelines' bounds are computed from.
+/// A parallel layout with the inputs of its pipelines' bounds.
 pub(super) struct LayoutView {
     pub(super) choices: Rc<PipelineChoices>,
     pub(super) layer_costs: Rc<LayerCosts>,
     pub(super) work: Rc<MicroBatchCost>,
     pub(super) states: Rc<States>,
-    /// Least transfer between neighbours, whatever the rank order, s.
+    /// Lower bound on a transfer between neighbouring ranks over all rank orders, s.
     pub(super) transfer_s: f64,
-    /// Work with the vocabulary passes of each placement, and what they take at least.
+    /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
+    /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
-    /// What states add at least, where each micro-batch communicates for itself and where all share.
+    /// Lower bounds on the cost of parameter state: where each micro-batch communicates for itself,
+    /// and where all micro-batches share one communication.
     pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
     pub(super) knapsacks: HashMap<Recompute, Rc<RecomputeKnapsack>>,
-    /// By list, layout, recomputation and whether backward is split, what holds of any order and how far it was
-    /// looked into, finished, s.
+    /// By cut list, stage layout, recomputation and whether the backward is split: a bound for any
+    /// order of passes, and the limit up to which it was computed, with overheads, s.
     any_order_s: HashMap<(CutList, StageLayout, Recompute, bool), (f64, f64)>,
 }
 
-/// No node that this speaks of has a pipeline in less time, finished, s.
+/// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineBound {
     pub(super) bound_s: f64,
-    pub(super) by: BoundSource,
+    pub(super) source: BoundSource,
 }
 
-/// What a bound of a pipeline was had by.
+/// What a bound of a pipeline comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::search) enum BoundSource {
-    /// Nodes around it.
+    /// A bound for a group of layouts.
     Others,
-    /// Its degrees, or as much of the next as showed enough.
+    /// Degrees and load, or a tighter bound that stopped early at its limit.
     Degrees,
-    /// The recomputation that memory makes necessary: no more is known without its states.
+    /// The recomputation that memory makes necessary: the tightest bound before parameter state is
+    /// chosen.
     Memory,
 }
 
-/// A pipeline's work, with what its placements hold where that is known.
+/// A pipeline with its micro-batch cost, and its candidate partitions where these are known.
 #[derive(Clone, Copy)]
-struct Held<'a> {
+struct PipelineInputs<'a> {
     spec: &'a PipelineSpec,
     work: &'a MicroBatchCost,
-    members: Option<&'a ListedCuts>,
+    candidates: Option<&'a ListedCuts>,
     /// See [`Worker::slack`].
     slack: f64,
 }
 
-impl Held<'_> {
-    /// Least recomputation of a micro-batch in the whole model where states take so many bytes a parameter, s.
+impl PipelineInputs<'_> {
+    /// Lower bound on the recomputation of one micro-batch in the whole model, s, where state takes
+    /// `state_bytes` per parameter.
     fn recompute_s(self, knapsack: &RecomputeKnapsack, state_bytes: [f64; 2], budget: f64) -> f64 {
-        match self.members {
-            Some(members) => {
-                members.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
+        match self.candidates {
+            Some(candidates) => {
+                candidates.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
             }
             None => knapsack.at_first(&self.work.counts).0,
         }
     }
 }
 
-/// What tells nodes apart.
+/// Key of a parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LayoutKey {
     degrees: [u64; 8],
@@ -100,11 +104,11 @@ impl LayoutKey {
     }
 }
 
-/// Nodes that are kept, a few kilobytes each.
-const MOST_LAYOUTS: usize = 1 << 10;
+/// Parallel layouts kept in the cache, a few kilobytes each.
+const MAX_LAYOUTS: usize = 1 << 10;
 
 impl LayoutView {
-    /// The trade of what may be recomputed.
+    /// The knapsack of what `recompute` allows.
     pub(super) fn knapsack(&mut self, recompute: Recompute) -> Rc<RecomputeKnapsack> {
         let kinds = &self.work.kinds;
         let knapsack = self.knapsacks.entry(recompute);
@@ -114,16 +118,16 @@ impl LayoutView {
     }
 }
 
-/// A pipeline of a node.
+/// The choices that make a pipeline of a parallel layout.
 #[derive(Clone, Copy)]
-pub(super) struct PipelineKind {
+pub(super) struct PipelineChoice {
     schedule: ScheduleName,
     vpp: u64,
     vocab: Vocab,
     recompute: Recompute,
 }
 
-impl PipelineKind {
+impl PipelineChoice {
     pub(super) fn of(self, d: &Decisions) -> Decisions {
         let Self { schedule, vpp, vocab, recompute } = self;
         Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
@@ -131,7 +135,7 @@ impl PipelineKind {
 }
 
 impl Worker<'_> {
-    /// Works on a node whose pipelines come one after another, and keeps what was computed of it.
+    /// Runs `work` on the cached view of a layout, whose pipelines come one after another.
     pub(super) fn with_layout<R>(
         &mut self,
         d: &Decisions,
@@ -140,7 +144,7 @@ impl Worker<'_> {
         let key = LayoutKey::new(d);
         let mut parallel = self.layouts.remove(&key).unwrap_or_else(|| self.view(d));
         let result = work(self, &mut parallel);
-        if self.layouts.len() >= MOST_LAYOUTS {
+        if self.layouts.len() >= MAX_LAYOUTS {
             self.layouts.clear();
         }
         self.layouts.insert(key, parallel);
@@ -152,12 +156,13 @@ impl Worker<'_> {
         let layer_costs = self.cache.layer_costs(d);
         let work = Rc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
         let states = self.states(d, &choices, &layer_costs);
-        let hops = choices.rank_order.iter().map(|&rank_order| {
-            // All the node's pipelines have it, and vocabulary passes beside a hop only make it longer.
+        let transfers = choices.rank_order.iter().map(|&rank_order| {
+            // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
+            // longer.
             let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
             stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs).least_s()
         });
-        let transfer_s = hops.fold(f64::INFINITY, f64::min);
+        let transfer_s = transfers.fold(f64::INFINITY, f64::min);
         LayoutView {
             choices,
             layer_costs,
@@ -174,7 +179,7 @@ impl Worker<'_> {
     pub(super) fn choices(&mut self, d: &Decisions) -> Rc<PipelineChoices> {
         let space = self.space;
         let of = || Rc::new(space.choices(&ParallelLayout { decisions: d.clone() }));
-        Rc::clone(self.inners.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
+        Rc::clone(self.choices.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
     }
 
     pub(super) fn states(
@@ -193,10 +198,10 @@ impl Worker<'_> {
     }
 
     /// A pipeline without vocabulary passes.
-    pub(super) fn bare_line(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
+    pub(super) fn bare_spec(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
         PipelineSpec {
             schedule: d.schedule,
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             transfer_s,
@@ -207,13 +212,13 @@ impl Worker<'_> {
         }
     }
 
-    /// The pipeline and its work as they are at least, whatever the rank order.
+    /// Lower bounds on the pipeline and its micro-batch cost over all rank orders.
     pub(super) fn spec(
         &self,
         parallel: &mut LayoutView,
         d: &Decisions,
     ) -> (PipelineSpec, Rc<MicroBatchCost>) {
-        let mut spec = self.bare_line(parallel.transfer_s, d);
+        let mut spec = self.bare_spec(parallel.transfer_s, d);
         if !d.vocab.over_pipeline() {
             return (spec, Rc::clone(&parallel.work));
         }
@@ -233,9 +238,13 @@ impl Worker<'_> {
         (spec, Rc::clone(work))
     }
 
-    /// Pipelines of a node whose degrees are those of `d`.
-    pub(super) fn kinds(&self, choices: &PipelineChoices, d: &Decisions) -> Vec<PipelineKind> {
-        let mut kinds = vec![];
+    /// The pipelines of the layout `d` that are not dominated.
+    pub(super) fn pipeline_choices(
+        &self,
+        choices: &PipelineChoices,
+        d: &Decisions,
+    ) -> Vec<PipelineChoice> {
+        let mut pipelines = vec![];
         let (p, m) = (d.pp as usize, d.micro_batches as usize);
         for (schedule, vpp, vocabs) in &choices.schedules {
             let same = schedule.made_by_hand(p, m, *vpp as usize);
@@ -245,15 +254,15 @@ impl Worker<'_> {
             };
             for &vocab in vocabs.iter().filter(is_open) {
                 let of =
-                    |recompute| PipelineKind { schedule: *schedule, vpp: *vpp, vocab, recompute };
-                kinds.extend(recompute_choices(choices).into_iter().map(of));
+                    |recompute| PipelineChoice { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                pipelines.extend(recompute_choices(choices).into_iter().map(of));
             }
         }
-        kinds
+        pipelines
     }
 
-    /// A pipeline by its degrees alone, with the least that states add, finished, s; no more is looked at
-    /// once the bound reaches `enough_s`.
+    /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
+    /// overheads, s. Stops early once the bound reaches `enough_s`.
     pub(super) fn quick_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -262,26 +271,29 @@ impl Worker<'_> {
     ) -> f64 {
         if d.vocab.over_pipeline() {
             // Layers and their bubble alone: pricing vocabulary passes takes longer.
-            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_line(0.0, d) };
+            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_spec(0.0, d) };
             let layers_s = self.with_overheads_s(closed::passes_s(&spec, &parallel.work, 0.0));
             if layers_s >= enough_s {
                 return layers_s;
             }
         }
         let (spec, work) = self.spec(parallel, d);
-        // Orders that are not counted are not made for a quick look.
-        let list = CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_unmade());
+        // Orders of passes that would have to be generated are left out here.
+        let list =
+            CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_without_order());
         let slack = list.map_or(1.0, |list| self.slack(list, &spec));
-        let members = list.map(|list| self.members(list, &spec));
-        let held = Held { spec: &spec, work: &work, members: members.as_deref(), slack };
+        let candidates = list.map(|list| self.candidates(list, &spec));
+        let inputs =
+            PipelineInputs { spec: &spec, work: &work, candidates: candidates.as_deref(), slack };
         let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
         let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
-        let spent_s = held.recompute_s(&knapsack, least, budget);
+        let spent_s = inputs.recompute_s(&knapsack, least, budget);
         let passes_s = self.with_overheads_s(closed::passes_s(&spec, &work, spent_s) / slack);
-        passes_s.max(self.burdened_s(parallel, held, budget))
+        passes_s.max(self.cheapest_state_s(parallel, inputs, budget))
     }
 
-    /// A pipeline with the states that cost it least over every cut and every mix of recomputation, finished, s.
+    /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
+    /// with overheads, s.
     pub(super) fn any_cut_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
         let (spec, work) = self.spec(parallel, d);
         let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
@@ -289,9 +301,9 @@ impl Worker<'_> {
         self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
     }
 
-    /// The same where devices do not wait for one another at the end of an iteration, which then lasts from a device's
-    /// own first start to its own last end: no device starts later than the first micro-batch has come down all
-    /// layers. No better than it takes to see that it lies beyond `limit_s`.
+    /// The same without a barrier at the end of the iteration, which then lasts from a rank's own
+    /// first start to its own last end. No rank starts later than the first micro-batch has passed
+    /// all layers. A value of `limit_s` or more only proves that the time is `limit_s` or more.
     pub(super) fn without_barrier_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -315,7 +327,7 @@ impl Worker<'_> {
         load_s.max(self.with_overheads_s(passes_s - start_s))
     }
 
-    /// The latest that any device of a pipeline may start, s.
+    /// Upper bound on the start of any rank of a pipeline, s.
     fn latest_start_s(&self, parallel: &LayoutView, d: &Decisions, spec: &PipelineSpec) -> f64 {
         let gathers_s = |index: usize, kind: &KindCost| {
             let exposed = parallel.states.views().map(|view| view.exposed_s(index, kind, spec).0);
@@ -325,7 +337,7 @@ impl Worker<'_> {
         let layers_s: f64 = all
             .map(|(index, (kind, &count))| count as f64 * (kind.forward_s + gathers_s(index, kind)))
             .sum();
-        let hops = parallel.choices.rank_order.iter().map(|&rank_order| {
+        let transfers = parallel.choices.rank_order.iter().map(|&rank_order| {
             stage_transfers::p2p_transfer(
                 &self.cache,
                 &Decisions { rank_order, ..d.clone() },
@@ -333,7 +345,7 @@ impl Worker<'_> {
             )
             .most_s()
         });
-        let between_s = hops.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
+        let between_s = transfers.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
         layers_s + parallel.work.embedding.forward_s + d.pp as f64 * between_s
     }
 
@@ -342,15 +354,21 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         (spec, work): (&PipelineSpec, &MicroBatchCost),
     ) -> f64 {
-        let held = Held { spec, work, members: None, slack: 1.0 };
+        let inputs = PipelineInputs { spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(spec, work, &parallel.states.least);
-        self.burdened_s(parallel, held, budget)
+        self.cheapest_state_s(parallel, inputs, budget)
     }
 
-    /// A pipeline with the states that cost it least, were its devices' work and bytes the mean of all or what some
-    /// device must have of one kind of layer, finished, s; infinite where none fits.
-    fn burdened_s(&self, parallel: &mut LayoutView, held: Held<'_>, budget: f64) -> f64 {
-        let Held { spec, work, slack, .. } = held;
+    /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all
+    /// ranks or from the layers of one kind that some rank must hold, with overheads, s; infinite
+    /// where nothing fits.
+    fn cheapest_state_s(
+        &self,
+        parallel: &mut LayoutView,
+        inputs: PipelineInputs<'_>,
+        budget: f64,
+    ) -> f64 {
+        let PipelineInputs { spec, work, slack, .. } = inputs;
         let shared = usize::from(spec.schedule == ScheduleName::LoopedBfs);
         let states = Rc::clone(&parallel.states);
         let of = || Rc::from(states.overheads(work, spec));
@@ -359,25 +377,25 @@ impl Worker<'_> {
         let first_s = knapsack.at_first(&work.counts).0;
         let vocab_s = spec.m() * spec.passes_s();
         let mean_s =
-            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.devices as f64 + vocab_s;
+            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.ranks as f64 + vocab_s;
         let mut least_s = f64::INFINITY;
         for overhead in overheads.iter() {
             if mean_s(first_s) + overhead.added_s >= least_s {
                 break;
             }
             if closed::least_bytes(spec, work, overhead.bytes) <= budget * (1.0 + 1e-9) {
-                let spent_s = held.recompute_s(&knapsack, overhead.bytes, budget);
-                let device_s =
-                    (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
-                least_s = least_s.min(device_s);
+                let spent_s = inputs.recompute_s(&knapsack, overhead.bytes, budget);
+                let rank_s = (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
+                least_s = least_s.min(rank_s);
             }
         }
         self.with_overheads_s(least_s / slack)
     }
 
-    /// A pipeline with the recomputation that the states which take least memory make necessary, finished,
-    /// s; infinite where it does not fit, and beyond `far_s` no better than that takes. Its order is not made
-    /// where any would be beyond `near_s`.
+    /// Bound of a pipeline with the recomputation that the leanest parameter state makes necessary,
+    /// with overheads, s; infinite where it does not fit. A value of `far_s` or more only proves
+    /// that the time is `far_s` or more. The order of passes is not generated where the bound for
+    /// any order reaches `near_s`.
     pub(super) fn checked_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -388,18 +406,18 @@ impl Worker<'_> {
         let states = Rc::clone(&parallel.states);
         let any_order_s = self.any_order_s(parallel, &spec, &work, near_s);
         if any_order_s >= near_s {
-            return PipelineBound { bound_s: any_order_s, by: BoundSource::Degrees };
+            return PipelineBound { bound_s: any_order_s, source: BoundSource::Degrees };
         }
         let pipeline_s = self.placed_s(&spec, &work, &states.least, far_s);
         let bound_s = self.with_overheads_s(pipeline_s);
         PipelineBound {
             bound_s,
-            by: if bound_s < far_s { BoundSource::Memory } else { BoundSource::Degrees },
+            source: if bound_s < far_s { BoundSource::Memory } else { BoundSource::Degrees },
         }
     }
 
-    /// What holds of a pipeline in any order, finished, s: most pipelines are cut without theirs. Schedules
-    /// that split backward share it.
+    /// Bound of a pipeline under any order of passes, with overheads, s. It prunes most pipelines
+    /// before their order is generated. Schedules that split the backward share it.
     fn any_order_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -408,9 +426,9 @@ impl Worker<'_> {
         limit_s: f64,
     ) -> f64 {
         let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else { return 0.0 };
-        let Some(any) = self.any_members(list, spec) else { return 0.0 };
-        let kind = (list, spec.layout(), spec.recompute, spec.splits_backward());
-        if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&kind)
+        let Some(candidates) = self.any_order_candidates(list, spec) else { return 0.0 };
+        let key = (list, spec.layout(), spec.recompute, spec.splits_backward());
+        if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {
             return known_s;
@@ -419,14 +437,15 @@ impl Worker<'_> {
         let budget_bytes = self.budget_bytes(spec, work, state);
         let (listed_bound, slack) =
             (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
-        let pipeline_s = listed_bound.bound_s(&any, self.pipeline_s(limit_s) * slack);
+        let pipeline_s = listed_bound.bound_s(&candidates, self.pipeline_s(limit_s) * slack);
         let bound_s = self.with_overheads_s(pipeline_s / slack);
-        parallel.any_order_s.insert(kind, (bound_s, limit_s));
+        parallel.any_order_s.insert(key, (bound_s, limit_s));
         bound_s
     }
 
-    /// Lower bound on the passes of any placement under states, s; infinite where none fits, and no better than
-    /// it takes to see that none is faster than `best_s`. `work` has the states' part in its passes.
+    /// Lower bound on the passes of any placement with the parameter state `state`, s; infinite
+    /// where none fits. A value that reaches `best_s` only proves that none is faster. `work`
+    /// includes what the parameter state adds to passes.
     pub(super) fn placed_s(
         &mut self,
         spec: &PipelineSpec,
@@ -440,7 +459,7 @@ impl Worker<'_> {
             Some(list) => {
                 let (listed_bound, slack) =
                     (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
-                listed_bound.bound_s(&self.members(list, spec), limit_s * slack) / slack
+                listed_bound.bound_s(&self.candidates(list, spec), limit_s * slack) / slack
             }
             None => {
                 let partition_bound =
@@ -450,37 +469,42 @@ impl Worker<'_> {
         }
     }
 
-    /// What holds of any order, where a pipeline's own is known only once it is made. Whether it is already depends on
-    /// what this thread did before, and is not asked: the proof may not.
-    fn any_members(&mut self, list: CutList, spec: &PipelineSpec) -> Option<Rc<ListedCuts>> {
-        if spec.is_known_unmade() || spec.passes.is_some() {
+    /// Candidate partitions under any order of passes, for pipelines whose own order has to be
+    /// generated. Whether this thread has generated it already is not asked: the proof must not
+    /// depend on that.
+    fn any_order_candidates(
+        &mut self,
+        list: CutList,
+        spec: &PipelineSpec,
+    ) -> Option<Rc<ListedCuts>> {
+        if spec.is_known_without_order() || spec.passes.is_some() {
             return None;
         }
-        let key = (list, spec.layout(), spec.devices, spec.micro_batches, spec.chunks);
-        if let Some(known) = self.any_members.get(&key) {
+        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks);
+        if let Some(known) = self.any_order_candidates.get(&key) {
             return Some(Rc::clone(known));
         }
-        let members = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
-        self.any_members.insert(key, Rc::clone(&members));
-        Some(members)
+        let candidates = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
+        self.any_order_candidates.insert(key, Rc::clone(&candidates));
+        Some(candidates)
     }
 
-    pub(super) fn members(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
+    pub(super) fn candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
         let key = (list, ListedCuts::key(spec));
-        if let Some(known) = self.members.get(&key) {
+        if let Some(known) = self.candidates.get(&key) {
             return Rc::clone(known);
         }
         let shapes = self.shapes(list, spec);
         let pipeline = || self.cache.pipeline_of(spec.key());
-        let members = Rc::new(ListedCuts::new(spec, shapes, pipeline));
-        self.members.insert(key, Rc::clone(&members));
-        members
+        let candidates = Rc::new(ListedCuts::new(spec, shapes, pipeline));
+        self.candidates.insert(key, Rc::clone(&candidates));
+        candidates
     }
 
     fn shapes(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<Shapes> {
-        let PipelineSpec { devices, chunks, vocab, .. } = *spec;
+        let PipelineSpec { ranks, chunks, vocab, .. } = *spec;
         let cache = &self.cache;
-        let key = (list, devices, chunks, spec.layout(), vocab.over_pipeline());
+        let key = (list, ranks, chunks, spec.layout(), vocab.over_pipeline());
         let shapes = self.shapes.entry(key).or_insert_with(|| {
             let ranges = cache.listed_ranges(list, spec.stages(), vocab);
             Rc::new(Shapes::new(&cache.layers, spec, ranges))
@@ -489,13 +513,14 @@ impl Worker<'_> {
     }
 }
 
-/// Uniform recomputation is a mix of `per_layer`.
+/// The recompute choices that are not dominated: uniform recomputation is a special case of
+/// `per_layer`.
 fn recompute_choices(choices: &PipelineChoices) -> Vec<Recompute> {
     let all = &choices.recompute;
     if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
 }
 
-/// See the documentation of [`super`].
+/// Whether another vocabulary placement or schedule does as well: see [`crate::search`].
 fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab) -> bool {
     let vocabs = |name: ScheduleName| {
         choices.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
@@ -509,7 +534,7 @@ fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab)
     plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
 }
 
-/// Whether the same order of passes is in the space as another schedule's: see the documentation of [`super`].
+/// Whether another schedule in the space has the same order of passes: see [`crate::search`].
 fn is_named_otherwise(choices: &PipelineChoices, same: Option<ScheduleName>, vocab: Vocab) -> bool {
     let has = |name| choices.schedules.iter().any(|(s, _, all)| *s == name && all.contains(&vocab));
     !vocab.over_pipeline() && same.is_some_and(has)

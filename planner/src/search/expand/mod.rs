@@ -1,4 +1,4 @@
-//! What a worker does with one item of the queue: bounds its parts, or settles it.
+//! Expands a search node: bounds its parts, or prices the configurations that are left in it.
 
 mod group;
 mod layout;
@@ -10,7 +10,7 @@ use layout::{BoundSource, LayoutKey, LayoutView};
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::states::{StateView, States};
-use crate::bounds::workload::{KindCost, MOST_COPIES, MicroBatchCost, PipelineSpec};
+use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
 use crate::partition::Scratch;
 use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
@@ -26,46 +26,47 @@ use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Something that waits, with what is decided in it.
+/// A part of the search space, with the decisions that are made in it.
 #[derive(Clone, Debug)]
 pub(super) struct SearchNode {
-    /// No configuration in it is faster, finished, s.
+    /// Admissible lower bound on its configurations, with overheads, s.
     pub bound_s: f64,
-    /// The decisions; what the stage leaves open is a placeholder.
+    /// Its decisions; those left open hold placeholders.
     pub decisions: Decisions,
-    /// Combinations.
+    /// Number of combinations.
     pub count: u64,
     /// How far it is decided.
     pub stage: Stage,
 }
 
-/// A context before anything is known of it.
+/// Parallel degrees, context parallelism and micro-batch size: a search node before it is expanded.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
-    /// The decisions, without the split of experts.
+    /// The decisions, without the expert split.
     pub decisions: Decisions,
-    /// The splits.
+    /// The expert splits.
     pub splits: Arc<[ExpertSplit]>,
-    /// Combinations of each.
+    /// Combinations per expert split.
     pub each: u64,
 }
 
-/// Number format, degrees of what a micro-batch is split over, and sequences in it.
+/// Number format, degrees that split a micro-batch, and sequences in a micro-batch.
 type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
 
 impl Context {
-    /// Combinations.
+    /// Number of combinations.
     pub fn count(&self) -> u64 {
         self.each * self.splits.len() as u64
     }
 
-    /// What prices depend on: contexts that differ in nothing but pipeline and replicas have the same.
+    /// What the costs of layers depend on. Contexts that differ only in pipeline and replicas share
+    /// it.
     pub fn priced_by(&self) -> PricedBy {
         let d = &self.decisions;
         (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
     }
 
-    /// With its bound; the node where there is one.
+    /// The search node of this context. A dense model has one parallel layout per context.
     pub fn node(&self, bound_s: f64) -> SearchNode {
         let splits = Arc::clone(&self.splits);
         let dense = self.splits[..] == [ExpertSplit::NONE];
@@ -75,16 +76,17 @@ impl Context {
     }
 }
 
-/// How much better than the best time an item's bound must be for it to be looked into before its turn.
+/// A search node is expanded before its turn if its bound is better than the incumbent by this
+/// factor.
 const LEAD: f64 = 1.04;
 
 impl SearchNode {
-    /// Whether it is settled next, not split.
-    pub fn settles(&self) -> bool {
+    /// Whether its configurations are priced next.
+    pub fn is_leaf(&self) -> bool {
         matches!(self.stage, Stage::Checked)
     }
 
-    /// Whether it is close to a configuration that may better the best time by much.
+    /// Whether it is nearly decided and may improve on the incumbent by [`LEAD`].
     pub fn leads(&self, best_s: f64) -> bool {
         let near = match &self.stage {
             Stage::Bounded(group) => group.splits.len() == 1,
@@ -95,33 +97,34 @@ impl SearchNode {
     }
 }
 
-/// Where a family of cuts is tried, others are looked for from those that take at most this part more than the best
-/// listed time: moving layers gains more in few.
+/// Where only a family of partitions is tried, local search starts from every candidate within this
+/// fraction of the best candidate's time: moving layers rarely gains more.
 pub(super) const SLACK: f64 = 0.01;
 
-/// How far an item is decided.
+/// How far a search node is decided.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// All but the split of experts.
+    /// All but the expert split and what follows it.
     Context(Arc<[ExpertSplit]>),
-    /// A node whose pipelines are being bounded.
+    /// Parallel layouts whose pipelines are being bounded.
     ParallelLayout(Group),
-    /// The same with the least bound of its pipelines.
+    /// Parallel layouts with the least bound of their pipelines.
     Bounded(Group),
-    /// A pipeline, with what its bound was had by.
+    /// One pipeline, with the source of its bound.
     Pipeline(BoundSource),
-    /// A pipeline with the recomputation that memory makes necessary.
+    /// One pipeline, bounded with the recomputation that memory makes necessary. Parameter state is
+    /// open.
     Checked,
 }
 
-/// A combination that bounds and incumbents did not settle.
+/// A combination whose bound lies below the incumbent after its placement was priced.
 #[derive(Clone, Debug)]
 pub(super) struct Open {
     pub decisions: Decisions,
     pub bound_s: f64,
 }
 
-/// A configuration found.
+/// A configuration that was found.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub decisions: Decisions,
@@ -129,7 +132,7 @@ pub(super) struct Candidate {
     pub iteration_s: f64,
 }
 
-/// What became of an item.
+/// The result of expanding a search node.
 #[derive(Clone, Debug)]
 pub(super) struct Expansion {
     pub parts: Vec<SearchNode>,
@@ -139,18 +142,18 @@ pub(super) struct Expansion {
     pub cut_by_memory: u64,
     pub cut_by_dominance: u64,
     pub placed: u64,
-    /// Chains of passes that made placements longer than their closed form.
+    /// Critical paths of placements that take longer than the closed form says.
     pub paths: Vec<(PipelineKey, CriticalPath)>,
-    /// Integer programs solved on the way.
+    /// Integer programs solved.
     pub ilps: u64,
-    /// Their wall time, s.
+    /// Wall time of these programs, s.
     pub ilp_s: f64,
-    /// Their work, as [`crate::partition::ilp::Limits::work`] counts it.
+    /// Work of these programs, in the unit of [`crate::partition::ilp::Limits::work`].
     pub work: u64,
-    /// Least bound of a program that ran out of time, finished, s; infinite where none did.
+    /// Least bound of a program that ran out of work, with overheads, s; infinite where none did.
     pub open_s: f64,
-    /// The best listed placements of configurations of which a family of cuts is tried, where they take at most
-    /// [`SLACK`] more than the best time so far.
+    /// Starts for local search: the best candidate partitions of configurations with a family of
+    /// them, within [`SLACK`] of the incumbent.
     pub near: Vec<Candidate>,
 }
 
@@ -174,7 +177,7 @@ impl Default for Expansion {
     }
 }
 
-/// Chains of passes by pipeline: each bounds every configuration on its pipeline.
+/// Critical paths by pipeline. A path bounds every configuration on its pipeline.
 pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
 
 impl Expansion {
@@ -190,26 +193,28 @@ impl Expansion {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
-/// Least works that are kept, half a kilobyte each.
-const MOST_LEASTS: usize = 1 << 13;
+/// Entries kept of [`Worker::least_work`], half a kilobyte each.
+const MAX_LEAST_WORKS: usize = 1 << 13;
 
-/// Prices and bounds; one for each thread, with memory of its own.
+/// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
     space: Space<'a>,
     pub cache: CostCache<'a>,
     pub scratch: Scratch,
     states: HashMap<StatesKey, Rc<States>>,
-    /// By list, devices, chunks, layout and whether the vocabulary lies over the pipeline.
+    /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
+    /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
-    members: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
-    /// By list, layout, devices, micro-batches and chunks: what holds of any order.
-    any_members: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
-    inners: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
-    /// By prices of the first, their number and whether there are several stages: [`Self::least_work`].
-    leasts: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
+    candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
+    /// By cut list, stage layout, ranks, micro-batches and chunks: candidates under any order of
+    /// passes.
+    any_order_candidates: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
+    choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
+    /// By cost key of the first split, number of splits and whether there are several stages.
+    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
-    /// Work that the integer programs of the item at hand may take.
+    /// Work left for the integer programs of the current search node.
     work: u64,
 }
 
@@ -222,17 +227,18 @@ impl<'a> Worker<'a> {
             scratch: Scratch::default(),
             states: HashMap::default(),
             shapes: HashMap::default(),
-            members: HashMap::default(),
-            any_members: HashMap::default(),
-            inners: HashMap::default(),
-            leasts: HashMap::default(),
+            candidates: HashMap::default(),
+            any_order_candidates: HashMap::default(),
+            choices: HashMap::default(),
+            least_works: HashMap::default(),
             layouts: HashMap::default(),
             work: u64::MAX,
         }
     }
 
-    /// Splits or settles an item with respect to the best time so far; its integer programs take no more than `work`.
-    pub fn settle(
+    /// Expands a search node against the incumbent's time `best_s`. Its integer programs take no
+    /// more than `work`.
+    pub fn expand(
         &mut self,
         node: &SearchNode,
         best_s: f64,
@@ -242,16 +248,16 @@ impl<'a> Worker<'a> {
         self.work = work;
         match &node.stage {
             Stage::Context(splits) => self.split(node, splits, best_s),
-            Stage::ParallelLayout(group) => self.bound_node(node, group, best_s),
+            Stage::ParallelLayout(group) => self.bound_group(node, group, best_s),
             Stage::Bounded(group) if group.splits.len() > 1 => {
-                self.single_nodes(node, group, best_s)
+                self.single_layouts(node, group, best_s)
             }
             Stage::Bounded(group) => self.pipelines(node, group, best_s),
-            Stage::Pipeline(by) => self.with_layout(&node.decisions, |own, parallel| {
-                own.check_pipeline(node, parallel, *by, best_s, paths)
+            Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
+                own.check_pipeline(node, parallel, *source, best_s, paths)
             }),
             Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
-                own.settle_states(node, parallel, best_s, paths)
+                own.expand_states(node, parallel, best_s, paths)
             }),
         }
     }
@@ -269,19 +275,20 @@ impl<'a> Worker<'a> {
             / crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
     }
 
-    /// Some device has at least the mean of the devices' work on layers, or as many layers of a kind as some
-    /// device must have, and does all its micro-batches one after another; and a micro-batch goes down all layers
-    /// and back. The least recomputation allowed is counted.
+    /// Bound of a parallel layout from its layers, with overheads, s. Some rank has at least the
+    /// mean load, or as many layers of one kind as some rank must hold, and runs its micro-batches
+    /// one after another; and one micro-batch takes its forward and backward path. The least
+    /// recomputation allowed is counted.
     fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
         let least = least_recompute(self.task);
         let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
-        let fullest_s = work.fullest(d.pp as usize, MOST_COPIES, |_, kind| layer_s(kind));
-        let device_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
+        let rank_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
         let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
-        self.with_overheads_s((d.micro_batches as f64 * device_s).max(way_s))
+        self.with_overheads_s((d.micro_batches as f64 * rank_s).max(way_s))
     }
 
-    /// Bounds of contexts that hold for every split of their experts, finished, s.
+    /// Bounds of contexts over all their expert splits, with overheads, s.
     pub fn contexts_s(&self, contexts: &[Context]) -> Vec<f64> {
         let mut bounds_s = Vec::with_capacity(contexts.len());
         for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
@@ -295,33 +302,35 @@ impl<'a> Worker<'a> {
         bounds_s
     }
 
-    /// Splits a context by how many ranks share its experts; how the all-to-all is overlapped comes later.
+    /// Expands a context by the degrees of its experts; the overlap of the all-to-all is decided
+    /// later.
     fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
-        let mut settled = Expansion::default();
+        let mut expansion = Expansion::default();
         let count = node.count / splits.len() as u64;
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
             let work = self.least_work(&alike[0].of(&node.decisions), alike);
             let bound_s = self.layers_s(&node.decisions, &work).max(node.bound_s);
             if bound_s >= best_s {
-                settled.cut_by_time += count;
+                expansion.cut_by_time += count;
             } else {
                 let decisions = alike[0].of(&node.decisions);
                 let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
-                settled.parts.push(SearchNode { bound_s, decisions, count, stage });
+                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
             }
         }
-        settled
+        expansion
     }
 
-    /// Work of a node `d` that none of the splits undercuts, of which it has one, and which differ in nothing but
-    /// how the all-to-all is overlapped. Nodes that differ in pipeline and replicas share it.
+    /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
+    /// differ only in how the all-to-all is overlapped. Layouts that differ only in pipeline and
+    /// replicas share it.
     fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
         if splits.len() == 1 {
             return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
         }
         let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
-        if let Some(known) = self.leasts.get(&key) {
+        if let Some(known) = self.least_works.get(&key) {
             return Rc::clone(known);
         }
         let of = |split: &ExpertSplit| {
@@ -331,22 +340,23 @@ impl<'a> Worker<'a> {
         let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
         let least = least
             .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        if self.leasts.len() >= MOST_LEASTS {
-            self.leasts.clear();
+        if self.least_works.len() >= MAX_LEAST_WORKS {
+            self.least_works.clear();
         }
         let least = Rc::new(least);
-        self.leasts.insert(key, Rc::clone(&least));
+        self.least_works.insert(key, Rc::clone(&least));
         least
     }
 
-    /// What the best of listed cuts may take times the best time for others to be looked for from there.
+    /// Factor on the incumbent's time up to which candidate partitions are kept as starts for local
+    /// search.
     pub(super) fn slack(&self, list: CutList, spec: &PipelineSpec) -> f64 {
         let family = list == CutList::Family && !few_cuts(self.cache.layers.len(), spec.stages());
         if family { 1.0 + SLACK } else { 1.0 }
     }
 
-    /// The longest known chain of a pipeline under states that take least, whatever the rank order,
-    /// finished, s; where no cut lies below the limit, the limit.
+    /// The longest known chain of a pipeline with the cheapest parameter state and rank order, with
+    /// overheads, s; `limit_s` where no partition lies below that.
     fn paths_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -360,7 +370,7 @@ impl<'a> Worker<'a> {
             let (state, known) = (&parallel.states.least, known.iter().collect::<Vec<_>>());
             let listed_bound =
                 ListedBound { spec: &spec, work: &work, state, budget_bytes: f64::INFINITY };
-            let pipeline_s = listed_bound.least_longest_s(&self.members(list, &spec), &known);
+            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
             return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
         }
         let fixed: Vec<_> = parallel
@@ -384,7 +394,7 @@ impl<'a> Worker<'a> {
         self.with_overheads_s(known.iter().map(of).fold(0.0, f64::max))
     }
 
-    /// What a device has for states and activations.
+    /// Device memory for parameter state and activations, bytes.
     fn budget_bytes(&self, spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
         if self.task.ignore_memory {
             return f64::INFINITY;
@@ -394,7 +404,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Index of the cheapest recomputation that is allowed, in `RECOMPUTE_OPTIONS`.
+/// Index into `RECOMPUTE_OPTIONS` of the cheapest recomputation that is allowed.
 fn least_recompute(task: &Task<'_>) -> usize {
     let allows = |option| task.restrictions.recompute.allows(option);
     if allows(Recompute::None) || allows(Recompute::PerLayer) {

@@ -1,5 +1,6 @@
-//! From what was measured of a GPU to its cluster: the measured curves as tables, and what this project's own kernels
-//! and trainers make of the device. Links, host and failures stay those of the cluster that it is made from.
+//! Calibration of a GPU: the measured curves become the cluster's efficiency tables, and the
+//! constants of this project's own kernels and trainers are fitted. Links, host and failures are
+//! kept from the base cluster.
 
 use super::{priced_s, solve};
 use models::cluster::{
@@ -13,31 +14,32 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// The generation whose habits (what overlaps, what is kept) are those of trainers on GPUs too.
+/// The software generation whose behaviour (what overlaps, what is kept) holds for trainers on GPUs
+/// too.
 const OWN_SOFTWARE: &str = "meshwright_cpu";
 
-/// Bytes that the loss moves for each logit in 16 bits: read for the maximum, read for the sum.
+/// Bytes per 16-bit logit that the loss moves: one read for the maximum, one for the sum.
 const LOSS_BYTES: f64 = 4.0;
-/// Read, and replaced by its gradient.
+/// Bytes per 16-bit logit that the loss gradient moves: one read, one write in place.
 const LOSS_GRADIENT_BYTES: f64 = 4.0;
-/// Stored once.
+/// Bytes of a stored logit.
 const LOGIT_BYTES: f64 = 2.0;
-/// What cuBLASLt is lent.
+/// Workspace of cuBLASLt.
 const BUFFER_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 
-/// A cluster, and its tables as lines.
+/// A calibrated cluster, with its tables as text.
 #[derive(Clone, Debug)]
 pub struct Calibrated {
-    /// The cluster, as [`yaml`] writes it.
+    /// The calibrated cluster, which [`yaml`] writes.
     pub cluster: ClusterSpec,
-    /// What `efficiency:` holds.
+    /// The value of `efficiency:` in the cluster file.
     pub tables: String,
 }
 
-/// The cluster of a GPU that was measured, from `base`, which has such GPUs.
+/// The cluster of a measured GPU, from `base`, a cluster with such GPUs.
 ///
 /// # Errors
-/// Measurements that the base's GPU cannot have, or with gaps.
+/// The measurements have gaps, or are impossible for the GPU of `base`.
 pub fn calibrated(base: &ClusterSpec, measured: &MeasuredGpu) -> Result<Calibrated, InputError> {
     let mut cluster = base.clone();
     let device = &mut cluster.device;
@@ -59,13 +61,14 @@ pub fn calibrated(base: &ClusterSpec, measured: &MeasuredGpu) -> Result<Calibrat
     fit_memory(&mut cluster, measured);
     let by_time = |a: &&Step, b: &&Step| a.s.total_cmp(&b.s);
     if let Some(shortest) = measured.steps.iter().min_by(by_time) {
-        // The others are what predictions are held against.
+        // The other steps are kept to test predictions.
         solve(&mut cluster, shortest, 0.0..=1.0, |of| &mut of.software.step_overhead_s)?;
     }
     Ok(Calibrated { cluster, tables })
 }
 
-/// What a product at the peak would slow down by, where the largest in 16 bits slows down by `slowdown`; no less than 1.
+/// Slowdown of a product at the peak, at least 1, if the largest measured 16-bit product slows down
+/// by `slowdown`.
 fn slowdown_at_peak(slowdown: f64, products: &[Product], device: &Device) -> f64 {
     let flops = |product: &Product| 2.0 * (product.m * product.n * product.k) as f64;
     let wide = products.iter().filter(|product| product.dtype == Dtype::Bf16);
@@ -74,7 +77,7 @@ fn slowdown_at_peak(slowdown: f64, products: &[Product], device: &Device) -> f64
     (slowdown / gemm::throttle(largest.map_or(1.0, rate))).max(1.0)
 }
 
-/// What trainers on GPUs do, before anything is measured of them.
+/// The constants of trainers on GPUs before any measurement.
 fn own_software(base: &ClusterSpec) -> Result<Software, InputError> {
     let own = software(OWN_SOFTWARE)?.ok_or_else(|| {
         InputError::new(format!("there is no software generation {OWN_SOFTWARE}"))
@@ -87,14 +90,14 @@ fn own_software(base: &ClusterSpec) -> Result<Software, InputError> {
         loss_gradient_bytes: LOSS_GRADIENT_BYTES,
         logit_bytes: LOGIT_BYTES,
         buffer_bytes: BUFFER_BYTES,
-        // Beyond a node nothing of ours was measured.
+        // Not measured beyond one host.
         slowdown_per_doubling: base.software.slowdown_per_doubling,
         p2p_slowdown: base.software.p2p_slowdown,
         ..own
     })
 }
 
-/// What elementwise kernels and the optimizer make of a copy's bandwidth.
+/// Elementwise kernels and the optimizer, relative to the bandwidth of a copy.
 fn fit_memory(cluster: &mut ClusterSpec, measured: &MeasuredGpu) {
     if !measured.elementwise.is_empty() {
         let s: f64 = measured.elementwise.iter().map(|moved| moved.s).sum();
@@ -109,23 +112,23 @@ fn fit_memory(cluster: &mut ClusterSpec, measured: &MeasuredGpu) {
     }
 }
 
-/// A training step as it was measured, and as the cluster's file has it.
+/// A training step as measured, and as predicted for the calibrated cluster.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Predicted {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Tokens of a step.
+    /// Tokens per step.
     pub tokens: u64,
-    /// Seconds.
+    /// Measured seconds.
     pub measured_s: f64,
-    /// Seconds.
+    /// Predicted seconds.
     pub predicted_s: f64,
 }
 
-/// The steps that were measured, but for the one that gave a constant.
+/// Predictions for the measured steps, without the step that a constant was fitted to.
 ///
 /// # Errors
-/// A step that cannot be priced.
+/// A step cannot be priced.
 pub fn predictions(
     cluster: &ClusterSpec,
     measured: &MeasuredGpu,
@@ -148,7 +151,7 @@ pub fn predictions(
     .collect()
 }
 
-/// The cluster's file.
+/// The text of the cluster file.
 pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
     let Calibrated { cluster, tables } = calibrated;
     let (device, software) = (&cluster.device, &cluster.software);

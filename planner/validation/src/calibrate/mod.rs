@@ -1,9 +1,9 @@
-//! From what was measured of a machine to its cluster: each figure is the one with which the cost model gives
-//! the measured time.
+//! Calibration: turns measurements of a machine into a cluster. Each figure is chosen so that the
+//! cost model predicts the measured time.
 //!
-//! Kernels and links alone give the device; whole training steps give what the software makes of it
-//! (`gemm_slowdown`, `step_overhead_s`, `thread_slowdown`, `dp_slowdown`, `slowdown_per_doubling`, `tp_exposed`),
-//! each from a step in which it alone is new.
+//! Kernels and links give the device. Whole training steps give the constants of the software
+//! (`gemm_slowdown`, `step_overhead_s`, `thread_slowdown`, `dp_slowdown`, `slowdown_per_doubling`,
+//! `tp_exposed`), one step per constant that it adds.
 
 pub mod gpu;
 
@@ -21,16 +21,16 @@ use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// A starting value for figures that the times are divided by.
+/// Starting value of rates, which are then scaled by predicted over measured time.
 const UNIT: f64 = 1e9;
 
-/// Turns in which two constants settle, where one step's computation is a few times the other's.
+/// Alternations that settle two constants when one step computes a few times as much as the other.
 const TURNS: usize = 12;
 
-/// The cluster of a machine, from `base`, whose other figures stay.
+/// The cluster of a machine, from `base`, whose other figures are kept.
 ///
 /// # Errors
-/// Measurements that no figure explains.
+/// No figure explains the measurements.
 pub fn calibrated(base: &ClusterSpec, measured: &Measured) -> Result<ClusterSpec, InputError> {
     let mut cluster = base.clone();
     cluster.measured_ranks = Some(measured.ranks);
@@ -54,7 +54,7 @@ pub fn calibrated(base: &ClusterSpec, measured: &Measured) -> Result<ClusterSpec
     Ok(cluster)
 }
 
-/// Bandwidth from a copy, and what elementwise kernels and the optimizer make of it.
+/// Memory bandwidth from a copy; elementwise kernels and the optimizer relative to it.
 fn fit_memory(cluster: &mut ClusterSpec, measured: &Measured) {
     let copy = &measured.copy;
     cluster.device.hbm_bytes_per_s = UNIT;
@@ -67,7 +67,7 @@ fn fit_memory(cluster: &mut ClusterSpec, measured: &Measured) {
     cluster.software.optimizer_bytes_per_parameter = measured.adamw.s / byte_s;
 }
 
-/// The peak of each format: the geometric mean of what the products say.
+/// Peak of each number format, as the geometric mean over the measured products.
 fn fit_products(cluster: &mut ClusterSpec, measured: &Measured) -> Result<(), InputError> {
     let mut by_format: BTreeMap<Dtype, Vec<&Product>> = BTreeMap::new();
     for product in &measured.products {
@@ -76,7 +76,7 @@ fn fit_products(cluster: &mut ClusterSpec, measured: &Measured) -> Result<(), In
     if !by_format.contains_key(&Dtype::F32) {
         return Err(InputError::new("no product in f32 was measured"));
     }
-    // Priced without what memory takes, which is measured apart.
+    // Without memory time, which is measured separately.
     let mut endless = cluster.clone();
     endless.device.hbm_bytes_per_s = f64::MAX;
     cluster.device.peak_flops.clear();
@@ -108,8 +108,9 @@ fn fit_attention(cluster: &mut ClusterSpec, core: &Core) {
     cluster.software.attention_slowdown = slowdown;
 }
 
-/// One level: latency from the smallest all-reduce, bandwidth from the largest, by the ring that the cost model
-/// has: `2 (n - 1) (latency + bytes / n / bandwidth)`. With a single rank there is nothing to fit.
+/// A single link level: latency from the smallest all-reduce and bandwidth from the largest, by the
+/// cost model's ring `2 (n - 1) (latency + bytes / n / bandwidth)`. With a single rank there is
+/// nothing to fit.
 fn fit_links(cluster: &mut ClusterSpec, measured: &Measured) {
     let ranks = measured.ranks as f64;
     let turns = 2.0 * (ranks - 1.0);
@@ -121,7 +122,7 @@ fn fit_links(cluster: &mut ClusterSpec, measured: &Measured) {
     cluster.levels.truncate(1);
 }
 
-/// Start and slope of a line through the smallest and the largest exchange.
+/// Intercept and slope of a line through the smallest and the largest exchange.
 fn line(exchanges: &[Exchange]) -> Option<(f64, f64)> {
     let by_size = |a: &&Exchange, b: &&Exchange| a.bytes.total_cmp(&b.bytes);
     let small = exchanges.iter().min_by(by_size)?;
@@ -130,7 +131,7 @@ fn line(exchanges: &[Exchange]) -> Option<(f64, f64)> {
     Some(((small.s - slope * small.bytes).max(1e-9), slope))
 }
 
-/// What the software makes of the device, from whole steps.
+/// Constants of the software, from whole steps.
 fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError> {
     let ranks = cluster.measured_ranks.unwrap_or(1);
     let by_time = |a: &&Step, b: &&Step| a.s.total_cmp(&b.s);
@@ -138,7 +139,8 @@ fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError
     let (Some(longest), Some(shortest)) = (each().max_by(by_time), each().min_by(by_time)) else {
         return Err(InputError::new("no step of a single rank was measured"));
     };
-    // The short step has little but fixed work, the long one hardly any: a few turns settle both.
+    // The short step is mostly fixed work and the long one mostly computation: a few alternations
+    // settle both.
     for _ in 0..4 {
         solve(cluster, longest, 0.1..=10.0, |cluster| &mut cluster.software.gemm_slowdown)?;
         solve(cluster, shortest, 0.0..=1.0, |cluster| &mut cluster.software.step_overhead_s)?;
@@ -148,8 +150,8 @@ fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError
     }
     let replicas = || steps.iter().filter(|step| step.dp > 1);
     if let (Some(most), Some(least)) = (replicas().max_by(by_time), replicas().min_by(by_time)) {
-        // Both reduce as many bytes. What the one with more computation takes beyond that, replicas spent waiting
-        // for one that the system had put aside.
+        // Both steps reduce the same number of bytes. The extra time of the one that computes more
+        // is spent waiting for replicas that the operating system has preempted.
         for _ in 0..TURNS {
             solve(cluster, least, 0.01..=10.0, |cluster| &mut cluster.software.dp_slowdown)?;
             solve(cluster, most, 0.0..=1.0, |cluster| &mut cluster.software.slowdown_per_doubling)?;
@@ -161,8 +163,8 @@ fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError
     Ok(())
 }
 
-/// Sets a constant, in which a step's time is linear, so that the step takes what was measured; within
-/// `valid`.
+/// Sets a constant, in which a step's time is linear, so that the predicted step takes the measured
+/// time; clamped to `valid`.
 fn solve(
     cluster: &mut ClusterSpec,
     step: &Step,
@@ -180,10 +182,10 @@ fn solve(
     Ok(())
 }
 
-/// What the cost model says of a step.
+/// The predicted time of a step, s.
 ///
 /// # Errors
-/// A step that cannot be priced.
+/// The step cannot be priced.
 pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     let source = Source::from_bytes("step.yaml", step.model.as_bytes().to_vec())?;
     let model = model::read(&source)?.with_run(None, Some(step.global_batch))?;
@@ -194,7 +196,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         format!("micro_batch={}", (step.global_batch / step.dp).max(1)),
         "sequence_parallel=false".to_owned(),
         "recompute=none".to_owned(),
-        // Threads train in 32 bits, GPUs in 16.
+        // Trainers use 32 bits on threads and 16 bits on GPUs.
         format!("dtype={}", if cluster.any_gpu_count { "f32" } else { "bf16" }),
         "schedule=1f1b".to_owned(),
     ]
@@ -215,7 +217,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     Ok(best.priced.iteration_s)
 }
 
-/// The cluster's file.
+/// The text of the cluster file.
 pub fn yaml(cluster: &ClusterSpec, measured: &Measured) -> String {
     let (device, software) = (&cluster.device, &cluster.software);
     let peaks = device.peak_flops.iter();

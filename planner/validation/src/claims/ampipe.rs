@@ -4,7 +4,7 @@ use super::{Claim, Degrees, Gpt, Reason, Trial, Verdict, claim};
 use models::decisions::MoeOverlap;
 use models::model;
 
-/// Id, model, sequence length, and the printed milliseconds at degrees 1, 2 and 4.
+/// Id, model, sequence length, and the printed milliseconds at overlap degrees 1, 2 and 4.
 const TABLE_2: [(&str, &str, u64, [f64; 3]); 4] = [
     ("ampipe-m24", "ampipe_medium", 24 << 10, [2230.3, 2090.7, 1959.5]),
     ("ampipe-m32", "ampipe_medium", 32 << 10, [3207.7, 3048.5, 2767.8]),

@@ -18,7 +18,7 @@ fn software(name: &str) -> Result<Software, Reason> {
     found.ok_or_else(|| format!("software {name} is not shipped"))
 }
 
-/// The paper's (t, p) = (8, 8) with six chunks (table 1), on Megatron-LM of its time.
+/// The paper's baseline: t = 8, p = 8 and six chunks (table 1), on Megatron-LM of that time.
 fn baseline() -> Result<Trial, Reason> {
     let gpt = Gpt { layers: 96, hidden: 12288, heads: 96 };
     let degrees = Degrees { tp: 8, pp: 8, dp: 4, batch: 256 };
@@ -35,12 +35,13 @@ fn baseline() -> Result<Trial, Reason> {
 
 type Change = Box<dyn Fn(&mut Trial)>;
 
-/// The changes, in the paper's order. Where software alone changes, a constant takes the value fitted to
-/// MegaScale's own runs, and never a worse one than before.
+/// The changes in the paper's order. A change in software alone sets a constant to the value fitted
+/// to MegaScale's own runs, or keeps it where that is worse.
 fn changes(then: Software) -> [(&'static str, Change); 8] {
     let least = |own: f64, then: f64| own.min(then);
     [
-        // One norm, and one pair of collectives each way, for both halves of a block.
+        // Parallel transformer block: one norm and one pair of collectives per direction for both
+        // halves.
         (
             "parallel block",
             Box::new(|t| {

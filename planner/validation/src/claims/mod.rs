@@ -1,6 +1,6 @@
-//! Claims of papers that compare two ways to run something, put to the cost model.
+//! Claims of papers that compare two ways to run something, checked with the cost model.
 //!
-//! They are orders and ratios rather than times: a model that errs by the same factor on both sides keeps them.
+//! Claims are orders and ratios rather than times: equal errors on both sides cancel.
 
 mod ampipe;
 mod megascale;
@@ -18,25 +18,25 @@ use planner::pricing::listed_cuts::even_counts;
 use planner::pricing::priced::Priced;
 use serde::Serialize;
 
-/// A claim, and what the cost model says of it.
+/// A claim and the cost model's verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct Claim {
-    /// Its name; those of SC'21 as in `tests/papers/megatron_sc21_relative_claims.csv`.
+    /// Its id; for SC'21 as in `tests/papers/megatron_sc21_relative_claims.csv`.
     pub id: &'static str,
-    /// Where the paper says it.
+    /// Paper and section.
     pub source: &'static str,
-    /// What it says.
+    /// The claim in words.
     pub claim: &'static str,
-    /// What the cost model says.
+    /// What the cost model predicts, in words.
     pub predicted: String,
-    /// Whether the two agree.
+    /// Whether prediction and claim agree.
     pub holds: bool,
 }
 
-/// What a cost model says of a claim.
+/// What the cost model predicts in words, and whether the claim holds; or why it cannot be priced.
 type Verdict = Result<(String, bool), Reason>;
 
-/// All claims. One whose configuration cannot be priced does not hold, and says why.
+/// All claims. A claim whose configuration cannot be priced does not hold, and states the reason.
 pub fn claims() -> Vec<Claim> {
     sc21::claims().into_iter().chain(megascale::claims()).chain(ampipe::claims()).collect()
 }
@@ -61,7 +61,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// A GPT on a shipped cluster, micro-batches of one sequence, 1F1B, nothing sharded, everything recomputed.
+    /// A GPT on a shipped cluster with micro-batches of one sequence, 1F1B, no sharding and full
+    /// recomputation.
     fn gpt(cluster: &str, shape: Gpt, degrees: Degrees) -> Result<Self, Reason> {
         let shipped = cluster::shipped(cluster).ok_or_else(|| format!("no cluster {cluster}"))?;
         let cluster = shipped.map_err(|error| error.to_string())?;
@@ -71,7 +72,7 @@ impl Trial {
         Ok(Self { model, cluster, gpus, decisions }.with_batch(degrees.batch))
     }
 
-    /// The same with a batch of so many sequences.
+    /// The same with a batch of `batch` sequences.
     fn with_batch(mut self, batch: u64) -> Self {
         let d = &mut self.decisions;
         d.micro_batches = batch / (d.dp * d.micro_batch);
@@ -99,13 +100,13 @@ impl Trial {
         super::price(&setup)
     }
 
-    /// Sequences a second.
+    /// Sequences per second.
     fn throughput(&self) -> Result<f64, Reason> {
         Ok(self.model.global_batch as f64 / self.price()?.iteration_s)
     }
 }
 
-/// A GPT as SC'21 sizes them: sequences of 2048, 51,200 entries of vocabulary.
+/// A GPT as in SC'21: sequences of 2,048 tokens, a vocabulary of 51,200.
 #[derive(Clone, Copy)]
 struct Gpt {
     layers: usize,
@@ -130,7 +131,7 @@ impl Gpt {
     }
 }
 
-/// Degrees and batch.
+/// Parallel degrees and batch.
 #[derive(Clone, Copy)]
 struct Degrees {
     tp: u64,
@@ -172,13 +173,13 @@ impl Degrees {
     }
 }
 
-/// Interleaved 1F1B with so many chunks.
+/// Interleaved 1F1B with `chunks` chunks per pipeline rank.
 fn interleaved(d: &mut Decisions, chunks: u64) {
     d.vpp = chunks;
     d.schedule = if chunks > 1 { ScheduleName::Interleaved1F1B } else { ScheduleName::OneFOneB };
 }
 
-/// `+12.3 %` of a ratio.
+/// A ratio as a change in percent, such as `+12.3 %`.
 fn percent(ratio: f64) -> String {
     format!("{:+.1} %", 100.0 * (ratio - 1.0))
 }

@@ -1,7 +1,8 @@
-//! "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC'21, arXiv 2104.04473).
+//! "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC'21, arXiv
+//! 2104.04473).
 //!
-//! What the paper leaves open (shape of the 91B model, chunks, batches) is taken from its scripts in Megatron-LM,
-//! `examples/sc21/run_figure_*.sh`.
+//! What the paper leaves open (shape of the 91B model, chunks, batches) is taken from its scripts
+//! in Megatron-LM, `examples/sc21/run_figure_*.sh`.
 
 use super::{Claim, Degrees, Gpt, Reason, Trial, Verdict, claim, interleaved, percent};
 use models::decisions::Recompute;
@@ -9,12 +10,12 @@ use models::decisions::Recompute;
 const GPT_175B: Gpt = Gpt { layers: 96, hidden: 12288, heads: 96 };
 const GPT_530B: Gpt = Gpt { layers: 105, hidden: 20480, heads: 128 };
 const GPT_145B: Gpt = Gpt { layers: 80, hidden: 12288, heads: 96 };
-/// Section 5.5 prints the size alone; the shape is Megatron-LM's script of figure 16.
+/// Section 5.5 prints the size alone; the shape is that of Megatron-LM's script for figure 16.
 const GPT_91B: Gpt = Gpt { layers: 32, hidden: 15360, heads: 128 };
 const GPT_162B: Gpt = Gpt { layers: 32, hidden: 20480, heads: 128 };
 const GPT_5_9B: Gpt = Gpt { layers: 32, hidden: 3840, heads: 32 };
 
-/// A quantity is met when it lies within this factor of the printed one.
+/// A quantity is reproduced if it lies within this factor of the printed one.
 const WITHIN: f64 = 2.0;
 
 pub(super) fn claims() -> Vec<Claim> {
@@ -103,13 +104,14 @@ fn selene(gpt: Gpt, tp: u64, pp: u64, dp: u64, batch: u64) -> Result<Trial, Reas
     Trial::gpt("selene", gpt, Degrees { tp, pp, dp, batch })
 }
 
-/// A printed ratio above one, met in direction and within a factor of the gain.
+/// Whether a ratio above one is reproduced: in direction, and in gain within [`WITHIN`].
 fn met(ratio: f64, printed: f64) -> bool {
     let gain = (ratio - 1.0) / (printed - 1.0);
     gain > WITHIN.recip() && gain < WITHIN
 }
 
-/// Throughput per GPU of PTD-P over that of ZeRO-3 at these GPUs; of 530B ZeRO-3 needed 640 for the first.
+/// Throughput per GPU of PTD-P over that of ZeRO-3. For 530B, PTD-P ran on 560 GPUs and ZeRO-3 on
+/// 640.
 fn against_zero_3(gpt: Gpt, pp: u64, gpus: u64, micro_batch: u64, printed: f64) -> Verdict {
     let batch = if pp == 12 { 1536 } else { 2240 };
     let ours = selene(gpt, 8, pp, gpus / (8 * pp), batch)?;
@@ -126,7 +128,7 @@ fn against_zero_3(gpt: Gpt, pp: u64, gpus: u64, micro_batch: u64, printed: f64) 
 /// Batches of figure 17.
 const BATCHES: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// Throughput of 145B by batch, with and without recomputation; without only where it fits.
+/// Throughput of 145B by batch, with recomputation, and without it where that fits.
 fn with_and_without() -> Result<(Vec<f64>, Vec<f64>), Reason> {
     let (mut with, mut without) = (vec![], vec![]);
     for batch in BATCHES {
@@ -155,7 +157,7 @@ fn recomputation_pays() -> Verdict {
     Ok((format!("{ratio:.2} times (without, batches to {largest} fit)"), met(ratio, 2.0)))
 }
 
-/// 175B interleaved; the figure's batches are 12 to 60.
+/// 175B with interleaving, at the figure's batches of 12 to 60.
 fn scatter_gather() -> Verdict {
     let mut best: f64 = 0.0;
     for batch in [12, 24, 36, 48, 60] {
@@ -198,7 +200,8 @@ fn best_tensor_size() -> Verdict {
     Ok((format!("{} at batch 32, {} at 128", best[0], best[1]), best == [8, 8]))
 }
 
-/// Throughput of 5.9B on 64 GPUs by model-parallel size, the rest data parallel, for the figure's batches.
+/// Throughput of 5.9B on 64 GPUs by model-parallel size, with data parallelism for the rest, at the
+/// figure's batches.
 fn ordered(sizes: &[u64], tensor: bool) -> Verdict {
     let (mut holds, mut text) = (true, vec![]);
     let batches: &[u64] = if tensor { &[32, 128, 512] } else { &[32, 512] };
@@ -223,7 +226,7 @@ fn tensor_against_data() -> Verdict {
     ordered(&[2, 4, 8, 16, 32], true)
 }
 
-/// Throughput per GPU at eight stages over one, at batches of 8 and 128.
+/// Throughput per GPU with eight stages relative to one, at batches of 8 and 128.
 fn weak_scaling() -> Verdict {
     let mut kept = vec![];
     for batch in [8, 128] {
@@ -232,11 +235,13 @@ fn weak_scaling() -> Verdict {
             let trial = selene(gpt, 8, pp, 1, batch)?;
             Ok::<f64, Reason>(trial.throughput()? * pp as f64)
         };
-        // Work grows with the stages, and so do the GPUs: sequences times stages a second and stage.
+        // The model grows with the stages, and so do the GPUs: compare sequences times stages per
+        // second and stage.
         kept.push(speed(8)? / 8.0 / speed(1)?);
     }
     let text = format!("{:.2} at batch 8, {:.2} at 128 of one stage's", kept[0], kept[1]);
-    // The bubble alone leaves 8/15 and 128/135; a stage without the vocabulary is faster than one with it.
+    // The bubble alone leaves 8/15 and 128/135. A stage without the vocabulary is faster than one
+    // with it.
     Ok((text, kept[0] < 0.65 && kept[1] > 0.85))
 }
 
@@ -255,9 +260,10 @@ fn interleaving() -> Verdict {
     ))
 }
 
-/// What elementwise work moves without the fusions of section 4.2, over what it moves with them: scale, mask,
-/// softmax and dropout of the scores are four kernels instead of two (21 bytes a score instead of 9), bias and GeLU, and
-/// bias, dropout and addition, five instead of two (23 bytes an element instead of 11).
+/// Bytes that elementwise kernels move without the fusions of section 4.2, relative to those with
+/// them. Scale, mask, softmax and dropout of the scores are four kernels instead of two (21 bytes
+/// per score instead of 9); bias and GeLU, and bias, dropout and addition, are five instead of two
+/// (23 bytes per element instead of 11).
 const UNFUSED_STREAMS: f64 = 2.2;
 
 fn fusion() -> Verdict {

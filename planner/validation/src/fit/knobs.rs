@@ -1,11 +1,11 @@
-//! The constants that no table measures: each belongs to a software generation or a device.
+//! The fitted constants: those that no table measures, each of a software generation or a device.
 
 use crate::row::Row;
 use crate::setup::Setup;
 use models::cluster::{ClusterSpec, software};
 use std::collections::BTreeMap;
 
-/// Whose constant it is.
+/// What a constant belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// A generation of training software, by its name in software.yaml.
@@ -14,8 +14,8 @@ pub enum Owner {
     Device(String),
 }
 
-/// A generation, and the one it grew from: its constants are expected to be that one's, before any run is seen.
-/// Only where that predicts runs not seen better: others changed too much.
+/// A generation and its predecessor, whose constants are the prior mean of its own. Listed only
+/// where that predicts unseen runs better: other generations changed too much.
 const GREW_FROM: [(&str, &str); 7] = [
     ("megatron_2022", "megatron_2021"),
     ("vocabulary_2024", "megatron_2023"),
@@ -27,7 +27,7 @@ const GREW_FROM: [(&str, &str); 7] = [
 ];
 
 impl Owner {
-    /// What it grew from.
+    /// The predecessor, if any.
     pub fn parent(&self) -> Option<Self> {
         let Self::Software(name) = self else { return None };
         let (_, parent) = GREW_FROM.iter().find(|(child, _)| child == name)?;
@@ -35,31 +35,32 @@ impl Owner {
     }
 }
 
-/// A constant as cluster and software files name it.
+/// A constant, by its key in cluster and software files.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     /// Key in the file.
     pub key: &'static str,
-    /// What it is expected to be of most owners before any run is seen; see [`Knob::prior`].
+    /// Prior mean for most owners; see [`Knob::prior`].
     pub prior: f64,
-    /// Standard deviation of its logarithm.
+    /// Prior standard deviation of the logarithm.
     pub spread: f64,
     at: fn(&mut ClusterSpec) -> &mut f64,
 }
 
 impl Field {
-    /// The constant in a cluster.
+    /// The constant's place in a cluster.
     pub fn of<'a>(&self, cluster: &'a mut ClusterSpec) -> &'a mut f64 {
         (self.at)(cluster)
     }
 }
 
-/// Constants of every software generation.
+/// Constants of software generations.
 ///
-/// `permute_bytes` starts where a token's copies are sorted before and behind the links on both ways, which reads
-/// and writes 16 bytes, and padded or weighted in further kernels. `p2p_slowdown` starts where 200 Gb/s adapters had
-/// 18.3 GB/s for sends and receives with the channel for a peer that NCCL gives them among 32 ranks, 24.2 with four
-/// (NVIDIA/nccl issue 1272).
+/// The prior of `permute_bytes` is for an implementation that sorts the copies of tokens before and
+/// after the links in both directions, which reads and writes 16 bytes, and pads or weights them in
+/// further kernels. The prior of `p2p_slowdown` comes from 200 Gb/s adapters that reached 18.3 GB/s
+/// for sends and receives with the one channel per peer that NCCL uses among 32 ranks, and 24.2
+/// with four (NVIDIA/nccl issue 1272).
 pub const SOFTWARE: [Field; 18] = [
     Field { key: "gemm_slowdown", prior: 1.0, spread: 0.05, at: |c| &mut c.software.gemm_slowdown },
     Field { key: "fp8_slowdown", prior: 0.95, spread: 0.15, at: |c| &mut c.software.fp8_slowdown },
@@ -126,7 +127,7 @@ pub const SOFTWARE: [Field; 18] = [
     },
 ];
 
-/// Constants of every device.
+/// Constants of devices.
 pub const DEVICE: [Field; 1] = [Field {
     key: "sustained_slowdown",
     prior: 1.08,
@@ -134,19 +135,20 @@ pub const DEVICE: [Field; 1] = [Field {
     at: |c| &mut c.device.sustained_slowdown,
 }];
 
-/// One constant with its owner.
+/// A constant of one owner.
 #[derive(Clone, Debug)]
 pub struct Knob {
-    /// Whose.
+    /// The owner.
     pub owner: Owner,
-    /// Which.
+    /// The constant.
     pub field: Field,
 }
 
 impl Knob {
-    /// What the constant is expected to be before any run is seen.
+    /// The prior mean.
     ///
-    /// Megatron-DeepSpeed's host needs 0.86 ms to launch a layer's forward pass on A100 (its small models take no less).
+    /// Megatron-DeepSpeed's host code takes 0.86 ms to launch a layer's forward pass on A100: its
+    /// small models take no less.
     pub fn prior(&self) -> f64 {
         match &self.owner {
             Owner::Software(name)
@@ -159,8 +161,8 @@ impl Knob {
         }
     }
 
-    /// Whether the constant is of the same thing with another owner: ZeRO 3 that gathers each matrix by itself says
-    /// nothing of ZeRO 3 that gathers layers.
+    /// Whether the same constant of another owner means the same: ZeRO 3 that gathers each matrix
+    /// says nothing about ZeRO 3 that gathers layers.
     pub fn is_alike(&self, other: &Owner) -> bool {
         let by_matrix = |owner: &Owner| match owner {
             Owner::Software(name) => {
@@ -171,13 +173,14 @@ impl Knob {
         self.field.key != "zero3_slowdown" || by_matrix(&self.owner) == by_matrix(other)
     }
 
-    /// Whether a row may move it. The 720 rows of `vtrain_single` are composed from about 144 figures of models
-    /// that keep a GPU half busy: they speak for their software alone, never for the device.
+    /// Whether a row may move the constant. The 720 rows of `vtrain_single` are composed from about
+    /// 144 figures of models that keep a GPU half busy: they may move constants of their software
+    /// only, not of the device.
     pub fn is_moved_by(&self, row: &Row) -> bool {
         row.file != "vtrain_single" || matches!(self.owner, Owner::Software(_))
     }
 
-    /// Whether it is one of the constants a configuration ran with.
+    /// Whether a configuration ran with this constant.
     pub fn concerns(&self, setup: &Setup) -> bool {
         match &self.owner {
             Owner::Software(name) => *name == setup.generation,
@@ -186,7 +189,8 @@ impl Knob {
     }
 }
 
-/// The constants of some configurations, each once. What a file says is 0 does not exist and is not fitted.
+/// The constants of some configurations, without repetition. A constant that is 0 in its file is
+/// unused, and is not fitted.
 pub fn knobs(setups: &[Setup]) -> Vec<Knob> {
     let mut owners: BTreeMap<Owner, &Setup> = BTreeMap::new();
     for setup in setups {

@@ -1,8 +1,9 @@
-//! Fits the constants that no table measures to published runs, and says what the fit is worth on runs it
-//! did not see.
+//! Fits the constants that no table measures to published runs, and estimates the error on unseen
+//! runs.
 //!
-//! A constant belongs to a software generation or a device, never to a model or a row, and each has a prior
-//! that the runs must move (`knobs`). `tools/` has no part in this: `cargo run --example fit` does it all.
+//! A constant belongs to a software generation or a device, never to a model or a row, and has a
+//! prior ([`mod@knobs`]). `cargo run --release -p meshwright-validation --example fit` runs the
+//! whole fit.
 
 pub mod knobs;
 pub(super) mod solve;
@@ -12,39 +13,39 @@ use super::row::Row;
 use super::setup::{Setup, setup};
 use knobs::{Knob, knobs};
 use models::cluster::Runs;
-use solve::{Line, Prior, solve};
+use solve::{Observation, Prior, solve};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A measurement that takes part.
+/// A measurement that the fit uses.
 #[derive(Clone, Debug)]
 pub struct Sample<'a> {
-    /// The row.
+    /// The measurement.
     pub row: &'a Row,
-    /// What it ran.
+    /// Its configuration.
     pub setup: Setup,
     /// Measured seconds.
     measured_s: f64,
 }
 
-/// Constants with their fitted values.
+/// The fitted constants.
 #[derive(Clone, Debug)]
 pub struct Fit {
-    /// The constants.
+    /// The constants, in the order of `values`.
     pub knobs: Vec<Knob>,
-    /// Their values.
+    /// The fitted values.
     pub values: Vec<f64>,
-    /// Half width of predictions' error band by software generation; empty before they are known.
+    /// Half width of the error band by software generation; empty until [`bands`] are computed.
     pub bands: BTreeMap<String, f64>,
 }
 
-/// Linearisations; each starts from the last one's solution.
+/// Rounds of linearization; each starts from the solution of the previous one.
 const ROUNDS: usize = 6;
-/// Step of a constant's logarithm that slopes are taken over.
+/// Step in a constant's logarithm for numeric slopes.
 const STEP: f64 = 0.1;
 /// Folds of the cross-validation.
 const FOLDS: usize = 5;
 
-/// The rows that constants are fitted to: tier 1 with a time.
+/// The rows that the constants are fitted to: tier 1, with a time, and priceable.
 pub fn samples(rows: &[Row]) -> Vec<Sample<'_>> {
     let sample = |row| {
         let measured_s = Row::measured_s(row)?;
@@ -54,35 +55,36 @@ pub fn samples(rows: &[Row]) -> Vec<Sample<'_>> {
     rows.iter().filter_map(sample).collect()
 }
 
-/// Fits to all samples.
+/// Fits the constants to all samples.
 pub fn fit(samples: &[Sample<'_>]) -> Fit {
     let setups: Vec<Setup> = samples.iter().map(|sample| sample.setup.clone()).collect();
     let knobs = knobs(&setups);
     let values = knobs.iter().map(Knob::prior).collect();
     let mut fit = Fit { knobs, values, bands: BTreeMap::new() };
     for _ in 0..ROUNDS {
-        let lines = fit.lines(samples);
-        fit = fit.stepped(&lines.iter().collect::<Vec<_>>());
+        let observations = fit.observations(samples);
+        fit = fit.stepped(&observations.iter().collect::<Vec<_>>());
     }
     fit
 }
 
-/// Signed errors of samples, each predicted by constants fitted without the samples of its part, and without those of
-/// the same groups: sources repeat one another's runs.
+/// Signed errors of samples, each predicted by constants fitted without the samples of its part and
+/// without all groups of these samples, since sources repeat each other's runs.
 pub fn held_out(
     fit: &Fit,
     samples: &[Sample<'_>],
     part: impl Fn(&Sample<'_>) -> String,
 ) -> Vec<f64> {
-    let lines = fit.lines(samples);
+    let observations = fit.observations(samples);
     let names: Vec<String> = samples.iter().map(part).collect();
     let parts: BTreeSet<&String> = names.iter().collect();
     let mut errors = vec![0.0; samples.len()];
     for part in parts {
         let own = samples.iter().zip(&names).filter(|(_, name)| *name == part);
         let groups: BTreeSet<&String> = own.map(|(sample, _)| &sample.row.group).collect();
-        let others = lines.iter().zip(samples).filter(|(_, s)| !groups.contains(&s.row.group));
-        let seen: Vec<&Line> = others.map(|(line, _)| line).collect();
+        let others =
+            observations.iter().zip(samples).filter(|(_, s)| !groups.contains(&s.row.group));
+        let seen: Vec<&Observation> = others.map(|(observation, _)| observation).collect();
         let without = fit.stepped(&seen);
         for (index, sample) in samples.iter().enumerate().filter(|(i, _)| names[*i] == *part) {
             errors[index] = without.log_ratio(sample).exp() - 1.0;
@@ -91,17 +93,17 @@ pub fn held_out(
     errors
 }
 
-/// What a source's scale is learnt from.
+/// The samples that determine the scale of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaledBy {
-    /// All its groups: the best scale in hindsight.
+    /// All groups of the source: the best scale in hindsight.
     All,
-    /// Its groups but the one that is scaled; a source's only group is not.
+    /// All groups but the one that is scaled. A source with a single group is not scaled.
     Others,
 }
 
-/// Signed errors where each source has one scale, such that the groups it is learnt from err as much one way as the
-/// other.
+/// Signed errors after scaling the predictions of each source by one factor, chosen so that as many
+/// groups err in one direction as in the other.
 pub fn calibrated(samples: &[Sample<'_>], errors: &[f64], by: ScaledBy) -> Vec<f64> {
     let mut scales: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for sample in samples {
@@ -114,7 +116,7 @@ pub fn calibrated(samples: &[Sample<'_>], errors: &[f64], by: ScaledBy) -> Vec<f
     samples.iter().zip(errors).map(scaled).collect()
 }
 
-/// Median over a source's groups of their mean predicted over measured.
+/// Median over groups of a source of their (geometric) mean ratio of prediction to measurement.
 fn middle(
     samples: &[Sample<'_>],
     errors: &[f64],
@@ -137,14 +139,14 @@ fn middle(
     f64::midpoint(low, high).exp()
 }
 
-/// Groups that a generation needs for a band of its own.
+/// Fewest groups for a band of a generation's own.
 const OWN_BAND: usize = 3;
-/// Part of the groups that lie within a band.
+/// Fraction of the groups within a band.
 const WITHIN: f64 = 0.8;
 
-/// Error bands by software generation: what four in five groups of runs lie within, predicted by
-/// constants that had not seen them. Generations with few groups have the band of all, or their own widest error where
-/// that is more.
+/// Error bands by software generation: four in five groups of runs lie within the band when
+/// predicted by constants fitted without them. Generations with few groups get the band of all
+/// runs, or their own largest error if that is wider.
 pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> {
     let all = band(samples, held_out);
     let generations: BTreeSet<&str> =
@@ -156,12 +158,12 @@ pub fn bands(samples: &[Sample<'_>], held_out: &[f64]) -> BTreeMap<String, f64> 
     generations.into_iter().map(|generation| (generation.to_owned(), of(generation))).collect()
 }
 
-/// What four in five groups of all runs lie within.
+/// The band that holds four in five groups of all runs.
 pub fn band(samples: &[Sample<'_>], held_out: &[f64]) -> f64 {
     within(&group_errors(samples, held_out, None))
 }
 
-/// Mean absolute errors of the groups of one generation or of all, in rising order.
+/// Mean absolute errors of groups, of one generation or of all, in rising order.
 fn group_errors(samples: &[Sample<'_>], held_out: &[f64], generation: Option<&str>) -> Vec<f64> {
     let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for (sample, error) in samples.iter().zip(held_out) {
@@ -180,7 +182,7 @@ fn within(errors: &[f64]) -> f64 {
     errors[((errors.len() as f64 * WITHIN).ceil() as usize).max(1) - 1]
 }
 
-/// What the measured runs of each generation had.
+/// The devices, models and decisions of the measured runs, by generation.
 pub fn measured_runs(samples: &[Sample<'_>]) -> BTreeMap<String, Runs> {
     let mut found: BTreeMap<String, Runs> = BTreeMap::new();
     for Sample { setup, .. } in samples {
@@ -195,19 +197,19 @@ pub fn measured_runs(samples: &[Sample<'_>]) -> BTreeMap<String, Runs> {
     found
 }
 
-/// Names of the cross-validation's parts: groups dealt out in alphabetical order.
+/// The fold of each group for cross-validation: groups are dealt out in alphabetical order.
 pub fn folds(samples: &[Sample<'_>]) -> BTreeMap<String, usize> {
     let groups: BTreeSet<&String> = samples.iter().map(|sample| &sample.row.group).collect();
     groups.into_iter().enumerate().map(|(i, group)| (group.clone(), i % FOLDS)).collect()
 }
 
 impl Fit {
-    /// Signed errors of samples under these constants.
+    /// Signed errors of samples with these constants.
     pub fn errors(&self, samples: &[Sample<'_>]) -> Vec<f64> {
         samples.iter().map(|sample| self.log_ratio(sample).exp() - 1.0).collect()
     }
 
-    /// `ln(predicted/measured)`.
+    /// `ln(predicted / measured)`.
     fn log_ratio(&self, sample: &Sample<'_>) -> f64 {
         let mut setup = sample.setup.clone();
         for (knob, value) in self.knobs.iter().zip(&self.values) {
@@ -219,12 +221,12 @@ impl Fit {
         (predicted_s / sample.measured_s).ln()
     }
 
-    fn lines(&self, samples: &[Sample<'_>]) -> Vec<Line> {
+    fn observations(&self, samples: &[Sample<'_>]) -> Vec<Observation> {
         let mut sizes: BTreeMap<&String, f64> = BTreeMap::new();
         for sample in samples {
             *sizes.entry(&sample.row.group).or_default() += 1.0;
         }
-        let line = |sample: &Sample<'_>| {
+        let observation = |sample: &Sample<'_>| {
             let residual = self.log_ratio(sample);
             let slope = |(index, knob): (usize, &Knob)| {
                 let mut moved = self.clone();
@@ -238,27 +240,28 @@ impl Fit {
                 .filter_map(slope)
                 .collect();
             let weight = 1.0 / sizes[&sample.row.group];
-            Line { residual, slopes, weight }
+            Observation { residual, slopes, weight }
         };
-        samples.iter().map(line).collect()
+        samples.iter().map(observation).collect()
     }
 
-    /// The same constant of the generation that a knob's grew from.
+    /// Index of the same constant of the predecessor of a knob's generation.
     fn parent(&self, knob: &Knob) -> Option<usize> {
         let owner = knob.owner.parent().filter(|parent| knob.is_alike(parent))?;
         let same = |other: &Knob| other.owner == owner && other.field.key == knob.field.key;
         self.knobs.iter().position(same)
     }
 
-    fn stepped(&self, lines: &[&Line]) -> Self {
+    fn stepped(&self, observations: &[&Observation]) -> Self {
         let prior = |(knob, value): (&Knob, &f64)| {
             let parent = self.parent(knob);
             let expected = parent.map_or_else(|| knob.prior(), |parent| self.values[parent]);
             Prior { offset: (value / expected).ln(), spread: knob.field.spread, parent }
         };
         let priors: Vec<Prior> = self.knobs.iter().zip(&self.values).map(prior).collect();
-        let lines: Vec<Line> = lines.iter().map(|&line| line.clone()).collect();
-        let steps = solve(&lines, &priors);
+        let observations: Vec<Observation> =
+            observations.iter().map(|&observation| observation.clone()).collect();
+        let steps = solve(&observations, &priors);
         let values =
             self.values.iter().zip(steps).map(|(value, step)| value * step.exp()).collect();
         Self { knobs: self.knobs.clone(), values, bands: BTreeMap::new() }

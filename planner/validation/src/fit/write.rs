@@ -1,4 +1,4 @@
-//! Puts fitted constants into the files that ship them, comments and all else left alone.
+//! Writes fitted constants into the shipped files, and leaves comments and all else unchanged.
 
 use super::Fit;
 use super::knobs::Owner;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Rewrites `software.yaml` and the cluster files of `folder` with a fit's constants.
+/// Rewrites `software.yaml` and the cluster files of `folder` with the constants of a fit.
 ///
 /// # Errors
-/// A file that cannot be read or written.
+/// A file cannot be read or written.
 pub fn write(fit: &Fit, folder: &Path) -> Result<(), InputError> {
     let failed = |error: std::io::Error| {
         InputError::new(format!("cannot rewrite the files of {}: {error}", folder.display()))
@@ -31,7 +31,7 @@ pub fn write(fit: &Fit, folder: &Path) -> Result<(), InputError> {
     Ok(())
 }
 
-/// The text of the file that says where error bands hold.
+/// The text of `measured_runs.yaml`, which says for which runs the error bands hold.
 pub fn measured_runs_text(found: &MeasuredRuns) -> String {
     let words = |all: &BTreeSet<String>| all.iter().cloned().collect::<Vec<_>>().join(", ");
     let mut text = String::from(
@@ -70,7 +70,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A line with its value replaced where it is one of the owner's constants.
+/// A line, with its value replaced if it holds a constant of the owner.
 fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
     let found = fit.knobs.iter().zip(&fit.values).find(|(knob, _)| {
         knob.owner == *owner
@@ -92,7 +92,8 @@ fn replaced(fit: &Fit, owner: &Owner, line: &str) -> String {
     format!("  {}: {}{comment}\n", knob.field.key, four_digits(*value))
 }
 
-/// Four significant digits: with three, a constant a little above 1 would be off by up to half a percent.
+/// Four significant digits: with three, a constant just above 1 would be off by up to half a
+/// percent.
 fn four_digits(value: f64) -> String {
     let decimals = (3.0 - value.abs().log10().floor()).max(0.0) as usize;
     let text = format!("{value:.decimals$}");

@@ -1,4 +1,4 @@
-//! Seconds along a pipeline of listed stages.
+//! Seconds along the stages of a candidate partition.
 
 use super::super::workload::{MicroBatchCost, PipelineSpec};
 use crate::partition::milestones::PassCounts;
@@ -6,25 +6,26 @@ use crate::pricing::layers::Counts;
 use crate::simulate::CriticalPath;
 use models::schedule::StageLayout;
 
-/// Seconds of one micro-batch by stage, with the vocabulary and transfers they hold, and of its ways.
-pub(super) struct Ways {
-    /// Forward, backward (to inputs where it is split) and weight gradients apart.
+/// Seconds of one micro-batch by stage, with the vocabulary layers and blocking transfers of the
+/// stage, and their sums along the pipeline.
+pub(super) struct PathSeconds {
+    /// Forward, backward (to inputs alone where it is split), and separate weight gradients.
     pub seconds: Vec<PassCounts>,
-    /// By stage, the forwards before it and the links between, s.
+    /// By stage, the forwards of the stages before it with the links between, s.
     pub down_s: Vec<f64>,
-    /// By stage, the backwards of the stages before it and the links between, s.
+    /// By stage, the backwards of the stages before it with the links between, s.
     pub back_s: Vec<f64>,
-    /// By stage, links before it, s.
+    /// By stage, the links before it, s.
     links_s: Vec<f64>,
 }
 
-impl Ways {
+impl PathSeconds {
     pub fn new(spec: &PipelineSpec, work: &MicroBatchCost, stages: &[Counts]) -> Self {
-        let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.devices > 1);
-        // On a V there is no transfer where it turns.
-        let turn = (spec.layout() == StageLayout::V).then_some(spec.devices - 1);
+        let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.ranks > 1);
+        // At the turn of a V both stages lie on the same rank.
+        let turn = (spec.layout() == StageLayout::V).then_some(spec.ranks - 1);
         let transfer_s = |stage: usize| {
-            let crosses = spec.devices > 1 && stage + 1 < stages.len() && turn != Some(stage);
+            let crosses = spec.ranks > 1 && stage + 1 < stages.len() && turn != Some(stage);
             if crosses { spec.transfer_s } else { 0.0 }
         };
         let more = stages.len() + 1;
@@ -59,17 +60,17 @@ impl Ways {
         Self { seconds, down_s, back_s, links_s }
     }
 
-    /// The forwards of stage `from` and those behind it, and the backwards of the stages behind `to`.
-    pub fn there_and_back_s(&self, from: usize, to: usize) -> f64 {
+    /// The forwards of stage `from` and those after it, and the backwards of the stages after `to`.
+    pub fn round_trip_s(&self, from: usize, to: usize) -> f64 {
         let last = self.seconds.len();
         let down_s = self.down_s[last] - self.down_s[from];
         let back_s = self.back_s[last] - self.back_s[to + 1];
-        // The links to stages behind `to` are on the way back to it.
+        // The link after `to` is crossed on the way back to it.
         down_s + back_s + self.link_s(to)
     }
 
-    /// Passes and links of a chain, those of the vocabulary and what comes behind the last pass left out, s. Where
-    /// passes run in pairs, these are left out too.
+    /// Passes and links of a chain, s, without vocabulary passes and without what follows the last
+    /// pass. Forward and backward passes that run as one pair are not counted.
     pub fn chain_s(&self, chain: &CriticalPath) -> f64 {
         let of = |(stage, [forward_s, backward_s, weight_s]): (usize, &PassCounts)| {
             let times = |counts: &[u32]| f64::from(counts[stage]);
@@ -81,7 +82,7 @@ impl Ways {
         self.seconds.iter().enumerate().map(of).sum()
     }
 
-    /// The link behind a stage, s.
+    /// The link after a stage, s.
     pub fn link_s(&self, stage: usize) -> f64 {
         self.links_s[stage + 1] - self.links_s[stage]
     }
