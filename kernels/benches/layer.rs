@@ -10,7 +10,7 @@ use kernels::attention::{self, Attention, Gradients, Saved};
 use kernels::cross_entropy::{self, Logits};
 use kernels::dropout::{self, Dropout};
 use kernels::gemm::{Shape, gemm};
-use kernels::random::{Stream, View, fill_normal};
+use kernels::random::{GlobalIndices, Stream, fill_normal};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -42,7 +42,7 @@ fn best_s(mut work: impl FnMut()) -> f64 {
 fn normal(cpu: &Cpu, tensor: u32, len: usize) -> Vec<f32> {
     let mut x = vec![0.0; len];
     let stream = Stream { seed: 1, tensor, step: 0 };
-    fill_normal(cpu, &mut x, &View::contiguous(0, len), stream, 0.5);
+    fill_normal(cpu, &mut x, &GlobalIndices::contiguous(0, len), stream, 0.5);
     x
 }
 
@@ -101,7 +101,9 @@ fn bench_memory_bound(cpu: &Cpu) {
     report("rope forward", 8 * n, || rope::forward(cpu, &shape, &table, &mut y));
     report("elementwise add", 12 * n, || elementwise::add(cpu, &x, &x, &mut y));
     let dropout = Dropout { p: 0.1, stream: Stream { seed: 1, tensor: 2, step: 3 } };
-    report("dropout", 8 * n, || dropout::apply(cpu, &dropout, &View::contiguous(0, n), &x, &mut y));
+    report("dropout", 8 * n, || {
+        dropout::apply(cpu, &dropout, &GlobalIndices::contiguous(0, n), &x, &mut y)
+    });
     let n = TOKENS * FFN;
     let (gate, up, dy) = (normal(cpu, 1, n), normal(cpu, 2, n), normal(cpu, 3, n));
     let (mut a, mut b) = (gate.clone(), up.clone());

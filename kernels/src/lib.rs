@@ -17,7 +17,7 @@
 //!   and sums over blocks are taken in block order. They may differ between processors (see [`gemm`]).
 //! - Nothing here knows of ranks, plans or models. What a sharded caller needs is in the arguments: offsets of
 //!   positions ([`attention`]), ranges of rows ([`embedding`]), columns of a vocabulary ([`cross_entropy`]), and
-//!   global element indices for randomness ([`random::View`]).
+//!   global element indices for randomness ([`random::GlobalIndices`]).
 //!
 //! # Shapes
 //!

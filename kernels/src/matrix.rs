@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// A matrix to read, with any strides.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a, T> {
+pub(crate) struct MatrixView<'a, T> {
     /// From the first element on.
     data: &'a [T],
     rows: usize,
@@ -17,7 +17,7 @@ pub(crate) struct View<'a, T> {
     column_stride: usize,
 }
 
-impl<'a, T> View<'a, T> {
+impl<'a, T> MatrixView<'a, T> {
     /// `rows` rows of `columns` elements, `leading` elements apart.
     #[track_caller]
     pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, leading: usize) -> Self {
@@ -63,7 +63,7 @@ impl<'a, T> View<'a, T> {
 
 /// A matrix to write. The elements between its rows belong to others.
 #[derive(Debug)]
-pub(crate) struct ViewMut<'a, T> {
+pub(crate) struct MatrixViewMut<'a, T> {
     start: *mut T,
     rows: usize,
     columns: usize,
@@ -73,9 +73,9 @@ pub(crate) struct ViewMut<'a, T> {
 
 // SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`,
 // `Tiles`).
-unsafe impl<T: Send> Send for ViewMut<'_, T> {}
+unsafe impl<T: Send> Send for MatrixViewMut<'_, T> {}
 
-impl<'a, T> ViewMut<'a, T> {
+impl<'a, T> MatrixViewMut<'a, T> {
     /// `rows` rows of `columns` elements, `leading` elements apart.
     #[track_caller]
     pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, leading: usize) -> Self {
@@ -102,13 +102,17 @@ impl<'a, T> ViewMut<'a, T> {
 
     /// A part of the rows and columns, borrowed from this view.
     #[track_caller]
-    pub(crate) fn block(&mut self, rows: Range<usize>, columns: Range<usize>) -> ViewMut<'_, T> {
+    pub(crate) fn block(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> MatrixViewMut<'_, T> {
         let ordered = rows.start <= rows.end && columns.start <= columns.end;
         let inside = rows.end <= self.rows && columns.end <= self.columns;
         assert!(ordered && inside, "block outside its matrix");
         let empty = rows.is_empty() || columns.is_empty();
         let offset = if empty { 0 } else { rows.start * self.leading + columns.start };
-        ViewMut {
+        MatrixViewMut {
             // SAFETY: the first element of a block that has any is an element of this view.
             start: unsafe { self.start.add(offset) },
             rows: rows.len(),
@@ -177,14 +181,14 @@ pub(crate) struct Tiles<'a, T> {
 unsafe impl<T: Send> Send for Tiles<'_, T> {}
 
 impl<'a, T> Iterator for Tiles<'a, T> {
-    type Item = (usize, ViewMut<'a, T>);
+    type Item = (usize, MatrixViewMut<'a, T>);
 
     fn next(&mut self) -> Option<Self::Item> {
         let number = (self.next < self.end).then_some(self.next)?;
         self.next += 1;
         let (matrix, rows, columns) = self.grid.place(number);
         let offset = matrix * self.grid.stride + rows.start * self.grid.leading + columns.start;
-        let view = ViewMut {
+        let view = MatrixViewMut {
             // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a grid are
             // disjoint: rows and matrices do not overlap, and each number is given out once.
             start: unsafe { self.start.add(offset) },
@@ -208,7 +212,13 @@ pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
 
 /// `c = alpha a b + beta c` on the calling thread. With `beta = 0` the old `c` is not read.
 #[track_caller]
-pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &mut ViewMut<T>) {
+pub(crate) fn multiply<T: Real>(
+    alpha: T,
+    a: MatrixView<T>,
+    b: MatrixView<T>,
+    beta: T,
+    c: &mut MatrixViewMut<T>,
+) {
     let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
     assert!(fits, "matrices of a product do not fit each other");
     // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and
@@ -277,7 +287,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "rows of a matrix overlap")]
     fn overlapping_rows_are_refused() {
-        let _ = ViewMut::new(&mut [0; 10], 3, 4, 3);
+        let _ = MatrixViewMut::new(&mut [0; 10], 3, 4, 3);
     }
 
     #[test]
@@ -298,21 +308,21 @@ mod tests {
     #[test]
     #[should_panic(expected = "matrix has 9 elements where the shape needs 10")]
     fn short_slices_are_refused() {
-        let _ = View::new(&[0; 9], 3, 2, 4);
+        let _ = MatrixView::new(&[0; 9], 3, 2, 4);
     }
 
     #[test]
     #[should_panic(expected = "block outside its matrix")]
     fn blocks_stay_inside() {
         let mut data = [0; 12];
-        let _ = ViewMut::new(&mut data, 3, 4, 4).block(1..3, 2..5);
+        let _ = MatrixViewMut::new(&mut data, 3, 4, 4).block(1..3, 2..5);
     }
 
     #[test]
     fn products_of_blocks() {
         let a: Vec<f64> = (0..12).map(f64::from).collect();
         let mut c = vec![1.0; 9];
-        let (a, mut c_view) = (View::new(&a, 3, 4, 4), ViewMut::new(&mut c, 3, 3, 3));
+        let (a, mut c_view) = (MatrixView::new(&a, 3, 4, 4), MatrixViewMut::new(&mut c, 3, 3, 3));
         multiply(
             2.0,
             a.block(1..3, 1..3),

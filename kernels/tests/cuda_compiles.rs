@@ -292,9 +292,9 @@ fn every_kernel_compiles_and_none_spills() {
 
 /// Prints what each kernel takes; those that spill.
 fn check(shape: &Shape, architecture: &str) -> Vec<String> {
-    let (source, baked) = (shape.module.source(), shape.module.baked());
+    let (source, constants) = (shape.module.source(), shape.module.constants());
     let compiled =
-        nvrtc::compile(source, baked, architecture).unwrap_or_else(|error| panic!("{error}"));
+        nvrtc::compile(source, constants, architecture).unwrap_or_else(|error| panic!("{error}"));
     // ELF.
     assert_eq!(compiled.cubin[..4], *b"\x7fELF");
     let mut named: Vec<&str> =
@@ -319,18 +319,19 @@ fn check(shape: &Shape, architecture: &str) -> Vec<String> {
         println!(
             "| {} | {:?} | {} | {megabytes} | {gigaflop} | {architecture} | {} | {} | {} |",
             kernel.kernel,
-            baked.storage,
+            constants.storage,
             shape.what,
-            baked.threads,
+            constants.threads,
             kernel.registers,
             kernel.shared_bytes
         );
         assert!(kernel.registers > 0, "{kernel:?}");
         if (kernel.spill_bytes, kernel.stack_bytes) != (0, 0) {
-            spilling.push(format!("{kernel:?} {} {:?} {architecture}", shape.what, baked.storage));
+            spilling
+                .push(format!("{kernel:?} {} {:?} {architecture}", shape.what, constants.storage));
         }
         // A block of so many threads must fit a multiprocessor's 64 Ki registers, and what is static its 48 KiB.
-        assert!(kernel.registers as usize * baked.threads <= 65_536, "{kernel:?}");
+        assert!(kernel.registers as usize * constants.threads <= 65_536, "{kernel:?}");
         assert!(kernel.shared_bytes <= 48 << 10, "{kernel:?}");
     }
     spilling
@@ -341,9 +342,10 @@ fn a_wrong_source_is_reported() {
     let source = Source::of("rms_norm").expect("it has a twin");
     let norm = RmsNorm { rows: 1, columns: 64, eps: 1e-5, unit_offset: false };
     let module = rms_norm::cuda::module(Storage::F32, &norm, 4);
-    let baked = kernels::cuda::Baked { constants: vec![], ..module.baked().clone() };
+    let constants =
+        kernels::cuda::CompileConstants { defines: vec![], ..module.constants().clone() };
     let error =
-        nvrtc::compile(source, &baked, "sm_80").expect_err("COLUMNS is missing").to_string();
+        nvrtc::compile(source, &constants, "sm_80").expect_err("COLUMNS is missing").to_string();
     assert!(error.contains("rms_norm.cu does not compile for sm_80"), "{error}");
     assert!(error.contains("COLUMNS"), "{error}");
 }

@@ -163,7 +163,7 @@ fn unsafe_code_of_kernels_is_where_libraries_are_called() {
         "cuda/cudnn/mod.rs",
         "cuda/device.rs",
         "cuda/libnccl.rs",
-        "cuda/machine.rs",
+        "cuda/cpu_emulator.rs",
         "cuda/nvrtc.rs",
         "matrix.rs",
     ];

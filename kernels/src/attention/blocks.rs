@@ -2,7 +2,7 @@
 
 use super::Attention;
 use crate::Real;
-use crate::matrix::{Grid, View, ViewMut};
+use crate::matrix::{Grid, MatrixView, MatrixViewMut};
 use std::ops::Range;
 
 /// Queries of a block: columns of the scores. Loops run over all of them, also where a last block has fewer.
@@ -70,23 +70,23 @@ pub(super) struct Block {
 
 /// What a query head reads: `[q_len, qk_dim]`, `[kv_len, qk_dim]`, `[kv_len, v_dim]`.
 pub(super) struct Head<'a, T> {
-    pub(super) q: View<'a, T>,
-    pub(super) k: View<'a, T>,
-    pub(super) v: View<'a, T>,
+    pub(super) q: MatrixView<'a, T>,
+    pub(super) k: MatrixView<'a, T>,
+    pub(super) v: MatrixView<'a, T>,
 }
 
 /// What the backward pass of a query head reads besides: `[q_len, v_dim]` twice, `[q_len]`.
 pub(super) struct SavedHead<'a, T> {
-    pub(super) out: View<'a, T>,
-    pub(super) dout: View<'a, T>,
+    pub(super) out: MatrixView<'a, T>,
+    pub(super) dout: MatrixView<'a, T>,
     pub(super) lse: &'a [T],
 }
 
 /// Gradients of a key-value head and the query heads that share it.
 pub(super) struct Parts<'a, T> {
-    pub(super) dq: ViewMut<'a, T>,
-    pub(super) dk: ViewMut<'a, T>,
-    pub(super) dv: ViewMut<'a, T>,
+    pub(super) dq: MatrixViewMut<'a, T>,
+    pub(super) dk: MatrixViewMut<'a, T>,
+    pub(super) dv: MatrixViewMut<'a, T>,
 }
 
 impl<T: Real> Parts<'_, T> {
@@ -103,9 +103,9 @@ pub(super) fn head_view<T>(
     batch: usize,
     len: usize,
     [heads, head, width]: [usize; 3],
-) -> View<'_, T> {
+) -> MatrixView<'_, T> {
     let data = &data[batch * len * heads * width..(batch + 1) * len * heads * width];
-    View::new(data, len, heads * width, heads * width)
+    MatrixView::new(data, len, heads * width, heads * width)
         .block(0..len, head * width..(head + 1) * width)
 }
 
@@ -147,7 +147,7 @@ impl Block {
     }
 
     /// The rows of a tensor like `out`.
-    pub(super) fn out<'a, T>(&self, a: &Attention, out: &'a [T]) -> View<'a, T> {
+    pub(super) fn out<'a, T>(&self, a: &Attention, out: &'a [T]) -> MatrixView<'a, T> {
         head_view(out, self.batch, a.q_len, [a.q_heads, self.head, a.v_dim])
             .block(self.queries.clone(), 0..a.v_dim)
     }

@@ -15,7 +15,7 @@ use super::blocks::{
 use super::tile::{Tile, transpose, transpose_all};
 use super::{Attention, Gradients, Saved};
 use crate::dropout::Mask;
-use crate::matrix::{Grid, View, ViewMut, multiply};
+use crate::matrix::{Grid, MatrixView, MatrixViewMut, multiply};
 use crate::simd::{self, vectorized};
 use crate::{Cpu, Output, Real};
 
@@ -79,7 +79,7 @@ fn forward_block<T: Real>(
         tile.products(k, q, scores);
         softmax_tile(cpu.arch(), &tile, scores, &mut softmax, sums);
         let v = head.v.block(keys, 0..attention.v_dim);
-        let mut sums = ViewMut::new(sums, queries.len(), attention.v_dim, attention.v_dim);
+        let mut sums = MatrixViewMut::new(sums, queries.len(), attention.v_dim, attention.v_dim);
         multiply(T::ONE, tile.view(scores).transposed(), v, T::ONE, &mut sums);
     }
     softmax
@@ -127,7 +127,7 @@ vectorized! {
 
 vectorized! {
     /// `out = sums / sum`, `lse = max + ln sum`.
-    fn finish_block<T: Real>(softmax: &'a Softmax<T>, sums: &'a [T], out: ViewMut<'a, T>, lse: &'a mut [T]) {
+    fn finish_block<T: Real>(softmax: &'a Softmax<T>, sums: &'a [T], out: MatrixViewMut<'a, T>, lse: &'a mut [T]) {
         let mut out = out;
         let width = out.columns();
         let statistics = softmax.max.iter().zip(&softmax.sum);
@@ -303,7 +303,7 @@ pub fn merge<T: Real>(
 }
 
 vectorized! {
-    fn merge_block<T: Real>(part: View<'a, T>, part_lse: &'a [T], out: ViewMut<'a, T>, lse: &'a mut [T]) {
+    fn merge_block<T: Real>(part: MatrixView<'a, T>, part_lse: &'a [T], out: MatrixViewMut<'a, T>, lse: &'a mut [T]) {
         let mut out = out;
         for (i, (lse, &part_lse)) in lse.iter_mut().zip(part_lse).enumerate() {
             let (mine, other) = (lse.to_f64(), part_lse.to_f64());

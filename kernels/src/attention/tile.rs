@@ -3,7 +3,7 @@
 use super::Attention;
 use super::blocks::{Block, KV_BLOCK, PerQuery, Q_BLOCK, blocks};
 use crate::dropout::Mask;
-use crate::matrix::{View, ViewMut, multiply};
+use crate::matrix::{MatrixView, MatrixViewMut, multiply};
 use crate::simd::vectorized;
 use crate::{Cpu, Real};
 use std::ops::Range;
@@ -14,7 +14,7 @@ const SQUARE: usize = 16;
 vectorized! {
     /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and the first
     /// cache.
-    pub(super) fn transpose<T: Real>(from: View<'a, T>, scale: T, to: &'a mut [T]) {
+    pub(super) fn transpose<T: Real>(from: MatrixView<'a, T>, scale: T, to: &'a mut [T]) {
         for queries in blocks(0..from.rows(), SQUARE) {
             for columns in blocks(0..from.columns(), SQUARE) {
                 let mut square = [[T::ZERO; SQUARE]; SQUARE];
@@ -37,7 +37,7 @@ vectorized! {
 }
 
 /// All blocks of queries, one transposed block behind the other.
-pub(super) fn transpose_all<T: Real>(cpu: &Cpu, from: View<T>, scale: T, to: &mut [T]) {
+pub(super) fn transpose_all<T: Real>(cpu: &Cpu, from: MatrixView<T>, scale: T, to: &mut [T]) {
     let width = from.columns();
     let to = to.chunks_exact_mut(Q_BLOCK * width);
     for (queries, to) in blocks(0..from.rows(), Q_BLOCK).zip(to) {
@@ -56,19 +56,19 @@ pub(super) struct Tile<'a, T> {
 
 impl<T: Real> Tile<'_, T> {
     /// The tile's part of a buffer of scores: `[keys, queries]`.
-    pub(super) fn within<'a>(&self, scores: &'a mut [T]) -> ViewMut<'a, T> {
-        ViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
+    pub(super) fn within<'a>(&self, scores: &'a mut [T]) -> MatrixViewMut<'a, T> {
+        MatrixViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
     /// The same to read.
-    pub(super) fn view<'a>(&self, scores: &'a [T]) -> View<'a, T> {
-        View::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
+    pub(super) fn view<'a>(&self, scores: &'a [T]) -> MatrixView<'a, T> {
+        MatrixView::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
     /// Rows of keys or values times the transposed block `columns[width, Q_BLOCK]`.
-    pub(super) fn products(&self, rows: View<T>, columns: &[T], scores: &mut [T]) {
+    pub(super) fn products(&self, rows: MatrixView<T>, columns: &[T], scores: &mut [T]) {
         let width = columns.len() / Q_BLOCK;
-        let columns = View::new(columns, width, self.queries.len(), Q_BLOCK);
+        let columns = MatrixView::new(columns, width, self.queries.len(), Q_BLOCK);
         multiply(T::ONE, rows, columns, T::ZERO, &mut self.within(scores));
     }
 

@@ -19,7 +19,7 @@ use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::{self, Stream, View};
+use kernels::random::{self, GlobalIndices, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use report::{Options, Value};
@@ -426,7 +426,7 @@ impl Bench<'_> {
             elementwise::cuda::maximum(gpu, g.view(), w.view_mut())
         })?;
         let stream = Stream { seed: 1, tensor: 2, step: 0 };
-        let drawn = View::contiguous(0, elements * tensors);
+        let drawn = GlobalIndices::contiguous(0, elements * tensors);
         self.moves("weights drawn", "2^27 f32", random::cuda::floor(drawn.len()), || {
             random::cuda::fill_normal(gpu, w.view_mut(), &drawn, stream, 0.02)
         })?;

@@ -5,9 +5,9 @@ use super::cache::Cache;
 use super::cublaslt::Products;
 use super::cudnn::Fusing;
 use super::driver::{
-    Driver, Event, GpuError, Inner, Properties, Recording, Streamed, not_while_recording,
+    Driver, Event, EventKind, GpuError, Properties, Recording, Streamed, not_while_recording,
 };
-use super::{Baked, Launch, Source, Storage, nvrtc, program};
+use super::{CompileConstants, Launch, Source, Storage, nvrtc, program};
 use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
 use cudarc::driver::{
@@ -47,7 +47,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     let fusing = Fusing::open()?;
     let (mut properties, architecture) = properties(&context)?;
     let _ = write!(properties.versions, ", {}", fusing.name());
-    let shared = Shared {
+    let shared = SharedDevice {
         context,
         properties,
         architecture,
@@ -57,7 +57,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         records: AtomicBool::new(false),
         fusing,
     };
-    Ok(Arc::new(Device::new(Arc::new(shared))?))
+    Ok(Arc::new(StreamQueue::new(Arc::new(shared))?))
 }
 
 #[allow(clippy::cast_sign_loss)] // counts
@@ -106,12 +106,12 @@ pub(super) fn failed(call: &'static str, error: DriverError) -> GpuError {
 
 /// What queues of one GPU share.
 #[derive(Debug)]
-struct Shared {
+struct SharedDevice {
     context: Arc<CudaContext>,
     properties: Properties,
     architecture: String,
     cache: Cache,
-    modules: Mutex<HashMap<Key, Loaded>>,
+    modules: Mutex<HashMap<ModuleKey, LoadedModule>>,
     products: Mutex<Products>,
     /// A step is being recorded.
     records: AtomicBool,
@@ -120,7 +120,7 @@ struct Shared {
 
 /// A source and its constants.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct ModuleKey {
     operation: &'static str,
     storage: Storage,
     pack: usize,
@@ -129,30 +129,30 @@ struct Key {
     constants: Vec<u64>,
 }
 
-impl Key {
-    fn new(source: Source, baked: &Baked) -> Self {
-        let constants = baked.constants.iter().map(|(_, value)| value.to_bits()).collect();
-        let Baked { storage, pack, threads, .. } = *baked;
-        Self { operation: source.operation, storage, pack, threads, constants }
+impl ModuleKey {
+    fn new(source: Source, constants: &CompileConstants) -> Self {
+        let values = constants.defines.iter().map(|(_, value)| value.to_bits()).collect();
+        let CompileConstants { storage, pack, threads, .. } = *constants;
+        Self { operation: source.operation, storage, pack, threads, constants: values }
     }
 }
 
 /// A module on the GPU, and those of its kernels that were launched.
 #[derive(Debug)]
-struct Loaded {
+struct LoadedModule {
     module: Arc<CudaModule>,
     functions: HashMap<&'static str, CudaFunction>,
 }
 
-impl Shared {
+impl SharedDevice {
     fn function(&self, launch: &Launch) -> Result<CudaFunction, GpuError> {
-        let key = Key::new(launch.source(), launch.baked());
+        let key = ModuleKey::new(launch.source(), launch.constants());
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if !modules.contains_key(&key) {
             let module = self.load(launch)?;
             modules.insert(
-                Key::new(launch.source(), launch.baked()),
-                Loaded { module, functions: HashMap::new() },
+                ModuleKey::new(launch.source(), launch.constants()),
+                LoadedModule { module, functions: HashMap::new() },
             );
         }
         let Some(loaded) = modules.get_mut(&key) else {
@@ -172,15 +172,16 @@ impl Shared {
     /// From the cache, or compiled. What an NVRTC of another version compiled is compiled anew; where there is no NVRTC,
     /// whatever is there serves.
     fn load(&self, launch: &Launch) -> Result<Arc<CudaModule>, GpuError> {
-        let text = program(launch.source(), launch.baked());
+        let text = program(launch.source(), launch.constants());
         let what = |version: &str| format!("{} {version}\n{text}", self.architecture);
         let version = nvrtc::version().map(|(major, minor)| format!("{major}.{minor}"));
         let kept = self.cache.get(&what(version.as_deref().unwrap_or("any")));
         let cubin = match kept {
             Some(cubin) => cubin,
             None => {
-                let compiled = nvrtc::compile(launch.source(), launch.baked(), &self.architecture)
-                    .map_err(|error| GpuError::Compile(error.to_string()))?;
+                let compiled =
+                    nvrtc::compile(launch.source(), launch.constants(), &self.architecture)
+                        .map_err(|error| GpuError::Compile(error.to_string()))?;
                 for version in version.as_deref().into_iter().chain(["any"]) {
                     self.cache.put(&what(version), &compiled.cubin);
                 }
@@ -195,29 +196,29 @@ impl Shared {
 
 /// A stream.
 #[derive(Debug)]
-pub(super) struct Device {
-    shared: Arc<Shared>,
+pub(super) struct StreamQueue {
+    shared: Arc<SharedDevice>,
     stream: Arc<CudaStream>,
     /// Once something is copied: lanes' queues copy nothing.
-    staging: Mutex<Option<[Staged; 2]>>,
+    staging: Mutex<Option<[PinnedBuffer; 2]>>,
     /// cuBLASLt's, once a product is asked for.
     workspace: Mutex<Option<u64>>,
 }
 
 /// Pinned memory, and when what was last copied through it is through.
-struct Staged {
+struct PinnedBuffer {
     memory: PinnedHostSlice<u8>,
     used: CudaEvent,
 }
 
-impl std::fmt::Debug for Staged {
+impl std::fmt::Debug for PinnedBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Staged").finish_non_exhaustive()
+        f.debug_struct("PinnedBuffer").finish_non_exhaustive()
     }
 }
 
-impl Device {
-    fn new(shared: Arc<Shared>) -> Result<Self, GpuError> {
+impl StreamQueue {
+    fn new(shared: Arc<SharedDevice>) -> Result<Self, GpuError> {
         let stream =
             shared.context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         Ok(Self { shared, stream, staging: Mutex::default(), workspace: Mutex::default() })
@@ -226,15 +227,15 @@ impl Device {
     /// The pinned memory that copies go through.
     fn staging<'a>(
         &self,
-        kept: &'a mut Option<[Staged; 2]>,
-    ) -> Result<&'a mut [Staged; 2], GpuError> {
+        kept: &'a mut Option<[PinnedBuffer; 2]>,
+    ) -> Result<&'a mut [PinnedBuffer; 2], GpuError> {
         match kept {
             Some(staging) => Ok(staging),
             None => Ok(kept.insert([self.staged()?, self.staged()?])),
         }
     }
 
-    fn staged(&self) -> Result<Staged, GpuError> {
+    fn staged(&self) -> Result<PinnedBuffer, GpuError> {
         let context = &self.shared.context;
         // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
         // Portable, not write-combined: the host reads it too.
@@ -242,7 +243,7 @@ impl Device {
             unsafe { context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE) };
         let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
         let used = context.new_event(None);
-        Ok(Staged { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
+        Ok(PinnedBuffer { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
     }
 
     /// Makes the context the calling thread's, as calls of the driver need it.
@@ -260,7 +261,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for StreamQueue {
     fn drop(&mut self) {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
@@ -270,7 +271,7 @@ impl Drop for Device {
     }
 }
 
-impl Streamed for Device {
+impl Streamed for StreamQueue {
     fn stream_handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
@@ -283,7 +284,7 @@ impl Streamed for Device {
     }
 }
 
-impl Driver for Device {
+impl Driver for StreamQueue {
     fn properties(&self) -> &Properties {
         &self.shared.properties
     }
@@ -387,7 +388,7 @@ impl Driver for Device {
         // A parameter is read from the lowest of its bytes on, as many as its type has.
         let mut parameters: Vec<*mut c_void> =
             bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
-        let threads = (launch.baked().threads as c_uint, 1, 1);
+        let threads = (launch.constants().threads as c_uint, 1, 1);
         // SAFETY: the operation gives its own kernel the arguments that it takes, addresses of live memory of the lengths
         // it was given; every test on the machine checks their types.
         unsafe {
@@ -457,18 +458,18 @@ impl Driver for Device {
         };
         let graph = graph.ok_or_else(none)?;
         graph.upload().map_err(|error| failed("cuGraphUpload", error))?;
-        Ok(Box::new(Recorded(Mutex::new(graph))))
+        Ok(Box::new(CapturedStream(Mutex::new(graph))))
     }
 
     fn record(&self) -> Result<Event, GpuError> {
         let event = self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let event = event.map_err(|error| failed("cuEventRecord", error))?;
-        Ok(Event::new(Inner::Device(Arc::new(event))))
+        Ok(Event::new(EventKind::Device(Arc::new(event))))
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
         match &event.inner {
-            Inner::Device(event) => {
+            EventKind::Device(event) => {
                 self.stream.wait(event).map_err(|error| failed("cuStreamWaitEvent", error))
             }
             _ => event.synchronize(),
@@ -490,27 +491,27 @@ impl Driver for Device {
 }
 
 /// A captured graph.
-struct Recorded(Mutex<CudaGraph>);
+struct CapturedStream(Mutex<CudaGraph>);
 
 // SAFETY: a graph may be used by any thread, one at a time: it is behind a lock, and its stream is any thread's.
-unsafe impl Send for Recorded {}
+unsafe impl Send for CapturedStream {}
 // SAFETY: as above.
-unsafe impl Sync for Recorded {}
+unsafe impl Sync for CapturedStream {}
 
-impl std::fmt::Debug for Recorded {
+impl std::fmt::Debug for CapturedStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded").finish_non_exhaustive()
+        f.debug_struct("CapturedStream").finish_non_exhaustive()
     }
 }
 
-impl Recording for Recorded {
+impl Recording for CapturedStream {
     fn replay(&self) -> Result<(), GpuError> {
         let graph = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         graph.launch().map_err(|error| failed("cuGraphLaunch", error))
     }
 }
 
-impl Device {
+impl StreamQueue {
     /// What attention asks cuDNN.
     pub(super) fn fusing(&self) -> &Fusing {
         &self.shared.fusing

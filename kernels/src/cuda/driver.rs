@@ -3,7 +3,7 @@
 use super::Launch;
 use crate::attention::fused::Fuser;
 use crate::gemm::cuda::Product;
-#[cfg(feature = "machine")]
+#[cfg(feature = "cpu_emulator")]
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -89,26 +89,26 @@ pub struct Properties {
 /// A point in a queue's order.
 #[derive(Clone, Debug)]
 pub struct Event {
-    pub(super) inner: Inner,
+    pub(super) inner: EventKind,
     recorded: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Inner {
+pub(super) enum EventKind {
     /// Of a queue that never lags behind the host.
-    #[cfg_attr(not(feature = "machine"), allow(dead_code))]
+    #[cfg_attr(not(feature = "cpu_emulator"), allow(dead_code))]
     Host(Instant),
     /// Of a queue of the host's that runs later.
-    #[cfg(feature = "machine")]
-    Later(Arc<dyn Point>),
+    #[cfg(feature = "cpu_emulator")]
+    Emulated(Arc<dyn EventState>),
     /// Of a GPU's stream.
     #[cfg(feature = "cuda")]
     Device(Arc<cudarc::driver::CudaEvent>),
 }
 
 /// A point in the order of a queue of the host's that runs later.
-#[cfg(feature = "machine")]
-pub(super) trait Point: Any + Debug + Send + Sync {
+#[cfg(feature = "cpu_emulator")]
+pub(super) trait EventState: Any + Debug + Send + Sync {
     /// When it was reached.
     fn reached(&self) -> Option<Instant>;
 
@@ -120,8 +120,8 @@ pub(super) trait Point: Any + Debug + Send + Sync {
 }
 
 impl Event {
-    #[cfg(any(feature = "cuda", feature = "machine"))]
-    pub(super) const fn new(inner: Inner) -> Self {
+    #[cfg(any(feature = "cuda", feature = "cpu_emulator"))]
+    pub(super) const fn new(inner: EventKind) -> Self {
         Self { inner, recorded: false }
     }
 
@@ -141,11 +141,11 @@ impl Event {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.inner {
-            Inner::Host(_) => true,
-            #[cfg(feature = "machine")]
-            Inner::Later(point) => point.reached().is_some(),
+            EventKind::Host(_) => true,
+            #[cfg(feature = "cpu_emulator")]
+            EventKind::Emulated(point) => point.reached().is_some(),
             #[cfg(feature = "cuda")]
-            Inner::Device(event) => event.is_complete(),
+            EventKind::Device(event) => event.is_complete(),
         }
     }
 
@@ -155,11 +155,11 @@ impl Event {
     /// Where that failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         match &self.inner {
-            Inner::Host(_) => Ok(()),
-            #[cfg(feature = "machine")]
-            Inner::Later(point) => point.wait(),
+            EventKind::Host(_) => Ok(()),
+            #[cfg(feature = "cpu_emulator")]
+            EventKind::Emulated(point) => point.wait(),
             #[cfg(feature = "cuda")]
-            Inner::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
+            EventKind::Device(event) => event.synchronize().map_err(|error| GpuError::Call {
                 call: "cuEventSynchronize",
                 what: error.to_string(),
             }),
@@ -172,25 +172,25 @@ impl Event {
     /// Where they are of different devices, or work between them failed.
     pub fn seconds_until(&self, end: &Self) -> Result<f64, GpuError> {
         match (&self.inner, &end.inner) {
-            (Inner::Host(start), Inner::Host(end)) => {
+            (EventKind::Host(start), EventKind::Host(end)) => {
                 Ok(end.saturating_duration_since(*start).as_secs_f64())
             }
             #[cfg(feature = "cuda")]
-            (Inner::Device(start), Inner::Device(end)) => match start.elapsed_ms(end) {
+            (EventKind::Device(start), EventKind::Device(end)) => match start.elapsed_ms(end) {
                 Ok(ms) => Ok(f64::from(ms) / 1e3),
                 Err(error) => {
                     Err(GpuError::Call { call: "cuEventElapsedTime", what: error.to_string() })
                 }
             },
-            #[cfg(feature = "machine")]
-            (Inner::Later(start), Inner::Later(end)) => {
+            #[cfg(feature = "cpu_emulator")]
+            (EventKind::Emulated(start), EventKind::Emulated(end)) => {
                 let both = start.reached().zip(end.reached());
                 let seconds = |(start, end): (Instant, Instant)| {
                     end.saturating_duration_since(start).as_secs_f64()
                 };
                 Ok(both.map_or(0.0, seconds))
             }
-            #[cfg(any(feature = "cuda", feature = "machine"))]
+            #[cfg(any(feature = "cuda", feature = "cpu_emulator"))]
             _ => Err(GpuError::Call {
                 call: "seconds_until",
                 what: "events of different devices".to_owned(),
@@ -212,7 +212,7 @@ pub trait Recording: Debug + Send + Sync {
 }
 
 /// The error of a call that cannot be part of recorded work.
-#[cfg(any(feature = "cuda", feature = "machine"))]
+#[cfg(any(feature = "cuda", feature = "cpu_emulator"))]
 pub(super) fn not_while_recording(call: &'static str) -> GpuError {
     let what = "a step is being recorded: nothing may wait for the device, nor be copied to or from the host";
     GpuError::Call { call, what: what.to_owned() }

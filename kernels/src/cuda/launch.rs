@@ -1,6 +1,6 @@
 //! What is launched: a kernel of a compiled source, a grid, arguments.
 
-use super::{Baked, Source, Storage};
+use super::{CompileConstants, Source, Storage};
 use crate::Output;
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl From<f32> for Argument {
 #[derive(Clone, Debug)]
 pub struct Module {
     source: Source,
-    baked: Arc<Baked>,
+    constants: Arc<CompileConstants>,
 }
 
 impl Module {
@@ -98,10 +98,10 @@ impl Module {
         storage: Storage,
         pack: usize,
         threads: usize,
-        constants: Vec<(&'static str, f64)>,
+        defines: Vec<(&'static str, f64)>,
     ) -> Self {
         let Some(source) = Source::of(operation) else { panic!("{operation} has no CUDA source") };
-        Self { source, baked: Arc::new(Baked { storage, pack, threads, constants }) }
+        Self { source, constants: Arc::new(CompileConstants { storage, pack, threads, defines }) }
     }
 
     /// What is compiled.
@@ -112,12 +112,12 @@ impl Module {
 
     /// With which constants.
     #[must_use]
-    pub fn baked(&self) -> &Baked {
-        &self.baked
+    pub fn constants(&self) -> &CompileConstants {
+        &self.constants
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.baked.threads
+        self.constants.threads
     }
 
     /// One pack a thread over a tensor.
@@ -127,7 +127,7 @@ impl Module {
         kernel: &'static str,
         arguments: Vec<Argument>,
     ) -> Launch {
-        let each = self.baked.threads * self.baked.pack;
+        let each = self.constants.threads * self.constants.pack;
         self.launch(kernel, [blocks(elements, each), 1], arguments)
     }
 
@@ -161,8 +161,8 @@ impl Launch {
 
     /// With which constants.
     #[must_use]
-    pub fn baked(&self) -> &Baked {
-        &self.module.baked
+    pub fn constants(&self) -> &CompileConstants {
+        &self.module.constants
     }
 
     /// Which of the source's kernels.

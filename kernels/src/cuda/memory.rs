@@ -1,7 +1,7 @@
 //! A device as operations see it: one of its queues, and memory.
 
 use super::driver::{Driver, Event, GpuError, Properties};
-use super::queue::{Arena, Free, Kept, Queue};
+use super::queue::{Arena, FreeBlock, Queue, RecordedMemory};
 use super::views::{View, ViewMut};
 use super::{Element, Launch};
 use crate::attention::fused::Fuser;
@@ -98,7 +98,7 @@ impl Gpu {
             bytes: if len == 0 { 0 } else { bytes },
             queue: Arc::clone(&self.queue),
             busy: Mutex::default(),
-            kept: self.queue.arena.session().map(|session| session.kept().clone()),
+            recorded: self.queue.arena.session().map(|session| session.memory().clone()),
             elements: PhantomData,
         };
         if cfg!(debug_assertions) && len > 0 {
@@ -251,16 +251,16 @@ impl Gpu {
     }
 
     /// Something of the host's, in this queue's order.
-    #[cfg(feature = "machine")]
+    #[cfg(feature = "cpu_emulator")]
     pub(super) fn run(&self, job: super::Job) -> Result<(), GpuError> {
         self.queue.driver()?.run(job)
     }
 
     /// Memory outside the arena.
-    pub(crate) fn apart(&self, bytes: usize) -> Result<Apart, GpuError> {
+    pub(crate) fn apart(&self, bytes: usize) -> Result<TrialMemory, GpuError> {
         let driver = self.queue.driver.clone();
         let address = if bytes == 0 { 0 } else { driver.allocate(bytes)? };
-        Ok(Apart { address, driver })
+        Ok(TrialMemory { address, driver })
     }
 
     /// A library that fuses graphs of operations, where attention may use one.
@@ -294,18 +294,18 @@ impl Gpu {
 
 /// Memory that goes back to the device when dropped, behind all that is queued: for trials.
 #[derive(Debug)]
-pub(crate) struct Apart {
+pub(crate) struct TrialMemory {
     address: u64,
     driver: Arc<dyn Driver>,
 }
 
-impl Apart {
+impl TrialMemory {
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }
 
-impl Drop for Apart {
+impl Drop for TrialMemory {
     fn drop(&mut self) {
         if self.address != 0 {
             self.driver.free(self.address);
@@ -323,7 +323,7 @@ pub struct Memory<E: Element> {
     /// Until when other queues use it.
     busy: Mutex<Vec<Event>>,
     /// Recorded work that it belongs to.
-    kept: Option<Arc<Kept>>,
+    recorded: Option<Arc<RecordedMemory>>,
     elements: PhantomData<E>,
 }
 
@@ -331,8 +331,8 @@ impl<E: Element> Drop for Memory<E> {
     fn drop(&mut self) {
         if self.bytes > 0 {
             let after = std::mem::take(self.busy.get_mut().unwrap_or_else(PoisonError::into_inner));
-            let block = Free { address: self.address, after };
-            match (self.queue.arena.session(), &self.kept) {
+            let block = FreeBlock { address: self.address, after };
+            match (self.queue.arena.session(), &self.recorded) {
                 (Some(session), of) => {
                     session.take_back(&self.queue, self.bytes, block, of.as_ref());
                 }

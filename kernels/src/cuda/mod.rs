@@ -1,4 +1,4 @@
-//! CUDA twins of the kernels: their sources, `<operation>.cu` beside each contract, and what is baked into them.
+//! CUDA twins of the kernels: their sources, `<operation>.cu` beside each contract, and what is constants into them.
 //!
 //! A source is compiled for one shape: its constants are defined in front of it ([`program`]). An operation's
 //! `cuda.rs` says with which constants, over which grid and with which arguments its kernels run, under the names and in
@@ -6,10 +6,10 @@
 //!
 //! - the GPU ([`Gpu::open`], feature `cuda`): compiled by NVRTC, products by cuBLASLt. The libraries are looked for when
 //!   it is opened, so a program starts where there are none;
-//! - [`machine::Machine`] (feature `machine`): the sources compiled as C++ and run by fibers on the CPU, to test all of
-//!   this with no GPU. [`Lagging`] is the same with queues that run later, as a GPU's do.
+//! - [`cpu_emulator::CpuEmulator`] (feature `cpu_emulator`): the sources compiled as C++ and run by fibers on the CPU, to test all of
+//!   this with no GPU. [`AsyncEmulator`] is the same with queues that run later, as a GPU's do.
 //!
-//! What goes from one GPU to another is [`nccl`]'s, with [`Rehearsal`] in its place for tests.
+//! What goes from one GPU to another is [`nccl`]'s, with [`FakeNccl`] in its place for tests.
 //!
 //! # How the functions differ from the CPU's
 //!
@@ -18,8 +18,16 @@
 //! (`inverse_rms`, `lse`, `max` ...), gradients of weights and the optimizer's state are f32 either way. They fail where
 //! the device does; a wrong length is a panic at the door, as on the CPU.
 
+#[cfg(feature = "cpu_emulator")]
+mod async_emulator;
 #[cfg(feature = "cuda")]
 mod cache;
+#[cfg(feature = "cpu_emulator")]
+mod capture;
+#[cfg(feature = "cpu_emulator")]
+mod captured_graph;
+#[cfg(feature = "cpu_emulator")]
+pub mod cpu_emulator;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 #[cfg(feature = "cuda")]
@@ -28,46 +36,38 @@ pub mod cudnn;
 mod device;
 mod driver;
 mod element;
+#[cfg(feature = "cpu_emulator")]
+mod fake_nccl;
 mod floor;
 #[cfg(feature = "cuda")]
 mod foreign;
-#[cfg(feature = "machine")]
-mod lagging;
-#[cfg(feature = "machine")]
-mod lane;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 mod libnccl;
-#[cfg(feature = "machine")]
-pub mod machine;
 mod memory;
 pub mod nccl;
 mod nccl_open;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
 mod queue;
+#[cfg(feature = "cpu_emulator")]
+mod queue_thread;
 mod recording;
-#[cfg(feature = "machine")]
-mod rehearsal;
-#[cfg(feature = "machine")]
-mod replayed;
 mod step;
-#[cfg(feature = "machine")]
-mod tape;
 mod views;
 
+#[cfg(feature = "cpu_emulator")]
+pub use async_emulator::AsyncEmulator;
 pub use driver::{Driver, Event, GpuError, Job, Properties, Recording};
 pub use element::{Element, Stored};
+#[cfg(feature = "cpu_emulator")]
+pub use fake_nccl::FakeNccl;
 pub use floor::Floor;
 pub use half::bf16;
-#[cfg(feature = "machine")]
-pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
 pub use memory::{Gpu, Memory};
 pub use nccl_open::open_nccl;
 pub use recording::Graph;
-#[cfg(feature = "machine")]
-pub use rehearsal::Rehearsal;
 pub use step::{OF_STEP, StepNumbers};
 pub use views::{Span, View, ViewMut};
 
@@ -159,7 +159,7 @@ impl Storage {
 
 /// What is compiled into a kernel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Baked {
+pub struct CompileConstants {
     /// How tensors are stored.
     pub storage: Storage,
     /// Elements that a thread moves at once; see [`Storage::pack`].
@@ -167,18 +167,21 @@ pub struct Baked {
     /// Threads of a block, a multiple of 32.
     pub threads: usize,
     /// The operation's own constants, as its source lists them.
-    pub constants: Vec<(&'static str, f64)>,
+    pub defines: Vec<(&'static str, f64)>,
 }
 
 /// The whole program of an operation: constants, prelude, kernels. Nothing is included.
 #[must_use]
-pub fn program(source: Source, baked: &Baked) -> String {
-    let bf16 = f64::from(u8::from(baked.storage == Storage::Bf16));
+pub fn program(source: Source, constants: &CompileConstants) -> String {
+    let bf16 = f64::from(u8::from(constants.storage == Storage::Bf16));
     #[allow(clippy::cast_precision_loss)] // a few hundred
-    let common =
-        [("STORED_BF16", bf16), ("PACK", baked.pack as f64), ("THREADS", baked.threads as f64)];
+    let common = [
+        ("STORED_BF16", bf16),
+        ("PACK", constants.pack as f64),
+        ("THREADS", constants.threads as f64),
+    ];
     let mut text = String::new();
-    for (name, value) in common.iter().chain(&baked.constants) {
+    for (name, value) in common.iter().chain(&constants.defines) {
         // Writing to a string cannot fail. Whole numbers print without a point: they size arrays.
         let _ = writeln!(text, "#define {name} {value}");
     }

@@ -1,5 +1,5 @@
 //! What a library of collectives does with device memory: NCCL's calls, as few as there can be, behind a trait, so that
-//! what is built on them is tested where there is no GPU ([`super::Rehearsal`]).
+//! what is built on them is tested where there is no GPU ([`super::FakeNccl`]).
 //!
 //! No call waits. A group that is being made, or a call that is being queued, is under way until [`Group::is_ready`]
 //! says so; a group takes one call at a time. What was queued runs in the order of its queue, together with the same

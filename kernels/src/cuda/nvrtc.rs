@@ -1,12 +1,12 @@
 //! Compiling kernels with NVRTC, which needs no GPU: source text to machine code for one architecture, with what its
 //! assembler says of registers.
 
-use super::{Baked, Source, program};
+use super::{CompileConstants, Source, program};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CString, c_char};
 use thiserror::Error;
 
-/// Machine code, and what each kernel takes.
+/// CpuEmulator code, and what each kernel takes.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// The module.
@@ -79,12 +79,16 @@ pub fn version() -> Option<(i32, i32)> {
 /// # Errors
 /// Where NVRTC is missing, or the source does not compile.
 #[allow(unsafe_code)]
-pub fn compile(source: Source, baked: &Baked, architecture: &str) -> Result<Compiled, NvrtcError> {
+pub fn compile(
+    source: Source,
+    constants: &CompileConstants,
+    architecture: &str,
+) -> Result<Compiled, NvrtcError> {
     // SAFETY: asks the loader whether the library can be opened.
     if !unsafe { sys::is_culib_present() } {
         return Err(NvrtcError::Missing);
     }
-    let text = CString::new(program(source, baked)).unwrap_or_default();
+    let text = CString::new(program(source, constants)).unwrap_or_default();
     let handle = Program(result::create_program(&text, None)?);
     let options = [
         format!("--gpu-architecture={architecture}"),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Debug)]
 pub(super) struct Queue {
     // In this order: memory is given back before its device goes.
-    free: Mutex<HashMap<usize, VecDeque<Free>>>,
+    free: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
     pub arena: Arc<Arena>,
     pub driver: Arc<dyn Driver>,
     /// Among the queues of its device.
@@ -21,7 +21,7 @@ pub(super) struct Queue {
 
 /// Memory that came back.
 #[derive(Debug)]
-pub(super) struct Free {
+pub(super) struct FreeBlock {
     pub address: u64,
     /// When other queues are through with it.
     pub after: Vec<Event>,
@@ -31,13 +31,13 @@ pub(super) struct Free {
 #[derive(Debug)]
 pub(super) struct Arena {
     // What has come back of queues that are gone, by bytes.
-    spare: Mutex<HashMap<usize, VecDeque<Free>>>,
+    spare: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
     driver: Arc<dyn Driver>,
-    space: Mutex<Space>,
+    space: Mutex<ArenaSpace>,
     /// Queues and recordings so far.
     numbers: AtomicU64,
     /// What is being recorded, and whether anything is.
-    session: Mutex<Option<Arc<Session>>>,
+    session: Mutex<Option<Arc<RecordingSession>>>,
     records: AtomicBool,
     /// Where recorded work is replayed.
     replays: Mutex<Option<Arc<dyn Driver>>>,
@@ -45,7 +45,7 @@ pub(super) struct Arena {
 
 /// What the arena has.
 #[derive(Debug, Default)]
-pub(super) struct Space {
+pub(super) struct ArenaSpace {
     start: u64,
     pub used: usize,
     pub size: usize,
@@ -54,7 +54,7 @@ pub(super) struct Space {
     pub beyond_bytes: usize,
 }
 
-impl Space {
+impl ArenaSpace {
     /// What was asked for before there was nothing left.
     fn explain(&self, error: GpuError) -> GpuError {
         let Self { used, size, beyond_bytes, .. } = self;
@@ -98,7 +98,7 @@ impl Arena {
         Ok(())
     }
 
-    pub fn space(&self) -> MutexGuard<'_, Space> {
+    pub fn space(&self) -> MutexGuard<'_, ArenaSpace> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,26 +108,26 @@ impl Arena {
     }
 
     /// The recording under way.
-    pub fn session(&self) -> Option<Arc<Session>> {
+    pub fn session(&self) -> Option<Arc<RecordingSession>> {
         match self.records.load(Ordering::Acquire) {
             true => self.session.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             false => None,
         }
     }
 
-    pub fn begin(&self, session: Session, origin: &Arc<dyn Driver>) {
+    pub fn begin(&self, session: RecordingSession, origin: &Arc<dyn Driver>) {
         *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
         *self.replays.lock().unwrap_or_else(PoisonError::into_inner) = Some(origin.clone());
         self.records.store(true, Ordering::Release);
     }
 
-    pub fn end(&self) -> Option<Arc<Session>> {
+    pub fn end(&self) -> Option<Arc<RecordingSession>> {
         self.records.store(false, Ordering::Release);
         self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Memory that is any queue's.
-    pub fn spare(&self, bytes: usize, block: Free) {
+    pub fn spare(&self, bytes: usize, block: FreeBlock) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.entry(bytes).or_default().push_back(block);
     }
@@ -177,15 +177,15 @@ impl Queue {
     }
 
     /// What came back first, here or of queues that are gone.
-    pub fn first_free(&self, bytes: usize) -> Option<Free> {
-        let first = |of: &Mutex<HashMap<usize, VecDeque<Free>>>| {
+    pub fn first_free(&self, bytes: usize) -> Option<FreeBlock> {
+        let first = |of: &Mutex<HashMap<usize, VecDeque<FreeBlock>>>| {
             let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
             free.get_mut(&bytes).and_then(VecDeque::pop_front)
         };
         first(&self.free).or_else(|| first(&self.arena.spare))
     }
 
-    pub fn give(&self, bytes: usize, block: Free) {
+    pub fn give(&self, bytes: usize, block: FreeBlock) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry(bytes).or_default().push_back(block);
     }
@@ -195,7 +195,7 @@ impl Queue {
             session.join(self)?;
             return session.take(self, bytes);
         }
-        let Some(Free { address, after }) = self.first_free(bytes) else {
+        let Some(FreeBlock { address, after }) = self.first_free(bytes) else {
             return self.arena.cut(bytes);
         };
         if after.iter().any(Event::is_recorded)
@@ -220,7 +220,7 @@ impl Drop for Queue {
         };
         let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
         for (bytes, blocks) in free {
-            let behind = |mut block: Free| {
+            let behind = |mut block: FreeBlock| {
                 block.after.extend(last.clone());
                 block
             };
@@ -231,47 +231,47 @@ impl Drop for Queue {
 
 /// A recording under way.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RecordingSession {
     number: u64,
     begun: Event,
     /// Other queues than the first.
     joined: Mutex<Vec<Arc<dyn Driver>>>,
-    kept: Arc<Kept>,
+    memory: Arc<RecordedMemory>,
 }
 
 /// Memory that recorded work has for as long as it may be replayed.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct RecordedMemory {
     /// What has come back while it was recorded, by queue and bytes.
-    free: Mutex<HashMap<(u64, usize), VecDeque<Free>>>,
+    free: Mutex<HashMap<(u64, usize), VecDeque<FreeBlock>>>,
     /// All of it: bytes and address.
     blocks: Mutex<Vec<(usize, u64)>>,
     arena: Weak<Arena>,
     origin: Arc<dyn Driver>,
 }
 
-impl Drop for Kept {
+impl Drop for RecordedMemory {
     /// Anybody's, behind the last replay.
     fn drop(&mut self) {
         let Some(arena) = self.arena.upgrade() else { return };
         let after: Vec<Event> = self.origin.record().into_iter().collect();
         let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (bytes, address) in blocks.drain(..) {
-            arena.spare(bytes, Free { address, after: after.clone() });
+            arena.spare(bytes, FreeBlock { address, after: after.clone() });
         }
     }
 }
 
-impl Session {
+impl RecordingSession {
     /// Of the device of `arena`, on its queue `origin`, begun there.
     pub fn new(number: u64, begun: Event, arena: &Arc<Arena>, origin: &Arc<dyn Driver>) -> Self {
-        let kept = Kept {
+        let memory = RecordedMemory {
             free: Mutex::default(),
             blocks: Mutex::default(),
             arena: Arc::downgrade(arena),
             origin: origin.clone(),
         };
-        Self { number, begun, joined: Mutex::default(), kept: Arc::new(kept) }
+        Self { number, begun, joined: Mutex::default(), memory: Arc::new(memory) }
     }
 
     /// The queues that have joined, which are nobody's from now on.
@@ -291,41 +291,47 @@ impl Session {
 
     /// Memory of a queue: what came back to it first, else what is nobody's.
     pub fn take(&self, queue: &Queue, bytes: usize) -> Result<u64, GpuError> {
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
         let first = free.get_mut(&(queue.number, bytes)).and_then(VecDeque::pop_front);
         drop(free);
-        if let Some(Free { address, after }) = first {
+        if let Some(FreeBlock { address, after }) = first {
             // What is not recorded was done before.
             let recorded = after.iter().filter(|event| event.is_recorded());
             recorded.into_iter().try_for_each(|event| queue.driver.wait(event))?;
             return Ok(address);
         }
         let address = match queue.first_free(bytes) {
-            Some(Free { address, .. }) => address,
+            Some(FreeBlock { address, .. }) => address,
             None => queue.arena.cut(bytes)?,
         };
-        self.kept.add(bytes, address);
+        self.memory.add(bytes, address);
         Ok(address)
     }
 
     /// Takes memory back while recording, whose own it is from then on: `of` says of which recording it was until now.
-    pub fn take_back(&self, queue: &Queue, bytes: usize, block: Free, of: Option<&Arc<Kept>>) {
+    pub fn take_back(
+        &self,
+        queue: &Queue,
+        bytes: usize,
+        block: FreeBlock,
+        of: Option<&Arc<RecordedMemory>>,
+    ) {
         match of {
-            None => self.kept.add(bytes, block.address),
-            Some(kept) if Arc::ptr_eq(kept, &self.kept) => {}
+            None => self.memory.add(bytes, block.address),
+            Some(memory) if Arc::ptr_eq(memory, &self.memory) => {}
             // Another one's, which may be replayed yet.
             Some(_) => return,
         }
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry((queue.number, bytes)).or_default().push_back(block);
     }
 
-    pub fn kept(&self) -> &Arc<Kept> {
-        &self.kept
+    pub fn memory(&self) -> &Arc<RecordedMemory> {
+        &self.memory
     }
 }
 
-impl Kept {
+impl RecordedMemory {
     fn add(&self, bytes: usize, address: u64) {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push((bytes, address));
     }

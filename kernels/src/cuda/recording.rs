@@ -7,7 +7,7 @@
 
 use super::driver::{Driver, GpuError, Recording};
 use super::memory::Gpu;
-use super::queue::{Kept, Session};
+use super::queue::{RecordedMemory, RecordingSession};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 pub struct Graph {
     // In this order: memory is given back when there is nothing left to replay.
     recording: Box<dyn Recording>,
-    _kept: Arc<Kept>,
+    _memory: Arc<RecordedMemory>,
     /// Their libraries' workspaces are addresses of the recording, too.
     _joined: Vec<Arc<dyn Driver>>,
 }
@@ -56,7 +56,7 @@ impl Gpu {
         let begun = origin.record()?.in_recording();
         let number = arena.number();
         self.queue.recorded_in.store(number, Ordering::Release);
-        arena.begin(Session::new(number, begun, arena, origin), origin);
+        arena.begin(RecordingSession::new(number, begun, arena, origin), origin);
         Ok(())
     }
 
@@ -75,6 +75,6 @@ impl Gpu {
         // Ends what the device records, whatever came of it.
         let recording = origin.finish_recording();
         back?;
-        Ok(Graph { recording: recording?, _kept: session.kept().clone(), _joined: joined })
+        Ok(Graph { recording: recording?, _memory: session.memory().clone(), _joined: joined })
     }
 }

@@ -22,7 +22,7 @@ pub fn module(storage: Storage, pack: usize) -> Module {
 pub fn apply<S: Stored>(
     gpu: &Gpu,
     dropout: &Dropout,
-    view: &random::View,
+    view: &random::GlobalIndices,
     x: View<'_, S>,
     y: ViewMut<'_, S>,
 ) -> Result<(), GpuError> {

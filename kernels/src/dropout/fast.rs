@@ -1,7 +1,7 @@
 //! Runs of consecutive global indices: many counters at once in vectors, blocks on threads.
 
 use super::{Dropout, Mask};
-use crate::random::View;
+use crate::random::GlobalIndices;
 use crate::simd::{BLOCK, vectorized};
 use crate::{Cpu, Real};
 
@@ -9,7 +9,7 @@ use crate::{Cpu, Real};
 ///
 /// # Panics
 /// Where `x` or `y` has not as many elements as the view, or `p` is outside `[0, 1)`.
-pub fn apply<T: Real>(cpu: &Cpu, dropout: &Dropout, view: &View, x: &[T], y: &mut [T]) {
+pub fn apply<T: Real>(cpu: &Cpu, dropout: &Dropout, view: &GlobalIndices, x: &[T], y: &mut [T]) {
     crate::check::length("x", x.len(), view.len());
     crate::check::length("y", y.len(), view.len());
     let mask = Mask::new(dropout);

@@ -236,7 +236,7 @@ pub fn sum_of_squares_into<S: Stored>(
 
 /// Blocks of a sum: from the length alone, so that the bits are.
 fn sum_blocks(elements: usize, module: &Module) -> usize {
-    blocks(elements, 8 * module.threads() * module.baked().pack).clamp(1, 1024)
+    blocks(elements, 8 * module.threads() * module.constants().pack).clamp(1, 1024)
 }
 
 fn reduce<S: Stored>(

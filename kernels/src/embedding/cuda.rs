@@ -59,7 +59,7 @@ pub fn backward<S: Stored>(
     let tensors = [(dout.address(), size_of::<S>()), (dtable.address(), 4)];
     let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
     let [first, rows] = range(embedding);
-    let across = blocks(embedding.columns, module.threads() * module.baked().pack);
+    let across = blocks(embedding.columns, module.threads() * module.constants().pack);
     let arguments = vec![
         ids.argument(),
         dout.argument(),

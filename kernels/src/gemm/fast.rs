@@ -5,7 +5,7 @@
 //! (its vector width and caches).
 
 use super::{Batch, Op, Shape};
-use crate::matrix::{Grid, View, multiply};
+use crate::matrix::{Grid, MatrixView, multiply};
 use crate::{Cpu, Real};
 
 /// Least rows or columns of a tile where a dimension is cut: below, packing costs more than threads give.
@@ -50,8 +50,13 @@ pub fn gemm_batched<T: Real>(
     });
 }
 
-fn stored<T>(data: &[T], (rows, columns): (usize, usize), leading: usize, op: Op) -> View<'_, T> {
-    let view = View::new(data, rows, columns, leading);
+fn stored<T>(
+    data: &[T],
+    (rows, columns): (usize, usize),
+    leading: usize,
+    op: Op,
+) -> MatrixView<'_, T> {
+    let view = MatrixView::new(data, rows, columns, leading);
     match op {
         Op::None => view,
         Op::Transpose => view.transposed(),

@@ -1,6 +1,6 @@
 //! Random numbers on a GPU: the processor's draws, in f32.
 
-use super::{Stream, View};
+use super::{GlobalIndices, Stream};
 use crate::cuda::launch::{THREADS, blocks, long};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, ViewMut};
 
@@ -21,7 +21,7 @@ pub fn module() -> Module {
 pub fn fill_normal(
     gpu: &Gpu,
     out: ViewMut<'_, f32>,
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     std: f64,
 ) -> Result<(), GpuError> {

@@ -1,6 +1,6 @@
 //! Blocks of elements on threads, runs of consecutive indices at a time.
 
-use super::{Stream, View, philox, unit};
+use super::{GlobalIndices, Stream, philox, unit};
 use crate::simd::BLOCK;
 use crate::{Cpu, Real};
 use std::f64::consts::TAU;
@@ -12,7 +12,7 @@ use std::f64::consts::TAU;
 pub fn fill_uniform<T: Real>(
     cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     low: f64,
     high: f64,
@@ -25,7 +25,13 @@ pub fn fill_uniform<T: Real>(
 ///
 /// # Panics
 /// Where `out` has not as many elements as the view.
-pub fn fill_normal<T: Real>(cpu: &Cpu, out: &mut [T], view: &View, stream: Stream, std: f64) {
+pub fn fill_normal<T: Real>(
+    cpu: &Cpu,
+    out: &mut [T],
+    view: &GlobalIndices,
+    stream: Stream,
+    std: f64,
+) {
     fill(cpu, out, view, stream, |words| normals(words).map(|normal| std * normal));
 }
 
@@ -34,7 +40,7 @@ pub fn fill_normal<T: Real>(cpu: &Cpu, out: &mut [T], view: &View, stream: Strea
 fn fill<T: Real>(
     cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     draw: impl Fn([u32; 4]) -> [f64; 4] + Sync,
 ) {

@@ -27,7 +27,7 @@ pub struct Stream {
 /// Where a local block `[sizes]`, stored without gaps, lies in a global tensor: element `(i, j, l)` has the
 /// global index `offset + i strides[0] + j strides[1] + l strides[2]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct GlobalIndices {
     /// Global index of the first local element.
     pub offset: u64,
     /// Local extents.
@@ -36,7 +36,7 @@ pub struct View {
     pub strides: [u64; 3],
 }
 
-impl View {
+impl GlobalIndices {
     /// `len` elements that follow each other in the global tensor too.
     #[must_use]
     pub const fn contiguous(offset: u64, len: usize) -> Self {
@@ -82,7 +82,7 @@ impl View {
     }
 }
 
-impl View {
+impl GlobalIndices {
     /// The elements `first..first + count` as runs of consecutive global indices: place after `first`, global
     /// index, length.
     pub(crate) fn runs(

@@ -1,6 +1,6 @@
 //! One block of the generator per element.
 
-use super::{Stream, View, philox, unit};
+use super::{GlobalIndices, Stream, philox, unit};
 use crate::{Cpu, Real};
 use std::f64::consts::TAU;
 
@@ -11,7 +11,7 @@ use std::f64::consts::TAU;
 pub fn fill_uniform<T: Real>(
     _cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     low: f64,
     high: f64,
@@ -27,7 +27,13 @@ pub fn fill_uniform<T: Real>(
 ///
 /// # Panics
 /// Where `out` has not as many elements as the view.
-pub fn fill_normal<T: Real>(_cpu: &Cpu, out: &mut [T], view: &View, stream: Stream, std: f64) {
+pub fn fill_normal<T: Real>(
+    _cpu: &Cpu,
+    out: &mut [T],
+    view: &GlobalIndices,
+    stream: Stream,
+    std: f64,
+) {
     crate::check::length("out", out.len(), view.len());
     for (at, place) in out.iter_mut().enumerate() {
         *place = T::from_f64(std * normal(stream, view.index(at)));

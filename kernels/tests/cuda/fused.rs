@@ -4,7 +4,7 @@ use super::cases;
 use super::interpreter::{self, Memory};
 use kernels::attention::fused::{Fused, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::attention::{self, Attention};
-use kernels::cuda::machine::Machine;
+use kernels::cuda::cpu_emulator::CpuEmulator;
 use kernels::cuda::{Driver, Event, Gpu, GpuError, Launch, Properties, bf16};
 use kernels::gemm::cuda::Product;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ struct Slow {
 
 #[derive(Debug)]
 struct Fusing {
-    machine: Machine,
+    emulator: CpuEmulator,
     preference: Preference,
     slow: Slow,
     workspace_bytes: usize,
@@ -37,9 +37,9 @@ struct Fusing {
 }
 
 fn device(preference: Preference, slow: Slow, workspace_bytes: usize) -> Arc<Fusing> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-emulator");
     Arc::new(Fusing {
-        machine: Machine::new(&folder).expect("a folder for compiled sources"),
+        emulator: CpuEmulator::new(&folder).expect("a folder for compiled sources"),
         preference,
         slow,
         workspace_bytes,
@@ -58,25 +58,25 @@ fn wait(slow: bool) {
 
 impl Driver for Fusing {
     fn properties(&self) -> &Properties {
-        self.machine.properties()
+        self.emulator.properties()
     }
     fn allocate(&self, bytes: usize) -> Result<u64, GpuError> {
-        self.machine.allocate(bytes)
+        self.emulator.allocate(bytes)
     }
     fn free(&self, address: u64) {
-        self.machine.free(address);
+        self.emulator.free(address);
     }
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
-        self.machine.copy_in(from, to)
+        self.emulator.copy_in(from, to)
     }
     fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
-        self.machine.copy_out(from, to)
+        self.emulator.copy_out(from, to)
     }
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
-        self.machine.copy(from, to, bytes)
+        self.emulator.copy(from, to, bytes)
     }
     fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
-        self.machine.fill(to, byte, bytes)
+        self.emulator.fill(to, byte, bytes)
     }
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         self.own.fetch_add(1, Ordering::Relaxed);
@@ -85,25 +85,25 @@ impl Driver for Fusing {
             "attention_backward_query" => self.slow.own_backward,
             _ => false,
         });
-        self.machine.launch(launch)
+        self.emulator.launch(launch)
     }
     fn product(&self, product: &Product) -> Result<(), GpuError> {
-        self.machine.product(product)
+        self.emulator.product(product)
     }
     fn synchronize(&self) -> Result<(), GpuError> {
-        self.machine.synchronize()
+        self.emulator.synchronize()
     }
     fn quiesce(&self) -> Result<(), GpuError> {
-        self.machine.quiesce()
+        self.emulator.quiesce()
     }
     fn record(&self) -> Result<Event, GpuError> {
-        self.machine.record()
+        self.emulator.record()
     }
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        self.machine.wait(event)
+        self.emulator.wait(event)
     }
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
-        self.machine.fork()
+        self.emulator.fork()
     }
     fn fuser(&self) -> Option<&dyn Fuser> {
         Some(self)
@@ -147,7 +147,7 @@ impl Fuser for Fusing {
         let bytes: usize = graph.scratch().map(|(_, bytes)| bytes).sum();
         match self.workspace_bytes.max(bytes) {
             0 => assert_eq!(workspace, 0),
-            bytes => self.machine.fill(workspace, 0, bytes)?,
+            bytes => self.emulator.fill(workspace, 0, bytes)?,
         }
         let written: &[Role] = match pass {
             Pass::Forward => &[Role::Out, Role::Lse],
@@ -165,14 +165,14 @@ impl Fuser for Fusing {
                 true => places.push((role, address, tensor.kind)),
                 false => {
                     let mut bytes = vec![0; tensor.elements() * tensor.kind.bytes()];
-                    self.machine.copy_out(address, &mut bytes)?;
+                    self.emulator.copy_out(address, &mut bytes)?;
                     memory.insert(role, read(&bytes, tensor.kind));
                 }
             }
         }
         interpreter::run(&graph, &mut memory);
         for (role, address, kind) in places {
-            self.machine.copy_in(&written_as(&memory[&role], kind), address)?;
+            self.emulator.copy_in(&written_as(&memory[&role], kind), address)?;
         }
         Ok(())
     }

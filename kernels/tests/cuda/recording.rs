@@ -3,17 +3,17 @@
 use super::folder;
 use kernels::Cpu;
 use kernels::cross_entropy::{self, Logits};
-use kernels::cuda::machine::Machine;
-use kernels::cuda::{Driver, Gpu, GpuError, Lagging, Memory, OF_STEP, StepNumbers};
+use kernels::cuda::cpu_emulator::CpuEmulator;
+use kernels::cuda::{AsyncEmulator, Driver, Gpu, GpuError, Memory, OF_STEP, StepNumbers};
 use kernels::dropout::{self, Dropout};
 use kernels::elementwise::cuda::axpy;
-use kernels::random::{Stream, View};
+use kernels::random::{GlobalIndices, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn lagging() -> Lagging {
-    let machine = Machine::new(&folder()).expect("a folder for compiled sources");
-    Lagging::new(machine, Duration::from_micros(300))
+fn lagging() -> AsyncEmulator {
+    let emulator = CpuEmulator::new(&folder()).expect("a folder for compiled sources");
+    AsyncEmulator::new(emulator, Duration::from_micros(300))
 }
 
 fn gpu() -> Gpu {
@@ -50,7 +50,7 @@ fn what_is_recorded_is_done_when_it_is_replayed() {
 fn numbers_of_a_step_are_read_each_time() {
     let gpu = gpu().with_step_numbers().unwrap();
     let (cpu, stream) = (Cpu::serial(), Stream { seed: 5, tensor: 3, step: 0 });
-    let view = View::contiguous(40, 200);
+    let view = GlobalIndices::contiguous(40, 200);
     let x: Vec<f32> = (0..200).map(|i| i as f32 + 1.0).collect();
     let (given, mut dropped) = (gpu.upload(&x).unwrap(), gpu.zeros::<f32>(200).unwrap());
     let shape = Logits::whole(2, 5);
@@ -185,7 +185,7 @@ fn what_cannot_be_recorded_is_refused_by_name() {
     assert!(!gpu.record().unwrap().is_complete());
     assert!(refused(gpu.finish_recording()).contains("Event::is_complete"));
     assert!(refused(gpu.finish_recording()).contains("nothing is being recorded"));
-    let at_once = Gpu::on(Arc::new(Machine::new(&folder()).unwrap()));
+    let at_once = Gpu::on(Arc::new(CpuEmulator::new(&folder()).unwrap()));
     assert!(!at_once.records());
     assert!(refused(at_once.start_recording()).contains("records nothing"));
 }

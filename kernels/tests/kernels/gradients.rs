@@ -10,7 +10,7 @@ use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::{Stream, View};
+use kernels::random::{Stream, GlobalIndices};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
 use kernels::Output;
@@ -203,7 +203,7 @@ fn dropout_drops_its_share_and_keeps_the_mean() {
     let dropout = Dropout { p: 0.3, stream: Stream { seed: 7, tensor: 1, step: 2 } };
     let x = vec![1.0f64; 100_000];
     let mut y = poison(x.len());
-    dropout::apply(&cpu(), &dropout, &View::contiguous(0, x.len()), &x, &mut y);
+    dropout::apply(&cpu(), &dropout, &GlobalIndices::contiguous(0, x.len()), &x, &mut y);
     let dropped = y.iter().filter(|&&y| y == 0.0).count() as f64 / 1e5;
     assert!((dropped - 0.3).abs() < 0.006, "{dropped}"); // four standard deviations
     assert!(y.iter().all(|&y| y == 0.0 || (y - 1.0 / 0.7).abs() < 1e-15));
@@ -214,12 +214,12 @@ fn a_shard_draws_the_mask_of_the_whole() {
     let dropout = Dropout { p: 0.5, stream: Stream { seed: 3, tensor: 9, step: 1 } };
     let x = normal::<f64>(1, 11 * 23);
     let mut y = poison(x.len());
-    dropout::apply(&cpu(), &dropout, &View::contiguous(0, x.len()), &x, &mut y);
+    dropout::apply(&cpu(), &dropout, &GlobalIndices::contiguous(0, x.len()), &x, &mut y);
     let (row, rows, column, columns) = (3, 5, 7, 13);
     let at = |i: usize| (row + i / columns) * 23 + column + i % columns;
     let part: Vec<f64> = (0..rows * columns).map(|i| x[at(i)]).collect();
     let mut dropped = poison(part.len());
-    let view = View::matrix(row as u64, rows, column as u64, columns, 23);
+    let view = GlobalIndices::matrix(row as u64, rows, column as u64, columns, 23);
     dropout::apply(&cpu(), &dropout, &view, &part, &mut dropped);
     assert_eq!(dropped, (0..part.len()).map(|i| y[at(i)]).collect::<Vec<_>>());
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Options {
     gpu: usize,
     json: PathBuf,
-    #[cfg(feature = "machine")]
+    #[cfg(feature = "cpu_emulator")]
     on_cpu: bool,
 }
 
@@ -20,7 +20,7 @@ impl Options {
         let mut options = Self {
             gpu: 0,
             json: PathBuf::from(json),
-            #[cfg(feature = "machine")]
+            #[cfg(feature = "cpu_emulator")]
             on_cpu: false,
         };
         let mut words = std::env::args().skip(1);
@@ -34,7 +34,7 @@ impl Options {
                 }
                 "--json" => options.json = PathBuf::from(value()?),
                 // To rehearse these programs where there is no GPU.
-                #[cfg(feature = "machine")]
+                #[cfg(feature = "cpu_emulator")]
                 "--on-cpu" => options.on_cpu = true,
                 _ => return Err(format!("{word}: only --gpu N and --json FILE are known")),
             }
@@ -44,12 +44,12 @@ impl Options {
 
     /// The GPU.
     pub fn open(&self) -> Result<Gpu, String> {
-        #[cfg(feature = "machine")]
+        #[cfg(feature = "cpu_emulator")]
         if self.on_cpu {
-            let folder = std::env::temp_dir().join("meshwright-cuda-machine");
-            let machine = kernels::cuda::machine::Machine::new(&folder);
-            let machine = machine.map_err(|error| error.to_string())?;
-            return Ok(Gpu::on(std::sync::Arc::new(machine)));
+            let folder = std::env::temp_dir().join("meshwright-cuda-emulator");
+            let emulator = kernels::cuda::cpu_emulator::CpuEmulator::new(&folder);
+            let emulator = emulator.map_err(|error| error.to_string())?;
+            return Ok(Gpu::on(std::sync::Arc::new(emulator)));
         }
         Gpu::open(self.gpu).map_err(|error| error.to_string())
     }

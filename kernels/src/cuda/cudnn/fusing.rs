@@ -3,7 +3,7 @@
 use super::{Fusion, Library};
 use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::GpuError;
-use crate::cuda::device::Device;
+use crate::cuda::device::StreamQueue;
 use crate::cuda::driver::{Driver, Streamed};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -68,7 +68,7 @@ impl Fusing {
     }
 }
 
-impl Fuser for Device {
+impl Fuser for StreamQueue {
     fn preference(&self) -> Preference {
         self.fusing().preference
     }

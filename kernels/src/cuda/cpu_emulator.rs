@@ -1,11 +1,11 @@
-//! A device that is none: launches run as C++ on the CPU (`machine.h`), products as three loops, memory is the host's.
+//! A device that is none: launches run as C++ on the CPU (`emulator.h`), products as three loops, memory is the host's.
 //! For tests of kernels, of what launches them and of what is built on that, where there is no GPU. It finds what a GPU
 //! would not say: arguments of the wrong type, addresses that are nobody's, writes outside an allocation, and threads
 //! that wait for ever. A pack that is not aligned ends the process, as it would end a GPU's work.
 #![allow(unsafe_code)] // code that a compiler just made, and memory by address
 
-use super::driver::{Driver, Event, GpuError, Inner, Job, Properties};
-use super::{Argument, Baked, Launch, Source, Storage, program};
+use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
+use super::{Argument, CompileConstants, Launch, Source, Storage, program};
 use crate::gemm::cuda::{Matrix, Product};
 use half::bf16;
 use libloading::Library;
@@ -25,9 +25,9 @@ use std::time::Instant;
 const GUARD: usize = 256;
 const GUARDED: u8 = 0xa5;
 
-/// The machine. Clones are the same one; it does one thing at a time.
+/// The emulator. Clones are the same one; it does one thing at a time.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct CpuEmulator {
     properties: Arc<Properties>,
     state: Arc<Mutex<State>>,
     folder: Arc<PathBuf>,
@@ -41,7 +41,7 @@ struct State {
 
 type Call = unsafe extern "C" fn(*const c_char, *const u64, c_uint, c_uint, c_uint) -> c_int;
 
-impl Machine {
+impl CpuEmulator {
     /// A machine that keeps what it compiles in `folder`, for the next one too.
     ///
     /// # Errors
@@ -72,14 +72,14 @@ fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
 }
 
 /// The whole program, with a way in for each kernel.
-fn text(source: Source, baked: &Baked) -> String {
-    let mut text = include_str!("machine.h").to_owned() + &program(source, baked);
+fn text(source: Source, constants: &CompileConstants) -> String {
+    let mut text = include_str!("cpu_emulator.h").to_owned() + &program(source, constants);
     for kernel in source.kernels() {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
-             unsigned threads) {{ return machine::call({kernel}, letters, bits, x, y, threads); }}"
+             unsigned threads) {{ return emulator::call({kernel}, letters, bits, x, y, threads); }}"
         );
     }
     text
@@ -176,7 +176,7 @@ fn layout(bytes: usize) -> Result<Layout, GpuError> {
 }
 
 #[allow(clippy::cast_possible_truncation)]
-impl Driver for Machine {
+impl Driver for CpuEmulator {
     fn properties(&self) -> &Properties {
         &self.properties
     }
@@ -241,7 +241,7 @@ impl Driver for Machine {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        let text = text(launch.source(), launch.baked());
+        let text = text(launch.source(), launch.constants());
         self.with(|state| {
             state.check_arguments(launch)?;
             if !state.libraries.contains_key(&text) {
@@ -259,7 +259,7 @@ impl Driver for Machine {
                 launch.arguments().iter().map(|argument| argument.letter() as u8).collect();
             let letters = CString::new(letters).unwrap_or_default();
             let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
-            let threads = launch.baked().threads as c_uint;
+            let threads = launch.constants().threads as c_uint;
             // SAFETY: it checks that arguments are of its types; addresses are of live memory, and what the kernel does
             // with them is what it would do on a GPU. The lock keeps others out of the library's globals.
             match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
@@ -288,7 +288,7 @@ impl Driver for Machine {
     }
 
     fn record(&self) -> Result<Event, GpuError> {
-        Ok(Event::new(Inner::Host(Instant::now())))
+        Ok(Event::new(EventKind::Host(Instant::now())))
     }
 
     fn wait(&self, _event: &Event) -> Result<(), GpuError> {

@@ -1,8 +1,8 @@
 //! The threads behind queues that run later, and the points in their order.
 
-use super::driver::{GpuError, Point};
-use super::machine::Machine;
-use super::tape::{Tape, lock};
+use super::capture::{Capture, lock};
+use super::cpu_emulator::CpuEmulator;
+use super::driver::{EventState, GpuError};
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -14,43 +14,43 @@ type Reached = (Mutex<Option<Instant>>, Condvar);
 
 /// A point in a queue's order.
 #[derive(Clone)]
-pub(super) enum Mark {
+pub(super) enum EmulatedEvent {
     /// Of a queue that does what it is asked.
-    Live(Arc<Reached>),
+    Running(Arc<Reached>),
     /// Behind some calls that were recorded.
-    Taped(Arc<Tape>, Vec<usize>),
+    Captured(Arc<Capture>, Vec<usize>),
 }
 
-impl Default for Mark {
+impl Default for EmulatedEvent {
     fn default() -> Self {
-        Self::Live(Arc::default())
+        Self::Running(Arc::default())
     }
 }
 
-impl Debug for Mark {
+impl Debug for EmulatedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Live(_) => write!(f, "reached: {:?}", self.reached()),
-            Self::Taped(_, calls) => write!(f, "behind the recorded calls {calls:?}"),
+            Self::Running(_) => write!(f, "reached: {:?}", self.reached()),
+            Self::Captured(_, calls) => write!(f, "behind the recorded calls {calls:?}"),
         }
     }
 }
 
-impl Mark {
+impl EmulatedEvent {
     pub fn set(&self) {
-        if let Self::Live(reached) = self {
+        if let Self::Running(reached) = self {
             *lock(&reached.0) = Some(Instant::now());
             reached.1.notify_all();
         }
     }
 }
 
-impl Point for Mark {
+impl EventState for EmulatedEvent {
     fn reached(&self) -> Option<Instant> {
         match self {
-            Self::Live(reached) => *lock(&reached.0),
-            Self::Taped(tape, _) => {
-                tape.refuse("Event::is_complete");
+            Self::Running(reached) => *lock(&reached.0),
+            Self::Captured(capture, _) => {
+                capture.refuse("Event::is_complete");
                 None
             }
         }
@@ -58,38 +58,38 @@ impl Point for Mark {
 
     fn wait(&self) -> Result<(), GpuError> {
         match self {
-            Self::Live(reached) => {
+            Self::Running(reached) => {
                 let waiting = reached.1.wait_while(lock(&reached.0), |reached| reached.is_none());
                 drop(waiting.unwrap_or_else(PoisonError::into_inner));
                 Ok(())
             }
-            Self::Taped(tape, _) => Err(tape.refuse("Event::synchronize")),
+            Self::Captured(capture, _) => Err(capture.refuse("Event::synchronize")),
         }
     }
 }
 
-type Given = Box<dyn FnOnce() + Send>;
+type QueuedJob = Box<dyn FnOnce() + Send>;
 
 /// What queues share.
-pub(super) struct Shared {
-    pub machine: Machine,
+pub(super) struct EmulatorState {
+    pub emulator: CpuEmulator,
     /// The first failure, in words.
     failure: OnceLock<String>,
-    pub open: Arc<Open>,
+    pub pending: Arc<PendingJobs>,
     queues: AtomicU64,
     longest: Duration,
     /// What is being recorded.
-    pub tape: Mutex<Option<Arc<Tape>>>,
+    pub capture: Mutex<Option<Arc<Capture>>>,
 }
 
 /// Jobs that have not run, of all queues.
 #[derive(Default)]
-pub(super) struct Open {
+pub(super) struct PendingJobs {
     jobs: Mutex<usize>,
     closed: Condvar,
 }
 
-impl Open {
+impl PendingJobs {
     fn add(&self) {
         *lock(&self.jobs) += 1;
     }
@@ -105,7 +105,7 @@ impl Open {
     }
 }
 
-impl Shared {
+impl EmulatorState {
     pub fn note(&self, done: Result<(), GpuError>) {
         if let Err(error) = done {
             self.failure.get_or_init(|| error.to_string());
@@ -114,32 +114,32 @@ impl Shared {
 
     /// Refuses what cannot be recorded while something is.
     pub fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
-        lock(&self.tape).as_ref().map_or(Ok(()), |tape| Err(tape.refuse(call)))
+        lock(&self.capture).as_ref().map_or(Ok(()), |capture| Err(capture.refuse(call)))
     }
 }
 
 /// A thread that does what it is given, and lags.
 #[derive(Clone)]
-pub(super) struct Lane {
-    pub shared: Arc<Shared>,
-    jobs: Sender<Given>,
+pub(super) struct QueueThread {
+    pub shared: Arc<EmulatorState>,
+    jobs: Sender<QueuedJob>,
 }
 
-impl Lane {
-    /// The first queue of a machine.
-    pub fn first(machine: Machine, longest: Duration) -> Self {
-        Self::of(&Arc::new(Shared {
-            machine,
+impl QueueThread {
+    /// The first queue of a emulator.
+    pub fn first(emulator: CpuEmulator, longest: Duration) -> Self {
+        Self::of(&Arc::new(EmulatorState {
+            emulator,
             failure: OnceLock::new(),
-            open: Arc::default(),
+            pending: Arc::default(),
             queues: AtomicU64::new(0),
             longest,
-            tape: Mutex::default(),
+            capture: Mutex::default(),
         }))
     }
 
-    fn of(shared: &Arc<Shared>) -> Self {
-        let (jobs, given) = channel::<Given>();
+    fn of(shared: &Arc<EmulatorState>) -> Self {
+        let (jobs, given) = channel::<QueuedJob>();
         let number = shared.queues.fetch_add(1, Ordering::Relaxed);
         let longest = shared.longest;
         std::thread::spawn(move || {
@@ -158,31 +158,31 @@ impl Lane {
         Self::of(&self.shared)
     }
 
-    pub fn later(&self, job: impl FnOnce(&Machine) -> Result<(), GpuError> + Send + 'static) {
-        self.shared.open.add();
-        let (shared, open) = (self.shared.clone(), self.shared.open.clone());
+    pub fn later(&self, job: impl FnOnce(&CpuEmulator) -> Result<(), GpuError> + Send + 'static) {
+        self.shared.pending.add();
+        let (shared, pending) = (self.shared.clone(), self.shared.pending.clone());
         let job = move || {
-            let done = job(&shared.machine);
+            let done = job(&shared.emulator);
             shared.note(done);
             // Who waits for this job may drop the machine next. It must not be left to this thread, which nobody waits
             // for: libraries unloaded while the process ends bring it down.
             drop(shared);
-            open.close();
+            pending.close();
         };
         if self.jobs.send(Box::new(job)).is_err() {
-            self.shared.open.close();
+            self.shared.pending.close();
             self.shared.failure.get_or_init(|| "a queue has ended".to_owned());
         }
     }
 
-    pub fn mark(&self) -> Mark {
-        let mark = Mark::default();
-        let reached = mark.clone();
+    pub fn event(&self) -> EmulatedEvent {
+        let event = EmulatedEvent::default();
+        let reached = event.clone();
         self.later(move |_| {
             reached.set();
             Ok(())
         });
-        mark
+        event
     }
 
     pub fn health(&self) -> Result<(), GpuError> {

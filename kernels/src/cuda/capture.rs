@@ -2,8 +2,8 @@
 //! are kept with the bytes of their arguments; the order between them is that of their queues and of the events that
 //! queues waited for, nothing else.
 
+use super::cpu_emulator::CpuEmulator;
 use super::driver::{GpuError, not_while_recording};
-use super::machine::Machine;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -12,28 +12,28 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What a call does.
-pub(super) type Work = Arc<dyn Fn(&Machine) -> Result<(), GpuError> + Send + Sync>;
+pub(super) type CapturedWork = Arc<dyn Fn(&CpuEmulator) -> Result<(), GpuError> + Send + Sync>;
 
 /// A recorded call.
-pub(super) struct Call {
+pub(super) struct CapturedCall {
     /// On which of the recorded queues.
     pub queue: usize,
     /// Calls that it comes behind.
     pub after: Vec<usize>,
-    pub work: Work,
+    pub work: CapturedWork,
 }
 
 /// Calls that are being recorded, by all queues that have joined.
 #[derive(Default)]
-pub(super) struct Tape {
-    pub calls: Mutex<Vec<Call>>,
+pub(super) struct Capture {
+    pub calls: Mutex<Vec<CapturedCall>>,
     pub queues: AtomicUsize,
     pub ended: AtomicBool,
     /// The first call that cannot be recorded.
     pub broken: OnceLock<&'static str>,
 }
 
-impl Tape {
+impl Capture {
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }

@@ -1,6 +1,6 @@
 // A machine of one thread that runs CUDA sources as C++: what a kernel's source uses of CUDA, by fibers. Blocks run one
 // after the other; the threads of a block in turns, from one barrier or shuffle to the next. Built as a library by
-// machine.rs, which launches by way of machine::call(); misaligned packs trap.
+// machine.rs, which launches by way of emulator::call(); misaligned packs trap.
 
 // Checked jumps take another fiber's stack for a mistake.
 #undef _FORTIFY_SOURCE
@@ -48,7 +48,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double cospi(double x) { return std::cos(std::fmod(x, 2.0) * 3.141592653589793); }
 inline double sinpi(double x) { return std::sin(std::fmod(x, 2.0) * 3.141592653589793); }
 
-namespace machine {
+namespace emulator {
 
 enum class State { ready, at_barrier, at_shuffle, done };
 
@@ -192,40 +192,40 @@ int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, u
   return call_with(kernel, bits, {x, y}, threads, std::index_sequence_for<P...>());
 }
 
-}  // namespace machine
+}  // namespace emulator
 
-inline void __syncthreads() { machine::wait(machine::State::at_barrier); }
+inline void __syncthreads() { emulator::wait(emulator::State::at_barrier); }
 
-inline void __syncwarp() { machine::wait(machine::State::at_shuffle); }
+inline void __syncwarp() { emulator::wait(emulator::State::at_shuffle); }
 
 inline float __shfl_xor_sync(unsigned, float value, int away) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = value;
-  machine::wait(machine::State::at_shuffle);
-  const float other = machine::shuffled[own ^ static_cast<unsigned>(away)];
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = value;
+  emulator::wait(emulator::State::at_shuffle);
+  const float other = emulator::shuffled[own ^ static_cast<unsigned>(away)];
   // Nobody writes before all have read.
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   return other;
 }
 
 inline float __shfl_sync(unsigned, float value, int lane) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = value;
-  machine::wait(machine::State::at_shuffle);
-  const float other = machine::shuffled[own / 32 * 32 + static_cast<unsigned>(lane)];
-  machine::wait(machine::State::at_shuffle);
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = value;
+  emulator::wait(emulator::State::at_shuffle);
+  const float other = emulator::shuffled[own / 32 * 32 + static_cast<unsigned>(lane)];
+  emulator::wait(emulator::State::at_shuffle);
   return other;
 }
 
 inline unsigned __ballot_sync(unsigned, int predicate) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = predicate ? 1.0f : 0.0f;
-  machine::wait(machine::State::at_shuffle);
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = predicate ? 1.0f : 0.0f;
+  emulator::wait(emulator::State::at_shuffle);
   unsigned all = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    if (machine::shuffled[own / 32 * 32 + lane] != 0.0f) all |= 1u << lane;
+    if (emulator::shuffled[own / 32 * 32 + lane] != 0.0f) all |= 1u << lane;
   }
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   return all;
 }
 
@@ -234,7 +234,7 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 // What attention.cu does by instructions of its own: products of 16 x 16 by 16 x 8 in fragments, matrices of shared memory
 // as fragments, pairs of bf16. A lane's elements lie as the PTX manual has them (mma.m16n8k16, ldmatrix).
 
-namespace machine {
+namespace emulator {
 
 struct Posted {
   unsigned a[4], b[2];
@@ -259,25 +259,25 @@ inline void gather(unsigned (&to)[4], const unsigned short* row, bool transposed
   wait(State::at_shuffle);
 }
 
-}  // namespace machine
+}  // namespace emulator
 
-inline void fragments(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, false); }
-inline void fragments_transposed(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, true); }
+inline void fragments(unsigned (&to)[4], const unsigned short* row) { emulator::gather(to, row, false); }
+inline void fragments_transposed(unsigned (&to)[4], const unsigned short* row) { emulator::gather(to, row, true); }
 
 inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  using machine::posted;
-  const unsigned own = machine::current, base = own / 32 * 32, lane = own % 32;
+  using emulator::posted;
+  const unsigned own = emulator::current, base = own / 32 * 32, lane = own % 32;
   posted[own] = {{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr};
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   for (unsigned i = 0; i < 4; ++i) {
     const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned left = posted[base + row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
       const unsigned right = posted[base + column * 4 + k % 8 / 2].b[k / 8];
-      d[i] += machine::half_of(left, k % 2) * machine::half_of(right, k % 2);
+      d[i] += emulator::half_of(left, k % 2) * emulator::half_of(right, k % 2);
     }
   }
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
 }
 
 inline unsigned pair(float low, float high) {
