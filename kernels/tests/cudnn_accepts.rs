@@ -6,8 +6,8 @@
 #![allow(unsafe_code)] // loads libraries
 
 use kernels::attention::Attention;
-use kernels::attention::fused::{Graph, Operation, Pass, Pointwise, Sdpa};
 use kernels::cuda::cudnn;
+use kernels::cuda::fused::{Graph, Operation, Pass, Pointwise};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -139,7 +139,7 @@ fn check(device: &str, name: &str) {
         return;
     }
     for a in shapes() {
-        let sdpa = Sdpa::of(&a).expect("a graph");
+        let sdpa = a.sdpa().expect("a graph");
         for pass in PASSES {
             let plans = cudnn::plans_without_gpu(device, &sdpa.graph(pass));
             let plans = plans.unwrap_or_else(|error| panic!("{name} {pass:?} of {a:?}: {error}"));
@@ -185,7 +185,7 @@ fn what_is_no_attention_is_refused() {
         return;
     }
     let a = Attention::causal(2, 1024, 8, 8, 64);
-    let sdpa = Sdpa::of(&a).expect("a graph");
+    let sdpa = a.sdpa().expect("a graph");
     let replaced = |pass, old: Pointwise, new: Pointwise| -> Graph {
         let mut graph = sdpa.graph(pass);
         let mut found = false;

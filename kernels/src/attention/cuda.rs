@@ -3,9 +3,10 @@
 //!
 //! Gradients of ranges of keys (rings, chunks) that are added up one by one in bf16 lose digits that the CPU's keep.
 
-use super::fused::{Direction, Kernel, Role, Sdpa, carry_out};
+use super::fused::{Direction, Kernel, carry_out};
 use super::{Attention, ProbabilityDropout};
 use crate::Output;
+use crate::cuda::fused::{Role, Sdpa};
 use crate::cuda::launch::{NULL, blocks, constant, int};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
@@ -253,7 +254,7 @@ pub fn forward_by<S: Stored>(
         (Role::Out, out),
         (Role::Lse, lse),
     ];
-    let sdpa = sayable(S::STORAGE, attention);
+    let sdpa = sdpa_of(S::STORAGE, attention);
     carry_out(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
 }
 
@@ -262,7 +263,7 @@ pub fn forward_by<S: Stored>(
 /// # Errors
 /// Where the library takes no graph of it, in its own words.
 pub fn forward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
-    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Forward)
+    Kernel::all(gpu, a.sdpa().as_ref(), Direction::Forward)
 }
 
 /// What can run [`backward`] of tensors in bf16.
@@ -270,12 +271,12 @@ pub fn forward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>
 /// # Errors
 /// As [`forward_kernels`].
 pub fn backward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
-    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Backward)
+    Kernel::all(gpu, a.sdpa().as_ref(), Direction::Backward)
 }
 
 /// What a library is asked for, where it may be.
-fn sayable(storage: Storage, attention: &Attention) -> Option<Sdpa> {
-    (storage == Storage::Bf16).then(|| Sdpa::of(attention)).flatten()
+fn sdpa_of(storage: Storage, attention: &Attention) -> Option<Sdpa> {
+    (storage == Storage::Bf16).then(|| attention.sdpa()).flatten()
 }
 
 /// `dq`, `dk` and `dv`. Shapes: [`super`]. The same bits every time, unless `MESHWRIGHT_ATTENTION` allows others. By the fastest
@@ -320,7 +321,7 @@ pub fn backward_by<S: Stored>(
     let written = [dq, dk, dv].map(ViewMut::into_address);
     let own = || own_backward(gpu, a, saved, dout, written, output);
     let sdpa = match output {
-        Output::Overwrite => sayable(S::STORAGE, a),
+        Output::Overwrite => sdpa_of(S::STORAGE, a),
         // Graphs replace what was there.
         Output::Accumulate => None,
     };

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)] // code that a compiler just made, and memory by address
 
 use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
+use super::product::{Matrix, Product};
 use super::{Argument, CompileConstants, Launch, Source, Storage, program};
-use crate::gemm::cuda::{Matrix, Product};
 use half::bf16;
 use libloading::Library;
 use std::alloc::{Layout, alloc, dealloc};
@@ -351,29 +351,28 @@ impl Elements {
 
 /// What cuBLASLt is asked for, in its own terms: `D = alpha op(A) op(B) + beta C` by columns, where `C` is `D`.
 fn multiply(state: &State, product: &Product) -> Result<(), GpuError> {
-    let problem = product.problem();
     let offset =
         |matrix: &Matrix, number: usize| (number * matrix.stride * matrix.storage.bytes()) as u64;
-    for number in 0..problem.count {
-        let a = Elements::new(state, &problem.a, problem.a.address + offset(&problem.a, number))?;
-        let b = Elements::new(state, &problem.b, problem.b.address + offset(&problem.b, number))?;
-        let d = Elements::new(state, &problem.d, problem.d.address + offset(&problem.d, number))?;
+    for number in 0..product.count {
+        let a = Elements::new(state, &product.a, product.a.address + offset(&product.a, number))?;
+        let b = Elements::new(state, &product.b, product.b.address + offset(&product.b, number))?;
+        let d = Elements::new(state, &product.d, product.d.address + offset(&product.d, number))?;
         let bias =
-            Matrix { rows: problem.d.rows, columns: 1, leading: problem.d.rows, ..problem.d };
-        let bias = problem.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
-        for column in 0..problem.d.columns {
-            for row in 0..problem.d.rows {
+            Matrix { rows: product.d.rows, columns: 1, leading: product.d.rows, ..product.d };
+        let bias = product.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
+        for column in 0..product.d.columns {
+            for row in 0..product.d.rows {
                 let mut sum = 0.0_f64;
-                for k in 0..problem.k {
-                    let left = if problem.a.transposed { a.read(k, row) } else { a.read(row, k) };
+                for k in 0..product.k {
+                    let left = if product.a.transposed { a.read(k, row) } else { a.read(row, k) };
                     let right =
-                        if problem.b.transposed { b.read(column, k) } else { b.read(k, column) };
+                        if product.b.transposed { b.read(column, k) } else { b.read(k, column) };
                     sum += f64::from(left) * f64::from(right);
                 }
                 #[allow(clippy::cast_possible_truncation)]
-                let mut value = problem.alpha * sum as f32;
-                if problem.beta != 0.0 {
-                    value += problem.beta * d.read(row, column);
+                let mut value = product.alpha * sum as f32;
+                if product.beta != 0.0 {
+                    value += product.beta * d.read(row, column);
                 }
                 if let Some(bias) = &bias {
                     value += bias.read(row, 0);

@@ -7,9 +7,9 @@ use super::cudnn::Fusing;
 use super::driver::{
     Driver, Event, EventKind, GpuError, Properties, Recording, Streamed, not_while_recording,
 };
+use super::product::Product;
 use super::{CompileConstants, Launch, Source, Storage, nvrtc, program};
-use crate::attention::fused::Fuser;
-use crate::gemm::cuda::Product;
+use crate::cuda::fused::Fuser;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaStream, DriverError,
     PinnedHostSlice, result, sys,
@@ -412,7 +412,7 @@ impl Driver for StreamQueue {
         let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
         let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
         let device = &self.shared.properties.name;
-        products.run(self, &self.shared.cache, device, workspace, &product.problem())
+        products.run(self, &self.shared.cache, device, workspace, product)
     }
 
     fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
@@ -420,7 +420,7 @@ impl Driver for StreamQueue {
         let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
         let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
         let device = &self.shared.properties.name;
-        products.survey(self, &self.shared.cache, device, workspace, &product.problem())
+        products.survey(self, &self.shared.cache, device, workspace, product)
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {

@@ -1,8 +1,8 @@
 //! What carries launches out, and why it may fail.
 
 use super::Launch;
-use crate::attention::fused::Fuser;
-use crate::gemm::cuda::Product;
+use super::product::Product;
+use crate::cuda::fused::Fuser;
 #[cfg(feature = "cpu_emulator")]
 use std::any::Any;
 use std::fmt::Debug;

@@ -1,11 +1,11 @@
 //! A device as operations see it: one of its queues, and memory.
 
 use super::driver::{Driver, Event, GpuError, Properties};
+use super::product::Product;
 use super::queue::{Arena, FreeBlock, Queue, RecordedMemory};
 use super::views::{View, ViewMut};
 use super::{Element, Launch};
-use crate::attention::fused::Fuser;
-use crate::gemm::cuda::Product;
+use crate::cuda::fused::Fuser;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, PoisonError};

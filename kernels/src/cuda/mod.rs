@@ -41,6 +41,7 @@ mod fake_nccl;
 mod floor;
 #[cfg(feature = "cuda")]
 mod foreign;
+pub mod fused;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 mod libnccl;
@@ -49,6 +50,7 @@ pub mod nccl;
 mod nccl_open;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+pub(crate) mod product;
 mod queue;
 #[cfg(feature = "cpu_emulator")]
 mod queue_thread;
@@ -67,6 +69,7 @@ pub use half::bf16;
 pub use launch::{Argument, Launch, Module};
 pub use memory::{Gpu, Memory};
 pub use nccl_open::open_nccl;
+pub use product::{Matrix, Product};
 pub use recording::Graph;
 pub use step::{OF_STEP, StepNumbers};
 pub use views::{Span, View, ViewMut};

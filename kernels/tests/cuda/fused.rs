@@ -2,11 +2,11 @@
 
 use super::cases;
 use super::interpreter::{self, Memory};
-use kernels::attention::fused::{Fused, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::attention::{self, Attention};
+use kernels::cuda::Product;
 use kernels::cuda::cpu_emulator::CpuEmulator;
+use kernels::cuda::fused::{Fused, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::cuda::{Driver, Event, Gpu, GpuError, Launch, Properties, bf16};
-use kernels::gemm::cuda::Product;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! Graphs of operations carried out one by one in f64: what a library that fuses them has to give.
 
-use kernels::attention::fused::{
+use kernels::cuda::fused::{
     Constant, Graph, Id, Operation, Place, Pointwise, Reduction, Role, Tensor,
 };
 use std::collections::BTreeMap;

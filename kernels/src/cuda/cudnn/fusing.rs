@@ -1,10 +1,10 @@
 //! What queues of a GPU share of cuDNN, and a queue as what runs attention's graphs.
 
 use super::{Fusion, Library};
-use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::GpuError;
 use crate::cuda::device::StreamQueue;
 use crate::cuda::driver::{Driver, Streamed};
+use crate::cuda::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,8 @@
 
 use super::descriptor::{Descriptor, Kind as Descriptors, Name, Of};
 use super::library::Library;
-use crate::attention::fused::{Graph, Id, Kind, Operation, Place, Pointwise, Reduction, Tensor};
 use crate::cuda::GpuError;
+use crate::cuda::fused::{Graph, Id, Kind, Operation, Place, Pointwise, Reduction, Tensor};
 use std::ffi::c_int;
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ mod plan;
 pub(super) use fusing::Fusing;
 
 use super::GpuError;
-use crate::attention::fused::{Fused, Graph, Pass, Role, Sdpa};
+use crate::cuda::fused::{Fused, Graph, Pass, Role, Sdpa};
 use descriptor::{Descriptor, Kind, Name};
 use library::{Handle, Library};
 use plan::{Plan, Target, plans};

@@ -3,8 +3,8 @@
 use super::descriptor::{Descriptor, Kind, Name, Of};
 use super::library::{Handle, Library};
 use super::lower::{Lowered, number};
-use crate::attention::fused::{Constant, Fused, Graph, Id, Place, Role};
 use crate::cuda::GpuError;
+use crate::cuda::fused::{Constant, Fused, Graph, Id, Place, Role};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 

@@ -6,10 +6,6 @@
 //! (NVIDIA/cudnn-frontend, `include/cudnn_frontend/node`), which hold for all of cuDNN 9.
 
 use super::graph::{Constant, Graph, Id, Kind, Place, Pointwise, Reduction, Role, Tensor};
-use crate::attention::Attention;
-
-/// The widest head that cuDNN's kernels do on any GPU.
-const WIDEST: usize = 256;
 
 /// An attention that the graphs can say: every query sees a key, by position alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,31 +44,6 @@ pub enum Pass {
 }
 
 impl Sdpa {
-    /// None where graphs cannot say it: windows, soft caps, dropout of our own draws, queries that see nothing.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // a factor
-    pub fn of(a: &Attention) -> Option<Self> {
-        if a.window.is_some() || a.soft_cap.is_some() || a.dropout.is_some() {
-            return None;
-        }
-        let fits = |dim: usize| dim.is_multiple_of(8) && dim <= WIDEST;
-        // cuDNN's kernels do no single query (cudnn-frontend, `CompositeSDPABackwardNode::pre_validate_node`).
-        if a.batch == 0 || a.q_len < 2 || a.kv_len < 2 || !fits(a.qk_dim) || !fits(a.v_dim) {
-            return None;
-        }
-        let shift = match a.causal {
-            false => None,
-            true => {
-                let shift = a.q_offset.checked_sub(a.kv_offset)?;
-                let hides = shift + 1 < a.kv_len;
-                hides.then_some(i32::try_from(shift).ok()?)
-            }
-        };
-        let &Attention { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, .. } = a;
-        let scale = a.scale as f32;
-        Some(Self { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, scale, shift })
-    }
-
     /// The graph of a pass.
     #[must_use]
     pub fn graph(&self, pass: Pass) -> Graph {

@@ -4,12 +4,9 @@
 //! The log-sum-exp is the same either way (natural logarithm, `[batch, q_heads, q_len]` in f32), so the forward and the
 //! backward pass are chosen apart: each takes what the other's kernel wrote.
 
-mod choice;
 mod graph;
 mod sdpa;
 
-pub use choice::Kernel;
-pub(super) use choice::{Direction, carry_out};
 pub use graph::{Constant, Graph, Id, Kind, Operation, Place, Pointwise, Reduction, Role, Tensor};
 pub use sdpa::{Pass, Sdpa};
 
@@ -49,18 +46,6 @@ impl Preference {
             "repeatable" | "" => Ok(Self::Repeatable),
             "fastest" => Ok(Self::Fastest),
             _ => Err(format!("MESHWRIGHT_ATTENTION={word}: valid: own, repeatable, fastest")),
-        }
-    }
-
-    /// The graphs that may be used.
-    fn passes(self, direction: Direction) -> &'static [Pass] {
-        const BACKWARD: [Pass; 2] =
-            [Pass::Backward { repeatable: true }, Pass::Backward { repeatable: false }];
-        match (self, direction) {
-            (Self::Own, _) => &[],
-            (_, Direction::Forward) => &[Pass::Forward],
-            (Self::Repeatable, Direction::Backward) => &BACKWARD[..1],
-            (Self::Fastest, Direction::Backward) => &BACKWARD,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which kernel runs: measured once.
 
-use super::{Fuser, Pass, Preference, Role, Sdpa};
+use super::Attention;
+use crate::cuda::fused::{Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::{Gpu, GpuError};
 use std::fmt;
 
@@ -12,7 +13,7 @@ const MOST_WORKSPACE: usize = 1 << 30;
 
 /// Which of an attention's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::attention) enum Direction {
+pub(super) enum Direction {
     Forward,
     Backward,
 }
@@ -23,6 +24,49 @@ impl fmt::Display for Direction {
             Self::Forward => "forward",
             Self::Backward => "backward",
         })
+    }
+}
+
+/// Widest head, in elements, that cuDNN's kernels take on every GPU.
+const MAX_HEAD_DIM: usize = 256;
+
+impl Attention {
+    /// None where graphs cannot say it: windows, soft caps, dropout of our own draws, queries that see nothing.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // a factor
+    pub fn sdpa(&self) -> Option<Sdpa> {
+        let a = self;
+        if a.window.is_some() || a.soft_cap.is_some() || a.dropout.is_some() {
+            return None;
+        }
+        let fits = |dim: usize| dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM;
+        // cuDNN's kernels do no single query (cudnn-frontend, `CompositeSDPABackwardNode::pre_validate_node`).
+        if a.batch == 0 || a.q_len < 2 || a.kv_len < 2 || !fits(a.qk_dim) || !fits(a.v_dim) {
+            return None;
+        }
+        let shift = match a.causal {
+            false => None,
+            true => {
+                let shift = a.q_offset.checked_sub(a.kv_offset)?;
+                let hides = shift + 1 < a.kv_len;
+                hides.then_some(i32::try_from(shift).ok()?)
+            }
+        };
+        let &Self { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, .. } = a;
+        let scale = a.scale as f32;
+        Some(Sdpa { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, scale, shift })
+    }
+}
+
+/// The passes whose plans may run.
+fn passes(preference: Preference, direction: Direction) -> &'static [Pass] {
+    const BACKWARD: [Pass; 2] =
+        [Pass::Backward { repeatable: true }, Pass::Backward { repeatable: false }];
+    match (preference, direction) {
+        (Preference::Own, _) => &[],
+        (_, Direction::Forward) => &[Pass::Forward],
+        (Preference::Repeatable, Direction::Backward) => &BACKWARD[..1],
+        (Preference::Fastest, Direction::Backward) => &BACKWARD,
     }
 }
 
@@ -40,14 +84,14 @@ impl Kernel {
     ///
     /// # Errors
     /// Where the library takes no graph of it, in its own words.
-    pub(in crate::attention) fn all(
+    pub(super) fn all(
         gpu: &Gpu,
         sdpa: Option<&Sdpa>,
         direction: Direction,
     ) -> Result<Vec<(Self, String)>, GpuError> {
         let mut all = vec![(Self::Own, "own".to_owned())];
         let (Some(fuser), Some(sdpa)) = (gpu.fuser(), sdpa) else { return Ok(all) };
-        for &pass in Preference::Fastest.passes(direction) {
+        for &pass in passes(Preference::Fastest, direction) {
             for (number, plan) in fuser.plans(sdpa, pass)?.into_iter().enumerate() {
                 let kernel = Self::Plan(pass, number);
                 all.push((kernel, format!("{kernel} ({})", plan.name)));
@@ -102,7 +146,7 @@ struct Call<'a> {
 /// Runs `kernel`, or where none is said the one that is fastest for this shape: `own`, or one of the library's. Without a
 /// library, or where it cannot be asked, `own` always. The first time all of them run, each with the results in the same
 /// place, and the host waits: so that must not be captured.
-pub(in crate::attention) fn carry_out(
+pub(super) fn carry_out(
     gpu: &Gpu,
     sdpa: Option<&Sdpa>,
     direction: Direction,
@@ -149,7 +193,7 @@ impl Call<'_> {
         let own_s = self.seconds(self.own)?;
         let (mut best, mut best_s) = (Kernel::Own, own_s);
         let mut lines = vec![format!("own: {own_s:e} s")];
-        for &pass in self.fuser.preference().passes(self.direction) {
+        for &pass in passes(self.fuser.preference(), self.direction) {
             let plans = match self.fuser.plans(self.sdpa, pass) {
                 Ok(plans) => plans,
                 Err(error) => {
