@@ -1,5 +1,5 @@
-//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of
-//! the crate is here.
+//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe
+//! code of the crate's CPU kernels is here.
 #![allow(unsafe_code)] // raw pointers of the GEMM, and tiles that share rows
 
 use crate::Real;
@@ -9,7 +9,7 @@ use std::ops::Range;
 /// A matrix to read, with any strides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixView<'a, T> {
-    /// From the first element on.
+    /// Starts at the first element.
     data: &'a [T],
     rows: usize,
     columns: usize,
@@ -33,7 +33,7 @@ impl<'a, T> MatrixView<'a, T> {
         self.columns
     }
 
-    /// Rows as columns.
+    /// The transpose.
     pub(crate) fn transposed(self) -> Self {
         Self {
             rows: self.columns,
@@ -44,14 +44,14 @@ impl<'a, T> MatrixView<'a, T> {
         }
     }
 
-    /// One row; its elements must follow each other.
+    /// One row, whose elements must be adjacent.
     #[track_caller]
     pub(crate) fn row(self, row: usize) -> &'a [T] {
         assert!(row < self.rows && self.column_stride == 1, "no such row");
         &self.data[row * self.row_stride..row * self.row_stride + self.columns]
     }
 
-    /// A part of the rows and columns.
+    /// A range of rows and columns.
     #[track_caller]
     pub(crate) fn block(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         assert!(rows.end <= self.rows && columns.end <= self.columns, "block outside its matrix");
@@ -71,8 +71,8 @@ pub(crate) struct MatrixViewMut<'a, T> {
     borrowed: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`,
-// `Tiles`).
+// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see
+// `new`, `Tiles`).
 unsafe impl<T: Send> Send for MatrixViewMut<'_, T> {}
 
 impl<'a, T> MatrixViewMut<'a, T> {
@@ -100,7 +100,7 @@ impl<'a, T> MatrixViewMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.leading), self.columns) }
     }
 
-    /// A part of the rows and columns, borrowed from this view.
+    /// A range of rows and columns, borrowed from this view.
     #[track_caller]
     pub(crate) fn block(
         &mut self,
@@ -113,7 +113,7 @@ impl<'a, T> MatrixViewMut<'a, T> {
         let empty = rows.is_empty() || columns.is_empty();
         let offset = if empty { 0 } else { rows.start * self.leading + columns.start };
         MatrixViewMut {
-            // SAFETY: the first element of a block that has any is an element of this view.
+            // SAFETY: the first element of a non-empty block is an element of this view.
             start: unsafe { self.start.add(offset) },
             rows: rows.len(),
             columns: columns.len(),
@@ -123,8 +123,8 @@ impl<'a, T> MatrixViewMut<'a, T> {
     }
 }
 
-/// How equal matrices that lie behind each other are cut in tiles. Tiles are numbered by matrix, then
-/// column, then row.
+/// How a batch of equal matrices is cut into tiles. Tiles are numbered by matrix, then column, then
+/// row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub matrices: usize,
@@ -138,12 +138,12 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// Rows and columns of tiles in each matrix.
+    /// Number of rows and columns of tiles in each matrix.
     fn tiles(&self) -> (usize, usize) {
         (self.rows.div_ceil(self.tile_rows), self.columns.div_ceil(self.tile_columns))
     }
 
-    /// Where tile `number` lies: matrix, rows, columns.
+    /// Position of tile `number`: matrix, rows, columns.
     pub(crate) fn place(&self, number: usize) -> (usize, Range<usize>, Range<usize>) {
         let (down, across) = self.tiles();
         let (matrix, within) = (number / (down * across), number % (down * across));
@@ -189,8 +189,9 @@ impl<'a, T> Iterator for Tiles<'a, T> {
         let (matrix, rows, columns) = self.grid.place(number);
         let offset = matrix * self.grid.stride + rows.start * self.grid.leading + columns.start;
         let view = MatrixViewMut {
-            // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a grid are
-            // disjoint: rows and matrices do not overlap, and each number is given out once.
+            // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a
+            // grid are disjoint: rows and matrices do not overlap, and each number is handed out
+            // once.
             start: unsafe { self.start.add(offset) },
             rows: rows.len(),
             columns: columns.len(),
@@ -205,7 +206,7 @@ impl<'a, T> Iterator for Tiles<'a, T> {
     }
 }
 
-/// Elements from the first to the last of a matrix, gaps between rows included.
+/// Elements from the first to the last of a matrix, including the gaps between rows.
 pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
     if rows == 0 || columns == 0 { 0 } else { (rows - 1) * leading + columns }
 }
@@ -221,8 +222,9 @@ pub(crate) fn multiply<T: Real>(
 ) {
     let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
     assert!(fits, "matrices of a product do not fit each other");
-    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and
-    // elements are f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
+    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively,
+    // and elements are f32 or f64 (`Real` is sealed), which the crate supports. Strides of slices
+    // fit isize.
     unsafe {
         gemm::gemm(
             c.rows,
@@ -254,8 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every element of every matrix is in one tile, nothing else is in any, and tiles lie where `place`
-        /// says.
+        /// Each element of each matrix is in exactly one tile, and tiles lie where `place` says.
         #[test]
         fn tiles_are_disjoint_and_all(
             matrices in 0usize..4, rows in 0usize..12, columns in 0usize..12, gap in 0usize..3, space in 0usize..5,

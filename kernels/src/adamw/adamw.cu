@@ -1,5 +1,5 @@
-// AdamW over many tensors in one launch; formulas are in mod.rs. Weights, gradients and moments are f32; a copy in the
-// storage type, where there is one, is what the next step computes with.
+// AdamW over many tensors in one launch; the formulas are in mod.rs. Weights, gradients and moments
+// are f32; the next step computes with the copy in the storage type, if there is one.
 //
 // Floor for each parameter: reads w, g, m and v, writes w, m and v (28 bytes), and the copy.
 
@@ -15,7 +15,7 @@ struct Tensor {
   u32 keeps_moments;  // not 0: m and v stay as they are
 };
 
-// Device memory, so that a captured graph can be replayed with the next step's.
+// In device memory, so that a captured graph can be replayed with the next step's values.
 struct Factors {
   float lr;              // learning rate
   float rate;            // lr / (1 - beta1^t)
@@ -25,7 +25,7 @@ struct Factors {
   float rest1, rest2;    // 1 - beta1, 1 - beta2: their digits are lost in f32 near 1
 };
 
-// Blocks along x share a tensor; y is the tensor.
+// Grid: x is a block of elements within a tensor, y is the tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw_update(const Tensor* __restrict__ tensors, const Factors* __restrict__ factors) {
   const Tensor t = tensors[blockIdx.y];

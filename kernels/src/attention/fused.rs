@@ -1,17 +1,18 @@
-//! Which kernel runs: measured once.
+//! Choice between our own attention kernels and a library's, measured once for each shape and pass,
+//! then remembered.
 
 use super::Attention;
 use crate::cuda::fused::{Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::{Gpu, GpuError};
 use std::fmt;
 
-/// How often each is timed, after a first time that is not; the least counts.
+/// Timed runs of each, after a warm-up; the minimum counts.
 const TIMES: usize = 5;
 
-/// The most device memory that a plan may need to be chosen: a trainer's plan knows nothing of it.
+/// Maximum workspace of a plan, in bytes: a training plan's memory estimate does not include it.
 const MOST_WORKSPACE: usize = 1 << 30;
 
-/// Which of an attention's functions.
+/// The pass of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Forward,
@@ -31,7 +32,8 @@ impl fmt::Display for Direction {
 const MAX_HEAD_DIM: usize = 256;
 
 impl Attention {
-    /// None where graphs cannot say it: windows, soft caps, dropout of our own draws, queries that see nothing.
+    /// The fused graph's description of this attention. `None` if graphs cannot express it:
+    /// windows, soft caps, our own dropout, queries that see no key.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // a factor
     pub fn sdpa(&self) -> Option<Sdpa> {
@@ -40,7 +42,8 @@ impl Attention {
             return None;
         }
         let fits = |dim: usize| dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM;
-        // cuDNN's kernels do no single query (cudnn-frontend, `CompositeSDPABackwardNode::pre_validate_node`).
+        // cuDNN's kernels do not support a single query (cudnn-frontend,
+        // `CompositeSDPABackwardNode::pre_validate_node`).
         if a.batch == 0 || a.q_len < 2 || a.kv_len < 2 || !fits(a.qk_dim) || !fits(a.v_dim) {
             return None;
         }
@@ -70,20 +73,24 @@ fn passes(preference: Preference, direction: Direction) -> &'static [Pass] {
     }
 }
 
-/// What runs.
+/// A kernel that can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Our own.
+    /// Our own kernel.
     Own,
-    /// The library's, by pass and place among its plans.
+    /// The library's plan for a pass, by index.
     Plan(Pass, usize),
 }
 
 impl Kernel {
-    /// All that there are for an attention, whether or not the user allows them, with their names: our own first.
+    /// All kernels for an attention with their names, our own first, whether or not the user allows
+    /// them.
     ///
     /// # Errors
-    /// Where the library takes no graph of it, in its own words.
+    /// The library takes no graph of it; its message.
+    ///
+    /// # Errors
+    /// If the library takes no graph of it, in its own words.
     pub(super) fn all(
         gpu: &Gpu,
         sdpa: Option<&Sdpa>,
@@ -108,7 +115,7 @@ const PASSES: [(&str, Pass); 3] = [
 ];
 
 impl Kernel {
-    /// Of the first line of what was settled: `own`, or a pass and a number.
+    /// Parses the first line of a recorded choice: `own`, or a pass and a number.
     fn read(settled: &str) -> Option<Self> {
         let line = settled.lines().next()?;
         if line == "own" {
@@ -143,9 +150,11 @@ struct Call<'a> {
     own: &'a dyn Fn() -> Result<(), GpuError>,
 }
 
-/// Runs `kernel`, or where none is said the one that is fastest for this shape: `own`, or one of the library's. Without a
-/// library, or where it cannot be asked, `own` always. The first time all of them run, each with the results in the same
-/// place, and the host waits: so that must not be captured.
+/// Runs `kernel` or, without one, the fastest for this shape: `own` or one of the library's. Always
+/// `own` if there is no library or it cannot take the request.
+///
+/// The first call for a shape runs all of them, each with the results in the same memory, and waits
+/// on the host; so it must not be captured.
 pub(super) fn carry_out(
     gpu: &Gpu,
     sdpa: Option<&Sdpa>,
@@ -179,7 +188,7 @@ pub(super) fn carry_out(
 }
 
 impl Call<'_> {
-    /// One of the library's, in memory of this queue.
+    /// Runs one of the library's plans, with a workspace of this queue.
     fn run(&self, pass: Pass, number: usize) -> Result<(), GpuError> {
         let plans = self.fuser.plans(self.sdpa, pass)?;
         let bytes = plans.get(number).map_or(0, |plan| plan.workspace_bytes);
@@ -188,7 +197,7 @@ impl Call<'_> {
         self.fuser.run((self.sdpa, pass, number), self.tensors, workspace)
     }
 
-    /// The fastest, and below it what each took or why it did not run.
+    /// The fastest kernel, then a line for each with its time or why it did not run.
     fn measured(&self) -> Result<String, GpuError> {
         let own_s = self.seconds(self.own)?;
         let (mut best, mut best_s) = (Kernel::Own, own_s);
@@ -219,7 +228,7 @@ impl Call<'_> {
         Ok(format!("{best}\n{}", lines.join("\n")))
     }
 
-    /// Seconds of one of the library's, in memory that goes back at once.
+    /// Seconds of one of the library's plans, with a workspace that is freed at once.
     fn tried(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
         if bytes > MOST_WORKSPACE {
             let what = format!("it needs {bytes} bytes of memory; valid: {MOST_WORKSPACE}");

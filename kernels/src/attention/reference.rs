@@ -7,7 +7,7 @@ use crate::{Cpu, Output, Real};
 /// `out` and `lse` of `q`, `k`, `v`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn forward<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,
@@ -38,7 +38,7 @@ pub fn forward<T: Real>(
 /// `dq`, `dk`, `dv` of `dout`, from what the forward pass left. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn backward<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,
@@ -85,7 +85,7 @@ pub fn backward<T: Real>(
 /// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn merge<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,

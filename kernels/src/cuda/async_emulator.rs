@@ -1,6 +1,7 @@
-//! The machine with queues that run later, as a GPU's do: each has a thread of its own ([`super::queue_thread`]), which lags
-//! behind the host at random. Who reads what nobody waited for reads what was there before; so events between queues, and
-//! when memory may be used again, are tested with no GPU. What is recorded is kept in a [`super::capture`].
+//! The emulator with asynchronous queues: each has a thread of its own ([`super::queue_thread`]),
+//! which lags behind the host at random. Work that does not wait as it should reads old contents,
+//! so events between queues and the reuse of memory are tested without a GPU. Recordings are held
+//! in a [`super::capture`].
 
 use super::Launch;
 use super::capture::lock;
@@ -14,10 +15,10 @@ use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// One of its queues.
+/// One of the emulator's queues.
 pub struct AsyncEmulator {
     thread: QueueThread,
-    /// Where it records.
+    /// Where it is in a capture, if it records.
     position: Mutex<Option<CapturePosition>>,
 }
 
@@ -28,7 +29,7 @@ impl Debug for AsyncEmulator {
 }
 
 impl AsyncEmulator {
-    /// A queue of the machine that lags up to so much, now and then.
+    /// A queue that now and then lags by up to `longest`.
     #[must_use]
     pub fn new(emulator: CpuEmulator, longest: Duration) -> Self {
         Self::on(QueueThread::first(emulator, longest))
@@ -42,7 +43,7 @@ impl AsyncEmulator {
         &self.thread.shared
     }
 
-    /// Where it records; nothing where it does what it is asked.
+    /// Where it is in a capture; `None` if it runs its work.
     fn position(&self) -> MutexGuard<'_, Option<CapturePosition>> {
         let mut position = lock(&self.position);
         if position.as_ref().is_some_and(|position| position.capture().has_ended()) {
@@ -51,7 +52,7 @@ impl AsyncEmulator {
         position
     }
 
-    /// Does it later, or records it.
+    /// Queues the work, or records it.
     fn ask(
         &self,
         work: impl Fn(&CpuEmulator) -> Result<(), GpuError> + Send + Sync + 'static,
@@ -75,7 +76,7 @@ impl Driver for AsyncEmulator {
 
     fn free(&self, address: u64) {
         self.shared().note(self.shared().not_while_recording("free"));
-        // As `cuMemFree`, behind all queues.
+        // Waits for all queues, as `cuMemFree` does.
         self.shared().pending.wait_for_none();
         self.shared().emulator.free(address);
     }

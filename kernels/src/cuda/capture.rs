@@ -1,6 +1,6 @@
-//! What queues that lag record instead of doing, and how it is done later: what CUDA's stream capture is on a GPU. Calls
-//! are kept with the bytes of their arguments; the order between them is that of their queues and of the events that
-//! queues waited for, nothing else.
+//! Captured calls of asynchronous queues: the counterpart of CUDA's stream capture. Calls keep the
+//! bytes of their arguments. Their order is that of their queues and of the events that queues
+//! waited for, nothing else.
 
 use super::cpu_emulator::CpuEmulator;
 use super::driver::{GpuError, not_while_recording};
@@ -11,25 +11,25 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a call does.
+/// The work of a call.
 pub(super) type CapturedWork = Arc<dyn Fn(&CpuEmulator) -> Result<(), GpuError> + Send + Sync>;
 
-/// A recorded call.
+/// A captured call.
 pub(super) struct CapturedCall {
-    /// On which of the recorded queues.
+    /// Number of the captured queue it was made on.
     pub queue: usize,
-    /// Calls that it comes behind.
+    /// Calls that must finish before it.
     pub after: Vec<usize>,
     pub work: CapturedWork,
 }
 
-/// Calls that are being recorded, by all queues that have joined.
+/// A capture in progress, shared by all queues that have joined.
 #[derive(Default)]
 pub(super) struct Capture {
     pub calls: Mutex<Vec<CapturedCall>>,
     pub queues: AtomicUsize,
     pub ended: AtomicBool,
-    /// The first call that cannot be recorded.
+    /// The first call that cannot be captured.
     pub broken: OnceLock<&'static str>,
 }
 
@@ -38,7 +38,7 @@ impl Capture {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Somebody made a call that ends the recording.
+    /// Marks the capture as broken by a call that cannot be captured.
     pub fn refuse(&self, call: &'static str) -> GpuError {
         self.broken.get_or_init(|| call);
         not_while_recording(call)

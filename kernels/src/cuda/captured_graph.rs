@@ -1,5 +1,5 @@
-//! Where queues are on a [`super::capture`], and what becomes of it once it has ended: replayed, every recorded queue has a
-//! thread of its own, which lags as others do.
+//! Positions of queues in a capture, and the finished capture as a graph. In a replay every
+//! captured queue has a thread of its own, which lags as others do.
 
 use super::capture::{Capture, CapturedCall, CapturedWork, lock};
 use super::driver::{EventState, GpuError, Recording};
@@ -8,7 +8,7 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where a queue is on a capture: what it records next comes behind these calls.
+/// A queue's position in a capture: the calls after which its next call comes.
 #[derive(Clone)]
 pub(super) struct CapturePosition {
     capture: Arc<Capture>,
@@ -17,7 +17,7 @@ pub(super) struct CapturePosition {
 }
 
 impl CapturePosition {
-    /// A queue that joins behind some calls.
+    /// The position of a queue that joins after some calls.
     pub fn new(capture: Arc<Capture>, last: Vec<usize>) -> Self {
         let queue = capture.queues.fetch_add(1, Ordering::AcqRel);
         Self { capture, queue, last }
@@ -38,14 +38,14 @@ impl CapturePosition {
         EmulatedEvent::Captured(self.capture.clone(), self.last.clone())
     }
 
-    /// What comes next comes behind these calls, too.
+    /// Makes the next call come after these calls, too.
     pub fn wait(&mut self, after: &[usize]) {
         self.last.extend(after);
         self.last.sort_unstable();
         self.last.dedup();
     }
 
-    /// Ends the capture. All that was recorded must come before where this queue is.
+    /// Ends the capture. This queue must have waited for everything that was captured.
     pub fn end(self, origin: QueueThread) -> Result<CapturedGraph, GpuError> {
         self.capture.ended.store(true, Ordering::Release);
         let failed = |what: String| GpuError::Call { call: "record", what };
@@ -71,7 +71,7 @@ impl CapturePosition {
     }
 }
 
-/// A capture that has ended.
+/// A finished capture.
 pub(super) struct CapturedGraph {
     origin: QueueThread,
     threads: Vec<QueueThread>,

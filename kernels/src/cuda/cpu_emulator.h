@@ -1,8 +1,9 @@
-// A machine of one thread that runs CUDA sources as C++: what a kernel's source uses of CUDA, by fibers. Blocks run one
-// after the other; the threads of a block in turns, from one barrier or shuffle to the next. Built as a library by
-// machine.rs, which launches by way of emulator::call(); misaligned packs trap.
+// Emulator of the parts of CUDA that the kernels use: runs CUDA sources as C++ on one thread, with
+// fibers. Blocks run one after the other; the threads of a block take turns, each running until its
+// next barrier or shuffle. cpu_emulator.rs builds it as a library and launches with
+// emulator::call(). Misaligned packs trap.
 
-// Checked jumps take another fiber's stack for a mistake.
+// Checked jumps would report a switch of stacks as an error.
 #undef _FORTIFY_SOURCE
 
 #include <csetjmp>
@@ -52,8 +53,8 @@ namespace emulator {
 
 enum class State { ready, at_barrier, at_shuffle, done };
 
-// A thread, which runs one block's body after the other. Jumps switch between fibers without a call of the kernel's, which
-// contexts make each time; a context enters each once.
+// A thread, which runs the body of one block after the other. setjmp switches between fibers
+// without a system call; ucontext, which needs one, only enters each fiber once.
 struct Fiber {
   jmp_buf place;
   bool entered = false;
@@ -95,12 +96,12 @@ inline void resume() {
   setcontext(&context);
 }
 
-// Whether fibers first..last that have not ended all wait at `state`; if so they go on.
+// Whether all unfinished fibers first..last wait at `state`; if so, releases them.
 inline bool release(unsigned first, unsigned last, State state) {
   bool any = false;
   for (unsigned i = first; i < last; ++i) {
     if (fibers[i].state == State::done) {
-      // A shuffle of a full mask needs all lanes.
+      // A shuffle with a full mask needs all lanes.
       if (state == State::at_shuffle) return false;
       continue;
     }
@@ -113,7 +114,7 @@ inline bool release(unsigned first, unsigned last, State state) {
   return true;
 }
 
-// False where threads wait for what never comes.
+// False if threads wait for something that never comes.
 inline bool run_block(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) fibers[i].state = State::ready;
   for (;;) {
@@ -148,7 +149,7 @@ inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y};
       if (run_block(threads)) continue;
-      // They are in the middle of it.
+      // The fibers are in the middle of the kernel.
       fibers.clear();
       return false;
     }
@@ -156,7 +157,7 @@ inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
   return true;
 }
 
-// The letter of a parameter's type, as in launch.rs.
+// The letter of a parameter type, as in launch.rs.
 template <typename T>
 struct Letter {
   static_assert(std::is_pointer<T>::value, "a parameter of a type that launches do not pass");
@@ -181,7 +182,8 @@ int call_with(void (*kernel)(P...), const std::uint64_t* bits, Index grid, unsig
   return launch(grid, threads, [&] { kernel(argument<P>(bits[I])...); }) ? 0 : 2;
 }
 
-// Launches a kernel on arguments as bits: 0 done, 1 the arguments' types are not the kernel's, 2 it waits for ever.
+// Launches a kernel on arguments given as bits. Returns 0 if done, 1 if the arguments do not have
+// the kernel's types, 2 if threads would wait for ever.
 template <typename... P>
 int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, unsigned threads) {
   const char own[] = {Letter<P>::of..., 0};
@@ -231,8 +233,9 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
-// What attention.cu does by instructions of its own: products of 16 x 16 by 16 x 8 in fragments, matrices of shared memory
-// as fragments, pairs of bf16. A lane's elements lie as the PTX manual has them (mma.m16n8k16, ldmatrix).
+// The instructions that attention.cu writes in inline assembly: products of 16 x 16 by 16 x 8
+// fragments, fragments loaded from shared memory, pairs of bf16. The elements of each lane are
+// those of the PTX manual (mma.m16n8k16, ldmatrix).
 
 namespace emulator {
 

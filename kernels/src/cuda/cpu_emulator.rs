@@ -1,7 +1,9 @@
-//! A device that is none: launches run as C++ on the CPU (`emulator.h`), products as three loops, memory is the host's.
-//! For tests of kernels, of what launches them and of what is built on that, where there is no GPU. It finds what a GPU
-//! would not say: arguments of the wrong type, addresses that are nobody's, writes outside an allocation, and threads
-//! that wait for ever. A pack that is not aligned ends the process, as it would end a GPU's work.
+//! An emulated device for tests without a GPU: launches run as C++ on the CPU (`cpu_emulator.h`),
+//! products as three loops, in host memory.
+//!
+//! It detects errors that a GPU would not report: arguments of the wrong type, addresses outside
+//! any allocation, writes past an allocation's ends, and threads that wait for ever. A misaligned
+//! pack ends the process, as it would end a GPU's context.
 #![allow(unsafe_code)] // code that a compiler just made, and memory by address
 
 use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
@@ -21,11 +23,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Bytes in front of and behind an allocation that nobody may write.
+/// Guard bytes before and after each allocation, checked after each launch.
 const GUARD: usize = 256;
 const GUARDED: u8 = 0xa5;
 
-/// The emulator. Clones are the same one; it does one thing at a time.
+/// The emulator. Clones are the same device; it does one thing at a time.
 #[derive(Clone, Debug)]
 pub struct CpuEmulator {
     properties: Arc<Properties>,
@@ -42,10 +44,13 @@ struct State {
 type Call = unsafe extern "C" fn(*const c_char, *const u64, c_uint, c_uint, c_uint) -> c_int;
 
 impl CpuEmulator {
-    /// A machine that keeps what it compiles in `folder`, for the next one too.
+    /// An emulator that keeps compiled sources in `folder`, where later ones find them.
     ///
     /// # Errors
-    /// Where the folder cannot be made.
+    /// The folder cannot be created.
+    ///
+    /// # Errors
+    /// If the folder cannot be made.
     pub fn new(folder: &Path) -> Result<Self, GpuError> {
         fs::create_dir_all(folder).map_err(|error| failed("create_dir_all", &error))?;
         let properties = Properties {
@@ -71,7 +76,7 @@ fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
     GpuError::Call { call, what: what.to_string() }
 }
 
-/// The whole program, with a way in for each kernel.
+/// The complete program, with an entry point for each kernel.
 fn text(source: Source, constants: &CompileConstants) -> String {
     let mut text = include_str!("cpu_emulator.h").to_owned() + &program(source, constants);
     for kernel in source.kernels() {
@@ -85,8 +90,8 @@ fn text(source: Source, constants: &CompileConstants) -> String {
     text
 }
 
-/// Compiles into the folder, or takes what is there, and loads a copy of it: libraries of one file share their memory,
-/// and machines do not.
+/// Compiles into the folder, or takes the library that is there, and loads a copy of it: libraries
+/// loaded from one file share their globals, and emulators must not.
 fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut hasher = DefaultHasher::new();
@@ -100,9 +105,10 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
         fs::write(&main, text).map_err(|error| failed("write", &error))?;
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared"];
-        // Else the static variables of templates are one for all libraries of a process: shared memory of every machine's.
+        // Otherwise static variables of templates, among them shared memory, are merged across all
+        // libraries of a process.
         let hidden = "-fvisibility=hidden";
-        // A GPU stops at packs that do not lie at multiples of their size; here that would go unseen.
+        // A GPU faults on packs that are not aligned to their size; the CPU would not.
         let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"];
         let object = own.with_extension("built");
         let done = Command::new(compiler)
@@ -128,7 +134,7 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
 }
 
 impl State {
-    /// Whose address this is: the allocation's start and end.
+    /// The start and end of the allocation that contains an address.
     fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.allocations.range(..=address).next_back()?;
         let end = start + bytes as u64;
@@ -148,7 +154,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether nobody wrote outside an allocation.
+    /// Fails if anything was written outside an allocation.
     fn check_guards(&self, after: &dyn std::fmt::Debug) -> Result<(), GpuError> {
         for (&start, &bytes) in &self.allocations {
             for guard in [start - GUARD as u64, start + bytes as u64] {
@@ -162,7 +168,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes of live memory.
+    /// A pointer to bytes of live memory.
     fn bytes(&self, address: u64, len: usize) -> Result<*mut u8, GpuError> {
         match self.allocation(address) {
             Some((_, end)) if address + len as u64 <= end => Ok(address as *mut u8),
@@ -199,7 +205,7 @@ impl Driver for CpuEmulator {
     fn free(&self, address: u64) {
         let bytes = self.with(|state| state.allocations.remove(&address));
         if let Some(Ok(layout)) = bytes.map(layout) {
-            // SAFETY: `allocate` got it with this layout, and it was live until now.
+            // SAFETY: `allocate` used this layout, and the allocation was live until now.
             unsafe { dealloc((address as *mut u8).sub(GUARD), layout) };
         }
     }
@@ -207,7 +213,7 @@ impl Driver for CpuEmulator {
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
         self.with(|state| {
             let to = state.bytes(to, from.len())?;
-            // SAFETY: live memory of this machine, which the host's slice is not part of.
+            // SAFETY: live memory of this emulator, which the host's slice is not part of.
             unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             Ok(())
         })
@@ -250,7 +256,7 @@ impl Driver for CpuEmulator {
             }
             let Some(library) = state.libraries.get(&text) else { return Ok(()) };
             let name = CString::new(format!("call_{}", launch.kernel())).unwrap_or_default();
-            // SAFETY: `text` declares it so.
+            // SAFETY: `text` declares it with this type.
             let call = unsafe { library.get::<Call>(name.as_bytes_with_nul()) };
             let call = call.map_err(|error| failed("dlsym", &error))?;
             let bits: Vec<u64> =
@@ -260,8 +266,9 @@ impl Driver for CpuEmulator {
             let letters = CString::new(letters).unwrap_or_default();
             let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
             let threads = launch.constants().threads as c_uint;
-            // SAFETY: it checks that arguments are of its types; addresses are of live memory, and what the kernel does
-            // with them is what it would do on a GPU. The lock keeps others out of the library's globals.
+            // SAFETY: the function checks the types of arguments; addresses are of live memory, and
+            // the kernel accesses what it would access on a GPU. The lock keeps others out of the
+            // library's globals.
             match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
                 0 => state.check_guards(launch),
                 1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
@@ -328,7 +335,7 @@ impl Elements {
 
     fn read(&self, row: usize, column: usize) -> f32 {
         let at = self.at(row, column);
-        // SAFETY: as above; the types have the alignment of their bytes or the read needs none.
+        // SAFETY: as above; the reads need no alignment.
         unsafe {
             match self.storage {
                 Storage::F32 => at.cast::<f32>().read_unaligned(),
@@ -349,7 +356,7 @@ impl Elements {
     }
 }
 
-/// What cuBLASLt is asked for, in its own terms: `D = alpha op(A) op(B) + beta C` by columns, where `C` is `D`.
+/// The column-major product `D = alpha op(A) op(B) + beta D`, with an optional bias.
 fn multiply(state: &State, product: &Product) -> Result<(), GpuError> {
     let offset =
         |matrix: &Matrix, number: usize| (number * matrix.stride * matrix.storage.bytes()) as u64;

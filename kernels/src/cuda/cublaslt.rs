@@ -1,5 +1,5 @@
-//! Products by cuBLASLt. For each shape its best few algorithms, by its own reckoning, are timed once; the fastest is
-//! remembered, in the process and in the user's cache.
+//! Products by cuBLASLt. For each shape the best few algorithms by its own estimate are timed once;
+//! the fastest is kept, in the process and in the user's cache.
 #![allow(unsafe_code)] // a C library
 
 use super::Storage;
@@ -12,24 +12,23 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-/// Bytes that an algorithm may use: what NVIDIA advises for Hopper.
+/// Bytes of workspace: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// How many algorithms are timed when one is chosen.
+/// Number of algorithms timed to choose one.
 const CANDIDATES: usize = 8;
 
-/// How many are when one asks how good the choice is.
+/// Number of algorithms timed to rate the choice.
 const SURVEYED: usize = 64;
 
-/// How often each is timed, after a first time that is not; the least counts.
+/// Timed runs of each, after a warm-up; the minimum counts.
 const TIMES: usize = 5;
 
-/// Reductions of sums over parts of k, where there are any, in f32 and in an order of their own: neither rounded in
-/// between nor in whatever order they come.
+/// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.
 const REDUCTIONS: u32 =
     sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
-/// The library, and what was chosen.
+/// The library handle, and the chosen algorithms.
 #[derive(Debug, Default)]
 pub(super) struct Products {
     handle: Option<Handle>,
@@ -143,7 +142,7 @@ fn set<T>(
 }
 
 impl Plan {
-    /// The descriptors; no algorithm yet. f32 is multiplied as f32: TF32 would have to be asked for.
+    /// Descriptors without an algorithm. f32 is multiplied as f32: TF32 would have to be requested.
     fn new(product: &Product) -> Result<Self, GpuError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -172,7 +171,7 @@ impl Plan {
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &op_a)?;
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &op_b)?;
         if let Some(bias) = product.bias {
-            // Algorithms are looked for with a bias in place.
+            // The search for algorithms needs to know that there is a bias.
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
@@ -222,7 +221,7 @@ impl Plan {
         .map_err(|error| failed("cublasLtMatmul", error))
     }
 
-    /// Whether cuBLASLt takes an algorithm that was chosen some other time.
+    /// Whether cuBLASLt accepts an algorithm that was chosen earlier.
     fn takes(&self, handle: &Handle, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let mut result = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: the descriptors are live; it writes one result.
@@ -243,7 +242,7 @@ impl Plan {
         status.result().is_ok() && workspace <= WORKSPACE
     }
 
-    /// Algorithms, those first that cuBLASLt reckons fastest.
+    /// Algorithms, the fastest by cuBLASLt's estimate first.
     fn candidates(
         &self,
         handle: &Handle,
@@ -326,7 +325,7 @@ fn alignments(product: &Product) -> [u32; 3] {
     [product.a.address, product.b.address, product.d.address].map(alignment)
 }
 
-/// What an algorithm depends on, in words.
+/// A textual key of everything an algorithm depends on.
 fn key(product: &Product, alignments: [u32; 3]) -> String {
     let of = |matrix: &Matrix| {
         let Matrix { storage, rows, columns, leading, stride, transposed, .. } = matrix;
@@ -338,8 +337,8 @@ fn key(product: &Product, alignments: [u32; 3]) -> String {
 }
 
 impl Products {
-    /// Queues a product, with the algorithm that was or now is chosen for its shape. Choosing waits for the queue, so a
-    /// shape's first product must not be one that is captured.
+    /// Queues a product with the algorithm chosen for its shape, choosing one first if necessary.
+    /// Choosing waits for the queue, so the first product of a shape must not be captured.
     pub(super) fn run(
         &mut self,
         device: &dyn Streamed,
@@ -370,7 +369,7 @@ impl Products {
         seconds
     }
 
-    /// The library, and what is chosen for a product.
+    /// The library handle and the plan of a product.
     fn plan(
         &mut self,
         device: &dyn Streamed,
@@ -416,7 +415,7 @@ impl Products {
     }
 }
 
-/// The fastest of the candidates, or the first where there is no memory to try them in.
+/// The fastest of the candidates, or the first if there is no memory to time them in.
 fn choose(
     handle: &Handle,
     plan: &mut Plan,
@@ -442,8 +441,8 @@ fn choose(
     Ok(fastest.map_or(first, |(_, &algorithm)| algorithm))
 }
 
-/// Seconds of each algorithm, infinite where it does not run. Results go to memory of their own: what is there may be
-/// added to but once.
+/// Seconds of each algorithm, infinite if it does not run. Results go to scratch memory, because a
+/// product may accumulate into its destination only once.
 fn time(
     handle: &Handle,
     plan: &mut Plan,

@@ -1,4 +1,4 @@
-//! A GPU: CUDA's driver, by way of cudarc. Its libraries are looked for when one is opened.
+//! A GPU, through CUDA's driver API and cudarc. Libraries are loaded when a GPU is opened.
 #![allow(unsafe_code)] // a C library
 
 use super::cache::Cache;
@@ -21,10 +21,10 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of one of two pieces of pinned memory that copies go through.
+/// Bytes of each of the two pinned buffers that copies go through.
 const STAGED: usize = 4 << 20;
 
-/// Opens a GPU: its own context, and a stream in it.
+/// Opens a GPU: a context of its own, and a stream in it.
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: asks the loader whether the library can be opened.
     if !unsafe { sys::is_culib_present() } {
@@ -41,8 +41,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         return Err(GpuError::NoSuchGpu { ordinal, found });
     }
     let context = CudaContext::new(ordinal).map_err(|error| failed("cuCtx", error))?;
-    // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
-    // launch would wait for each argument.
+    // SAFETY: cudarc's slices allocate no memory here, so nothing depends on their events. With
+    // tracking enabled every launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
     let fusing = Fusing::open()?;
     let (mut properties, architecture) = properties(&context)?;
@@ -81,7 +81,7 @@ fn properties(context: &CudaContext) -> Result<(Properties, String), GpuError> {
         nvrtc::version().map_or("none".to_owned(), |(major, minor)| format!("{major}.{minor}"));
     let products =
         super::cublaslt::version().map_or("none".to_owned(), |version| version.to_string());
-    // Hopper's own instructions are in the variant with an `a`.
+    // Hopper's architecture-specific instructions need the `a` variant.
     let architecture =
         if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") };
     let versions = format!("driver for CUDA {driver}, NVRTC {nvrtc}, cuBLASLt {products}");
@@ -104,7 +104,7 @@ pub(super) fn failed(call: &'static str, error: DriverError) -> GpuError {
     }
 }
 
-/// What queues of one GPU share.
+/// What the queues of one GPU share.
 #[derive(Debug)]
 struct SharedDevice {
     context: Arc<CudaContext>,
@@ -113,19 +113,19 @@ struct SharedDevice {
     cache: Cache,
     modules: Mutex<HashMap<ModuleKey, LoadedModule>>,
     products: Mutex<Products>,
-    /// A step is being recorded.
+    /// Whether a step is being recorded.
     records: AtomicBool,
     fusing: Fusing,
 }
 
-/// A source and its constants.
+/// A source and its constants: what a module is compiled from.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct ModuleKey {
     operation: &'static str,
     storage: Storage,
     pack: usize,
     threads: usize,
-    /// Their bits; names go with the operation.
+    /// Bits of the values; the operation determines the names.
     constants: Vec<u64>,
 }
 
@@ -137,7 +137,7 @@ impl ModuleKey {
     }
 }
 
-/// A module on the GPU, and those of its kernels that were launched.
+/// A module loaded on the GPU, and the functions looked up so far.
 #[derive(Debug)]
 struct LoadedModule {
     module: Arc<CudaModule>,
@@ -169,8 +169,8 @@ impl SharedDevice {
         Ok(function)
     }
 
-    /// From the cache, or compiled. What an NVRTC of another version compiled is compiled anew; where there is no NVRTC,
-    /// whatever is there serves.
+    /// Loads from the cache or compiles. An entry by another version of NVRTC is recompiled;
+    /// without NVRTC any entry will do.
     fn load(&self, launch: &Launch) -> Result<Arc<CudaModule>, GpuError> {
         let text = program(launch.source(), launch.constants());
         let what = |version: &str| format!("{} {version}\n{text}", self.architecture);
@@ -194,18 +194,18 @@ impl SharedDevice {
     }
 }
 
-/// A stream.
+/// A queue of a GPU: a CUDA stream.
 #[derive(Debug)]
 pub(super) struct StreamQueue {
     shared: Arc<SharedDevice>,
     stream: Arc<CudaStream>,
-    /// Once something is copied: lanes' queues copy nothing.
+    /// Made by the first copy; many queues never copy.
     staging: Mutex<Option<[PinnedBuffer; 2]>>,
-    /// cuBLASLt's, once a product is asked for.
+    /// cuBLASLt's workspace, allocated for the first product.
     workspace: Mutex<Option<u64>>,
 }
 
-/// Pinned memory, and when what was last copied through it is through.
+/// Pinned memory, and the event after its last use.
 struct PinnedBuffer {
     memory: PinnedHostSlice<u8>,
     used: CudaEvent,
@@ -224,7 +224,7 @@ impl StreamQueue {
         Ok(Self { shared, stream, staging: Mutex::default(), workspace: Mutex::default() })
     }
 
-    /// The pinned memory that copies go through.
+    /// The pinned buffers, allocated at first use.
     fn staging<'a>(
         &self,
         kept: &'a mut Option<[PinnedBuffer; 2]>,
@@ -238,7 +238,7 @@ impl StreamQueue {
     fn staged(&self) -> Result<PinnedBuffer, GpuError> {
         let context = &self.shared.context;
         // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
-        // Portable, not write-combined: the host reads it too.
+        // Portable but not write-combined, because the host reads it too.
         let memory =
             unsafe { context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE) };
         let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
@@ -246,12 +246,12 @@ impl StreamQueue {
         Ok(PinnedBuffer { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
     }
 
-    /// Makes the context the calling thread's, as calls of the driver need it.
+    /// Makes the context current on the calling thread, as driver calls require.
     pub(super) fn bind(&self) -> Result<(), GpuError> {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
-    /// The address of `bytes` that cuBLASLt may use in this queue's order.
+    /// The address of `bytes` of workspace for cuBLASLt, used in this queue's order.
     fn workspace(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         match *workspace {
@@ -297,7 +297,7 @@ impl Driver for StreamQueue {
     }
 
     fn free(&self, address: u64) {
-        // Nothing can be done where it fails: the context is on its way out too.
+        // An error cannot be handled here: the context is going away too.
         let _ = self.synchronize();
         // SAFETY: `allocate` gave it, and nothing is queued that uses it.
         let _ = unsafe { result::free_sync(address) };
@@ -316,7 +316,8 @@ impl Driver for StreamQueue {
             let memory = &mut memory[..piece.len()];
             memory.copy_from_slice(piece);
             let at = to + (number * STAGED) as u64;
-            // SAFETY: live memory of at least this length; the pinned piece stays as it is until `used`.
+            // SAFETY: live memory of at least this length; the pinned piece does not change before
+            // `used`.
             unsafe { result::memcpy_htod_async(at, memory, self.stream.cu_stream()) }
                 .map_err(|error| failed("cuMemcpyHtoDAsync", error))?;
             staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
@@ -330,7 +331,7 @@ impl Driver for StreamQueue {
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
         let pieces = to.len().div_ceil(STAGED);
-        // While a piece is copied out of one half, the next comes into the other.
+        // One buffer is copied out by the host while the GPU fills the other.
         for number in 0..=pieces {
             if number < pieces {
                 let staged = &mut staging[number % 2];
@@ -341,7 +342,8 @@ impl Driver for StreamQueue {
                     .map_err(|error| failed("cuMemHostAlloc", error))?;
                 let bytes = STAGED.min(to.len() - number * STAGED);
                 let at = from + (number * STAGED) as u64;
-                // SAFETY: live memory of at least this length; nobody looks at the piece before `used`.
+                // SAFETY: live memory of at least this length; nobody reads the piece before
+                // `used`.
                 unsafe {
                     result::memcpy_dtoh_async(&mut memory[..bytes], at, self.stream.cu_stream())
                 }
@@ -385,12 +387,12 @@ impl Driver for StreamQueue {
         }
         let mut bits: Vec<u64> =
             launch.arguments().iter().map(|argument| argument.bits()).collect();
-        // A parameter is read from the lowest of its bytes on, as many as its type has.
+        // The driver reads as many low bytes of each value as the parameter's type has.
         let mut parameters: Vec<*mut c_void> =
             bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
         let threads = (launch.constants().threads as c_uint, 1, 1);
-        // SAFETY: the operation gives its own kernel the arguments that it takes, addresses of live memory of the lengths
-        // it was given; every test on the machine checks their types.
+        // SAFETY: operations pass their own kernels arguments that are addresses of live memory of
+        // the checked lengths; the tests on the emulator check the arguments' types.
         unsafe {
             result::launch_kernel(
                 function.cu_function(),
@@ -440,8 +442,9 @@ impl Driver for StreamQueue {
 
     fn start_recording(&self) -> Result<(), GpuError> {
         self.not_while_recording("cuStreamBeginCapture")?;
-        // Relaxed: several threads of a rank queue work, NCCL's too, and memory beyond the arena may be allocated. What
-        // conflicts with a capture all the same is refused above.
+        // Relaxed mode: several threads of a rank queue work, NCCL's among them, and memory beyond
+        // the arena may be allocated. Calls that conflict with a capture in any mode are refused
+        // above.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).map_err(|error| failed("cuStreamBeginCapture", error))?;
         self.shared.records.store(true, Ordering::Release);
@@ -490,10 +493,11 @@ impl Driver for StreamQueue {
     }
 }
 
-/// A captured graph.
+/// A captured CUDA graph.
 struct CapturedStream(Mutex<CudaGraph>);
 
-// SAFETY: a graph may be used by any thread, one at a time: it is behind a lock, and its stream is any thread's.
+// SAFETY: any thread may use a graph, one at a time: the lock ensures that. Its stream may be used
+// by any thread.
 unsafe impl Send for CapturedStream {}
 // SAFETY: as above.
 unsafe impl Sync for CapturedStream {}
@@ -512,12 +516,12 @@ impl Recording for CapturedStream {
 }
 
 impl StreamQueue {
-    /// What attention asks cuDNN.
+    /// State of cuDNN, for attention.
     pub(super) fn fusing(&self) -> &Fusing {
         &self.shared.fusing
     }
 
-    /// What earlier processes worked out.
+    /// The cache of compiled kernels and chosen algorithms.
     pub(super) fn cache(&self) -> &Cache {
         &self.shared.cache
     }

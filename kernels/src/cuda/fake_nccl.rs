@@ -1,7 +1,8 @@
-//! A library of collectives where there is no GPU: what NCCL does between devices, between queues of one emulator. A call
-//! holds its queue until all members' queues have come to it, a send until it is received; groups that are being made
-//! are ready a few polls later; what is given up goes on with whatever is there. Sums are taken in the order of members,
-//! in f32 for bf16, which is rounded once.
+//! A fake NCCL for tests without a GPU: collectives between queues of one emulator.
+//!
+//! A call holds its queue until the queues of all members have reached it, and a send until it is
+//! received. A new group is ready only after a few polls. An aborted call leaves whatever is in
+//! memory. Sums are taken in the order of members; bf16 is summed in f32 and rounded once.
 
 use super::cpu_emulator::CpuEmulator;
 use super::driver::{Driver, GpuError};
@@ -13,14 +14,14 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How often a call is said to be under way.
+/// Number of polls for which a call is reported as pending.
 const PENDING_POLLS: usize = 2;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The library. Clones are the same one.
+/// The fake library. Clones share their groups.
 #[derive(Clone, Debug)]
 pub struct FakeNccl {
     emulator: CpuEmulator,
@@ -30,14 +31,14 @@ pub struct FakeNccl {
 }
 
 impl FakeNccl {
-    /// Between queues of that emulator.
+    /// A library for the queues of `emulator`.
     #[must_use]
     pub fn new(emulator: CpuEmulator) -> Self {
         let failing = Arc::new(AtomicUsize::new(usize::MAX));
         Self { emulator, groups: Arc::default(), ids: Arc::default(), failing }
     }
 
-    /// From now on member `rank` of every group is told that something has gone wrong.
+    /// Makes member `rank` of every group see an error from now on.
     pub fn fail(&self, rank: usize) {
         self.failing.store(rank, Ordering::Release);
     }
@@ -67,7 +68,7 @@ impl Library for FakeNccl {
     }
 }
 
-/// A group.
+/// A group, shared by its members.
 #[derive(Debug)]
 struct FakeGroup {
     size: usize,
@@ -75,23 +76,23 @@ struct FakeGroup {
     changed: Condvar,
 }
 
-/// What members gave, and how many have taken.
+/// Members' bytes, and how many members have taken the result.
 type Contributions = (Vec<Option<Vec<u8>>>, usize);
-/// A colour, where there is one, and a key.
+/// A member's colour, if any, and its key.
 type SplitRequest = (Option<usize>, usize);
 
 #[derive(Debug, Default)]
 struct GroupState {
     joined: usize,
-    /// Members that gave up.
+    /// Members that aborted.
     aborted: BTreeSet<usize>,
-    /// Collectives that not all have come to, or left.
+    /// Collectives that some member has not yet reached or left.
     calls: HashMap<u64, Contributions>,
-    /// From and to.
+    /// Undelivered messages, by sender and receiver.
     messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// How many of each pair's messages were taken.
+    /// Number of messages received, by sender and receiver.
     taken: HashMap<(usize, usize), u64>,
-    /// By number: what members said.
+    /// Requests of each split so far, by member.
     splits: HashMap<u64, Vec<Option<SplitRequest>>>,
     children: HashMap<(u64, usize), Arc<FakeGroup>>,
 }
@@ -101,7 +102,7 @@ impl FakeGroup {
         Arc::new(Self { size, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Waits until something is there; nothing where this member gives up.
+    /// Waits until `there` returns something; `None` if this member aborts.
     fn wait<R>(
         &self,
         rank: usize,
@@ -125,7 +126,7 @@ impl FakeGroup {
         result
     }
 
-    /// Everybody's bytes, once all have given theirs.
+    /// All members' bytes, once every member has given its own.
     fn exchange(&self, number: u64, rank: usize, own: Vec<u8>) -> Option<Vec<Vec<u8>>> {
         self.change(|state| {
             let call = state.calls.entry(number).or_insert_with(|| (vec![None; self.size], 0));
@@ -152,12 +153,12 @@ enum Entry {
     Split { parent: Arc<FakeGroup>, number: u64, color: usize },
 }
 
-/// One member of a group.
+/// One member's view of a group.
 #[derive(Debug)]
 struct Member {
     library: FakeNccl,
     entry: Entry,
-    /// In the parent, where it was split off.
+    /// Rank in the parent group, if split off.
     parent_rank: usize,
     calls: Arc<AtomicU64>,
     splits: AtomicU64,
@@ -176,7 +177,7 @@ impl Member {
         }
     }
 
-    /// The group and this member of it; nothing while it is being split off.
+    /// The group and this member's rank in it; `None` until the split is complete.
     fn group(&self) -> Option<(Arc<FakeGroup>, usize)> {
         match &self.entry {
             Entry::Made(group) => Some((group.clone(), self.parent_rank)),
@@ -242,11 +243,11 @@ impl Group for Member {
         self.polls.store(PENDING_POLLS, Ordering::Release);
         let (transfers, emulator) = (transfers.to_vec(), self.library.emulator.clone());
         let calls = self.calls.clone();
-        // Numbered as the queue comes to it: a recorded one is another call each time.
+        // Numbered when the queue reaches it, so that each replay of a recording is a new call.
         gpu.run(Arc::new(move || {
             let number = calls.fetch_add(1, Ordering::Relaxed);
             let batch = TransferBatch { group: &group, rank, emulator: &emulator };
-            // Who gave up has anything in its memory.
+            // After an abort the memory holds anything.
             let _given_up = batch.out(number, &transfers);
         }))
     }
@@ -265,7 +266,7 @@ fn failed(call: &'static str, what: &str) -> GpuError {
     GpuError::Call { call, what: what.to_owned() }
 }
 
-/// Calls on their way.
+/// Transfers in progress.
 struct TransferBatch<'a> {
     group: &'a FakeGroup,
     rank: usize,
@@ -337,7 +338,7 @@ impl TransferBatch<'_> {
     }
 
     fn write(&self, span: Span, of: Numbers, bytes: &[u8]) -> Option<()> {
-        // What NCCL would write past the end or leave out is no number at all here.
+        // Where NCCL would write out of bounds or leave a part unwritten, write NaN.
         let fits = bytes.len() == span.len * of.bytes();
         let nothing = vec![0xff; span.len * of.bytes()];
         let bytes = if fits { bytes } else { &nothing };
@@ -345,7 +346,7 @@ impl TransferBatch<'_> {
     }
 }
 
-/// Members' elements, combined in their order.
+/// Reduces members' elements in the order of members.
 fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
     macro_rules! each {
         ($type:ty, $wide:ty, $widened:expr, $narrowed:expr, $add:expr) => {{

@@ -1,22 +1,26 @@
-//! CUDA twins of the kernels: their sources, `<operation>.cu` beside each contract, and what is constants into them.
+//! CUDA versions of the kernels: the sources (`<operation>.cu` beside each contract) and the
+//! constants compiled into them.
 //!
-//! A source is compiled for one shape: its constants are defined in front of it ([`program`]). An operation's
-//! `cuda.rs` says with which constants, over which grid and with which arguments its kernels run, under the names and in
-//! the order of the CPU's functions: one description, a [`Launch`], which a [`Driver`] carries out. There are two:
+//! A source is compiled for one shape. Its constants are defined in front of it ([`program`]). An
+//! operation's `cuda.rs` chooses the constants, the grid and the arguments of its kernels; its
+//! functions have the names and the order of the CPU's. Each call becomes a [`Launch`], which a
+//! [`Driver`] carries out. There are two kinds of driver:
 //!
-//! - the GPU ([`Gpu::open`], feature `cuda`): compiled by NVRTC, products by cuBLASLt. The libraries are looked for when
-//!   it is opened, so a program starts where there are none;
-//! - [`cpu_emulator::CpuEmulator`] (feature `cpu_emulator`): the sources compiled as C++ and run by fibers on the CPU, to test all of
-//!   this with no GPU. [`AsyncEmulator`] is the same with queues that run later, as a GPU's do.
+//! - the GPU ([`Gpu::open`], feature `cuda`): kernels compiled by NVRTC, products by cuBLASLt. The
+//!   libraries are loaded when a GPU is opened, so a program starts without them;
+//! - [`cpu_emulator::CpuEmulator`] (feature `cpu_emulator`): the same sources compiled as C++ and
+//!   run on fibers of the CPU, for tests without a GPU. [`AsyncEmulator`] adds queues that run
+//!   later, as a GPU's streams do.
 //!
-//! What goes from one GPU to another is [`nccl`]'s, with [`FakeNccl`] in its place for tests.
+//! Transfers between GPUs go through [`nccl`]; [`FakeNccl`] replaces it in tests.
 //!
-//! # How the functions differ from the CPU's
+//! # Differences from the CPU functions
 //!
-//! They take [`View`]s and [`ViewMut`]s of device memory for slices, and work is queued: it is done in order, and the
-//! host waits in [`Gpu::copy_out`] and [`Gpu::synchronize`] alone. Tensors are f32 or bf16 ([`Stored`]); statistics
-//! (`inverse_rms`, `lse`, `max` ...), gradients of weights and the optimizer's state are f32 either way. They fail where
-//! the device does; a wrong length is a panic at the door, as on the CPU.
+//! The functions take [`View`]s and [`ViewMut`]s of device memory instead of slices, and they queue
+//! work. A queue runs in order; the host waits only in [`Gpu::copy_out`] and [`Gpu::synchronize`].
+//! Tensors are f32 or bf16 ([`Stored`]); statistics (`inverse_rms`, `lse`, `max` ...), gradients of
+//! weights and the optimizer state are always f32. The functions return an error if the device
+//! fails and panic if a length is wrong, as the CPU's do.
 
 #[cfg(feature = "cpu_emulator")]
 mod async_emulator;
@@ -81,14 +85,14 @@ const PRELUDE: &str = include_str!("prelude.cu");
 /// An operation's CUDA source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The operation; where a folder has several sources, this one's name.
+    /// Name of the operation, or of this source if a folder has several.
     pub operation: &'static str,
     text: &'static str,
 }
 
 macro_rules! sources {
     ($($operation:literal: $($path:literal)+;)+) => {
-        /// Every operation that has a twin.
+        /// Every CUDA source.
         pub const SOURCES: &[Source] = &[$(Source {
             operation: $operation,
             text: concat!($(include_str!(concat!("../", $path))),+),
@@ -114,13 +118,13 @@ sources!(
 );
 
 impl Source {
-    /// The source of an operation, where it has one.
+    /// The source of an operation, if it has one.
     #[must_use]
     pub fn of(operation: &str) -> Option<Self> {
         SOURCES.iter().find(|source| source.operation == operation).copied()
     }
 
-    /// Names of its kernels, in order.
+    /// Names of its kernels, in source order.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let declared = self.text.split("extern \"C\" __global__").skip(1);
         let declared = declared.filter_map(|rest| rest.split_once("__launch_bounds__("));
@@ -129,7 +133,7 @@ impl Source {
     }
 }
 
-/// How tensors are stored. Arithmetic is in f32 either way.
+/// Storage type of tensors. Arithmetic is always in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// Four bytes an element.
@@ -148,8 +152,8 @@ impl Storage {
         }
     }
 
-    /// Elements that a thread moves at once where rows have `row` elements: at most 16 bytes, and a divisor of
-    /// the row.
+    /// Elements that a thread moves with one instruction: at most 16 bytes, and a divisor of `row`,
+    /// the elements of a row.
     #[must_use]
     pub fn pack(self, row: usize) -> usize {
         let mut pack = 16 / self.bytes();
@@ -160,20 +164,20 @@ impl Storage {
     }
 }
 
-/// What is compiled into a kernel.
+/// Constants compiled into a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileConstants {
     /// How tensors are stored.
     pub storage: Storage,
-    /// Elements that a thread moves at once; see [`Storage::pack`].
+    /// Elements that a thread moves with one instruction; see [`Storage::pack`].
     pub pack: usize,
-    /// Threads of a block, a multiple of 32.
+    /// Threads of a block; a multiple of 32.
     pub threads: usize,
-    /// The operation's own constants, as its source lists them.
+    /// The operation's own constants, which its source lists in its header.
     pub defines: Vec<(&'static str, f64)>,
 }
 
-/// The whole program of an operation: constants, prelude, kernels. Nothing is included.
+/// The complete program of an operation: constants, prelude, kernels. It has no `#include`.
 #[must_use]
 pub fn program(source: Source, constants: &CompileConstants) -> String {
     let bf16 = f64::from(u8::from(constants.storage == Storage::Bf16));

@@ -1,11 +1,11 @@
-//! A matrix product as cuBLASLt takes it: what an operation asks of a [`super::Driver`].
+//! A matrix product in cuBLASLt's terms: what an operation asks of a [`super::Driver`].
 
 use super::Storage;
 
-/// A matrix by columns, or as many as the batch has.
+/// A column-major matrix, or one for each product of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
-    /// Of the first one.
+    /// Address of the first matrix.
     pub address: u64,
     /// How it is stored.
     pub storage: Storage,
@@ -13,15 +13,16 @@ pub struct Matrix {
     pub rows: usize,
     /// Stored columns.
     pub columns: usize,
-    /// Elements from one column to the next.
+    /// Leading dimension: elements from one column to the next.
     pub leading: usize,
     /// Elements from one matrix of the batch to the next.
     pub stride: usize,
-    /// Whether its rows are multiplied as columns.
+    /// Whether the product takes its transpose.
     pub transposed: bool,
 }
 
-/// A product in cuBLASLt's terms: `D = alpha op(A) op(B) + beta D`, and a bias added to every column.
+/// Column-major products `D = alpha op(A) op(B) + beta D`, with an optional bias added to every
+/// column.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive] // only operations make one, from views of live memory
 pub struct Product {
@@ -29,16 +30,16 @@ pub struct Product {
     pub a: Matrix,
     /// The right factor.
     pub b: Matrix,
-    /// The result.
+    /// The result, which is also the summand.
     pub d: Matrix,
-    /// What is summed over.
+    /// Columns of `op(A)`, rows of `op(B)`.
     pub k: usize,
-    /// How many products.
+    /// Number of products.
     pub count: usize,
-    /// Factor of the product.
+    /// Factor of `op(A) op(B)`.
     pub alpha: f32,
-    /// Factor of what was there; not read where 0.
+    /// Factor of the old `D`, which is not read if this is 0.
     pub beta: f32,
-    /// A vector of `d`'s storage and rows.
+    /// Address of a vector with `d`'s storage and rows.
     pub bias: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! The threads behind queues that run later, and the points in their order.
+//! The threads behind asynchronous queues, and events in their order.
 
 use super::capture::{Capture, lock};
 use super::cpu_emulator::CpuEmulator;
@@ -9,15 +9,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// When something was reached.
+/// The time at which something was reached.
 type Reached = (Mutex<Option<Instant>>, Condvar);
 
-/// A point in a queue's order.
+/// An event in a queue's order.
 #[derive(Clone)]
 pub(super) enum EmulatedEvent {
-    /// Of a queue that does what it is asked.
+    /// Of a queue that runs its work.
     Running(Arc<Reached>),
-    /// Behind some calls that were recorded.
+    /// After some captured calls.
     Captured(Arc<Capture>, Vec<usize>),
 }
 
@@ -70,19 +70,19 @@ impl EventState for EmulatedEvent {
 
 type QueuedJob = Box<dyn FnOnce() + Send>;
 
-/// What queues share.
+/// State shared by the queues of an emulator.
 pub(super) struct EmulatorState {
     pub emulator: CpuEmulator,
-    /// The first failure, in words.
+    /// Message of the first failure.
     failure: OnceLock<String>,
     pub pending: Arc<PendingJobs>,
     queues: AtomicU64,
     longest: Duration,
-    /// What is being recorded.
+    /// The capture in progress.
     pub capture: Mutex<Option<Arc<Capture>>>,
 }
 
-/// Jobs that have not run, of all queues.
+/// The number of jobs that have not run, over all queues.
 #[derive(Default)]
 pub(super) struct PendingJobs {
     jobs: Mutex<usize>,
@@ -112,13 +112,13 @@ impl EmulatorState {
         }
     }
 
-    /// Refuses what cannot be recorded while something is.
+    /// Fails during a capture, for calls that cannot be captured.
     pub fn not_while_recording(&self, call: &'static str) -> Result<(), GpuError> {
         lock(&self.capture).as_ref().map_or(Ok(()), |capture| Err(capture.refuse(call)))
     }
 }
 
-/// A thread that does what it is given, and lags.
+/// A thread that runs the jobs of a queue, with random delays.
 #[derive(Clone)]
 pub(super) struct QueueThread {
     pub shared: Arc<EmulatorState>,
@@ -126,7 +126,7 @@ pub(super) struct QueueThread {
 }
 
 impl QueueThread {
-    /// The first queue of a emulator.
+    /// The first queue of an emulator.
     pub fn first(emulator: CpuEmulator, longest: Duration) -> Self {
         Self::of(&Arc::new(EmulatorState {
             emulator,
@@ -164,8 +164,9 @@ impl QueueThread {
         let job = move || {
             let done = job(&shared.emulator);
             shared.note(done);
-            // Who waits for this job may drop the machine next. It must not be left to this thread, which nobody waits
-            // for: libraries unloaded while the process ends bring it down.
+            // Whoever waits for this job may drop the emulator next. That must not be left to this
+            // thread, which nobody joins: unloading libraries while the process ends would crash
+            // it.
             drop(shared);
             pending.close();
         };

@@ -1,6 +1,6 @@
-// Dropout; the contract is in mod.rs. One pack a thread.
+// Dropout; the contract is in mod.rs. One thread for each pack.
 //
-// Baked in: nothing but the prelude's. Floor: reads x, writes y; the mask is computed.
+// Compile-time constants: only the prelude's. Floor: reads x, writes y; the mask is computed.
 
 // y = x mask scale, for a block [.., middle, columns] of a global tensor: local element (i, j, l) has the global index
 // offset + i stride0 + j stride1 + l stride2. `columns` is a multiple of PACK.

@@ -1,8 +1,9 @@
-//! Matrix products on a GPU: cuBLASLt's, in f32 accumulation. Inputs are bf16 or f32 and outputs either: gradients of
-//! weights go from bf16 inputs to f32 sums. f32 inputs are multiplied as f32, not as TF32.
+//! Matrix products on a GPU, by cuBLASLt with f32 accumulation. Inputs are bf16 or f32, and so are
+//! outputs, independently: gradients of weights go from bf16 inputs to f32 sums. f32 inputs are
+//! multiplied as f32, not as TF32.
 //!
-//! cuBLASLt's matrices lie by columns: to it each of ours is its transpose, so it is asked for
-//! `C^T = op(B)^T op(A)^T`.
+//! cuBLASLt's matrices are column-major, so each of ours is its own transpose there, and cuBLASLt
+//! is asked for `C^T = op(B)^T op(A)^T`.
 
 use super::{Batch, Op, Shape};
 use crate::cuda::product::{Matrix, Product};
@@ -12,10 +13,10 @@ use crate::matrix::span;
 /// `C = alpha op(A) op(B) + beta C`. Shapes: [`super`].
 ///
 /// # Errors
-/// Where the device fails, or has no cuBLASLt.
+/// If the device fails, or has no cuBLASLt.
 ///
 /// # Panics
-/// Where memory is shorter than its matrix, or a row longer than its leading dimension.
+/// If memory is shorter than its matrix, or a row longer than its leading dimension.
 pub fn gemm<S: Stored, O: Stored>(
     gpu: &Gpu,
     shape: &Shape,
@@ -51,7 +52,8 @@ pub fn gemm_batched<S: Stored, O: Stored>(
     run(gpu, shape, batch, alpha, a, b, beta, c, None)
 }
 
-/// [`gemm`] with `bias[n]` added to every row of the result: a linear layer's, in the product's last step.
+/// [`gemm`] with `bias[n]` added to every row of the result, within the product's kernel: a linear
+/// layer with bias.
 ///
 /// # Errors
 /// As [`gemm`].
@@ -123,8 +125,8 @@ fn product<S: Stored, O: Stored>(shape: &Shape, batch: &Batch, addresses: [u64; 
     }
 }
 
-/// Seconds that each of cuBLASLt's algorithms takes for [`gemm`] of this shape with `beta` 0, the chosen one first: how far
-/// the choice is from the best. Empty on the machine of the tests.
+/// Seconds that each of cuBLASLt's algorithms takes for [`gemm`] of this shape with `beta` 0, the
+/// chosen one first: to see how far the choice is from the best. Empty on the emulator.
 ///
 /// # Errors
 /// As [`gemm`].
@@ -144,7 +146,7 @@ pub fn survey<S: Stored, O: Stored>(
     gpu.survey(&product::<S, O>(shape, &ONE, addresses))
 }
 
-/// A sum of nothing: what was there, zero or as it was.
+/// The result if `k` is 0: `beta C`, for `beta` 0 or 1.
 fn empty_sum<O: Stored>(
     gpu: &Gpu,
     shape: &Shape,
@@ -163,7 +165,7 @@ fn empty_sum<O: Stored>(
     Ok(())
 }
 
-/// The least that a product has to do.
+/// Lower bound on the work of a product.
 #[must_use]
 pub fn floor(shape: &Shape, inputs: Storage, outputs: Storage, beta: f32) -> Floor {
     let read = (shape.m * shape.k + shape.k * shape.n) * inputs.bytes();

@@ -1,4 +1,4 @@
-//! Philox4x32-10, the bijection itself.
+//! The Philox4x32-10 bijection.
 
 use super::Stream;
 
@@ -48,13 +48,13 @@ pub const fn word(stream: Stream, index: u64) -> u32 {
     words(stream, index / 4)[(index % 4) as usize]
 }
 
-/// Groups that [`many`] makes at once: enough that the compiler leaves loops over them to its vectoriser.
+/// Groups that [`many`] computes at once: enough that the compiler vectorises the loops over them.
 pub(crate) const MANY: usize = 32;
 
-/// The words of the groups `group .. group + MANY`, in element order. The rounds of all go side by side, as
-/// vectors.
+/// The words of the groups `group .. group + MANY`, in element order. The rounds of all groups run
+/// side by side, as vectors.
 #[inline(always)]
-// Halves of 64-bit words; four arrays side by side.
+// Halves of 64-bit words, in four parallel arrays.
 #[allow(clippy::cast_possible_truncation, clippy::needless_range_loop)]
 pub(crate) fn many(stream: Stream, group: u64, words: &mut [u32; 4 * MANY]) {
     let mut counters = [[0; MANY], [0; MANY], [stream.tensor; MANY], [stream.step; MANY]];

@@ -21,7 +21,7 @@ pub struct RmsNorm {
     pub columns: usize,
     /// Added to the mean square.
     pub eps: f64,
-    /// Whether weights are stored as their distance from 1.
+    /// Whether weights are stored minus 1.
     pub unit_offset: bool,
 }
 
@@ -35,7 +35,7 @@ impl RmsNorm {
         crate::check::length("inverse_rms", inverse_rms, self.rows);
     }
 
-    /// What is added to the stored weights.
+    /// The number added to the stored weights.
     fn offset(&self) -> f64 {
         if self.unit_offset { 1.0 } else { 0.0 }
     }

@@ -7,7 +7,7 @@ use crate::{Cpu, Real};
 /// f64.
 ///
 /// # Panics
-/// Where `table` has not `2 positions frequencies` elements.
+/// If `table` does not have `2 positions frequencies` elements.
 pub fn fill_table<T: Real>(
     _cpu: &Cpu,
     inverse_frequencies: &[f64],
@@ -28,7 +28,7 @@ pub fn fill_table<T: Real>(
 /// Rotates `x` in place. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or the rotated part does not fit a head or is odd.
+/// If a slice has the wrong length, or the rotated part does not fit a head or is odd.
 pub fn forward<T: Real>(_cpu: &Cpu, rope: &Rope, table: &[T], x: &mut [T]) {
     rotate(rope, table, x, 1.0);
 }

@@ -1,4 +1,4 @@
-//! What queues of a GPU share of cuDNN, and a queue as what runs attention's graphs.
+//! The state of cuDNN shared by a GPU's queues, and the queue's [`Fuser`].
 
 use super::{Fusion, Library};
 use crate::cuda::GpuError;
@@ -9,18 +9,18 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// cuDNN on a GPU, where there is one, and what was chosen.
+/// cuDNN on a GPU, if available, and the choices made.
 #[derive(Debug)]
 pub(in crate::cuda) struct Fusing {
     preference: Preference,
     name: String,
     fusion: Option<Mutex<Fusion>>,
-    /// What was measured, by what it was measured for.
+    /// Choices of kernels, by what they were made for.
     settled: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 impl Fusing {
-    /// cuDNN, where the user allows it and it is here.
+    /// Opens cuDNN if the user allows it and it is installed.
     pub(in crate::cuda) fn open() -> Result<Self, GpuError> {
         let word = std::env::var("MESHWRIGHT_ATTENTION").unwrap_or_default();
         let preference = Preference::read(&word);
@@ -41,7 +41,7 @@ impl Fusing {
         Ok(Self { preference, name, fusion, settled: Mutex::default() })
     }
 
-    /// The library and its version, or why there is none.
+    /// Name and version, or why there is none.
     pub(in crate::cuda) fn name(&self) -> &str {
         &self.name
     }
@@ -50,7 +50,7 @@ impl Fusing {
         self.fusion.is_some()
     }
 
-    /// A stream that is on its way out.
+    /// Releases what is kept for a stream that is being destroyed.
     pub(in crate::cuda) fn forget(&self, stream: *mut c_void) {
         if let Ok(mut fusion) = self.fusion() {
             fusion.forget(stream);

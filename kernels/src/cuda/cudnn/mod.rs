@@ -1,4 +1,4 @@
-//! Attention by cuDNN's fused graphs: which engines take a graph, plans that are made once, runs.
+//! Attention by cuDNN's fused graphs: choice of engines, plans (each made once), execution.
 #![allow(unsafe_code)] // a C library
 
 mod descriptor;
@@ -19,14 +19,14 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Plans of a GPU.
+/// The plans of a GPU.
 #[derive(Debug)]
 struct Fusion {
     library: Arc<Library>,
-    // In this order: plans may know the handle that they were made with.
+    // Field order: plans may refer to the handle they were made with.
     plans: HashMap<String, Vec<Plan>>,
     maker: Option<Handle>,
-    /// One for each stream: a handle that changes streams makes one wait for the other.
+    /// One handle for each stream: a handle that changes streams makes one wait for the other.
     runners: HashMap<u64, Handle>,
 }
 
@@ -50,12 +50,12 @@ impl Fusion {
         })
     }
 
-    /// What there is for a pass, those first that cuDNN reckons fastest. The context is the calling thread's.
+    /// Plans of a pass, the fastest by cuDNN's estimate first. The GPU's context must be current.
     fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
         Ok(self.made(sdpa, pass)?.iter().map(|plan| plan.fused.clone()).collect())
     }
 
-    /// Queues one of them on a stream.
+    /// Queues a plan on a stream.
     fn run(
         &mut self,
         stream: *mut c_void,
@@ -80,18 +80,21 @@ impl Fusion {
         plan.run(&self.library, runner, tensors, workspace)
     }
 
-    /// A stream that is on its way out.
+    /// Destroys the handle of a stream that is being destroyed.
     fn forget(&mut self, stream: *mut c_void) {
         self.runners.remove(&(stream as u64));
     }
 }
 
-/// Plans that cuDNN makes of a graph for a GPU that is not here, those first that it reckons fastest, each with the addresses
-/// of a call put together that is not made. `device` are the GPU's properties, in the JSON of
-/// `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
+/// Plans for a GPU that is not present, the fastest by cuDNN's estimate first. For each plan the
+/// addresses of a call are put together, but nothing runs. `device` holds the GPU's properties, in
+/// the JSON of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
 ///
 /// # Errors
-/// Where cuDNN is missing, or takes neither the device nor the graph.
+/// cuDNN is missing, or takes neither the device nor the graph.
+///
+/// # Errors
+/// If cuDNN is missing, or takes neither the device nor the graph.
 pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuError> {
     let library = Library::open()?;
     let described = Descriptor::new(&library, Kind::DeviceProperties)?;
@@ -106,7 +109,10 @@ pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuE
 /// cuDNN's version.
 ///
 /// # Errors
-/// Where it is missing, too old, or lacks what it needs itself.
+/// It is missing, too old, or lacks a library it needs.
+///
+/// # Errors
+/// If it is missing, too old, or lacks what it needs itself.
 pub fn version() -> Result<String, GpuError> {
     Ok(format!("{:?}", Library::open()?))
 }

@@ -1,8 +1,7 @@
-//! Attention by a library that fuses graphs, where it is there and faster: measured once for each shape and pass, then
-//! remembered.
+//! Attention as a graph of operations, and the interface of a library that fuses such graphs.
 //!
-//! The log-sum-exp is the same either way (natural logarithm, `[batch, q_heads, q_len]` in f32), so the forward and the
-//! backward pass are chosen apart: each takes what the other's kernel wrote.
+//! The log-sum-exp (natural logarithm, `[batch, q_heads, q_len]` in f32) is the same for every
+//! kernel, so the forward and the backward kernel are chosen independently.
 
 mod graph;
 mod sdpa;
@@ -14,32 +13,35 @@ use crate::cuda::GpuError;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A library's way to run a graph.
+/// One of a library's plans for a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fused {
     /// The library's name for it.
     pub name: String,
-    /// Device memory that it needs while it runs.
+    /// Bytes of device memory needed while it runs.
     pub workspace_bytes: usize,
 }
 
 /// Which kernels attention may use (`MESHWRIGHT_ATTENTION`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
-    /// Our own alone: `own`.
+    /// `own`: only this crate's.
     Own,
-    /// The fastest of those that give the same bits every time: `repeatable`.
+    /// `repeatable`: the fastest of those that always give the same bits.
     #[default]
     Repeatable,
-    /// The fastest: `fastest`.
+    /// `fastest`: the fastest of all.
     Fastest,
 }
 
 impl Preference {
-    /// By its word.
+    /// Parses the value of the variable.
     ///
     /// # Errors
-    /// Where it is none of these.
+    /// Not one of the three words.
+    ///
+    /// # Errors
+    /// If it is none of these.
     pub fn read(word: &str) -> Result<Self, String> {
         match word {
             "own" => Ok(Self::Own),
@@ -50,22 +52,25 @@ impl Preference {
     }
 }
 
-/// A library that fuses graphs on a device, and what was chosen there.
+/// A library that fuses graphs on a device, with the choices made there.
 pub trait Fuser: Debug + Send + Sync {
-    /// What may be used.
+    /// The kernels that may be used.
     fn preference(&self) -> Preference;
 
-    /// The library, its version, and the device.
+    /// Name and version of the library, and the device.
     fn name(&self) -> String;
 
-    /// Ways to run a pass, those first that the library reckons fastest.
+    /// The library's plans for a pass, the fastest by its own estimate first.
     ///
     /// # Errors
-    /// Where it takes none, in its own words.
+    /// No engine takes the graph; the library's message.
+    ///
+    /// # Errors
+    /// If it takes none, in its own words.
     fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError>;
 
-    /// Queues one of them, by its place among [`Fuser::plans`]. `tensors` are addresses of live memory, at multiples of 16,
-    /// for every role of the graph that is no scratch.
+    /// Queues one of [`Fuser::plans`], by index. `tensors` are addresses of live memory, at
+    /// multiples of 16, for every role of the graph that is not scratch.
     ///
     /// # Errors
     /// As the device has it.
@@ -76,13 +81,13 @@ pub trait Fuser: Debug + Send + Sync {
         workspace: u64,
     ) -> Result<(), GpuError>;
 
-    /// What was settled under a name, here or in an earlier process.
+    /// The choice recorded under a name, by this process or an earlier one.
     fn recall(&self, what: &str) -> Option<Arc<str>>;
 
-    /// Keeps what was measured; who comes first is heard, and what holds is given back.
+    /// Records a choice unless there is one already, and returns the one that holds.
     fn settle(&self, what: &str, found: &str) -> Arc<str>;
 
-    /// All that this process recalled or settled.
+    /// All choices that this process looked up or made.
     fn settled(&self) -> Vec<(String, Arc<str>)>;
 }
 
