@@ -1,8 +1,8 @@
-//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the sizes of one
-//! Llama-like layer (hidden 512, feed-forward 1408, 8 heads, 4 key-value heads, 8 sequences of 256 tokens,
-//! f32), then the layer forward and backward.
+//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the
+//! sizes of one Llama-like layer (hidden 512, feed-forward 1408, 8 heads, 4 key-value heads, 8
+//! sequences of 256 tokens, f32), then the layer forward and backward.
 //!
-//! Times are the best of many: other programs disturb the mean.
+//! Times are the minimum of many runs, because other programs disturb the mean.
 
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW, Parameter};
@@ -46,7 +46,7 @@ fn normal(cpu: &Cpu, tensor: u32, len: usize) -> Vec<f32> {
     x
 }
 
-/// The products of a layer: name, shape, times in a layer, whether it adds to its result.
+/// The products of a layer: name, shape, number in a layer, and whether it adds to its result.
 fn products() -> Vec<(&'static str, Shape, usize, bool)> {
     let linear = [
         ("q, o", HIDDEN, HIDDEN, 2),
@@ -64,7 +64,7 @@ fn products() -> Vec<(&'static str, Shape, usize, bool)> {
     linear.into_iter().flat_map(of).collect()
 }
 
-/// The rate of every product.
+/// Measures the rate of every product.
 fn bench_products(cpu: &Cpu) {
     for (name, shape, _, add) in products() {
         let mut product = Product::new(cpu, shape, add);
@@ -141,7 +141,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     report("sum_of_squares", 4 * n, || _ = elementwise::sum_of_squares(cpu, &g));
 }
 
-/// Weights, gradients, activations of one layer.
+/// Weights, gradients and activations of one layer.
 struct Layer {
     norm: RmsNorm,
     attention: Attention,
@@ -256,7 +256,7 @@ impl Layer {
         attention::forward(cpu, &self.attention, &self.q, &self.k, &self.v, out, lse);
     }
 
-    /// With the residual stream as gradient of the output.
+    /// Uses the residual stream as gradient of the output.
     fn attention_backward(&mut self, cpu: &Cpu) {
         let saved = Saved { q: &self.q, k: &self.k, v: &self.v, out: &self.o, lse: &self.lse };
         let mut gradients = Gradients { dq: &mut self.dq, dk: &mut self.dk, dv: &mut self.dv };
@@ -270,7 +270,7 @@ impl Layer {
         );
     }
 
-    /// With the output as its own gradient.
+    /// Uses the output as its own gradient.
     fn backward(&mut self, cpu: &Cpu) {
         let [w1, wq, wk, wv, wo, w2, wg, wu, wd] = &self.weights;
         let [g1, gq, gk, gv, go, g2, gg, gu, gd] = &mut self.gradients;
@@ -338,7 +338,7 @@ impl Layer {
     }
 }
 
-/// All products of a layer in turn: what the layer would take if nothing else did.
+/// All products of a layer in turn: the layer's time if nothing else took any.
 struct Products {
     operands: Vec<Product>,
 }
@@ -375,7 +375,8 @@ impl Products {
     }
 }
 
-/// Parts of a layer in turn, so that what disturbs the machine disturbs all of them; the best of each.
+/// Measures the parts of a layer in turn, so that a disturbance of the machine affects all of them.
+/// The minimum counts.
 fn bench_layer(cpu: &Cpu) {
     let mut layer = Layer::new(cpu);
     let mut products = Products::new(cpu);
@@ -397,7 +398,7 @@ fn bench_layer(cpu: &Cpu) {
     let flops = products.operands.iter().map(|product| product.shape.flops()).sum::<usize>() as f64;
     // Half of the scores are visible; two products forward and five backward.
     let score_flops = (BATCH * HEADS * SEQUENCE * SEQUENCE * HEAD_DIM) as f64;
-    // As rates of models count it: attention in full, backward twice forward.
+    // Counted as in model FLOPs: attention in full, backward twice forward.
     let model_flops = flops + 12.0 * score_flops;
     let both_s = best[3] + best[4];
     let peak = flops / best[0];
@@ -417,7 +418,7 @@ fn bench_layer(cpu: &Cpu) {
 }
 
 fn main() {
-    // Cargo adds an argument of its own.
+    // Cargo adds `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let threads = arguments.iter().find_map(|argument| argument.parse().ok());
     let threads =

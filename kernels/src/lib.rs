@@ -32,15 +32,15 @@
 //!
 //! | operation | forward | backward |
 //! |---|---|---|
-//! | [`gemm`] | `C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C` | linear: `dx = dy W`, `dW += dy^T x` |
-//! | [`attention`] | `q, k, v -> out[b,s,q,d'], lse[b,q,s]` | `dq dk dv` from `out`, `lse`, `dout` |
+//! | [`gemm`] | `C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C` | `dx = dy W`, `dW += dy^T x` |
+//! | [`attention`] | `q, k, v -> out[b,s,q,d'], lse[b,q,s]` | `out, lse, dout -> dq, dk, dv` |
 //! | [`cross_entropy`] | `logits[t,v/n], targets[t] -> loss[t]` | in place over the logits |
 //! | [`rms_norm`] | `x[r,c] w[c] -> y[r,c], inverse_rms[r]` | `dx`; `dw +=` |
 //! | [`layer_norm`] | `x[r,c] w[c] bias[c] -> y, mean[r], inverse_std[r]` | `dx`; `dw, dbias +=` |
-//! | [`rope`] | in place on `x[t,heads,d]`; table `[t, 2, rotary/2]` | the inverse rotation, in place |
+//! | [`rope`] | in place on `x[t,heads,d]`; table `[t, 2, rotary/2]` | the inverse rotation |
 //! | [`activation`] | `y = f(x)`; gated `y = f(gate) up` | `dx`; `dgate, dup` |
 //! | [`embedding`] | `ids[t], table[rows,h] -> out[t,h]` | `dtable +=` |
-//! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums of squares | `dbias +=` column sums |
+//! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums | `dbias +=` column sums |
 //! | [`dropout`] | `y = x mask / (1 - p)` | the same function on `dy` |
 //! | [`random`] | uniform and normal numbers by global element index | |
 //! | [`adamw`] | weights and moments in place | |

@@ -1,5 +1,5 @@
-//! No bound exceeds the time of any placement it speaks for: every bound of the search against every
-//! placement of random small configurations.
+//! Admissibility of the search's bounds: none exceeds the time of any placement it covers. Every
+//! bound is compared with every placement of random small configurations.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
@@ -20,14 +20,14 @@ use planner::space::Node;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Placements that one configuration may take to look through.
+/// Maximum number of placements of one configuration.
 const MOST_PLACEMENTS: usize = 3000;
 
-/// A configuration with what its bounds are computed from.
+/// A configuration, with the inputs of its bounds.
 struct Subject<'a> {
     case: &'a Case<'a>,
     line: Line,
-    /// Without and with what states add to passes.
+    /// Costs of passes without and with those of states.
     plain: Work,
     work: Work,
     state: StateView,
@@ -55,7 +55,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// All bounds by name, s, before stragglers and fixed work.
+    /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
         let (p, line) = (self.line.devices as f64, &self.line);
         let mean = self.plain.params() * (1.0 / p);
@@ -97,7 +97,7 @@ impl<'a> Subject<'a> {
         bounds
     }
 
-    /// The bounds with this configuration's states and with those that take least.
+    /// The inputs for this configuration's states and for the cheapest states.
     fn choices(&self) -> [(&'static str, &Work, &StateView); 2] {
         [("own states", &self.work, &self.state), ("least states", &self.plain, &self.states.least)]
     }
@@ -118,7 +118,7 @@ impl<'a> Subject<'a> {
         let pipeline = || Arc::clone(self.case.pipeline());
         let shapes = Rc::new(Shapes::new(layers, line, list));
         let members = Members::new(line, Rc::clone(&shapes), pipeline);
-        // Chains of the placements that are not the best.
+        // Chains of placements other than the best.
         let (list, scratch) = (&shapes.list, &mut Scratch::default());
         let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
         let paths = self.case.best_listed(list, limits, scratch).paths;
@@ -147,14 +147,14 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// What fits is not said to be too large.
+    /// A configuration with a placement that fits is not reported as too large.
     fn check_bytes(&self) {
         let bytes = closed::least_bytes(&self.line, &self.plain, self.state.bytes);
         let usable = self.case.ground.cluster.usable_bytes() - self.plain.workspace_bytes;
         assert!(bytes <= usable * (1.0 + 1e-9), "{bytes} of {usable}: {:?}", self.case.decisions);
     }
 
-    /// What a device certainly holds is among what it holds.
+    /// The certain number of micro-batches in flight is never above the real one.
     fn check_in_flight(&self) {
         let mut counts = vec![];
         for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
@@ -170,7 +170,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Least seconds of all placements that fit, before stragglers and fixed work.
+/// Minimum time in s of all placements that fit, before stragglers and fixed work.
 fn least_s(case: &Case<'_>) -> Option<f64> {
     let placements: Vec<_> = brute::placements(case).take(MOST_PLACEMENTS + 1).collect();
     if placements.len() > MOST_PLACEMENTS {
@@ -182,7 +182,7 @@ fn least_s(case: &Case<'_>) -> Option<f64> {
     fitting.reduce(f64::min)
 }
 
-/// One of an instance's configurations, those with pipelines preferred.
+/// One of an instance's configurations; those with pipelines are preferred.
 fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
     let any = |random: &mut Random| all[random.whole(0, all.len() - 1)].clone();
     (0..5).map(|_| any(random)).find(|d| d.pp > 1).unwrap_or_else(|| any(random))

@@ -1,5 +1,5 @@
-//! Every shipped model on two clusters: a simple configuration has a price, and the two ways to solve
-//! a placement agree.
+//! Every shipped model on two clusters: a simple configuration can be priced, and the two placement
+//! solvers agree.
 
 use meshwright_tests::close;
 use models::decisions::{Decisions, Recompute};
@@ -23,8 +23,8 @@ fn cluster(name: &str) -> models::cluster::ClusterSpec {
     models::cluster::shipped(name).and_then(Result::ok).expect("shipped clusters read")
 }
 
-/// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four, one
-/// sequence a micro-batch.
+/// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four
+/// ranks, one sequence a micro-batch.
 fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
     let nodes = task.space().nodes();
     let plain =
@@ -34,7 +34,7 @@ fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
     Decisions { recompute, ..node.decisions.clone() }
 }
 
-/// As even as may be, nothing recomputed.
+/// An even cut without recomputation.
 fn even(case: &Case<'_>) -> Placed {
     let (layers, stages) = (case.ground.model.layers, case.stages());
     let stage = |i: usize| {
@@ -84,7 +84,7 @@ fn every_shipped_model_has_a_price() {
     }
 }
 
-/// The closed form, without tails that only the integer program knows.
+/// The problem of the closed form: without tails, which only the integer program models.
 fn closed_form(case: &Case<'_>) -> Problem {
     let mut problem = case.problem(f64::INFINITY, true).expect("memory is endless");
     problem.budget_bytes.fill(1e15);
@@ -110,7 +110,8 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
 fn agree(name: &str, problem: &Problem) {
     let limits = ilp::Limits { paths: false, ..ilp::Limits::default() };
     let dynamic_s = dynamic::solve(problem).expect("memory is endless").bound_s;
-    // Above the optimum, so that it cuts nothing that matters but gives the program its scale.
+    // A cutoff above the optimum: it excludes nothing that matters, but gives the integer program
+    // its scale.
     let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());
     let program_s = report.best.expect("something lies below").1;
     assert!(close(program_s, dynamic_s), "{name}: program {program_s}, dynamic {dynamic_s}");

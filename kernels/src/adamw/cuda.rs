@@ -45,7 +45,7 @@ pub struct Proposal<'a, S> {
 }
 
 /// A row of the kernel's table: addresses of `to`, `w`, `g`, `m`, `v` and `copy`, the number of
-/// elements, and the decay packed with whether moments are updated.
+/// elements, and the decay packed with whether moments stay unchanged.
 type Row = [u64; 8];
 
 /// Minimum number of elements that a block updates.
@@ -126,7 +126,7 @@ fn check<S: Stored>(
     })
 }
 
-/// The last entry of a row: decay in the lower half, whether moments are updated in the upper.
+/// The last entry of a row: decay in the lower half, whether moments stay unchanged in the upper.
 #[allow(clippy::cast_possible_truncation)] // a factor
 fn last(decay: f64, keeps_moments: bool) -> u64 {
     u64::from((decay as f32).to_bits()) | u64::from(keeps_moments) << 32

@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov and Hutter 2019): decoupled weight decay, bias-corrected moments. At step `t`, from 1
-//! on:
+//! AdamW (Loshchilov and Hutter 2019): decoupled weight decay, bias-corrected moments. At step `t`,
+//! from 1 on:
 //!
 //! ```text
 //! g <- gradient_scale g

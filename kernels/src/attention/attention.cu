@@ -156,7 +156,8 @@ __device__ __forceinline__ void put_pair(stored* to, float low, float high, int 
   *at = pair(low, high);
 }
 
-// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch times query heads.
+// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch
+// times query heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_forward(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
                       stored* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,

@@ -44,8 +44,8 @@ __device__ __forceinline__ float score(float product, float& slope) {
   return product;
 }
 
-// Dropout of probabilities: element (sequence, head, query position, key position) of the global tensor
-// [.., total_heads, total_len, total_len] has draw number index.
+// Dropout of probabilities: element (sequence, head, query position, key position) of the global
+// tensor [.., total_heads, total_len, total_len] has draw number index.
 struct Dropped {
   u32 threshold;
   float factor;

@@ -68,7 +68,8 @@ __device__ __forceinline__ void put_row(float* to, const float (&sums)[COLUMNS],
   }
 }
 
-// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q]. Grid: blocks of ROWS queries, batch times query heads.
+// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q]. Grid: blocks of ROWS queries, batch times query
+// heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_forward(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
                           float* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,

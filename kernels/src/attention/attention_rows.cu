@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// lse <- ln(e^lse + e^part_lse), out <- e^(lse_old - lse) out + e^(part_lse - lse) part_out. Grid as above.
+// lse <- ln(e^lse + e^part_lse), out <- e^(lse_old - lse) out + e^(part_lse - lse) part_out. Grid
+// as above.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_merge(stored* __restrict__ out, float* __restrict__ lse, const stored* __restrict__ part_out,
                     const float* __restrict__ part_lse, int batches, int queries) {

@@ -5,7 +5,7 @@
 //! ```text
 //! s_ij = scale q_i . k_j               with a soft cap: s <- cap tanh(s / cap), before the mask
 //! p_ij = exp(s_ij - lse_i)             over visible j only, lse_i = ln sum_j exp s_ij
-//! o_i  = sum_j p_ij v_j                with dropout: p_ij mask_ij / (1 - p); lse is without dropout
+//! o_i  = sum_j p_ij v_j                with dropout: p_ij mask_ij / (1 - p); lse has no dropout
 //! ```
 //!
 //! | tensor | shape |
@@ -16,13 +16,13 @@
 //! | `out`, `dout` | `[batch, q_len, q_heads, v_dim]` |
 //! | `lse` | `[batch, q_heads, q_len]` |
 //!
-//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no key has
-//! `out = 0` and
-//! `lse = -inf`. The parts of `out` and `lse` over disjoint ranges of keys are put together by [`merge`]; the
-//! backward pass of a range takes the merged `out` and `lse`, so gradients of ranges just add up.
+//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no
+//! key has `out = 0` and `lse = -inf`. The parts of `out` and `lse` over disjoint ranges of keys
+//! are put together by [`merge`]; the backward pass of a range takes the merged `out` and `lse`, so
+//! gradients of ranges just add up.
 //!
-//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing of size
-//! `q_len x kv_len` is kept.
+//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing
+//! of size `q_len x kv_len` is kept.
 
 mod blocks;
 pub mod cuda;
@@ -68,8 +68,8 @@ pub struct Attention {
     pub dropout: Option<ProbabilityDropout>,
 }
 
-/// Dropout on probabilities: element (sequence, head, query position, key position) of the global tensor
-/// `[.., total_heads, total_len, total_len]`.
+/// Dropout on probabilities: element (sequence, head, query position, key position) of the global
+/// tensor `[.., total_heads, total_len, total_len]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProbabilityDropout {
     /// Probability and draws.

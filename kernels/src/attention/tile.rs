@@ -12,8 +12,8 @@ use std::ops::Range;
 const SQUARE: usize = 16;
 
 vectorized! {
-    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and the first
-    /// cache.
+    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and
+    /// the first cache.
     pub(super) fn transpose<T: Real>(from: MatrixView<'a, T>, scale: T, to: &'a mut [T]) {
         for queries in blocks(0..from.rows(), SQUARE) {
             for columns in blocks(0..from.columns(), SQUARE) {
@@ -111,7 +111,8 @@ impl<T: Real> Tile<'_, T> {
         }
     }
 
-    /// Capped scores become probabilities `p`, and `dp` (masked) the gradient `p (dp - delta) slope scale`.
+    /// Capped scores become probabilities `p`, and `dp` (masked) the gradient `p (dp - delta) slope
+    /// scale`.
     #[inline(always)]
     pub(super) fn score_gradients(
         &self,

@@ -127,7 +127,8 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     }
     let copy = own.with_extension("so");
     fs::copy(&built, &copy).map_err(|error| failed("copy", &error))?;
-    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty vectors.
+    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty
+    // vectors.
     let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
     let _ = fs::remove_file(copy);
     library

@@ -38,7 +38,8 @@ pub(super) struct Products {
 #[derive(Debug)]
 struct Handle(sys::cublasLtHandle_t);
 
-// SAFETY: cuBLASLt's handles and descriptors may be used by any thread, one at a time: a lock is held around all of it.
+// SAFETY: cuBLASLt's handles and descriptors may be used by any thread, one at a time: a lock is
+// held around all of it.
 unsafe impl Send for Handle {}
 
 impl Drop for Handle {
@@ -196,8 +197,8 @@ impl Plan {
         }
         let (alpha, beta): (*const f32, *const f32) =
             (&raw const product.alpha, &raw const product.beta);
-        // SAFETY: the descriptors are live and describe the matrices, whose views were checked against the shape;
-        // factors are read at once.
+        // SAFETY: the descriptors are live and describe the matrices, whose views were checked
+        // against the shape; factors are read at once.
         unsafe {
             result::matmul(
                 handle.0,

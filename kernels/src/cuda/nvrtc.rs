@@ -128,7 +128,8 @@ impl Program {
 impl Drop for Program {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: created by `create_program` and destroyed only here. Nothing can be done where that fails.
+        // SAFETY: created by `create_program` and destroyed only here. Nothing can be done where
+        // that fails.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }

@@ -1,4 +1,5 @@
-//! LayerNorm on a GPU. `x`, `y`, `w` and `bias` are in the storage type, `mean`, `inverse_std`, `dw` and `dbias` f32.
+//! LayerNorm on a GPU. `x`, `y`, `w` and `bias` are in the storage type, `mean`, `inverse_std`,
+//! `dw` and `dbias` f32.
 
 use super::LayerNorm;
 use crate::Output;

@@ -43,8 +43,8 @@ impl GlobalIndices {
         Self { offset, sizes: [1, 1, len], strides: [0, 0, 1] }
     }
 
-    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with `global_columns`
-    /// columns.
+    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with
+    /// `global_columns` columns.
     #[must_use]
     pub const fn matrix(
         row: u64,

@@ -6,7 +6,8 @@ const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Ten rounds on one counter (Salmon et al., SC'11, section 3.3; constants of the Random123 library).
+/// Ten rounds on one counter (Salmon et al., SC'11, section 3.3; constants of the Random123
+/// library).
 #[inline(always)]
 #[must_use]
 pub const fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {

@@ -1,10 +1,11 @@
 //! RMSNorm (Zhang and Sennrich 2019): `y = x r w`, `r = (mean(x^2) + eps)^-1/2`; with a unit offset
 //! `y = x r (1 + w)`.
 //!
-//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` is `[columns]`, the saved `inverse_rms` (`r`) is `[rows]`.
-//! A norm over head dimensions is the same with `rows = tokens heads`.
+//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` is `[columns]`, the saved `inverse_rms` (`r`) is
+//! `[rows]`. A norm over head dimensions is the same with `rows = tokens heads`.
 //!
-//! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x r`.
+//! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x
+//! r`.
 
 pub mod cuda;
 mod fast;

@@ -31,7 +31,8 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`,
+/// computed in f64.
 ///
 /// # Errors
 /// If the device fails; the same holds for the functions below.

@@ -4,8 +4,8 @@ use super::{Pairing, Rope};
 use crate::simd::{block_rows, vectorized};
 use crate::{Cpu, Real};
 
-/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in
-/// f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`,
+/// computed in f64.
 ///
 /// # Panics
 /// If `table` does not have `2 positions frequencies` elements.

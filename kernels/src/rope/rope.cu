@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const u64 number = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
   const u64 token = number / HALF, j = number % HALF;
   if (token >= tokens) return;
-  // In half turns, for which sincospi needs no slow path with a stack.
+  // In units of pi: cospi and sinpi have no slow path that needs a stack.
   const double halves = static_cast<double>(positions[token]) * frequencies[j] * 0.31830988618379067;
   table[token * ROTARY_DIM + j] = static_cast<float>(cospi(halves));
   table[token * ROTARY_DIM + HALF + j] = static_cast<float>(sinpi(halves));

@@ -1,4 +1,5 @@
-//! Attention by a library that fuses graphs: a device whose library is the interpreter, on the machine.
+//! Attention by a library that fuses graphs: an emulated device whose library is the graph
+//! interpreter.
 
 use super::cases;
 use super::interpreter::{self, Memory};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Who is slow.
+/// Which of the kernels is slow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slow {
     own_forward: bool,
@@ -30,7 +31,7 @@ struct Fusing {
     slow: Slow,
     workspace_bytes: usize,
     settled: Mutex<BTreeMap<String, Arc<str>>>,
-    /// Graphs run, and kernels of our own.
+    /// Number of graphs run.
     fused: AtomicUsize,
     own: AtomicUsize,
     asked: Mutex<Vec<Pass>>,
@@ -119,7 +120,7 @@ impl Fuser for Fusing {
         "the interpreter".to_owned()
     }
 
-    /// None for heads of 48.
+    /// Heads of 48 get no plan.
     fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
         self.asked.lock().unwrap().push(pass);
         if sdpa.qk_dim == 48 {
@@ -213,7 +214,7 @@ fn written_as(values: &[f64], kind: Kind) -> Vec<u8> {
     }
 }
 
-/// The first lines of what was settled: forward, then backward.
+/// The first lines of the choices made: forward, then backward.
 fn chosen(gpu: &Gpu) -> Vec<String> {
     let all = gpu.attention_choices();
     let of = |direction: &str| {
@@ -241,7 +242,8 @@ const SMALL: Attention = Attention {
     dropout: None,
 };
 
-/// Whoever is chosen, forward and backward apart, the numbers are right; what was chosen runs from then on.
+/// Forward and backward are chosen independently; the numbers are right with every choice, and the
+/// chosen kernel runs from then on.
 #[test]
 fn the_fastest_runs() {
     let none = Slow::default();
@@ -274,7 +276,8 @@ fn the_fastest_runs() {
         let before = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
         cases::attention::check_attention::<bf16>(&gpu, &SMALL);
         let after = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
-        // Forward, backward, and a backward that adds, which is ours always: one launch forward, three backward.
+        // Forward, backward, and an accumulating backward, which is always our own: one launch
+        // forward, three backward.
         let runs = |of: &str| usize::from(of != "own");
         let graphs = runs(&found[0]) + runs(&found[1]);
         let launches = (1 - runs(&found[0])) + 3 * (1 - runs(&found[1])) + 3;
@@ -282,7 +285,8 @@ fn the_fastest_runs() {
     }
 }
 
-/// What the library does not take, and plans that need too much memory, leave our own kernel, and say why.
+/// If the library takes no graph or its plans need too much memory, our own kernel runs and the
+/// reason is recorded.
 #[test]
 fn what_cannot_run_is_said() {
     let slow = Slow { own_forward: true, own_backward: true, ..Slow::default() };
@@ -301,7 +305,7 @@ fn what_cannot_run_is_said() {
     assert_eq!(device.fused.load(Ordering::Relaxed), 0);
 }
 
-/// Tensors in f32, and those that begin where no library takes them, are ours.
+/// Our own kernels run for f32, and for tensors with an alignment that no library takes.
 #[test]
 fn what_the_library_is_not_asked() {
     let device = device(Preference::Fastest, Slow::default(), 0);

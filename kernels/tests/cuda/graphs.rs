@@ -1,4 +1,4 @@
-//! Attention as a graph, carried out in f64, against the reference kernels.
+//! Attention's graphs, interpreted in f64, against the reference kernels.
 
 use super::interpreter::{Memory, run};
 use kernels::attention::{Attention, Gradients, ProbabilityDropout, Saved, reference};
@@ -7,13 +7,13 @@ use kernels::dropout::Dropout;
 use kernels::random::Stream;
 use kernels::{Cpu, Output};
 
-/// Heads alone and in groups of 4 and 8; lengths that are no multiple of anything; with and without a mask, from an offset
-/// on, and from so far on that it hides nothing.
+/// Shapes: single heads and groups of 4 and 8; odd lengths; with and without a mask; with an
+/// offset, also one so large that the mask hides nothing.
 fn shapes() -> Vec<Attention> {
     let of = |q_len, kv_len, [q_heads, kv_heads]: [usize; 2], qk_dim, v_dim| Attention {
         kv_len,
         v_dim,
-        // As f32 has it.
+        // Exact in f32.
         scale: 0.375,
         ..Attention::causal(2, q_len, q_heads, kv_heads, qk_dim)
     };
@@ -69,7 +69,7 @@ fn graphs_are_the_reference_kernels() {
     }
 }
 
-/// What cannot be said by position alone, or sees nothing, is left to our own kernels.
+/// Attentions that a graph cannot express have none.
 #[test]
 fn what_graphs_cannot_say_they_do_not() {
     let a = Attention::causal(2, 8, 4, 2, 16);
@@ -96,7 +96,7 @@ fn what_graphs_cannot_say_they_do_not() {
     }
 }
 
-/// Masks have no more operations than they need, and offsets are all that tells them apart.
+/// Masks have no more operations than needed, and depend on offsets only by their difference.
 #[test]
 fn masks_are_by_position() {
     let a = Attention::causal(2, 8, 4, 2, 16);
@@ -112,7 +112,7 @@ fn masks_are_by_position() {
     assert_eq!(open.sdpa().map(|sdpa| sdpa.shift), Some(None));
 }
 
-/// A library gets memory for what is nobody else's, of the size that its tensors have.
+/// Scratch memory has the size of its tensors.
 #[test]
 fn scratch_is_what_the_graph_needs() {
     let a = Attention::causal(3, 8, 4, 2, 16);
@@ -125,7 +125,7 @@ fn scratch_is_what_the_graph_needs() {
     assert_eq!(scratch(Pass::Backward { repeatable: false }), [delta, sums]);
 }
 
-/// Numbers of roles are their own.
+/// Roles have distinct numbers.
 #[test]
 fn tensors_in_memory_have_one_number_each() {
     let sdpa = Attention::causal(3, 8, 4, 2, 16).sdpa().expect("a graph");

@@ -1,6 +1,7 @@
-//! The CUDA sources, and the functions that launch them, against the reference kernels with no GPU: compiled as C++ and
-//! run by `kernels::cuda::cpu_emulator`, at small shapes of every kind, in f32 and bf16. That the sources compile for GPUs is
-//! checked by `cuda_compiles`; `make gpu-test` runs the same cases on a GPU, and how fast they are, only a GPU tells.
+//! The CUDA sources and the functions that launch them, against the reference kernels without a
+//! GPU: compiled as C++ and run by `kernels::cuda::cpu_emulator`, at small shapes of every kind, in
+//! f32 and bf16. `cuda_compiles` checks that the sources compile for GPUs; `make gpu-test` runs the
+//! same cases on a GPU.
 
 mod cases;
 mod fused;
@@ -14,7 +15,7 @@ use kernels::cuda::cpu_emulator::CpuEmulator;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Compiled sources are kept for the next run.
+/// Folder of compiled sources, kept for the next run.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-emulator")
 }

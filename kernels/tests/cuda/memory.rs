@@ -1,4 +1,4 @@
-//! Device memory, and what the machine finds wrong.
+//! Device memory, and the errors that the emulator detects.
 
 use super::emulator;
 use kernels::Output;
@@ -14,7 +14,7 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     let second = gpu.memory::<bf16>(200).unwrap();
     assert_eq!(gpu.bytes_of_arena(), 1024);
     drop((first, second));
-    // As many bytes as before, of another type.
+    // The same number of bytes, of another type.
     let [a, b] = [(); 2].map(|()| gpu.memory::<i64>(50).unwrap());
     assert_eq!((gpu.bytes_of_arena(), gpu.bytes_beyond_arena()), (1024, 0));
     drop((a, b));
@@ -23,11 +23,11 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     drop(large);
     let again = gpu.memory::<f32>(1000).unwrap();
     assert_eq!((again.len(), gpu.bytes_beyond_arena()), (1000, 4096));
-    // Another queue has the arena, and what came back to it alone.
+    // Another queue shares the arena, but not the memory returned to this one.
     let other = gpu.fork().unwrap();
     let third = other.memory::<f32>(100).unwrap();
     assert_eq!((third.len(), gpu.bytes_of_arena()), (100, 1536));
-    // What it has when it ends is anybody's.
+    // Once it is gone, any queue may take its memory.
     drop((third, other));
     let fourth = gpu.fork().unwrap().memory::<bf16>(200).unwrap();
     assert_eq!((fourth.len(), gpu.bytes_of_arena()), (200, 1536));
@@ -72,7 +72,7 @@ fn lengths_are_checked_at_the_door() {
     let _ = elementwise::axpy(&gpu, 1.0, x.view(), y.view_mut());
 }
 
-/// A view that begins anywhere is moved in smaller packs.
+/// Views with any alignment work, with smaller packs.
 #[test]
 fn views_need_no_alignment() {
     let gpu = emulator();
@@ -100,11 +100,11 @@ fn sums_stay_on_the_device() {
     assert_eq!(elementwise::sum(&gpu, gpu.memory::<f32>(0).unwrap().view()).unwrap(), 0.0);
 }
 
-/// A build or a machine without GPUs says so.
+/// A build or a machine without GPUs reports that.
 #[test]
 fn a_missing_gpu_is_named() {
     use kernels::cuda::Gpu;
-    // Where there are GPUs, one of this number is not among them.
+    // Even with GPUs there is none with this number.
     let error = Gpu::open(1000).expect_err("there are fewer").to_string();
     let known =
         ["the feature `cuda`", "libcuda.so.1 is not here", "there is no GPU 1000", "cuInit"];

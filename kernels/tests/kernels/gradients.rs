@@ -1,5 +1,5 @@
-// Included once for each implementation: backward passes against central differences of the reference's
-// forward pass, in f64, and small exact cases.
+// Included once for each implementation: backward passes against central differences of the
+// reference's forward pass, in f64, and small exact cases.
 
 use crate::support::spec;
 use crate::support::{close, cpu, differences, dot, integers, normal, poison};
@@ -97,7 +97,7 @@ fn rotation_there_and_back() {
         let mut back = run(&x);
         rope::backward(&cpu(), &rope, &table, &mut back);
         close("x", &back, &x, 1e-14);
-        // By hand: pair 1 of the last token, head 1, turns by 1000 / 100^(1/3).
+        // By hand: pair 1 of the last token, head 1, is rotated by 1000 / 100^(1/3).
         let (first, second) = if pairing == Pairing::Half { (4, 7) } else { (5, 6) };
         let angle = 1000.0 * 100f64.powf(-1.0 / 3.0);
         let at = (2 * heads + 1) * head_dim;
@@ -306,7 +306,7 @@ fn attention_backward() {
     }
 }
 
-/// The formula with all scores at once, written here for one head.
+/// The formula with all scores at once, written out for one head.
 #[test]
 fn attention_forward_is_softmax() {
     let a = Attention::causal(1, 5, 1, 1, 3);

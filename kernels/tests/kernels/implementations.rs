@@ -1,4 +1,4 @@
-//! One body of tests for every implementation: another one adds a module here.
+//! One test body for all implementations; a new one adds a module here.
 
 macro_rules! implementation {
     ($name:ident: $($path:tt)*) => {

@@ -19,7 +19,7 @@ fn sizes() -> impl Strategy<Value = (usize, usize)> {
     (rows, prop_oneof![1usize..40, Just(64), Just(127), Just(512)])
 }
 
-/// Calls an operation of both implementations on the same arguments, and compares what each writes last.
+/// Calls an operation of both implementations with the same arguments, and compares the outputs.
 macro_rules! both {
     ($t:ident, $what:literal, $tolerance:expr, $op:ident :: $function:ident($($argument:expr),*; $($len:expr),+)) => {{
         let cpu = cpu();
@@ -61,7 +61,8 @@ fn norms<T: Real>(rows: usize, columns: usize, unit_offset: bool) {
     both!(T, "rms", tolerance, rms_norm::forward(&norm, &x, &w; n, rows));
     both!(T, "rms dw", tolerance, rms_norm::backward_weight(&norm, &x, &r, &dy; columns));
     let norm = LayerNorm { rows, columns, eps: 1e-5 };
-    // A row of one or two elements may have almost no variance: compare what is well conditioned.
+    // A row of one or two elements may have almost no variance; compare only where the problem is
+    // well conditioned.
     if columns > 8 {
         both!(T, "layer", 10.0 * tolerance, layer_norm::forward(&norm, &x, &w, &bias; n, rows, rows));
     }
@@ -193,7 +194,8 @@ proptest! {
     }
 }
 
-/// Moments of a million draws, within five standard errors, and the same numbers in any shard.
+/// Moments of a million draws lie within five standard errors, and every shard has the same
+/// numbers.
 #[test]
 fn normal_numbers_are_normal_and_the_same_in_any_shard() {
     let stream = Stream { seed: 11, tensor: 0, step: 0 };

@@ -1,4 +1,4 @@
-//! Element by element, and by rows.
+//! Elementwise operations, and operations by rows.
 
 use super::{close, down, numbers, out, up};
 use kernels::activation::{self, Activation};
@@ -13,7 +13,7 @@ pub fn activations(gpu: &Gpu) {
 
 fn activations_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
-    // More than a block, and no whole number of them.
+    // More than one block, and not a whole number of blocks.
     let elements = 4200;
     for activation in Activation::ALL {
         let tensor = |seed| -> Vec<f64> {
