@@ -102,7 +102,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     report("elementwise add", 12 * n, || elementwise::add(cpu, &x, &x, &mut y));
     let dropout = Dropout { p: 0.1, stream: Stream { seed: 1, tensor: 2, step: 3 } };
     report("dropout", 8 * n, || {
-        dropout::apply(cpu, &dropout, &GlobalIndices::contiguous(0, n), &x, &mut y)
+        dropout::apply(cpu, &dropout, &GlobalIndices::contiguous(0, n), &x, &mut y);
     });
     let n = TOKENS * FFN;
     let (gate, up, dy) = (normal(cpu, 1, n), normal(cpu, 2, n), normal(cpu, 3, n));

@@ -4,7 +4,7 @@
 //! Gradients of ranges of keys (ring attention, chunks) are accumulated in bf16, range by range,
 //! which loses digits that the CPU's accumulation keeps.
 
-use super::fused::{Direction, Kernel, carry_out};
+use super::fused::{Direction, Kernel, run_fastest};
 use super::{Attention, ProbabilityDropout};
 use crate::Output;
 use crate::cuda::fused::{Role, Sdpa};
@@ -270,7 +270,7 @@ pub fn forward_by<S: Stored>(
         (Role::Lse, lse),
     ];
     let sdpa = sdpa_of(S::STORAGE, attention);
-    carry_out(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
+    run_fastest(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
 }
 
 /// The kernels that can run [`forward`] in bf16, with names: our own first, then a library's, if
@@ -359,7 +359,7 @@ pub fn backward_by<S: Stored>(
         (Role::Dk, dk),
         (Role::Dv, dv),
     ];
-    carry_out(gpu, sdpa.as_ref(), Direction::Backward, kernel, VERSION, &tensors, &own)
+    run_fastest(gpu, sdpa.as_ref(), Direction::Backward, kernel, VERSION, &tensors, &own)
 }
 
 /// [`backward`] by our own kernels, with the addresses of the gradients.

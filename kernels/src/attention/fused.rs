@@ -7,10 +7,10 @@ use crate::cuda::{Gpu, GpuError};
 use std::fmt;
 
 /// Timed runs of each, after a warm-up; the minimum counts.
-const TIMES: usize = 5;
+const TIMED_RUNS: usize = 5;
 
 /// Maximum workspace of a plan, in bytes: a training plan's memory estimate does not include it.
-const MOST_WORKSPACE: usize = 1 << 30;
+const MAX_WORKSPACE: usize = 1 << 30;
 
 /// The pass of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ struct Call<'a> {
 ///
 /// The first call for a shape runs all of them, each with the results in the same memory, and waits
 /// on the host; so it must not be captured.
-pub(super) fn carry_out(
+pub(super) fn run_fastest(
     gpu: &Gpu,
     sdpa: Option<&Sdpa>,
     direction: Direction,
@@ -179,7 +179,7 @@ pub(super) fn carry_out(
         format!("attention {direction} {sdpa:?}, {preference:?}, {name}, own {own_version:x}");
     let settled = match fuser.recall(&what).filter(|settled| Kernel::read(settled).is_some()) {
         Some(settled) => settled,
-        None => fuser.settle(&what, &call.measured()?),
+        None => fuser.settle(&what, &call.measure_all()?),
     };
     match Kernel::read(&settled) {
         Some(Kernel::Plan(pass, number)) => call.run(pass, number),
@@ -198,7 +198,7 @@ impl Call<'_> {
     }
 
     /// The fastest kernel, then a line for each with its time or why it did not run.
-    fn measured(&self) -> Result<String, GpuError> {
+    fn measure_all(&self) -> Result<String, GpuError> {
         let own_s = self.seconds(self.own)?;
         let (mut best, mut best_s) = (Kernel::Own, own_s);
         let mut lines = vec![format!("own: {own_s:e} s")];
@@ -212,7 +212,7 @@ impl Call<'_> {
             };
             for (number, plan) in plans.iter().enumerate() {
                 let pick = Kernel::Plan(pass, number);
-                match self.tried(pass, number, plan.workspace_bytes) {
+                match self.time_plan(pass, number, plan.workspace_bytes) {
                     Ok(seconds) => {
                         lines.push(format!("{pick} ({}): {seconds:e} s", plan.name));
                         if seconds < best_s {
@@ -229,9 +229,9 @@ impl Call<'_> {
     }
 
     /// Seconds of one of the library's plans, with a workspace that is freed at once.
-    fn tried(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
-        if bytes > MOST_WORKSPACE {
-            let what = format!("it needs {bytes} bytes of memory; valid: {MOST_WORKSPACE}");
+    fn time_plan(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
+        if bytes > MAX_WORKSPACE {
+            let what = format!("it needs {bytes} bytes of memory; valid: {MAX_WORKSPACE}");
             return Err(GpuError::Call { call: "attention", what });
         }
         let workspace = self.gpu.apart(bytes)?;
@@ -242,7 +242,7 @@ impl Call<'_> {
     fn seconds(&self, run: &dyn Fn() -> Result<(), GpuError>) -> Result<f64, GpuError> {
         run()?;
         let mut least = f64::INFINITY;
-        for _ in 0..TIMES {
+        for _ in 0..TIMED_RUNS {
             let start = self.gpu.record()?;
             run()?;
             let end = self.gpu.record()?;

@@ -53,13 +53,13 @@ impl AsyncEmulator {
     }
 
     /// Queues the work, or records it.
-    fn ask(
+    fn run_or_capture(
         &self,
         work: impl Fn(&CpuEmulator) -> Result<(), GpuError> + Send + Sync + 'static,
     ) -> Result<(), GpuError> {
         match self.position().as_mut() {
             Some(position) => position.add(Arc::new(work)),
-            None => self.thread.later(work),
+            None => self.thread.submit(work),
         }
         self.thread.health()
     }
@@ -75,7 +75,7 @@ impl Driver for AsyncEmulator {
     }
 
     fn free(&self, address: u64) {
-        self.shared().note(self.shared().not_while_recording("free"));
+        self.shared().record_failure(self.shared().not_while_recording("free"));
         // Waits for all queues, as `cuMemFree` does.
         self.shared().pending.wait_for_none();
         self.shared().emulator.free(address);
@@ -84,7 +84,7 @@ impl Driver for AsyncEmulator {
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
         self.shared().not_while_recording("copy_in")?;
         let from = from.to_vec();
-        self.ask(move |emulator| emulator.copy_in(&from, to))
+        self.run_or_capture(move |emulator| emulator.copy_in(&from, to))
     }
 
     fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
@@ -94,25 +94,25 @@ impl Driver for AsyncEmulator {
     }
 
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
-        self.ask(move |emulator| emulator.copy(from, to, bytes))
+        self.run_or_capture(move |emulator| emulator.copy(from, to, bytes))
     }
 
     fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
-        self.ask(move |emulator| emulator.fill(to, byte, bytes))
+        self.run_or_capture(move |emulator| emulator.fill(to, byte, bytes))
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         let launch = launch.clone();
-        self.ask(move |emulator| emulator.launch(&launch))
+        self.run_or_capture(move |emulator| emulator.launch(&launch))
     }
 
     fn product(&self, product: &Product) -> Result<(), GpuError> {
         let product = *product;
-        self.ask(move |emulator| emulator.product(&product))
+        self.run_or_capture(move |emulator| emulator.product(&product))
     }
 
     fn run(&self, job: Job) -> Result<(), GpuError> {
-        self.ask(move |_| {
+        self.run_or_capture(move |_| {
             job();
             Ok(())
         })
@@ -120,7 +120,7 @@ impl Driver for AsyncEmulator {
 
     fn synchronize(&self) -> Result<(), GpuError> {
         self.shared().not_while_recording("synchronize")?;
-        self.thread.event().wait()?;
+        self.thread.record_event().wait()?;
         self.thread.health()
     }
 
@@ -132,7 +132,9 @@ impl Driver for AsyncEmulator {
 
     fn record(&self) -> Result<Event, GpuError> {
         let event = self.position().as_ref().map(CapturePosition::event);
-        Ok(Event::new(EventKind::Emulated(Arc::new(event.unwrap_or_else(|| self.thread.event())))))
+        Ok(Event::new(EventKind::Emulated(Arc::new(
+            event.unwrap_or_else(|| self.thread.record_event()),
+        ))))
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
@@ -143,7 +145,7 @@ impl Driver for AsyncEmulator {
         match (event, position.as_mut()) {
             (EmulatedEvent::Running(_), None) => {
                 let event = event.clone();
-                self.thread.later(move |_| event.wait());
+                self.thread.submit(move |_| event.wait());
             }
             (EmulatedEvent::Captured(capture, after), None) if !capture.has_ended() => {
                 *position = Some(CapturePosition::new(capture.clone(), after.clone()));

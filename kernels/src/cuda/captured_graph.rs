@@ -87,10 +87,10 @@ impl Debug for CapturedGraph {
 
 impl Recording for CapturedGraph {
     fn replay(&self) -> Result<(), GpuError> {
-        let begun = self.origin.event();
+        let begun = self.origin.record_event();
         for thread in &self.threads {
             let begun = begun.clone();
-            thread.later(move |_| begun.wait());
+            thread.submit(move |_| begun.wait());
         }
         let events: Vec<EmulatedEvent> =
             self.calls.iter().map(|_| EmulatedEvent::default()).collect();
@@ -98,7 +98,7 @@ impl Recording for CapturedGraph {
             let after: Vec<EmulatedEvent> =
                 call.after.iter().map(|&before| events[before].clone()).collect();
             let (work, event) = (call.work.clone(), event.clone());
-            self.threads[call.queue].later(move |emulator| {
+            self.threads[call.queue].submit(move |emulator| {
                 after.iter().try_for_each(EmulatedEvent::wait)?;
                 let done = work(emulator);
                 event.set();
@@ -106,7 +106,7 @@ impl Recording for CapturedGraph {
             });
         }
         let last: Vec<EmulatedEvent> = self.last.iter().map(|&call| events[call].clone()).collect();
-        self.origin.later(move |_| last.iter().try_for_each(EmulatedEvent::wait));
+        self.origin.submit(move |_| last.iter().try_for_each(EmulatedEvent::wait));
         self.origin.health()
     }
 }

@@ -22,7 +22,7 @@ const CANDIDATES: usize = 8;
 const SURVEYED: usize = 64;
 
 /// Timed runs of each, after a warm-up; the minimum counts.
-const TIMES: usize = 5;
+const TIMED_RUNS: usize = 5;
 
 /// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.
 const REDUCTIONS: u32 =
@@ -466,7 +466,7 @@ fn time(
                 continue;
             }
             let mut least = f64::INFINITY;
-            for _ in 0..TIMES {
+            for _ in 0..TIMED_RUNS {
                 let start = device.record()?;
                 plan.launch(handle, device, workspace, product, scratch)?;
                 least = least.min(start.seconds_until(&device.record()?)?);

@@ -3,7 +3,7 @@
 
 use super::cache::Cache;
 use super::cublaslt::Products;
-use super::cudnn::Fusing;
+use super::cudnn::CudnnState;
 use super::driver::{
     Driver, Event, EventKind, GpuError, Properties, Recording, Streamed, not_while_recording,
 };
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of each of the two pinned buffers that copies go through.
-const STAGED: usize = 4 << 20;
+const PINNED_BYTES: usize = 4 << 20;
 
 /// Opens a GPU: a context of its own, and a stream in it.
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
@@ -44,9 +44,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: cudarc's slices allocate no memory here, so nothing depends on their events. With
     // tracking enabled every launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
-    let fusing = Fusing::open()?;
+    let cudnn = CudnnState::open()?;
     let (mut properties, architecture) = properties(&context)?;
-    let _ = write!(properties.versions, ", {}", fusing.name());
+    let _ = write!(properties.versions, ", {}", cudnn.name());
     let shared = SharedDevice {
         context,
         properties,
@@ -55,7 +55,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         modules: Mutex::default(),
         products: Mutex::default(),
         records: AtomicBool::new(false),
-        fusing,
+        cudnn,
     };
     Ok(Arc::new(StreamQueue::new(Arc::new(shared))?))
 }
@@ -115,7 +115,7 @@ struct SharedDevice {
     products: Mutex<Products>,
     /// Whether a step is being recorded.
     records: AtomicBool,
-    fusing: Fusing,
+    cudnn: CudnnState,
 }
 
 /// A source and its constants: what a module is compiled from.
@@ -231,16 +231,17 @@ impl StreamQueue {
     ) -> Result<&'a mut [PinnedBuffer; 2], GpuError> {
         match kept {
             Some(staging) => Ok(staging),
-            None => Ok(kept.insert([self.staged()?, self.staged()?])),
+            None => Ok(kept.insert([self.buffer()?, self.buffer()?])),
         }
     }
 
-    fn staged(&self) -> Result<PinnedBuffer, GpuError> {
+    fn buffer(&self) -> Result<PinnedBuffer, GpuError> {
         let context = &self.shared.context;
         // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
         // Portable but not write-combined, because the host reads it too.
-        let memory =
-            unsafe { context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let memory = unsafe {
+            context.alloc_pinned_with_flags::<u8>(PINNED_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE)
+        };
         let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
         let used = context.new_event(None);
         Ok(PinnedBuffer { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
@@ -266,7 +267,7 @@ impl Drop for StreamQueue {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
         if self.bind().is_ok() {
-            self.shared.fusing.forget(self.stream_handle());
+            self.shared.cudnn.forget(self.stream_handle());
         }
     }
 }
@@ -308,19 +309,19 @@ impl Driver for StreamQueue {
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
-        for (number, piece) in from.chunks(STAGED).enumerate() {
-            let staged = &mut staging[number % 2];
-            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+        for (number, piece) in from.chunks(PINNED_BYTES).enumerate() {
+            let buffer = &mut staging[number % 2];
+            buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
             let memory =
-                staged.memory.as_mut_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+                buffer.memory.as_mut_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
             let memory = &mut memory[..piece.len()];
             memory.copy_from_slice(piece);
-            let at = to + (number * STAGED) as u64;
+            let at = to + (number * PINNED_BYTES) as u64;
             // SAFETY: live memory of at least this length; the pinned piece does not change before
             // `used`.
             unsafe { result::memcpy_htod_async(at, memory, self.stream.cu_stream()) }
                 .map_err(|error| failed("cuMemcpyHtoDAsync", error))?;
-            staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+            buffer.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
         }
         Ok(())
     }
@@ -330,33 +331,33 @@ impl Driver for StreamQueue {
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
-        let pieces = to.len().div_ceil(STAGED);
+        let pieces = to.len().div_ceil(PINNED_BYTES);
         // One buffer is copied out by the host while the GPU fills the other.
         for number in 0..=pieces {
             if number < pieces {
-                let staged = &mut staging[number % 2];
-                staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
-                let memory = staged
+                let buffer = &mut staging[number % 2];
+                buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+                let memory = buffer
                     .memory
                     .as_mut_slice()
                     .map_err(|error| failed("cuMemHostAlloc", error))?;
-                let bytes = STAGED.min(to.len() - number * STAGED);
-                let at = from + (number * STAGED) as u64;
+                let bytes = PINNED_BYTES.min(to.len() - number * PINNED_BYTES);
+                let at = from + (number * PINNED_BYTES) as u64;
                 // SAFETY: live memory of at least this length; nobody reads the piece before
                 // `used`.
                 unsafe {
                     result::memcpy_dtoh_async(&mut memory[..bytes], at, self.stream.cu_stream())
                 }
                 .map_err(|error| failed("cuMemcpyDtoHAsync", error))?;
-                staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+                buffer.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
             }
             let Some(last) = number.checked_sub(1) else { continue };
-            let staged = &mut staging[last % 2];
-            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+            let buffer = &mut staging[last % 2];
+            buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
             let memory =
-                staged.memory.as_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
-            let piece = &mut to[last * STAGED..];
-            let bytes = piece.len().min(STAGED);
+                buffer.memory.as_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+            let piece = &mut to[last * PINNED_BYTES..];
+            let bytes = piece.len().min(PINNED_BYTES);
             piece[..bytes].copy_from_slice(&memory[..bytes]);
         }
         Ok(())
@@ -485,7 +486,7 @@ impl Driver for StreamQueue {
     }
 
     fn fuser(&self) -> Option<&dyn Fuser> {
-        self.shared.fusing.is_open().then_some(self)
+        self.shared.cudnn.is_open().then_some(self)
     }
 
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
@@ -517,8 +518,8 @@ impl Recording for CapturedStream {
 
 impl StreamQueue {
     /// State of cuDNN, for attention.
-    pub(super) fn fusing(&self) -> &Fusing {
-        &self.shared.fusing
+    pub(super) fn cudnn(&self) -> &CudnnState {
+        &self.shared.cudnn
     }
 
     /// The cache of compiled kernels and chosen algorithms.

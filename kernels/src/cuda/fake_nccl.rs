@@ -248,7 +248,7 @@ impl Group for Member {
             let number = calls.fetch_add(1, Ordering::Relaxed);
             let batch = TransferBatch { group: &group, rank, emulator: &emulator };
             // After an abort the memory holds anything.
-            let _given_up = batch.out(number, &transfers);
+            let _given_up = batch.run(number, &transfers);
         }))
     }
 
@@ -274,7 +274,7 @@ struct TransferBatch<'a> {
 }
 
 impl TransferBatch<'_> {
-    fn out(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
+    fn run(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
         let mut sent = Vec::new();
         for transfer in transfers {
             if let Move::Send(to) = transfer.moves {

@@ -106,7 +106,7 @@ impl PendingJobs {
 }
 
 impl EmulatorState {
-    pub fn note(&self, done: Result<(), GpuError>) {
+    pub fn record_failure(&self, done: Result<(), GpuError>) {
         if let Err(error) = done {
             self.failure.get_or_init(|| error.to_string());
         }
@@ -139,11 +139,11 @@ impl QueueThread {
     }
 
     fn of(shared: &Arc<EmulatorState>) -> Self {
-        let (jobs, given) = channel::<QueuedJob>();
+        let (jobs, queued) = channel::<QueuedJob>();
         let number = shared.queues.fetch_add(1, Ordering::Relaxed);
         let longest = shared.longest;
         std::thread::spawn(move || {
-            for (n, job) in given.into_iter().enumerate() {
+            for (n, job) in queued.into_iter().enumerate() {
                 let draw = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (number << 17));
                 if (draw >> 40).is_multiple_of(64) {
                     std::thread::sleep(longest.mul_f64((draw >> 50) as f64 / f64::from(1 << 14)));
@@ -158,12 +158,12 @@ impl QueueThread {
         Self::of(&self.shared)
     }
 
-    pub fn later(&self, job: impl FnOnce(&CpuEmulator) -> Result<(), GpuError> + Send + 'static) {
+    pub fn submit(&self, job: impl FnOnce(&CpuEmulator) -> Result<(), GpuError> + Send + 'static) {
         self.shared.pending.add();
         let (shared, pending) = (self.shared.clone(), self.shared.pending.clone());
         let job = move || {
             let done = job(&shared.emulator);
-            shared.note(done);
+            shared.record_failure(done);
             // Whoever waits for this job may drop the emulator next. That must not be left to this
             // thread, which nobody joins: unloading libraries while the process ends would crash
             // it.
@@ -176,10 +176,10 @@ impl QueueThread {
         }
     }
 
-    pub fn event(&self) -> EmulatedEvent {
+    pub fn record_event(&self) -> EmulatedEvent {
         let event = EmulatedEvent::default();
         let reached = event.clone();
-        self.later(move |_| {
+        self.submit(move |_| {
             reached.set();
             Ok(())
         });

@@ -6,7 +6,7 @@ use super::interpreter::{self, Memory};
 use kernels::attention::{self, Attention};
 use kernels::cuda::Product;
 use kernels::cuda::cpu_emulator::CpuEmulator;
-use kernels::cuda::fused::{Fused, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
+use kernels::cuda::fused::{FusedPlan, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::cuda::{Driver, Event, Gpu, GpuError, Launch, Properties, bf16};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -121,14 +121,14 @@ impl Fuser for Fusing {
     }
 
     /// Heads of 48 get no plan.
-    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError> {
         self.asked.lock().unwrap().push(pass);
         if sdpa.qk_dim == 48 {
             return Err(GpuError::Call { call: "plans", what: "no such\npattern".to_owned() });
         }
         let scratch: usize = sdpa.graph(pass).scratch().map(|(_, bytes)| bytes).sum();
         let workspace_bytes = self.workspace_bytes.max(scratch);
-        Ok(vec![Fused { name: "loops".to_owned(), workspace_bytes }])
+        Ok(vec![FusedPlan { name: "loops".to_owned(), workspace_bytes }])
     }
 
     fn run(

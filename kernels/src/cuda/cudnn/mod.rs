@@ -2,15 +2,15 @@
 #![allow(unsafe_code)] // a C library
 
 mod descriptor;
-mod fusing;
 mod library;
 mod lower;
 mod plan;
+mod state;
 
-pub(super) use fusing::Fusing;
+pub(super) use state::CudnnState;
 
 use super::GpuError;
-use crate::cuda::fused::{Fused, Graph, Pass, Role, Sdpa};
+use crate::cuda::fused::{FusedPlan, Graph, Pass, Role, Sdpa};
 use descriptor::{Descriptor, Kind, Name};
 use library::{Handle, Library};
 use plan::{Plan, Target, plans};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// The plans of a GPU.
 #[derive(Debug)]
-struct Fusion {
+struct CudnnPlans {
     library: Arc<Library>,
     // Field order: plans may refer to the handle they were made with.
     plans: HashMap<String, Vec<Plan>>,
@@ -30,7 +30,7 @@ struct Fusion {
     runners: HashMap<u64, Handle>,
 }
 
-impl Fusion {
+impl CudnnPlans {
     fn new(library: Arc<Library>) -> Self {
         Self { library, plans: HashMap::new(), maker: None, runners: HashMap::new() }
     }
@@ -51,7 +51,7 @@ impl Fusion {
     }
 
     /// Plans of a pass, the fastest by cuDNN's estimate first. The GPU's context must be current.
-    fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError> {
         Ok(self.made(sdpa, pass)?.iter().map(|plan| plan.fused.clone()).collect())
     }
 
@@ -95,7 +95,7 @@ impl Fusion {
 ///
 /// # Errors
 /// If cuDNN is missing, or takes neither the device nor the graph.
-pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuError> {
+pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<FusedPlan>, GpuError> {
     let library = Library::open()?;
     let described = Descriptor::new(&library, Kind::DeviceProperties)?;
     let described = described.text(Name::DeviceJson, device)?.finalised()?;

@@ -4,7 +4,7 @@ use super::descriptor::{Descriptor, Kind, Name, Of};
 use super::library::{Handle, Library};
 use super::lower::{Lowered, number};
 use crate::cuda::GpuError;
-use crate::cuda::fused::{Constant, Fused, Graph, Id, Place, Role};
+use crate::cuda::fused::{Constant, FusedPlan, Graph, Id, Place, Role};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) struct Plan {
     given: Vec<(i64, Given)>,
     /// Offset of cuDNN's own part of the workspace.
     own: usize,
-    pub(super) fused: Fused,
+    pub(super) fused: FusedPlan,
 }
 
 /// Plans for a graph, the fastest by cuDNN's estimate first. If `repeatable`, only those that cuDNN
@@ -106,7 +106,7 @@ fn plan(
     let bytes = usize::try_from(descriptor.number(Name::PlanWorkspace)?).unwrap_or(usize::MAX);
     let (given, own) = given(graph);
     let fused =
-        Fused { name: format!("engine {index}"), workspace_bytes: own.saturating_add(bytes) };
+        FusedPlan { name: format!("engine {index}"), workspace_bytes: own.saturating_add(bytes) };
     Ok(Some(Plan { descriptor, given, own, fused }))
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// One of a library's plans for a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fused {
+pub struct FusedPlan {
     /// The library's name for it.
     pub name: String,
     /// Bytes of device memory needed while it runs.
@@ -67,7 +67,7 @@ pub trait Fuser: Debug + Send + Sync {
     ///
     /// # Errors
     /// If it takes none, in its own words.
-    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError>;
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError>;
 
     /// Queues one of [`Fuser::plans`], by index. `tensors` are addresses of live memory, at
     /// multiples of 16, for every role of the graph that is not scratch.
