@@ -38,10 +38,7 @@ impl Cpu {
     /// A context of `threads` threads, the calling one included.
     ///
     /// # Errors
-    /// `threads` is 0, or the system refuses to start more threads.
-    ///
-    /// # Errors
-    /// If `threads` is 0, or the system gives no more threads.
+    /// If `threads` is 0, or the system refuses to start more threads.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let helpers = match threads {
             0 => return Err(CpuError::NoThreads),

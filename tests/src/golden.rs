@@ -16,9 +16,6 @@ pub fn folder(case: &str) -> PathBuf {
 ///
 /// # Panics
 /// If the request is invalid, or nothing fits.
-///
-/// # Panics
-/// The request cannot be, or nothing fits: the test is wrong.
 pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
     let request = Request::new(&Flags {
         model: folder(case).join("config.json").display().to_string(),

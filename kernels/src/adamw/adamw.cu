@@ -4,7 +4,7 @@
 // Floor for each parameter: reads w, g, m and v, writes w, m and v (28 bytes), and the copy.
 
 struct Tensor {
-  float* to;  // w, or where a proposal goes
+  float* to;  // w, or the destination of a proposal
   const float* w;
   const float* g;
   float* m;
@@ -12,7 +12,7 @@ struct Tensor {
   stored* copy;  // or null
   u64 elements;
   float decay;
-  u32 keeps_moments;  // not 0: m and v stay as they are
+  u32 keeps_moments;  // not 0: m and v stay unchanged
 };
 
 // In device memory, so that a captured graph can be replayed with the next step's values.
@@ -22,7 +22,7 @@ struct Factors {
   float inverse_root;    // 1 / sqrt(1 - beta2^t)
   float gradient_scale;  // clipping
   float beta1, beta2, eps;
-  float rest1, rest2;    // 1 - beta1, 1 - beta2: their digits are lost in f32 near 1
+  float rest1, rest2;    // 1 - beta1, 1 - beta2, which would lose digits if computed in f32
 };
 
 // Grid: x is a block of elements within a tensor, y is the tensor.

@@ -22,7 +22,7 @@
 #define QK_STRIDE (QK_DIM + 8)
 #define V_STRIDE (V_DIM + 8)
 #define WIDE (QK_DIM > 192 || V_DIM > 192 || QK_DIM + V_DIM > 320)
-#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // draws take registers too
+#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // dropout takes registers, too
 #define KEYS_BACKWARD (QK_DIM > 128 || V_DIM > 128 ? 16 : 32)
 #define QUERIES_BACKWARD 16
 
@@ -399,7 +399,7 @@ __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyV
       fill<V_DIM>(tiles.gradients, of_gradients, start, QUERIES_BACKWARD, queries, Q_HEADS);
       __syncthreads();
       float scores[2][4] = {}, changes[2][4] = {};
-#pragma unroll 2  // in full the assembler loads ahead more than there are registers for
+#pragma unroll 2  // fully unrolled, the assembler would load ahead more than fits in registers
       for (int step = 0; step < QK_DIM / 16; ++step) {
         u32 a[4], b[4];
         left(a, tiles.keys, QK_STRIDE, warp() * 16, step * 16);

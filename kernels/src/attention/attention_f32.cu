@@ -28,7 +28,7 @@ __device__ __forceinline__ void fill(float* tile, const float* from, int first, 
 
 __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
   float sum = 0.0f;
-#pragma unroll 8  // in full a compiler takes seconds for it
+#pragma unroll 8  // full unrolling takes seconds to compile
   for (int column = 0; column < dim; ++column) sum += a[column] * b[column];
   return sum;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
 template <int COLUMNS>
 __device__ __forceinline__ void add_rows(float (&sums)[COLUMNS], float factor, const float* tile, int dim) {
   __shared__ float factors[THREADS / 32][32];
-  __syncwarp();  // those of an earlier call may still be read
+  __syncwarp();  // an earlier call's factors may still be read
   factors[warp()][lane()] = factor;
   __syncwarp();
 #pragma unroll 4

@@ -82,9 +82,6 @@ const fn is_wide(a: &Attention) -> bool {
 ///
 /// # Panics
 /// In bf16, if heads are not multiples of 16 or are wider than 256.
-///
-/// # Panics
-/// If heads are no multiple of 16, or wider than 256, in bf16.
 #[track_caller]
 #[must_use]
 pub fn module(storage: Storage, a: &Attention) -> Module {
@@ -211,18 +208,11 @@ fn row_blocks(a: &Attention, module: &Module) -> usize {
 /// which that is, and must not be captured.
 ///
 /// # Errors
-/// The device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// A view has the wrong length; or in bf16 heads are not multiples of 16, are wider than 256, or a
-/// tensor is not aligned to 16 bytes. The same holds for the functions below.
-///
-/// # Errors
-/// If the device fails; the same holds for the functions below.
-///
-/// # Panics
-/// If a view has the wrong length, or in bf16 heads are no multiple of 16 or wider than 256, or
-/// a tensor begins at no multiple of 16 bytes; the same holds for the functions below.
+/// If a view has the wrong length; or in bf16 heads are not multiples of 16, are wider than 256, or
+/// a tensor is not aligned to 16 bytes. The same holds for the functions below.
 #[track_caller]
 pub fn forward<S: Stored>(
     gpu: &Gpu,
@@ -277,10 +267,7 @@ pub fn forward_by<S: Stored>(
 /// there is one.
 ///
 /// # Errors
-/// The library takes no graph of it; its message.
-///
-/// # Errors
-/// If the library takes no graph of it, in its own words.
+/// If the library takes no graph of it; its message.
 pub fn forward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
     Kernel::all(gpu, a.sdpa().as_ref(), Direction::Forward)
 }

@@ -24,9 +24,6 @@ use crate::{Cpu, Output, Real};
 /// Computes `out` and `lse` from `q`, `k`, `v`. Shapes: [`super`].
 ///
 /// # Panics
-/// A slice has the wrong length, or `kv_heads` does not divide `q_heads`.
-///
-/// # Panics
 /// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn forward<T: Real>(
     cpu: &Cpu,
@@ -151,9 +148,6 @@ vectorized! {
 }
 
 /// Computes `dq`, `dk`, `dv` from `dout` and what the forward pass saved. Shapes: [`super`].
-///
-/// # Panics
-/// A slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 ///
 /// # Panics
 /// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
@@ -287,9 +281,6 @@ vectorized! {
 
 /// Merges the result over another range of keys into `out` and `lse`, in place: `lse <- ln(e^lse +
 /// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
-///
-/// # Panics
-/// A slice has the wrong length.
 ///
 /// # Panics
 /// If a slice has the wrong length.

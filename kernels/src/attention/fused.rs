@@ -87,10 +87,7 @@ impl Kernel {
     /// them.
     ///
     /// # Errors
-    /// The library takes no graph of it; its message.
-    ///
-    /// # Errors
-    /// If the library takes no graph of it, in its own words.
+    /// If the library takes no graph of it; its message.
     pub(super) fn all(
         gpu: &Gpu,
         sdpa: Option<&Sdpa>,

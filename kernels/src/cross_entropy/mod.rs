@@ -86,7 +86,7 @@ impl Logits {
 /// Number of columns of a tensor with `rows` rows.
 ///
 /// # Panics
-/// If it has no whole rows.
+/// If its length is not a multiple of a row's.
 #[track_caller]
 fn columns_of(name: &str, len: usize, rows: usize) -> usize {
     let whole = if rows == 0 { len == 0 } else { len.is_multiple_of(rows) };

@@ -4,7 +4,7 @@
 //! It detects errors that a GPU would not report: arguments of the wrong type, addresses outside
 //! any allocation, writes past an allocation's ends, and threads that wait for ever. A misaligned
 //! pack ends the process, as it would end a GPU's context.
-#![allow(unsafe_code)] // code that a compiler just made, and memory by address
+#![allow(unsafe_code)] // freshly compiled code, and memory by address
 
 use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
 use super::product::{Matrix, Product};
@@ -47,10 +47,7 @@ impl CpuEmulator {
     /// An emulator that keeps compiled sources in `folder`, where later ones find them.
     ///
     /// # Errors
-    /// The folder cannot be created.
-    ///
-    /// # Errors
-    /// If the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn new(folder: &Path) -> Result<Self, GpuError> {
         fs::create_dir_all(folder).map_err(|error| failed("create_dir_all", &error))?;
         let properties = Properties {

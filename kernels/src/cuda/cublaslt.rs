@@ -90,7 +90,7 @@ fn type_of(storage: Storage) -> sys::cudaDataType {
     }
 }
 
-/// cuBLASLt's version, where it is installed.
+/// cuBLASLt's version, if it is installed.
 pub(super) fn version() -> Option<usize> {
     // SAFETY: asks the loader whether the library can be opened; its version needs no GPU.
     unsafe { sys::is_culib_present().then(|| sys::cublasLtGetVersion()) }

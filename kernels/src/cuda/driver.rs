@@ -115,10 +115,7 @@ pub(super) trait EventState: Any + Debug + Send + Sync {
     /// Waits until it is reached.
     ///
     /// # Errors
-    /// The point cannot be waited for.
-    ///
-    /// # Errors
-    /// It cannot be waited for.
+    /// If the point cannot be waited for.
     fn wait(&self) -> Result<(), GpuError>;
 }
 
@@ -156,7 +153,7 @@ impl Event {
     /// Waits until all work before it is done.
     ///
     /// # Errors
-    /// If that failed.
+    /// If any of that work failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         match &self.inner {
             EventKind::Host(_) => Ok(()),
@@ -173,7 +170,7 @@ impl Event {
     /// Seconds from this event to a later one. Both must have been waited for.
     ///
     /// # Errors
-    /// If they are of different devices, or work between them failed.
+    /// If the events are of different devices, or work between them failed.
     pub fn seconds_until(&self, end: &Self) -> Result<f64, GpuError> {
         match (&self.inner, &end.inner) {
             (EventKind::Host(start), EventKind::Host(end)) => {
@@ -233,10 +230,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Allocates uninitialised memory at a multiple of 256 bytes.
     ///
     /// # Errors
-    /// The device has too little free memory.
-    ///
-    /// # Errors
-    /// If there is none left.
+    /// If the device has too little free memory.
     fn allocate(&self, bytes: usize) -> Result<u64, GpuError>;
 
     /// Frees memory once all queued work is done.
@@ -245,10 +239,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Copies from the host. The slice may change as soon as this returns.
     ///
     /// # Errors
-    /// The device fails. The same holds for the methods below.
-    ///
-    /// # Errors
-    /// As the device has it; the same holds for the functions below.
+    /// If the device fails. The same holds for the methods below.
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError>;
 
     /// Copies to the host after all queued work.
@@ -272,7 +263,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Launches a kernel.
     ///
     /// # Errors
-    /// As above, and where its source does not compile.
+    /// As above, and if its source does not compile.
     fn launch(&self, launch: &Launch) -> Result<(), GpuError>;
 
     /// Queues a matrix product.
@@ -293,7 +284,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Waits for all queued work.
     ///
     /// # Errors
-    /// As above, for any of it.
+    /// As above, for any of the work.
     fn synchronize(&self) -> Result<(), GpuError>;
 
     /// Records an event after all work queued so far.
@@ -312,7 +303,7 @@ pub trait Driver: Debug + Send + Sync {
     /// libraries that queue work there.
     ///
     /// # Errors
-    /// As above, and where there is no such stream.
+    /// As above, and if there is no such stream.
     fn stream(&self) -> Result<u64, GpuError> {
         Err(GpuError::Call { call: "stream", what: "this is no GPU".to_owned() })
     }
@@ -325,7 +316,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Runs a host function in this queue's order.
     ///
     /// # Errors
-    /// As above, and where the device cannot.
+    /// As above, and if the device does not support it.
     fn run(&self, _job: Job) -> Result<(), GpuError> {
         Err(GpuError::Call { call: "run", what: "a GPU runs nothing of the host's".to_owned() })
     }
@@ -333,7 +324,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Waits for all queues of the device.
     ///
     /// # Errors
-    /// If any of what they did failed.
+    /// If any of their work failed.
     fn quiesce(&self) -> Result<(), GpuError>;
 
     /// Whether the device can record work instead of running it.
@@ -346,7 +337,7 @@ pub trait Driver: Debug + Send + Sync {
     /// or copy to or from the host.
     ///
     /// # Errors
-    /// If it is recording already, or cannot.
+    /// If it is recording already, or cannot record.
     fn start_recording(&self) -> Result<(), GpuError> {
         Err(GpuError::Call { call: "record", what: "this device records nothing".to_owned() })
     }
@@ -355,7 +346,7 @@ pub trait Driver: Debug + Send + Sync {
     /// other queues recorded.
     ///
     /// # Errors
-    /// What was asked meanwhile and cannot be recorded.
+    /// If a call meanwhile cannot be recorded.
     fn finish_recording(&self) -> Result<Box<dyn Recording>, GpuError> {
         Err(GpuError::Call { call: "record", what: "nothing is being recorded".to_owned() })
     }

@@ -229,10 +229,7 @@ pub(crate) fn constant(count: usize) -> f64 {
 /// A count as an `int` argument.
 ///
 /// # Panics
-/// It exceeds an `int`: no single tensor with so many rows fits a GPU.
-///
-/// # Panics
-/// If it is no `int`: a single tensor of so many rows does not fit a GPU.
+/// If it exceeds an `int`: no single tensor with so many rows fits a GPU.
 #[track_caller]
 pub(crate) fn int(count: usize) -> Argument {
     match i32::try_from(count) {

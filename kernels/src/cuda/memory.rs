@@ -29,19 +29,13 @@ impl Gpu {
     /// Opens GPU `ordinal` and loads the driver and its libraries.
     ///
     /// # Errors
-    /// This build, this machine or this GPU is not able to; the message says what is missing.
-    ///
-    /// # Errors
-    /// If this build, this machine or this GPU cannot: the message says what is missing.
+    /// If this build, this machine or this GPU is not able to; the message says what is missing.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self, GpuError> {
         super::device::open(ordinal).map(Self::on)
     }
 
     /// Opens GPU `ordinal`: always an error, since this build has no code for GPUs.
-    ///
-    /// # Errors
-    /// Always.
     ///
     /// # Errors
     /// Always.
@@ -62,10 +56,7 @@ impl Gpu {
     /// Call it once, before any other request.
     ///
     /// # Errors
-    /// The device has too little free memory.
-    ///
-    /// # Errors
-    /// If the device has not so many.
+    /// If the device has too little free memory.
     pub fn reserve(&self, bytes: usize) -> Result<(), GpuError> {
         self.queue.arena.reserve(bytes)
     }
@@ -100,10 +91,7 @@ impl Gpu {
     /// waited for ([`Gpu::wait`], [`Memory::busy_until`]).
     ///
     /// # Errors
-    /// The device has too little free memory.
-    ///
-    /// # Errors
-    /// If the device has none left.
+    /// If the device has too little free memory.
     pub fn memory<E: Element>(&self, len: usize) -> Result<Memory<E>, GpuError> {
         let bytes = (len * size_of::<E>()).next_multiple_of(ALIGNMENT);
         let address = if len == 0 { 0 } else { self.queue.take(bytes)? };
@@ -145,7 +133,7 @@ impl Gpu {
     /// Copies memory to the host after all queued work.
     ///
     /// # Errors
-    /// If the device fails, now or in what was queued.
+    /// If the device fails, now or in earlier work.
     pub fn download<E: Element>(&self, from: View<'_, E>) -> Result<Vec<E>, GpuError> {
         let mut to = vec![E::zeroed(); from.len()];
         self.copy_out(from, &mut to)?;
@@ -155,16 +143,10 @@ impl Gpu {
     /// Copies from the host through pinned memory. The slice may change as soon as this returns.
     ///
     /// # Errors
-    /// The device fails.
-    ///
-    /// # Panics
-    /// The lengths differ; the same holds for the copies below.
-    ///
-    /// # Errors
     /// If the device fails.
     ///
     /// # Panics
-    /// If the lengths differ; the same holds for the functions below.
+    /// If the lengths differ; the same holds for the copies below.
     #[track_caller]
     pub fn copy_in<E: Element>(&self, from: &[E], to: ViewMut<'_, E>) -> Result<(), GpuError> {
         crate::check::length("to", to.len(), from.len());
@@ -177,7 +159,7 @@ impl Gpu {
     /// Copies to the host after all queued work, and waits for it.
     ///
     /// # Errors
-    /// If the device fails, now or in what was queued.
+    /// If the device fails, now or in earlier work.
     #[track_caller]
     pub fn copy_out<E: Element>(&self, from: View<'_, E>, to: &mut [E]) -> Result<(), GpuError> {
         crate::check::length("to", to.len(), from.len());
@@ -230,7 +212,7 @@ impl Gpu {
     /// Waits for all queued work.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// If any of the work failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.queue.driver()?.synchronize()
     }
@@ -401,10 +383,7 @@ impl<E: Element> Memory<E> {
     /// A view of a part, to read.
     ///
     /// # Panics
-    /// The range is outside; the same holds for [`Memory::slice_mut`].
-    ///
-    /// # Panics
-    /// If the range is outside; the same holds for the functions below.
+    /// If the range is outside; the same holds for [`Memory::slice_mut`].
     #[track_caller]
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> View<'_, E> {

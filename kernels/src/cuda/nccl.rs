@@ -93,7 +93,7 @@ pub trait Library: Debug + Send + Sync {
     /// A new id; one member asks for it and tells the others.
     ///
     /// # Errors
-    /// As the library has it; the same holds for the functions below.
+    /// If the library fails; the same holds for the functions below.
     fn new_id(&self) -> Result<Id, GpuError>;
 
     /// Joins the group with that id as member `rank` of `size`, with the queue's device.
@@ -117,16 +117,13 @@ pub trait Group: Debug + Send + Sync {
     /// again once the new one is made.
     ///
     /// # Errors
-    /// As the library has it; the same holds for the functions below.
+    /// If the library fails; the same holds for the functions below.
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError>;
 
     /// Whether the last call is queued, or the group is made.
     ///
     /// # Errors
     /// A failure since, here or on another member.
-    ///
-    /// # Errors
-    /// What went wrong since, here or on another member.
     fn is_ready(&self) -> Result<bool, GpuError>;
 
     /// Queues calls as one operation. Sends and receives that wait for each other must be in one

@@ -7,19 +7,13 @@ use std::sync::Arc;
 /// Loads NCCL.
 ///
 /// # Errors
-/// This build or this machine does not have it; the message says what is missing.
-///
-/// # Errors
-/// If this build or this machine has none: the message says what is missing.
+/// If this build or this machine does not have it; the message says what is missing.
 #[cfg(feature = "cuda")]
 pub fn open_nccl() -> Result<Arc<dyn Library>, GpuError> {
     super::libnccl::open()
 }
 
 /// Loads NCCL: always an error, since this build has no code for GPUs.
-///
-/// # Errors
-/// Always.
 ///
 /// # Errors
 /// Always.

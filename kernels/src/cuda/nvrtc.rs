@@ -77,9 +77,6 @@ pub fn version() -> Option<(i32, i32)> {
 /// a virtual one inline assembly is not checked.
 ///
 /// # Errors
-/// NVRTC is missing, or the source does not compile.
-///
-/// # Errors
 /// If NVRTC is missing, or the source does not compile.
 #[allow(unsafe_code)]
 pub fn compile(

@@ -95,7 +95,7 @@ __device__ __forceinline__ u64 pack_start() {
 // next one. The pointer is null if there is none.
 struct StepNumbers {
   u32 step;          // added to the draws' step
-  float loss_scale;  // of the loss's gradient, where it is the step's
+  float loss_scale;  // scale of the loss gradient, if the argument is OF_STEP
 };
 
 __device__ __forceinline__ u32 step_of(const StepNumbers* __restrict__ numbers, u32 step) {

@@ -24,7 +24,7 @@ pub struct Matrix {
 /// Column-major products `D = alpha op(A) op(B) + beta D`, with an optional bias added to every
 /// column.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive] // only operations make one, from views of live memory
+#[non_exhaustive] // constructed only by operations, from views of live memory
 pub struct Product {
     /// The left factor.
     pub a: Matrix,

@@ -66,7 +66,7 @@ impl Gpu {
     /// Ends [`Gpu::start_recording`]. No other thread may use the device meanwhile.
     ///
     /// # Errors
-    /// What was asked meanwhile and cannot be recorded, or where nothing was being recorded here.
+    /// If a call meanwhile cannot be recorded, or this queue is not recording.
     pub fn finish_recording(&self) -> Result<Graph, GpuError> {
         let Some(session) = self.queue.arena.end() else {
             let what = "nothing is being recorded".to_owned();

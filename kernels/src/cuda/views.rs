@@ -44,9 +44,6 @@ impl Span {
     /// A part of it, whose elements have the given type.
     ///
     /// # Panics
-    /// The range is outside.
-    ///
-    /// # Panics
     /// If the range is outside.
     #[track_caller]
     #[must_use]
@@ -94,9 +91,6 @@ impl<'a, E: Element> View<'a, E> {
     }
 
     /// A part of it.
-    ///
-    /// # Panics
-    /// The range is outside.
     ///
     /// # Panics
     /// If the range is outside.
@@ -151,10 +145,7 @@ impl<'a, E: Element> ViewMut<'a, E> {
     /// A mutable reborrow of a part.
     ///
     /// # Panics
-    /// The range is outside; the same holds for the methods below.
-    ///
-    /// # Panics
-    /// If the range is outside; the same holds for the functions below.
+    /// If the range is outside; the same holds for the methods below.
     #[track_caller]
     #[must_use]
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, E> {

@@ -100,7 +100,7 @@ fn in_place<S: Stored>(
 /// As [`add`].
 ///
 /// # Panics
-/// If `x` has no whole rows.
+/// If the length of `x` is not a multiple of a row's.
 pub fn add_bias<S: Stored>(
     gpu: &Gpu,
     bias: View<'_, S>,
@@ -120,7 +120,7 @@ pub fn add_bias<S: Stored>(
 /// As [`add`].
 ///
 /// # Panics
-/// If `dy` has no whole rows.
+/// If the length of `dy` is not a multiple of a row's.
 pub fn bias_gradient<S: Stored>(
     gpu: &Gpu,
     dy: View<'_, S>,

@@ -39,13 +39,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int start = 0; start < tokens; start += THREADS) {
     const int token = start + threadIdx.x;
     const u32 here = __ballot_sync(0xffffffffu, token < tokens && ids[token] == id);
-    __syncthreads();  // what was found before may still be read
+    __syncthreads();  // the last chunk's matches may still be read
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = here;
     __syncthreads();
     for (int warp = 0; warp < THREADS / 32; ++warp) {
       for (u32 left = found[warp]; left != 0; left &= left - 1) {
         const int at = start + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-        if (at < own) return;  // as all threads of the block do
+        if (at < own) return;  // all threads of the block agree
         if (column >= COLUMNS) continue;
         float v[PACK];
         load(dout + static_cast<u64>(at) * COLUMNS + column, v);

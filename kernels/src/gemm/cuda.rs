@@ -37,7 +37,7 @@ const ONE: Batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
 /// As [`gemm`].
 ///
 /// # Panics
-/// As [`gemm`], and where results would overlap.
+/// As [`gemm`], and if results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<S: Stored, O: Stored>(
     gpu: &Gpu,
@@ -59,7 +59,7 @@ pub fn gemm_batched<S: Stored, O: Stored>(
 /// As [`gemm`].
 ///
 /// # Panics
-/// As [`gemm`], and where the bias has not `n` elements.
+/// As [`gemm`], and if the bias does not have `n` elements.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_bias<S: Stored, O: Stored>(
     gpu: &Gpu,

@@ -25,7 +25,7 @@ pub fn gemm<T: Real>(_cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta
 /// [`gemm()`] of every member of a batch.
 ///
 /// # Panics
-/// As [`gemm()`], and where results would overlap.
+/// As [`gemm()`], and if results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<T: Real>(
     cpu: &Cpu,

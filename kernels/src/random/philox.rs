@@ -21,7 +21,7 @@ pub const fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // the halves of products are what the rounds are made of
+#[allow(clippy::cast_possible_truncation)] // the rounds use both halves of products
 const fn round(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let low = MULTIPLIERS[0] * counter[0] as u64;
     let high = MULTIPLIERS[1] * counter[2] as u64;

@@ -102,7 +102,7 @@ pub fn backward<S: Stored>(
 /// As [`fill_table`].
 ///
 /// # Panics
-/// As [`forward`], and where the heads do not fit a row.
+/// As [`forward`], and if the heads do not fit a row.
 pub fn forward_packed<S: Stored>(
     gpu: &Gpu,
     rope: &Rope,

@@ -40,7 +40,7 @@ fn swap_tile<T: Real>(
         for i in i..a.min(i + TILE) {
             let (from, to) = ((i * b + first + j) * inner, (j * a + i) * inner);
             match inner {
-                1 => y[to] = x[from], // a call to copy costs more than the element
+                1 => y[to] = x[from], // a call of copy would cost more than the element
                 _ => y[to..to + inner].copy_from_slice(&x[from..from + inner]),
             }
         }

@@ -2,7 +2,7 @@
 
 macro_rules! implementation {
     ($name:ident: $($path:tt)*) => {
-        #[allow(unused_qualifications)] // in one of them the specification is what is tested
+        #[allow(unused_qualifications)] // for the reference itself
         mod $name {
             use kernels::$($path)*;
             include!("gradients.rs");

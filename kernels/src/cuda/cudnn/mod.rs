@@ -91,9 +91,6 @@ impl CudnnPlans {
 /// the JSON of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
 ///
 /// # Errors
-/// cuDNN is missing, or takes neither the device nor the graph.
-///
-/// # Errors
 /// If cuDNN is missing, or takes neither the device nor the graph.
 pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<FusedPlan>, GpuError> {
     let library = Library::open()?;
@@ -109,10 +106,7 @@ pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<FusedPlan>, 
 /// cuDNN's version.
 ///
 /// # Errors
-/// It is missing, too old, or lacks a library it needs.
-///
-/// # Errors
-/// If it is missing, too old, or lacks what it needs itself.
+/// If it is missing, too old, or lacks a library it needs.
 pub fn version() -> Result<String, GpuError> {
     Ok(format!("{:?}", Library::open()?))
 }

@@ -38,10 +38,7 @@ impl Preference {
     /// Parses the value of the variable.
     ///
     /// # Errors
-    /// Not one of the three words.
-    ///
-    /// # Errors
-    /// If it is none of these.
+    /// If it is not one of the three words.
     pub fn read(word: &str) -> Result<Self, String> {
         match word {
             "own" => Ok(Self::Own),
@@ -63,17 +60,14 @@ pub trait Fuser: Debug + Send + Sync {
     /// The library's plans for a pass, the fastest by its own estimate first.
     ///
     /// # Errors
-    /// No engine takes the graph; the library's message.
-    ///
-    /// # Errors
-    /// If it takes none, in its own words.
+    /// If no engine takes the graph; the library's message.
     fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError>;
 
     /// Queues one of [`Fuser::plans`], by index. `tensors` are addresses of live memory, at
     /// multiples of 16, for every role of the graph that is not scratch.
     ///
     /// # Errors
-    /// As the device has it.
+    /// If the device fails.
     fn run(
         &self,
         plan: (&Sdpa, Pass, usize),
