@@ -5,7 +5,7 @@ use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-/// What kernels need of an element type and callers do not. It seals [`Real`](super::Real): kernels
+/// What kernels need of an element type and callers do not. It seals [`Real`]: kernels
 /// are tested for f32 and f64 only.
 pub(crate) mod sealed {
     use super::Pool;

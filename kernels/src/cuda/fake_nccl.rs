@@ -46,7 +46,7 @@ impl FakeNccl {
 
 impl Library for FakeNccl {
     fn version(&self) -> String {
-        "a rehearsal".to_owned()
+        "fake NCCL".to_owned()
     }
 
     fn new_id(&self) -> Result<Id, GpuError> {
@@ -222,11 +222,11 @@ impl Group for Member {
     fn is_ready(&self) -> Result<bool, GpuError> {
         let Some((group, rank)) = self.group() else { return Ok(false) };
         if self.library.failing.load(Ordering::Acquire) == rank {
-            return Err(failed("a rehearsal", "a cable was pulled"));
+            return Err(failed("fake NCCL", "a cable was pulled"));
         }
         let state = lock(&group.state);
         if !state.aborted.is_empty() {
-            return Err(failed("a rehearsal", "a member gave up"));
+            return Err(failed("fake NCCL", "a member gave up"));
         }
         let splits = self.splits.load(Ordering::Acquire);
         let split =

@@ -31,13 +31,13 @@ pub fn gemm<S: Stored, O: Stored>(
 
 const ONE: Batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
 
-/// [`gemm`] of every member of a batch.
+/// [`gemm()`] of every member of a batch.
 ///
 /// # Errors
-/// As [`gemm`].
+/// As [`gemm()`].
 ///
 /// # Panics
-/// As [`gemm`], and if results would overlap.
+/// As [`gemm()`], and if results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<S: Stored, O: Stored>(
     gpu: &Gpu,
@@ -52,14 +52,14 @@ pub fn gemm_batched<S: Stored, O: Stored>(
     run(gpu, shape, batch, alpha, a, b, beta, c, None)
 }
 
-/// [`gemm`] with `bias[n]` added to every row of the result, within the product's kernel: a linear
-/// layer with bias.
+/// [`gemm()`] with `bias[n]` added to every row of the result, within the product's kernel: a
+/// linear layer with bias.
 ///
 /// # Errors
-/// As [`gemm`].
+/// As [`gemm()`].
 ///
 /// # Panics
-/// As [`gemm`], and if the bias does not have `n` elements.
+/// As [`gemm()`], and if the bias does not have `n` elements.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_bias<S: Stored, O: Stored>(
     gpu: &Gpu,
@@ -125,14 +125,14 @@ fn product<S: Stored, O: Stored>(shape: &Shape, batch: &Batch, addresses: [u64; 
     }
 }
 
-/// Seconds that each of cuBLASLt's algorithms takes for [`gemm`] of this shape with `beta` 0, the
+/// Seconds that each of cuBLASLt's algorithms takes for [`gemm()`] of this shape with `beta` 0, the
 /// chosen one first: to see how far the choice is from the best. Empty on the emulator.
 ///
 /// # Errors
-/// As [`gemm`].
+/// As [`gemm()`].
 ///
 /// # Panics
-/// As [`gemm`].
+/// As [`gemm()`].
 pub fn survey<S: Stored, O: Stored>(
     gpu: &Gpu,
     shape: &Shape,

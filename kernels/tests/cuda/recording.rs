@@ -11,13 +11,13 @@ use kernels::random::{GlobalIndices, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn lagging() -> AsyncEmulator {
+fn async_emulator() -> AsyncEmulator {
     let emulator = CpuEmulator::new(&folder()).expect("a folder for compiled sources");
     AsyncEmulator::new(emulator, Duration::from_micros(300))
 }
 
 fn gpu() -> Gpu {
-    Gpu::on(Arc::new(lagging()))
+    Gpu::on(Arc::new(async_emulator()))
 }
 
 /// The error message.
@@ -195,7 +195,7 @@ fn what_cannot_be_recorded_is_refused_by_name() {
 /// Errors for queues that are not joined back, and for events from outside.
 #[test]
 fn queues_must_come_back() {
-    let origin = lagging();
+    let origin = async_emulator();
     let (side, at) = (origin.fork().unwrap(), origin.allocate(256).unwrap());
     let before = side.record().unwrap();
     origin.start_recording().unwrap();
