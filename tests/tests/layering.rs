@@ -160,11 +160,11 @@ fn unsafe_code_of_kernels_is_where_libraries_are_called() {
     }
     found.sort();
     let libraries = [
+        "cuda/cpu_emulator.rs",
         "cuda/cublaslt.rs",
         "cuda/cudnn/mod.rs",
         "cuda/device.rs",
         "cuda/libnccl.rs",
-        "cuda/cpu_emulator.rs",
         "cuda/nvrtc.rs",
         "matrix.rs",
     ];
