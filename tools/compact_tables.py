@@ -4,8 +4,9 @@
 usage: compact_tables.py FOLDER_OF_CSVS [REPOSITORY_ROOT]
 
 Reads gemm.csv, attention.csv, memory_bound.csv and collectives.csv; writes
-models/shipped/efficiency/<device>.csv and planner/tests/data/kernels_{held_out,elsewhere}.csv. Every
-seventh row is held out of the tables; a sample of those rows, and of what others measured, tests the kernel model. Python's standard library only.
+models/shipped/efficiency/<device>.csv and planner/tests/data/kernels_{held_out,elsewhere}.csv.
+Every seventh row is held out of the tables; a sample of those rows, and of others' measurements,
+tests the kernel model. Needs only Python's standard library.
 """
 
 import csv
@@ -23,31 +24,29 @@ HOLD_EVERY = 7
 SAMPLE = 60  # held-out rows committed of each kind, device and format
 FORMAT = 1e4  # fractions are written in units of 1e-4
 
-# aiconfigurator's fp8 products begin by quantising a bf16 activation. At a given m and k its times
-# are linear in n, with this intercept (least squares over n <= 6144) above that of bf16: seconds,
-# and seconds an element. The planner prices casts by themselves, so it is taken off, but never to
-# more than LIMIT of the peak.
+# aiconfigurator's fp8 products include the quantisation of a bf16 activation. For given m and k its
+# times are linear in n, and their intercept exceeds bf16's by this (least squares over n <= 6144):
+# seconds, and seconds an element. The planner prices casts separately, so it is subtracted, but the
+# result stays below LIMIT of the peak.
 QUANTISE_S = 6e-6
 QUANTISE_ELEMENT_S = 2.3e-12
 LIMIT = 0.9
-# Sequences times heads beyond which nothing changes, and tokens at which kernels run at half their
-# speed.
+# Sequences times heads beyond which speed is constant, and tokens at which it is half.
 MOST_HEADS = 1024
 HALF_TOKENS = 1000
-# Cache writes are told from sequences up to this long and from this many tokens, where they show.
+# Cache writes are fitted to sequences up to this long, with at least this many tokens: there they
+# are a visible part of the time.
 SHORT_SEQUENCE = 2048
 MANY_TOKENS = 4096
-# Causal squares beyond this side take as long as shorter ones with as many rows, in proportion to
-# the rows' length.
+# Beyond this side the time of causal squares is proportional to their rows and to the rows' length.
 LONGEST = 32768
-# Sequences that training libraries' tables have beside those of serving: windows are short ones.
+# Sequences in the tables of training libraries besides those of serving: short ones, for windows.
 BESIDE = (256, 512, LONGEST)
-# XLA's times are of single executions and hold a launch.
+# XLA's times are of single executions and include a launch.
 XLA_LAUNCH_S = 3e-6
 
-# Which rows make which device's tables. `link` is what large messages reach per GPU and direction
-# on the machines that were measured: line rate times the efficiency that the cluster file of that
-# device says.
+# The rows that make each device's tables. `link` is the bandwidth of large messages per GPU and
+# direction on the measured machines: line rate times the efficiency in the device's cluster file.
 DEVICES = {
     "a100": {
         "gemm": {"bf16": ["aic:a100_sxm/vllm/0.14.0", "aic:a100_sxm/sglang/0.5.10"]},
@@ -56,8 +55,7 @@ DEVICES = {
         "stream": ("A100", {"add", "mlp_act"}),
         "links": ["aic:a100_sxm/comm/nccl/2.27.3"],
         "link": 300e9 * 0.77,
-        # Of all devices only here times without waves are farther from rows left out than those
-        # with them.
+        # The only device whose held-out rows are predicted better with waves.
         "waves": {"bf16": 108},
     },
     "h100": {
@@ -86,8 +84,8 @@ DEVICES = {
         "link": 900e9 * 0.70,
     },
     "gb200": {
-        "like": "b200",  # the same chip: other kernels as fractions of its own peak
-        "attention": ("B200", "aic:b200_sxm"),  # where its own does not say
+        "like": "b200",  # the same chip: its other kernels have the same fractions of peak
+        "attention": ("B200", "aic:b200_sxm"),  # where it has no measurements of its own
         "forward": ("GB200", "cudnn 9"),
         "backward": ("GB200", "cudnn 9"),
         "links": ["aic:gb200/comm/nccl/2.29.2", "xla:sm_100_GB200"],
@@ -103,7 +101,7 @@ DEVICES = {
 
 
 def rows(folder, name):
-    """Rows of one file without those that the folder's README flags."""
+    """Rows of one file, without those that the folder's README rejects."""
     with open(folder / name, newline="") as file:
         return [row for row in csv.DictReader(file) if not row.get("flag")]
 
@@ -121,16 +119,17 @@ def sample(held):
 
 @functools.cache
 def near(distance, reach):
-    """How alike values are so many doublings apart: Matern's covariance of order 3/2."""
+    """Matern's covariance of order 3/2, by distance in doublings."""
     scaled = math.sqrt(3) * abs(distance) / reach
     return (1 + scaled) * math.exp(-scaled)
 
 
 class Surface:
-    """Regression by a Gaussian process through logarithms of values at points on logarithmic axes.
+    """Gaussian-process regression of logarithms of values over logarithmic axes.
 
-    What was measured says by itself how far it reaches, which no choice of neighbours does; every constant of the
-    covariances was chosen by leaving measured rows out, and is the same for all devices.
+    No neighbourhood has to be chosen: the covariances determine how far a measurement reaches.
+    Their constants were chosen by cross-validation on measured rows, and are the same for all
+    devices.
     """
 
     def __init__(self, values, covariance, noise):
@@ -150,7 +149,7 @@ class Surface:
         self.weights = solve(lower, [log - self.mean for log in logs])
 
     def at(self, point):
-        """The value expected at a point."""
+        """The expected value at a point."""
         alike = (self.covariance(point, other) for other in self.points)
         return math.exp(self.mean + sum(map(operator.mul, alike, self.weights)))
 
@@ -168,7 +167,7 @@ def solve(lower, right):
 
 
 def tiled(a, b):
-    """Covariance of products' efficiencies: smooth in all sizes, and what the tiles of one output have in common."""
+    """Covariance of products' efficiencies: smooth in all sizes, plus a term for equal tiles."""
     together = 0.28**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 3) * near(a[2] - b[2], 3)
     return together + (0.04**2 * near(a[2] - b[2], 2.8) if a[:2] == b[:2] else 0)
 
@@ -179,12 +178,12 @@ def fused(a, b):
 
 
 def carried(a, b):
-    """Covariance of one library's speed over another's, in the same sizes: few points, which reach far."""
+    """Covariance of the ratio of two libraries' speeds: few points, so a long range."""
     return 0.3**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 4) * near(a[2] - b[2], 4)
 
 
 def sent(a, b):
-    """Covariance of a collective's times over ranks and bytes: algorithms change with both."""
+    """Covariance of a collective's times over ranks and bytes; algorithms change with both."""
     together = 0.5**2 * near(a[0] - b[0], 3) * near(a[1] - b[1], 4)
     return together + (0.3**2 * near(a[1] - b[1], 2) if a[0] == b[0] else 0)
 
@@ -194,14 +193,14 @@ def doublings(shape):
 
 
 def fill(grid, axes, filled=lambda shape: 1.0):
-    """What was measured, and between it what is expected; `filled` is what the last wave leaves of the speed."""
+    """Measured values, and expected ones between them; `filled` is the last wave's factor."""
     surface = Surface({doublings(shape): value / filled(shape) for shape, value in grid.items()}, tiled, 0.02)
     expected = lambda shape: surface.at(doublings(shape)) * filled(shape)
     return {shape: grid[shape] if shape in grid else expected(shape) for shape in itertools.product(*axes)}
 
 
 def last_wave(multiprocessors):
-    """What of a product's speed its last wave leaves, as models::cluster::Waves has it."""
+    """Factor of a product's speed due to its last wave, as in models::cluster::Waves."""
 
     def waves(m, n, rows, columns):
         return min(math.ceil(math.ceil(m / a) * math.ceil(n / b) / multiprocessors) for a, b in ((rows, columns), (columns, rows)))
@@ -239,7 +238,7 @@ def gemm(folder, spec, held_out, device):
         kept = [r for r in kept if r["batch"] == "1" and "f8e5m2" not in r["notes"]]
         used, held = hold_out(kept)
         for r in sample(held):
-            seconds = flops(r) / (float(r["tflops"]) * 1e12)  # as measured: nothing taken off
+            seconds = flops(r) / (float(r["tflops"]) * 1e12)  # as measured, with quantisation
             held_out.append(["gemm", device, dtype, r["m"], r["n"], r["k"], f"{seconds:.4g}", r["source"]])
         shape = lambda r: (int(r["m"]), int(r["n"]), int(r["k"]))
         grid = {shape(r): product(r)[1] for r in used}
@@ -264,7 +263,7 @@ def cores(folder, device, pass_, impl="", source=""):
 
 
 def hold_out_shapes(kept, shape):
-    """The same with every seventh shape: rows of one shape, as a table has it, tell one another."""
+    """The same by shapes: rows of one shape would predict each other."""
     held = set(hold_out(list(dict.fromkeys(shape(r) for r in kept)))[1])
     apart = lambda r: shape(r) in held
     return [r for r in kept if not apart(r)], [r for r in kept if apart(r)]
@@ -276,7 +275,7 @@ def cell(r):
 
 
 def core_row(kind, device, r):
-    """A row of a test: widths, sequence, batch and mask, heads."""
+    """A row of the test data: widths, sequence, batch and mask, heads."""
     mask = ("causal" if r["causal"] == "1" else "full") + ("" if not r["window"] else f":{r['window']}")
     return [
         kind, device, f"{r['head_dim_qk']}/{r['head_dim_v']}", r["seq"], f"{r['batch']}:{mask}",
@@ -285,11 +284,12 @@ def core_row(kind, device, r):
 
 
 class Writes:
-    """What serving kernels take beside attention: each token's keys and values, written to a cache.
+    """Time of serving kernels besides attention: writing each token's keys and values to a cache.
 
-    Of equal attention the times differ by the tokens times a figure of the key/value heads alone, on every device:
-    with one head, sequences fewer and longer in heads (equally many of both together) tell it, and with more of them
-    the same shape with one. Medians over the shorter sequences, where it is the largest part.
+    For equal attention, times differ by the tokens times a number that depends only on the
+    key/value heads, on every device. With one head it follows from shapes with fewer sequences and
+    more heads (their product being equal); with more heads, from the same shape with one. Medians
+    over the shorter sequences, where it is the largest part.
     """
 
     def __init__(self, used):
@@ -331,7 +331,8 @@ short = lambda sequence: sequence / (sequence + HALF_TOKENS)
 
 @functools.cache
 def served(folder, device, source):
-    """Surface of forward fractions of peak without cache writes; rows held out; writes; shapes measured."""
+    """Surface of forward fractions of peak without cache writes; rows held out; writes; shapes
+    measured."""
     used, held = hold_out_shapes(cores(folder, device, "fwd", source=source), cell)
     writes = Writes(used)
     cells = defaultdict(list)
@@ -353,7 +354,8 @@ def kept_pairs(r):
 
 
 def square(r):
-    """Mean width, and the causal square whose rows are as long and as many: as planner::cost::attention has it."""
+    """Mean width, and the causal square with as many and as long rows; see
+    planner::cost::attention."""
     side = min(2 * kept_pairs(r) / float(r["seq"]), LONGEST)
     heads = int(r["batch"]) * int(r["heads"]) * float(r["seq"]) / side
     return (int(r["head_dim_qk"]) + int(r["head_dim_v"])) / 2, side, min(heads, MOST_HEADS)
@@ -369,8 +371,10 @@ def core_fraction(r):
 
 
 def trained(used, prior):
-    """Surface of a training library's fractions of peak: what is expected of serving's forward pass, times what it
-    measured over that, which reaches as far as it varies."""
+    """Surface of a training library's fractions of peak.
+
+    The product of two surfaces: serving's forward pass, and the library's ratio to it.
+    """
     ratios = defaultdict(list)
     for r in used:
         ratios[square(r)].append(core_fraction(r) / prior(square(r)))
@@ -380,7 +384,8 @@ def trained(used, prior):
 
 
 def attention(folder, spec, held_out, device):
-    """Fraction of peak by head width, sequence and batch x heads, of the forward and of the backward pass."""
+    """Fraction of peak by head width, sequence and batch x heads, of the forward and of the
+    backward pass."""
     surface, held, writes, measured = served(folder, *spec["attention"])
     forward = lambda shape: surface.at(doublings(shape)) * short(shape[1])
     if "forward" in spec:
@@ -395,7 +400,7 @@ def attention(folder, spec, held_out, device):
         held_out += [core_row("attention", device, r) for r in sample(held)]
     used, held = hold_out_shapes(cores(folder, spec["backward"][0], "bwd", impl=spec["backward"][1]), square)
     backward = trained(used, forward)
-    if device != "h100":  # those are H200's
+    if device != "h100":  # h100's are measured on H200
         held_out += [core_row("attention_backward", device, r) for r in held]
     shapes = grid(measured, [square(r) for r in used], BESIDE if "forward" in spec else ())
     return [
@@ -405,8 +410,10 @@ def attention(folder, spec, held_out, device):
 
 
 def grid(measured, squares, longer):
-    """Shapes of a table: for each width and sequence the heads measured, and those between; widths that only backward
-    passes were measured with are as wide ones are, and so are sequences."""
+    """Shapes of a table: for each width and sequence the measured heads, and those between them.
+
+    Widths and sequences that were measured only backward get the heads of all others.
+    """
     every = sorted({heads for _, _, heads in measured})
     sequences = {sequence for _, sequence, _ in measured}
     beyond = {LONGEST} if any(side > max(sequences) for _, side, _ in squares) else set()
@@ -438,7 +445,7 @@ def links(folder, spec, held_out, device):
     """Time of collectives inside one NVLink domain, microseconds on powers of two of bytes."""
     kept = [r for r in rows(folder, "collectives.csv") if r["source"] in spec["links"] and r["collective"] in OPS]
     kept = [r for r in kept if not (r["source"].startswith("xla") and int(r["devices"]) not in (8, 16, 32, 64))]
-    # Series are multiples of seven long, and the same sizes would always be held out.
+    # The length of a series is a multiple of seven, so the same sizes would always be held out.
     random.Random(7).shuffle(kept)
     used, held = hold_out(kept)
     for r in sample([r for r in held if int(r["bytes"]) >= 2**20]):
@@ -469,13 +476,13 @@ def links(folder, spec, held_out, device):
 
 
 def ideal_us(op, ranks, size, link):
-    """Microseconds at the links' rate, behind a start."""
+    """Microseconds of a start and of the bytes at the links' rate."""
     turns = 2 if op == "all_reduce" else 1
     return 15 + turns * (ranks - 1) / ranks * size / link * 1e6
 
 
 def elsewhere(folder):
-    """Measured by others than whom the tables come from: other libraries, stacks and machines."""
+    """Measurements of others than the tables' sources: other libraries, stacks and machines."""
     lines = []
 
     def add(kind, device, cells, seconds, source):
@@ -491,7 +498,7 @@ def elsewhere(folder):
             flops = 2 * float(r["m"]) * float(r["n"]) * float(r["k"])
             cells = [r["dtype"], r["m"], r["n"], r["k"]]
             add("gemm", boards[r["device"]], cells, flops / (float(r["tflops"]) * 1e12), source)
-    # Forward passes of the libraries whose backward passes are in the tables, and both of
+    # Forward passes of the libraries whose backward passes are in the tables, and both passes of
     # PyTorch's own cuDNN.
     for board, impl in (("A100-PCIe", "te_flash/cudnn"), ("B200", "te_flash/cudnn"), ("H200", "cudnn 9")):
         lines += [core_row("attention_forward", boards[board], r) for r in cores(folder, board, "fwd", impl=impl)]
@@ -523,7 +530,7 @@ LICENCES = [
 
 
 def header(spec):
-    """What the numbers are and whose."""
+    """Header of a table: the meaning and the sources of its numbers."""
     kernels = {s for many in spec.get("gemm", {}).values() for s in many}
     kernels |= {spec["attention"][1]}
     kernels |= {f"attention {kind} of {spec[kind][0]} ({spec[kind][1]})" for kind in ("forward", "backward") if kind in spec}

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs that somebody ends, or that lose a process, end soon and say so with their exit code: Ctrl-C
-# with ranks as threads and as MPI processes, a killed process, a rank that fails alone, and a
-# wrong number of processes.
+# Runs that are interrupted or lose a process end soon, with an exit code that says so: Ctrl-C with
+# ranks as threads and as MPI processes, a killed process, a rank that fails alone, a wrong number
+# of processes.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 golden=${CARGO_TARGET_DIR:-$root/target}/debug/examples/golden
@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 export CASE=llama_gqa TP=2 PP=2 DP=2 MICRO_BATCH=1
 failed=0
 
-# Tokens without end: 4,096 of them as one document of Megatron's format.
+# Training data: 4,096 tokens as one document in Megatron's format.
 python3 - "$scratch/tokens" <<'PYTHON'
 import struct, sys
 count = 4096
@@ -23,7 +23,7 @@ PYTHON
 ok() { echo "$1: exit code $2"; }
 wrong() { echo "$1: $2" >&2; failed=1; }
 
-# Starts a run of many steps in the background, waits for its first step: sets $run.
+# Starts a run of many steps in the background and waits for its first step. Sets $run.
 start() {
     : >"$scratch/metrics"
     "$@" "$golden" --data "$scratch/tokens.bin" --steps 1000000 --metrics "$scratch/metrics" \
@@ -36,7 +36,7 @@ start() {
     wrong "$*" "no step within a minute"
 }
 
-# Waits for $run to end within 30 s: name, least and most exit code.
+# Waits up to 30 s for $run to end. Arguments: name, minimum and maximum exit code.
 ends() {
     for _ in $(seq 300); do
         kill -0 "$run" 2>/dev/null || break
@@ -70,7 +70,7 @@ if command -v mpirun >/dev/null; then
     kill -9 "$(pgrep -P "$run" | sed -n 3p)"
     ends "a killed rank" 1 255
 
-    # Rank 0 alone writes metrics.
+    # Only rank 0 writes metrics.
     timeout 60 $mpi "$golden" --data "$scratch/tokens.bin" --steps 5 --metrics /dev/full >"$scratch/said" 2>&1
     code=$?
     if [ $code -ne 0 ] && [ $code -ne 124 ] && grep -q "No space left" "$scratch/said"; then ok "a full disk on one rank" $code

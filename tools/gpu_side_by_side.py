@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""PyTorch's speed on the GPU that gpu-bench measured: the same products, the same attentions, and training steps; and
-what all of it comes to, beside what it has to.
+"""PyTorch's speed on the GPU that gpu-bench measured, for the same products, attentions and
+training steps; then all results beside their requirements.
 
 Run on the GPU's machine with its own PyTorch, as `make gpu-bench` does:
 
-    tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json --predicted gpu-steps.json \\
-        --trainer target/release/measure-gpu --json gpu-torch.json
+    tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json \\
+        --predicted gpu-steps.json --trainer target/release/measure-gpu --json gpu-torch.json
 
-Attention is PyTorch's fused one with each of its backends (cuDNN, flash), products are torch.matmul in bf16; steps are
-GPT-2 124M, GPT-2 1.5B and four layers of Llama 3 8B, compiled, in bf16 with f32 masters and fused AdamW. A kernel's figure is
-the least of five measurements, a step's the middle one of ten. With --trainer steps are timed in turns, ours, PyTorch's, ours,
-PyTorch's, and the better of each two counts. Prints two tables last: every kernel beside PyTorch's, and each requirement
-with what it came to. Without PyTorch the second one has what needs none.
+Attention is PyTorch's fused attention with each of its backends (cuDNN, flash). Products are
+torch.matmul in bf16. Steps are GPT-2 124M, GPT-2 1.5B and four layers of Llama 3 8B, compiled, in
+bf16 with f32 master weights and fused AdamW. A kernel's time is the minimum of five measurements, a
+step's the median of ten. With --trainer, steps are timed in the order ours, PyTorch's, ours,
+PyTorch's, and the better of each two counts. Prints two tables at the end: every kernel beside
+PyTorch's, and each requirement with the result. Without PyTorch the second table has only results
+that do not need it.
 """
 
 import argparse
@@ -37,7 +39,7 @@ LAYERS = [
     ("square", 8192, 8192, 8192),
 ]
 # Name, layers, hidden, heads, kv heads, feed-forward, vocabulary, sequence, sequences of a
-# micro-batch, Llama's parts.
+# micro-batch, whether it has Llama's architecture.
 MODELS = [
     ("GPT-2 124M", 12, 768, 12, 12, 3072, 50304, 1024, 16, False),
     ("GPT-2 1.5B", 48, 1600, 25, 25, 6400, 50304, 1024, 8, False),
@@ -45,13 +47,13 @@ MODELS = [
 ]
 
 
-# What a step must reach: part of the peak.
+# Minimum fraction of the peak for a step.
 MFU = {"GPT-2 124M": 0.42, "GPT-2 1.5B": 0.50, "Llama 3 8B, 4 layers": 0.52}
 MFU_FORMULA = "(6 x weights that are multiplied x tokens + 12 x layers x hidden x query-key pairs that see each other) / (s x peak)"
-# Over PyTorch's speed, over a copy's bandwidth, over the best cuBLASLt algorithm, attention's time
-# over cuDNN's, predicted over measured step time.
+# Required ratios: speed to PyTorch's, bandwidth to a copy's, speed to the best cuBLASLt
+# algorithm's, attention's time to cuDNN's, predicted to measured step time.
 OVER_TORCH, OF_COPY, OF_BEST, OVER_CUDNN, OFF_PREDICTED = 1.05, 0.85, 0.98, 1.05, 0.05
-# Dense bf16, of the datasheet.
+# Dense bf16 peak of the datasheet, FLOP/s.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "B200": 2250e12}
 
 
@@ -115,7 +117,7 @@ def attentions(torch):
             return torch.randn(batch, count, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
         q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
-        best = {}  # by what and backend
+        best = {}  # by pass and backend
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
 
             def forward():
@@ -127,7 +129,7 @@ def attentions(torch):
                     dout = torch.randn_like(out)
                     with torch.no_grad():
                         ahead = least_seconds(torch, forward)
-                    # The graph is kept, so that only the backward pass runs.
+                    # Retain the graph, so that only the backward pass is timed.
                     back = least_seconds(
                         torch, lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
                     )
@@ -250,7 +252,8 @@ def least_of(seconds):
 
 
 def steps(torch, trainer):
-    """Each model's seconds: PyTorch's best, with its backend, and ours, replayed as a CUDA graph and launched kernel by kernel."""
+    """Each model's seconds: PyTorch's best, with its backend; ours, as a CUDA graph and kernel by
+    kernel."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     found = {}
@@ -298,7 +301,7 @@ def absent(what, shape, wanted):
 
 
 def of_steps(timed, measured, predicted, peak):
-    """Tokens a second, beside PyTorch's and as a part of the peak, and how far predictions are off."""
+    """Tokens a second beside PyTorch's, fractions of the peak, and errors of predictions."""
     rows = []
     for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
         shape, tokens = f"{sequences} x {length}", sequences * length
@@ -344,10 +347,11 @@ def of_steps(timed, measured, predicted, peak):
 
 
 def of_kernels(ours, beside):
-    """Memory-bound kernels beside a copy, products beside the best algorithm, attention beside cuDNN."""
+    """Memory-bound kernels beside a copy, products beside the best algorithm, attention beside
+    cuDNN."""
     rows = []
     for (kernel, shape), row in ours.items():
-        # Attention is beside PyTorch's below; its own share is of this machine's cuDNN.
+        # Attention is compared with PyTorch's below; its share here is of this machine's cuDNN.
         if row.get("share") is None or kernel == "copy" or kernel.startswith("attention"):
             continue
         is_product = kernel.startswith("product")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trains golden cases with ranks as threads and as MPI processes, and compares metrics, weights and
-# rank reports byte by byte: metrics without their times, reports without what the processes hold.
+# Trains golden cases with ranks as threads and as MPI processes, and compares metrics (without
+# times), weights and rank reports (without the processes' memory) byte by byte.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 golden=${CARGO_TARGET_DIR:-$root/target}/debug/examples/golden

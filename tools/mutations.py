@@ -3,8 +3,8 @@
 
     tools/mutations.py [-k WORD] [--list] [--markdown FILE]
 
-Works on a copy of the repository (in $MUTATIONS_DIR, else a temporary folder) and never touches this one.
-Prints a line for each bug and ends with 1 if one was not caught.
+Works on a copy of the repository (in $MUTATIONS_DIR, otherwise a temporary folder) and never
+touches this one. Prints a line for each bug, and exits with 1 if one was not caught.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# name, file, text to replace (must be there exactly once), replacement, tests that should catch it (`binary` or
-# `binary/name`, where the bug would make others of the binary wait for their time limit)
+# Name, file, text to replace (must occur exactly once), replacement, tests that should catch it:
+# `binary`, or `binary/name` if the bug would make the binary's other tests wait for their time
+# limit.
 MUTATIONS = [
     ("everything decays", "params.rs", "self.shape.len() == 2\n", "true\n", "golden"),
     ("nothing decays", "params.rs", "self.shape.len() == 2\n", "false\n", "golden"),
@@ -142,10 +143,10 @@ def copy_to(folder: pathlib.Path) -> None:
 
 
 def test(folder: pathlib.Path, tests: str):
-    """Whether the tests pass, and the first thing they said against it."""
+    """Whether the tests pass, and their first error message."""
     binary, _, names = tests.partition("/")
     command = ["cargo", "test", "--quiet", "--offline", "-p", "meshwright-runtime", "--test", binary, names]
-    # Builds on parts of interrupted ones do not always link.
+    # A build after an interrupted one does not always link.
     environment = {**os.environ, "CARGO_INCREMENTAL": "0"}
     try:
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
@@ -167,7 +168,7 @@ def report(rows) -> str:
 
 
 def listed(mutations) -> int:
-    """Names the bugs; 1 if the text of one is not in the source once."""
+    """Lists the bugs; returns 1 if the text of one does not occur exactly once."""
     lost = 0
     for name, file, old, _, _ in mutations:
         count = (ROOT / "runtime/src" / file).read_text().count(old)

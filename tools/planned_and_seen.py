@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Calibrates this machine, plans a model for some splits, trains each as planned, and compares step times.
+"""Calibrates this machine, plans a model for some splits, trains each as planned, and compares step
+times.
 
     tools/planned_and_seen.py --plan target/release/plan [--gpus 2] [--rounds 3] [--steps 10] [--markdown FILE]
 
-Every round calibrates anew and then trains, because a machine's speed drifts; the middle round counts. Steps are
-compared by the middle one, as calibration times them. The model is none of those
-that calibration times.
+Every round calibrates and then trains, because a machine's speed drifts; the median round counts.
+Step times are medians, as in calibration. The model is not one that calibration times.
 """
 
 import argparse
@@ -29,16 +29,16 @@ global_batch: 8
 """
 HEADING = """# Planned and seen
 
-Written by `make calibration`, on a machine with nothing else to do. Each round calibrates, plans
-and trains anew; the middle round counts. Single rounds differ because a virtual machine's speed
-drifts between calibrating and training.
+Written by `make calibration` on an otherwise idle machine. Each round calibrates, plans and trains;
+the median round counts. Rounds differ because a virtual machine's speed drifts between calibration
+and training.
 
 """
 SPLITS = [(1, []), (2, ["tp=2", "sequence_parallel=false"]), (2, ["dp=2"]), (2, ["pp=2", "micro_batch=1"])]
 
 
 def tokens(path):
-    """A document of Megatron's format."""
+    """A document in Megatron's format."""
     count = 65536
     path.with_suffix(".bin").write_bytes(struct.pack(f"<{count}H", *(i * 7919 % 2000 for i in range(count))))
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2)
@@ -62,7 +62,7 @@ def main():
     tokens(folder / "tokens")
     cluster = folder / "cluster.yaml"
 
-    # Trainers share what they are built from.
+    # Trainers share a target folder.
     environment = {**os.environ, "CARGO_TARGET_DIR": str(folder / "target")}
 
     def plan(*words):
@@ -83,7 +83,7 @@ def main():
     def calibrate():
         plan("calibrate", "--cluster", "laptop", "--gpus", flags.gpus, "-o", cluster)
 
-    # Built once: splits are pinned, so a later cluster gives the same programs.
+    # Built once: splits are pinned, so a later calibration gives the same programs.
     calibrate()
     for number, (gpus, pinned) in enumerate(SPLITS):
         planned_s(number, gpus, pinned)

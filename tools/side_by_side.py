@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Trains the anchor model with this project and with PyTorch in turn, and prints both speeds and their ratio.
+"""Trains the anchor model with this project and with PyTorch in turn, and prints both speeds and
+their ratio.
 
     tools/side_by_side.py --step target/release/deps/step-... [--rounds 3] [--steps 4] [--threads 2] [--markdown FILE]
 
-Run it with a Python that has torch (`make bench` makes one). A round is a few steps of ours and a few of PyTorch's, so
-that what disturbs the machine disturbs both; a speed is that of the best step of all rounds, and medians are printed too.
+Run it with a Python that has torch (`make bench` makes one). A round is a few steps of ours and a
+few of PyTorch's, so that a disturbance of the machine affects both. Speeds are those of the best
+step of all rounds; medians are printed too.
 """
 
 import argparse
@@ -45,7 +47,7 @@ def main():
         peaks["torch"].append(theirs["gemm_flops_per_s"])
         peaks["ours"].append(ours["gemm_flops_per_s"])
     peak = max(max(peaks["ours"]), max(peaks["torch"]))
-    # As the trainer counts: 6 for every parameter but the embedding, and attention in full.
+    # Counted as in the trainer: 6 for every parameter except the embedding, and attention in full.
     flops = 3 * TOKENS * (2 * (parameters - 515 * 512) + 8 * 4 * 256 * 512)
     lines = [f"| {flags.threads} threads, PyTorch {version} | tokens/s, best step | median | model GFLOP/s | of a large product's |",
              "|---|---|---|---|---|"]

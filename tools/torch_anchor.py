@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The anchor model in plain PyTorch, to compare speeds with: a Llama of hidden 512, ffn 1408, 8 layers, 8 heads,
-4 key/value heads, 515 tokens of vocabulary, sequences of 256, batch 8, f32 (24.1M parameters).
+"""The anchor model in plain PyTorch, to compare speeds with: a Llama with hidden 512, ffn 1408, 8
+layers, 8 heads, 4 key/value heads, a vocabulary of 515, sequences of 256, batch 8, f32 (24.1M
+parameters).
 
     tools/torch_anchor.py [--threads 2] [--steps 5] [--check tests/golden/llama_gqa]
 
-Prints one JSON object: seconds of every step (forward, backward, clipping, AdamW). As fast as eager PyTorch was found to
-be here: fused attention, fused norm and fused AdamW. With `--check` it trains a golden case of that architecture
-instead and fails unless its losses are the case's: what is timed is the same model as ours.
+Prints one JSON object: seconds of every step (forward, backward, clipping, AdamW). It uses the
+fastest eager variants found here: fused attention, fused norm and fused AdamW. With `--check` it
+instead trains a golden case of that architecture and fails unless the losses agree, which shows
+that it is the same model as ours.
 """
 
 import argparse
@@ -136,7 +138,7 @@ def tensors(path):
 
 
 def check(folder):
-    """Trains a golden case: its losses must come out."""
+    """Trains a golden case and compares the losses."""
     config = json.loads((folder / "config.json").read_text())
     model = Llama(config)
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors(folder / "model.safetensors")}
@@ -172,7 +174,7 @@ def main():
         begin = time.perf_counter()
         a @ b
         products.append(time.perf_counter() - begin)
-    # The first step allocates.
+    # The first step allocates memory, so it is not counted.
     print(json.dumps(dict(torch=torch.__version__, parameters=sum(p.numel() for p in model.parameters()),
                           step_s=seconds[1:], gemm_flops_per_s=2 * 2048**3 / min(products))))
     return 0

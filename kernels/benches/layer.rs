@@ -1,8 +1,8 @@
-//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the sizes of one
-//! Llama-like layer (hidden 512, feed-forward 1408, 8 heads, 4 key-value heads, 8 sequences of 256 tokens,
-//! f32), then the layer forward and backward.
+//! `cargo bench -p meshwright-kernels [-- THREADS] [products|memory|layer]`: every kernel at the
+//! sizes of one Llama-like layer (hidden 512, feed-forward 1408, 8 heads, 4 key-value heads, 8
+//! sequences of 256 tokens, f32), then the layer forward and backward.
 //!
-//! Times are the best of many: other programs disturb the mean.
+//! Times are the minimum of many runs, because other programs disturb the mean.
 
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW, Parameter};
@@ -10,7 +10,7 @@ use kernels::attention::{self, Attention, Gradients, Saved};
 use kernels::cross_entropy::{self, Logits};
 use kernels::dropout::{self, Dropout};
 use kernels::gemm::{Shape, gemm};
-use kernels::random::{Stream, View, fill_normal};
+use kernels::random::{GlobalIndices, Stream, fill_normal};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};
@@ -42,11 +42,11 @@ fn best_s(mut work: impl FnMut()) -> f64 {
 fn normal(cpu: &Cpu, tensor: u32, len: usize) -> Vec<f32> {
     let mut x = vec![0.0; len];
     let stream = Stream { seed: 1, tensor, step: 0 };
-    fill_normal(cpu, &mut x, &View::contiguous(0, len), stream, 0.5);
+    fill_normal(cpu, &mut x, &GlobalIndices::contiguous(0, len), stream, 0.5);
     x
 }
 
-/// The products of a layer: name, shape, times in a layer, whether it adds to its result.
+/// The products of a layer: name, shape, number in a layer, and whether it adds to its result.
 fn products() -> Vec<(&'static str, Shape, usize, bool)> {
     let linear = [
         ("q, o", HIDDEN, HIDDEN, 2),
@@ -64,7 +64,7 @@ fn products() -> Vec<(&'static str, Shape, usize, bool)> {
     linear.into_iter().flat_map(of).collect()
 }
 
-/// The rate of every product.
+/// Measures the rate of every product.
 fn bench_products(cpu: &Cpu) {
     for (name, shape, _, add) in products() {
         let mut product = Product::new(cpu, shape, add);
@@ -101,7 +101,9 @@ fn bench_memory_bound(cpu: &Cpu) {
     report("rope forward", 8 * n, || rope::forward(cpu, &shape, &table, &mut y));
     report("elementwise add", 12 * n, || elementwise::add(cpu, &x, &x, &mut y));
     let dropout = Dropout { p: 0.1, stream: Stream { seed: 1, tensor: 2, step: 3 } };
-    report("dropout", 8 * n, || dropout::apply(cpu, &dropout, &View::contiguous(0, n), &x, &mut y));
+    report("dropout", 8 * n, || {
+        dropout::apply(cpu, &dropout, &GlobalIndices::contiguous(0, n), &x, &mut y);
+    });
     let n = TOKENS * FFN;
     let (gate, up, dy) = (normal(cpu, 1, n), normal(cpu, 2, n), normal(cpu, 3, n));
     let (mut a, mut b) = (gate.clone(), up.clone());
@@ -139,7 +141,7 @@ fn bench_memory_bound(cpu: &Cpu) {
     report("sum_of_squares", 4 * n, || _ = elementwise::sum_of_squares(cpu, &g));
 }
 
-/// Weights, gradients, activations of one layer.
+/// Weights, gradients and activations of one layer.
 struct Layer {
     norm: RmsNorm,
     attention: Attention,
@@ -254,7 +256,7 @@ impl Layer {
         attention::forward(cpu, &self.attention, &self.q, &self.k, &self.v, out, lse);
     }
 
-    /// With the residual stream as gradient of the output.
+    /// Uses the residual stream as gradient of the output.
     fn attention_backward(&mut self, cpu: &Cpu) {
         let saved = Saved { q: &self.q, k: &self.k, v: &self.v, out: &self.o, lse: &self.lse };
         let mut gradients = Gradients { dq: &mut self.dq, dk: &mut self.dk, dv: &mut self.dv };
@@ -268,7 +270,7 @@ impl Layer {
         );
     }
 
-    /// With the output as its own gradient.
+    /// Uses the output as its own gradient.
     fn backward(&mut self, cpu: &Cpu) {
         let [w1, wq, wk, wv, wo, w2, wg, wu, wd] = &self.weights;
         let [g1, gq, gk, gv, go, g2, gg, gu, gd] = &mut self.gradients;
@@ -336,7 +338,7 @@ impl Layer {
     }
 }
 
-/// All products of a layer in turn: what the layer would take if nothing else did.
+/// All products of a layer in turn: the layer's time if nothing else took any.
 struct Products {
     operands: Vec<Product>,
 }
@@ -373,7 +375,8 @@ impl Products {
     }
 }
 
-/// Parts of a layer in turn, so that what disturbs the machine disturbs all of them; the best of each.
+/// Measures the parts of a layer in turn, so that a disturbance of the machine affects all of them.
+/// The minimum counts.
 fn bench_layer(cpu: &Cpu) {
     let mut layer = Layer::new(cpu);
     let mut products = Products::new(cpu);
@@ -395,7 +398,7 @@ fn bench_layer(cpu: &Cpu) {
     let flops = products.operands.iter().map(|product| product.shape.flops()).sum::<usize>() as f64;
     // Half of the scores are visible; two products forward and five backward.
     let score_flops = (BATCH * HEADS * SEQUENCE * SEQUENCE * HEAD_DIM) as f64;
-    // As rates of models count it: attention in full, backward twice forward.
+    // Counted as in model FLOPs: attention in full, backward twice forward.
     let model_flops = flops + 12.0 * score_flops;
     let both_s = best[3] + best[4];
     let peak = flops / best[0];
@@ -415,7 +418,7 @@ fn bench_layer(cpu: &Cpu) {
 }
 
 fn main() {
-    // Cargo adds an argument of its own.
+    // Cargo adds `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let threads = arguments.iter().find_map(|argument| argument.parse().ok());
     let threads =

@@ -1,4 +1,4 @@
-//! Checks at the door of every operation.
+//! Argument checks on entry to an operation.
 
 /// Panics unless the argument `name` has exactly `want` elements.
 #[track_caller]

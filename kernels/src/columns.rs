@@ -3,13 +3,13 @@
 use crate::{Cpu, Real};
 use std::ops::Range;
 
-/// At most so many partial sums.
+/// Maximum number of partial sums.
 const PARTS: usize = 64;
-/// At least so many rows in each.
+/// Minimum number of rows in each.
 const LEAST_ROWS: usize = 32;
 
-/// Adds to `totals` what `add_rows(rows, sums)` adds to its sums over all ranges of `0..rows`. Ranges depend
-/// on `rows` alone and are added in order, so the bits do not depend on threads.
+/// Adds column sums to `totals`: `add_rows(rows, sums)` adds the rows of a range to `sums`. Ranges
+/// depend on `rows` alone and are added in order, so the bits do not depend on threads.
 pub(crate) fn add_sums<T: Real>(
     cpu: &Cpu,
     rows: usize,

@@ -1,4 +1,4 @@
-//! The compute context: who works, and with whose memory.
+//! The compute context of a caller: its threads and scratch memory.
 
 use crate::Real;
 use crate::real::Pools;
@@ -7,28 +7,28 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
-/// Why there is no context.
+/// Why a context cannot be made.
 #[derive(Debug, Error)]
 pub enum CpuError {
     /// A context needs at least one thread.
     #[error("threads is 0: a rank needs at least 1 thread")]
     NoThreads,
-    /// The operating system gave no threads.
+    /// The operating system refused to start threads.
     #[error("cannot start {threads} threads: {source}")]
     Start {
-        /// How many were asked for, the caller's own not counted.
+        /// Threads requested, without the caller's own.
         threads: usize,
-        /// What the system says.
+        /// The system's error.
         source: rayon::ThreadPoolBuildError,
     },
 }
 
-/// Threads of one caller, its own among them, their scratch memory, and the instructions that the processor
-/// has. Each rank of a process has one, with its share of the cores.
+/// Threads of one caller including its own, their scratch memory, and the instruction set of the
+/// processor. Each rank of a process has one, with its share of the cores.
 #[derive(Debug)]
 pub struct Cpu {
     threads: usize,
-    /// `threads - 1` helpers; none where the caller works alone.
+    /// `threads - 1` helpers; `None` if the caller works alone.
     helpers: Option<ThreadPool>,
     scratch: Pools,
     arch: Arch,
@@ -38,7 +38,7 @@ impl Cpu {
     /// A context of `threads` threads, the calling one included.
     ///
     /// # Errors
-    /// Where `threads` is 0, or the system gives no more threads.
+    /// If `threads` is 0, or the system refuses to start more threads.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let helpers = match threads {
             0 => return Err(CpuError::NoThreads),
@@ -48,13 +48,13 @@ impl Cpu {
         Ok(Self { threads, helpers, ..Self::serial() })
     }
 
-    /// A context without helpers. Starts nothing, so it cannot fail.
+    /// A context without helpers. It starts no threads, so it cannot fail.
     #[must_use]
     pub fn serial() -> Self {
         Self { threads: 1, helpers: None, scratch: Pools::new(), arch: Arch::new() }
     }
 
-    /// How many threads work, the caller's own included.
+    /// Number of threads, the caller's own included.
     #[must_use]
     pub const fn threads(&self) -> usize {
         self.threads
@@ -65,8 +65,8 @@ impl Cpu {
         self.arch
     }
 
-    /// Does `work` once for every item, on whichever thread is free. Which thread that is must not matter to
-    /// the result.
+    /// Runs `work` once for every item, on whichever thread is free. The result must not depend on
+    /// which thread that is.
     pub(crate) fn each<I, F>(&self, items: I, work: F)
     where
         I: Iterator + Send,
@@ -93,7 +93,7 @@ impl Cpu {
         }
     }
 
-    /// Lends `elements` elements of scratch memory with any values in them. It is kept for the next loan.
+    /// Lends `elements` elements of uninitialised scratch memory, and keeps it for the next loan.
     pub(crate) fn scratch<T: Real, R>(
         &self,
         elements: usize,
@@ -118,7 +118,8 @@ fn start(threads: usize) -> Result<ThreadPool, CpuError> {
         .map_err(|source| CpuError::Start { threads, source })
 }
 
-/// A panic of another worker reaches the caller through the scope, so a poisoned queue is only drained.
+/// A panic of another worker reaches the caller through the scope, so a poisoned queue only has to
+/// be drained.
 fn next<I: Iterator>(queue: &Mutex<I>) -> Option<I::Item> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

@@ -1,41 +1,46 @@
-//! Kernels for training transformers on the CPU, in f32 and f64; their twins for GPUs are in [`cuda`].
+//! Kernels for training transformers: on the CPU in f32 and f64, and on GPUs ([`cuda`]).
 //!
-//! One folder per operation: `mod.rs` holds the contract (shapes, formulas, what is saved for the backward pass),
-//! `reference.rs` the specification, `fast.rs` what training runs. Both have the same signatures, so one
-//! test body runs every implementation. The functions re-exported by an operation's module are the fast ones.
+//! Each operation has a folder: `mod.rs` holds the contract (shapes, formulas, what is saved for
+//! the backward pass), `reference.rs` the specification, `fast.rs` the implementation for training.
+//! Both have the same signatures, so one test body runs every implementation. An operation's module
+//! re-exports the fast functions.
 //!
-//! # Rules that hold everywhere
+//! # Conventions
 //!
-//! - Tensors are row-major slices. Each operation has a small struct that says its dimensions; results go into
-//!   the caller's buffers.
-//! - **A slice of the wrong length is a programming error and panics at the door**, with the name of the
-//!   argument, before anything is written. So do dimensions that contradict each other.
-//! - Gradients of *parameters* accumulate (`+=`). Gradients of *inputs* overwrite, or take an [`Output`] where
-//!   adding to a residual stream is common. Backward to inputs and backward to weights are separate functions.
-//! - Every function takes a [`Cpu`]: the threads and the scratch memory of its caller. There are no globals.
-//! - Results are the same bits for any number of threads: work is cut in blocks that depend on the shape alone,
-//!   and sums over blocks are taken in block order. They may differ between processors (see [`gemm`]).
-//! - Nothing here knows of ranks, plans or models. What a sharded caller needs is in the arguments: offsets of
-//!   positions ([`attention`]), ranges of rows ([`embedding`]), columns of a vocabulary ([`cross_entropy`]), and
-//!   global element indices for randomness ([`random::View`]).
+//! - Tensors are row-major slices. Each operation has a small struct with its dimensions; results
+//!   go into the caller's buffers.
+//! - **A slice of the wrong length is a programming error and panics on entry**, with the name of
+//!   the argument, before anything is written. So do inconsistent dimensions.
+//! - Gradients of *parameters* accumulate (`+=`). Gradients of *inputs* overwrite, or take an
+//!   [`Output`] where adding to a residual stream is common. The gradients of inputs and of weights
+//!   are separate functions.
+//! - Every function takes a [`Cpu`]: the threads and the scratch memory of its caller. There are no
+//!   globals.
+//! - Results have the same bits for any number of threads: work is cut into blocks that depend on
+//!   the shape alone, and sums over blocks are taken in block order. They may differ between
+//!   processors (see [`gemm`]).
+//! - Nothing here knows of ranks, plans or models. A sharded caller passes what it needs as
+//!   arguments: offsets of positions ([`attention`]), ranges of rows ([`embedding`]), columns of a
+//!   vocabulary ([`cross_entropy`]), and global element indices for random numbers
+//!   ([`random::GlobalIndices`]).
 //!
 //! # Shapes
 //!
 //! Letters: `b` batch, `s` sequence, `t = b s` tokens, `h` hidden, `f` feed-forward width, `d` head
-//! dimension, `q`/`k` query and key-value heads, `v` vocabulary. A leading-token layout `[s, b, h]` serves as
-//! well wherever only `t` appears.
+//! dimension, `q`/`k` query and key-value heads, `v` vocabulary. Wherever only `t` appears, a
+//! sequence-first layout `[s, b, h]` works as well.
 //!
 //! | operation | forward | backward |
 //! |---|---|---|
-//! | [`gemm`] | `C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C` | linear `y = x W^T`, `W[out,in]`: `dx = dy W` (NN), `dW += dy^T x` (TN, beta 1) |
-//! | [`attention`] | `q[b,s,q,d] k[b,s',k,d] v[b,s',k,d'] -> out[b,s,q,d'], lse[b,q,s]` | `dq dk dv` from `out`, `lse`, `dout` |
-//! | [`cross_entropy`] | `logits[t,v/n], targets[t] -> max[t], sum_exp[t], target_logit[t] -> loss[t]` | in place over the logits |
+//! | [`gemm`] | `C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C` | `dx = dy W`, `dW += dy^T x` |
+//! | [`attention`] | `q, k, v -> out[b,s,q,d'], lse[b,q,s]` | `out, lse, dout -> dq, dk, dv` |
+//! | [`cross_entropy`] | `logits[t,v/n], targets[t] -> loss[t]` | in place over the logits |
 //! | [`rms_norm`] | `x[r,c] w[c] -> y[r,c], inverse_rms[r]` | `dx`; `dw +=` |
-//! | [`layer_norm`] | `x[r,c] w[c] bias[c] -> y[r,c], mean[r], inverse_std[r]` | `dx`; `dw, dbias +=` |
-//! | [`rope`] | in place on `x[t,heads,d]` with a table `[t, 2, rotary/2]` | the inverse rotation, in place |
+//! | [`layer_norm`] | `x[r,c] w[c] bias[c] -> y, mean[r], inverse_std[r]` | `dx`; `dw, dbias +=` |
+//! | [`rope`] | in place on `x[t,heads,d]`; table `[t, 2, rotary/2]` | the inverse rotation |
 //! | [`activation`] | `y = f(x)`; gated `y = f(gate) up` | `dx`; `dgate, dup` |
 //! | [`embedding`] | `ids[t], table[rows,h] -> out[t,h]` | `dtable +=` |
-//! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums of squares | `dbias += column sums` |
+//! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums | `dbias +=` column sums |
 //! | [`dropout`] | `y = x mask / (1 - p)` | the same function on `dy` |
 //! | [`random`] | uniform and normal numbers by global element index | |
 //! | [`adamw`] | weights and moments in place | |

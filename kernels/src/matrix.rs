@@ -1,5 +1,5 @@
-//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe code of
-//! the crate is here.
+//! Matrices in slices, their tiles for several threads, and the serial product of views. All unsafe
+//! code of the crate's CPU kernels is here.
 #![allow(unsafe_code)] // raw pointers of the GEMM, and tiles that share rows
 
 use crate::Real;
@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// A matrix to read, with any strides.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a, T> {
-    /// From the first element on.
+pub(crate) struct MatrixView<'a, T> {
+    /// Starts at the first element.
     data: &'a [T],
     rows: usize,
     columns: usize,
@@ -17,7 +17,7 @@ pub(crate) struct View<'a, T> {
     column_stride: usize,
 }
 
-impl<'a, T> View<'a, T> {
+impl<'a, T> MatrixView<'a, T> {
     /// `rows` rows of `columns` elements, `leading` elements apart.
     #[track_caller]
     pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, leading: usize) -> Self {
@@ -33,7 +33,7 @@ impl<'a, T> View<'a, T> {
         self.columns
     }
 
-    /// Rows as columns.
+    /// The transpose.
     pub(crate) fn transposed(self) -> Self {
         Self {
             rows: self.columns,
@@ -44,14 +44,14 @@ impl<'a, T> View<'a, T> {
         }
     }
 
-    /// One row; its elements must follow each other.
+    /// One row, whose elements must be adjacent.
     #[track_caller]
     pub(crate) fn row(self, row: usize) -> &'a [T] {
         assert!(row < self.rows && self.column_stride == 1, "no such row");
         &self.data[row * self.row_stride..row * self.row_stride + self.columns]
     }
 
-    /// A part of the rows and columns.
+    /// A range of rows and columns.
     #[track_caller]
     pub(crate) fn block(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         assert!(rows.end <= self.rows && columns.end <= self.columns, "block outside its matrix");
@@ -63,7 +63,7 @@ impl<'a, T> View<'a, T> {
 
 /// A matrix to write. The elements between its rows belong to others.
 #[derive(Debug)]
-pub(crate) struct ViewMut<'a, T> {
+pub(crate) struct MatrixViewMut<'a, T> {
     start: *mut T,
     rows: usize,
     columns: usize,
@@ -71,11 +71,11 @@ pub(crate) struct ViewMut<'a, T> {
     borrowed: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see `new`,
-// `Tiles`).
-unsafe impl<T: Send> Send for ViewMut<'_, T> {}
+// SAFETY: a view is an exclusive borrow of its elements, and no two live views share any (see
+// `new`, `Tiles`).
+unsafe impl<T: Send> Send for MatrixViewMut<'_, T> {}
 
-impl<'a, T> ViewMut<'a, T> {
+impl<'a, T> MatrixViewMut<'a, T> {
     /// `rows` rows of `columns` elements, `leading` elements apart.
     #[track_caller]
     pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, leading: usize) -> Self {
@@ -100,16 +100,20 @@ impl<'a, T> ViewMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.leading), self.columns) }
     }
 
-    /// A part of the rows and columns, borrowed from this view.
+    /// A range of rows and columns, borrowed from this view.
     #[track_caller]
-    pub(crate) fn block(&mut self, rows: Range<usize>, columns: Range<usize>) -> ViewMut<'_, T> {
+    pub(crate) fn block(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> MatrixViewMut<'_, T> {
         let ordered = rows.start <= rows.end && columns.start <= columns.end;
         let inside = rows.end <= self.rows && columns.end <= self.columns;
         assert!(ordered && inside, "block outside its matrix");
         let empty = rows.is_empty() || columns.is_empty();
         let offset = if empty { 0 } else { rows.start * self.leading + columns.start };
-        ViewMut {
-            // SAFETY: the first element of a block that has any is an element of this view.
+        MatrixViewMut {
+            // SAFETY: the first element of a non-empty block is an element of this view.
             start: unsafe { self.start.add(offset) },
             rows: rows.len(),
             columns: columns.len(),
@@ -119,8 +123,8 @@ impl<'a, T> ViewMut<'a, T> {
     }
 }
 
-/// How equal matrices that lie behind each other are cut in tiles. Tiles are numbered by matrix, then
-/// column, then row.
+/// How a batch of equal matrices is cut into tiles. Tiles are numbered by matrix, then column, then
+/// row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub matrices: usize,
@@ -134,12 +138,12 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// Rows and columns of tiles in each matrix.
+    /// Number of rows and columns of tiles in each matrix.
     fn tiles(&self) -> (usize, usize) {
         (self.rows.div_ceil(self.tile_rows), self.columns.div_ceil(self.tile_columns))
     }
 
-    /// Where tile `number` lies: matrix, rows, columns.
+    /// Position of tile `number`: matrix, rows, columns.
     pub(crate) fn place(&self, number: usize) -> (usize, Range<usize>, Range<usize>) {
         let (down, across) = self.tiles();
         let (matrix, within) = (number / (down * across), number % (down * across));
@@ -177,16 +181,17 @@ pub(crate) struct Tiles<'a, T> {
 unsafe impl<T: Send> Send for Tiles<'_, T> {}
 
 impl<'a, T> Iterator for Tiles<'a, T> {
-    type Item = (usize, ViewMut<'a, T>);
+    type Item = (usize, MatrixViewMut<'a, T>);
 
     fn next(&mut self) -> Option<Self::Item> {
         let number = (self.next < self.end).then_some(self.next)?;
         self.next += 1;
         let (matrix, rows, columns) = self.grid.place(number);
         let offset = matrix * self.grid.stride + rows.start * self.grid.leading + columns.start;
-        let view = ViewMut {
-            // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a grid are
-            // disjoint: rows and matrices do not overlap, and each number is given out once.
+        let view = MatrixViewMut {
+            // SAFETY: `cut` checked that every matrix lies in the borrowed elements, and tiles of a
+            // grid are disjoint: rows and matrices do not overlap, and each number is handed out
+            // once.
             start: unsafe { self.start.add(offset) },
             rows: rows.len(),
             columns: columns.len(),
@@ -201,18 +206,25 @@ impl<'a, T> Iterator for Tiles<'a, T> {
     }
 }
 
-/// Elements from the first to the last of a matrix, gaps between rows included.
+/// Elements from the first to the last of a matrix, including the gaps between rows.
 pub(crate) const fn span(rows: usize, columns: usize, leading: usize) -> usize {
     if rows == 0 || columns == 0 { 0 } else { (rows - 1) * leading + columns }
 }
 
 /// `c = alpha a b + beta c` on the calling thread. With `beta = 0` the old `c` is not read.
 #[track_caller]
-pub(crate) fn multiply<T: Real>(alpha: T, a: View<T>, b: View<T>, beta: T, c: &mut ViewMut<T>) {
+pub(crate) fn multiply<T: Real>(
+    alpha: T,
+    a: MatrixView<T>,
+    b: MatrixView<T>,
+    beta: T,
+    c: &mut MatrixViewMut<T>,
+) {
     let fits = a.rows == c.rows && b.columns == c.columns && a.columns == b.rows;
     assert!(fits, "matrices of a product do not fit each other");
-    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively, and
-    // elements are f32 or f64 (`Real` is sealed), which the crate takes. Strides of slices fit isize.
+    // SAFETY: every view covers its rows and columns at its strides, `c` is borrowed exclusively,
+    // and elements are f32 or f64 (`Real` is sealed), which the crate supports. Strides of slices
+    // fit isize.
     unsafe {
         gemm::gemm(
             c.rows,
@@ -244,8 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every element of every matrix is in one tile, nothing else is in any, and tiles lie where `place`
-        /// says.
+        /// Each element of each matrix is in exactly one tile, and tiles lie where `place` says.
         #[test]
         fn tiles_are_disjoint_and_all(
             matrices in 0usize..4, rows in 0usize..12, columns in 0usize..12, gap in 0usize..3, space in 0usize..5,
@@ -277,7 +288,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "rows of a matrix overlap")]
     fn overlapping_rows_are_refused() {
-        let _ = ViewMut::new(&mut [0; 10], 3, 4, 3);
+        let _ = MatrixViewMut::new(&mut [0; 10], 3, 4, 3);
     }
 
     #[test]
@@ -298,21 +309,21 @@ mod tests {
     #[test]
     #[should_panic(expected = "matrix has 9 elements where the shape needs 10")]
     fn short_slices_are_refused() {
-        let _ = View::new(&[0; 9], 3, 2, 4);
+        let _ = MatrixView::new(&[0; 9], 3, 2, 4);
     }
 
     #[test]
     #[should_panic(expected = "block outside its matrix")]
     fn blocks_stay_inside() {
         let mut data = [0; 12];
-        let _ = ViewMut::new(&mut data, 3, 4, 4).block(1..3, 2..5);
+        let _ = MatrixViewMut::new(&mut data, 3, 4, 4).block(1..3, 2..5);
     }
 
     #[test]
     fn products_of_blocks() {
         let a: Vec<f64> = (0..12).map(f64::from).collect();
         let mut c = vec![1.0; 9];
-        let (a, mut c_view) = (View::new(&a, 3, 4, 4), ViewMut::new(&mut c, 3, 3, 3));
+        let (a, mut c_view) = (MatrixView::new(&a, 3, 4, 4), MatrixViewMut::new(&mut c, 3, 3, 3));
         multiply(
             2.0,
             a.block(1..3, 1..3),

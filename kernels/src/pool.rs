@@ -1,8 +1,8 @@
-//! Buffers that are used again.
+//! A pool of reusable buffers.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Buffers that nobody uses at the moment.
+/// Buffers that are not in use.
 #[derive(Debug, Default)]
 pub struct Pool<T>(Mutex<Vec<Vec<T>>>);
 

@@ -5,20 +5,20 @@ use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-/// What kernels need of an element type and callers do not. Keeps the set of types closed: kernels are tested
-/// for these and no others.
+/// What kernels need of an element type and callers do not. It seals [`Real`]: kernels
+/// are tested for f32 and f64 only.
 pub(crate) mod sealed {
     use super::Pool;
 
     pub trait Sealed: Sized {
         /// `self a + b`, rounded once.
         fn fma(self, a: Self, b: Self) -> Self;
-        /// `e^self` to about 1 ulp; exactly 0 far below, the largest finite power of two's order far above.
-        /// Written so that loops over it become vector code.
+        /// `e^self` to about 1 ulp. Underflows to exactly 0; saturates near the largest power of
+        /// two. Written so that loops over it are vectorised.
         fn vexp(self) -> Self;
-        /// `tanh` to a few ulp, near 0 too; likewise.
+        /// `tanh` to a few ulp, also near 0; vectorised likewise.
         fn vtanh(self) -> Self;
-        /// `erf` to about 1 ulp; vector code in f32 only.
+        /// `erf` to about 1 ulp; vectorised in f32 only.
         fn verf(self) -> Self;
         /// Scratch memory of this type.
         fn pool(pools: &super::Pools) -> &Pool<Self>;
@@ -63,23 +63,23 @@ pub trait Real:
     const ZERO: Self;
     /// 1.
     const ONE: Self;
-    /// Minus infinity: the maximum of nothing, the log of an empty sum.
+    /// Minus infinity: the maximum of nothing, the logarithm of an empty sum.
     const NEG_INFINITY: Self;
 
-    /// The nearest value.
+    /// The nearest value of this type.
     fn from_f64(x: f64) -> Self;
-    /// Exact for both types.
+    /// The value in f64, which is exact for both types.
     fn to_f64(self) -> f64;
     /// Square root.
     fn sqrt(self) -> Self;
 }
 
-/// `e^x = 2^n e^r`, `n = round(x / ln 2)`, `|r| <= ln 2 / 2`: how `vexp` and `vtanh` begin.
-/// Adding `$magic` leaves `n` in the low bits of the sum, which makes `2^n` a shift away.
+/// Range reduction of `vexp` and `vtanh`: `e^x = 2^n e^r`, `n = round(x / ln 2)`, `|r| <= ln 2 /
+/// 2`. Adding `$magic` leaves `n` in the low bits of the sum, which makes `2^n` a shift away.
 macro_rules! real {
     ($t:ident, $bits:ident, $mantissa:literal, $magic:literal, $ln2_high:literal, $ln2_low:literal,
      $low:literal, $high:literal, $saturated:literal, $pool:ident, $erf:path, [$($c:expr),*]) => {
-        /// `n` as a power of two, and `expm1(r) = r + r^2 p(r)`.
+        /// Returns `2^n` and `expm1(r) = r + r^2 p(r)`.
         #[inline(always)]
         fn $pool(x: $t) -> ($t, $t) {
             let shifted = x.mul_add(std::$t::consts::LOG2_E, $magic);
@@ -99,7 +99,7 @@ macro_rules! real {
             }
             #[inline(always)]
             fn vexp(self) -> Self {
-                // Comparisons this way round let what is not a number through.
+                // Comparisons in this direction let NaN through.
                 let x = if self < $low { $low } else { self };
                 let x = if x > $high { $high } else { x };
                 let (power, expm1) = $pool(x);
@@ -146,8 +146,8 @@ macro_rules! real {
     };
 }
 
-// The splits of ln 2 are those of Cody and Waite: `n` times the high part is exact. The divisors are
-// factorials; the first term left out is below a quarter ulp of the result.
+// ln 2 is split as by Cody and Waite: `n` times the high part is exact. The divisors are
+// factorials; the first omitted term is below a quarter ulp of the result.
 real!(
     f32,
     u32,
@@ -190,10 +190,9 @@ real!(
     ]
 );
 
-/// `erf x = x + x p(x^2)` below 1, `1 - e^-q(x)` above. `p` and `q` interpolate `erf(sqrt u) / sqrt u - 1` on
-/// [0, 1] and
-/// `-ln erfc x` on [1, 4] at Chebyshev nodes (computed with 40 digits); the result is within 6e-8 of the
-/// truth.
+/// `erf x = x + x p(x^2)` below 1 and `1 - e^-q(x)` above. `p` and `q` interpolate `erf(sqrt u) /
+/// sqrt u - 1` on [0, 1] and `-ln erfc x` on [1, 4] at Chebyshev nodes (computed with 40 digits);
+/// the absolute error is at most 6e-8.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
     const P: [f32; 7] = [
@@ -229,7 +228,7 @@ fn erf_f32(x: f32) -> f32 {
 mod tests {
     use super::sealed::Sealed;
 
-    /// Every function against libm's in f64, over its range in steps that hit no pattern.
+    /// Compares every function with libm's in f64 over its range, in irregular steps.
     #[test]
     fn functions_are_within_few_ulp() {
         for i in -400_000..400_000 {

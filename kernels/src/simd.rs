@@ -1,19 +1,20 @@
 //! Loops as vector code.
 //!
-//! `vectorized!` compiles a function once for each set of vector instructions (AVX-512, AVX2 with FMA, the
-//! build's own) and takes the widest that the processor has, whatever `target-cpu` the crate was built for.
-//! Inside, plain loops over slices and [`lanes`](LANES) are written so that the compiler turns them into
-//! vectors: no early exits, one type, sums in a fixed number of lanes. All of it must be `#[inline(always)]`,
-//! or it would be compiled for the build's own instructions.
+//! `vectorized!` compiles a function once for each instruction set (AVX-512, AVX2 with FMA, the
+//! build's own) and calls the widest that the processor supports, whatever `target-cpu` the crate
+//! was built for. Inside, plain loops over slices and [`lanes`](LANES) are written so that the
+//! compiler vectorises them: no early exits, one type, sums in a fixed number of lanes. All
+//! functions called must be `#[inline(always)]`; otherwise they would be compiled for the build's
+//! own instruction set.
 
 use crate::Real;
 
-/// Partial sums and maxima that reductions keep: the same on every processor, so that results do not depend
-/// on it. So many that the compiler leaves loops over them to its vectoriser: fewer are taken apart into
-/// scalars first.
+/// Number of partial sums or maxima of a reduction: the same on every processor, so that results do
+/// not depend on it. With fewer the compiler would unroll loops over them to scalars before its
+/// vectoriser sees them.
 pub(crate) const LANES: usize = 128;
 
-/// Elements of a block of elementwise work: some microseconds, in cache.
+/// Elements of a block of elementwise work: some microseconds of work, which fits in cache.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
 /// Rows of a block.
@@ -21,7 +22,7 @@ pub(crate) fn block_rows(columns: usize) -> usize {
     (BLOCK / columns.max(1)).max(1)
 }
 
-/// See [`self`]. The function gets an [`Arch`](pulp::Arch) as first argument.
+/// See the [module](self). The function gets an [`Arch`](pulp::Arch) as first argument.
 macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$($g:ident: $bound:path),+>
      ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
@@ -48,7 +49,7 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// Sum of `term` over the indices `0..n`, in lanes.
+/// Sum of `term(i)` for `i` in `0..n`, in lanes.
 #[inline(always)]
 pub(crate) fn sum<T: Real>(x: &[T], term: impl Fn(T) -> T) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -80,7 +81,7 @@ pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     fold(lanes, |a, b| a + b)
 }
 
-/// Sum over three slices: `term` adds to its last argument.
+/// Sum over three slices in lanes: `term` adds to its last argument.
 #[inline(always)]
 pub(crate) fn sum3<T: Real>(a: &[T], b: &[T], c: &[T], term: impl Fn(T, T, T, T) -> T) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -98,7 +99,7 @@ pub(crate) fn sum3<T: Real>(a: &[T], b: &[T], c: &[T], term: impl Fn(T, T, T, T)
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest element, minus infinity where there is none.
+/// The largest element; minus infinity if there is none.
 #[inline(always)]
 pub(crate) fn max<T: Real>(x: &[T]) -> T {
     let mut lanes = [T::NEG_INFINITY; LANES];
@@ -120,7 +121,7 @@ pub(crate) fn larger<T: Real>(a: T, b: T) -> T {
     if a > b { a } else { b }
 }
 
-/// The lanes as one, halves onto each other.
+/// Reduces the lanes to one by folding halves.
 #[inline(always)]
 fn fold<T: Real>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;

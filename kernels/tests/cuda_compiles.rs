@@ -1,5 +1,5 @@
-//! Every CUDA kernel compiles for the GPUs it is meant for, at the shapes of real models and with the blocks that it is
-//! launched with, without spilling registers. Needs NVRTC and no GPU: `make cuda`.
+//! Compiles every CUDA kernel for its target GPUs, at the shapes of real models and with the block
+//! sizes of its launches, and fails if registers spill. Needs NVRTC but no GPU: `make cuda`.
 
 use kernels::Output;
 use kernels::activation::{self, Activation};
@@ -19,8 +19,8 @@ use kernels::transpose;
 /// Ampere and Hopper.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Kernels that move nothing beside the others of their operation: last steps of sums, what is one number a row, a table
-/// for all layers.
+/// Kernels whose work is negligible beside their operation's other kernels: last steps of sums,
+/// single numbers per row, a table for all layers.
 const WITHOUT_FLOOR: [&str; 7] = [
     "cross_entropy_loss",
     "cross_entropy_rescale",
@@ -34,11 +34,11 @@ const WITHOUT_FLOOR: [&str; 7] = [
 /// Tokens of a micro-batch, for the floors.
 const TOKENS: usize = 8192;
 
-/// A source at a shape.
+/// A source with the constants of a shape.
 struct Shape {
     what: String,
     module: Module,
-    /// The least that some of its kernels have to do.
+    /// The lower bounds on the work of some of its kernels.
     floors: Vec<(&'static str, Floor)>,
 }
 
@@ -46,7 +46,7 @@ fn shape(what: String, module: Module, floors: Vec<(&'static str, Floor)>) -> Sh
     Shape { what, module, floors }
 }
 
-/// Those of real models, and those that make the most of registers.
+/// Shapes of real models, and shapes that need the most registers.
 fn shapes(source: Source) -> Vec<Shape> {
     let storages = [Storage::F32, Storage::Bf16];
     match source.operation {
@@ -290,12 +290,12 @@ fn every_kernel_compiles_and_none_spills() {
     assert!(spilling.is_empty(), "registers are spilled:\n{}", spilling.join("\n"));
 }
 
-/// Prints what each kernel takes; those that spill.
+/// Prints the resources of each kernel, and returns those that spill.
 fn check(shape: &Shape, architecture: &str) -> Vec<String> {
-    let (source, baked) = (shape.module.source(), shape.module.baked());
+    let (source, constants) = (shape.module.source(), shape.module.constants());
     let compiled =
-        nvrtc::compile(source, baked, architecture).unwrap_or_else(|error| panic!("{error}"));
-    // ELF.
+        nvrtc::compile(source, constants, architecture).unwrap_or_else(|error| panic!("{error}"));
+    // The magic number of ELF.
     assert_eq!(compiled.cubin[..4], *b"\x7fELF");
     let mut named: Vec<&str> =
         compiled.kernels.iter().map(|kernel| kernel.kernel.as_str()).collect();
@@ -319,18 +319,20 @@ fn check(shape: &Shape, architecture: &str) -> Vec<String> {
         println!(
             "| {} | {:?} | {} | {megabytes} | {gigaflop} | {architecture} | {} | {} | {} |",
             kernel.kernel,
-            baked.storage,
+            constants.storage,
             shape.what,
-            baked.threads,
+            constants.threads,
             kernel.registers,
             kernel.shared_bytes
         );
         assert!(kernel.registers > 0, "{kernel:?}");
         if (kernel.spill_bytes, kernel.stack_bytes) != (0, 0) {
-            spilling.push(format!("{kernel:?} {} {:?} {architecture}", shape.what, baked.storage));
+            spilling
+                .push(format!("{kernel:?} {} {:?} {architecture}", shape.what, constants.storage));
         }
-        // A block of so many threads must fit a multiprocessor's 64 Ki registers, and what is static its 48 KiB.
-        assert!(kernel.registers as usize * baked.threads <= 65_536, "{kernel:?}");
+        // A block must fit a multiprocessor's 64 Ki registers; static shared memory is limited to
+        // 48 KiB.
+        assert!(kernel.registers as usize * constants.threads <= 65_536, "{kernel:?}");
         assert!(kernel.shared_bytes <= 48 << 10, "{kernel:?}");
     }
     spilling
@@ -341,9 +343,10 @@ fn a_wrong_source_is_reported() {
     let source = Source::of("rms_norm").expect("it has a twin");
     let norm = RmsNorm { rows: 1, columns: 64, eps: 1e-5, unit_offset: false };
     let module = rms_norm::cuda::module(Storage::F32, &norm, 4);
-    let baked = kernels::cuda::Baked { constants: vec![], ..module.baked().clone() };
+    let constants =
+        kernels::cuda::CompileConstants { defines: vec![], ..module.constants().clone() };
     let error =
-        nvrtc::compile(source, &baked, "sm_80").expect_err("COLUMNS is missing").to_string();
+        nvrtc::compile(source, &constants, "sm_80").expect_err("COLUMNS is missing").to_string();
     assert!(error.contains("rms_norm.cu does not compile for sm_80"), "{error}");
     assert!(error.contains("COLUMNS"), "{error}");
 }

@@ -1,18 +1,20 @@
-//! cuDNN takes our graphs of attention, and makes plans of them for GPUs that are not here: since 9.8 it needs a device's
-//! description alone. `make cudnn` fetches it and runs this; where it is not installed, this says so and checks nothing.
+//! cuDNN accepts our graphs of attention and makes plans of them for GPUs that are not present:
+//! since 9.8 a description of the device is enough. `make cudnn` downloads cuDNN and runs this; if
+//! cuDNN is not installed, the tests say so and check nothing.
 //!
-//! cuDNN does not load without a driver and cuBLASLt, though it asks neither for anything that matters here. Where there
-//! are none, stand-ins with the functions that it looks for are compiled and loaded in their place.
+//! cuDNN does not load without a driver and cuBLASLt, though it uses neither here. If they are
+//! missing, stubs with the functions that it looks up are compiled and loaded instead.
 #![allow(unsafe_code)] // loads libraries
 
 use kernels::attention::Attention;
-use kernels::attention::fused::{Graph, Operation, Pass, Pointwise, Sdpa};
 use kernels::cuda::cudnn;
+use kernels::cuda::fused::{Graph, Operation, Pass, Pointwise};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// What cuDNN asks a driver for while it makes plans. Handles are any address; what would run something fails.
+/// The driver functions that cuDNN calls while it makes plans. Handles are arbitrary addresses;
+/// functions that would run something fail.
 const DRIVER: &str = "
 typedef void *P;
 #define HANDLE(name) int name(P *made) { if (made) *made = (P)16; return 0; }
@@ -37,8 +39,8 @@ NO_DEVICE(cuLaunchKernel) NO_DEVICE(cuLaunchCooperativeKernel) NO_DEVICE(cuLaunc
 
 const CUBLASLT: &str = "unsigned long cublasLtGetVersion(void) { return 120900; }";
 
-/// Properties of a GPU, by the names that cuDNN reads and writes them with (they are those of
-/// `xla/stream_executor/cuda/cudnn_frontend_helpers` in openxla/xla too).
+/// Properties of a GPU in cuDNN's JSON. The names are those that cuDNN reads and writes;
+/// `xla/stream_executor/cuda/cudnn_frontend_helpers` in openxla/xla uses them too.
 fn described(
     [version, multiprocessors, shared_most]: [usize; 3],
     [memory, l2]: [usize; 2],
@@ -66,9 +68,9 @@ fn a100() -> String {
     described([800, 108, 166_912], memory, [1_410_000, 1_593_000, 5120], [32, 2048])
 }
 
-/// Compiles and loads a stand-in, unless the library is here.
+/// Compiles and loads a stub, unless the library is installed.
 fn stand_in(name: &str, text: &str) {
-    // SAFETY: NVIDIA's libraries may be loaded by anybody.
+    // SAFETY: loading NVIDIA's libraries has no other effect.
     if let Ok(library) = unsafe { libloading::Library::new(name) } {
         std::mem::forget(library);
         return;
@@ -82,17 +84,17 @@ fn stand_in(name: &str, text: &str) {
     compile.args(["-shared", "-fPIC", "-w", &format!("-Wl,-soname,{name}"), "-o"]);
     let compiled = compile.arg(&library).arg(&source).status().expect("a C compiler");
     assert!(compiled.success(), "{name} does not compile");
-    // SAFETY: it was compiled just now, and does nothing when it is loaded.
+    // SAFETY: it was compiled just now, and has no initialisers.
     let library = unsafe { libloading::Library::new(&library) }.expect("it loads");
-    // Found by its name from now on.
+    // Keep it loaded: cuDNN finds it by its name.
     std::mem::forget(library);
 }
 
-/// Whether cuDNN is here; where not, says so, or fails where it must be (`make cudnn`).
+/// Whether cuDNN is installed. If not, says so, or fails if it is required (`make cudnn`).
 fn is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
     *HERE.get_or_init(|| {
-        // SAFETY: NVIDIA's libraries may be loaded by anybody.
+        // SAFETY: loading NVIDIA's libraries has no other effect.
         if unsafe { libloading::Library::new("libcudnn.so.9") }.is_err() {
             assert!(std::env::var_os("MESHWRIGHT_NEEDS_CUDNN").is_none(), "no libcudnn.so.9");
             eprintln!(
@@ -119,9 +121,9 @@ fn shapes() -> Vec<Attention> {
         whole(8, 1024, 12, 12, 64),
         whole(2, 8192, 32, 8, 128),
         whole(1, 4096, 64, 8, 128),
-        // Lengths that are no multiple of a tile; no mask.
+        // Lengths that are not multiples of a tile; no mask.
         Attention { kv_len: 1001, causal: false, ..whole(2, 777, 8, 1, 64) },
-        // A chunk of queries from an offset on.
+        // A chunk of queries that starts at an offset.
         Attention { q_len: 1024, q_offset: 3072, ..whole(2, 4096, 32, 8, 128) },
         Attention { q_len: 1000, q_offset: 1001, kv_offset: 500, ..whole(1, 1501, 16, 4, 96) },
     ]
@@ -132,14 +134,14 @@ fn scores_bytes(a: &Attention) -> usize {
     2 * a.batch * a.q_heads * a.q_len * a.kv_len
 }
 
-/// Every pass of every shape has a plan; but where the bits are to be the same, none keeps a matrix of scores: they are
-/// fused.
+/// Every pass of every shape has a plan. Except in the repeatable backward pass, no plan's
+/// workspace holds a matrix of scores: the kernels are fused.
 fn check(device: &str, name: &str) {
     if !is_here() {
         return;
     }
     for a in shapes() {
-        let sdpa = Sdpa::of(&a).expect("a graph");
+        let sdpa = a.sdpa().expect("a graph");
         for pass in PASSES {
             let plans = cudnn::plans_without_gpu(device, &sdpa.graph(pass));
             let plans = plans.unwrap_or_else(|error| panic!("{name} {pass:?} of {a:?}: {error}"));
@@ -177,15 +179,16 @@ fn on_ampere() {
     check(&a100(), "sm_80");
 }
 
-/// Graphs that are next to right are refused, so that the others are taken says something: which operations there are, and how
-/// they hang together. It does not say that a plan does each: an exponential for the last copy of gradients is taken, too.
+/// cuDNN refuses graphs that are almost right, so accepting ours is evidence of the right
+/// operations in the right order. It is not evidence that a plan performs each: an exponential in
+/// place of the last copy of gradients is accepted, too.
 #[test]
 fn what_is_no_attention_is_refused() {
     if !is_here() {
         return;
     }
     let a = Attention::causal(2, 1024, 8, 8, 64);
-    let sdpa = Sdpa::of(&a).expect("a graph");
+    let sdpa = a.sdpa().expect("a graph");
     let replaced = |pass, old: Pointwise, new: Pointwise| -> Graph {
         let mut graph = sdpa.graph(pass);
         let mut found = false;

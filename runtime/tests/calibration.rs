@@ -3,7 +3,7 @@
 
 use models::cluster::{CollectiveKind, MeasuredGpu};
 use runtime::calibration::{GpuBench, Part, Sweep, measure};
-use runtime::kernels::cuda::{Gpu, machine::Machine};
+use runtime::kernels::cuda::{Gpu, cpu_emulator::CpuEmulator};
 use runtime::models;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[test]
 fn every_part_is_measured() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
-    let open = move || Ok(Gpu::on(Arc::new(Machine::new(&folder)?)));
+    let open = move || Ok(Gpu::on(Arc::new(CpuEmulator::new(&folder)?)));
     let mut bench = GpuBench::new(open).expect("it opens").hasty();
     let (sweep, mut found) = (Sweep::small(2), MeasuredGpu::default());
     for part in [Part::Memory, Part::Products, Part::Attention, Part::Collectives, Part::Steps] {

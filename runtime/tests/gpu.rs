@@ -13,7 +13,7 @@ use runtime::Number;
 use runtime::comm::{Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
-use runtime::kernels::cuda::{self, Stored, machine::Machine};
+use runtime::kernels::cuda::{self, Stored, cpu_emulator::CpuEmulator};
 use runtime::program::Recompute;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// The machine; compiled sources are kept for the next run.
 fn machine() -> cuda::Gpu {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
-    cuda::Gpu::on(Arc::new(Machine::new(&folder).expect("a folder for compiled sources")))
+    cuda::Gpu::on(Arc::new(CpuEmulator::new(&folder).expect("a folder for compiled sources")))
 }
 
 /// Trains a golden case with all ranks on one GPU, each with a queue of its own.

@@ -11,7 +11,7 @@ use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
-use runtime::kernels::cuda::{self, Lagging, Rehearsal, machine::Machine};
+use runtime::kernels::cuda::{self, AsyncEmulator, FakeNccl, cpu_emulator::CpuEmulator};
 use runtime::program::{Program, Recompute};
 use runtime::{Host, LrSchedule, Optimizer, Rank, Replays, Shape};
 use std::collections::BTreeMap;
@@ -21,14 +21,14 @@ use std::time::Duration;
 
 const STEPS: u64 = 5;
 
-fn machine() -> Machine {
+fn machine() -> CpuEmulator {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
-    Machine::new(&folder).expect("a folder for compiled sources")
+    CpuEmulator::new(&folder).expect("a folder for compiled sources")
 }
 
 /// A GPU of its own, whose queues lag.
-fn gpu(machine: &Machine) -> cuda::Gpu {
-    cuda::Gpu::on(Arc::new(Lagging::new(machine.clone(), Duration::from_micros(200))))
+fn gpu(machine: &CpuEmulator) -> cuda::Gpu {
+    cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine.clone(), Duration::from_micros(200))))
 }
 
 /// Samples of a case some of whose labels do not count: other ones, and another number of them, each step.
@@ -101,7 +101,7 @@ fn trained(case: &str, model: &ModelSpec, split: &Split, refused: Option<&'stati
     let ended = match split.ranks() {
         1 => vec![train(what, Gpu::new(gpu(&machine)), Box::new(Solo::new()), refused)],
         ranks => {
-            let (options, library) = (Options::default(), Rehearsal::new(machine.clone()));
+            let (options, library) = (Options::default(), FakeNccl::new(machine.clone()));
             run_ranks(ranks, options, |control| {
                 let gpu = gpu(&machine);
                 let library = Arc::new(library.clone());

@@ -12,7 +12,7 @@ use runtime::comm::{
     Traffic, run_ranks,
 };
 use runtime::device::{Gpu, MemoryUse, Space};
-use runtime::kernels::cuda::{self, Lagging, Rehearsal, machine::Machine};
+use runtime::kernels::cuda::{self, AsyncEmulator, FakeNccl, cpu_emulator::CpuEmulator};
 use runtime::{Device, Host, bf16};
 use std::panic::Location;
 use std::path::Path;
@@ -24,15 +24,15 @@ type Comm = Box<dyn Communicator>;
 /// GPUs that are none, and the library between them.
 struct Rehearsed {
     gpu: cuda::Gpu,
-    library: Rehearsal,
+    library: FakeNccl,
 }
 
 impl Rehearsed {
     fn new() -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
-        let machine = Machine::new(&folder).expect("a folder for compiled sources");
-        let lagging = Lagging::new(machine.clone(), Duration::from_micros(200));
-        Self { gpu: cuda::Gpu::on(Arc::new(lagging)), library: Rehearsal::new(machine) }
+        let machine = CpuEmulator::new(&folder).expect("a folder for compiled sources");
+        let lagging = AsyncEmulator::new(machine.clone(), Duration::from_micros(200));
+        Self { gpu: cuda::Gpu::on(Arc::new(lagging)), library: FakeNccl::new(machine) }
     }
 
     /// A queue for a rank.
@@ -306,7 +306,7 @@ fn ring(world: &dyn Communicator, device: &Gpu<f32>) -> Result<(), CommError> {
 /// Exchanges until something happens to a rank, which `disturb` says; what the others come to.
 fn disturbed(
     options: Options,
-    disturb: impl Fn(&Rehearsal, &dyn Communicator) -> bool + Sync,
+    disturb: impl Fn(&FakeNccl, &dyn Communicator) -> bool + Sync,
 ) -> Vec<Result<(), String>> {
     let rehearsed = Rehearsed::new();
     let run = |control: Comm| -> Result<(), CommError> {

@@ -1,4 +1,4 @@
-//! The best plan by looking at every combination and every placement.
+//! Brute force: the best plan over every combination of decisions and every placement.
 
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::model::ModelSpec;
@@ -12,18 +12,18 @@ use planner::pricing::recompute_split::RecomputeSplit;
 use planner::request::Task;
 use planner::request::space::{ParallelLayout, PipelineChoices};
 
-/// The best plan, and what was looked at.
+/// The best plan, and the numbers of combinations and placements enumerated.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Decisions, placement and price of the fastest that fits.
+    /// Decisions, placement and price of the fastest plan that fits.
     pub best: Option<(Decisions, Placed, Priced)>,
-    /// Combinations.
+    /// Number of combinations.
     pub combinations: u64,
-    /// Placements priced.
+    /// Number of placements priced.
     pub placements: u64,
 }
 
-/// Prices everything; `None` where that would be more than `most` placements.
+/// Prices everything; `None` if that takes more than `most` placements.
 pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
     let cache = CostCache::new(task.model, task.cluster, task.gpus);
     let mut answer = Answer::default();
@@ -47,7 +47,7 @@ pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
     Some(answer)
 }
 
-/// Every combination of the task's space, one by one.
+/// Every combination of the task's space.
 pub fn combinations(task: &Task<'_>) -> Vec<Decisions> {
     let space = task.space();
     let layouts = space.layouts();
@@ -82,10 +82,12 @@ fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions
     found
 }
 
-/// Every placement a configuration allows. Cuts: all where the solver places layers, with several chunks a
-/// device if they are few, else the listed ones. Mixes: all, but with many cuts of several chunks and where every
-/// stage is there twice every level of every device, whatever those of the others. As they are asked for: there may
-/// be many.
+/// Every placement that a configuration allows, lazily, because there may be many.
+///
+/// Cuts: all if the solver places layers and, with several chunks a pipeline rank, if they are few;
+/// otherwise those of the candidate list. Recompute mixes: all, except that with many cuts of
+/// several chunks, or with bidirectional schedules, each pipeline rank has one level for all its
+/// stages.
 pub fn placements<'a>(case: &'a Configuration<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
     let (layers, stages) = (case.cache.model.layers, case.stages());
     let vocab = case.decisions.vocab;
@@ -104,7 +106,8 @@ pub fn placements<'a>(case: &'a Configuration<'_>) -> Box<dyn Iterator<Item = Pl
     }
 }
 
-/// Every cut with every mix, whatever is listed; `None` where there are more than `most`.
+/// Every cut with every recompute mix, whatever the candidate list says; `None` if there are more
+/// than `most`.
 pub fn all_placements(case: &Configuration<'_>, most: usize) -> Option<Vec<Placed>> {
     let mut found = vec![];
     for ranges in every_cut(case) {
@@ -122,7 +125,8 @@ pub fn every_cut(case: &Configuration<'_>) -> Vec<Ranges> {
     cuts(case.cache.model.layers, case.stages(), ends_hold_vocab)
 }
 
-/// All devices on the same chain, each at any of its levels.
+/// Placements in which all pipeline ranks use the same recompute ladder, and each has one level of
+/// it for all its stages.
 pub fn at_every_level(case: &Configuration<'_>, ranges: &Ranges) -> Vec<Placed> {
     let chains = RecomputeLadder::chains(case.decisions.recompute).iter();
     chains.flat_map(|&chain| on_chain(case, ranges, chain)).collect()
@@ -141,7 +145,7 @@ fn on_chain(case: &Configuration<'_>, ranges: &Ranges, chain: LadderOrder) -> Ve
         chosen = chosen.iter().flat_map(more).collect();
     }
     let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
-        // Devices that mirror each other hold the same stages.
+        // Pipeline ranks that mirror each other hold the same stages.
         let device = case.holders_of(stage).min().unwrap_or(0);
         let counts = case.cache.layers.counts(start, end);
         PlacedStage { start, end, recompute: ladder[device].recompute(chosen[device], &counts) }
@@ -151,8 +155,8 @@ fn on_chain(case: &Configuration<'_>, ranges: &Ranges, chain: LadderOrder) -> Ve
     chosen.iter().map(placed).collect()
 }
 
-/// Every way to cut the layers into stages; only the first and last of several may be empty, and only
-/// where they hold a vocabulary layer.
+/// Every cut of the layers into stages. Of several stages only the first and last may be empty, and
+/// only if they hold a vocabulary layer.
 fn cuts(layers: usize, stages: usize, ends_hold_vocab: bool) -> Vec<Vec<(usize, usize)>> {
     let mut found = vec![vec![]];
     for stage in 0..stages {
@@ -188,7 +192,7 @@ fn with_mixes(case: &Configuration<'_>, ranges: &[(usize, usize)]) -> Vec<Placed
     found
 }
 
-/// Every mix of layers `start..end`, by kind in order of first appearance in the model.
+/// Every recompute mix of layers `start..end`, by kind in order of first appearance in the model.
 fn recompute_choices(
     model: &ModelSpec,
     start: usize,

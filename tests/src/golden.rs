@@ -1,4 +1,4 @@
-//! Golden cases (`tests/golden`) as the planner splits them.
+//! Golden cases (`tests/golden`), as split by the planner.
 
 use models::plan::Plan;
 use planner::answer::report::plan as make_plan;
@@ -7,15 +7,15 @@ use planner::request::flags::Flags;
 use planner::search::search;
 use std::path::PathBuf;
 
-/// Where a case lies.
+/// Folder of a case.
 pub fn folder(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
 }
 
-/// The fastest plan of a case for this machine's CPU, with these settings pinned.
+/// The fastest plan of a case for a laptop's CPU, with these settings pinned.
 ///
 /// # Panics
-/// The request cannot be, or nothing fits: the test is wrong.
+/// If the request is invalid, or nothing fits.
 pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
     let request = Request::new(&Flags {
         model: folder(case).join("config.json").display().to_string(),

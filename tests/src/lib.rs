@@ -1,5 +1,5 @@
-//! What the tests share: seeded random numbers, small models, clusters and placement problems, and
-//! exhaustive answers to compare with.
+//! Shared by the tests: seeded random numbers, small models, clusters and placement problems, and
+//! brute-force answers to compare with.
 
 pub mod brute;
 pub mod golden;

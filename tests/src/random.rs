@@ -1,4 +1,4 @@
-//! Random numbers that are the same on every machine (SplitMix64).
+//! Pseudorandom numbers that are the same on every machine (SplitMix64).
 
 /// A generator.
 #[derive(Clone, Debug)]
@@ -17,32 +17,32 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to, not including, 1.
+    /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Evenly between two numbers.
+    /// Uniform between two numbers.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// Between two numbers, as likely in each decade.
+    /// Log-uniform between two numbers.
     pub fn scaled(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
 
-    /// A whole number, both ends included.
+    /// A uniform integer, both ends included.
     pub fn whole(&mut self, low: usize, high: usize) -> usize {
         low + (self.next() % (high - low + 1) as u64) as usize
     }
 
-    /// True in so many of a hundred cases.
+    /// True with a probability in percent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }
 
-    /// One of several.
+    /// One of several values.
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.whole(0, values.len() - 1)]
     }

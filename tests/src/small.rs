@@ -1,5 +1,5 @@
-//! Random small models and clusters on which every decision matters, and restrictions that keep the
-//! space small enough to be looked through.
+//! Random small models and clusters on which every decision matters, with restrictions that keep
+//! the space small enough for brute force.
 
 use crate::random::Random;
 use models::cluster::ClusterSpec;
@@ -15,9 +15,9 @@ pub struct Instance {
     pub model: ModelSpec,
     /// The cluster.
     pub cluster: ClusterSpec,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: u64,
-    /// What is narrowed, as a user would write it.
+    /// Restrictions, as a user would write them.
     pub settings: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ impl Instance {
         Self { model, cluster, gpus, settings }
     }
 
-    /// The restrictions, read.
+    /// The parsed restrictions.
     pub fn restrictions(&self) -> Restrictions {
         Restrictions::parse(&self.settings).expect("the settings are valid")
     }
@@ -47,14 +47,14 @@ fn read_cluster(text: &str) -> ClusterSpec {
     models::cluster::read(&source).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A model of two to six layers, one in four of up to twelve: every sixth a mixture of experts, some with
-/// windows or tied embeddings.
+/// A model of two to six layers, one in four of up to twelve. One in six is a mixture of experts;
+/// some have windows or tied embeddings.
 pub fn model(random: &mut Random) -> ModelSpec {
     let layers = if random.percent(25) { random.whole(7, 12) } else { random.whole(2, 6) };
     model_of(random, layers)
 }
 
-/// As [`model`] of so many layers.
+/// As [`model`], with a given number of layers.
 pub fn model_of(random: &mut Random, layers: usize) -> ModelSpec {
     let hidden = random.pick(&[64, 128, 256]);
     let mut text = format!(
@@ -79,7 +79,7 @@ pub fn model_of(random: &mut Random, layers: usize) -> ModelSpec {
     read_model(&text)
 }
 
-/// A model of one kind of layer.
+/// A model with one kind of layer.
 pub fn plain_model(layers: usize, batch: u64, experts: Option<u64>) -> ModelSpec {
     let moe = experts.map_or(String::new(), |experts| {
         format!("moe: {{experts: {experts}, top_k: 1, ffn: 48, shared_ffn: 24}}\n")
@@ -90,7 +90,7 @@ pub fn plain_model(layers: usize, batch: u64, experts: Option<u64>) -> ModelSpec
     ))
 }
 
-/// A cluster whose memory is about what the model needs.
+/// A cluster whose memory is close to what the model needs.
 pub fn cluster(random: &mut Random, model: &ModelSpec) -> ClusterSpec {
     let needed = needed_bytes(model);
     cluster_of(&Sizes {
@@ -109,31 +109,31 @@ pub fn cluster(random: &mut Random, model: &ModelSpec) -> ClusterSpec {
     })
 }
 
-/// State and activations of the whole model, roughly, bytes.
+/// State and activations of the whole model, bytes, roughly.
 fn needed_bytes(model: &ModelSpec) -> f64 {
     let parameters = models::model::params::total(model) as f64;
     let tokens = (model.seq_len * model.global_batch) as f64;
     18.0 * parameters + 34.0 * tokens * model.hidden as f64 * model.layers as f64
 }
 
-/// What varies between small clusters.
+/// The parameters in which small clusters differ.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Memory of a device.
+    /// Memory of a device, bytes.
     pub hbm_bytes: f64,
-    /// Host memory for each device.
+    /// Host memory for each device, bytes.
     pub host_bytes: f64,
     /// GPUs in the inner domain.
     pub inner_gpus: u64,
-    /// Link inside.
+    /// Bandwidth inside the inner domain, bytes/s.
     pub inner_bytes_per_s: f64,
-    /// Link outside.
+    /// Bandwidth outside, bytes/s.
     pub outer_bytes_per_s: f64,
-    /// Generation of software.
+    /// Cluster that gives the software constants.
     pub base: &'static str,
 }
 
-/// The cluster of these sizes: slow devices, so that small models keep them busy.
+/// The cluster with these parameters. Devices are slow, so that small models keep them busy.
 pub fn cluster_of(s: &Sizes) -> ClusterSpec {
     read_cluster(&format!(
         "name: small\n\
@@ -149,7 +149,7 @@ pub fn cluster_of(s: &Sizes) -> ClusterSpec {
     ))
 }
 
-/// Decisions to narrow at random, each to one of some values.
+/// Decisions to restrict at random, each with values to choose from.
 const NARROWED: [(&str, &[&str]); 12] = [
     ("tp", &["1", "2", "1,2", "4"]),
     ("pp", &["1", "2", "3", "4", "2,4", "2,3,4"]),
@@ -185,7 +185,7 @@ const NARROWED: [(&str, &[&str]); 12] = [
     ("cp_style", &["zigzag", "all_gather", "ring,ulysses"]),
 ];
 
-/// Each decision narrowed in some share of the instances that is itself random.
+/// Restricts each decision with a probability that is itself random.
 fn settings(random: &mut Random) -> Vec<String> {
     let share = random.pick(&[10, 30, 50, 70]);
     let mut settings = vec![];

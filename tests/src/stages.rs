@@ -1,4 +1,4 @@
-//! Random placement problems, and their answer by looking at every choice.
+//! Random placement problems, with brute-force answers.
 
 use crate::random::Random;
 use models::decisions::Vocab;
@@ -8,7 +8,7 @@ use planner::pricing::pipelines::{PipelineKey, Pipelines};
 use planner::simulate::{Durations, VocabDurations};
 use std::sync::Arc;
 
-/// Most choices a random problem has.
+/// Maximum number of choices of a random problem.
 const MOST_CHOICES: u64 = 20_000;
 
 /// A random pipeline of up to four stages.
@@ -70,7 +70,7 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
     (schedule, if over { vocab } else { Vocab::Tensor })
 }
 
-/// A random problem with up to 12 layers and three mixes a range.
+/// A random problem with up to 12 layers and three recompute mixes a range.
 pub fn problem(random: &mut Random) -> Problem {
     loop {
         let (schedule, vocab) = kind(random);
@@ -82,7 +82,7 @@ pub fn problem(random: &mut Random) -> Problem {
     }
 }
 
-/// What one layer costs in a random problem.
+/// Costs of one layer in a random problem.
 #[derive(Clone, Copy)]
 struct Layer {
     forward_s: f64,
@@ -99,7 +99,7 @@ struct Maker<'a> {
     uniform: bool,
     tail_s: f64,
     step_s: f64,
-    /// Weight gradients in a backward that is split.
+    /// Share of weight gradients in a split backward pass.
     weight_share: f64,
 }
 
@@ -136,7 +136,7 @@ impl<'a> Maker<'a> {
             return VocabDurations::default();
         }
         let devices = self.pipeline.devices;
-        // The same on every device, as slices of one vocabulary are.
+        // Equal on every pipeline rank, as slices of one vocabulary are.
         let mut each = |most: f64| vec![self.random.between(0.0, most); devices];
         let (first, middle, last) = (each(1.0), each(0.3), each(1.0));
         let middle = if self.vocab == Vocab::ParallelNaive { middle } else { vec![0.0; devices] };
@@ -194,7 +194,7 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// A micro-batch's way through vocabulary passes that are alike on all devices.
+/// A micro-batch's path through vocabulary passes that are alike on all pipeline ranks.
 fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
     let (Some(first), Some(middle), Some(last)) =
         (d.first.first(), d.middle.first(), d.last.first())
@@ -226,7 +226,7 @@ fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {
     (0..count).map(|_| if uniform { first } else { one(random) }).collect()
 }
 
-/// Budgets between too little and plenty for an even share.
+/// Memory budgets between too little and plenty for an even share.
 fn budgets(random: &mut Random, problem: &Problem) -> Vec<f64> {
     let devices = problem.pipeline.devices;
     let all: f64 = problem
@@ -240,13 +240,14 @@ fn budgets(random: &mut Random, problem: &Problem) -> Vec<f64> {
     vec![budget.max(1e-3); devices]
 }
 
-/// Where a stage's columns may start when the stages before end at layer `start`.
+/// The layer at which a column ends that follows stages ending at layer `start`; `None` if it
+/// cannot follow.
 fn follows(problem: &Problem, uniform: bool, column: &Column, start: usize) -> Option<usize> {
     let end = start + column.layers();
     ((uniform || column.start == start) && end <= problem.layers).then_some(end)
 }
 
-/// How many choices join end to end.
+/// Number of choices in which stages join end to end.
 pub fn choices(problem: &Problem) -> u64 {
     let uniform = problem.is_uniform();
     let mut ways = vec![0u64; problem.layers + 1];
@@ -263,7 +264,7 @@ pub fn choices(problem: &Problem) -> u64 {
     ways[problem.layers]
 }
 
-/// Calls `visit` with every choice that joins end to end.
+/// Calls `visit` with every choice in which stages join end to end.
 pub fn every_choice(problem: &Problem, visit: &mut dyn FnMut(&Choice)) {
     walk(problem, problem.is_uniform(), 0, &mut vec![], visit);
 }
@@ -291,7 +292,7 @@ fn walk(
     }
 }
 
-/// The best choice that fits, with its iteration, s, by looking at all.
+/// The best choice that fits, with its iteration time in s, by brute force.
 pub fn best(problem: &Problem, scratch: &mut Scratch) -> Option<(Choice, f64)> {
     let mut best: Option<(Choice, f64)> = None;
     every_choice(problem, &mut |choice| {

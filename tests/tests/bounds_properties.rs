@@ -1,5 +1,5 @@
-//! No bound exceeds the time of any placement it speaks for: every bound of the search against every
-//! placement of random small configurations.
+//! Admissibility of the search's bounds: none exceeds the time of any placement it covers. Every
+//! bound is compared with every placement of random small configurations.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
@@ -20,10 +20,10 @@ use planner::search::partition_candidates::Limits;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Placements that one configuration may take to look through.
+/// Maximum number of placements of one configuration.
 const MOST_PLACEMENTS: usize = 3000;
 
-/// A configuration with what its bounds are computed from.
+/// A configuration, with the inputs of its bounds.
 struct Subject<'a> {
     case: &'a Configuration<'a>,
     spec: PipelineSpec,
@@ -55,7 +55,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// All bounds by name, s, before stragglers and fixed work.
+    /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
         let (p, spec) = (self.spec.devices as f64, &self.spec);
         let mean = self.plain.params() * (1.0 / p);
@@ -100,7 +100,7 @@ impl<'a> Subject<'a> {
         bounds
     }
 
-    /// The bounds with this configuration's states and with those that take least.
+    /// The inputs for this configuration's states and for the cheapest states.
     fn choices(&self) -> [(&'static str, &MicroBatchCost, &StateView); 2] {
         [("own states", &self.work, &self.state), ("least states", &self.plain, &self.states.least)]
     }
@@ -153,14 +153,14 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// What fits is not said to be too large.
+    /// A configuration with a placement that fits is not reported as too large.
     fn check_bytes(&self) {
         let bytes = closed::least_bytes(&self.spec, &self.plain, self.state.bytes);
         let usable = self.case.cache.cluster.usable_bytes() - self.plain.workspace_bytes;
         assert!(bytes <= usable * (1.0 + 1e-9), "{bytes} of {usable}: {:?}", self.case.decisions);
     }
 
-    /// What a device certainly holds is among what it holds.
+    /// The certain number of micro-batches in flight is never above the real one.
     fn check_in_flight(&self) {
         let mut counts = vec![];
         for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
@@ -176,7 +176,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Least seconds of all placements that fit, before stragglers and fixed work.
+/// Minimum time in s of all placements that fit, before stragglers and fixed work.
 fn least_s(case: &Configuration<'_>) -> Option<f64> {
     let placements: Vec<_> = brute::placements(case).take(MOST_PLACEMENTS + 1).collect();
     if placements.len() > MOST_PLACEMENTS {
@@ -189,7 +189,7 @@ fn least_s(case: &Configuration<'_>) -> Option<f64> {
     fitting.reduce(f64::min)
 }
 
-/// One of an instance's configurations, those with pipelines preferred.
+/// One of an instance's configurations; those with pipelines are preferred.
 fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
     let any = |random: &mut Random| all[random.whole(0, all.len() - 1)].clone();
     (0..5).map(|_| any(random)).find(|d| d.pp > 1).unwrap_or_else(|| any(random))

@@ -1,5 +1,6 @@
-//! A GPU that takes the times of formulas is measured, its cluster file written and read: at every point that was measured
-//! the cost model then says what was measured.
+//! Round trip of the GPU calibration: a GPU whose times follow formulas is measured, and its
+//! cluster file is written and read. At every measured point the cost model then gives the measured
+//! time.
 
 use models::cluster::{
     self, ClusterSpec, CollectiveKind, Core, Dtype, MeasuredGpu, Moved, Product, Step,
@@ -14,7 +15,7 @@ use runtime::calibration::{Bench, LayerSize, Part, Sweep, measure};
 use runtime::kernels::attention::Attention;
 use validation::calibrate::{gpu, priced_s};
 
-/// Times of no device that exists; they rise with every size, as curves of tables must.
+/// Times of no real device; they rise with every size, as curves of tables must.
 struct Formulas;
 
 const SUSTAINED: f64 = 1.07;
@@ -75,7 +76,7 @@ fn base() -> ClusterSpec {
     cluster::shipped("dgx_h200").expect("it is shipped").expect("it reads")
 }
 
-/// Everything, or without collectives.
+/// All measurements, or all but collectives.
 fn measured(ranks: usize) -> MeasuredGpu {
     let mut found =
         MeasuredGpu { gpu: "formulas".to_owned(), multiprocessors: 132, ..MeasuredGpu::default() };
@@ -84,11 +85,11 @@ fn measured(ranks: usize) -> MeasuredGpu {
         measure(&mut Formulas, &Sweep::full(ranks), part, &mut found)
             .expect("formulas do not fail");
     }
-    // By way of the file that a GPU's machine writes.
+    // Through the JSON file that the measuring program writes.
     serde_json::from_str(&serde_json::to_string(&found).expect("JSON")).expect("the same")
 }
 
-/// The cluster, written and read.
+/// The cluster after writing and reading.
 fn read_back(measured: &MeasuredGpu) -> ClusterSpec {
     read_back_of(&base(), measured)
 }
@@ -109,7 +110,7 @@ fn a_measured_point_is_priced_as_measured() {
     let measured = measured(8);
     let cluster = read_back(&measured);
     let mut formats = std::collections::BTreeMap::new();
-    // The largest is the one that was repeated: slower ones need not slow down.
+    // The largest product is the one that was repeated, so slower ones need no slowdown.
     let rate = |product: &Product| {
         let flops = 2.0 * (product.m * product.n * product.k) as f64;
         flops / (product.s * cluster.device.peak_flops(product.dtype))
@@ -176,7 +177,7 @@ fn the_shortest_step_gives_what_a_step_costs_and_the_others_are_predicted() {
     let tokens: Vec<u64> = steps.iter().map(|step| step.tokens).collect();
     assert_eq!(tokens, [16_384, 8192, 8192]);
     for step in &steps {
-        // 989 TFLOP/s would take longer than 10 ms, and nothing of it a second.
+        // At the peak of 989 TFLOP/s the step takes more than 10 ms, and well below a second.
         assert!((0.01..1.0).contains(&step.predicted_s), "{step:?}");
     }
 }

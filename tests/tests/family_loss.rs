@@ -1,6 +1,6 @@
-//! With several chunks a device and many cuts, a family of placements is searched and layers are moved from its best:
-//! how much that loses against every cut, and against every mix, on small models. `cargo test --test family_loss -- --nocapture`
-//! prints it.
+//! With several chunks a pipeline rank and many cuts, the search covers only listed candidates and
+//! then moves layers from the best. This measures the loss against every cut, and against every
+//! recompute mix, on small models; `cargo test --test family_loss -- --nocapture` prints it.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
@@ -15,13 +15,14 @@ use planner::request::restrictions::Restrictions;
 use planner::search::partition_candidates::Limits;
 use planner::search::search;
 
-/// What a single move may still gain: less is not worth an uneven cut, and not every one is tried.
+/// Largest improvement that one move may still bring: a smaller one is not worth an uneven cut, and
+/// not every move is tried.
 const MOST_LEFT: f64 = 5e-4;
 
-/// Placements that one configuration may take to look through.
+/// Maximum number of placements of one configuration.
 const MOST_PLACEMENTS: usize = 30_000;
 
-/// The fastest placement that fits, with its iteration, s.
+/// The fastest placement that fits, with its iteration time in s.
 fn best(
     case: &Configuration<'_>,
     placements: impl IntoIterator<Item = Placed>,
@@ -38,7 +39,7 @@ fn best_s(case: &Configuration<'_>, placements: impl IntoIterator<Item = Placed>
     best(case, placements).map_or(f64::INFINITY, |(_, best_s)| best_s)
 }
 
-/// What moves of layers make of the best of a list, s.
+/// Time in s after moving layers from the best of a list.
 fn moved_s(case: &Configuration<'_>, best: Option<(Placed, f64)>) -> f64 {
     let down = |(placed, iteration_s)| {
         let start = (placed, case.pipeline_s(iteration_s));
@@ -47,7 +48,7 @@ fn moved_s(case: &Configuration<'_>, best: Option<(Placed, f64)>) -> f64 {
     best.map_or(f64::INFINITY, down)
 }
 
-/// A random configuration with several chunks, freely placed, of a model with `layers`.
+/// A random configuration with several freely placed chunks, of a model with `layers` layers.
 fn with_random_case<T>(
     seed: u64,
     layers: (usize, usize),
@@ -73,7 +74,7 @@ fn with_random_case<T>(
 struct Losses(Vec<f64>);
 
 impl Losses {
-    /// Of the list's best against the best of all, where both fit.
+    /// Ratios of the list's best to the best of all, where both fit.
     fn of(pairs: impl Iterator<Item = (f64, f64)>) -> Self {
         let both = pairs.filter(|(list_s, all_s)| list_s.is_finite() && all_s.is_finite());
         let mut losses: Vec<f64> = both.map(|(list_s, all_s)| list_s / all_s - 1.0).collect();
@@ -140,7 +141,7 @@ fn one_level_a_device_loses_little() {
     assert!(losses.mean() < 0.02, "{}", losses.mean());
 }
 
-/// Counts with one layer moved from a stage to another; inner stages keep one.
+/// Layer counts after moving one layer from a stage to another; inner stages keep at least one.
 fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
     let stages = counts.len();
     let spare = |stage: usize| counts[stage] > usize::from(stage > 0 && stage + 1 < stages);

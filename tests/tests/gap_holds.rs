@@ -1,5 +1,5 @@
-//! What a plan says of its gap is true: no pinned estimate lies below the plan's time by more than it, and more memory
-//! never makes a plan slower by more than it. Shipped models on shipped clusters.
+//! A plan's gap is valid: no pinned estimate lies further below the plan's time than the gap, and
+//! more memory never makes a plan slower by more than it. On shipped models and clusters.
 
 use meshwright_tests::instances;
 use meshwright_tests::random::Random;
@@ -11,10 +11,10 @@ use planner::request::Task;
 use planner::request::restrictions::{Choice, Numbers, Restrictions};
 use planner::search::{Outcome, search_wide};
 
-/// Rounding.
+/// Tolerance for rounding.
 const CLOSE: f64 = 1e-9;
 
-/// Models, clusters and GPUs for which a search takes little.
+/// Models, clusters and numbers of GPUs whose search is fast.
 const REQUESTS: [(&str, &str, u64); 8] = [
     ("gpt_39b", "selene", 64),
     ("gpt_18b", "selene", 32),
@@ -26,7 +26,7 @@ const REQUESTS: [(&str, &str, u64); 8] = [
     ("tiny", "laptop", 4),
 ];
 
-/// Pinnings that were once faster than the plan that was said to be optimal.
+/// Pinned settings that were once faster than a plan reported as optimal.
 const ONCE_FASTER: [(&str, &[&str]); 3] = [
     ("gpt_39b", &["tp=2", "pp=4", "schedule=v_half"]),
     ("gpt_18b", &["tp=2", "pp=2", "schedule=zb_v"]),
@@ -55,7 +55,7 @@ fn answer(model: &ModelSpec, cluster: &ClusterSpec, gpus: u64, r: &Restrictions)
     search_wide(&Task::new(model, cluster, gpus, r), &mut |_, _| {})
 }
 
-/// Degrees and a schedule, sometimes more.
+/// Pins degrees and a schedule, sometimes more.
 fn pinned(random: &mut Random, gpus: u64) -> Restrictions {
     let degree = |random: &mut Random| {
         let divisors: Vec<u64> = (1..=gpus.min(16)).filter(|n| gpus.is_multiple_of(*n)).collect();
@@ -147,7 +147,7 @@ fn more_memory_never_makes_a_plan_slower_by_more_than_the_gap() {
     }
 }
 
-/// The plan and its proof are the same however often they are asked for.
+/// Planning twice gives the same plan and the same proof.
 #[test]
 fn the_same_request_has_the_same_plan_and_proof() {
     let (model, cluster) = shipped("gpt_39b", "selene");

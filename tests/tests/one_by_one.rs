@@ -1,5 +1,6 @@
-//! What the search prices one combination at a time because no bound speaks of it: iterations that do not end at a
-//! barrier. Its answers against brute force, and against what they build on.
+//! Iterations without a barrier at their end. No bound covers them, so the search prices them one
+//! combination at a time; its answers are compared with brute force and with iterations with a
+//! barrier.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
@@ -9,7 +10,7 @@ use planner::search::search;
 
 const ROUNDING: f64 = 1e-9;
 
-/// Random instances with `asked` settled, in place of what they say of the same decisions.
+/// Random instances in which `asked` replaces their own restrictions of the same decisions.
 fn each(asked: &[&str], wanted: u64, mut check: impl FnMut(&Instance, &str)) {
     let (mut checked, mut seed) = (0, 0);
     while checked < wanted {
@@ -28,7 +29,7 @@ fn each(asked: &[&str], wanted: u64, mut check: impl FnMut(&Instance, &str)) {
     }
 }
 
-/// Nothing lies below what is found by more than its gap.
+/// No placement is faster than the plan by more than its gap.
 #[test]
 fn the_gap_covers_what_is_missed() {
     for asked in [
@@ -48,12 +49,13 @@ fn the_gap_covers_what_is_missed() {
                 assert!(outcome.best.is_none(), "{what}");
                 return;
             };
-            // Listed placements may all be too large where another fits.
+            // All listed placements may be too large where another fits.
             let Some(found) = outcome.best else { return };
             let (best_s, found_s) = (best.iteration_s, found.priced.iteration_s);
             let least_s = found_s * (1.0 - outcome.proof.gap) * (1.0 - ROUNDING);
             assert!(found.priced.fits && best_s >= least_s, "{what}: {best_s} below {least_s}");
-            // Of several chunks a device brute force tries the family's cuts, the search also moves layers.
+            // With several chunks a pipeline rank, brute force tries only the listed cuts, while
+            // the search also moves layers.
             let brute = outcome.proof.family || found_s >= best_s * (1.0 - ROUNDING);
             assert!(brute, "{what}: {found_s} below {best_s}");
             compared += 1;
@@ -64,7 +66,7 @@ fn the_gap_covers_what_is_missed() {
     }
 }
 
-/// Without a barrier no way takes longer than with one.
+/// No barrier-free iteration takes longer than the one with a barrier.
 #[test]
 fn post_validation_is_never_slower() {
     let mut faster = 0;

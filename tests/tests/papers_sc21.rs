@@ -1,5 +1,5 @@
-//! Megatron-LM at SC'21 (arXiv 2104.04473): the planner, with the choices that existed then, against the
-//! paper's own configurations and measurements.
+//! Megatron-LM at SC'21 (arXiv 2104.04473): the planner, restricted to the options of that time,
+//! against the paper's configurations and measurements.
 
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
@@ -23,7 +23,7 @@ const TABLE_1: [Row; 10] = [
     ("gpt_1t", 3072, 3072, 8, 64),
 ];
 
-/// What SC'21 had.
+/// Options that existed at SC'21.
 const THEN: [&str; 4] = [
     "schedule=1f1b,interleaved_1f1b",
     "zero_stage=0",
@@ -31,7 +31,7 @@ const THEN: [&str; 4] = [
     "vocab=first_last",
 ];
 
-/// What the paper's own runs have beside that, in Table 2.
+/// Further options of the paper's own runs, in Table 2.
 const HABITS: [&str; 4] = ["rank_order=tp-cp-dp-pp", "recompute=full", "cp=1", "offload=none"];
 
 fn selene() -> ClusterSpec {
@@ -52,10 +52,10 @@ fn settings(habits: &[&str], more: &[String]) -> Vec<String> {
     THEN.iter().chain(habits).map(|&set| set.to_owned()).chain(more.iter().cloned()).collect()
 }
 
-/// Table 1's degrees came from the paper's rules of thumb (section 3), not from a search, and published
-/// runs show that they are not the fastest (docs/sc21.md). So this asks for what can be true: the planner never
-/// does worse than the table, meets it where the model is large, and its gain on the small ones is no larger
-/// than what was measured where somebody measured it.
+/// The degrees of Table 1 follow the paper's rules of thumb (section 3), and published runs show
+/// that they are not the fastest (docs/sc21.md). So this tests what can hold: the planner is never
+/// slower than the table, agrees with it for large models, and gains no more on small models than
+/// measurements have shown.
 #[test]
 fn the_planner_meets_or_beats_the_degrees_of_table_1() {
     let (mut same, mut near, mut report) = (0, 0, String::new());
@@ -85,8 +85,8 @@ fn the_planner_meets_or_beats_the_degrees_of_table_1() {
     assert!(same >= 3 && near >= 5, "{same} rows agree, {near} within 3 %\n{report}");
 }
 
-/// GPT 3.6B on 64 A100 with a batch of 512 was measured at tensor-parallel size 1 and, as in Table 1, 2 (vTrain's
-/// runs with Megatron-DeepSpeed, rows vtm-001 and vtm-005): 3.57 s against 3.94 s.
+/// GPT 3.6B on 64 A100 with a batch of 512 was measured at tensor-parallel size 1 and, as in Table
+/// 1, 2 (vTrain's runs with Megatron-DeepSpeed, rows vtm-001 and vtm-005): 3.57 s against 3.94 s.
 #[test]
 fn table_1_is_measured_not_to_be_the_fastest() {
     let rows = validation::row::read(std::path::Path::new(MEASURED)).expect("it is shipped");
@@ -100,11 +100,11 @@ fn table_1_is_measured_not_to_be_the_fastest() {
         (seconds("vtm-001"), seconds("vtm-005"));
     assert!(table_s / alone_s > 1.10, "measured: {table_s} s, {alone_s} s");
     let (measured, model) = (table_s / alone_s, table_model_s / alone_model_s);
-    // The error of that source's rows is 6 %.
+    // 6 % is the error of this source's rows.
     assert!((measured / model - 1.0).abs() < 0.06, "measured {measured:.3}, model {model:.3}");
 }
 
-/// Where a package's tests run, this is two folders up.
+/// Cargo runs a package's tests in its own folder, so the path is absolute.
 const MEASURED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/papers/measured.csv");
 
 /// Table 2: PTD-P against ZeRO-3 without model parallelism, same batch.
@@ -152,7 +152,8 @@ fn zero_3_s(model: &ModelSpec, gpus: u64, micro_batch: u64) -> f64 {
     time_s(model, gpus, &settings)
 }
 
-/// Time of the best plan, whether or not it fits: the paper's memory differs in detail.
+/// Time of the best plan, whether or not it fits, because the paper's memory model differs in
+/// detail.
 fn time_s(model: &ModelSpec, gpus: u64, settings: &[String]) -> f64 {
     let restrictions = Restrictions::parse(settings).expect("the settings are valid");
     let selene = selene();

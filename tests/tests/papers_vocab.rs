@@ -1,5 +1,5 @@
-//! Vocabulary Parallelism (arXiv 2411.05288): splitting the vocabulary over the pipeline pulls ahead of
-//! moving layers as the vocabulary grows.
+//! Vocabulary Parallelism (arXiv 2411.05288): as the vocabulary grows, splitting it over the
+//! pipeline beats moving layers.
 
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
@@ -55,9 +55,9 @@ fn vocabulary_parallelism_pulls_ahead_as_the_vocabulary_grows() {
         found.push((name, ratios));
     }
     for (name, ratios) in found {
-        // Whole layers move, so that redistribution is lucky at one size and unlucky at another: measured, it
-        // takes 1.096, 1.084, 1.129, 1.288 times as long on 4B (the paper's runs, vocp-005 to vocp-012). So
-        // two sizes together are compared with the next two.
+        // Only whole layers can move, so redistribution fits some sizes better than others:
+        // measured, it takes 1.096, 1.084, 1.129, 1.288 times as long on 4B (the paper's runs,
+        // vocp-005 to vocp-012). So two sizes together are compared with the next two.
         let (first, last) = (ratios[0] + ratios[1], ratios[2] + ratios[3]);
         assert!(last > first && ratios[3] > ratios[0] + 0.1, "{name}: {ratios:?}");
         assert!(ratios.iter().all(|&ratio| ratio > 1.0), "{name}: {ratios:?}");

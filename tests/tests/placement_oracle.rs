@@ -1,5 +1,5 @@
-//! Placement against brute force: the integer program and the dynamic program on
-//! random problems of up to four stages and twelve layers.
+//! Placement against brute force: the integer program and the dynamic program on random problems of
+//! up to four stages and twelve layers.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{close, instances, stages};
@@ -98,7 +98,8 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
     }
 }
 
-/// Where all forwards come first the closed form is the simulation, so that no integer program is needed.
+/// If all forward passes come first, the closed form equals the simulation, and no integer program
+/// is needed.
 #[test]
 fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
     let mut compared = 0;
@@ -120,7 +121,7 @@ fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
     assert!(compared > instances(40, 200), "{compared}");
 }
 
-/// What a program that ran out of work has shown stays shown, and is no more than the optimum.
+/// The bound of an integer program that ran out of work is valid: at most the optimum.
 #[test]
 fn a_program_without_work_left_keeps_its_bound() {
     let mut unfinished = 0;
@@ -160,7 +161,8 @@ fn the_dynamic_program_equals_the_closed_form_as_an_integer_program() {
     }
 }
 
-/// The program has rows for every device's tail, the dynamic program for the first one's only.
+/// The integer program has rows for the tail of every pipeline rank, the dynamic program only for
+/// the first one's.
 fn without_other_tails(mut problem: Problem) -> Problem {
     for column in problem.columns.iter_mut().skip(1).flatten() {
         column.tail_s = 0.0;
@@ -174,7 +176,7 @@ fn durations(random: &mut Random, stages: usize, link_s: f64) -> Durations {
     Durations { forward, backward, link_s: vec![link_s; stages - 1], ..Durations::default() }
 }
 
-/// What the search relies on when it drops `gpipe`: 1F1B ends no later where transfers take no time.
+/// The search drops `gpipe` because 1F1B ends no later if transfers take no time.
 #[test]
 fn gpipe_never_ends_before_one_f_one_b() {
     let mut workspace = Workspace::default();

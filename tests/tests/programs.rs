@@ -1,5 +1,5 @@
-//! Plans as programs: what is generated is compared whole with what was reviewed, is formatted, and (feature
-//! `slow`) is built and trains to PyTorch's losses.
+//! Generated programs: each is compared with its reviewed text, is formatted, and (feature `slow`)
+//! builds and trains to PyTorch's losses.
 
 use codegen::{GenerateError, RuntimeSource, generate};
 use meshwright_tests::golden::planned;
@@ -14,7 +14,7 @@ use std::process::Command;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Name, golden case, GPUs, and what is pinned.
+/// Name, golden case, number of GPUs, and pinned settings.
 const PROGRAMS: [(&str, &str, u64, &[&str]); 6] = [
     ("llama_gqa_tp2_pp2_dp2", "llama_gqa", 8, &["tp=2", "pp=2", "schedule=1f1b", "micro_batch=1"]),
     (
@@ -49,7 +49,8 @@ fn files(plan: &Plan, runtime: &str) -> BTreeMap<&'static str, String> {
     generate(plan, &text, &RuntimeSource::Path(runtime.to_owned())).expect("it can be trained")
 }
 
-/// Everything a reader of a change would review, in one text; the plan's own text and hash aside.
+/// The files that a reviewer of a change would read, as one text, without the plan's own text and
+/// hash.
 fn reviewed(files: &BTreeMap<&'static str, String>) -> String {
     let mut text = String::new();
     for (path, content) in files {
@@ -83,7 +84,7 @@ fn programs_are_formatted() {
     for (name, case, gpus, settings) in PROGRAMS {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("format-{name}"));
         write_all(&folder, &files(&planned(case, gpus, settings), "../../runtime"));
-        // Not the style of the workspace that the folder happens to lie in.
+        // An empty rustfmt.toml, so that a parent folder's style does not apply.
         std::fs::write(folder.join("rustfmt.toml"), "").expect("files can be written");
         let checked = Command::new("rustfmt")
             .args(["--check", "--edition", "2024"])
@@ -111,7 +112,7 @@ fn two_splits_of_a_model_differ_where_the_split_is() {
     assert!(same.contains(&"src/model.rs") && !same.contains(&"src/stages.rs"), "{same:?}");
 }
 
-/// A plan that carries an order of its own runs that, not its schedule's.
+/// A plan with an order of its own runs that order, not its schedule's.
 #[test]
 fn a_plans_own_order_is_what_its_program_runs() {
     let settings = ["tp=1", "pp=2", "schedule=zb_h1", "micro_batch=1"];
@@ -146,7 +147,7 @@ fn what_training_cannot_do_yet_is_refused_by_name() {
     assert!(matches!(error, GenerateError::Violations(_)), "{error}");
 }
 
-/// Builds every program outside the workspace and trains it: losses as in PyTorch's run.
+/// Builds every program outside the workspace and trains it to PyTorch's losses.
 #[cfg(feature = "slow")]
 #[test]
 fn programs_train_to_pytorchs_losses() {
@@ -155,11 +156,11 @@ fn programs_train_to_pytorchs_losses() {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"));
         let plan = planned(case, gpus, settings);
         write_all(&folder, &files(&plan, &format!("{HERE}/../runtime")));
-        // Everything is compiled in: the copy of the plan is not needed.
+        // The program contains its plan, so the file is not needed.
         std::fs::remove_file(folder.join("plan.yaml")).expect("it was written");
         let (golden, metrics) = (format!("{HERE}/golden/{case}"), folder.join("run.jsonl"));
         let report = folder.join("ranks.jsonl");
-        // A run adds to the metrics of the one before.
+        // A run appends to existing metrics.
         let _new = std::fs::remove_file(&metrics);
         let status = Command::new(env!("CARGO"))
             .args(["run", "--release", "--quiet", "--manifest-path"])
@@ -192,7 +193,8 @@ fn programs_train_to_pytorchs_losses() {
     }
 }
 
-/// Launchers that started fewer processes than there are ranks, or as many that do not know where the others are.
+/// Errors if a launcher starts fewer processes than there are ranks, or if processes do not know
+/// where the others are.
 #[cfg(feature = "slow")]
 fn other_numbers_of_processes_are_refused(
     plan: &Plan,
@@ -219,8 +221,8 @@ fn other_numbers_of_processes_are_refused(
     }
 }
 
-/// Shapes written into the program, which come from the model and the split, against what the layers
-/// of the runtime declared.
+/// The shapes in the program, derived from the model and the split, equal those that the runtime's
+/// layers declare.
 #[cfg(feature = "slow")]
 fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
     let program = Program::of(plan);

@@ -1,4 +1,4 @@
-//! What ranks did against what was planned: every rank's own report of a run of a plan.
+//! The plan's predictions against what ranks did: every rank's report of a run.
 
 use clap::Parser;
 use meshwright_tests::golden::{folder, planned};
@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const STEPS: f64 = 2.0;
-/// Bytes of an element: cases train in f32.
+/// Bytes of an element: golden cases train in f32.
 const F32: f64 = 4.0;
 
-/// Golden case, GPUs, and what is pinned.
+/// Golden case, number of GPUs, and pinned settings.
 const PLANS: [(&str, u64, &[&str]); 17] = [
     (
         "llama_gqa",
@@ -124,7 +124,7 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
 
 struct Ran {
     what: String,
-    /// Bytes of activations that the plan expects on each device.
+    /// Predicted bytes of activations of each pipeline rank.
     planned_activations: Vec<u64>,
     program: Program,
     schedule: Schedule,
@@ -144,7 +144,7 @@ impl Ran {
         Self { what, planned_activations, schedule: schedule(&plan), program, ranks }
     }
 
-    /// Every plan's run. Tests run at the same time: each has files of its own.
+    /// Runs every plan. Tests run concurrently, so each has its own files.
     fn all(test: &str) -> impl Iterator<Item = Self> {
         PLANS.iter().map(move |(case, gpus, settings)| Self::new(test, case, *gpus, settings))
     }
@@ -162,24 +162,24 @@ impl Ran {
         (self.program.micro_batch * self.program.seq_len()) as f64
     }
 
-    /// A rank's part of a micro-batch's logits, with the three sums of each token.
+    /// Bytes of a rank's part of a micro-batch's logits, with three statistics of each token.
     fn logits_bytes(&self) -> f64 {
         let columns = self.program.model.vocab.div_ceil(self.program.mesh.tp) + 3;
         self.tokens() * columns as f64 * F32
     }
 
-    /// Micro-batches of all steps that a copy of a stage runs.
+    /// Micro-batches of all steps that one copy of a stage runs.
     fn micro_batches(&self) -> f64 {
         STEPS * self.program.micro_batches as f64 / self.copies()
     }
 
-    /// Copies of each stage.
+    /// Number of copies of each stage.
     fn copies(&self) -> f64 {
         self.program.layout.copies() as f64
     }
 }
 
-/// The schedule that the planner simulates.
+/// The schedule as the planner simulates it.
 fn schedule(plan: &Plan) -> Schedule {
     plan.decisions.build_schedule().expect("it was planned")
 }
@@ -204,12 +204,12 @@ fn sizes(value: &Value) -> Vec<u64> {
     value.as_array().expect("a list").iter().map(number).collect()
 }
 
-/// Bytes that a rank handed to a call of a group.
+/// Bytes that a rank passed to a kind of call of a group.
 fn handed(rank: &Value, group: &str, call: &str) -> f64 {
     rank["traffic"][group][call]["bytes"].as_f64().unwrap_or(0.0)
 }
 
-/// What it sent in a group's collectives by the rings that the formulas speak of, bytes.
+/// Bytes that it sent in a group's ring collectives, as the formulas count them.
 fn sent_in_rings(rank: &Value, group: &str, ways: f64) -> f64 {
     all_reduce_elements(handed(rank, group, "all_reduce"), ways)
         + all_gather_elements(handed(rank, group, "all_gather") * ways, ways)
@@ -241,14 +241,14 @@ fn local_shapes_are_those_of_the_program() {
     }
 }
 
-/// Sizes whichever way round the checkpoint has them, as plans list them: without padding rows.
+/// Sizes as plans list them, without padding rows, in either orientation of the checkpoint.
 fn of_plan(held: Held) -> Vec<u64> {
     let mut shape = held.shape;
     shape.sort_unstable();
     shape
 }
 
-/// The same of a piece; padding is rows of the vocabulary, which is first in its tensor.
+/// The same of a piece. Padding is rows of the vocabulary, a tensor's first dimension.
 fn of_report(piece: &Value) -> Vec<u64> {
     let mut shape = sizes(&piece["local_shape"]);
     shape[0] += number(&piece["padding_rows"]);
@@ -314,7 +314,8 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
             let ran = rank["passes"].as_array().expect("a list").iter();
             let ran: Vec<&str> = ran.map(|pass| pass.as_str().expect("a name")).collect();
             assert_eq!(ran, simulated, "{} device {device}", run.what);
-            // Of a split backward, what is held for `W` is no longer a micro-batch in flight.
+            // With a split backward pass, what is held for `W` no longer counts as a micro-batch in
+            // flight.
             let vectors = run.schedule.max_in_flight(device, Release::AtB);
             let most = vectors.iter().map(|counts| counts.iter().sum::<u32>()).max();
             assert_eq!(
@@ -323,7 +324,7 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
                 "{}",
                 run.what
             );
-            // The simulator counts in a device's whole share, of which a chunk is one part.
+            // The simulator counts whole shares of a pipeline rank; a chunk is one part of a share.
             let chunks = run.schedule.share_chunks() as f64;
             let simulated = timeline.peak_activations[device] * chunks;
             assert_eq!(number(&rank["peak_in_flight"]) as f64, simulated, "{}", run.what);
@@ -336,7 +337,7 @@ fn pipeline_transfers_send_what_was_planned() {
     for run in Ran::all("transfers") {
         let (tp, devices) = (run.program.mesh.tp as f64, run.program.mesh.pp as usize);
         for rank in &run.ranks {
-            // One transfer for every boundary of a stage that leads to another device.
+            // One transfer for each stage boundary between pipeline ranks.
             let device = run.device(rank);
             let (stages, layout) = (run.program.stages.len(), run.program.layout);
             let own = run.program.stages_of(device).into_iter().enumerate();
@@ -347,14 +348,14 @@ fn pipeline_transfers_send_what_was_planned() {
                     + usize::from(stage > 0 && other(stage - 1))
             });
             let boundaries = boundaries.sum::<usize>();
-            // Both copies of each stage get the other's gradients.
+            // The copies of a stage exchange their gradients.
             let copied = match layout.copies() {
                 1 => 0.0,
                 _ => STEPS * shapes::rank_elements(&run.program)[device] as f64 * F32,
             };
             let each = communication::pipeline_scattered_elements(run.activation(), 1.0, tp);
             let planned = |transfers: usize| run.micro_batches() * transfers as f64 * each * F32;
-            // An output layer on all devices has its input from the last stage's.
+            // An output layer split over all pipeline ranks gets its input from the last stage.
             let (told, heard) = match (&run.program.vocab, run.program.last_device() == device) {
                 (None, _) => (0, 0),
                 (Some(_), true) => (devices - 1, 0),
@@ -379,7 +380,7 @@ fn replicas_reduce_every_gradient_once() {
                     let held = elements[run.device(rank)] as f64;
                     let gradients =
                         communication::zero_elements(Zero::Stage0, held, replicas) * F32;
-                    // And the count of valid tokens.
+                    // Plus the count of valid tokens.
                     STEPS * (gradients + all_reduce_elements(8.0, replicas))
                 }
             };
@@ -417,14 +418,15 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let mut micro_batch = layers as f64 * each_layer;
     if program.vocab.is_some() {
         if program.sequence_parallel {
-            // The output layer's input, for logits and for weights; and the input layer's gradient.
+            // The output layer's input, for logits and for weight gradients; and the input layer's
+            // gradient.
             let gathers = 2.0 + if stages.contains(&0) { 1.0 } else { 0.0 };
             micro_batch += gathers * all_gather_elements(activation, tp);
         }
     } else {
         micro_batch += vocabulary_in_tensor_groups(run, &stages, ends, tp);
     }
-    // Where tensor-parallel ranks hold the same stream, what they receive in parts is gathered.
+    // If tensor-parallel ranks hold the whole stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
         let copied =
             if run.copies() > 1.0 { shapes::rank_elements(program)[run.device(rank)] } else { 0 };
@@ -444,7 +446,7 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     run.micro_batches() * micro_batch * F32 + STEPS * step
 }
 
-/// Elements of a micro-batch where stages hold embedding and output layer.
+/// Elements of a micro-batch in stages that hold the embedding and the output layer.
 fn vocabulary_in_tensor_groups(
     run: &Ran,
     stages: &[usize],
@@ -459,16 +461,16 @@ fn vocabulary_in_tensor_groups(
     if stages.contains(&(program.stages.len() - 1)) {
         micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
         if program.sequence_parallel {
-            // The output layer's input, stored sharded as those of layers.
+            // The output layer's input is stored sharded, as those of layers are.
             micro_batch += all_gather_elements(run.activation(), tp);
         }
     }
     micro_batch
 }
 
-/// What a vocabulary over the pipeline reduces: of every token the maximum, sum and target (`C1`), of every
-/// micro-batch the output layer's input gradient (`C2`, or with `C1`), the input layer's rows and their gradient
-/// (Vocabulary Parallelism, section 4 and appendix C).
+/// The reductions of a vocabulary split over the pipeline: for every token the maximum, sum and
+/// target (`C1`); for every micro-batch the output layer's input gradient (`C2`, or with `C1`), the
+/// input layer's rows and their gradient (Vocabulary Parallelism, section 4 and appendix C).
 #[test]
 fn vocabulary_passes_reduce_what_was_planned() {
     for run in Ran::all("vocabulary") {
@@ -504,23 +506,24 @@ fn vocabulary_passes_reduce_what_was_planned() {
 fn activations_take_the_bytes_that_were_planned() {
     for run in Ran::all("activations") {
         let program = &run.program;
-        // With tensor parallelism a fully recomputed layer also keeps what was reduced (ARCHITECTURE.md).
+        // With tensor parallelism a fully recomputed layer also keeps its reduced tensors
+        // (ARCHITECTURE.md).
         let mut kept = program.stages.iter().flat_map(|stage| &stage.recompute);
         let full = program.mesh.tp > 1 && kept.any(|kept| *kept == Recompute::Full);
         for rank in &run.ranks {
             let device = run.device(rank);
             let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
-            // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And the
-            // statistics of norms and softmax, which plans leave out.
+            // Plans count logits as workspace; here they belong to what a micro-batch keeps, as do
+            // the statistics of norms and softmax, which plans omit.
             let ends = program.stages_of(device).contains(&(program.stages.len() - 1));
             let holds = ends || program.vocab.is_some();
             let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
-            // What a split backward leaves for `W` is about what it frees.
+            // A split backward pass leaves about as much for `W` as it frees.
             let (less, more) =
                 if run.schedule.splits_backward() { (0.97, 1.03) } else { (1.0, 1.01) };
             let (least, most) = (less * planned, more * planned);
-            // The gradient of logits waits for `W`, too.
+            // The gradient of logits is held for `W`, too.
             let held = run.schedule.max_in_flight(device, Release::AtW);
             let held = held.iter().map(|counts| counts.iter().sum::<u32>()).max().unwrap_or(0);
             let most = most + f64::from(held) * head;

@@ -1,5 +1,5 @@
 //! The search against brute force: every combination and every placement of small models on small
-//! clusters, with memory that binds.
+//! clusters whose memory is tight.
 
 use meshwright_tests::brute;
 use meshwright_tests::random::Random;
@@ -8,15 +8,15 @@ use meshwright_tests::{close, instances};
 use planner::request::Task;
 use planner::search::{Outcome, search};
 
-/// Placements that one instance may take to look through.
+/// Maximum number of placements of one instance.
 const MOST_PLACEMENTS: u64 = 30_000;
 
 struct Tally {
     compared: u64,
     feasible: u64,
     placements: u64,
-    /// Best plans with a pipeline, with recomputation, with sharded state, and with a backward that is split or
-    /// stages on a V.
+    /// Number of best plans with a pipeline, with recomputation, with sharded state, and with a
+    /// split backward pass or stages on a V.
     kinds: [u64; 4],
     failures: Vec<String>,
 }
@@ -28,7 +28,7 @@ fn the_search_equals_brute_force() {
     assert!(tally.kinds[3] > 0, "no schedule with a split backward ever wins");
 }
 
-/// Offloaded state must find room in host memory.
+/// Offloaded state must fit in host memory.
 #[test]
 fn the_search_equals_brute_force_where_host_memory_binds() {
     compare_all(instances(60, 300), |instance| {
@@ -91,7 +91,7 @@ fn describe(outcome: &Outcome) -> String {
     format!("{:?}", best.map(|found| (found.priced.iteration_s, &found.decisions, &found.placed)))
 }
 
-/// What is wrong with an outcome, if anything.
+/// The difference between an outcome and brute force, if any.
 fn difference(answer: &brute::Answer, outcome: &Outcome) -> Option<String> {
     if outcome.proof.candidates != answer.combinations {
         return Some(format!(
@@ -115,7 +115,8 @@ fn difference(answer: &brute::Answer, outcome: &Outcome) -> Option<String> {
         }
         (Some((.., known)), Some(found)) => {
             let ratio = found.priced.iteration_s / known.iteration_s;
-            // Of several chunks a device brute force tries the family's cuts, the search also moves layers.
+            // With several chunks a pipeline rank, brute force tries only the listed cuts, while
+            // the search also moves layers.
             if outcome.proof.family && ratio < 1.0 && found.priced.fits {
                 return None;
             }
@@ -126,8 +127,8 @@ fn difference(answer: &brute::Answer, outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// Where there are too few micro-batches for an order made by hand, `zb_auto` has one of its own; else it has another
-/// schedule's, under whose name it is looked into where both are asked for.
+/// With too few micro-batches for a hand-made order, `zb_auto` finds an order of its own. Otherwise
+/// it equals another schedule, and is searched only under that schedule's name if both are allowed.
 #[test]
 fn the_search_equals_brute_force_with_zb_auto() {
     let (mut own, mut compared) = (0, 0);

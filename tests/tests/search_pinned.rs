@@ -53,8 +53,8 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
     println!("{}: {best_s:.3} s, closest of {fitting} pinnings {closest:.3} times", model.name);
 }
 
-/// Where vocabulary passes come first with 1F1B, naming every schedule, which lets all of them host the passes, must not
-/// give a faster plan.
+/// By default only some schedules are searched with vocabulary passes. Naming every schedule allows
+/// the passes with all of them, and must not give a faster plan.
 #[test]
 fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
     let model = models::model::shipped("gpt_oss_120b").and_then(Result::ok).expect("it reads");
@@ -71,7 +71,7 @@ fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
     assert!(slower.abs() < 1e-3, "{slower}");
 }
 
-/// Any combination, every node as likely.
+/// A random combination; every search node is equally likely.
 fn pin(random: &mut Random, space: &Space<'_>, layouts: &[ParallelLayout]) -> Decisions {
     loop {
         let parallel = &layouts[random.whole(0, layouts.len() - 1)];
@@ -100,7 +100,7 @@ fn inside(random: &mut Random, parallel: &ParallelLayout, choices: &PipelineChoi
     }
 }
 
-/// The time of a good placement, if it fits.
+/// Time of a good placement, if it fits.
 fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) -> Option<f64> {
     let case = Configuration::new(cache, decisions).ok()?;
     let placed = match case.listed_ranges() {

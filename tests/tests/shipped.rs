@@ -1,5 +1,5 @@
-//! Every shipped model on two clusters: a simple configuration has a price, and the two ways to solve
-//! a placement agree.
+//! Every shipped model on two clusters: a simple configuration can be priced, and the two placement
+//! solvers agree.
 
 use meshwright_tests::close;
 use models::decisions::{Decisions, Recompute};
@@ -25,8 +25,8 @@ fn cluster(name: &str) -> models::cluster::ClusterSpec {
     models::cluster::shipped(name).and_then(Result::ok).expect("shipped clusters read")
 }
 
-/// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four, one
-/// sequence a micro-batch.
+/// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four
+/// ranks, one sequence a micro-batch.
 fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
     let nodes = task.space().layouts();
     let plain =
@@ -36,7 +36,7 @@ fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
     Decisions { recompute, ..node.decisions.clone() }
 }
 
-/// As even as may be, nothing recomputed.
+/// An even cut without recomputation.
 fn even(case: &Configuration<'_>) -> Placed {
     let (layers, stages) = (case.cache.model.layers, case.stages());
     let stage = |i: usize| {
@@ -88,7 +88,7 @@ fn every_shipped_model_has_a_price() {
     }
 }
 
-/// The closed form, without tails that only the integer program knows.
+/// The problem of the closed form: without tails, which only the integer program models.
 fn closed_form(case: &Configuration<'_>) -> Problem {
     let mut problem = case.problem(f64::INFINITY, true).expect("memory is endless");
     problem.budget_bytes.fill(1e15);

@@ -25,7 +25,8 @@ const SCHEDULES: [&str; 16] = [
     "dualpipe",
     "chimera",
 ];
-const VOCABS_AT_ENDS: u64 = 3; // first_last (with several chunks only where they are equal), redistribute, tensor
+// first_last (with several chunks only if they are equal), redistribute, tensor
+const VOCABS_AT_ENDS: u64 = 3;
 const VOCABS_OVER_PIPELINE: u64 = 4; // parallel_naive, parallel_1, parallel_2, interlaced
 const RECOMPUTE: u64 = 4; // none, selective, full, per_layer
 const OFFLOAD: u64 = 2; // none, optimizer
@@ -46,7 +47,7 @@ fn splits(whole: u64, parts: u64) -> bool {
     whole.is_multiple_of(parts)
 }
 
-/// Combinations, by loops that know the rules and nothing of the planner.
+/// Number of combinations, by loops that know the rules and use nothing of the planner.
 fn enumerate(model: &ModelSpec, gpus: u64) -> u64 {
     let mut count = 0;
     for tp in 1..=gpus {
@@ -109,7 +110,7 @@ fn expert_ways(model: &ModelSpec, [tp, cp, dp]: [u64; 3], sequence_parallel: boo
             let tokens_differ = ep == 1 || tp == 1 || sequence_parallel;
             if folds && splits(tp * cp * dp, etp * ep) && tokens_differ {
                 let degrees = [2, 4, 8].iter().filter(|&&n| splits(model.seq_len / cp, n)).count();
-                // tutel and ampipe need something to overlap
+                // tutel and ampipe need something to overlap with.
                 count += 1 + if ep > 1 { 2 * degrees as u64 } else { 0 };
             }
         }
@@ -150,7 +151,7 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
         "looped_bfs" => looped,
         "zb_h1" | "zb_h2" => pp > 1 && chunks == 1,
         "zb_auto" => pp > 1 && chunks == 1 || looped && chunks == 2,
-        // Two copies of each of p stages, half of the micro-batches in either direction.
+        // Two copies of each of p stages; each direction takes half of the micro-batches.
         "dualpipe" => {
             pp > 1
                 && chunks == 2
@@ -164,7 +165,7 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
     }
 }
 
-/// ZeRO 0 over nothing; 1, 2 and 3 over any group of more than one replica.
+/// ZeRO 0 without groups; 1, 2 and 3 over any group of more than one replica.
 fn shards(replicas: u64) -> u64 {
     let groups = (2..=replicas).filter(|&size| splits(replicas, size)).count() as u64;
     1 + 3 * groups
@@ -206,7 +207,7 @@ fn candidates_equal_nested_loops_on_random_models() {
     }
 }
 
-/// What is counted is what is searched: the inner choices one by one are as many.
+/// The count of combinations equals the number of inner choices enumerated.
 #[test]
 fn combinations_listed_one_by_one_are_as_many() {
     use planner::request::Task;

@@ -1,5 +1,5 @@
-//! What passes and stages cost beside kernels: gaps before passes, transfers between stages, and sums of a tied
-//! embedding's gradients.
+//! Costs of passes and stages besides kernels: gaps before passes, transfers between stages, and
+//! the reduction of a tied embedding's gradients.
 
 use meshwright_tests::small::{Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
@@ -24,7 +24,7 @@ fn machine() -> ClusterSpec {
     })
 }
 
-/// A stage of four devices, two layers of a pipeline that is pinned but for these words.
+/// A stage of four devices: two layers of a pipeline that is pinned except for `words`.
 fn stage_of(model: &ModelSpec, cluster: &ClusterSpec, words: &str, stage: usize) -> StageCost {
     let pinned = "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
     let words: Vec<String> = pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
@@ -35,7 +35,8 @@ fn stage_of(model: &ModelSpec, cluster: &ClusterSpec, words: &str, stage: usize)
     Configuration::new(&cache, decisions).unwrap().stage(stage, 2 * stage, 2 * stage + 2)
 }
 
-/// What a gap adds to the forward and the backward pass, and to weight gradients in passes of their own, in gaps.
+/// Gaps added to the forward pass, the backward pass, and separate weight gradients, in units of
+/// gaps.
 fn gaps(words: &str, overlap: bool) -> [f64; 3] {
     let model = plain_model(8, 8, None);
     let of = |pass_gap_s: f64| {
@@ -52,7 +53,7 @@ fn gaps(words: &str, overlap: bool) -> [f64; 3] {
 #[test]
 fn every_pass_begins_with_a_gap() {
     assert_eq!(gaps("schedule=1f1b", true), [1.0, 1.0, 0.0]);
-    // A backward in two parts begins twice.
+    // A backward pass in two parts begins twice.
     assert_eq!(gaps("schedule=zb_h1", true), [1.0, 2.0, 1.0]);
 }
 
@@ -62,7 +63,8 @@ fn no_pass_waits_where_transfers_run_under_others() {
     assert_eq!(gaps("schedule=interleaved_1f1b vpp=2", false), [1.0, 1.0, 0.0]);
 }
 
-/// Within a node, where devices 0 and 1 are, a transfer has its link's rate; from 1 to 2 it goes over the network.
+/// Between devices 0 and 1, in one node, a transfer has the link's rate; from 1 to 2 it goes over
+/// the network.
 #[test]
 fn a_transfer_over_the_network_is_slower_than_its_links_rate() {
     let model = plain_model(8, 8, None);
@@ -78,7 +80,8 @@ fn a_transfer_over_the_network_is_slower_than_its_links_rate() {
     assert!((beyond / expected_s - 1.0).abs() < 1e-6, "{beyond} {expected_s}");
 }
 
-/// Where software adds them up under the last weight gradients, a tied embedding's gradients cost less by those.
+/// If the software overlaps the reduction of a tied embedding's gradients with the last weight
+/// gradients, it costs less by their time.
 #[test]
 fn tied_gradients_hide_under_weight_gradients() {
     let model = ModelSpec { tied_embeddings: true, ..plain_model(8, 8, None) };
@@ -89,7 +92,7 @@ fn tied_gradients_hide_under_weight_gradients() {
     };
     let [seen, hidden] = [false, true].map(|under| cost("schedule=zb_h1", under));
     let expected_s = (seen.tail_s - seen.weight_s).max(0.0);
-    // The gap that weight gradients begin with hides nothing, and is next to nothing here.
+    // The gap before weight gradients hides nothing, and is negligible here.
     assert!((hidden.tail_s - expected_s).abs() < 2e-7, "{} {expected_s}", hidden.tail_s);
     assert!(hidden.tail_s < seen.tail_s, "{} {}", hidden.tail_s, seen.tail_s);
     let [seen, hidden] = [false, true].map(|under| cost("schedule=1f1b", under));

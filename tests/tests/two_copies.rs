@@ -1,5 +1,5 @@
-//! Schedules that hold every stage twice, `dualpipe` and `chimera`: what they hold and take against figures of 1F1B
-//! at the same settings, and the search for them against brute force.
+//! The bidirectional schedules `dualpipe` and `chimera`, which hold every stage twice: their memory
+//! and time against 1F1B with the same settings, and their search against brute force.
 
 use meshwright_tests::random::Random;
 use meshwright_tests::small::{Instance, Sizes, cluster_of, plain_model};
@@ -17,7 +17,8 @@ use planner::simulate::{Durations, simulate};
 
 const COPIED: [ScheduleName; 2] = [ScheduleName::DualPipe, ScheduleName::Chimera];
 
-/// Bytes a second of the links inside and outside of nodes of two GPUs; a message takes a microsecond more outside.
+/// Bytes/s of the links inside and outside nodes of two GPUs. A message takes a microsecond more
+/// outside.
 const LINKS: [f64; 2] = [1e9, 1e8];
 
 fn sizes() -> Sizes {
@@ -31,7 +32,7 @@ fn sizes() -> Sizes {
     }
 }
 
-/// Eight layers over four devices, eight micro-batches of one sequence, on so many replicas.
+/// Eight layers over four pipeline ranks, eight micro-batches of one sequence, with `dp` replicas.
 fn priced(schedule: ScheduleName, dp: u64, zero_stage: u64) -> (Decisions, Priced, Vec<f64>) {
     let (model, cluster) = (plain_model(8, 8 * dp, None), cluster_of(&sizes()));
     let settings =
@@ -62,7 +63,8 @@ fn priced(schedule: ScheduleName, dp: u64, zero_stage: u64) -> (Decisions, Price
     (found.decisions, found.priced, tails)
 }
 
-/// Both copies of a stage hold what the one of 1F1B holds, and devices as many micro-batches as their orders say.
+/// Each copy of a stage holds as much as 1F1B's stage, and pipeline ranks hold as many
+/// micro-batches as their orders imply.
 #[test]
 fn devices_hold_two_copies() {
     for schedule in COPIED {
@@ -107,20 +109,20 @@ fn devices_hold_two_copies() {
     }
 }
 
-/// Copies exchange their gradients behind the passes: whole ones, or the shards of ZeRO.
+/// Copies exchange their gradients after the passes: whole ones, or the shards of ZeRO.
 #[test]
 fn copies_exchange_their_gradients() {
     let (_, once, _) = priced(ScheduleName::OneFOneB, 1, 0);
     let cluster = cluster_of(&sizes());
-    // Gradients lie in f32; what goes over links may be narrower.
+    // Gradients are stored in f32, and may be narrower on links.
     let narrowed = cluster.software.reduced_gradient_bytes.min(4.0) / 4.0;
     for schedule in COPIED {
         let (_, _, tails) = priced(schedule, 1, 0);
         for (stage, tail_s) in tails.iter().enumerate() {
-            // Devices 0 and 3 lie in different nodes, and so do 1 and 2.
+            // Devices 0 and 3 are in different nodes, and so are 1 and 2.
             let link = &cluster.levels[1];
             let bytes = once.stages[stage].memory.gradients * narrowed;
-            // A ring of two: either sends half of its gradients, then half of the sums.
+            // A ring of two: each sends half of its gradients, then half of the sums.
             let ring_s = bytes / (link.bytes_per_s * link.efficiency);
             let least_s = ring_s * 0.999;
             assert!((least_s..least_s + 2e-5).contains(tail_s), "{stage}: {tail_s}, not {ring_s}");
@@ -130,13 +132,13 @@ fn copies_exchange_their_gradients() {
             let (_, _, alone) = priced(ScheduleName::GPipe, dp, zero_stage);
             tails.iter().zip(&alone).map(|(both, one)| both - one).sum::<f64>()
         };
-        // What replicas sum is hidden less: nothing runs beside it.
+        // The reduction over replicas is hidden less, because nothing overlaps with it.
         assert!(exchanged_s(0, 2) > exchanged_s(1, 2), "{schedule}");
         assert!(exchanged_s(1, 2) > exchanged_s(1, 4), "{schedule}");
     }
 }
 
-/// An iteration is the simulated passes, the exchange and one update of both copies.
+/// An iteration is the simulated passes, the exchange, and one update of both copies.
 #[test]
 fn an_iteration_is_its_passes_with_what_comes_behind() {
     let (model, cluster) = (plain_model(8, 8, None), cluster_of(&sizes()));

@@ -1,4 +1,5 @@
-//! The cost model against published training runs (`tests/papers/measured.csv`): a ratchet on what was reached.
+//! The cost model against published training runs (`tests/papers/measured.csv`): errors must not
+//! exceed the best reached so far.
 
 use planner::request::DEFAULT_HEADROOM;
 use std::sync::LazyLock;
@@ -15,14 +16,14 @@ fn rows() -> Vec<row::Row> {
     row::read(std::path::Path::new(MEASURED)).expect("the file is here")
 }
 
-/// All rows with their predictions, which take a while.
+/// All rows with their predictions; computed once, because it takes a while.
 static PREDICTED: LazyLock<(Vec<row::Row>, Vec<Predicted>)> = LazyLock::new(|| {
     let rows = rows();
     let predicted = predict_all(&rows);
     (rows, predicted)
 });
 
-/// Source, and the most that the mean and the median over groups may be, with the shipped constants.
+/// Source, and the maximum of the mean and the median error over groups with the shipped constants.
 const RATCHET: [(&str, f64, f64); 17] = [
     ("all but vtrain_single", 0.0330, 0.0209),
     ("dense", 0.0317, 0.0208),
@@ -60,7 +61,8 @@ fn published_runs_are_predicted_as_well_as_they_were() {
     assert!(worse.is_empty(), "{}", worse.join("\n"));
 }
 
-/// The same of runs that the fit had not seen, by five folds of groups: what README.md and docs/validation.md say.
+/// The same for runs held out of the fit, by five folds of groups; README.md and docs/validation.md
+/// quote the result.
 #[cfg(feature = "slow")]
 const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
     ("all but vtrain_single", 0.0435, 0.0277),
@@ -77,7 +79,8 @@ const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
     ("nemo_megatron_bridge", 0.0638, 0.0418),
 ];
 
-/// The files hold what the committed command gives, and what is said of runs not seen is so.
+/// The committed files are the output of the documented command, and the errors quoted for held-out
+/// runs are right.
 #[cfg(feature = "slow")]
 #[test]
 fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_they_were() {
@@ -112,7 +115,7 @@ fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_t
     }
 }
 
-/// Source, and the most that the mean over groups may be, each by its own definition of memory.
+/// Source, and the maximum of the mean error over groups, each by its own definition of memory.
 const MEMORY_RATCHET: [(&str, f64); 7] = [
     ("all but vtrain_single", 0.039),
     ("zero_bubble", 0.0165),
@@ -133,7 +136,8 @@ fn published_memory_is_predicted_as_well_as_it_was() {
     }
 }
 
-/// The default headroom is the least whole percent that nine in ten groups of runs stay within.
+/// The default headroom is the smallest whole percentage within which nine in ten groups of runs
+/// stay.
 #[test]
 fn the_default_headroom_is_the_error_of_the_memory_model() {
     let (rows, predicted) = &*PREDICTED;
@@ -143,7 +147,7 @@ fn the_default_headroom_is_the_error_of_the_memory_model() {
     assert_eq!(DEFAULT_HEADROOM, (100.0 * nine_in_ten).ceil() / 100.0, "{nine_in_ten}");
 }
 
-/// The shipped table says what the scored rows had.
+/// The shipped table equals that of the scored rows.
 #[test]
 fn error_bands_hold_where_measured_runs_were() {
     let rows = rows();
@@ -157,8 +161,8 @@ fn error_bands_hold_where_measured_runs_were() {
     }
 }
 
-/// InternEvo's optimizer sharded over all ranks and inside a node, on 16, 32, 64, 128 and 1,024 GPUs: broadcasts of whole
-/// tensors by their owners cost more than a node's.
+/// InternEvo's optimizer state sharded over all ranks and inside a node, on 16, 32, 64, 128 and
+/// 1,024 GPUs: owners' broadcasts of whole tensors over all ranks cost more than inside a node.
 const OVER_ALL_AND_INSIDE: [[&str; 2]; 5] = [
     ["ie-002", "ie-010"],
     ["ie-003", "ie-011"],
@@ -178,7 +182,7 @@ fn tensors_dealt_out_to_all_ranks_cost_more_than_to_a_nodes() {
     }
 }
 
-/// Source, the least rank correlation, and the largest regret.
+/// Source, minimum rank correlation, and maximum regret.
 const RANKING_RATCHET: [(&str, f64, f64); 5] = [
     ("bigscience_bloom_a100", 0.86, 0.010),
     ("vocab_parallelism", 0.99, 0.001),
@@ -205,7 +209,7 @@ fn vocabulary_strategies_are_ordered_as_measured() {
     assert_eq!((found.pairs, found.share()), (113, 1.0), "{found:?}");
 }
 
-/// A prediction turned upside down must lose every sweep and every pair.
+/// Reversed predictions must fail every sweep and every pair.
 #[test]
 fn a_reversed_order_is_noticed() {
     let (rows, predicted) = &*PREDICTED;
@@ -242,7 +246,7 @@ fn rows_near_the_limit_carry_a_warning_and_no_others_do() {
     assert!(warned > 10, "{warned}");
 }
 
-/// Claims that the model does not meet, and docs/validation.md says why.
+/// Claims that the model does not meet; docs/validation.md explains why.
 const CLAIMS_NOT_MET: [&str; 2] = ["sc21rel-05", "sc21rel-07"];
 
 #[test]
@@ -257,7 +261,7 @@ fn claims_of_papers_hold() {
     }
 }
 
-/// What notes may say of how a run was set up.
+/// Notes that may describe how a run was set up.
 const SET_UP: [&str; 9] = [
     "LoRA",
     "Fine-Tuning",
@@ -270,7 +274,7 @@ const SET_UP: [&str; 9] = [
     "WITHOUT optimizer post-validation",
 ];
 
-/// Whether a row is used, and what is predicted for it, must not depend on what was measured, nor on remarks on it.
+/// Neither the use of a row nor its prediction depends on its measurement or on remarks about it.
 #[test]
 fn predictions_do_not_look_at_results() {
     let (rows, seen) = &*PREDICTED;
@@ -314,7 +318,7 @@ fn a_perfect_prediction_scores_zero_and_groups_weigh_the_same() {
         by_source(rows, found).into_iter().last().expect("all sources come last")
     };
     assert_eq!(score(&exact).mean, 0.0);
-    // One group off by 10 % counts by the number of groups, not of its rows.
+    // A group that is off by 10 % counts by the number of groups, not of its rows.
     let scored = rows.iter().find(|row| row.measured_s().is_some()).expect("some are scored");
     let group = &scored.group;
     let off: Vec<Predicted> = exact

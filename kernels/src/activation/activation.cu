@@ -1,8 +1,9 @@
-// Activations; the contract is in mod.rs. One pack a thread; `elements` is a multiple of PACK.
+// Activations; the contract is in mod.rs. One thread for each pack; `elements` is a multiple of
+// PACK.
 //
-// Baked in: KIND (0 ReLU, 1 squared ReLU, 2 GELU by tanh, 3 GELU by erf, 4 SiLU).
-// Floor: plain reads x (backward dy too) and writes one tensor; gated reads gate and up (backward dy too) and writes one
-// (backward two).
+// Compile-time constants: KIND (0 ReLU, 1 squared ReLU, 2 GELU by tanh, 3 GELU by erf, 4 SiLU).
+// Floor: plain reads x (backward dy too) and writes one tensor; gated reads gate and up (backward
+// dy too) and writes one (backward two).
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -4,7 +4,7 @@ use super::{Activation, check_gated};
 use crate::cuda::launch::{THREADS, long, pack};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for an activation, moved in packs of `pack`.
+/// The module of an activation, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, activation: Activation, pack: usize) -> Module {
     let kind = match activation {
@@ -26,10 +26,10 @@ fn module_of<S: Stored>(activation: Activation, elements: usize, addresses: &[u6
 /// `y = f(x)`.
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where lengths differ; so everywhere here.
+/// If lengths differ; the same holds for the functions below.
 pub fn forward<S: Stored>(
     gpu: &Gpu,
     activation: Activation,
@@ -106,19 +106,19 @@ pub fn gated_backward<S: Stored>(
     gpu.launch(&module.over(gate.len(), "activation_gated_backward", arguments))
 }
 
-/// The least that [`forward`] has to do.
+/// Lower bound on the work of [`forward`].
 #[must_use]
 pub fn forward_floor(elements: usize, storage: Storage) -> Floor {
     Floor::bytes(2 * elements * storage.bytes())
 }
 
-/// The least that [`backward`] and [`gated_forward`] have to do.
+/// Lower bound on the work of [`backward`] and [`gated_forward`].
 #[must_use]
 pub fn backward_floor(elements: usize, storage: Storage) -> Floor {
     Floor::bytes(3 * elements * storage.bytes())
 }
 
-/// The least that [`gated_backward`] has to do.
+/// Lower bound on the work of [`gated_backward`].
 #[must_use]
 pub fn gated_backward_floor(elements: usize, storage: Storage) -> Floor {
     Floor::bytes(5 * elements * storage.bytes())

@@ -1,11 +1,11 @@
-//! Elements in vectors, blocks on threads. `f` is chosen outside the loops.
+//! Vectorised, with blocks of elements on threads. The match over `f` is outside the loops.
 
 use super::{Activation, CUBIC, SQRT_2_OVER_PI};
 use crate::simd::{BLOCK, vectorized};
 use crate::{Cpu, Real};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-/// A function whose type says which, so that loops over it are compiled for it alone.
+/// A function as a type, so that loops over it are compiled for it alone.
 trait Function: Send + Sync {
     /// `f(x)` and `f'(x)`.
     fn both<T: Real>(x: T) -> (T, T);
@@ -34,7 +34,7 @@ impl Function for SquaredRelu {
 }
 
 impl Function for GeluTanh {
-    /// `(1 + tanh u) / 2` is the logistic function of `2 u`, without cancellation.
+    /// `(1 + tanh u) / 2` computed as the logistic function of `2 u`, without cancellation.
     #[inline(always)]
     fn both<T: Real>(x: T) -> (T, T) {
         let slope = T::from_f64(2.0 * SQRT_2_OVER_PI);
@@ -69,7 +69,7 @@ fn logistic<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + (-x).vexp())
 }
 
-/// Calls a function that is generic over [`Function`].
+/// Calls a function that is generic over [`Function`], for an [`Activation`].
 macro_rules! of {
     ($activation:expr, $function:ident($($argument:expr),*)) => {
         match $activation {
@@ -85,7 +85,7 @@ macro_rules! of {
 /// `y = f(x)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn forward<T: Real>(cpu: &Cpu, activation: Activation, x: &[T], y: &mut [T]) {
     crate::check::length("y", y.len(), x.len());
     cpu.each(x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)), |(x, y)| {
@@ -104,7 +104,7 @@ vectorized! {
 /// `dx = dy f'(x)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn backward<T: Real>(cpu: &Cpu, activation: Activation, x: &[T], dy: &[T], dx: &mut [T]) {
     crate::check::length("dy", dy.len(), x.len());
     crate::check::length("dx", dx.len(), x.len());
@@ -125,7 +125,7 @@ vectorized! {
 /// `y = f(gate) up`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn gated_forward<T: Real>(
     cpu: &Cpu,
     activation: Activation,
@@ -152,7 +152,7 @@ vectorized! {
 /// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn gated_backward<T: Real>(
     cpu: &Cpu,
     activation: Activation,

@@ -1,7 +1,8 @@
-//! Activations, plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same length.
+//! Activations: plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same
+//! length.
 //!
-//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer 2020. The
-//! backward pass computes `f` anew from its input, so the product need not be kept.
+//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer
+//! 2020. The backward pass recomputes `f` from its input, so the product need not be saved.
 
 pub mod cuda;
 mod fast;
@@ -13,7 +14,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// `sqrt(2 / pi)`.
 const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
-/// Of GELU's approximation.
+/// Cubic coefficient of GELU's approximation.
 const CUBIC: f64 = 0.044_715;
 
 /// The function `f`.
@@ -23,7 +24,7 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     SquaredRelu,
-    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (GPT-2's).
+    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as in GPT-2.
     GeluTanh,
     /// `x/2 (1 + erf(x / sqrt 2))`.
     GeluErf,
@@ -32,7 +33,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// All of them, for tests and lists of choices.
+    /// All activations.
     pub const ALL: [Self; 5] =
         [Self::Relu, Self::SquaredRelu, Self::GeluTanh, Self::GeluErf, Self::Silu];
 }

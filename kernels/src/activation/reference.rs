@@ -7,7 +7,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 /// `y = f(x)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn forward<T: Real>(_cpu: &Cpu, activation: Activation, x: &[T], y: &mut [T]) {
     crate::check::length("y", y.len(), x.len());
     for (y, x) in y.iter_mut().zip(x) {
@@ -18,7 +18,7 @@ pub fn forward<T: Real>(_cpu: &Cpu, activation: Activation, x: &[T], y: &mut [T]
 /// `dx = dy f'(x)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn backward<T: Real>(_cpu: &Cpu, activation: Activation, x: &[T], dy: &[T], dx: &mut [T]) {
     crate::check::length("dy", dy.len(), x.len());
     crate::check::length("dx", dx.len(), x.len());
@@ -30,7 +30,7 @@ pub fn backward<T: Real>(_cpu: &Cpu, activation: Activation, x: &[T], dy: &[T], 
 /// `y = f(gate) up`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn gated_forward<T: Real>(
     _cpu: &Cpu,
     activation: Activation,
@@ -48,7 +48,7 @@ pub fn gated_forward<T: Real>(
 /// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn gated_backward<T: Real>(
     _cpu: &Cpu,
     activation: Activation,

@@ -1,10 +1,10 @@
-// AdamW over many tensors in one launch; formulas are in mod.rs. Weights, gradients and moments are f32; a copy in the
-// storage type, where there is one, is what the next step computes with.
+// AdamW over many tensors in one launch; the formulas are in mod.rs. Weights, gradients and moments
+// are f32; the next step computes with the copy in the storage type, if there is one.
 //
 // Floor for each parameter: reads w, g, m and v, writes w, m and v (28 bytes), and the copy.
 
 struct Tensor {
-  float* to;  // w, or where a proposal goes
+  float* to;  // w, or the destination of a proposal
   const float* w;
   const float* g;
   float* m;
@@ -12,20 +12,20 @@ struct Tensor {
   stored* copy;  // or null
   u64 elements;
   float decay;
-  u32 keeps_moments;  // not 0: m and v stay as they are
+  u32 keeps_moments;  // not 0: m and v stay unchanged
 };
 
-// Device memory, so that a captured graph can be replayed with the next step's.
+// In device memory, so that a captured graph can be replayed with the next step's values.
 struct Factors {
   float lr;              // learning rate
   float rate;            // lr / (1 - beta1^t)
   float inverse_root;    // 1 / sqrt(1 - beta2^t)
   float gradient_scale;  // clipping
   float beta1, beta2, eps;
-  float rest1, rest2;    // 1 - beta1, 1 - beta2: their digits are lost in f32 near 1
+  float rest1, rest2;    // 1 - beta1, 1 - beta2, which would lose digits if computed in f32
 };
 
-// Blocks along x share a tensor; y is the tensor.
+// Grid: x is a block of elements within a tensor, y is the tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw_update(const Tensor* __restrict__ tensors, const Factors* __restrict__ factors) {
   const Tensor t = tensors[blockIdx.y];

@@ -1,11 +1,12 @@
-//! AdamW on a GPU, many tensors in one launch. Weights, gradients and moments are f32; what the next step computes with
-//! is a copy in the storage type, written along with them.
+//! AdamW on a GPU, for many tensors in one launch. Weights, gradients and moments are f32. A copy
+//! of the weights in the storage type, which the next step computes with, is written along with
+//! them.
 
 use super::AdamW;
 use crate::cuda::launch::{THREADS, blocks};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// A parameter and its state, or a shard of them, all of one length.
+/// A parameter and its state, or a shard of them. All views have the same length.
 #[derive(Debug)]
 pub struct Parameter<'a, S> {
     /// Weights, updated in place.
@@ -16,16 +17,18 @@ pub struct Parameter<'a, S> {
     pub m: ViewMut<'a, f32>,
     /// Second moment, updated in place.
     pub v: ViewMut<'a, f32>,
-    /// Where the new weights go in the storage type; none where they are computed with as they are.
+    /// Copy of the new weights in the storage type; `None` if the next step uses the weights
+    /// themselves.
     pub copy: Option<ViewMut<'a, S>>,
     /// Weight decay of this parameter, 0 for none.
     pub decay: f64,
 }
 
-/// A parameter whose state stays as it is while the step's weights go elsewhere, all of one length.
+/// A parameter whose state stays unchanged while the step's weights are written elsewhere. All
+/// views have the same length.
 #[derive(Debug)]
 pub struct Proposal<'a, S> {
-    /// The step's weights, written.
+    /// The weights after the step; written.
     pub to: ViewMut<'a, f32>,
     /// Weights.
     pub w: View<'a, f32>,
@@ -35,22 +38,23 @@ pub struct Proposal<'a, S> {
     pub m: View<'a, f32>,
     /// Second moment.
     pub v: View<'a, f32>,
-    /// Where the step's weights go in the storage type.
+    /// Copy of the weights after the step, in the storage type.
     pub copy: Option<ViewMut<'a, S>>,
     /// Weight decay of this parameter, 0 for none.
     pub decay: f64,
 }
 
-/// A row of the kernel's table: `to`, `w`, `g`, `m`, `v`, `copy`, elements, and decay with whether moments are kept.
+/// A row of the kernel's table: addresses of `to`, `w`, `g`, `m`, `v` and `copy`, the number of
+/// elements, and the decay packed with whether moments stay unchanged.
 type Row = [u64; 8];
 
-/// Elements that a block updates, at least.
+/// Minimum number of elements that a block updates.
 const ELEMENTS_A_BLOCK: usize = 8 * THREADS;
 
-/// The most tensors of a launch.
+/// Maximum number of tensors of a launch.
 const TENSORS: usize = 65_535;
 
-/// What is compiled.
+/// The module.
 #[must_use]
 pub fn module(storage: Storage) -> Module {
     Module::new("adamw", storage, 1, THREADS, vec![])
@@ -59,10 +63,10 @@ pub fn module(storage: Storage) -> Module {
 /// One step of every parameter.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where the views of a parameter differ in length, or the step is 0.
+/// If the views of a parameter differ in length, or the step is 0.
 pub fn update<S: Stored>(
     gpu: &Gpu,
     adamw: &AdamW,
@@ -81,7 +85,7 @@ pub fn update<S: Stored>(
     run::<S>(gpu, adamw, &rows)
 }
 
-/// The weights that [`update`] would give, to the bit, beside the state as it is.
+/// The weights that [`update`] would give, with the same bits; the state stays unchanged.
 ///
 /// # Errors
 /// As [`update`].
@@ -122,7 +126,7 @@ fn check<S: Stored>(
     })
 }
 
-/// The end of a row: decay as the lower half, whether moments are kept as the upper.
+/// The last entry of a row: decay in the lower half, whether moments stay unchanged in the upper.
 #[allow(clippy::cast_possible_truncation)] // a factor
 fn last(decay: f64, keeps_moments: bool) -> u64 {
     u64::from((decay as f32).to_bits()) | u64::from(keeps_moments) << 32
@@ -142,7 +146,7 @@ fn run<S: Stored>(gpu: &Gpu, adamw: &AdamW, rows: &[Row]) -> Result<(), GpuError
     Ok(())
 }
 
-/// As the kernel's `Factors` has them.
+/// The layout of the kernel's `Factors`.
 #[allow(clippy::cast_possible_truncation)] // factors
 fn factors(adamw: &AdamW) -> [f32; 9] {
     let factors = adamw.factors();
@@ -160,7 +164,8 @@ fn factors(adamw: &AdamW) -> [f32; 9] {
     .map(|factor| factor as f32)
 }
 
-/// The least that [`update`] has to do for so many elements, with a copy in `storage` where there is one.
+/// Lower bound on the work of [`update`] for this many elements, with a copy in `storage` if there
+/// is one.
 #[must_use]
 pub fn floor(elements: usize, copy: Option<Storage>) -> Floor {
     Floor::bytes(elements * (28 + copy.map_or(0, Storage::bytes)))

@@ -1,4 +1,4 @@
-//! Elements in vectors, blocks of all parameters on threads.
+//! Vectorised, with blocks of all parameters on threads.
 
 use super::{AdamW, Factors, Parameter, Proposal};
 use crate::simd::{BLOCK, vectorized};
@@ -7,7 +7,7 @@ use crate::{Cpu, Real};
 /// One step of every parameter.
 ///
 /// # Panics
-/// Where the slices of a parameter differ in length, or the step is 0.
+/// If the slices of a parameter differ in length, or the step is 0.
 pub fn update<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>]) {
     parameters.iter().for_each(Parameter::check);
     let factors = adamw.factors();
@@ -22,10 +22,10 @@ pub fn update<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>]
     });
 }
 
-/// The weights that [`update`] would give, to the bit, beside the state as it is.
+/// The weights that [`update`] would give, with the same bits; the state stays unchanged.
 ///
 /// # Panics
-/// Where the slices of a parameter differ in length, or the step is 0.
+/// If the slices of a parameter differ in length, or the step is 0.
 pub fn proposal<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Proposal<T>]) {
     parameters.iter().for_each(Proposal::check);
     let factors = adamw.factors();
@@ -41,7 +41,7 @@ pub fn proposal<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Proposal<T>
     });
 }
 
-/// The numbers of a step in the element type.
+/// The factors of a step in the element type.
 struct Numbers<T> {
     keep: T,
     gradient_scale: T,

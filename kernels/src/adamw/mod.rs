@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov and Hutter 2019): decoupled weight decay, bias-corrected moments. At step `t`, from 1
-//! on:
+//! AdamW (Loshchilov and Hutter 2019): decoupled weight decay, bias-corrected moments. At step `t`,
+//! from 1 on:
 //!
 //! ```text
 //! g <- gradient_scale g
@@ -14,7 +14,7 @@ pub mod reference;
 
 pub use fast::{proposal, update};
 
-/// Numbers of one step, the same for all its tensors.
+/// Hyperparameters of one step, the same for all its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -23,11 +23,11 @@ pub struct AdamW {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
     /// The step, from 1 on.
     pub step: u32,
-    /// Factor of the gradients: that of clipping, or 1.
+    /// Factor of the gradients: from clipping, otherwise 1.
     pub gradient_scale: f64,
 }
 
@@ -46,10 +46,11 @@ pub struct Parameter<'a, T> {
     pub decay: f64,
 }
 
-/// A parameter whose state stays as it is while the step's weights go elsewhere: slices of one length.
+/// A parameter whose state stays unchanged while the step's weights are written elsewhere: slices
+/// of one length.
 #[derive(Debug)]
 pub struct Proposal<'a, T> {
-    /// The step's weights, written.
+    /// The weights after the step; written.
     pub to: &'a mut [T],
     /// Weights.
     pub w: &'a [T],

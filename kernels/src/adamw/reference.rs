@@ -6,7 +6,7 @@ use crate::{Cpu, Real};
 /// One step of every parameter.
 ///
 /// # Panics
-/// Where the slices of a parameter differ in length, or the step is 0.
+/// If the slices of a parameter differ in length, or the step is 0.
 pub fn update<T: Real>(_cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>]) {
     let factors = adamw.factors();
     for parameter in parameters {
@@ -23,10 +23,10 @@ pub fn update<T: Real>(_cpu: &Cpu, adamw: &AdamW, parameters: &mut [Parameter<T>
     }
 }
 
-/// The weights that [`update`] would give, beside the state as it is.
+/// The weights that [`update`] would give; the state stays unchanged.
 ///
 /// # Panics
-/// Where the slices of a parameter differ in length, or the step is 0.
+/// If the slices of a parameter differ in length, or the step is 0.
 pub fn proposal<T: Real>(cpu: &Cpu, adamw: &AdamW, parameters: &mut [Proposal<T>]) {
     for Proposal { to, w, g, m, v, decay } in parameters {
         to.copy_from_slice(w);

@@ -1,29 +1,35 @@
-// Attention by tiles with an online softmax (Dao 2023, FlashAttention-2), on tensor cores; the contract is in mod.rs.
-// bf16 tensors, f32 sums. No atomics: dq and dk, dv come from kernels of their own, so runs repeat to the bit.
+// Attention by tiles with an online softmax (Dao 2023, FlashAttention-2), on tensor cores, for bf16
+// tensors with f32 sums. The contract is in mod.rs. There are no atomics: dq on the one hand, dk
+// and dv on the other come from separate kernels, so the bits are always the same.
 //
-// Baked in: Q_HEADS, KV_HEADS, QK_DIM, V_DIM (multiples of 16, at most 256), SCALE, CAUSAL (0 or 1), WINDOW (0: none),
-// SOFT_CAP (0: none), DROPOUT (0 or 1; its numbers are arguments, ignored where 0). A warp has 16 rows of a block's
-// 16 * THREADS / 32. Of heads wider than 192 dk and dv come from blocks of their own: no thread's registers hold the
-// sums of both.
-// Floor of forward: 2 products of visible pairs times QK_DIM and V_DIM; backward 7 such (scores are made twice, and their
-// gradient, once for dq and once for dk and dv); bytes are those of the arguments.
+// Compile-time constants: Q_HEADS, KV_HEADS, QK_DIM, V_DIM (multiples of 16, at most 256), SCALE,
+// CAUSAL (0 or 1), WINDOW (0: none), SOFT_CAP (0: none), DROPOUT (0 or 1; its parameters are
+// arguments, ignored if it is 0). A warp handles 16 of a block's 16 * THREADS / 32 rows. For heads
+// wider than 192, dk and dv come from separate blocks: a thread's registers cannot hold the sums of
+// both.
+//
+// Floor of forward: 2 products over visible pairs, times QK_DIM and V_DIM. Backward does 7: the
+// scores and their gradient are computed twice, once for dq and once for dk and dv. Bytes are those
+// of the arguments.
 
 #if !STORED_BF16
 #error "attention.cu is for bf16: tensor cores round f32 to fewer bits"
 #endif
 
 #define ROWS (16 * (THREADS / 32))
-// Rows in shared memory are 16 bytes longer than needed, so that the rows of a fragment lie in different banks.
+// Rows in shared memory are padded by 16 bytes, so that the rows of a fragment lie in different
+// banks.
 #define QK_STRIDE (QK_DIM + 8)
 #define V_STRIDE (V_DIM + 8)
 #define WIDE (QK_DIM > 192 || V_DIM > 192 || QK_DIM + V_DIM > 320)
-#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // draws take registers too
+#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // dropout takes registers, too
 #define KEYS_BACKWARD (QK_DIM > 128 || V_DIM > 128 ? 16 : 32)
 #define QUERIES_BACKWARD 16
 
 #ifndef CUDA_ON_CPU
-// d[16, 8] += a[16, 16] b[16, 8]. Lane l holds, with g = l / 4 and t = l % 4: of a the pairs at columns 2t of rows g and
-// g + 8, then at columns 2t + 8; of b the pairs of rows 2t and 2t + 8 in column g; of d columns 2t, 2t + 1 of rows g, g + 8.
+// d[16, 8] += a[16, 16] b[16, 8]. Lane l with g = l / 4 and t = l % 4 holds: of a the pairs at
+// columns 2t of rows g and g + 8, then at columns 2t + 8; of b the pairs of rows 2t and 2t + 8 in
+// column g; of d columns 2t, 2t + 1 of rows g, g + 8.
 __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -31,8 +37,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of shared memory; lanes 8i .. 8i + 7 say where the rows of matrix i are. Of each, lane l gets
-// elements 2t and 2t + 1 of row g.
+// Loads four 8 x 8 matrices from shared memory. Lanes 8i .. 8i + 7 pass the addresses of matrix i's
+// rows. Of each matrix, lane l gets elements 2t and 2t + 1 of row g.
 __device__ __forceinline__ void fragments(u32 (&to)[4], const stored* row) {
   const u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -41,7 +47,7 @@ __device__ __forceinline__ void fragments(u32 (&to)[4], const stored* row) {
                : "memory");
 }
 
-// The same of the matrices transposed: lane l gets rows 2t and 2t + 1 of column g.
+// The same with each matrix transposed: lane l gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ void fragments_transposed(u32 (&to)[4], const stored* row) {
   const u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -57,22 +63,23 @@ __device__ __forceinline__ u32 pair(float low, float high) {
 }
 #endif
 
-// The rows of a tile that hold the left factor of a product: 16 rows, columns from `column` on.
+// A left factor from a tile: 16 rows, columns from `column` on.
 __device__ __forceinline__ void left(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
   fragments(to, tile + (row + lane() % 16) * stride + column + lane() / 16 * 8);
 }
 
-// The right factor is a tile's transpose: two times 8 of its rows, 16 of its columns.
+// A right factor that is a tile's transpose: two times 8 of its rows, 16 of its columns.
 __device__ __forceinline__ void right_of_rows(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
   fragments(to, tile + (row + lane() % 8 + lane() / 16 * 8) * stride + column + lane() / 8 % 2 * 8);
 }
 
-// The right factor is a tile: 16 of its rows, two times 8 of its columns.
+// A right factor that is a tile: 16 of its rows, two times 8 of its columns.
 __device__ __forceinline__ void right_of_columns(u32 (&to)[4], const stored* tile, int stride, int row, int column) {
   fragments_transposed(to, tile + (row + lane() % 16) * stride + column + lane() / 16 * 8);
 }
 
-// Rows first..first + count of one head of [length, heads, DIM] to a tile of shared memory; 0 beyond the end.
+// Copies rows first..first + count of one head of [length, heads, DIM] to a tile in shared memory;
+// 0 beyond the end.
 template <int DIM>
 __device__ __forceinline__ void fill(stored* tile, const stored* from, int first, int count, int length, int heads) {
   const int packs = DIM / 8;
@@ -86,7 +93,7 @@ __device__ __forceinline__ void fill(stored* tile, const stored* from, int first
   }
 }
 
-// 16 rows of a head from memory as left factors; 0 beyond the end.
+// Loads 16 rows of a head from device memory as left factors; 0 beyond the end.
 template <int DIM>
 __device__ __forceinline__ void rows_of(u32 (&to)[DIM / 16][4], const stored* from, int first, int length, int heads) {
 #pragma unroll
@@ -102,14 +109,14 @@ __device__ __forceinline__ void rows_of(u32 (&to)[DIM / 16][4], const stored* fr
   }
 }
 
-// Over the four lanes that share a row.
+// Reduces over the four lanes that share a row.
 template <typename Op>
 __device__ __forceinline__ float row_reduce(float value) {
   value = Op::of(value, __shfl_xor_sync(0xffffffffu, value, 1));
   return Op::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// 16 rows of a warp as left factors: in registers, or, where heads are wide, in shared memory.
+// 16 rows of a warp as left factors: in registers or, if heads are wide, in shared memory.
 template <int DIM>
 struct Factors {
 #if WIDE
@@ -134,10 +141,11 @@ struct Factors {
 
 // Elements of shared memory for the rows of a block.
 #define HELD(stride) (WIDE ? ROWS * (stride) : 8)
-// In full, but for factors in shared memory: of those the assembler would load ahead more than there are registers for.
+// Full unrolling, except with factors in shared memory: there the assembler would load more of them
+// ahead than registers can hold.
 #define STEPS(dim) (WIDE ? 1 : (dim) / 16)
 
-// A pair of a gradient, or its sum with what is there.
+// Stores a pair of a gradient, or adds it to the old values.
 __device__ __forceinline__ void put_pair(stored* to, float low, float high, int accumulate) {
   u32* at = reinterpret_cast<u32*>(to);
   if (accumulate) {
@@ -148,7 +156,8 @@ __device__ __forceinline__ void put_pair(stored* to, float low, float high, int 
   *at = pair(low, high);
 }
 
-// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch times query heads.
+// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q] of q, k, v. Grid: blocks of ROWS queries, batch
+// times query heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_forward(const stored* __restrict__ q, const stored* __restrict__ k, const stored* __restrict__ v,
                       stored* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,
@@ -158,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Lengths lengths = {queries, keys, query_offset, key_offset};
   const u64 batch = blockIdx.y / Q_HEADS;
   const int head = blockIdx.y % Q_HEADS;
-  // Those with most keys first.
+  // Blocks with the most keys run first.
   const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;
   const int own = first + warp() * 16;
   alignas(16) __shared__ stored query_rows[HELD(QK_STRIDE)];
@@ -201,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       larger[half] = row_reduce<Max>(larger[half]);
-      // Of a row that has seen no key yet everything is 0, around whatever maximum.
+      // For a row without a visible key so far everything is 0, whatever the maximum.
       const float around = larger[half] == minus_infinity() ? 0.0f : larger[half];
       const float shrink = expf(most[half] - around);
       most[half] = larger[half];
@@ -354,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// What a block of dk and dv works with.
+// Shared memory of a block that computes dk and dv.
 struct KeyValueTiles {
   alignas(16) stored keys[ROWS * QK_STRIDE];
   alignas(16) stored values[ROWS * V_STRIDE];
@@ -369,7 +378,7 @@ struct KeyValueArguments {
   int accumulate;
 };
 
-// Sums of ROWS keys: of dk, of dv, or of both. Here rows are keys and columns queries.
+// Sums for ROWS keys: of dk, of dv, or of both. Here rows are keys and columns are queries.
 template <bool OF_KEYS, bool OF_VALUES>
 __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyValueArguments& of, const Lengths& lengths,
                                                 u64 batch, int kv_head, DROPOUT_PARAMETERS) {
@@ -390,7 +399,7 @@ __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyV
       fill<V_DIM>(tiles.gradients, of_gradients, start, QUERIES_BACKWARD, queries, Q_HEADS);
       __syncthreads();
       float scores[2][4] = {}, changes[2][4] = {};
-#pragma unroll 2  // in full the assembler loads ahead more than there are registers for
+#pragma unroll 2  // fully unrolled, the assembler would load ahead more than fits in registers
       for (int step = 0; step < QK_DIM / 16; ++step) {
         u32 a[4], b[4];
         left(a, tiles.keys, QK_STRIDE, warp() * 16, step * 16);
@@ -460,8 +469,9 @@ __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyV
   }
 }
 
-// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
-// Grid: blocks of ROWS keys, batch times key-value heads; twice that where heads are wide, for dk and for dv.
+// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share
+// them, in their order. Grid: blocks of ROWS keys, batch times key-value heads; twice as many if
+// heads are wide, first for dk and then for dv.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_backward_key_value(const stored* __restrict__ q, const stored* __restrict__ k,
                                  const stored* __restrict__ v, const stored* __restrict__ dout,

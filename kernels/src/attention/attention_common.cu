@@ -1,4 +1,4 @@
-// What the kernels of attention share: positions, the mask, scores, dropout of probabilities.
+// Shared by attention's kernels: positions, the mask, scores, dropout of probabilities.
 
 #define GROUP (Q_HEADS / KV_HEADS)
 
@@ -14,14 +14,14 @@ struct Lengths {
     const bool seen = !(CAUSAL || WINDOW) || to <= at;
     return query < queries && key < keys && seen && (!WINDOW || to + WINDOW > at);
   }
-  // Keys that any of the queries first..last sees lie in begin..end.
+  // The keys that any of the queries first..last sees lie in begin..end.
   __device__ __forceinline__ int begin(int first) const {
     return WINDOW ? max_of(0, query_offset + first + 1 - WINDOW - key_offset) : 0;
   }
   __device__ __forceinline__ int end(int last) const {
     return CAUSAL || WINDOW ? min_of(keys, query_offset + last + 1 - key_offset) : keys;
   }
-  // Queries that see any of the keys first..last.
+  // The queries that see any of the keys first..last.
   __device__ __forceinline__ int viewers_begin(int first) const {
     return CAUSAL || WINDOW ? max_of(0, key_offset + first - query_offset) : 0;
   }
@@ -32,7 +32,7 @@ struct Lengths {
   static __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
 };
 
-// The score of a product, and the slope of the cap.
+// The score of a product, with the slope of the cap.
 __device__ __forceinline__ float score(float product, float& slope) {
   product *= static_cast<float>(SCALE);
   slope = 1.0f;
@@ -44,8 +44,8 @@ __device__ __forceinline__ float score(float product, float& slope) {
   return product;
 }
 
-// Dropout of probabilities: element (sequence, head, query position, key position) of the global tensor
-// [.., total_heads, total_len, total_len] has draw number index.
+// Dropout of probabilities: element (sequence, head, query position, key position) of the global
+// tensor [.., total_heads, total_len, total_len] has draw number index.
 struct Dropped {
   u32 threshold;
   float factor;
@@ -53,7 +53,7 @@ struct Dropped {
   u64 total_len;
   Draws draws;
 
-  // What the probability is multiplied by.
+  // The factor of the probability.
   __device__ __forceinline__ float at(const Lengths& lengths, int query, int key) {
     const u64 row = first + static_cast<u64>(lengths.query_offset + query) * total_len;
     return draws.word(row + lengths.key_offset + key) >= threshold ? factor : 0.0f;

@@ -1,8 +1,9 @@
-// Attention in f32, where tensor cores would round; the contract is in mod.rs. A warp has rows of its own and a lane one
-// row of a tile of the others: correct for any head dimension, far from a GPU's speed.
+// Attention in f32, where tensor cores would round; the contract is in mod.rs. Each warp has rows
+// of its own, and each lane one row of the opposite tile. Correct for any head dimension, but far
+// from a GPU's peak speed.
 //
-// Baked in: as attention.cu, with any QK_DIM and V_DIM.
-// Floor: as attention.cu, on the units that are no tensor cores.
+// Compile-time constants: as in attention.cu, with any QK_DIM and V_DIM. Floor: as in attention.cu,
+// on the units other than tensor cores.
 
 #if STORED_BF16
 #error "attention_f32.cu is for f32"
@@ -11,12 +12,12 @@
 #define TILE (QK_DIM + V_DIM > 256 ? 16 : 32)
 #define ROWS_A_WARP (QK_DIM + V_DIM > 256 ? 1 : 2)
 #define ROWS (ROWS_A_WARP * THREADS / 32)
-// An odd stride: lanes that read the same column of different rows meet different banks.
+// An odd stride, so that lanes that read the same column of different rows use different banks.
 #define ODD(n) ((n) | 1)
 #define QK_COLUMNS ((QK_DIM + 31) / 32)
 #define V_COLUMNS ((V_DIM + 31) / 32)
 
-// Rows first..first + count of one head of [length, heads, dim]; 0 beyond the end.
+// Copies rows first..first + count of one head of [length, heads, dim]; 0 beyond the end.
 __device__ __forceinline__ void fill(float* tile, const float* from, int first, int count, int length, int heads, int dim) {
   for (int at = threadIdx.x; at < count * dim; at += THREADS) {
     const int row = at / dim, column = at % dim;
@@ -27,16 +28,17 @@ __device__ __forceinline__ void fill(float* tile, const float* from, int first, 
 
 __device__ __forceinline__ float dot(const float* a, const float* b, int dim) {
   float sum = 0.0f;
-#pragma unroll 8  // in full a compiler takes seconds for it
+#pragma unroll 8  // full unrolling takes seconds to compile
   for (int column = 0; column < dim; ++column) sum += a[column] * b[column];
   return sum;
 }
 
-// sums += factor_j times row j of the tile, over all lanes' j; a lane has every 32nd column.
+// sums += factor_j times row j of the tile, over the j of all lanes; each lane has every 32nd
+// column.
 template <int COLUMNS>
 __device__ __forceinline__ void add_rows(float (&sums)[COLUMNS], float factor, const float* tile, int dim) {
   __shared__ float factors[THREADS / 32][32];
-  __syncwarp();  // those of an earlier call may still be read
+  __syncwarp();  // an earlier call's factors may still be read
   factors[warp()][lane()] = factor;
   __syncwarp();
 #pragma unroll 4
@@ -66,7 +68,8 @@ __device__ __forceinline__ void put_row(float* to, const float (&sums)[COLUMNS],
   }
 }
 
-// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q]. Grid: blocks of ROWS queries, batch times query heads.
+// out[b, q, Q_HEADS, V_DIM] and lse[b, Q_HEADS, q]. Grid: blocks of ROWS queries, batch times query
+// heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_forward(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
                           float* __restrict__ out, float* __restrict__ lse, int queries, int keys, int query_offset,
@@ -171,8 +174,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share them, in their order.
-// Grid: blocks of ROWS keys, batch times key-value heads. A lane has a query of the tile.
+// dk[b, k, KV_HEADS, QK_DIM] and dv[b, k, KV_HEADS, V_DIM], summed over the query heads that share
+// them, in their order. Grid: blocks of ROWS keys, batch times key-value heads. Each lane has a
+// query of the tile.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_f32_backward_key_value(const float* __restrict__ q, const float* __restrict__ k,
                                      const float* __restrict__ v, const float* __restrict__ dout,

@@ -1,13 +1,13 @@
-// Attention, what is row by row: the backward pass's correction, and the merge of parts over ranges of keys; the contract is
-// in mod.rs. One warp a row of a head.
+// The parts of attention that work row by row: the backward pass's correction, and the merge of
+// results over ranges of keys. The contract is in mod.rs. One warp for each row of a head.
 //
-// Baked in: Q_HEADS, V_DIM.
-// Floor of the correction: reads out and dout; of the merge: reads both parts, writes one.
+// Compile-time constants: Q_HEADS, V_DIM. Floor of the correction: reads out and dout; of the
+// merge: reads both parts, writes one.
 
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
 
-// delta[b, Q_HEADS, q] = sum over V_DIM of dout out. One warp a row of a head.
+// delta[b, Q_HEADS, q] = sum over V_DIM of dout out. One warp for each row of a head.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_delta(const stored* __restrict__ out, const stored* __restrict__ dout, float* __restrict__ delta,
                     int batches, int queries) {
@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// lse <- ln(e^lse + e^part_lse), out <- e^(lse_old - lse) out + e^(part_lse - lse) part_out. Grid as above.
+// lse <- ln(e^lse + e^part_lse), out <- e^(lse_old - lse) out + e^(part_lse - lse) part_out. Grid
+// as above.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_merge(stored* __restrict__ out, float* __restrict__ lse, const stored* __restrict__ part_out,
                     const float* __restrict__ part_lse, int batches, int queries) {
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 place = number * V_DIM + column;
     out[place] = narrowed(keep * widened(out[place]) + add * widened(part_out[place]));
   }
-  // Every lane has read it: lanes of a warp run together only up to here.
+  // The shuffle is also the barrier after which lse may be overwritten: every lane has read it.
   const float last = __shfl_sync(0xffffffffu, both, 0);
   if (lane() == 0) lse[at] = last;
 }

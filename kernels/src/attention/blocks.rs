@@ -1,15 +1,16 @@
-//! What a task of an attention works on: blocks of queries and keys, and the matrices of a head.
+//! The units of work of attention: blocks of queries and keys, and the matrices of a head.
 
 use super::Attention;
 use crate::Real;
-use crate::matrix::{Grid, View, ViewMut};
+use crate::matrix::{Grid, MatrixView, MatrixViewMut};
 use std::ops::Range;
 
-/// Queries of a block: columns of the scores. Loops run over all of them, also where a last block has fewer.
+/// Queries of a block: columns of the scores. Loops run over all of them, even if the last block
+/// has fewer.
 pub(super) const Q_BLOCK: usize = 64;
 /// Keys of a block: rows of the scores.
 pub(super) const KV_BLOCK: usize = 128;
-/// Scores of a block.
+/// Number of scores of a block.
 pub(super) const SCORES: usize = KV_BLOCK * Q_BLOCK;
 
 /// One number for each query of a block.
@@ -28,7 +29,7 @@ pub(super) fn out_grid(attention: &Attention) -> Grid {
     }
 }
 
-/// Its tiles have the order of [`out_grid`]'s.
+/// A grid whose tiles have the order of [`out_grid`]'s.
 pub(super) fn lse_grid(attention: &Attention) -> Grid {
     Grid {
         matrices: attention.batch * attention.q_heads,
@@ -41,18 +42,18 @@ pub(super) fn lse_grid(attention: &Attention) -> Grid {
     }
 }
 
-/// `range` in pieces of at most `size`.
+/// Splits `range` into pieces of at most `size`.
 pub(super) fn blocks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size).map(move |start| start..end.min(start + size))
 }
 
-/// Keys that any of the queries sees. Both ends of what a query sees grow with the query.
+/// The keys that any of the queries sees. Both ends of a query's visible range grow with the query.
 pub(super) fn visible_keys(attention: &Attention, queries: &Range<usize>) -> Range<usize> {
     attention.visible(queries.start).start..attention.visible(queries.end - 1).end
 }
 
-/// Blocks of keys with something to see for the queries.
+/// The blocks of keys of which the queries see some.
 pub(super) fn key_blocks(
     attention: &Attention,
     queries: &Range<usize>,
@@ -61,32 +62,32 @@ pub(super) fn key_blocks(
     blocks(seen.start / KV_BLOCK * KV_BLOCK..seen.end, KV_BLOCK)
 }
 
-/// Queries of one head of one sequence.
+/// A block of queries of one head of one sequence.
 pub(super) struct Block {
     pub(super) batch: usize,
     pub(super) head: usize,
     pub(super) queries: Range<usize>,
 }
 
-/// What a query head reads: `[q_len, qk_dim]`, `[kv_len, qk_dim]`, `[kv_len, v_dim]`.
+/// Inputs of a query head: `[q_len, qk_dim]`, `[kv_len, qk_dim]`, `[kv_len, v_dim]`.
 pub(super) struct Head<'a, T> {
-    pub(super) q: View<'a, T>,
-    pub(super) k: View<'a, T>,
-    pub(super) v: View<'a, T>,
+    pub(super) q: MatrixView<'a, T>,
+    pub(super) k: MatrixView<'a, T>,
+    pub(super) v: MatrixView<'a, T>,
 }
 
-/// What the backward pass of a query head reads besides: `[q_len, v_dim]` twice, `[q_len]`.
+/// Further inputs of a query head's backward pass: `[q_len, v_dim]` twice, `[q_len]`.
 pub(super) struct SavedHead<'a, T> {
-    pub(super) out: View<'a, T>,
-    pub(super) dout: View<'a, T>,
+    pub(super) out: MatrixView<'a, T>,
+    pub(super) dout: MatrixView<'a, T>,
     pub(super) lse: &'a [T],
 }
 
-/// Gradients of a key-value head and the query heads that share it.
+/// Gradients of a key-value head and of the query heads that share it.
 pub(super) struct Parts<'a, T> {
-    pub(super) dq: ViewMut<'a, T>,
-    pub(super) dk: ViewMut<'a, T>,
-    pub(super) dv: ViewMut<'a, T>,
+    pub(super) dq: MatrixViewMut<'a, T>,
+    pub(super) dk: MatrixViewMut<'a, T>,
+    pub(super) dv: MatrixViewMut<'a, T>,
 }
 
 impl<T: Real> Parts<'_, T> {
@@ -103,14 +104,14 @@ pub(super) fn head_view<T>(
     batch: usize,
     len: usize,
     [heads, head, width]: [usize; 3],
-) -> View<'_, T> {
+) -> MatrixView<'_, T> {
     let data = &data[batch * len * heads * width..(batch + 1) * len * heads * width];
-    View::new(data, len, heads * width, heads * width)
+    MatrixView::new(data, len, heads * width, heads * width)
         .block(0..len, head * width..(head + 1) * width)
 }
 
 impl Block {
-    /// The tile `number` of [`out_grid`].
+    /// The block of tile `number` of [`out_grid`].
     pub(super) fn new(attention: &Attention, number: usize) -> Self {
         let (batch, queries, columns) = out_grid(attention).place(number);
         Self { batch, head: columns.start / attention.v_dim, queries }
@@ -146,8 +147,8 @@ impl Block {
         }
     }
 
-    /// The rows of a tensor like `out`.
-    pub(super) fn out<'a, T>(&self, a: &Attention, out: &'a [T]) -> View<'a, T> {
+    /// The block's rows of a tensor shaped like `out`.
+    pub(super) fn out<'a, T>(&self, a: &Attention, out: &'a [T]) -> MatrixView<'a, T> {
         head_view(out, self.batch, a.q_len, [a.q_heads, self.head, a.v_dim])
             .block(self.queries.clone(), 0..a.v_dim)
     }

@@ -1,24 +1,26 @@
-//! Attention on a GPU: tensors in the storage type, `lse` f32. In bf16 on tensor cores, for heads of multiples of 16 up to
-//! 256; in f32 on the others, for any, and slowly.
+//! Attention on a GPU: tensors in the storage type, `lse` in f32. bf16 runs on tensor cores, for
+//! heads of multiples of 16 up to 256; f32 runs on the other units, for any head, and slowly.
 //!
-//! Gradients of ranges of keys (rings, chunks) that are added up one by one in bf16 lose digits that the CPU's keep.
+//! Gradients of ranges of keys (ring attention, chunks) are accumulated in bf16, range by range,
+//! which loses digits that the CPU's accumulation keeps.
 
-use super::fused::{Direction, Kernel, Role, Sdpa, carry_out};
+use super::fused::{Direction, Kernel, run_fastest};
 use super::{Attention, ProbabilityDropout};
 use crate::Output;
+use crate::cuda::fused::{Role, Sdpa};
 use crate::cuda::launch::{NULL, blocks, constant, int};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// Of the kernels' text: what was measured of others is not said of them.
+/// Hash of the kernels' source: measurements of other versions are not reused.
 const VERSION: u64 = hash(
     include_str!("attention_rows.cu"),
     hash(include_str!("attention_common.cu"), hash(include_str!("attention.cu"), OFFSET)),
 );
 
-/// Where FNV-1a begins.
+/// FNV-1a's initial value.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a (Fowler, Noll, Vo), going on from what was hashed before.
+/// FNV-1a (Fowler, Noll, Vo), continuing from a hash.
 const fn hash(text: &str, mut hash: u64) -> u64 {
     let text = text.as_bytes();
     let mut at = 0;
@@ -29,10 +31,10 @@ const fn hash(text: &str, mut hash: u64) -> u64 {
     hash
 }
 
-/// The widest head that tensor cores do.
+/// Widest head of the tensor-core kernels.
 const WIDEST: usize = 256;
 
-/// What the backward pass reads.
+/// Inputs of the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, S> {
     /// Queries.
@@ -41,43 +43,45 @@ pub struct Saved<'a, S> {
     pub k: View<'a, S>,
     /// Values.
     pub v: View<'a, S>,
-    /// Output over all keys, those of other ranges included.
+    /// Output over all keys, including those of other ranges.
     pub out: View<'a, S>,
     /// Log-sum-exp over all keys.
     pub lse: View<'a, f32>,
 }
 
-/// What the backward pass writes.
+/// Outputs of the backward pass.
 #[derive(Debug)]
 pub struct Gradients<'a, S> {
-    /// With respect to the queries.
+    /// Gradient with respect to the queries.
     pub dq: ViewMut<'a, S>,
-    /// With respect to the keys, summed over the query heads that share them.
+    /// Gradient with respect to the keys, summed over the query heads that share them.
     pub dk: ViewMut<'a, S>,
-    /// With respect to the values, likewise.
+    /// Gradient with respect to the values, summed likewise.
     pub dv: ViewMut<'a, S>,
 }
 
-/// Kernels of one storage, and how many rows their blocks have.
+/// The kernels of one storage type, and the rows of their blocks.
 struct Kernels {
     module: Module,
     rows: usize,
-    /// Whether dk and dv come from blocks of their own.
+    /// Whether dk and dv are computed by separate blocks.
     split: bool,
     forward: &'static str,
     backward_query: &'static str,
     backward_key_value: &'static str,
 }
 
-/// Whether dk and dv of one head are too much for a thread's registers; as attention.cu has it.
+/// Whether dk and dv of one head exceed a thread's registers; the same condition as in
+/// attention.cu.
 const fn is_wide(a: &Attention) -> bool {
     a.qk_dim > 192 || a.v_dim > 192 || a.qk_dim + a.v_dim > 320
 }
 
-/// What is compiled for an attention of tensors stored like this: tiles, and what is row by row ([`row_module`]).
+/// The modules of an attention in this storage type: the tiled kernels, and those that work row by
+/// row ([`row_module`]).
 ///
 /// # Panics
-/// Where heads are no multiple of 16, or wider than 256, in bf16.
+/// In bf16, if heads are not multiples of 16 or are wider than 256.
 #[track_caller]
 #[must_use]
 pub fn module(storage: Storage, a: &Attention) -> Module {
@@ -102,7 +106,7 @@ pub fn module(storage: Storage, a: &Attention) -> Module {
                 a.qk_dim,
                 a.v_dim
             );
-            // As many rows as 48 KiB of shared memory and the registers have room for.
+            // As many rows as fit in 48 KiB of shared memory and the registers.
             let threads = match a.qk_dim.max(a.v_dim) {
                 _ if is_wide(a) => 32,
                 129.. => 64,
@@ -113,7 +117,7 @@ pub fn module(storage: Storage, a: &Attention) -> Module {
     }
 }
 
-/// What is compiled for the correction and the merge.
+/// The module of the correction and the merge.
 #[must_use]
 pub fn row_module(storage: Storage, a: &Attention) -> Module {
     let constants = vec![("Q_HEADS", constant(a.q_heads)), ("V_DIM", constant(a.v_dim))];
@@ -128,7 +132,7 @@ impl Kernels {
         match storage {
             Storage::F32 => Self {
                 module,
-                // As attention_f32.cu has it.
+                // The same number as in attention_f32.cu.
                 rows: warps * if a.qk_dim + a.v_dim > 256 { 1 } else { 2 },
                 split: false,
                 forward: "attention_f32_forward",
@@ -156,7 +160,7 @@ impl Kernels {
     }
 }
 
-/// Panics where tensor cores' tiles would not begin at packs of 16 bytes.
+/// Panics if tiles for tensor cores would not be aligned to 16 bytes.
 #[track_caller]
 fn check_alignment(storage: Storage, tensors: &[u64]) {
     let aligned = tensors.iter().all(|address| address.is_multiple_of(16));
@@ -166,7 +170,7 @@ fn check_alignment(storage: Storage, tensors: &[u64]) {
     );
 }
 
-/// Lengths, offsets, and the numbers of a dropout: the last arguments of every kernel.
+/// Lengths, offsets and dropout: the last arguments of every kernel.
 #[allow(clippy::cast_possible_truncation)] // a factor
 fn last_arguments(gpu: &Gpu, a: &Attention) -> Vec<Argument> {
     let none = Argument::U64(0);
@@ -193,20 +197,22 @@ fn last_arguments(gpu: &Gpu, a: &Attention) -> Vec<Argument> {
     arguments
 }
 
-/// Blocks of the kernels that give a warp to each row of a head.
+/// Number of blocks of kernels that use a warp for each row of a head.
 fn row_blocks(a: &Attention, module: &Module) -> usize {
     blocks(a.batch * a.q_len * a.q_heads, module.threads() / 32)
 }
 
-/// `out` and `lse`. Shapes: [`super`]. In bf16 by the fastest kernel there is ([`super::fused`]); which is found out the first
-/// time that a shape comes, which must not be one that is captured.
+/// Computes `out` and `lse`. Shapes: [`super`].
+///
+/// bf16 uses the fastest kernel there is ([`super::fused`]). The first call for a shape measures
+/// which that is, and must not be captured.
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails.
 ///
 /// # Panics
-/// Where a view has the wrong length, or in bf16 heads are no multiple of 16 or wider than 256, or a tensor begins at no
-/// multiple of 16 bytes; so everywhere here.
+/// If a view has the wrong length; or in bf16 heads are not multiples of 16, are wider than 256, or
+/// a tensor is not aligned to 16 bytes. The same holds for the functions below.
 #[track_caller]
 pub fn forward<S: Stored>(
     gpu: &Gpu,
@@ -220,7 +226,7 @@ pub fn forward<S: Stored>(
     forward_by(gpu, None, attention, q, k, v, out, lse)
 }
 
-/// [`forward`] by one of [`forward_kernels`], or by the fastest.
+/// [`forward`] by a kernel of [`forward_kernels`], or by the fastest.
 ///
 /// # Errors
 /// As [`forward`].
@@ -253,33 +259,36 @@ pub fn forward_by<S: Stored>(
         (Role::Out, out),
         (Role::Lse, lse),
     ];
-    let sdpa = sayable(S::STORAGE, attention);
-    carry_out(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
+    let sdpa = sdpa_of(S::STORAGE, attention);
+    run_fastest(gpu, sdpa.as_ref(), Direction::Forward, kernel, VERSION, &tensors, &own)
 }
 
-/// What can run [`forward`] of tensors in bf16, with names: our own kernel first, then those of a library, where there is one.
+/// The kernels that can run [`forward`] in bf16, with names: our own first, then a library's, if
+/// there is one.
 ///
 /// # Errors
-/// Where the library takes no graph of it, in its own words.
+/// If the library takes no graph of it; its message.
 pub fn forward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
-    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Forward)
+    Kernel::all(gpu, a.sdpa().as_ref(), Direction::Forward)
 }
 
-/// What can run [`backward`] of tensors in bf16.
+/// The kernels that can run [`backward`] in bf16, with names.
 ///
 /// # Errors
 /// As [`forward_kernels`].
 pub fn backward_kernels(gpu: &Gpu, a: &Attention) -> Result<Vec<(Kernel, String)>, GpuError> {
-    Kernel::all(gpu, Sdpa::of(a).as_ref(), Direction::Backward)
+    Kernel::all(gpu, a.sdpa().as_ref(), Direction::Backward)
 }
 
-/// What a library is asked for, where it may be.
-fn sayable(storage: Storage, attention: &Attention) -> Option<Sdpa> {
-    (storage == Storage::Bf16).then(|| Sdpa::of(attention)).flatten()
+/// The request to a library, if the storage type and the attention allow one.
+fn sdpa_of(storage: Storage, attention: &Attention) -> Option<Sdpa> {
+    (storage == Storage::Bf16).then(|| attention.sdpa()).flatten()
 }
 
-/// `dq`, `dk` and `dv`. Shapes: [`super`]. The same bits every time, unless `MESHWRIGHT_ATTENTION` allows others. By the fastest
-/// kernel there is, as [`forward`], where they are replaced.
+/// Computes `dq`, `dk` and `dv`. Shapes: [`super`].
+///
+/// The bits are always the same, unless `MESHWRIGHT_ATTENTION` is `fastest`. Gradients that are
+/// overwritten are computed by the fastest kernel there is, as in [`forward`].
 ///
 /// # Errors
 /// As [`forward`].
@@ -295,7 +304,8 @@ pub fn backward<S: Stored>(
     backward_by(gpu, None, attention, saved, dout, gradients, output)
 }
 
-/// [`backward`] by one of [`backward_kernels`], or by the fastest; where gradients are added up, by our own.
+/// [`backward`] by a kernel of [`backward_kernels`], or by the fastest. Accumulated gradients are
+/// always computed by our own kernels.
 ///
 /// # Errors
 /// As [`forward`].
@@ -320,8 +330,8 @@ pub fn backward_by<S: Stored>(
     let written = [dq, dk, dv].map(ViewMut::into_address);
     let own = || own_backward(gpu, a, saved, dout, written, output);
     let sdpa = match output {
-        Output::Overwrite => sayable(S::STORAGE, a),
-        // Graphs replace what was there.
+        Output::Overwrite => sdpa_of(S::STORAGE, a),
+        // The library's graphs can only overwrite.
         Output::Accumulate => None,
     };
     let [dq, dk, dv] = written;
@@ -336,10 +346,10 @@ pub fn backward_by<S: Stored>(
         (Role::Dk, dk),
         (Role::Dv, dv),
     ];
-    carry_out(gpu, sdpa.as_ref(), Direction::Backward, kernel, VERSION, &tensors, &own)
+    run_fastest(gpu, sdpa.as_ref(), Direction::Backward, kernel, VERSION, &tensors, &own)
 }
 
-/// [`backward`] by our own kernels, with the gradients at these addresses.
+/// [`backward`] by our own kernels, with the addresses of the gradients.
 fn own_backward<S: Stored>(
     gpu: &Gpu,
     a: &Attention,
@@ -369,8 +379,8 @@ fn own_backward<S: Stored>(
     gpu.launch(&launch)
 }
 
-/// Adds a part over other keys to `out` and `lse`, in place:
-/// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
+/// Merges the result over another range of keys into `out` and `lse`, in place: `lse <- ln(e^lse +
+/// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Errors
 /// As [`forward`].
@@ -398,26 +408,26 @@ pub fn merge<S: Stored>(
     gpu.launch(&rows.launch("attention_merge", [row_blocks(attention, &rows), 1], arguments))
 }
 
-/// Pairs of a query and a key that it sees, over all sequences and query heads.
+/// Number of visible pairs of a query and a key, over all sequences and query heads.
 #[must_use]
 pub fn visible_pairs(a: &Attention) -> usize {
     a.batch * a.q_heads * (0..a.q_len).map(|query| a.visible(query).len()).sum::<usize>()
 }
 
-/// The least that [`merge`] has to do.
+/// Lower bound on the work of [`merge`].
 #[must_use]
 pub fn merge_floor(a: &Attention, storage: Storage) -> Floor {
     Floor::bytes(3 * a.out_elements() * storage.bytes() + 12 * a.lse_elements())
 }
 
-/// The least that the first of [`backward`]'s kernels has to do, which its floor has no part for: sums over rows of
-/// `out dout`.
+/// Lower bound on the work of [`backward`]'s first kernel, the sums over rows of `out dout`;
+/// [`backward_floor`] does not include it.
 #[must_use]
 pub fn delta_floor(a: &Attention, storage: Storage) -> Floor {
     Floor::bytes(2 * a.out_elements() * storage.bytes() + 4 * a.lse_elements())
 }
 
-/// The least that [`forward`] has to do: two products over visible pairs.
+/// Lower bound on the work of [`forward`]: two products over visible pairs.
 #[must_use]
 pub fn forward_floor(a: &Attention, storage: Storage) -> Floor {
     let elements = a.q_elements() + a.k_elements() + a.v_elements() + a.out_elements();
@@ -425,8 +435,8 @@ pub fn forward_floor(a: &Attention, storage: Storage) -> Floor {
     Floor { bytes: elements * storage.bytes() + 4 * a.lse_elements(), flops }
 }
 
-/// The least that [`backward`] has to do: five products over visible pairs (scores, their gradient, dq, dk, dv). This
-/// one makes two of them twice.
+/// Lower bound on the work of [`backward`]: five products over visible pairs (scores, their
+/// gradient, dq, dk, dv). Our kernels do two of them twice.
 #[must_use]
 pub fn backward_floor(a: &Attention, storage: Storage) -> Floor {
     let read = a.q_elements() + a.k_elements() + a.v_elements() + 2 * a.out_elements();

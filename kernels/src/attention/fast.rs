@@ -1,12 +1,14 @@
-//! Blocks of queries against blocks of keys with online softmax (FlashAttention-2, algorithms 1 and 2): two
-//! products forward and five backward on blocks that stay in cache.
+//! Attention by blocks of queries and keys with online softmax (FlashAttention-2, algorithms 1 and
+//! 2): two products forward and five backward, on blocks that stay in cache.
 //!
-//! A block of scores is kept as `[keys, queries]`: what belongs to a query (maximum, sum, log-sum-exp) lies
-//! along vectors, so softmax has no sums across lanes. Blocks of queries (and of `dout`) are transposed once
-//! for all blocks of keys: then all products read their operands as they lie.
+//! A block of scores is stored as `[keys, queries]`. Numbers that belong to a query (maximum, sum,
+//! log-sum-exp) lie along vectors, so softmax needs no sums across lanes. Blocks of queries (and of
+//! `dout`) are transposed once for all blocks of keys; then all products read their operands
+//! without a transpose.
 //!
-//! Forward, a task is a block of queries of one head; backward, a key-value head with all the query heads
-//! that share it. Either does its blocks in ascending order, so the bits do not depend on threads.
+//! A forward task is a block of queries of one head; a backward task is a key-value head with all
+//! query heads that share it. Each handles its blocks in ascending order, so the bits do not depend
+//! on threads.
 
 use super::blocks::{
     Block, Head, KV_BLOCK, Parts, PerQuery, Q_BLOCK, SCORES, SavedHead, blocks, key_blocks,
@@ -15,14 +17,14 @@ use super::blocks::{
 use super::tile::{Tile, transpose, transpose_all};
 use super::{Attention, Gradients, Saved};
 use crate::dropout::Mask;
-use crate::matrix::{Grid, View, ViewMut, multiply};
+use crate::matrix::{Grid, MatrixView, MatrixViewMut, multiply};
 use crate::simd::{self, vectorized};
 use crate::{Cpu, Output, Real};
 
-/// `out` and `lse` of `q`, `k`, `v`. Shapes: [`super`].
+/// Computes `out` and `lse` from `q`, `k`, `v`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn forward<T: Real>(
     cpu: &Cpu,
     attention: &Attention,
@@ -49,13 +51,14 @@ pub fn forward<T: Real>(
     });
 }
 
-/// Maximum of the scores seen so far, and sum of their exponentials around it.
+/// Running maximum of the scores, and running sum of `exp(score - max)`.
 struct Softmax<T> {
     max: PerQuery<T>,
     sum: PerQuery<T>,
 }
 
-/// Leaves `sum over keys of exp(s - max) v` in `sums[queries, v_dim]`. `q` is scaled and transposed.
+/// Computes `sum over keys of exp(s - max) v` into `sums[queries, v_dim]`. `q` is scaled and
+/// transposed.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 fn forward_block<T: Real>(
     cpu: &Cpu,
@@ -79,15 +82,15 @@ fn forward_block<T: Real>(
         tile.products(k, q, scores);
         softmax_tile(cpu.arch(), &tile, scores, &mut softmax, sums);
         let v = head.v.block(keys, 0..attention.v_dim);
-        let mut sums = ViewMut::new(sums, queries.len(), attention.v_dim, attention.v_dim);
+        let mut sums = MatrixViewMut::new(sums, queries.len(), attention.v_dim, attention.v_dim);
         multiply(T::ONE, tile.view(scores).transposed(), v, T::ONE, &mut sums);
     }
     softmax
 }
 
 vectorized! {
-    /// Turns raw scores into `exp(s - max)` (times the dropout mask) around the new maxima, and moves what
-    /// was summed so far there.
+    /// Turns raw scores into `exp(s - max)` (times the dropout mask) with the new maxima, and
+    /// rescales the running sums to them.
     fn softmax_tile<T: Real>(
         tile: &'a Tile<'a, T>, scores: &'a mut [T], softmax: &'a mut Softmax<T>, sums: &'a mut [T],
     ) {
@@ -101,7 +104,7 @@ vectorized! {
                 *max = simd::larger(*max, s);
             }
         }
-        // Where nothing was seen yet, exp(-inf - 0) = 0.
+        // With no visible key so far, exp(-inf - 0) = 0.
         let base = max.map(|max| if max > T::NEG_INFINITY { max } else { T::ZERO });
         let mut kept = softmax.max;
         for (kept, &base) in kept.iter_mut().zip(&base) {
@@ -127,7 +130,7 @@ vectorized! {
 
 vectorized! {
     /// `out = sums / sum`, `lse = max + ln sum`.
-    fn finish_block<T: Real>(softmax: &'a Softmax<T>, sums: &'a [T], out: ViewMut<'a, T>, lse: &'a mut [T]) {
+    fn finish_block<T: Real>(softmax: &'a Softmax<T>, sums: &'a [T], out: MatrixViewMut<'a, T>, lse: &'a mut [T]) {
         let mut out = out;
         let width = out.columns();
         let statistics = softmax.max.iter().zip(&softmax.sum);
@@ -144,10 +147,10 @@ vectorized! {
     }
 }
 
-/// `dq`, `dk`, `dv` of `dout`, from what the forward pass left. Shapes: [`super`].
+/// Computes `dq`, `dk`, `dv` from `dout` and what the forward pass saved. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn backward<T: Real>(
     cpu: &Cpu,
     attention: &Attention,
@@ -197,7 +200,7 @@ pub fn backward<T: Real>(
     });
 }
 
-/// One query head's part of the gradients.
+/// One query head's contribution to the gradients.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 fn backward_head<T: Real>(
     cpu: &Cpu,
@@ -253,15 +256,15 @@ vectorized! {
 }
 
 vectorized! {
-    /// Raw scores become probabilities (times the dropout mask), `dp` becomes the gradient of the products
-    /// `q . k`.
+    /// Turns raw scores into probabilities (times the dropout mask), and `dp` into the gradient of
+    /// the products `q . k`.
     fn gradient_tile<T: Real>(
         tile: &'a Tile<'a, T>, statistics: [&'a [T]; 2], p: &'a mut [T], ds: &'a mut [T],
     ) {
         let (mut lse, mut delta) = ([T::ZERO; Q_BLOCK], [T::ZERO; Q_BLOCK]);
         lse[..tile.queries.len()].copy_from_slice(statistics[0]);
         delta[..tile.queries.len()].copy_from_slice(statistics[1]);
-        // A query that sees nothing has no scores that are not hidden below.
+        // If a query sees no key, all its scores are masked below.
         let lse = lse.map(|lse| if lse > T::NEG_INFINITY { lse } else { T::ZERO });
         let p = &mut p.as_chunks_mut::<Q_BLOCK>().0[..tile.keys.len()];
         let ds = &mut ds.as_chunks_mut::<Q_BLOCK>().0[..tile.keys.len()];
@@ -276,11 +279,11 @@ vectorized! {
     }
 }
 
-/// Adds a part over other keys to `out` and `lse`, in place:
-/// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
+/// Merges the result over another range of keys into `out` and `lse`, in place: `lse <- ln(e^lse +
+/// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn merge<T: Real>(
     cpu: &Cpu,
     attention: &Attention,
@@ -303,7 +306,7 @@ pub fn merge<T: Real>(
 }
 
 vectorized! {
-    fn merge_block<T: Real>(part: View<'a, T>, part_lse: &'a [T], out: ViewMut<'a, T>, lse: &'a mut [T]) {
+    fn merge_block<T: Real>(part: MatrixView<'a, T>, part_lse: &'a [T], out: MatrixViewMut<'a, T>, lse: &'a mut [T]) {
         let mut out = out;
         for (i, (lse, &part_lse)) in lse.iter_mut().zip(part_lse).enumerate() {
             let (mine, other) = (lse.to_f64(), part_lse.to_f64());

@@ -5,7 +5,7 @@
 //! ```text
 //! s_ij = scale q_i . k_j               with a soft cap: s <- cap tanh(s / cap), before the mask
 //! p_ij = exp(s_ij - lse_i)             over visible j only, lse_i = ln sum_j exp s_ij
-//! o_i  = sum_j p_ij v_j                with dropout: p_ij mask_ij / (1 - p); lse is without dropout
+//! o_i  = sum_j p_ij v_j                with dropout: p_ij mask_ij / (1 - p); lse has no dropout
 //! ```
 //!
 //! | tensor | shape |
@@ -16,13 +16,13 @@
 //! | `out`, `dout` | `[batch, q_len, q_heads, v_dim]` |
 //! | `lse` | `[batch, q_heads, q_len]` |
 //!
-//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no key has
-//! `out = 0` and
-//! `lse = -inf`. The parts of `out` and `lse` over disjoint ranges of keys are put together by [`merge`]; the
-//! backward pass of a range takes the merged `out` and `lse`, so gradients of ranges just add up.
+//! Query `i` stands at position `q_offset + i` and key `j` at `kv_offset + j`. A query that sees no
+//! key has `out = 0` and `lse = -inf`. The parts of `out` and `lse` over disjoint ranges of keys
+//! are put together by [`merge`]; the backward pass of a range takes the merged `out` and `lse`, so
+//! gradients of ranges just add up.
 //!
-//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing of size
-//! `q_len x kv_len` is kept.
+//! Blocks and online softmax are those of FlashAttention-2 (Dao 2023, algorithms 1 and 2): nothing
+//! of size `q_len x kv_len` is kept.
 
 mod blocks;
 pub mod cuda;
@@ -68,19 +68,19 @@ pub struct Attention {
     pub dropout: Option<ProbabilityDropout>,
 }
 
-/// Dropout on probabilities: element (sequence, head, query position, key position) of the global tensor
-/// `[.., total_heads, total_len, total_len]`.
+/// Dropout on probabilities: element (sequence, head, query position, key position) of the global
+/// tensor `[.., total_heads, total_len, total_len]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProbabilityDropout {
-    /// Probability and draws.
+    /// Probability and random stream.
     pub dropout: Dropout,
-    /// Global number of the first local sequence.
+    /// Global index of the first local sequence.
     pub batch_offset: u64,
-    /// Global number of the first local query head.
+    /// Global index of the first local query head.
     pub head_offset: u64,
     /// Query heads of the whole layer.
     pub total_heads: u64,
-    /// Positions of a whole sequence.
+    /// Length of a whole sequence.
     pub total_len: u64,
 }
 
@@ -152,7 +152,7 @@ impl Attention {
         self.batch * self.q_heads * self.q_len
     }
 
-    /// The keys that query `i` sees, as a range of local indices; maybe empty.
+    /// The range of keys (local indices) that query `i` sees; may be empty.
     #[must_use]
     pub fn visible(&self, i: usize) -> std::ops::Range<usize> {
         let position = self.q_offset + i;
@@ -162,7 +162,7 @@ impl Attention {
         local(start)..local(end).max(local(start))
     }
 
-    /// The queries that see key `j`, as a range of local indices; maybe empty.
+    /// The range of queries (local indices) that see key `j`; may be empty.
     #[must_use]
     pub fn viewers(&self, j: usize) -> std::ops::Range<usize> {
         let position = self.kv_offset + j;
@@ -172,7 +172,7 @@ impl Attention {
         local(start)..local(end).max(local(start))
     }
 
-    /// Panics where heads do not divide or an argument has the wrong length.
+    /// Panics if `kv_heads` does not divide `q_heads` or an argument has the wrong length.
     #[track_caller]
     pub(crate) fn check(&self, q: usize, k: usize, v: usize, out: usize, lse: usize) {
         let divides = self.kv_heads > 0 && self.q_heads.is_multiple_of(self.kv_heads);
@@ -186,7 +186,7 @@ impl Attention {
     }
 }
 
-/// What the backward pass reads.
+/// Inputs of the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, T> {
     /// Queries.
@@ -195,19 +195,19 @@ pub struct Saved<'a, T> {
     pub k: &'a [T],
     /// Values.
     pub v: &'a [T],
-    /// Output over all keys, those of other ranges included.
+    /// Output over all keys, including those of other ranges.
     pub out: &'a [T],
     /// Log-sum-exp over all keys.
     pub lse: &'a [T],
 }
 
-/// What the backward pass writes.
+/// Outputs of the backward pass.
 #[derive(Debug)]
 pub struct Gradients<'a, T> {
-    /// With respect to the queries.
+    /// Gradient with respect to the queries.
     pub dq: &'a mut [T],
-    /// With respect to the keys, summed over the query heads that share them.
+    /// Gradient with respect to the keys, summed over the query heads that share them.
     pub dk: &'a mut [T],
-    /// With respect to the values, likewise.
+    /// Gradient with respect to the values, summed likewise.
     pub dv: &'a mut [T],
 }

@@ -1,13 +1,13 @@
-//! One query at a time, with all its scores at hand, in f64.
+//! One query at a time with all its scores, in f64.
 
 use super::{Attention, Gradients, ProbabilityDropout, Saved};
 use crate::random::philox;
 use crate::{Cpu, Output, Real};
 
-/// `out` and `lse` of `q`, `k`, `v`. Shapes: [`super`].
+/// Computes `out` and `lse` from `q`, `k`, `v`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn forward<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,
@@ -35,10 +35,10 @@ pub fn forward<T: Real>(
     }
 }
 
-/// `dq`, `dk`, `dv` of `dout`, from what the forward pass left. Shapes: [`super`].
+/// Computes `dq`, `dk`, `dv` from `dout` and what the forward pass saved. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
+/// If a slice has the wrong length, or `kv_heads` does not divide `q_heads`.
 pub fn backward<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,
@@ -81,11 +81,11 @@ pub fn backward<T: Real>(
     put(output, gradients.dv, &dv);
 }
 
-/// Adds a part over other keys to `out` and `lse`, in place:
-/// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
+/// Merges the result over another range of keys into `out` and `lse`, in place: `lse <- ln(e^lse +
+/// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn merge<T: Real>(
     _cpu: &Cpu,
     attention: &Attention,
@@ -129,7 +129,7 @@ struct Row {
     query: usize,
 }
 
-/// One visible key of a row.
+/// A visible key of a row.
 struct Score {
     /// After soft cap and scale.
     value: f64,

@@ -3,18 +3,18 @@
 use super::Attention;
 use super::blocks::{Block, KV_BLOCK, PerQuery, Q_BLOCK, blocks};
 use crate::dropout::Mask;
-use crate::matrix::{View, ViewMut, multiply};
+use crate::matrix::{MatrixView, MatrixViewMut, multiply};
 use crate::simd::vectorized;
 use crate::{Cpu, Real};
 use std::ops::Range;
 
-/// Queries and columns that are transposed at once.
+/// Queries and columns that are transposed at a time.
 const SQUARE: usize = 16;
 
 vectorized! {
-    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, by squares that stay in registers and the first
-    /// cache.
-    pub(super) fn transpose<T: Real>(from: View<'a, T>, scale: T, to: &'a mut [T]) {
+    /// `to[width, Q_BLOCK] = scale from[queries, width]^T`, in squares that fit in registers and
+    /// the L1 cache.
+    pub(super) fn transpose<T: Real>(from: MatrixView<'a, T>, scale: T, to: &'a mut [T]) {
         for queries in blocks(0..from.rows(), SQUARE) {
             for columns in blocks(0..from.columns(), SQUARE) {
                 let mut square = [[T::ZERO; SQUARE]; SQUARE];
@@ -36,8 +36,8 @@ vectorized! {
     }
 }
 
-/// All blocks of queries, one transposed block behind the other.
-pub(super) fn transpose_all<T: Real>(cpu: &Cpu, from: View<T>, scale: T, to: &mut [T]) {
+/// Transposes all blocks of queries, one after the other.
+pub(super) fn transpose_all<T: Real>(cpu: &Cpu, from: MatrixView<T>, scale: T, to: &mut [T]) {
     let width = from.columns();
     let to = to.chunks_exact_mut(Q_BLOCK * width);
     for (queries, to) in blocks(0..from.rows(), Q_BLOCK).zip(to) {
@@ -55,20 +55,20 @@ pub(super) struct Tile<'a, T> {
 }
 
 impl<T: Real> Tile<'_, T> {
-    /// The tile's part of a buffer of scores: `[keys, queries]`.
-    pub(super) fn within<'a>(&self, scores: &'a mut [T]) -> ViewMut<'a, T> {
-        ViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
+    /// The tile's part of a buffer of scores, `[keys, queries]`, to write.
+    pub(super) fn within<'a>(&self, scores: &'a mut [T]) -> MatrixViewMut<'a, T> {
+        MatrixViewMut::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
-    /// The same to read.
-    pub(super) fn view<'a>(&self, scores: &'a [T]) -> View<'a, T> {
-        View::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
+    /// The tile's part of a buffer of scores, `[keys, queries]`, to read.
+    pub(super) fn view<'a>(&self, scores: &'a [T]) -> MatrixView<'a, T> {
+        MatrixView::new(scores, self.keys.len(), self.queries.len(), Q_BLOCK)
     }
 
-    /// Rows of keys or values times the transposed block `columns[width, Q_BLOCK]`.
-    pub(super) fn products(&self, rows: View<T>, columns: &[T], scores: &mut [T]) {
+    /// Multiplies rows of keys or values by the transposed block `columns[width, Q_BLOCK]`.
+    pub(super) fn products(&self, rows: MatrixView<T>, columns: &[T], scores: &mut [T]) {
         let width = columns.len() / Q_BLOCK;
-        let columns = View::new(columns, width, self.queries.len(), Q_BLOCK);
+        let columns = MatrixView::new(columns, width, self.queries.len(), Q_BLOCK);
         multiply(T::ONE, rows, columns, T::ZERO, &mut self.within(scores));
     }
 
@@ -80,7 +80,7 @@ impl<T: Real> Tile<'_, T> {
         }
     }
 
-    /// Puts `value` where a query does not see the key.
+    /// Sets scores to `value` where a query does not see the key.
     #[inline(always)]
     pub(super) fn hide(&self, key: usize, row: &mut PerQuery<T>, value: T) {
         let viewers = self.attention.viewers(key);
@@ -94,7 +94,7 @@ impl<T: Real> Tile<'_, T> {
         }
     }
 
-    /// Multiplies by the dropout mask, whose runs go along keys.
+    /// Multiplies by the dropout mask, in runs along the keys.
     #[inline(always)]
     pub(super) fn drop_out(&self, rows: &mut [PerQuery<T>]) {
         let (Some(mask), Some(dropout)) = (self.mask, &self.attention.dropout) else { return };
@@ -111,7 +111,8 @@ impl<T: Real> Tile<'_, T> {
         }
     }
 
-    /// Capped scores become probabilities `p`, and `dp` (masked) the gradient `p (dp - delta) slope scale`.
+    /// Turns capped scores into probabilities `p`, and `dp` (masked) into the gradient `p (dp -
+    /// delta) slope scale`.
     #[inline(always)]
     pub(super) fn score_gradients(
         &self,

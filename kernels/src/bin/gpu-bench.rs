@@ -1,9 +1,11 @@
-//! `gpu-bench [--gpu N] [--json FILE]`: how fast the kernels are on a GPU, each beside the least it has to do. Needs the
-//! GPU's driver and CUDA's libraries, nothing else. Prints a table last and writes JSON; ends with 2 where there is no GPU.
+//! `gpu-bench [--gpu N] [--json FILE]`: speed of the kernels on a GPU, each compared with the lower
+//! bound on its work. Needs only the GPU's driver and CUDA's libraries. Writes JSON, then prints a
+//! table; exits with 2 if there is no GPU.
 //!
-//! Bytes and operations are the floors of `<operation>::cuda`; a share is of what a copy of 1 GiB moves, read and written
-//! counted both, of what the best of cuBLASLt's algorithms does, or of what cuDNN's fastest attention does, repeatable or
-//! not. A causal attention's operations are those of the pairs that see each other.
+//! Bytes and operations are the floors of `<operation>::cuda`. A share is relative to the bytes
+//! that a copy of 1 GiB moves (read plus written), to the fastest of cuBLASLt's algorithms, or to
+//! the fastest of cuDNN's attention kernels, repeatable or not. The operations of a causal
+//! attention are those of the visible pairs.
 
 #[path = "gpu/report.rs"]
 mod report;
@@ -19,13 +21,13 @@ use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::{self, Stream, View};
+use kernels::random::{self, GlobalIndices, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use report::{Options, Value};
 use std::process::ExitCode;
 
-/// Launches of one measurement, after some that do not count; the least of so many counts.
+/// Launches of one measurement, after a warm-up; the minimum counts.
 const LAUNCHES: u32 = 10;
 const WARM: u32 = 3;
 const TIMES: usize = 5;
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Rows of the table, and the copy that they are measured against.
+/// Rows of the table, and the time of the copy that they are compared with.
 struct Bench<'a> {
     gpu: &'a Gpu,
     copy_bytes_per_s: f64,
@@ -102,7 +104,7 @@ impl Bench<'_> {
         ]);
     }
 
-    /// A kernel that moves bytes: its share is of a copy.
+    /// Measures a memory-bound kernel: its share is of a copy's rate.
     fn moves(
         &mut self,
         kernel: &str,
@@ -120,7 +122,7 @@ impl Bench<'_> {
         self.gpu.zeros(elements)
     }
 
-    /// Numbers that are not all alike: products of zeros draw less power, and run faster.
+    /// Varied numbers: products of zeros draw less power and run faster.
     fn numbers<S: Stored>(&self, elements: usize) -> Result<Memory<S>, GpuError> {
         let number = |i: usize| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0;
         let period: Vec<S> = (0..2003 * 64).map(|i| S::narrowed(number(i))).collect();
@@ -420,13 +422,14 @@ impl Bench<'_> {
                 Output::Overwrite,
             )
         })?;
-        // The same memory as a rank's part of a reduction by maximum, and as weights that are drawn.
+        // The same memory as a rank's part of a reduction by maximum, and as randomly initialised
+        // weights.
         let floor = elementwise::cuda::floor(elements * tensors, &[Storage::F32; 3]);
         self.moves("maximum over ranks", "2^27 f32", floor, || {
             elementwise::cuda::maximum(gpu, g.view(), w.view_mut())
         })?;
         let stream = Stream { seed: 1, tensor: 2, step: 0 };
-        let drawn = View::contiguous(0, elements * tensors);
+        let drawn = GlobalIndices::contiguous(0, elements * tensors);
         self.moves("weights drawn", "2^27 f32", random::cuda::floor(drawn.len()), || {
             random::cuda::fill_normal(gpu, w.view_mut(), &drawn, stream, 0.02)
         })?;
@@ -438,7 +441,8 @@ impl Bench<'_> {
         })
     }
 
-    /// The products of a layer, forward, to inputs and to weights: their share is of the best algorithm.
+    /// The products of a layer: forward, to inputs and to weights. Their share is of the fastest
+    /// algorithm.
     fn products(&mut self) -> Result<(), GpuError> {
         let layers = [
             ("GPT-2 124M", 8192, 768, 3072),
@@ -468,7 +472,7 @@ impl Bench<'_> {
         let Shape { m, n, k, .. } = shape;
         let (a, b) = (self.numbers::<bf16>(m * k)?, self.numbers::<bf16>(k * n)?);
         let mut c = self.zeros::<O>(m * n)?;
-        // Gradients of weights are added to what is there.
+        // Gradients of weights accumulate.
         let beta = if O::STORAGE == Storage::F32 { 1.0 } else { 0.0 };
         let seconds = self.seconds(|| {
             gemm::cuda::gemm(gpu, &shape, 1.0, a.view(), b.view(), beta, c.view_mut())
@@ -548,8 +552,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A row for each kernel, and one for what is chosen, which is what programs run. A share is of the fastest of the
-    /// library's.
+    /// A row for each kernel, and one for the chosen kernel, which is what programs run. A share is
+    /// of the library's fastest.
     fn compared(
         &mut self,
         pass: &str,
@@ -584,14 +588,14 @@ impl Bench<'_> {
     }
 }
 
-/// Seconds of what is chosen, and of the fastest of the library's kernels.
+/// Seconds of the chosen kernel, and of the library's fastest.
 struct Compared {
     chosen_s: f64,
     library_s: Option<f64>,
 }
 
 impl Compared {
-    /// The library's time over that of what is chosen, with another pass.
+    /// The library's time divided by that of the chosen kernels, summed with another pass.
     fn of_library(&self, other: &Self) -> Value {
         match (self.library_s, other.library_s) {
             (Some(a), Some(b)) => Value::Number((a + b) / (self.chosen_s + other.chosen_s)),

@@ -1,6 +1,6 @@
-//! `gpu-test [--gpu N] [--json FILE]`: every launch function of the kernels on a GPU, against the reference kernels on the
-//! CPU. Needs the GPU's driver and CUDA's libraries, nothing else. Prints a table last and writes JSON; ends with 1 where a
-//! case fails, with 2 where there is no GPU.
+//! `gpu-test [--gpu N] [--json FILE]`: tests every launch function of the kernels on a GPU against
+//! the reference kernels on the CPU. Needs only the GPU's driver and CUDA's libraries. Writes JSON,
+//! then prints a table; exits with 1 if a case fails, with 2 if there is no GPU.
 
 #[path = "../../tests/cuda/cases/mod.rs"]
 mod cases;
@@ -34,7 +34,7 @@ fn run() -> Result<usize, String> {
     for (name, case) in cases::ALL {
         let start = Instant::now();
         let what = judge(&gpu, *case);
-        // A case that fails stops where it does.
+        // Timed up to its failure if it fails.
         let seconds = match what {
             None => Value::Number(start.elapsed().as_secs_f64()),
             Some(_) => Value::None,
@@ -53,7 +53,7 @@ fn run() -> Result<usize, String> {
     Ok(failures)
 }
 
-/// What is wrong, if anything.
+/// The failure of a case, if any.
 fn judge(gpu: &Gpu, case: cases::Case) -> Option<String> {
     let done = catch_unwind(AssertUnwindSafe(|| {
         case(gpu);

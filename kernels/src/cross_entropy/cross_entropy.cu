@@ -1,11 +1,12 @@
-// Softmax cross-entropy of a shard of the vocabulary; the contract is in mod.rs. One block a row.
+// Softmax cross-entropy of a shard of the vocabulary; the contract is in mod.rs. One block for each
+// row.
 //
-// Baked in: COLUMNS, SOFT_CAP (0: none).
-// Floor of the statistics: reads the logits once (maximum and sum together). Of the gradient: reads and writes them once.
-// The softmax itself is never stored, but where a vocabulary is split over a pipeline by algorithm 2: there it takes the
-// logits' place, and what is done beside the products reads and writes each of its operands once.
+// Compile-time constants: COLUMNS, SOFT_CAP (0: none). Floor of the statistics: reads the logits
+// once (maximum and sum together). Floor of the gradient: reads and writes them once. The softmax
+// is stored only if a vocabulary is split over a pipeline by algorithm 2: there it replaces the
+// logits, and the elementwise work besides the products reads and writes each operand once.
 
-// The logit, capped, and the slope of the cap.
+// The capped logit and the slope of the cap.
 __device__ __forceinline__ float capped(float z, float& slope) {
   slope = 1.0f;
   if (SOFT_CAP > 0) {
@@ -16,8 +17,8 @@ __device__ __forceinline__ float capped(float z, float& slope) {
   return z;
 }
 
-// max[rows]: of the real columns, minus infinity where there are none; sum_exp[rows] around that maximum;
-// target_logit[rows]: 0 where the target is not in first_column..first_column + real_columns.
+// max[rows] over the real columns, minus infinity if there are none; sum_exp[rows] relative to that
+// maximum; target_logit[rows], 0 if the target is not in first_column..first_column + real_columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_statistics(const stored* __restrict__ logits, const long long* __restrict__ targets,
                              float* __restrict__ max, float* __restrict__ sum_exp, float* __restrict__ target_logit,
@@ -34,14 +35,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       here = fmaxf(here, z[i]);
     }
     if (here == Max::none()) continue;
-    // Around the larger maximum: what was summed before shrinks.
+    // Rescale the sum to the larger maximum.
     sum *= expf(most - here);
     most = here;
 #pragma unroll
     for (int i = 0; i < PACK; ++i) sum += expf(z[i] - most);
   }
   const float whole = block_reduce<Max>(most);
-  // A thread without columns has a maximum of minus infinity and nothing to add.
+  // A thread without columns has a maximum of minus infinity and adds nothing.
   sum = block_reduce<Sum>(sum == 0.0f ? 0.0f : sum * expf(most - whole));
   if (threadIdx.x == 0) {
     max[blockIdx.x] = whole;
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// max[rows]: of the real columns, minus infinity where there are none.
+// max[rows] over the real columns, minus infinity if there are none.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_max(const stored* __restrict__ logits, float* __restrict__ max, int real_columns) {
   const stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) max[blockIdx.x] = most;
 }
 
-// sum_exp[rows] and target_logit[rows] around a given max[rows].
+// sum_exp[rows] and target_logit[rows] relative to a given max[rows].
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_sum_exp(const stored* __restrict__ logits, const long long* __restrict__ targets,
                           const float* __restrict__ max, float* __restrict__ sum_exp, float* __restrict__ target_logit,
@@ -94,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// sum_exp *= exp(local_max - max): from sums around a shard's own maximum to sums around the common one.
+// sum_exp *= exp(local_max - max): from sums relative to a shard's own maximum to sums relative to
+// the global one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_rescale(const float* __restrict__ local_max, const float* __restrict__ max,
                           float* __restrict__ sum_exp, int rows) {
@@ -113,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   loss[row] = targets[row] < 0 ? 0.0f : logf(sum_exp[row]) + (max[row] - target_logit[row]);
 }
 
-// Replaces the logits by `scale` (and the step's) times the gradient of each row's loss.
+// Replaces the logits by `scale` (times the step's) times the gradient of each row's loss.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_gradient(stored* __restrict__ logits, const long long* __restrict__ targets,
                            const float* __restrict__ max, const float* __restrict__ sum_exp, float scale,
@@ -122,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const long long target = targets[blockIdx.x];
   const long long hit = target - first_column;
   const float most = max[blockIdx.x];
-  // Of an ignored row everything is 0.
+  // In an ignored row everything is 0.
   const float each = target < 0 ? 0.0f : scale_of(numbers, scale);
   const float inverse = 1.0f / sum_exp[blockIdx.x];
   for (int column = threadIdx.x * PACK; column < COLUMNS; column += THREADS * PACK) {
@@ -139,14 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// The slope of the cap where it gives z.
+// The slope of the cap where its value is z.
 __device__ __forceinline__ float slope_at(float z) {
   if (SOFT_CAP <= 0) return 1.0f;
   const float t = z / static_cast<float>(SOFT_CAP);
   return 1.0f - t * t;
 }
 
-// rows[rows, COLUMNS] times the slope of the cap at the row's target.
+// Multiplies rows[rows, COLUMNS] by the slope of the cap at the row's target.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_scale_by_slope(const float* __restrict__ target_logit, stored* __restrict__ rows) {
   stored* row = rows + static_cast<u64>(blockIdx.x) * COLUMNS;
@@ -160,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// From the softmax around the shard's own maximum to the gradient of its logits: rows times scale factor, less scale times
-// the slope where the target is here.
+// From the softmax relative to the shard's own maximum to the gradient of its logits: each row
+// times scale factor, minus scale times the slope at the target if it is on this shard.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_softmax_to_gradient(stored* __restrict__ softmax, const long long* __restrict__ targets,
                                       const float* __restrict__ factor, const float* __restrict__ target_logit,

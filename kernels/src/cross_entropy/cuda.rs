@@ -1,10 +1,11 @@
-//! Softmax cross-entropy on a GPU: logits in the storage type, all that is per row f32. The softmax is never stored.
+//! Softmax cross-entropy on a GPU: logits in the storage type, numbers per row in f32. The softmax
+//! is never stored.
 
 use super::Logits;
 use crate::cuda::launch::{THREADS, blocks, constant, int, pack};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for rows of these columns, moved in packs of `pack`.
+/// The module for rows of this width, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, shape: &Logits, pack: usize) -> Module {
     let soft_cap = shape.soft_cap.unwrap_or(0.0);
@@ -17,7 +18,7 @@ fn module_of<S: Stored>(shape: &Logits, logits: u64) -> Module {
     module(S::STORAGE, shape, pack(S::STORAGE, shape.columns, &[(logits, size_of::<S>())]))
 }
 
-/// Of what is per row and knows no columns.
+/// The module of kernels over numbers per row, which do not depend on the columns.
 fn module_of_rows() -> Module {
     module(Storage::F32, &Logits::whole(0, 1), 1)
 }
@@ -27,13 +28,13 @@ fn range(shape: &Logits) -> [Argument; 2] {
     [Argument::I64(shape.first_column as i64), int(shape.real_columns)]
 }
 
-/// `max[rows]` over the real columns, minus infinity where there are none.
+/// `max[rows]` over the real columns; minus infinity if there are none.
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where a view has the wrong length; so everywhere here.
+/// If a view has the wrong length; the same holds for the functions below.
 pub fn local_max<S: Stored>(
     gpu: &Gpu,
     shape: &Logits,
@@ -46,7 +47,8 @@ pub fn local_max<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_max", [shape.rows, 1], arguments))
 }
 
-/// `sum_exp[rows]` around `max`, and `target_logit[rows]`, 0 where the target is not on this shard.
+/// `sum_exp[rows]` relative to `max`, and `target_logit[rows]`, 0 if the target is not on this
+/// shard.
 ///
 /// # Errors
 /// As [`local_max`].
@@ -65,7 +67,7 @@ pub fn local_sum_exp<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_sum_exp", [shape.rows, 1], arguments))
 }
 
-/// [`local_max`] and [`local_sum_exp`] around it, with one reading of the logits.
+/// [`local_max`] and [`local_sum_exp`] relative to it, reading the logits once.
 ///
 /// # Errors
 /// As [`local_max`].
@@ -84,7 +86,7 @@ pub fn statistics<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_statistics", [shape.rows, 1], arguments))
 }
 
-/// What both kernels take; `max`, which one of them reads and the other writes, with its length.
+/// Arguments of both kernels. One of them reads `max` and the other writes it.
 #[track_caller]
 fn statistics_arguments<S: Stored>(
     shape: &Logits,
@@ -106,7 +108,7 @@ fn statistics_arguments<S: Stored>(
     vec![logits.argument(), targets.argument(), max, sum_exp, target_logit, first, real]
 }
 
-/// From sums around a shard's own maximum to sums around the common one.
+/// Converts sums relative to a shard's own maximum to sums relative to the global one.
 ///
 /// # Errors
 /// As [`local_max`].
@@ -160,7 +162,8 @@ pub fn loss(
     gpu.launch(&module.launch("cross_entropy_loss", grid, arguments))
 }
 
-/// Replaces the logits by `scale` times the gradient of each row's loss; [`crate::cuda::OF_STEP`] is the step's, here and below.
+/// Replaces the logits by `scale` times the gradient of each row's loss. Here and below,
+/// [`crate::cuda::OF_STEP`] means the scale in the step numbers.
 ///
 /// # Errors
 /// As [`local_max`].
@@ -192,7 +195,8 @@ pub fn gradient_in_place<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_gradient", [rows, 1], arguments))
 }
 
-/// `rows[rows, columns]` times the slope of the cap at each row's target, whose capped logit is given.
+/// Multiplies `rows[rows, columns]` by the slope of the cap at each row's target, given the
+/// target's capped logit.
 ///
 /// # Errors
 /// As [`local_max`].
@@ -212,7 +216,8 @@ pub fn scale_by_slope<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_scale_by_slope", [shape.rows, 1], arguments))
 }
 
-/// From a shard's softmax around its own maximum to the gradient of its logits; see the processor's.
+/// Turns a shard's softmax relative to its own maximum into the gradient of its logits, as on the
+/// CPU ([`super::softmax_to_gradient`]).
 ///
 /// # Errors
 /// As [`local_max`].
@@ -274,31 +279,32 @@ pub fn join_gradient<S: Stored>(
     gpu.launch(&module.launch("cross_entropy_join_gradient", [rows, 1], arguments))
 }
 
-/// The least that [`local_max`], [`local_sum_exp`] or [`statistics`] has to do: one reading of the logits.
+/// Lower bound on the work of [`local_max`], [`local_sum_exp`] or [`statistics`]: reading the
+/// logits once.
 #[must_use]
 pub fn read_floor(shape: &Logits, storage: Storage) -> Floor {
     Floor::bytes(shape.rows * (shape.real_columns * storage.bytes() + 20))
 }
 
-/// The least that [`gradient_in_place`] has to do.
+/// Lower bound on the work of [`gradient_in_place`].
 #[must_use]
 pub fn gradient_floor(shape: &Logits, storage: Storage) -> Floor {
     Floor::bytes(shape.rows * (2 * shape.columns * storage.bytes() + 16))
 }
 
-/// The least that [`softmax_to_gradient`] has to do.
+/// Lower bound on the work of [`softmax_to_gradient`].
 #[must_use]
 pub fn softmax_to_gradient_floor(shape: &Logits, storage: Storage) -> Floor {
     Floor::bytes(shape.rows * (2 * shape.columns * storage.bytes() + 16))
 }
 
-/// The least that [`scale_by_slope`] has to do for rows of `columns`, where there is a cap.
+/// Lower bound on the work of [`scale_by_slope`] for rows of `columns`, if there is a cap.
 #[must_use]
 pub fn scale_by_slope_floor(rows: usize, columns: usize, storage: Storage) -> Floor {
     Floor::bytes(rows * (2 * columns * storage.bytes() + 4))
 }
 
-/// The least that [`join_gradient`] has to do for rows of `columns`.
+/// Lower bound on the work of [`join_gradient`] for rows of `columns`.
 #[must_use]
 pub fn join_gradient_floor(rows: usize, columns: usize, storage: Storage) -> Floor {
     Floor::bytes(rows * (3 * columns * storage.bytes() + 4))

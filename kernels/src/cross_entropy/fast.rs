@@ -1,4 +1,4 @@
-//! Rows in vectors, blocks of rows on threads.
+//! Vectorised within rows, with blocks of rows on threads.
 
 use super::{IGNORED, Logits};
 use crate::simd::{self, block_rows, vectorized};
@@ -6,13 +6,14 @@ use crate::{Cpu, Real};
 
 pub use super::reference::loss;
 
-/// Exponentials that are summed in the element type before they go to f64.
+/// Number of exponentials that are summed in the element type before they are added in f64.
 const SUM: usize = 2048;
 
-/// The largest (capped) logit of each row: `max[rows]`; minus infinity where a shard holds padding only.
+/// The largest (capped) logit of each row: `max[rows]`; minus infinity if a shard holds only
+/// padding.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn local_max<T: Real>(cpu: &Cpu, shape: &Logits, logits: &[T], max: &mut [T]) {
     shape.check(logits.len(), &[("max", max.len())]);
     let rows = block_rows(shape.columns);
@@ -34,11 +35,11 @@ vectorized! {
     }
 }
 
-/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else
-/// 0.
+/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` if this shard has
+/// it, otherwise 0.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn local_sum_exp<T: Real>(
     cpu: &Cpu,
     shape: &Logits,
@@ -92,10 +93,11 @@ vectorized! {
     }
 }
 
-/// `sum_exp *= exp(local_max - max)`: from sums around a shard's own maximum to sums around the common one.
+/// `sum_exp *= exp(local_max - max)`: converts sums relative to a shard's own maximum to sums
+/// relative to the global one.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn rescale_sum_exp<T: Real>(cpu: &Cpu, local_max: &[T], max: &[T], sum_exp: &mut [T]) {
     crate::check::length("max", max.len(), local_max.len());
     crate::check::length("sum_exp", sum_exp.len(), local_max.len());
@@ -114,7 +116,7 @@ vectorized! {
 /// Replaces the logits by `scale` times the gradient of each row's loss with respect to them.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn gradient_in_place<T: Real>(
     cpu: &Cpu,
     shape: &Logits,
@@ -165,11 +167,11 @@ vectorized! {
     }
 }
 
-/// `rows[rows, columns]` times the derivative of each row's capped target logit `z` by the logit, `1 - (z / cap)^2`.
-/// Without a cap nothing changes.
+/// Multiplies `rows[rows, columns]` by the derivative of each row's capped target logit `z` with
+/// respect to the logit, `1 - (z / cap)^2`. Without a cap nothing changes.
 ///
 /// # Panics
-/// Where a slice has the wrong length; so below.
+/// If a slice has the wrong length; the same holds for the functions below.
 pub fn scale_by_slope<T: Real>(
     cpu: &Cpu,
     soft_cap: Option<f64>,
@@ -190,8 +192,8 @@ pub fn scale_by_slope<T: Real>(
     });
 }
 
-/// From a shard's softmax around its own maximum to the gradient of its logits: rows times `scale factor`, less
-/// `scale` times the slope where the target is here.
+/// Turns a shard's softmax relative to its own maximum into the gradient of its logits: each row
+/// times `scale factor`, minus `scale` times the slope at the target if it is on this shard.
 ///
 /// # Panics
 /// As above.
@@ -248,7 +250,7 @@ pub fn join_gradient<T: Real>(cpu: &Cpu, weighted: &mut [T], hits: &[T], factor:
     });
 }
 
-/// The derivative of the capped logit `z` by the logit.
+/// The derivative of the capped logit `z` with respect to the logit.
 fn slope_at<T: Real>(soft_cap: Option<f64>, z: T) -> T {
     T::from_f64(soft_cap.map_or(1.0, |cap| 1.0 - (z.to_f64() / cap).powi(2)))
 }

@@ -1,8 +1,8 @@
-//! Softmax cross-entropy in the steps that a split vocabulary needs; the gradient replaces the logits in
-//! place, so there are never two tensors of their size.
+//! Softmax cross-entropy in the steps that a split vocabulary needs. The gradient replaces the
+//! logits in place, so there are never two tensors of their size.
 //!
-//! Whole or split, a caller runs the same steps; between them a split one reduces `[rows]` values over its
-//! shards:
+//! The steps are the same for a whole and a split vocabulary. Between them a split one reduces
+//! `[rows]` values over its shards:
 //!
 //! | step | then reduce |
 //! |---|---|
@@ -11,17 +11,19 @@
 //! | [`loss`] | |
 //! | [`gradient_in_place`] | |
 //!
-//! With the *local* maximum in [`local_sum_exp`], [`rescale_sum_exp`] gives the same sums afterwards, with
-//! one barrier less (Vocabulary Parallelism, Yeung et al. 2024, section 4).
+//! If [`local_sum_exp`] uses the *local* maximum, [`rescale_sum_exp`] gives the same sums
+//! afterwards, with one barrier less (Vocabulary Parallelism, Yeung et al. 2024, section 4).
 //!
-//! With [`gradient_in_place`] around the local maximum and sum as well (scale 1, all targets elsewhere), what is left
-//! beside the products is done when the common sums are known: `factor` takes a shard's softmax to the common one, and
-//! [`softmax_to_gradient`] and [`join_gradient`] make the gradients of logits and inputs (section 4.3); with a soft cap
-//! [`scale_by_slope`] brings the targets' rows of the output matrix to it.
+//! If [`gradient_in_place`] uses the local maximum and sum as well (scale 1, no targets on the
+//! shard), only elementwise work besides the products remains once the global sums are known
+//! (section 4.3). `factor` is the ratio of the global softmax to the shard's;
+//! [`softmax_to_gradient`] and [`join_gradient`] apply it to the gradients of logits and inputs.
+//! With a soft cap, [`scale_by_slope`] applies the cap's slope to the targets' rows of the output
+//! matrix.
 //!
-//! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft cap,
-//! `z = cap tanh(logit / cap)` and the gradient is with respect to `logit`. Rows with target [`IGNORED`] have loss
-//! and gradient 0.
+//! `loss = ln sum_j exp(z_j) - z_target`, `dz_j = scale (softmax_j - [j = target])`. With a soft
+//! cap, `z = cap tanh(logit / cap)` and the gradient is with respect to `logit`. Rows with target
+//! [`IGNORED`] have loss and gradient 0.
 
 pub mod cuda;
 mod fast;
@@ -35,18 +37,18 @@ pub use fast::{
 /// The target of rows that do not count.
 pub const IGNORED: i64 = -1;
 
-/// A shard of the logits: `[rows, columns]`, of which the first `real_columns` are columns of the vocabulary
-/// `first_column..first_column + real_columns` and the rest are padding. Padding is in no maximum and no sum;
-/// its gradient is 0.
+/// A shard of the logits: `[rows, columns]`. The first `real_columns` columns are the vocabulary's
+/// `first_column..first_column + real_columns`; the rest are padding, which enters no maximum and
+/// no sum and has gradient 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// Tokens.
     pub rows: usize,
-    /// Columns as stored.
+    /// Stored columns.
     pub columns: usize,
-    /// Columns that are no padding; may be 0.
+    /// Columns that are not padding; may be 0.
     pub real_columns: usize,
-    /// Place of the first column in the vocabulary.
+    /// Index of the first column in the vocabulary.
     pub first_column: usize,
     /// Logits become `cap tanh(logit / cap)`.
     pub soft_cap: Option<f64>,
@@ -59,7 +61,7 @@ impl Logits {
         Self { rows, columns, real_columns: columns, first_column: 0, soft_cap: None }
     }
 
-    /// The local column of a target, where this shard has it.
+    /// The local column of a target, if it is on this shard.
     pub(crate) fn column(&self, target: i64) -> Option<usize> {
         let target = usize::try_from(target).ok()?;
         let local = target.checked_sub(self.first_column)?;
@@ -81,10 +83,10 @@ impl Logits {
     }
 }
 
-/// Columns of a tensor with so many rows.
+/// Number of columns of a tensor with `rows` rows.
 ///
 /// # Panics
-/// Where it has no whole rows.
+/// If its length is not a multiple of a row's.
 #[track_caller]
 fn columns_of(name: &str, len: usize, rows: usize) -> usize {
     let whole = if rows == 0 { len == 0 } else { len.is_multiple_of(rows) };

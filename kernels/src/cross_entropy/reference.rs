@@ -3,10 +3,11 @@
 use super::{IGNORED, Logits};
 use crate::{Cpu, Real};
 
-/// The largest (capped) logit of each row: `max[rows]`; minus infinity where a shard holds padding only.
+/// The largest (capped) logit of each row: `max[rows]`; minus infinity if a shard holds only
+/// padding.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn local_max<T: Real>(_cpu: &Cpu, shape: &Logits, logits: &[T], max: &mut [T]) {
     shape.check(logits.len(), &[("max", max.len())]);
     for (row, max) in max.iter_mut().enumerate() {
@@ -15,11 +16,11 @@ pub fn local_max<T: Real>(_cpu: &Cpu, shape: &Logits, logits: &[T], max: &mut [T
     }
 }
 
-/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` where this shard has it, else
-/// 0.
+/// `sum_exp[rows] = sum_j exp(z_j - max)`, and `target_logit[rows]`: `z_target` if this shard has
+/// it, otherwise 0.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn local_sum_exp<T: Real>(
     _cpu: &Cpu,
     shape: &Logits,
@@ -42,10 +43,11 @@ pub fn local_sum_exp<T: Real>(
     }
 }
 
-/// `sum_exp *= exp(local_max - max)`: from sums around a shard's own maximum to sums around the common one.
+/// `sum_exp *= exp(local_max - max)`: converts sums relative to a shard's own maximum to sums
+/// relative to the global one.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn rescale_sum_exp<T: Real>(_cpu: &Cpu, local_max: &[T], max: &[T], sum_exp: &mut [T]) {
     crate::check::length("max", max.len(), local_max.len());
     crate::check::length("sum_exp", sum_exp.len(), local_max.len());
@@ -59,7 +61,7 @@ pub fn rescale_sum_exp<T: Real>(_cpu: &Cpu, local_max: &[T], max: &[T], sum_exp:
 /// `loss[rows] = ln(sum_exp) + max - target_logit`, 0 where the target is ignored.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn loss<T: Real>(
     _cpu: &Cpu,
     targets: &[i64],
@@ -82,7 +84,7 @@ pub fn loss<T: Real>(
 /// Replaces the logits by `scale` times the gradient of each row's loss with respect to them.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn gradient_in_place<T: Real>(
     _cpu: &Cpu,
     shape: &Logits,
@@ -110,10 +112,11 @@ pub fn gradient_in_place<T: Real>(
     }
 }
 
-/// `rows[rows, columns]` times the derivative of each row's capped target logit by the logit.
+/// Multiplies `rows[rows, columns]` by the derivative of each row's capped target logit with
+/// respect to the logit.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn scale_by_slope<T: Real>(
     _cpu: &Cpu,
     soft_cap: Option<f64>,
@@ -126,10 +129,10 @@ pub fn scale_by_slope<T: Real>(
     }
 }
 
-/// From a shard's softmax around its own maximum to the gradient of its logits.
+/// Turns a shard's softmax relative to its own maximum into the gradient of its logits.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn softmax_to_gradient<T: Real>(
     _cpu: &Cpu,
     shape: &Logits,
@@ -158,7 +161,7 @@ pub fn softmax_to_gradient<T: Real>(
 /// `weighted = scale (factor weighted - hits)`, row by row.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn join_gradient<T: Real>(
     _cpu: &Cpu,
     weighted: &mut [T],
@@ -174,7 +177,7 @@ pub fn join_gradient<T: Real>(
     }
 }
 
-/// The derivative of the capped logit `z` by the logit.
+/// The derivative of the capped logit `z` with respect to the logit.
 fn slope(soft_cap: Option<f64>, z: f64) -> f64 {
     soft_cap.map_or(1.0, |cap| 1.0 - (z / cap).powi(2))
 }
@@ -184,7 +187,7 @@ fn real<T: Real>(shape: &Logits, logits: &[T], row: usize) -> impl Iterator<Item
     logits[start..start + shape.real_columns].iter().map(|z| z.to_f64())
 }
 
-/// The capped logit, and its derivative.
+/// The capped logit and its derivative.
 fn cap(shape: &Logits, z: f64) -> (f64, f64) {
     match shape.soft_cap {
         None => (z, 1.0),

@@ -1,11 +1,11 @@
-//! What a run worked out and the next need not: compiled kernels, chosen algorithms. A file says in front what it is for,
-//! so that a name met twice, or a newer library, is seen.
+//! A persistent cache between runs: compiled kernels, chosen algorithms. Each file begins with its
+//! full key, so a collision of hashes or a newer library is detected.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
-/// A folder of the user's, or none: then nothing is kept.
+/// A folder of the user's. Without one nothing is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     folder: Option<PathBuf>,
@@ -29,7 +29,7 @@ impl Cache {
         Some(self.folder.as_ref()?.join(format!("{:016x}", hasher.finish())))
     }
 
-    /// What was kept for `what`, to the letter.
+    /// The value stored under `what`, if the full key matches.
     pub(super) fn get(&self, what: &str) -> Option<Vec<u8>> {
         let file = fs::read(self.path(what)?).ok()?;
         let (length, rest) = file.split_first_chunk::<8>()?;
@@ -38,7 +38,7 @@ impl Cache {
         (key == what.as_bytes()).then(|| value.to_vec())
     }
 
-    /// Keeps it. Where that fails there is nothing to do about it: the next run works it out again.
+    /// Stores a value. Errors are ignored: the next run computes it again.
     pub(super) fn put(&self, what: &str, value: &[u8]) {
         let Some(path) = self.path(what) else { return };
         let Some(folder) = &self.folder else { return };
@@ -66,7 +66,7 @@ mod tests {
         cache.put("a", b"second");
         assert_eq!(cache.get("a").as_deref(), Some(&b"second"[..]));
         assert_eq!(cache.get("b"), None);
-        // Another's file under this name.
+        // Another key's file under this name.
         let (from, to) = (cache.path("a").unwrap(), cache.path("b").unwrap());
         std::fs::rename(from, to).unwrap();
         assert_eq!(cache.get("b"), None);

@@ -1,35 +1,34 @@
-//! Products by cuBLASLt. For each shape its best few algorithms, by its own reckoning, are timed once; the fastest is
-//! remembered, in the process and in the user's cache.
+//! Products by cuBLASLt. For each shape the best few algorithms by its own estimate are timed once;
+//! the fastest is kept, in the process and in the user's cache.
 #![allow(unsafe_code)] // a C library
 
 use super::Storage;
 use super::cache::Cache;
 use super::driver::{GpuError, Streamed};
-use crate::gemm::cuda::{Matrix, Problem};
+use super::product::{Matrix, Product};
 use cudarc::cublaslt::{result, sys};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-/// Bytes that an algorithm may use: what NVIDIA advises for Hopper.
+/// Bytes of workspace: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// How many algorithms are timed when one is chosen.
+/// Number of algorithms timed to choose one.
 const CANDIDATES: usize = 8;
 
-/// How many are when one asks how good the choice is.
+/// Number of algorithms timed to rate the choice.
 const SURVEYED: usize = 64;
 
-/// How often each is timed, after a first time that is not; the least counts.
-const TIMES: usize = 5;
+/// Timed runs of each, after a warm-up; the minimum counts.
+const TIMED_RUNS: usize = 5;
 
-/// Reductions of sums over parts of k, where there are any, in f32 and in an order of their own: neither rounded in
-/// between nor in whatever order they come.
+/// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.
 const REDUCTIONS: u32 =
     sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
-/// The library, and what was chosen.
+/// The library handle, and the chosen algorithms.
 #[derive(Debug, Default)]
 pub(super) struct Products {
     handle: Option<Handle>,
@@ -39,7 +38,8 @@ pub(super) struct Products {
 #[derive(Debug)]
 struct Handle(sys::cublasLtHandle_t);
 
-// SAFETY: cuBLASLt's handles and descriptors may be used by any thread, one at a time: a lock is held around all of it.
+// SAFETY: cuBLASLt's handles and descriptors may be used by any thread, one at a time: a lock is
+// held around all of it.
 unsafe impl Send for Handle {}
 
 impl Drop for Handle {
@@ -49,7 +49,7 @@ impl Drop for Handle {
     }
 }
 
-/// Descriptors of a problem, and its algorithm.
+/// Descriptors of a product, and its algorithm.
 #[derive(Debug)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
@@ -90,7 +90,7 @@ fn type_of(storage: Storage) -> sys::cudaDataType {
     }
 }
 
-/// cuBLASLt's version, where it is installed.
+/// cuBLASLt's version, if it is installed.
 pub(super) fn version() -> Option<usize> {
     // SAFETY: asks the loader whether the library can be opened; its version needs no GPU.
     unsafe { sys::is_culib_present().then(|| sys::cublasLtGetVersion()) }
@@ -143,18 +143,18 @@ fn set<T>(
 }
 
 impl Plan {
-    /// The descriptors; no algorithm yet. f32 is multiplied as f32: TF32 would have to be asked for.
-    fn new(problem: &Problem) -> Result<Self, GpuError> {
+    /// Descriptors without an algorithm. f32 is multiplied as f32: TF32 would have to be requested.
+    fn new(product: &Product) -> Result<Self, GpuError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)
             .map_err(|error| failed("cublasLtMatmulDescCreate", error))?;
-        let count = problem.count;
+        let count = product.count;
         let layouts = (|| {
             Ok((
-                Layout::new(&problem.a, count)?,
-                Layout::new(&problem.b, count)?,
-                Layout::new(&problem.d, count)?,
+                Layout::new(&product.a, count)?,
+                Layout::new(&product.b, count)?,
+                Layout::new(&product.d, count)?,
             ))
         })();
         let (a, b, d) = match layouts {
@@ -168,15 +168,15 @@ impl Plan {
         let plan =
             Self { description, a, b, d, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
         // CUBLAS_OP_N and CUBLAS_OP_T.
-        let [op_a, op_b] = [&problem.a, &problem.b].map(|matrix| i32::from(matrix.transposed));
+        let [op_a, op_b] = [&product.a, &product.b].map(|matrix| i32::from(matrix.transposed));
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &op_a)?;
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &op_b)?;
-        if let Some(bias) = problem.bias {
-            // Algorithms are looked for with a bias in place.
+        if let Some(bias) = product.bias {
+            // The search for algorithms needs to know that there is a bias.
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            let stored = type_of(problem.d.storage);
+            let stored = type_of(product.d.storage);
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &stored)?;
         }
         Ok(plan)
@@ -188,26 +188,26 @@ impl Plan {
         handle: &Handle,
         device: &dyn Streamed,
         workspace: u64,
-        problem: &Problem,
+        product: &Product,
         d: u64,
     ) -> Result<(), GpuError> {
-        if let Some(bias) = problem.bias {
+        if let Some(bias) = product.bias {
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             set(self.description, attribute, &bias)?;
         }
         let (alpha, beta): (*const f32, *const f32) =
-            (&raw const problem.alpha, &raw const problem.beta);
-        // SAFETY: the descriptors are live and describe the matrices, whose views were checked against the shape;
-        // factors are read at once.
+            (&raw const product.alpha, &raw const product.beta);
+        // SAFETY: the descriptors are live and describe the matrices, whose views were checked
+        // against the shape; factors are read at once.
         unsafe {
             result::matmul(
                 handle.0,
                 self.description,
                 alpha.cast(),
                 beta.cast(),
-                problem.a.address as *const c_void,
+                product.a.address as *const c_void,
                 self.a.0,
-                problem.b.address as *const c_void,
+                product.b.address as *const c_void,
                 self.b.0,
                 d as *const c_void,
                 self.d.0,
@@ -222,7 +222,7 @@ impl Plan {
         .map_err(|error| failed("cublasLtMatmul", error))
     }
 
-    /// Whether cuBLASLt takes an algorithm that was chosen some other time.
+    /// Whether cuBLASLt accepts an algorithm that was chosen earlier.
     fn takes(&self, handle: &Handle, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let mut result = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: the descriptors are live; it writes one result.
@@ -243,7 +243,7 @@ impl Plan {
         status.result().is_ok() && workspace <= WORKSPACE
     }
 
-    /// Algorithms, those first that cuBLASLt reckons fastest.
+    /// Algorithms, the fastest by cuBLASLt's estimate first.
     fn candidates(
         &self,
         handle: &Handle,
@@ -322,34 +322,34 @@ fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-fn alignments(problem: &Problem) -> [u32; 3] {
-    [problem.a.address, problem.b.address, problem.d.address].map(alignment)
+fn alignments(product: &Product) -> [u32; 3] {
+    [product.a.address, product.b.address, product.d.address].map(alignment)
 }
 
-/// What an algorithm depends on, in words.
-fn key(problem: &Problem, alignments: [u32; 3]) -> String {
+/// A textual key of everything an algorithm depends on.
+fn key(product: &Product, alignments: [u32; 3]) -> String {
     let of = |matrix: &Matrix| {
         let Matrix { storage, rows, columns, leading, stride, transposed, .. } = matrix;
         format!("{storage:?} {rows} {columns} {leading} {stride} {transposed}")
     };
-    let (a, b, d) = (of(&problem.a), of(&problem.b), of(&problem.d));
-    let (adds, bias) = (problem.beta != 0.0, problem.bias.is_some());
-    format!("{a}, {b}, {d}, {} {} {adds} {bias} {alignments:?}", problem.k, problem.count)
+    let (a, b, d) = (of(&product.a), of(&product.b), of(&product.d));
+    let (adds, bias) = (product.beta != 0.0, product.bias.is_some());
+    format!("{a}, {b}, {d}, {} {} {adds} {bias} {alignments:?}", product.k, product.count)
 }
 
 impl Products {
-    /// Queues a product, with the algorithm that was or now is chosen for its shape. Choosing waits for the queue, so a
-    /// shape's first product must not be one that is captured.
+    /// Queues a product with the algorithm chosen for its shape, choosing one first if necessary.
+    /// Choosing waits for the queue, so the first product of a shape must not be captured.
     pub(super) fn run(
         &mut self,
         device: &dyn Streamed,
         cache: &Cache,
         device_name: &str,
         workspace: u64,
-        problem: &Problem,
+        product: &Product,
     ) -> Result<(), GpuError> {
-        let (handle, plan) = self.plan(device, cache, device_name, workspace, problem)?;
-        plan.launch(handle, device, workspace, problem, problem.d.address)
+        let (handle, plan) = self.plan(device, cache, device_name, workspace, product)?;
+        plan.launch(handle, device, workspace, product, product.d.address)
     }
 
     /// Seconds of the chosen algorithm, then of all others.
@@ -359,25 +359,25 @@ impl Products {
         cache: &Cache,
         device_name: &str,
         workspace: u64,
-        problem: &Problem,
+        product: &Product,
     ) -> Result<Vec<f64>, GpuError> {
-        let (handle, plan) = self.plan(device, cache, device_name, workspace, problem)?;
+        let (handle, plan) = self.plan(device, cache, device_name, workspace, product)?;
         let chosen = plan.algorithm;
-        let all = plan.candidates(handle, alignments(problem), SURVEYED)?;
+        let all = plan.candidates(handle, alignments(product), SURVEYED)?;
         let algorithms = [&[chosen], &all[..]].concat();
-        let seconds = time(handle, plan, device, workspace, problem, &algorithms);
+        let seconds = time(handle, plan, device, workspace, product, &algorithms);
         plan.algorithm = chosen;
         seconds
     }
 
-    /// The library, and what is chosen for a problem.
+    /// The library handle and the plan of a product.
     fn plan(
         &mut self,
         device: &dyn Streamed,
         cache: &Cache,
         device_name: &str,
         workspace: u64,
-        problem: &Problem,
+        product: &Product,
     ) -> Result<(&Handle, &mut Plan), GpuError> {
         let missing = || GpuError::Library {
             library: "libcublasLt",
@@ -390,13 +390,13 @@ impl Products {
             self.handle = Some(Handle(handle.map_err(|error| failed("cublasLtCreate", error))?));
         }
         let handle = self.handle.as_ref().ok_or_else(missing)?;
-        let alignments = alignments(problem);
-        let plan = match self.chosen.entry(key(problem, alignments)) {
+        let alignments = alignments(product);
+        let plan = match self.chosen.entry(key(product, alignments)) {
             Entry::Occupied(plan) => plan.into_mut(),
             Entry::Vacant(place) => {
                 let version = version().ok_or_else(missing)?;
                 let what = format!("cuBLASLt {version} on {device_name}: {}", place.key());
-                let mut plan = Plan::new(problem)?;
+                let mut plan = Plan::new(product)?;
                 let kept = cache.get(&what).and_then(|bytes| <[u8; 64]>::try_from(bytes).ok());
                 let kept =
                     kept.map(|bytes| sys::cublasLtMatmulAlgo_t { data: bytemuck::cast(bytes) });
@@ -404,7 +404,7 @@ impl Products {
                     Some(algorithm) => algorithm,
                     None => {
                         let algorithm =
-                            choose(handle, &mut plan, device, workspace, problem, alignments)?;
+                            choose(handle, &mut plan, device, workspace, product, alignments)?;
                         cache.put(&what, bytemuck::cast_slice(&algorithm.data));
                         algorithm
                     }
@@ -416,25 +416,25 @@ impl Products {
     }
 }
 
-/// The fastest of the candidates, or the first where there is no memory to try them in.
+/// The fastest of the candidates, or the first if there is no memory to time them in.
 fn choose(
     handle: &Handle,
     plan: &mut Plan,
     device: &dyn Streamed,
     workspace: u64,
-    problem: &Problem,
+    product: &Product,
     alignments: [u32; 3],
 ) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
     let candidates = plan.candidates(handle, alignments, CANDIDATES)?;
     let Some(&first) = candidates.first() else {
-        let what = format!("no algorithm for {}", key(problem, alignments));
+        let what = format!("no algorithm for {}", key(product, alignments));
         return Err(GpuError::Call { call: "cublasLtMatmulAlgoGetHeuristic", what });
     };
     if candidates.len() == 1 {
         return Ok(first);
     }
     device.not_while_recording("choosing a product's algorithm")?;
-    let seconds = match time(handle, plan, device, workspace, problem, &candidates) {
+    let seconds = match time(handle, plan, device, workspace, product, &candidates) {
         Err(GpuError::OutOfMemory { .. }) => return Ok(first),
         seconds => seconds?,
     };
@@ -442,18 +442,18 @@ fn choose(
     Ok(fastest.map_or(first, |(_, &algorithm)| algorithm))
 }
 
-/// Seconds of each algorithm, infinite where it does not run. Results go to memory of their own: what is there may be
-/// added to but once.
+/// Seconds of each algorithm, infinite if it does not run. Results go to scratch memory, because a
+/// product may accumulate into its destination only once.
 fn time(
     handle: &Handle,
     plan: &mut Plan,
     device: &dyn Streamed,
     workspace: u64,
-    problem: &Problem,
+    product: &Product,
     algorithms: &[sys::cublasLtMatmulAlgo_t],
 ) -> Result<Vec<f64>, GpuError> {
-    let d = &problem.d;
-    let elements = (problem.count - 1) * d.stride + (d.columns - 1) * d.leading + d.rows;
+    let d = &product.d;
+    let elements = (product.count - 1) * d.stride + (d.columns - 1) * d.leading + d.rows;
     let bytes = elements * d.storage.bytes();
     let scratch = device.allocate(bytes)?;
     let mut each = || {
@@ -461,14 +461,14 @@ fn time(
         let mut seconds = Vec::with_capacity(algorithms.len());
         for algorithm in algorithms {
             plan.algorithm = *algorithm;
-            if plan.launch(handle, device, workspace, problem, scratch).is_err() {
+            if plan.launch(handle, device, workspace, product, scratch).is_err() {
                 seconds.push(f64::INFINITY);
                 continue;
             }
             let mut least = f64::INFINITY;
-            for _ in 0..TIMES {
+            for _ in 0..TIMED_RUNS {
                 let start = device.record()?;
-                plan.launch(handle, device, workspace, problem, scratch)?;
+                plan.launch(handle, device, workspace, product, scratch)?;
                 least = least.min(start.seconds_until(&device.record()?)?);
             }
             seconds.push(least);

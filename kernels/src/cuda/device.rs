@@ -1,15 +1,15 @@
-//! A GPU: CUDA's driver, by way of cudarc. Its libraries are looked for when one is opened.
+//! A GPU, through CUDA's driver API and cudarc. Libraries are loaded when a GPU is opened.
 #![allow(unsafe_code)] // a C library
 
 use super::cache::Cache;
 use super::cublaslt::Products;
-use super::cudnn::Fusing;
+use super::cudnn::CudnnState;
 use super::driver::{
-    Driver, Event, GpuError, Inner, Properties, Recording, Streamed, not_while_recording,
+    Driver, Event, EventKind, GpuError, Properties, Recording, Streamed, not_while_recording,
 };
-use super::{Baked, Launch, Source, Storage, nvrtc, program};
-use crate::attention::fused::Fuser;
-use crate::gemm::cuda::Product;
+use super::product::Product;
+use super::{CompileConstants, Launch, Source, Storage, nvrtc, program};
+use crate::cuda::fused::Fuser;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaStream, DriverError,
     PinnedHostSlice, result, sys,
@@ -21,10 +21,10 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of one of two pieces of pinned memory that copies go through.
-const STAGED: usize = 4 << 20;
+/// Bytes of each of the two pinned buffers that copies go through.
+const PINNED_BYTES: usize = 4 << 20;
 
-/// Opens a GPU: its own context, and a stream in it.
+/// Opens a GPU: a context of its own, and a stream in it.
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: asks the loader whether the library can be opened.
     if !unsafe { sys::is_culib_present() } {
@@ -41,13 +41,13 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         return Err(GpuError::NoSuchGpu { ordinal, found });
     }
     let context = CudaContext::new(ordinal).map_err(|error| failed("cuCtx", error))?;
-    // SAFETY: no memory is allocated by cudarc's slices here: nothing depends on their events, and with them every
-    // launch would wait for each argument.
+    // SAFETY: cudarc's slices allocate no memory here, so nothing depends on their events. With
+    // tracking enabled every launch would wait for each argument.
     unsafe { context.disable_event_tracking() };
-    let fusing = Fusing::open()?;
+    let cudnn = CudnnState::open()?;
     let (mut properties, architecture) = properties(&context)?;
-    let _ = write!(properties.versions, ", {}", fusing.name());
-    let shared = Shared {
+    let _ = write!(properties.versions, ", {}", cudnn.name());
+    let shared = SharedDevice {
         context,
         properties,
         architecture,
@@ -55,9 +55,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
         modules: Mutex::default(),
         products: Mutex::default(),
         records: AtomicBool::new(false),
-        fusing,
+        cudnn,
     };
-    Ok(Arc::new(Device::new(Arc::new(shared))?))
+    Ok(Arc::new(StreamQueue::new(Arc::new(shared))?))
 }
 
 #[allow(clippy::cast_sign_loss)] // counts
@@ -81,7 +81,7 @@ fn properties(context: &CudaContext) -> Result<(Properties, String), GpuError> {
         nvrtc::version().map_or("none".to_owned(), |(major, minor)| format!("{major}.{minor}"));
     let products =
         super::cublaslt::version().map_or("none".to_owned(), |version| version.to_string());
-    // Hopper's own instructions are in the variant with an `a`.
+    // Hopper's architecture-specific instructions need the `a` variant.
     let architecture =
         if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") };
     let versions = format!("driver for CUDA {driver}, NVRTC {nvrtc}, cuBLASLt {products}");
@@ -104,55 +104,55 @@ pub(super) fn failed(call: &'static str, error: DriverError) -> GpuError {
     }
 }
 
-/// What queues of one GPU share.
+/// What the queues of one GPU share.
 #[derive(Debug)]
-struct Shared {
+struct SharedDevice {
     context: Arc<CudaContext>,
     properties: Properties,
     architecture: String,
     cache: Cache,
-    modules: Mutex<HashMap<Key, Loaded>>,
+    modules: Mutex<HashMap<ModuleKey, LoadedModule>>,
     products: Mutex<Products>,
-    /// A step is being recorded.
+    /// Whether a step is being recorded.
     records: AtomicBool,
-    fusing: Fusing,
+    cudnn: CudnnState,
 }
 
-/// A source and its constants.
+/// A source and its constants: what a module is compiled from.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct ModuleKey {
     operation: &'static str,
     storage: Storage,
     pack: usize,
     threads: usize,
-    /// Their bits; names go with the operation.
+    /// Bits of the values; the operation determines the names.
     constants: Vec<u64>,
 }
 
-impl Key {
-    fn new(source: Source, baked: &Baked) -> Self {
-        let constants = baked.constants.iter().map(|(_, value)| value.to_bits()).collect();
-        let Baked { storage, pack, threads, .. } = *baked;
-        Self { operation: source.operation, storage, pack, threads, constants }
+impl ModuleKey {
+    fn new(source: Source, constants: &CompileConstants) -> Self {
+        let values = constants.defines.iter().map(|(_, value)| value.to_bits()).collect();
+        let CompileConstants { storage, pack, threads, .. } = *constants;
+        Self { operation: source.operation, storage, pack, threads, constants: values }
     }
 }
 
-/// A module on the GPU, and those of its kernels that were launched.
+/// A module loaded on the GPU, and the functions looked up so far.
 #[derive(Debug)]
-struct Loaded {
+struct LoadedModule {
     module: Arc<CudaModule>,
     functions: HashMap<&'static str, CudaFunction>,
 }
 
-impl Shared {
+impl SharedDevice {
     fn function(&self, launch: &Launch) -> Result<CudaFunction, GpuError> {
-        let key = Key::new(launch.source(), launch.baked());
+        let key = ModuleKey::new(launch.source(), launch.constants());
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if !modules.contains_key(&key) {
             let module = self.load(launch)?;
             modules.insert(
-                Key::new(launch.source(), launch.baked()),
-                Loaded { module, functions: HashMap::new() },
+                ModuleKey::new(launch.source(), launch.constants()),
+                LoadedModule { module, functions: HashMap::new() },
             );
         }
         let Some(loaded) = modules.get_mut(&key) else {
@@ -169,18 +169,19 @@ impl Shared {
         Ok(function)
     }
 
-    /// From the cache, or compiled. What an NVRTC of another version compiled is compiled anew; where there is no NVRTC,
-    /// whatever is there serves.
+    /// Loads from the cache or compiles. An entry by another version of NVRTC is recompiled;
+    /// without NVRTC any entry will do.
     fn load(&self, launch: &Launch) -> Result<Arc<CudaModule>, GpuError> {
-        let text = program(launch.source(), launch.baked());
+        let text = program(launch.source(), launch.constants());
         let what = |version: &str| format!("{} {version}\n{text}", self.architecture);
         let version = nvrtc::version().map(|(major, minor)| format!("{major}.{minor}"));
         let kept = self.cache.get(&what(version.as_deref().unwrap_or("any")));
         let cubin = match kept {
             Some(cubin) => cubin,
             None => {
-                let compiled = nvrtc::compile(launch.source(), launch.baked(), &self.architecture)
-                    .map_err(|error| GpuError::Compile(error.to_string()))?;
+                let compiled =
+                    nvrtc::compile(launch.source(), launch.constants(), &self.architecture)
+                        .map_err(|error| GpuError::Compile(error.to_string()))?;
                 for version in version.as_deref().into_iter().chain(["any"]) {
                     self.cache.put(&what(version), &compiled.cubin);
                 }
@@ -193,64 +194,65 @@ impl Shared {
     }
 }
 
-/// A stream.
+/// A queue of a GPU: a CUDA stream.
 #[derive(Debug)]
-pub(super) struct Device {
-    shared: Arc<Shared>,
+pub(super) struct StreamQueue {
+    shared: Arc<SharedDevice>,
     stream: Arc<CudaStream>,
-    /// Once something is copied: lanes' queues copy nothing.
-    staging: Mutex<Option<[Staged; 2]>>,
-    /// cuBLASLt's, once a product is asked for.
+    /// Made by the first copy; many queues never copy.
+    staging: Mutex<Option<[PinnedBuffer; 2]>>,
+    /// cuBLASLt's workspace, allocated for the first product.
     workspace: Mutex<Option<u64>>,
 }
 
-/// Pinned memory, and when what was last copied through it is through.
-struct Staged {
+/// Pinned memory, and the event after its last use.
+struct PinnedBuffer {
     memory: PinnedHostSlice<u8>,
     used: CudaEvent,
 }
 
-impl std::fmt::Debug for Staged {
+impl std::fmt::Debug for PinnedBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Staged").finish_non_exhaustive()
+        f.debug_struct("PinnedBuffer").finish_non_exhaustive()
     }
 }
 
-impl Device {
-    fn new(shared: Arc<Shared>) -> Result<Self, GpuError> {
+impl StreamQueue {
+    fn new(shared: Arc<SharedDevice>) -> Result<Self, GpuError> {
         let stream =
             shared.context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         Ok(Self { shared, stream, staging: Mutex::default(), workspace: Mutex::default() })
     }
 
-    /// The pinned memory that copies go through.
+    /// The pinned buffers, allocated at first use.
     fn staging<'a>(
         &self,
-        kept: &'a mut Option<[Staged; 2]>,
-    ) -> Result<&'a mut [Staged; 2], GpuError> {
+        kept: &'a mut Option<[PinnedBuffer; 2]>,
+    ) -> Result<&'a mut [PinnedBuffer; 2], GpuError> {
         match kept {
             Some(staging) => Ok(staging),
-            None => Ok(kept.insert([self.staged()?, self.staged()?])),
+            None => Ok(kept.insert([self.buffer()?, self.buffer()?])),
         }
     }
 
-    fn staged(&self) -> Result<Staged, GpuError> {
+    fn buffer(&self) -> Result<PinnedBuffer, GpuError> {
         let context = &self.shared.context;
         // SAFETY: written before it is read: in `copy_in` by the host, in `copy_out` by the GPU.
-        // Portable, not write-combined: the host reads it too.
-        let memory =
-            unsafe { context.alloc_pinned_with_flags::<u8>(STAGED, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        // Portable but not write-combined, because the host reads it too.
+        let memory = unsafe {
+            context.alloc_pinned_with_flags::<u8>(PINNED_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE)
+        };
         let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
         let used = context.new_event(None);
-        Ok(Staged { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
+        Ok(PinnedBuffer { memory, used: used.map_err(|error| failed("cuEventCreate", error))? })
     }
 
-    /// Makes the context the calling thread's, as calls of the driver need it.
+    /// Makes the context current on the calling thread, as driver calls require.
     pub(super) fn bind(&self) -> Result<(), GpuError> {
         self.shared.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
-    /// The address of `bytes` that cuBLASLt may use in this queue's order.
+    /// The address of `bytes` of workspace for cuBLASLt, used in this queue's order.
     fn workspace(&self, bytes: usize) -> Result<u64, GpuError> {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         match *workspace {
@@ -260,17 +262,17 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for StreamQueue {
     fn drop(&mut self) {
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         workspace.into_iter().for_each(|address| self.free(address));
         if self.bind().is_ok() {
-            self.shared.fusing.forget(self.stream_handle());
+            self.shared.cudnn.forget(self.stream_handle());
         }
     }
 }
 
-impl Streamed for Device {
+impl Streamed for StreamQueue {
     fn stream_handle(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
@@ -283,7 +285,7 @@ impl Streamed for Device {
     }
 }
 
-impl Driver for Device {
+impl Driver for StreamQueue {
     fn properties(&self) -> &Properties {
         &self.shared.properties
     }
@@ -296,7 +298,7 @@ impl Driver for Device {
     }
 
     fn free(&self, address: u64) {
-        // Nothing can be done where it fails: the context is on its way out too.
+        // An error cannot be handled here: the context is going away too.
         let _ = self.synchronize();
         // SAFETY: `allocate` gave it, and nothing is queued that uses it.
         let _ = unsafe { result::free_sync(address) };
@@ -307,18 +309,19 @@ impl Driver for Device {
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
-        for (number, piece) in from.chunks(STAGED).enumerate() {
-            let staged = &mut staging[number % 2];
-            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+        for (number, piece) in from.chunks(PINNED_BYTES).enumerate() {
+            let buffer = &mut staging[number % 2];
+            buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
             let memory =
-                staged.memory.as_mut_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+                buffer.memory.as_mut_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
             let memory = &mut memory[..piece.len()];
             memory.copy_from_slice(piece);
-            let at = to + (number * STAGED) as u64;
-            // SAFETY: live memory of at least this length; the pinned piece stays as it is until `used`.
+            let at = to + (number * PINNED_BYTES) as u64;
+            // SAFETY: live memory of at least this length; the pinned piece does not change before
+            // `used`.
             unsafe { result::memcpy_htod_async(at, memory, self.stream.cu_stream()) }
                 .map_err(|error| failed("cuMemcpyHtoDAsync", error))?;
-            staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+            buffer.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
         }
         Ok(())
     }
@@ -328,32 +331,33 @@ impl Driver for Device {
         self.bind()?;
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = self.staging(&mut kept)?;
-        let pieces = to.len().div_ceil(STAGED);
-        // While a piece is copied out of one half, the next comes into the other.
+        let pieces = to.len().div_ceil(PINNED_BYTES);
+        // One buffer is copied out by the host while the GPU fills the other.
         for number in 0..=pieces {
             if number < pieces {
-                let staged = &mut staging[number % 2];
-                staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
-                let memory = staged
+                let buffer = &mut staging[number % 2];
+                buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+                let memory = buffer
                     .memory
                     .as_mut_slice()
                     .map_err(|error| failed("cuMemHostAlloc", error))?;
-                let bytes = STAGED.min(to.len() - number * STAGED);
-                let at = from + (number * STAGED) as u64;
-                // SAFETY: live memory of at least this length; nobody looks at the piece before `used`.
+                let bytes = PINNED_BYTES.min(to.len() - number * PINNED_BYTES);
+                let at = from + (number * PINNED_BYTES) as u64;
+                // SAFETY: live memory of at least this length; nobody reads the piece before
+                // `used`.
                 unsafe {
                     result::memcpy_dtoh_async(&mut memory[..bytes], at, self.stream.cu_stream())
                 }
                 .map_err(|error| failed("cuMemcpyDtoHAsync", error))?;
-                staged.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
+                buffer.used.record(&self.stream).map_err(|error| failed("cuEventRecord", error))?;
             }
             let Some(last) = number.checked_sub(1) else { continue };
-            let staged = &mut staging[last % 2];
-            staged.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
+            let buffer = &mut staging[last % 2];
+            buffer.used.synchronize().map_err(|error| failed("cuEventSynchronize", error))?;
             let memory =
-                staged.memory.as_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
-            let piece = &mut to[last * STAGED..];
-            let bytes = piece.len().min(STAGED);
+                buffer.memory.as_slice().map_err(|error| failed("cuMemHostAlloc", error))?;
+            let piece = &mut to[last * PINNED_BYTES..];
+            let bytes = piece.len().min(PINNED_BYTES);
             piece[..bytes].copy_from_slice(&memory[..bytes]);
         }
         Ok(())
@@ -384,12 +388,12 @@ impl Driver for Device {
         }
         let mut bits: Vec<u64> =
             launch.arguments().iter().map(|argument| argument.bits()).collect();
-        // A parameter is read from the lowest of its bytes on, as many as its type has.
+        // The driver reads as many low bytes of each value as the parameter's type has.
         let mut parameters: Vec<*mut c_void> =
             bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
-        let threads = (launch.baked().threads as c_uint, 1, 1);
-        // SAFETY: the operation gives its own kernel the arguments that it takes, addresses of live memory of the lengths
-        // it was given; every test on the machine checks their types.
+        let threads = (launch.constants().threads as c_uint, 1, 1);
+        // SAFETY: operations pass their own kernels arguments that are addresses of live memory of
+        // the checked lengths; the tests on the emulator check the arguments' types.
         unsafe {
             result::launch_kernel(
                 function.cu_function(),
@@ -411,7 +415,7 @@ impl Driver for Device {
         let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
         let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
         let device = &self.shared.properties.name;
-        products.run(self, &self.shared.cache, device, workspace, &product.problem())
+        products.run(self, &self.shared.cache, device, workspace, product)
     }
 
     fn survey(&self, product: &Product) -> Result<Vec<f64>, GpuError> {
@@ -419,7 +423,7 @@ impl Driver for Device {
         let workspace = self.workspace(super::cublaslt::WORKSPACE)?;
         let mut products = self.shared.products.lock().unwrap_or_else(PoisonError::into_inner);
         let device = &self.shared.properties.name;
-        products.survey(self, &self.shared.cache, device, workspace, &product.problem())
+        products.survey(self, &self.shared.cache, device, workspace, product)
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
@@ -439,8 +443,9 @@ impl Driver for Device {
 
     fn start_recording(&self) -> Result<(), GpuError> {
         self.not_while_recording("cuStreamBeginCapture")?;
-        // Relaxed: several threads of a rank queue work, NCCL's too, and memory beyond the arena may be allocated. What
-        // conflicts with a capture all the same is refused above.
+        // Relaxed mode: several threads of a rank queue work, NCCL's among them, and memory beyond
+        // the arena may be allocated. Calls that conflict with a capture in any mode are refused
+        // above.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).map_err(|error| failed("cuStreamBeginCapture", error))?;
         self.shared.records.store(true, Ordering::Release);
@@ -457,18 +462,18 @@ impl Driver for Device {
         };
         let graph = graph.ok_or_else(none)?;
         graph.upload().map_err(|error| failed("cuGraphUpload", error))?;
-        Ok(Box::new(Recorded(Mutex::new(graph))))
+        Ok(Box::new(CapturedStream(Mutex::new(graph))))
     }
 
     fn record(&self) -> Result<Event, GpuError> {
         let event = self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let event = event.map_err(|error| failed("cuEventRecord", error))?;
-        Ok(Event::new(Inner::Device(Arc::new(event))))
+        Ok(Event::new(EventKind::Device(Arc::new(event))))
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
         match &event.inner {
-            Inner::Device(event) => {
+            EventKind::Device(event) => {
                 self.stream.wait(event).map_err(|error| failed("cuStreamWaitEvent", error))
             }
             _ => event.synchronize(),
@@ -481,7 +486,7 @@ impl Driver for Device {
     }
 
     fn fuser(&self) -> Option<&dyn Fuser> {
-        self.shared.fusing.is_open().then_some(self)
+        self.shared.cudnn.is_open().then_some(self)
     }
 
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
@@ -489,34 +494,35 @@ impl Driver for Device {
     }
 }
 
-/// A captured graph.
-struct Recorded(Mutex<CudaGraph>);
+/// A captured CUDA graph.
+struct CapturedStream(Mutex<CudaGraph>);
 
-// SAFETY: a graph may be used by any thread, one at a time: it is behind a lock, and its stream is any thread's.
-unsafe impl Send for Recorded {}
+// SAFETY: any thread may use a graph, one at a time: the lock ensures that. Its stream may be used
+// by any thread.
+unsafe impl Send for CapturedStream {}
 // SAFETY: as above.
-unsafe impl Sync for Recorded {}
+unsafe impl Sync for CapturedStream {}
 
-impl std::fmt::Debug for Recorded {
+impl std::fmt::Debug for CapturedStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded").finish_non_exhaustive()
+        f.debug_struct("CapturedStream").finish_non_exhaustive()
     }
 }
 
-impl Recording for Recorded {
+impl Recording for CapturedStream {
     fn replay(&self) -> Result<(), GpuError> {
         let graph = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         graph.launch().map_err(|error| failed("cuGraphLaunch", error))
     }
 }
 
-impl Device {
-    /// What attention asks cuDNN.
-    pub(super) fn fusing(&self) -> &Fusing {
-        &self.shared.fusing
+impl StreamQueue {
+    /// State of cuDNN, for attention.
+    pub(super) fn cudnn(&self) -> &CudnnState {
+        &self.shared.cudnn
     }
 
-    /// What earlier processes worked out.
+    /// The cache of compiled kernels and chosen algorithms.
     pub(super) fn cache(&self) -> &Cache {
         &self.shared.cache
     }

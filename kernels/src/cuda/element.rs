@@ -1,4 +1,4 @@
-//! What device memory holds.
+//! Element types of device memory.
 
 use super::Storage;
 use bytemuck::Pod;
@@ -17,14 +17,14 @@ impl Element for u32 {}
 impl Element for u64 {}
 impl Element for u8 {}
 
-/// An element that tensors are stored in. Arithmetic is in f32 either way.
+/// A type that tensors are stored in. Arithmetic is in f32 either way.
 pub trait Stored: Element {
-    /// Which.
+    /// The storage type.
     const STORAGE: Storage;
 
-    /// The nearest value.
+    /// The nearest value of this type.
     fn narrowed(x: f32) -> Self;
-    /// Exact.
+    /// The same value in f32, exactly.
     fn widened(self) -> f32;
 }
 

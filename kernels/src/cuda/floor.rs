@@ -1,25 +1,26 @@
-//! The least that a kernel has to do.
+//! The lower bound on a kernel's work.
 
 use std::ops::Add;
 
-/// Bytes that must be moved and operations that must be made, whatever the kernel: what its speed is measured against.
-/// Each argument is read or written once; a multiplication and an addition count as two operations.
+/// Bytes that any implementation must move, and operations it must perform: what a kernel's speed
+/// is measured against. Each argument is read or written once; a multiplication and an addition
+/// count as two operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Floor {
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes: usize,
-    /// On tensor cores where they are of matrix products, else on the others.
+    /// Operations: of tensor cores for matrix products, otherwise of the other units.
     pub flops: usize,
 }
 
 impl Floor {
-    /// Of a kernel that arithmetic never limits.
+    /// The bound of a kernel that arithmetic never limits.
     #[must_use]
     pub const fn bytes(bytes: usize) -> Self {
         Self { bytes, flops: 0 }
     }
 
-    /// Seconds at so many bytes and operations a second, both at once.
+    /// Seconds at the given bytes and operations per second, if both overlap perfectly.
     #[must_use]
     #[allow(clippy::cast_precision_loss)]
     pub fn seconds(&self, bytes_per_s: f64, flops_per_s: f64) -> f64 {

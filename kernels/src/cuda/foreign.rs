@@ -1,9 +1,9 @@
-//! C functions of a library that is looked for when it is needed.
+//! C functions of a library that is loaded at run time.
 
-/// Declares `Functions`, the functions of a library by their names in its header, and how they are found in it.
+/// Declares `Functions`, a struct of a library's functions under their C names, and its loader.
 macro_rules! functions {
     ($seen:vis, $($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
-        /// Those that are used.
+        /// The functions in use.
         #[allow(non_snake_case)]
         #[derive(Clone, Copy)]
         $seen struct Functions {

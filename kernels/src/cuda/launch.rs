@@ -1,13 +1,13 @@
-//! What is launched: a kernel of a compiled source, a grid, arguments.
+//! A kernel launch: a kernel of a compiled source, a grid and arguments.
 
-use super::{Baked, Source, Storage};
+use super::{CompileConstants, Source, Storage};
 use crate::Output;
 use std::sync::Arc;
 
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
-    /// Device memory; 0 for none.
+    /// Address of device memory; 0 is null.
     Address(u64),
     /// `int`.
     I32(i32),
@@ -24,7 +24,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// Its bytes, from the lowest on; as many count as its type has.
+    /// Its bits, in the low bytes of the type's size.
     #[must_use]
     #[allow(clippy::cast_sign_loss)] // bits
     pub fn bits(self) -> u64 {
@@ -38,7 +38,8 @@ impl Argument {
         }
     }
 
-    /// A letter for its type: `p` a pointer, `i` and `u` of 32 bits, `l` and `U` of 64, `f` and `d`.
+    /// A letter for its type: `p` is a pointer, `i` and `u` have 32 bits, `l` and `U` 64, `f` is a
+    /// float, `d` a double.
     #[must_use]
     pub const fn letter(self) -> char {
         match self {
@@ -83,55 +84,55 @@ impl From<f32> for Argument {
     }
 }
 
-/// A source with its constants: what is compiled, and how many threads its blocks have.
+/// A source with its constants: the unit of compilation, which also fixes the threads of a block.
 #[derive(Clone, Debug)]
 pub struct Module {
     source: Source,
-    baked: Arc<Baked>,
+    constants: Arc<CompileConstants>,
 }
 
 impl Module {
-    /// `operation` for threads that move `pack` elements at once.
+    /// `operation`, for threads that move `pack` elements with one instruction.
     #[track_caller]
     pub(crate) fn new(
         operation: &str,
         storage: Storage,
         pack: usize,
         threads: usize,
-        constants: Vec<(&'static str, f64)>,
+        defines: Vec<(&'static str, f64)>,
     ) -> Self {
         let Some(source) = Source::of(operation) else { panic!("{operation} has no CUDA source") };
-        Self { source, baked: Arc::new(Baked { storage, pack, threads, constants }) }
+        Self { source, constants: Arc::new(CompileConstants { storage, pack, threads, defines }) }
     }
 
-    /// What is compiled.
+    /// The source.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// With which constants.
+    /// The constants it is compiled with.
     #[must_use]
-    pub fn baked(&self) -> &Baked {
-        &self.baked
+    pub fn constants(&self) -> &CompileConstants {
+        &self.constants
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.baked.threads
+        self.constants.threads
     }
 
-    /// One pack a thread over a tensor.
+    /// A launch in which each thread handles one pack of a tensor.
     pub(crate) fn over(
         &self,
         elements: usize,
         kernel: &'static str,
         arguments: Vec<Argument>,
     ) -> Launch {
-        let each = self.baked.threads * self.baked.pack;
+        let each = self.constants.threads * self.constants.pack;
         self.launch(kernel, [blocks(elements, each), 1], arguments)
     }
 
-    /// A kernel over a grid.
+    /// A launch of a kernel over a grid.
     pub(crate) fn launch(
         &self,
         kernel: &'static str,
@@ -143,7 +144,7 @@ impl Module {
     }
 }
 
-/// One kernel launch. Made by the operations alone, whose arguments are views of live memory.
+/// One kernel launch. Only operations construct it, with arguments that are views of live memory.
 #[derive(Clone, Debug)]
 pub struct Launch {
     module: Module,
@@ -153,19 +154,19 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// What is compiled.
+    /// The source.
     #[must_use]
     pub fn source(&self) -> Source {
         self.module.source
     }
 
-    /// With which constants.
+    /// The constants it is compiled with.
     #[must_use]
-    pub fn baked(&self) -> &Baked {
-        &self.module.baked
+    pub fn constants(&self) -> &CompileConstants {
+        &self.module.constants
     }
 
-    /// Which of the source's kernels.
+    /// Name of the kernel.
     #[must_use]
     pub fn kernel(&self) -> &'static str {
         self.kernel
@@ -177,7 +178,7 @@ impl Launch {
         self.grid
     }
 
-    /// In the kernel's order.
+    /// Arguments in the kernel's order.
     #[must_use]
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
@@ -190,13 +191,13 @@ impl Launch {
     }
 }
 
-/// Blocks of `each` that cover `count`.
+/// Number of blocks of `each` elements that cover `count`.
 pub(crate) const fn blocks(count: usize, each: usize) -> usize {
     count.div_ceil(each)
 }
 
-/// Elements that a thread moves at once: what rows of `row` elements allow, and what keeps to the alignment of every
-/// tensor, given as its address and the bytes of an element.
+/// Elements that a thread moves with one instruction: limited by rows of `row` elements and by the
+/// alignment of every tensor, given as its address and the bytes of an element.
 pub(crate) fn pack(storage: Storage, row: usize, tensors: &[(u64, usize)]) -> usize {
     let mut pack = storage.pack(row.max(1));
     while tensors.iter().any(|&(address, bytes)| address % (pack * bytes) as u64 != 0) {
@@ -205,21 +206,21 @@ pub(crate) fn pack(storage: Storage, row: usize, tensors: &[(u64, usize)]) -> us
     pack
 }
 
-/// Threads of a block that has a row to itself, and keeps it in registers.
+/// Threads of a block that handles one row and keeps it in registers.
 pub(crate) fn row_threads(columns: usize, pack: usize) -> usize {
     let most = if columns > 8192 { 512 } else { 256 };
     columns.div_ceil(pack).next_multiple_of(32).clamp(32, most)
 }
 
-/// Blocks that share the rows of a sum over rows: a number that follows from the shape alone, so that the bits do.
+/// Blocks that share the rows of a column sum. It depends on the shape alone, so the bits do too.
 pub(crate) fn parts(rows: usize) -> usize {
     rows.min(256)
 }
 
-/// Threads of a block where nothing says otherwise.
+/// Default number of threads of a block.
 pub(crate) const THREADS: usize = 256;
 
-/// A count as a constant or an `int`.
+/// A count as a compile-time constant.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn constant(count: usize) -> f64 {
     count as f64
@@ -228,7 +229,7 @@ pub(crate) fn constant(count: usize) -> f64 {
 /// A count as an `int` argument.
 ///
 /// # Panics
-/// Where it is no `int`: a single tensor of so many rows does not fit a GPU.
+/// If it exceeds an `int`: no single tensor with so many rows fits a GPU.
 #[track_caller]
 pub(crate) fn int(count: usize) -> Argument {
     match i32::try_from(count) {
@@ -248,5 +249,5 @@ impl From<Output> for Argument {
     }
 }
 
-/// An address of nothing.
+/// A null pointer.
 pub(crate) const NULL: Argument = Argument::Address(0);

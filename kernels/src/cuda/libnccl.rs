@@ -1,5 +1,6 @@
-//! NCCL, by way of its C functions as cudarc declares them. cudarc's safe layer has neither split nor abort nor
-//! asynchronous errors, and looks for `libnccl.so` alone, which is there only where NCCL is developed with.
+//! NCCL through its C functions, as cudarc declares them. cudarc's safe layer has no split, no
+//! abort and no asynchronous errors, and looks only for `libnccl.so`, which is installed only with
+//! NCCL's development package.
 #![allow(unsafe_code)] // a C library
 
 use super::foreign::functions;
@@ -14,13 +15,14 @@ use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Names under which it is installed: with a driver's or PyTorch's packages, and for developers.
+/// File names: in the packages of the driver or PyTorch, and in the development package.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Non-blocking groups that can be split: NCCL 2.18.
+/// NCCL 2.18, the first with non-blocking groups that can be split.
 const OLDEST: c_int = 21_800;
 
-/// `NCCL_CONFIG_UNDEF_INT`, `NCCL_API_MAGIC` and the version whose configuration is declared here, of nccl.h.
+/// From nccl.h: `NCCL_CONFIG_UNDEF_INT`, `NCCL_API_MAGIC` and the version whose configuration is
+/// declared here.
 const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: u32 = 0xcafe_beef;
 const CONFIGURED: u32 = 22_400;
@@ -48,7 +50,7 @@ functions! {
     ncclRecv(to: *mut c_void, count: usize, of: ncclDataType_t, from: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
 }
 
-/// The library, as long as anything of it lives.
+/// The loaded library, kept while anything of it lives.
 struct Nccl {
     functions: Functions,
     name: &'static str,
@@ -62,7 +64,7 @@ impl Debug for Nccl {
     }
 }
 
-/// `2.27.3` is 22703.
+/// A version as text: 22703 is `2.27.3`.
 fn named(version: c_int, name: &str) -> String {
     let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
     format!("NCCL {major}.{minor}.{patch} ({name})")
@@ -70,7 +72,7 @@ fn named(version: c_int, name: &str) -> String {
 
 pub(super) fn open() -> Result<Arc<dyn Library>, GpuError> {
     let load = |name: &&'static str| {
-        // SAFETY: what NCCL does when it is loaded is what every program that links with it starts with.
+        // SAFETY: loading NCCL runs its initialisers, as for every program that links with it.
         let library = unsafe { libloading::Library::new(*name) };
         library.ok().zip(Some(*name))
     };
@@ -101,17 +103,17 @@ fn failed(call: &'static str, what: &dyn fmt::Display) -> GpuError {
 }
 
 impl Nccl {
-    /// Fails unless it succeeded or is under way.
+    /// Fails unless the call succeeded or is in progress.
     fn check(&self, call: &'static str, result: ncclResult_t) -> Result<(), GpuError> {
         if matches!(result, ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) {
             return Ok(());
         }
         let text = |at: *const c_char| match at.is_null() {
             true => String::new(),
-            // SAFETY: NCCL's texts end with 0 and stay.
+            // SAFETY: NCCL's texts are static and end with 0.
             false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
         };
-        // SAFETY: both take any value and give texts of NCCL's own.
+        // SAFETY: both take any value and return texts of NCCL's own.
         let (kind, last) = unsafe {
             let kind = text((self.functions.ncclGetErrorString)(result));
             (kind, text((self.functions.ncclGetLastError)(std::ptr::null_mut())))
@@ -129,7 +131,7 @@ impl Nccl {
         Err(failed(call, &format!("{kind} {last}{hint}")))
     }
 
-    /// Non-blocking, else as the library has it.
+    /// Configuration: non-blocking, otherwise the library's defaults.
     fn config(&self) -> ncclConfig_t {
         ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
@@ -168,13 +170,14 @@ impl Library for Shared {
         size: usize,
         rank: usize,
     ) -> Result<Box<dyn Group>, GpuError> {
-        // The device of the calling thread is the group's.
+        // Makes the group's device current on the calling thread.
         gpu.stream()?;
         let id = ncclUniqueId { internal: id.map(|byte| c_char::from_ne_bytes([byte])) };
         let comm = Comm::new(&self.0);
         let mut config = self.0.config();
         let (size, rank) = (number(size)?, number(rank)?);
-        // SAFETY: the place for the group lives as long as `comm`; the configuration is copied.
+        // SAFETY: the memory for the group's handle lives as long as `comm`; the configuration is
+        // copied.
         let result = unsafe {
             let join = self.0.functions.ncclCommInitRankConfig;
             join(comm.place.get(), size, id, rank, &raw mut config)
@@ -191,15 +194,15 @@ fn number(n: usize) -> Result<c_int, GpuError> {
 /// A group.
 struct Comm {
     nccl: Arc<Nccl>,
-    /// Where the library writes it; at one address, since it may do so later.
+    /// Where NCCL writes the handle: at a stable address, since it may write later.
     place: Box<UnsafeCell<ncclComm_t>>,
-    /// Held around every call: a group takes one at a time.
+    /// Held around every call, because a group takes one at a time.
     calling: Mutex<()>,
     aborted: AtomicBool,
 }
 
-// SAFETY: NCCL's groups may be used by any thread, one at a time: a lock is held around every call. The place is written
-// by the library while the group is made, before any call reads it.
+// SAFETY: any thread may use an NCCL group, one at a time: a lock is held around every call. NCCL
+// writes the handle while the group is made, before any call reads it.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
@@ -224,12 +227,13 @@ impl Comm {
         self.calling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The group, which lives until it is aborted.
+    /// The handle of the group, which lives until it is aborted.
     fn handle(&self) -> Result<ncclComm_t, GpuError> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(failed("nccl", &"the group was given up"));
         }
-        // SAFETY: the library writes the place while the group is made, which is waited for before anything else.
+        // SAFETY: NCCL writes the handle while the group is made; callers wait for that before
+        // anything else.
         Ok(unsafe { *self.place.get() })
     }
 
@@ -262,8 +266,8 @@ impl Comm {
         };
         let (read, write) = (from.address as *const c_void, to.address as *mut c_void);
         let f = &self.nccl.functions;
-        // SAFETY: spans are of live memory, which stays until what is queued here has run: who queues it sees to that.
-        // The group and the stream live.
+        // SAFETY: spans are of live memory, which the caller keeps until the queued work has run.
+        // The group and the stream are live.
         let (call, result) = unsafe {
             match moves {
                 Move::AllReduce(how) => (
@@ -304,20 +308,21 @@ impl Group for Comm {
         let (made, mut config) = (Self::new(&self.nccl), self.nccl.config());
         let _one = self.lock();
         let comm = self.handle()?;
-        // SAFETY: the place lives as long as `made`, which the caller keeps until this group is ready again.
+        // SAFETY: the memory for the handle lives as long as `made`, which the caller keeps until
+        // this group is ready again.
         let result = unsafe {
             let split = self.nccl.functions.ncclCommSplit;
             split(comm, color_number, key, made.place.get(), &raw mut config)
         };
         self.nccl.check("ncclCommSplit", result)?;
-        // Where there is no colour nothing is written, ever.
+        // Without a colour NCCL never writes the handle.
         Ok(color.map(|_| Box::new(made) as Box<dyn Group>))
     }
 
     fn is_ready(&self) -> Result<bool, GpuError> {
         let _one = self.lock();
         let comm = self.handle()?;
-        // A group of a split is there once its parent is ready again.
+        // A split group is made once its parent is ready again.
         if comm.is_null() { Ok(false) } else { self.state(comm) }
     }
 
@@ -325,7 +330,7 @@ impl Group for Comm {
         let _one = self.lock();
         let comm = self.handle()?;
         let stream = gpu.stream()? as cudaStream_t;
-        // SAFETY: groups of calls are the calling thread's own, and every start has its end.
+        // SAFETY: each thread has its own NCCL group of calls, and every start has its end.
         let begun = unsafe { (self.nccl.functions.ncclGroupStart)() };
         self.nccl.check("ncclGroupStart", begun)?;
         let called = transfers.iter().try_for_each(|transfer| self.call(transfer, comm, stream));
@@ -340,7 +345,7 @@ impl Group for Comm {
         if self.aborted.swap(true, Ordering::AcqRel) {
             return;
         }
-        // SAFETY: nobody else is in a call, and none comes after it. Nothing can be done where it fails.
+        // SAFETY: nobody else is in a call, and none comes after it. An error cannot be handled.
         unsafe {
             let comm = *self.place.get();
             if !comm.is_null() {
@@ -355,8 +360,8 @@ impl Drop for Comm {
         if self.aborted.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: nobody has it any more. A group whose members have all asked for its end ends by itself; one that does
-        // not get ready is the process's to take along.
+        // SAFETY: nobody has it any more. A group ends by itself once all members have asked for
+        // it; one that never gets ready is left to the end of the process.
         unsafe {
             let comm = *self.place.get();
             if comm.is_null() {

@@ -1,40 +1,41 @@
-//! A device as operations see it: one of its queues, and memory.
+//! A device as operations see it: one of its queues, and its memory.
 
 use super::driver::{Driver, Event, GpuError, Properties};
-use super::queue::{Arena, Free, Kept, Queue};
+use super::product::Product;
+use super::queue::{Arena, FreeBlock, Queue, RecordedMemory};
 use super::views::{View, ViewMut};
 use super::{Element, Launch};
-use crate::attention::fused::Fuser;
-use crate::gemm::cuda::Product;
+use crate::cuda::fused::Fuser;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Every allocation begins at a multiple of this, which is what CUDA's own do.
+/// Alignment of every allocation, in bytes; CUDA's allocations have the same.
 const ALIGNMENT: usize = 256;
 
-/// A device's queue, with the memory that is used in its order. What operations take where the CPU's take a
-/// [`crate::Cpu`].
+/// A queue of a device, with the memory used in its order. CUDA functions take it where CPU
+/// functions take a [`crate::Cpu`].
 ///
-/// Clones are the same queue. [`Gpu::fork`] gives another of the same device, whose work overlaps with this one's.
+/// Clones are the same queue. [`Gpu::fork`] makes another queue of the same device, whose work
+/// overlaps with this one's.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     pub(super) queue: Arc<Queue>,
-    /// What changes from step to step, where kernels of this queue are to find it.
+    /// Numbers that change from step to step, for kernels of this queue to read.
     pub(super) step: Option<Arc<Memory<u32>>>,
 }
 
 impl Gpu {
-    /// The GPU of that number, with its driver and libraries looked for only now.
+    /// Opens GPU `ordinal` and loads the driver and its libraries.
     ///
     /// # Errors
-    /// Where this build, this machine or this GPU cannot: the message says what is missing.
+    /// If this build, this machine or this GPU is not able to; the message says what is missing.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self, GpuError> {
         super::device::open(ordinal).map(Self::on)
     }
 
-    /// The GPU of that number: an error here, since this build has no code for GPUs.
+    /// Opens GPU `ordinal`: always an error, since this build has no code for GPUs.
     ///
     /// # Errors
     /// Always.
@@ -43,52 +44,54 @@ impl Gpu {
         Err(GpuError::CpuOnly)
     }
 
-    /// A queue of what `driver` drives, without an arena.
+    /// A queue of `driver`'s device, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
         let arena = Arena::of(driver.clone());
         Self { queue: Arc::new(Queue::new(driver, Arc::new(arena))), step: None }
     }
 
-    /// Takes `bytes` from the device at once, as a plan says that a rank needs; what is asked for later is cut from them.
-    /// Beyond them memory is taken piece by piece ([`Gpu::bytes_beyond_arena`]). To be called once, first.
+    /// Allocates `bytes` as an arena, from which later requests are served: the memory that a plan
+    /// gives a rank. Requests beyond it are allocated one by one ([`Gpu::bytes_beyond_arena`]).
+    /// Call it once, before any other request.
     ///
     /// # Errors
-    /// Where the device has not so many.
+    /// If the device has too little free memory.
     pub fn reserve(&self, bytes: usize) -> Result<(), GpuError> {
         self.queue.arena.reserve(bytes)
     }
 
-    /// Bytes of the arena; 0 where nothing is reserved.
+    /// Bytes of the arena; 0 if none is reserved.
     #[must_use]
     pub fn bytes_reserved(&self) -> usize {
         self.queue.arena.space().size
     }
 
-    /// Bytes of the arena that are or were in use: the most that were at any time.
+    /// Peak bytes in use in the arena.
     #[must_use]
     pub fn bytes_of_arena(&self) -> usize {
         self.queue.arena.space().used
     }
 
-    /// Bytes that were asked for when the arena had no room: 0 where the plan said enough.
+    /// Bytes requested beyond the arena: 0 if the plan's figure was enough.
     #[must_use]
     pub fn bytes_beyond_arena(&self) -> usize {
         self.queue.arena.space().beyond_bytes
     }
 
-    /// The device.
+    /// The properties of the device.
     #[must_use]
     pub fn properties(&self) -> &Properties {
         self.queue.driver.properties()
     }
 
-    /// Memory for `len` elements, which are anything: whoever takes it writes all of them before any is read. Builds with
-    /// debug assertions fill it with NaN. It goes back to this queue when dropped, and is handed out again to whoever asks
-    /// for as many bytes; another queue that used it must have been waited for ([`Gpu::wait`], [`Memory::busy_until`]).
+    /// Uninitialised memory for `len` elements; the caller writes all of them before reading any.
+    /// Builds with debug assertions fill it with NaN. When dropped it returns to this queue, which
+    /// hands it out again for requests of the same size. Another queue that used it must have been
+    /// waited for ([`Gpu::wait`], [`Memory::busy_until`]).
     ///
     /// # Errors
-    /// Where the device has none left.
+    /// If the device has too little free memory.
     pub fn memory<E: Element>(&self, len: usize) -> Result<Memory<E>, GpuError> {
         let bytes = (len * size_of::<E>()).next_multiple_of(ALIGNMENT);
         let address = if len == 0 { 0 } else { self.queue.take(bytes)? };
@@ -98,7 +101,7 @@ impl Gpu {
             bytes: if len == 0 { 0 } else { bytes },
             queue: Arc::clone(&self.queue),
             busy: Mutex::default(),
-            kept: self.queue.arena.session().map(|session| session.kept().clone()),
+            recorded: self.queue.arena.session().map(|session| session.memory().clone()),
             elements: PhantomData,
         };
         if cfg!(debug_assertions) && len > 0 {
@@ -107,7 +110,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Memory that holds zeros.
+    /// Memory filled with zeros.
     ///
     /// # Errors
     /// As [`Gpu::memory`].
@@ -117,7 +120,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Memory that holds what the host has.
+    /// A copy of a host slice in device memory.
     ///
     /// # Errors
     /// As [`Gpu::memory`].
@@ -127,23 +130,23 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// What memory holds, after all that is queued.
+    /// Copies memory to the host after all queued work.
     ///
     /// # Errors
-    /// Where the device fails, now or in what was queued.
+    /// If the device fails, now or in earlier work.
     pub fn download<E: Element>(&self, from: View<'_, E>) -> Result<Vec<E>, GpuError> {
         let mut to = vec![E::zeroed(); from.len()];
         self.copy_out(from, &mut to)?;
         Ok(to)
     }
 
-    /// Copies from the host, by way of pinned memory; the slice may change as soon as this returns.
+    /// Copies from the host through pinned memory. The slice may change as soon as this returns.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     ///
     /// # Panics
-    /// Where the lengths differ; so below.
+    /// If the lengths differ; the same holds for the copies below.
     #[track_caller]
     pub fn copy_in<E: Element>(&self, from: &[E], to: ViewMut<'_, E>) -> Result<(), GpuError> {
         crate::check::length("to", to.len(), from.len());
@@ -153,10 +156,10 @@ impl Gpu {
         }
     }
 
-    /// Copies to the host after all that is queued, and waits for it.
+    /// Copies to the host after all queued work, and waits for it.
     ///
     /// # Errors
-    /// Where the device fails, now or in what was queued.
+    /// If the device fails, now or in earlier work.
     #[track_caller]
     pub fn copy_out<E: Element>(&self, from: View<'_, E>, to: &mut [E]) -> Result<(), GpuError> {
         crate::check::length("to", to.len(), from.len());
@@ -166,10 +169,10 @@ impl Gpu {
         }
     }
 
-    /// Copies on the device.
+    /// Copies within the device.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     #[track_caller]
     pub fn copy<E: Element>(&self, from: View<'_, E>, to: ViewMut<'_, E>) -> Result<(), GpuError> {
         crate::check::length("to", to.len(), from.len());
@@ -182,10 +185,10 @@ impl Gpu {
         }
     }
 
-    /// Fills with zeros.
+    /// Fills memory with zeros.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn zero<E: Element>(&self, to: ViewMut<'_, E>) -> Result<(), GpuError> {
         let bytes = to.len() * size_of::<E>();
         match bytes {
@@ -194,10 +197,10 @@ impl Gpu {
         }
     }
 
-    /// Sets every bit, so that no element of a floating type is a number.
+    /// Sets every bit, which makes every floating-point element a NaN.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn ones<E: Element>(&self, to: ViewMut<'_, E>) -> Result<(), GpuError> {
         let bytes = to.len() * size_of::<E>();
         match bytes {
@@ -206,70 +209,72 @@ impl Gpu {
         }
     }
 
-    /// Waits for all that is queued.
+    /// Waits for all queued work.
     ///
     /// # Errors
-    /// Where any of it failed.
+    /// If any of the work failed.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.queue.driver()?.synchronize()
     }
 
-    /// The point after all that is queued so far.
+    /// Records an event after all work queued so far.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn record(&self) -> Result<Event, GpuError> {
         let event = self.queue.driver()?.record()?;
         Ok(if self.queue.arena.session().is_some() { event.in_recording() } else { event })
     }
 
-    /// What is queued here from now on begins after `event`, of this or another queue.
+    /// Makes work queued here from now on wait for `event`, of this queue or another.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        // While a step is recorded, what is not part of it is done.
+        // Recording begins once the device is idle, so events from before it are complete.
         match self.queue.arena.session().is_some() && !event.is_recorded() {
             true => Ok(()),
             false => self.queue.driver()?.wait(event),
         }
     }
 
-    /// Another queue of the same device: its work overlaps with this one's but for what events say. It shares the arena.
+    /// Another queue of the same device, with the same arena. Its work overlaps with this one's
+    /// except where events order it.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn fork(&self) -> Result<Self, GpuError> {
         let queue = Queue::new(self.queue.driver.fork()?, self.queue.arena.clone());
         Ok(Self { queue: Arc::new(queue), step: self.step.clone() })
     }
 
-    /// The address of its stream, for libraries that queue there; the device is the calling thread's from now on.
+    /// The address of its stream, for libraries that queue work there. Makes the device current on
+    /// the calling thread.
     #[cfg(feature = "cuda")]
     pub(super) fn stream(&self) -> Result<u64, GpuError> {
         self.queue.driver()?.stream()
     }
 
-    /// Something of the host's, in this queue's order.
-    #[cfg(feature = "machine")]
+    /// Runs a host function in this queue's order.
+    #[cfg(feature = "cpu_emulator")]
     pub(super) fn run(&self, job: super::Job) -> Result<(), GpuError> {
         self.queue.driver()?.run(job)
     }
 
     /// Memory outside the arena.
-    pub(crate) fn apart(&self, bytes: usize) -> Result<Apart, GpuError> {
+    pub(crate) fn apart(&self, bytes: usize) -> Result<TrialMemory, GpuError> {
         let driver = self.queue.driver.clone();
         let address = if bytes == 0 { 0 } else { driver.allocate(bytes)? };
-        Ok(Apart { address, driver })
+        Ok(TrialMemory { address, driver })
     }
 
-    /// A library that fuses graphs of operations, where attention may use one.
+    /// The library that runs attention as a fused graph, if there is one.
     pub(crate) fn fuser(&self) -> Option<&dyn Fuser> {
         self.queue.driver.fuser()
     }
 
-    /// For each shape and pass of attention that ran: what it is, and below it the kernel in use and what each took. Empty
-    /// where there are none but our own.
+    /// For each shape and pass of attention that ran: its description, then the kernel in use and
+    /// the time of each candidate. Empty if there are only our own kernels.
     #[must_use]
     pub fn attention_choices(&self) -> Vec<(String, String)> {
         let settled = self.fuser().map(Fuser::settled).unwrap_or_default();
@@ -292,20 +297,20 @@ impl Gpu {
     }
 }
 
-/// Memory that goes back to the device when dropped, behind all that is queued: for trials.
+/// Memory for timing trials, freed when dropped, after all queued work.
 #[derive(Debug)]
-pub(crate) struct Apart {
+pub(crate) struct TrialMemory {
     address: u64,
     driver: Arc<dyn Driver>,
 }
 
-impl Apart {
+impl TrialMemory {
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }
 
-impl Drop for Apart {
+impl Drop for TrialMemory {
     fn drop(&mut self) {
         if self.address != 0 {
             self.driver.free(self.address);
@@ -313,17 +318,17 @@ impl Drop for Apart {
     }
 }
 
-/// Device memory, which goes back to its queue when dropped.
+/// Device memory, which returns to its queue when dropped.
 #[derive(Debug)]
 pub struct Memory<E: Element> {
     address: u64,
     len: usize,
     bytes: usize,
     queue: Arc<Queue>,
-    /// Until when other queues use it.
+    /// Events until which other queues use it.
     busy: Mutex<Vec<Event>>,
-    /// Recorded work that it belongs to.
-    kept: Option<Arc<Kept>>,
+    /// The recorded work that it belongs to.
+    recorded: Option<Arc<RecordedMemory>>,
     elements: PhantomData<E>,
 }
 
@@ -331,12 +336,12 @@ impl<E: Element> Drop for Memory<E> {
     fn drop(&mut self) {
         if self.bytes > 0 {
             let after = std::mem::take(self.busy.get_mut().unwrap_or_else(PoisonError::into_inner));
-            let block = Free { address: self.address, after };
-            match (self.queue.arena.session(), &self.kept) {
+            let block = FreeBlock { address: self.address, after };
+            match (self.queue.arena.session(), &self.recorded) {
                 (Some(session), of) => {
                     session.take_back(&self.queue, self.bytes, block, of.as_ref());
                 }
-                // Nobody else's, for as long as it may be replayed.
+                // Stays reserved for as long as the recording may be replayed.
                 (None, Some(_)) => {}
                 (None, None) => self.queue.give(self.bytes, block),
             }
@@ -345,47 +350,47 @@ impl<E: Element> Drop for Memory<E> {
 }
 
 impl<E: Element> Memory<E> {
-    /// Another queue uses it until `event`: once it has come back, whoever gets it next comes behind that. Nobody waits
-    /// before.
+    /// Declares that another queue uses this memory until `event`. The next owner's work waits for
+    /// the event; the host does not.
     pub fn busy_until(&self, event: Event) {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All of it, to read.
+    /// A view of all of it, to read.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
         View { address: self.address, len: self.len, memory: PhantomData }
     }
 
-    /// All of it, to write.
+    /// A view of all of it, to write.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, E> {
         ViewMut { address: self.address, len: self.len, memory: PhantomData }
     }
 
-    /// A part, to read.
+    /// A view of a part, to read.
     ///
     /// # Panics
-    /// Where the range is outside; so below.
+    /// If the range is outside; the same holds for [`Memory::slice_mut`].
     #[track_caller]
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> View<'_, E> {
         self.view().slice(range)
     }
 
-    /// A part, to write.
+    /// A view of a part, to write.
     #[track_caller]
     #[must_use]
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, E> {

@@ -1,25 +1,37 @@
-//! CUDA twins of the kernels: their sources, `<operation>.cu` beside each contract, and what is baked into them.
+//! CUDA versions of the kernels: the sources (`<operation>.cu` beside each contract) and the
+//! constants compiled into them.
 //!
-//! A source is compiled for one shape: its constants are defined in front of it ([`program`]). An operation's
-//! `cuda.rs` says with which constants, over which grid and with which arguments its kernels run, under the names and in
-//! the order of the CPU's functions: one description, a [`Launch`], which a [`Driver`] carries out. There are two:
+//! A source is compiled for one shape. Its constants are defined in front of it ([`program`]). An
+//! operation's `cuda.rs` chooses the constants, the grid and the arguments of its kernels; its
+//! functions have the names and the order of the CPU's. Each call becomes a [`Launch`], which a
+//! [`Driver`] carries out. There are two kinds of driver:
 //!
-//! - the GPU ([`Gpu::open`], feature `cuda`): compiled by NVRTC, products by cuBLASLt. The libraries are looked for when
-//!   it is opened, so a program starts where there are none;
-//! - [`machine::Machine`] (feature `machine`): the sources compiled as C++ and run by fibers on the CPU, to test all of
-//!   this with no GPU. [`Lagging`] is the same with queues that run later, as a GPU's do.
+//! - the GPU ([`Gpu::open`], feature `cuda`): kernels compiled by NVRTC, products by cuBLASLt. The
+//!   libraries are loaded when a GPU is opened, so a program starts without them;
+//! - [`cpu_emulator::CpuEmulator`] (feature `cpu_emulator`): the same sources compiled as C++ and
+//!   run on fibers of the CPU, for tests without a GPU. [`AsyncEmulator`] adds queues that run
+//!   later, as a GPU's streams do.
 //!
-//! What goes from one GPU to another is [`nccl`]'s, with [`Rehearsal`] in its place for tests.
+//! Transfers between GPUs go through [`nccl`]; [`FakeNccl`] replaces it in tests.
 //!
-//! # How the functions differ from the CPU's
+//! # Differences from the CPU functions
 //!
-//! They take [`View`]s and [`ViewMut`]s of device memory for slices, and work is queued: it is done in order, and the
-//! host waits in [`Gpu::copy_out`] and [`Gpu::synchronize`] alone. Tensors are f32 or bf16 ([`Stored`]); statistics
-//! (`inverse_rms`, `lse`, `max` ...), gradients of weights and the optimizer's state are f32 either way. They fail where
-//! the device does; a wrong length is a panic at the door, as on the CPU.
+//! The functions take [`View`]s and [`ViewMut`]s of device memory instead of slices, and they queue
+//! work. A queue runs in order; the host waits only in [`Gpu::copy_out`] and [`Gpu::synchronize`].
+//! Tensors are f32 or bf16 ([`Stored`]); statistics (`inverse_rms`, `lse`, `max` ...), gradients of
+//! weights and the optimizer state are always f32. The functions return an error if the device
+//! fails and panic if a length is wrong, as the CPU's do.
 
+#[cfg(feature = "cpu_emulator")]
+mod async_emulator;
 #[cfg(feature = "cuda")]
 mod cache;
+#[cfg(feature = "cpu_emulator")]
+mod capture;
+#[cfg(feature = "cpu_emulator")]
+mod captured_graph;
+#[cfg(feature = "cpu_emulator")]
+pub mod cpu_emulator;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 #[cfg(feature = "cuda")]
@@ -28,46 +40,41 @@ pub mod cudnn;
 mod device;
 mod driver;
 mod element;
+#[cfg(feature = "cpu_emulator")]
+mod fake_nccl;
 mod floor;
 #[cfg(feature = "cuda")]
 mod foreign;
-#[cfg(feature = "machine")]
-mod lagging;
-#[cfg(feature = "machine")]
-mod lane;
+pub mod fused;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 mod libnccl;
-#[cfg(feature = "machine")]
-pub mod machine;
 mod memory;
 pub mod nccl;
 mod nccl_open;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+pub(crate) mod product;
 mod queue;
+#[cfg(feature = "cpu_emulator")]
+mod queue_thread;
 mod recording;
-#[cfg(feature = "machine")]
-mod rehearsal;
-#[cfg(feature = "machine")]
-mod replayed;
 mod step;
-#[cfg(feature = "machine")]
-mod tape;
 mod views;
 
+#[cfg(feature = "cpu_emulator")]
+pub use async_emulator::AsyncEmulator;
 pub use driver::{Driver, Event, GpuError, Job, Properties, Recording};
 pub use element::{Element, Stored};
+#[cfg(feature = "cpu_emulator")]
+pub use fake_nccl::FakeNccl;
 pub use floor::Floor;
 pub use half::bf16;
-#[cfg(feature = "machine")]
-pub use lagging::Lagging;
 pub use launch::{Argument, Launch, Module};
 pub use memory::{Gpu, Memory};
 pub use nccl_open::open_nccl;
+pub use product::{Matrix, Product};
 pub use recording::Graph;
-#[cfg(feature = "machine")]
-pub use rehearsal::Rehearsal;
 pub use step::{OF_STEP, StepNumbers};
 pub use views::{Span, View, ViewMut};
 
@@ -78,14 +85,14 @@ const PRELUDE: &str = include_str!("prelude.cu");
 /// An operation's CUDA source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The operation; where a folder has several sources, this one's name.
+    /// Name of the operation, or of this source if a folder has several.
     pub operation: &'static str,
     text: &'static str,
 }
 
 macro_rules! sources {
     ($($operation:literal: $($path:literal)+;)+) => {
-        /// Every operation that has a twin.
+        /// Every CUDA source.
         pub const SOURCES: &[Source] = &[$(Source {
             operation: $operation,
             text: concat!($(include_str!(concat!("../", $path))),+),
@@ -111,13 +118,13 @@ sources!(
 );
 
 impl Source {
-    /// The source of an operation, where it has one.
+    /// The source of an operation, if it has one.
     #[must_use]
     pub fn of(operation: &str) -> Option<Self> {
         SOURCES.iter().find(|source| source.operation == operation).copied()
     }
 
-    /// Names of its kernels, in order.
+    /// Names of its kernels, in source order.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let declared = self.text.split("extern \"C\" __global__").skip(1);
         let declared = declared.filter_map(|rest| rest.split_once("__launch_bounds__("));
@@ -126,7 +133,7 @@ impl Source {
     }
 }
 
-/// How tensors are stored. Arithmetic is in f32 either way.
+/// Storage type of tensors. Arithmetic is always in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// Four bytes an element.
@@ -145,8 +152,8 @@ impl Storage {
         }
     }
 
-    /// Elements that a thread moves at once where rows have `row` elements: at most 16 bytes, and a divisor of
-    /// the row.
+    /// Elements that a thread moves with one instruction: at most 16 bytes, and a divisor of `row`,
+    /// the elements of a row.
     #[must_use]
     pub fn pack(self, row: usize) -> usize {
         let mut pack = 16 / self.bytes();
@@ -157,28 +164,31 @@ impl Storage {
     }
 }
 
-/// What is compiled into a kernel.
+/// Constants compiled into a kernel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Baked {
+pub struct CompileConstants {
     /// How tensors are stored.
     pub storage: Storage,
-    /// Elements that a thread moves at once; see [`Storage::pack`].
+    /// Elements that a thread moves with one instruction; see [`Storage::pack`].
     pub pack: usize,
-    /// Threads of a block, a multiple of 32.
+    /// Threads of a block; a multiple of 32.
     pub threads: usize,
-    /// The operation's own constants, as its source lists them.
-    pub constants: Vec<(&'static str, f64)>,
+    /// The operation's own constants, which its source lists in its header.
+    pub defines: Vec<(&'static str, f64)>,
 }
 
-/// The whole program of an operation: constants, prelude, kernels. Nothing is included.
+/// The complete program of an operation: constants, prelude, kernels. It has no `#include`.
 #[must_use]
-pub fn program(source: Source, baked: &Baked) -> String {
-    let bf16 = f64::from(u8::from(baked.storage == Storage::Bf16));
+pub fn program(source: Source, constants: &CompileConstants) -> String {
+    let bf16 = f64::from(u8::from(constants.storage == Storage::Bf16));
     #[allow(clippy::cast_precision_loss)] // a few hundred
-    let common =
-        [("STORED_BF16", bf16), ("PACK", baked.pack as f64), ("THREADS", baked.threads as f64)];
+    let common = [
+        ("STORED_BF16", bf16),
+        ("PACK", constants.pack as f64),
+        ("THREADS", constants.threads as f64),
+    ];
     let mut text = String::new();
-    for (name, value) in common.iter().chain(&baked.constants) {
+    for (name, value) in common.iter().chain(&constants.defines) {
         // Writing to a string cannot fail. Whole numbers print without a point: they size arrays.
         let _ = writeln!(text, "#define {name} {value}");
     }

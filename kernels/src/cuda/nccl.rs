@@ -1,20 +1,20 @@
-//! What a library of collectives does with device memory: NCCL's calls, as few as there can be, behind a trait, so that
-//! what is built on them is tested where there is no GPU ([`super::Rehearsal`]).
+//! The operations of a collectives library on device memory: the minimal subset of NCCL, behind a
+//! trait, so that its users are tested without a GPU ([`super::FakeNccl`]).
 //!
-//! No call waits. A group that is being made, or a call that is being queued, is under way until [`Group::is_ready`]
-//! says so; a group takes one call at a time. What was queued runs in the order of its queue, together with the same
-//! call on the other members' queues.
+//! No call waits. Creating a group or queueing a call is in progress until [`Group::is_ready`]
+//! returns true; a group takes one call at a time. Queued calls run in the order of their queue,
+//! together with the same call on the other members' queues.
 
 use super::{Gpu, GpuError, Span};
 use std::fmt::Debug;
 
-/// Bytes by which the members of a new group find each other.
+/// Bytes of the id by which the members of a new group find each other.
 pub const ID_BYTES: usize = 128;
 
-/// What tells a new group from others.
+/// Identifies a group that is being created.
 pub type Id = [u8; ID_BYTES];
 
-/// Element types that can be moved.
+/// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
     /// f32
@@ -30,7 +30,7 @@ pub enum Numbers {
 }
 
 impl Numbers {
-    /// Of an element.
+    /// Bytes of an element.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -42,59 +42,61 @@ impl Numbers {
     }
 }
 
-/// How members' elements become one.
+/// Reductions over members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
     /// Their sum.
     Sum,
-    /// The largest.
+    /// The maximum.
     Max,
 }
 
-/// What is moved to where, among the members of a group.
+/// A collective, or a point-to-point transfer, among the members of a group. Members are numbered
+/// from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Everybody's elements, combined, to all. `from` and `to` may be the same; so in the next two.
+    /// Reduces all members' elements and gives all the result. `from` and `to` may be the same,
+    /// also in the next two.
     AllReduce(Combine),
-    /// Everybody's elements, combined, to one member.
+    /// Reduces all members' elements to one member.
     Reduce(Combine, usize),
-    /// One member's elements to all.
+    /// Copies one member's elements to all.
     Broadcast(usize),
-    /// Everybody's elements, combined: a piece of `to`'s length to each.
+    /// Reduces all members' elements and gives each member a piece of `to`'s length.
     ReduceScatter(Combine),
-    /// Everybody's elements to all, one behind the other.
+    /// Concatenates all members' elements, for all.
     AllGather,
-    /// `from` to a member.
+    /// Sends `from` to a member.
     Send(usize),
-    /// `to` from a member.
+    /// Receives `to` from a member.
     Receive(usize),
 }
 
-/// One call: what goes where. What a call does not read or write may be empty.
+/// One call. Spans that a call does not read or write may be empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// What.
+    /// The operation.
     pub moves: Move,
-    /// Of which elements.
+    /// The element type.
     pub of: Numbers,
-    /// Read.
+    /// The memory it reads.
     pub from: Span,
-    /// Written.
+    /// The memory it writes.
     pub to: Span,
 }
 
 /// A library of collectives.
 pub trait Library: Debug + Send + Sync {
-    /// Its name and version.
+    /// Name and version.
     fn version(&self) -> String;
 
-    /// An id for a new group; one member asks for it and tells the others.
+    /// A new id; one member asks for it and tells the others.
     ///
     /// # Errors
-    /// As the library has it; so below.
+    /// If the library fails; the same holds for the functions below.
     fn new_id(&self) -> Result<Id, GpuError>;
 
-    /// Joins the group of that id as member `rank` of `size`, with the device of that queue.
+    /// Joins the group with that id as member `rank` of `size`, with the queue's device.
     ///
     /// # Errors
     /// As above.
@@ -107,28 +109,31 @@ pub trait Library: Debug + Send + Sync {
     ) -> Result<Box<dyn Group>, GpuError>;
 }
 
-/// A group of devices, as one of them sees it. Dropped, it is left; what is queued is waited for.
+/// A group of devices, as seen by one member. Dropping it leaves the group after queued work is
+/// done.
 pub trait Group: Debug + Send + Sync {
-    /// The members that give the same colour, in the order of their keys; nothing for who gives no colour. All must call
-    /// it. This group is ready again once the new one is made.
+    /// Splits the group: members that give the same colour form a new group in the order of their
+    /// keys; without a colour a member joins none. All members must call it. This group is ready
+    /// again once the new one is made.
     ///
     /// # Errors
-    /// As the library has it; so below.
+    /// If the library fails; the same holds for the functions below.
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError>;
 
-    /// Whether what was asked for last is queued, or made.
+    /// Whether the last call is queued, or the group is made.
     ///
     /// # Errors
-    /// What went wrong since, here or on another member.
+    /// A failure since, here or on another member.
     fn is_ready(&self) -> Result<bool, GpuError>;
 
-    /// Queues calls, which go on together. Sends and receives that wait for each other must be in one call.
+    /// Queues calls as one operation. Sends and receives that wait for each other must be in one
+    /// call.
     ///
     /// # Errors
     /// As above.
     fn queue(&self, gpu: &Gpu, transfers: &[Transfer]) -> Result<(), GpuError>;
 
-    /// Gives up what is under way, on this device: its queue goes on with anything in its memory. The group is of no use
-    /// afterwards.
+    /// Abandons work in progress on this device. Its queue continues with undefined memory
+    /// contents, and the group cannot be used afterwards.
     fn abort(&self);
 }

@@ -1,19 +1,19 @@
-//! Where a library of collectives comes from.
+//! Loading of the collectives library.
 
 use super::driver::GpuError;
 use super::nccl::Library;
 use std::sync::Arc;
 
-/// NCCL, looked for now.
+/// Loads NCCL.
 ///
 /// # Errors
-/// Where this build or this machine has none: the message says what is missing.
+/// If this build or this machine does not have it; the message says what is missing.
 #[cfg(feature = "cuda")]
 pub fn open_nccl() -> Result<Arc<dyn Library>, GpuError> {
     super::libnccl::open()
 }
 
-/// NCCL: an error here, since this build has no code for GPUs.
+/// Loads NCCL: always an error, since this build has no code for GPUs.
 ///
 /// # Errors
 /// Always.

@@ -1,36 +1,36 @@
-//! Compiling kernels with NVRTC, which needs no GPU: source text to machine code for one architecture, with what its
-//! assembler says of registers.
+//! Compilation of kernels with NVRTC, which needs no GPU: from source text to machine code for one
+//! architecture, with the assembler's report of registers.
 
-use super::{Baked, Source, program};
+use super::{CompileConstants, Source, program};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CString, c_char};
 use thiserror::Error;
 
-/// Machine code, and what each kernel takes.
+/// Machine code, and the resources of each kernel.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// The module.
+    /// The module (a cubin).
     pub cubin: Vec<u8>,
-    /// Its kernels.
+    /// Resources of its kernels.
     pub kernels: Vec<Resources>,
 }
 
-/// What a kernel takes of a multiprocessor.
+/// Resources that a kernel uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Its name.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Registers of a thread.
+    /// Registers of each thread.
     pub registers: u32,
-    /// Bytes that a thread stores to memory and loads back for want of registers.
+    /// Bytes that each thread spills to memory for want of registers.
     pub spill_bytes: u32,
-    /// Bytes of a thread's stack.
+    /// Bytes of each thread's stack.
     pub stack_bytes: u32,
-    /// Shared memory of a block, bytes.
+    /// Bytes of shared memory of a block.
     pub shared_bytes: u32,
 }
 
-/// Why there is no machine code.
+/// Why compilation failed.
 #[derive(Debug, Error)]
 pub enum NvrtcError {
     /// NVRTC is not installed.
@@ -38,14 +38,14 @@ pub enum NvrtcError {
         "libnvrtc is not here: install CUDA's runtime compiler, or put its folder on LD_LIBRARY_PATH"
     )]
     Missing,
-    /// The source is wrong.
+    /// The source does not compile.
     #[error("{operation}.cu does not compile for {architecture}:\n{log}")]
     Source {
         /// The operation.
         operation: &'static str,
-        /// Compiled for.
+        /// Target architecture.
         architecture: String,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
     /// NVRTC itself failed.
@@ -73,18 +73,22 @@ pub fn version() -> Option<(i32, i32)> {
     Some((major, minor))
 }
 
-/// Compiles an operation for `architecture`, such as `sm_90a`: for a real one, since for a virtual one inline assembly
-/// goes unchecked.
+/// Compiles an operation for `architecture`, such as `sm_90a`. It must be a real architecture: for
+/// a virtual one inline assembly is not checked.
 ///
 /// # Errors
-/// Where NVRTC is missing, or the source does not compile.
+/// If NVRTC is missing, or the source does not compile.
 #[allow(unsafe_code)]
-pub fn compile(source: Source, baked: &Baked, architecture: &str) -> Result<Compiled, NvrtcError> {
+pub fn compile(
+    source: Source,
+    constants: &CompileConstants,
+    architecture: &str,
+) -> Result<Compiled, NvrtcError> {
     // SAFETY: asks the loader whether the library can be opened.
     if !unsafe { sys::is_culib_present() } {
         return Err(NvrtcError::Missing);
     }
-    let text = CString::new(program(source, baked)).unwrap_or_default();
+    let text = CString::new(program(source, constants)).unwrap_or_default();
     let handle = Program(result::create_program(&text, None)?);
     let options = [
         format!("--gpu-architecture={architecture}"),
@@ -93,7 +97,7 @@ pub fn compile(source: Source, baked: &Baked, architecture: &str) -> Result<Comp
     ];
     // SAFETY: the program was created above and is destroyed once, by `Program`.
     let compiled = unsafe { result::compile_program(handle.0, &options) };
-    // SAFETY: as above; the log is there after compiling, whether or not that succeeded.
+    // SAFETY: as above; a log exists after compiling, successful or not.
     let log = text_of(&unsafe { result::get_program_log(handle.0) }?);
     if compiled.is_err() {
         let (operation, architecture) = (source.operation, architecture.to_owned());
@@ -102,7 +106,7 @@ pub fn compile(source: Source, baked: &Baked, architecture: &str) -> Result<Comp
     Ok(Compiled { cubin: handle.cubin()?, kernels: resources(&log) })
 }
 
-/// A program of NVRTC's, destroyed with this.
+/// An NVRTC program, destroyed when dropped.
 struct Program(sys::nvrtcProgram);
 
 impl Program {
@@ -121,7 +125,8 @@ impl Program {
 impl Drop for Program {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: created by `create_program` and destroyed only here. Nothing can be done where that fails.
+        // SAFETY: created by `create_program` and destroyed only here. Nothing can be done where
+        // that fails.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -132,7 +137,8 @@ fn text_of(log: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the assembler says of each kernel: a line with its name, one with stack and spills, one with registers.
+/// Parses the assembler's report: for each kernel a line with its name, one with stack and spills,
+/// and one with registers.
 fn resources(log: &str) -> Vec<Resources> {
     let mut found: Vec<Resources> = Vec::new();
     for line in log.lines() {

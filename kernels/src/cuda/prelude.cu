@@ -1,8 +1,8 @@
-// In front of every kernel's source: element types, packs of 16 bytes, reductions of a block.
+// In front of every kernel source: element types, packs of 16 bytes, reductions over a block.
 //
-// Baked in by the host: STORED_BF16 (0 or 1), PACK (elements that one thread loads at once: a power of two that divides
-// every row and takes at most 16 bytes), THREADS (of a block, a multiple of 32). bf16 is held as 16 bits, so that
-// nothing has to be included.
+// Defined by the host: STORED_BF16 (0 or 1), PACK (elements that one thread loads at once: a power
+// of two that divides every row and takes at most 16 bytes), THREADS (threads of a block, a
+// multiple of 32). bf16 is held as 16 bits, so that no header is needed.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 #if STORED_BF16
 typedef unsigned short stored;
 __device__ __forceinline__ float widened(stored x) { return __uint_as_float(static_cast<u32>(x) << 16); }
-// Round to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ stored narrowed(float x) {
   const u32 bits = __float_as_uint(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<stored>((bits >> 16) | 0x40u);
@@ -22,7 +22,7 @@ __device__ __forceinline__ float widened(stored x) { return x; }
 __device__ __forceinline__ stored narrowed(float x) { return x; }
 #endif
 
-// Elements side by side, moved by one instruction.
+// Adjacent elements, moved by one instruction.
 template <typename T>
 struct alignas(sizeof(T) * PACK) Packed {
   T at[PACK];
@@ -63,7 +63,7 @@ struct Max {
   static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// What all threads of a block hold, reduced in an order that does not change from run to run; every thread gets it.
+// Reduces the values of all threads of a block in a fixed order; every thread gets the result.
 template <typename Op>
 __device__ __forceinline__ float block_reduce(float value) {
   __shared__ float warps[THREADS / 32];
@@ -86,15 +86,16 @@ __device__ __forceinline__ float column_total(const float* __restrict__ partial,
   return sum;
 }
 
-// The place of a thread's first pack in a grid that covers a tensor once.
+// Index of a thread's first element in a grid that covers a tensor once.
 __device__ __forceinline__ u64 pack_start() {
   return (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) * PACK;
 }
 
-// What changes from step to step, in device memory: a recorded step is replayed with the next one's. Null where there is none.
+// What changes from step to step, in device memory, so that a recorded step can be replayed as the
+// next one. The pointer is null if there is none.
 struct StepNumbers {
   u32 step;          // added to the draws' step
-  float loss_scale;  // of the loss's gradient, where it is the step's
+  float loss_scale;  // scale of the loss gradient, if the argument is OF_STEP
 };
 
 __device__ __forceinline__ u32 step_of(const StepNumbers* __restrict__ numbers, u32 step) {
@@ -105,7 +106,7 @@ __device__ __forceinline__ float scale_of(const StepNumbers* __restrict__ number
   return numbers == nullptr ? scale : scale * numbers->loss_scale;
 }
 
-// Philox4x32-10 (random/philox.rs): the word of the element with global index `at` of a stream.
+// Philox4x32-10 (random/philox.rs), in place on the counter.
 __device__ __forceinline__ void philox(u32 (&counter)[4], u32 low, u32 high) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void philox(u32 (&counter)[4], u32 low, u32 high) {
   }
 }
 
-// Draws of a stream, group of four by group of four.
+// The draws of a stream, generated in groups of four.
 struct Draws {
   u64 seed;
   u32 tensor, step;
@@ -140,7 +141,7 @@ struct Draws {
       words[3] = step;
       philox(words, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
     }
-    // Selected without an index that varies: registers have none.
+    // A select instead of an index: registers cannot be indexed at run time.
     const u32 lane = static_cast<u32>(at % 4);
     return lane == 0 ? words[0] : lane == 1 ? words[1] : lane == 2 ? words[2] : words[3];
   }

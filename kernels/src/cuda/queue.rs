@@ -1,61 +1,62 @@
-//! A queue of a device, the memory that is used in its order, and what becomes of both while a step is recorded.
+//! A queue of a device, its memory, and the handling of both while a step is recorded.
 
 use super::driver::{Driver, Event, GpuError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A queue and the memory that came back to it, by bytes. Memory handed back is handed out again, what came back first
-/// first, and the host does not wait: what is queued later runs later, behind what other queues did with it.
+/// A queue, and the memory returned to it, by size. Returned memory is handed out again, oldest
+/// first, without waiting on the host: the queue's later work runs after the events up to which
+/// other queues use the memory.
 #[derive(Debug)]
 pub(super) struct Queue {
-    // In this order: memory is given back before its device goes.
-    free: Mutex<HashMap<usize, VecDeque<Free>>>,
+    // Field order: memory is released before its device.
+    free: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
     pub arena: Arc<Arena>,
     pub driver: Arc<dyn Driver>,
-    /// Among the queues of its device.
+    /// Number of the queue; unique on its device.
     pub number: u64,
-    /// The last recording that it was part of.
+    /// Number of the last recording that it was part of.
     pub recorded_in: AtomicU64,
 }
 
-/// Memory that came back.
+/// A returned block of memory.
 #[derive(Debug)]
-pub(super) struct Free {
+pub(super) struct FreeBlock {
     pub address: u64,
-    /// When other queues are through with it.
+    /// Events after which other queues no longer use it.
     pub after: Vec<Event>,
 }
 
-/// One allocation that buffers are cut from, the first time that each is asked for, and what did not fit.
+/// One large allocation that buffers are cut from; requests beyond it are allocated one by one.
 #[derive(Debug)]
 pub(super) struct Arena {
-    // What has come back of queues that are gone, by bytes.
-    spare: Mutex<HashMap<usize, VecDeque<Free>>>,
+    // Blocks returned by queues that no longer exist, by size.
+    spare: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
     driver: Arc<dyn Driver>,
-    space: Mutex<Space>,
-    /// Queues and recordings so far.
+    space: Mutex<ArenaSpace>,
+    /// Next number of a queue or recording.
     numbers: AtomicU64,
-    /// What is being recorded, and whether anything is.
-    session: Mutex<Option<Arc<Session>>>,
+    /// The recording in progress, and whether there is one.
+    session: Mutex<Option<Arc<RecordingSession>>>,
     records: AtomicBool,
-    /// Where recorded work is replayed.
+    /// The queue on which recorded work is replayed.
     replays: Mutex<Option<Arc<dyn Driver>>>,
 }
 
-/// What the arena has.
+/// State of the arena.
 #[derive(Debug, Default)]
-pub(super) struct Space {
+pub(super) struct ArenaSpace {
     start: u64,
     pub used: usize,
     pub size: usize,
-    /// Allocations of their own, where the arena had no room.
+    /// Addresses of separate allocations made when the arena had no room.
     beyond: Vec<u64>,
     pub beyond_bytes: usize,
 }
 
-impl Space {
-    /// What was asked for before there was nothing left.
+impl ArenaSpace {
+    /// Adds the arena's state to an out-of-memory error.
     fn explain(&self, error: GpuError) -> GpuError {
         let Self { used, size, beyond_bytes, .. } = self;
         match error {
@@ -71,7 +72,7 @@ impl Space {
 }
 
 impl Arena {
-    /// Of a device, with nothing reserved.
+    /// An empty arena of a device.
     pub fn of(driver: Arc<dyn Driver>) -> Self {
         Self {
             spare: Mutex::default(),
@@ -84,12 +85,12 @@ impl Arena {
         }
     }
 
-    /// Takes so many bytes from the device at once.
+    /// Allocates `bytes` from the device.
     pub fn reserve(&self, bytes: usize) -> Result<(), GpuError> {
         let start = self.driver.allocate(bytes)?;
         let mut space = self.space();
         if space.size > 0 {
-            // The first stays as it is, and this one is used up by pieces of its own.
+            // Keep the first arena; count this one as memory beyond it.
             space.beyond.push(start);
             space.beyond_bytes += bytes;
         } else {
@@ -98,41 +99,41 @@ impl Arena {
         Ok(())
     }
 
-    pub fn space(&self) -> MutexGuard<'_, Space> {
+    pub fn space(&self) -> MutexGuard<'_, ArenaSpace> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another one's than all before.
+    /// A new unique number.
     pub fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The recording under way.
-    pub fn session(&self) -> Option<Arc<Session>> {
+    /// The recording in progress.
+    pub fn session(&self) -> Option<Arc<RecordingSession>> {
         match self.records.load(Ordering::Acquire) {
             true => self.session.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             false => None,
         }
     }
 
-    pub fn begin(&self, session: Session, origin: &Arc<dyn Driver>) {
+    pub fn begin(&self, session: RecordingSession, origin: &Arc<dyn Driver>) {
         *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
         *self.replays.lock().unwrap_or_else(PoisonError::into_inner) = Some(origin.clone());
         self.records.store(true, Ordering::Release);
     }
 
-    pub fn end(&self) -> Option<Arc<Session>> {
+    pub fn end(&self) -> Option<Arc<RecordingSession>> {
         self.records.store(false, Ordering::Release);
         self.session.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Memory that is any queue's.
-    pub fn spare(&self, bytes: usize, block: Free) {
+    /// Adds a block that any queue may take.
+    pub fn spare(&self, bytes: usize, block: FreeBlock) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.entry(bytes).or_default().push_back(block);
     }
 
-    /// The point behind all that was replayed so far.
+    /// An event after all replays so far.
     fn replayed(&self) -> Result<Option<Event>, GpuError> {
         let origin = self.replays.lock().unwrap_or_else(PoisonError::into_inner).clone();
         origin.map(|origin| origin.record()).transpose()
@@ -168,7 +169,7 @@ impl Queue {
         Self { free: Mutex::default(), arena, driver, number, recorded_in: AtomicU64::new(0) }
     }
 
-    /// What does the work; where a recording is under way, part of it.
+    /// The driver; during a recording the queue joins it first.
     pub fn driver(&self) -> Result<&dyn Driver, GpuError> {
         if let Some(session) = self.arena.session() {
             session.join(self)?;
@@ -176,16 +177,16 @@ impl Queue {
         Ok(&*self.driver)
     }
 
-    /// What came back first, here or of queues that are gone.
-    pub fn first_free(&self, bytes: usize) -> Option<Free> {
-        let first = |of: &Mutex<HashMap<usize, VecDeque<Free>>>| {
+    /// The oldest free block of this size, of this queue or of queues that no longer exist.
+    pub fn first_free(&self, bytes: usize) -> Option<FreeBlock> {
+        let first = |of: &Mutex<HashMap<usize, VecDeque<FreeBlock>>>| {
             let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
             free.get_mut(&bytes).and_then(VecDeque::pop_front)
         };
         first(&self.free).or_else(|| first(&self.arena.spare))
     }
 
-    pub fn give(&self, bytes: usize, block: Free) {
+    pub fn give(&self, bytes: usize, block: FreeBlock) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry(bytes).or_default().push_back(block);
     }
@@ -195,7 +196,7 @@ impl Queue {
             session.join(self)?;
             return session.take(self, bytes);
         }
-        let Some(Free { address, after }) = self.first_free(bytes) else {
+        let Some(FreeBlock { address, after }) = self.first_free(bytes) else {
             return self.arena.cut(bytes);
         };
         if after.iter().any(Event::is_recorded)
@@ -210,17 +211,18 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// What came back to it is any other queue's, behind all that this one was asked.
+    /// Passes its free blocks to the arena, to be used after all of this queue's work.
     fn drop(&mut self) {
         let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // While a step is recorded, what was free before is free of all work.
+        // A recording starts on an idle device, so blocks that were free before it are free of all
+        // work.
         let last = match self.arena.session() {
             Some(_) => None,
             None => self.driver.record().ok(),
         };
         let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
         for (bytes, blocks) in free {
-            let behind = |mut block: Free| {
+            let behind = |mut block: FreeBlock| {
                 block.after.extend(last.clone());
                 block
             };
@@ -229,57 +231,57 @@ impl Drop for Queue {
     }
 }
 
-/// A recording under way.
+/// A recording in progress.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RecordingSession {
     number: u64,
     begun: Event,
-    /// Other queues than the first.
+    /// Queues that joined the first.
     joined: Mutex<Vec<Arc<dyn Driver>>>,
-    kept: Arc<Kept>,
+    memory: Arc<RecordedMemory>,
 }
 
-/// Memory that recorded work has for as long as it may be replayed.
+/// Memory reserved for a recording as long as it may be replayed.
 #[derive(Debug)]
-pub(super) struct Kept {
-    /// What has come back while it was recorded, by queue and bytes.
-    free: Mutex<HashMap<(u64, usize), VecDeque<Free>>>,
-    /// All of it: bytes and address.
+pub(super) struct RecordedMemory {
+    /// Blocks returned during the recording, by queue and size.
+    free: Mutex<HashMap<(u64, usize), VecDeque<FreeBlock>>>,
+    /// All blocks: size and address.
     blocks: Mutex<Vec<(usize, u64)>>,
     arena: Weak<Arena>,
     origin: Arc<dyn Driver>,
 }
 
-impl Drop for Kept {
-    /// Anybody's, behind the last replay.
+impl Drop for RecordedMemory {
+    /// Returns all blocks to the arena, to be used after the last replay.
     fn drop(&mut self) {
         let Some(arena) = self.arena.upgrade() else { return };
         let after: Vec<Event> = self.origin.record().into_iter().collect();
         let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (bytes, address) in blocks.drain(..) {
-            arena.spare(bytes, Free { address, after: after.clone() });
+            arena.spare(bytes, FreeBlock { address, after: after.clone() });
         }
     }
 }
 
-impl Session {
-    /// Of the device of `arena`, on its queue `origin`, begun there.
+impl RecordingSession {
+    /// A recording that began on queue `origin` of the device of `arena`.
     pub fn new(number: u64, begun: Event, arena: &Arc<Arena>, origin: &Arc<dyn Driver>) -> Self {
-        let kept = Kept {
+        let memory = RecordedMemory {
             free: Mutex::default(),
             blocks: Mutex::default(),
             arena: Arc::downgrade(arena),
             origin: origin.clone(),
         };
-        Self { number, begun, joined: Mutex::default(), kept: Arc::new(kept) }
+        Self { number, begun, joined: Mutex::default(), memory: Arc::new(memory) }
     }
 
-    /// The queues that have joined, which are nobody's from now on.
+    /// Takes the queues that joined.
     pub fn take_joined(&self) -> Vec<Arc<dyn Driver>> {
         std::mem::take(&mut *self.joined.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A queue that is used records from now on.
+    /// Makes a queue part of the recording at its first use.
     pub fn join(&self, queue: &Queue) -> Result<(), GpuError> {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.recorded_in.swap(self.number, Ordering::AcqRel) != self.number {
@@ -289,43 +291,50 @@ impl Session {
         Ok(())
     }
 
-    /// Memory of a queue: what came back to it first, else what is nobody's.
+    /// A block for a queue: one that it returned during the recording, otherwise a free or new one.
     pub fn take(&self, queue: &Queue, bytes: usize) -> Result<u64, GpuError> {
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
         let first = free.get_mut(&(queue.number, bytes)).and_then(VecDeque::pop_front);
         drop(free);
-        if let Some(Free { address, after }) = first {
-            // What is not recorded was done before.
+        if let Some(FreeBlock { address, after }) = first {
+            // Events from before the recording are complete.
             let recorded = after.iter().filter(|event| event.is_recorded());
             recorded.into_iter().try_for_each(|event| queue.driver.wait(event))?;
             return Ok(address);
         }
         let address = match queue.first_free(bytes) {
-            Some(Free { address, .. }) => address,
+            Some(FreeBlock { address, .. }) => address,
             None => queue.arena.cut(bytes)?,
         };
-        self.kept.add(bytes, address);
+        self.memory.add(bytes, address);
         Ok(address)
     }
 
-    /// Takes memory back while recording, whose own it is from then on: `of` says of which recording it was until now.
-    pub fn take_back(&self, queue: &Queue, bytes: usize, block: Free, of: Option<&Arc<Kept>>) {
+    /// Takes a block back into the recording's memory. `of` is the recording that it belonged to so
+    /// far.
+    pub fn take_back(
+        &self,
+        queue: &Queue,
+        bytes: usize,
+        block: FreeBlock,
+        of: Option<&Arc<RecordedMemory>>,
+    ) {
         match of {
-            None => self.kept.add(bytes, block.address),
-            Some(kept) if Arc::ptr_eq(kept, &self.kept) => {}
-            // Another one's, which may be replayed yet.
+            None => self.memory.add(bytes, block.address),
+            Some(memory) if Arc::ptr_eq(memory, &self.memory) => {}
+            // It belongs to another recording, which may still be replayed.
             Some(_) => return,
         }
-        let mut free = self.kept.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry((queue.number, bytes)).or_default().push_back(block);
     }
 
-    pub fn kept(&self) -> &Arc<Kept> {
-        &self.kept
+    pub fn memory(&self) -> &Arc<RecordedMemory> {
+        &self.memory
     }
 }
 
-impl Kept {
+impl RecordedMemory {
     fn add(&self, bytes: usize, address: u64) {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push((bytes, address));
     }

@@ -1,32 +1,34 @@
-//! Work that is recorded instead of done, to be replayed as often as is liked: CUDA graphs.
+//! Recording of work, to be replayed any number of times: CUDA graphs.
 //!
-//! Every queue of the device's that is used meanwhile joins by itself, behind the beginning, and is joined at the end: what
-//! a rank asks of its GPU between the two is recorded, whichever of its threads asks. Memory that is recorded with stays the
-//! recorded work's own, so that nothing else is written where it writes; which memory that is follows from the order of the
-//! calls of each queue alone. No event is asked whether it is reached.
+//! From start to end, work that any thread asks of the device is recorded. Every queue used
+//! meanwhile joins the recording by itself, after its start, and is joined back at its end. Memory
+//! allocated while recording stays reserved for the recording, so nothing else writes where a
+//! replay writes; which addresses it gets depends only on the order of calls in each queue. Events
+//! of a recording cannot be queried.
 
 use super::driver::{Driver, GpuError, Recording};
 use super::memory::Gpu;
-use super::queue::{Kept, Session};
+use super::queue::{RecordedMemory, RecordingSession};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Recorded work, and the memory and queues that it needs. Replayed, it reads and writes the same addresses with the same
-/// arguments as when it was recorded; what shall be other must have been written to that memory before.
+/// Recorded work, with the memory and queues it needs. A replay reads and writes the same addresses
+/// with the same arguments as the recording; inputs that change must be written to that memory
+/// first.
 #[derive(Debug)]
 pub struct Graph {
-    // In this order: memory is given back when there is nothing left to replay.
+    // Field order: the memory is released after the recording.
     recording: Box<dyn Recording>,
-    _kept: Arc<Kept>,
-    /// Their libraries' workspaces are addresses of the recording, too.
+    _memory: Arc<RecordedMemory>,
+    /// The recording also holds addresses of these queues' library workspaces.
     _joined: Vec<Arc<dyn Driver>>,
 }
 
 impl Graph {
-    /// Queues all of it where it was recorded.
+    /// Queues all of it on the queue that recorded it.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn replay(&self) -> Result<(), GpuError> {
         self.recording.replay()
     }
@@ -39,12 +41,13 @@ impl Gpu {
         self.queue.driver.records()
     }
 
-    /// Waits for the device, and from then on records what this queue and others of its device are asked, until
-    /// [`Gpu::finish_recording`]; none of it is done. Kernels and products must have run before, so that they are
-    /// compiled and chosen. Nothing may wait for the device meanwhile, or be copied to or from the host.
+    /// Waits for the device, then records the work of this queue and of the device's other queues
+    /// until [`Gpu::finish_recording`], without running it. Kernels and products must have run
+    /// before, so that they are compiled and their algorithms chosen. Until the end nothing may
+    /// wait for the device or copy to or from the host.
     ///
     /// # Errors
-    /// Where the device fails, cannot record, or is recording already.
+    /// If the device fails, cannot record, or is recording already.
     pub fn start_recording(&self) -> Result<(), GpuError> {
         let (arena, origin) = (&self.queue.arena, &self.queue.driver);
         if arena.session().is_some() {
@@ -56,14 +59,14 @@ impl Gpu {
         let begun = origin.record()?.in_recording();
         let number = arena.number();
         self.queue.recorded_in.store(number, Ordering::Release);
-        arena.begin(Session::new(number, begun, arena, origin), origin);
+        arena.begin(RecordingSession::new(number, begun, arena, origin), origin);
         Ok(())
     }
 
-    /// Ends [`Gpu::start_recording`]. No other thread may be asking anything of the device.
+    /// Ends [`Gpu::start_recording`]. No other thread may use the device meanwhile.
     ///
     /// # Errors
-    /// What was asked meanwhile and cannot be recorded, or where nothing was being recorded here.
+    /// If a call meanwhile cannot be recorded, or this queue is not recording.
     pub fn finish_recording(&self) -> Result<Graph, GpuError> {
         let Some(session) = self.queue.arena.end() else {
             let what = "nothing is being recorded".to_owned();
@@ -72,9 +75,9 @@ impl Gpu {
         let origin = &self.queue.driver;
         let joined = session.take_joined();
         let back = joined.iter().try_for_each(|queue| origin.wait(&queue.record()?));
-        // Ends what the device records, whatever came of it.
+        // Ends the device's recording even if it failed.
         let recording = origin.finish_recording();
         back?;
-        Ok(Graph { recording: recording?, _kept: session.kept().clone(), _joined: joined })
+        Ok(Graph { recording: recording?, _memory: session.memory().clone(), _joined: joined })
     }
 }

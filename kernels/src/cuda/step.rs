@@ -1,21 +1,21 @@
-//! Numbers that change from step to step, in device memory, where kernels read them: an argument would be the same each
-//! time that a recorded step is replayed.
+//! Numbers that change from step to step, in device memory: a launch's arguments would be frozen in
+//! a recorded step.
 
 use super::launch::NULL;
 use super::{Argument, Gpu, GpuError, Memory};
 use std::sync::Arc;
 
-/// What launches of a step have beside their arguments; as `prelude.cu` has it.
+/// What launches read beside their arguments; the same layout as in `prelude.cu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepNumbers {
     /// Added to the step of every [`crate::random::Stream`] that dropout draws from.
     pub step: u32,
-    /// The scale of the loss's gradient where that is [`OF_STEP`].
+    /// Scale of the loss gradient where the argument is [`OF_STEP`].
     pub loss_scale: f32,
 }
 
-/// Given as the scale of a loss's gradient: that of the step's numbers, wherever they are. No number, so that nobody takes it
-/// for one.
+/// As the scale of a loss gradient: use the scale in the step numbers. A NaN, so that it cannot be
+/// mistaken for a scale.
 pub const OF_STEP: f64 = f64::NAN;
 
 impl StepNumbers {
@@ -25,21 +25,21 @@ impl StepNumbers {
 }
 
 impl Gpu {
-    /// The same queue with such numbers of its own, 0 and 1 so far, which queues forked from it share. Without them
-    /// arguments are all there is.
+    /// The same queue with step numbers of its own, initially 0 and 1. Queues forked from it share
+    /// them. Without step numbers, kernels use their arguments alone.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn with_step_numbers(&self) -> Result<Self, GpuError> {
         let none = StepNumbers { step: 0, loss_scale: 1.0 };
         let memory: Memory<u32> = self.upload(&none.words())?;
         Ok(Self { queue: self.queue.clone(), step: Some(Arc::new(memory)) })
     }
 
-    /// Sets them, in this queue's order.
+    /// Sets the step numbers, in this queue's order.
     ///
     /// # Errors
-    /// Where the device fails, or this queue has none.
+    /// If the device fails, or this queue has none.
     pub fn set_step_numbers(&self, numbers: StepNumbers) -> Result<(), GpuError> {
         let Some(memory) = &self.step else {
             let what = "the queue has no step numbers".to_owned();
@@ -49,7 +49,8 @@ impl Gpu {
         self.queue.driver()?.copy_in(bytemuck::cast_slice(&words), memory.view().address())
     }
 
-    /// A scale of the loss's gradient as kernels take it: a factor, and where to find the step's or nothing.
+    /// A loss-gradient scale as kernels take it: a factor, and the address of the step numbers or
+    /// null.
     #[allow(clippy::cast_possible_truncation)] // a factor
     pub(crate) fn loss_factor(&self, scale: f64) -> [Argument; 2] {
         match scale.is_nan() && self.step.is_some() {
@@ -58,7 +59,7 @@ impl Gpu {
         }
     }
 
-    /// Where kernels find them.
+    /// The address of the step numbers, as an argument.
     pub(crate) fn step_numbers(&self) -> Argument {
         self.step.as_ref().map_or(NULL, |memory| memory.view().argument())
     }

@@ -1,10 +1,10 @@
-//! Parts of device memory: what slices are on the host.
+//! Views of device memory: the counterpart of slices on the host.
 
 use super::Element;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
-/// Device memory to read: what a slice is on the host.
+/// Device memory to read: the counterpart of `&[E]`.
 #[derive(Debug)]
 pub struct View<'a, E> {
     pub(super) address: u64,
@@ -20,8 +20,8 @@ impl<E> Clone for View<'_, E> {
 
 impl<E> Copy for View<'_, E> {}
 
-/// A run of elements of device memory, as a library takes it that moves them. Whoever asks one to sees to it that the
-/// memory is live until that is done, and not written meanwhile.
+/// A range of elements of device memory, for a library that moves them. The caller ensures that the
+/// memory is live, and not written elsewhere, until the move is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub(super) address: u64,
@@ -29,22 +29,22 @@ pub struct Span {
 }
 
 impl Span {
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of it, where its elements are of that type.
+    /// A part of it, whose elements have the given type.
     ///
     /// # Panics
-    /// Where the range is outside.
+    /// If the range is outside.
     #[track_caller]
     #[must_use]
     pub fn part(self, range: Range<usize>, of: super::nccl::Numbers) -> Self {
@@ -53,7 +53,7 @@ impl Span {
     }
 }
 
-/// Device memory to write: what a mutable slice is on the host.
+/// Device memory to write: the counterpart of `&mut [E]`.
 #[derive(Debug)]
 pub struct ViewMut<'a, E> {
     pub(super) address: u64,
@@ -78,22 +78,22 @@ fn within(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 }
 
 impl<'a, E: Element> View<'a, E> {
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part.
+    /// A part of it.
     ///
     /// # Panics
-    /// Where the range is outside.
+    /// If the range is outside.
     #[track_caller]
     #[must_use]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -102,7 +102,7 @@ impl<'a, E: Element> View<'a, E> {
         Self { address, len: range.len(), memory: PhantomData }
     }
 
-    /// Where it lies, for a library that moves it.
+    /// Its address and length, for a library that moves the elements.
     #[must_use]
     pub fn span(&self) -> Span {
         Span { address: self.address, len: self.len }
@@ -118,41 +118,41 @@ impl<'a, E: Element> View<'a, E> {
 }
 
 impl<'a, E: Element> ViewMut<'a, E> {
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The same, to read.
+    /// A shared reborrow, to read.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
         View { address: self.address, len: self.len, memory: PhantomData }
     }
 
-    /// The same, lent.
+    /// A mutable reborrow.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, E> {
         ViewMut { address: self.address, len: self.len, memory: PhantomData }
     }
 
-    /// A part, lent.
+    /// A mutable reborrow of a part.
     ///
     /// # Panics
-    /// Where the range is outside; so below.
+    /// If the range is outside; the same holds for the methods below.
     #[track_caller]
     #[must_use]
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, E> {
         self.view_mut().into_slice(range)
     }
 
-    /// A part, for as long as the whole was lent.
+    /// A part, with the lifetime of the whole.
     #[track_caller]
     #[must_use]
     pub fn into_slice(self, range: impl RangeBounds<usize>) -> ViewMut<'a, E> {
@@ -161,7 +161,7 @@ impl<'a, E: Element> ViewMut<'a, E> {
         ViewMut { address, len: range.len(), memory: PhantomData }
     }
 
-    /// Two parts, which may be written at the same time.
+    /// Two disjoint parts, which may be written at the same time.
     #[track_caller]
     #[must_use]
     pub fn split_at(self, middle: usize) -> (ViewMut<'a, E>, ViewMut<'a, E>) {
@@ -177,7 +177,7 @@ impl<'a, E: Element> ViewMut<'a, E> {
         self.address
     }
 
-    /// For a launch or a product that writes it: who has the view lends it for good.
+    /// The address, for a launch or a product that writes there. Consumes the view.
     pub(crate) fn into_address(self) -> u64 {
         self.address
     }

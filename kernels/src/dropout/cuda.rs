@@ -5,7 +5,7 @@ use crate::cuda::launch::{THREADS, long, pack};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 use crate::random;
 
-/// What is compiled, for packs of `pack`.
+/// The module, for packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, pack: usize) -> Module {
     Module::new("dropout", storage, pack, THREADS, vec![])
@@ -14,15 +14,15 @@ pub fn module(storage: Storage, pack: usize) -> Module {
 /// `y = x mask / (1 - p)`; the backward pass is the same with `dy` for `x` and `dx` for `y`.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where `x` or `y` has not as many elements as the view, or `p` is outside `[0, 1)`.
+/// If the length of `x` or `y` differs from the view's, or `p` is outside `[0, 1)`.
 #[allow(clippy::cast_possible_truncation)] // a factor
 pub fn apply<S: Stored>(
     gpu: &Gpu,
     dropout: &Dropout,
-    view: &random::View,
+    view: &random::GlobalIndices,
     x: View<'_, S>,
     y: ViewMut<'_, S>,
 ) -> Result<(), GpuError> {
@@ -52,7 +52,7 @@ pub fn apply<S: Stored>(
     gpu.launch(&module.over(view.len(), "dropout_apply", arguments))
 }
 
-/// The least that [`apply`] has to do.
+/// Lower bound on the work of [`apply`].
 #[must_use]
 pub fn floor(elements: usize, storage: Storage) -> Floor {
     Floor::bytes(2 * elements * storage.bytes())

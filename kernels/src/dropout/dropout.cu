@@ -1,9 +1,9 @@
-// Dropout; the contract is in mod.rs. One pack a thread.
+// Dropout; the contract is in mod.rs. One thread for each pack.
 //
-// Baked in: nothing but the prelude's. Floor: reads x, writes y; the mask is computed.
+// Compile-time constants: only the prelude's. Floor: reads x, writes y; the mask is computed.
 
-// y = x mask scale, for a block [.., middle, columns] of a global tensor: local element (i, j, l) has the global index
-// offset + i stride0 + j stride1 + l stride2. `columns` is a multiple of PACK.
+// y = x mask scale, for a block [.., middle, columns] of a global tensor: local element (i, j, l)
+// has the global index offset + i stride0 + j stride1 + l stride2. `columns` is a multiple of PACK.
 extern "C" __global__ void __launch_bounds__(THREADS)
     dropout_apply(const stored* __restrict__ x, stored* __restrict__ y, u64 elements, u64 middle, u64 columns, u64 offset,
                   u64 stride0, u64 stride1, u64 stride2, u64 seed, u32 tensor, u32 step,

@@ -1,15 +1,15 @@
 //! Runs of consecutive global indices: many counters at once in vectors, blocks on threads.
 
 use super::{Dropout, Mask};
-use crate::random::View;
+use crate::random::GlobalIndices;
 use crate::simd::{BLOCK, vectorized};
 use crate::{Cpu, Real};
 
 /// `y = x mask / (1 - p)`; the backward pass is the same with `dy` for `x` and `dx` for `y`.
 ///
 /// # Panics
-/// Where `x` or `y` has not as many elements as the view, or `p` is outside `[0, 1)`.
-pub fn apply<T: Real>(cpu: &Cpu, dropout: &Dropout, view: &View, x: &[T], y: &mut [T]) {
+/// If the length of `x` or `y` differs from the view's, or `p` is outside `[0, 1)`.
+pub fn apply<T: Real>(cpu: &Cpu, dropout: &Dropout, view: &GlobalIndices, x: &[T], y: &mut [T]) {
     crate::check::length("x", x.len(), view.len());
     crate::check::length("y", y.len(), view.len());
     let mask = Mask::new(dropout);

@@ -1,12 +1,12 @@
-//! Sums, scales and biases on a GPU. Tensors are in the storage type; gradients of biases, sums of micro-batches' gradients
-//! and masters of weights f32.
+//! Sums, scalings and biases on a GPU. Tensors are in the storage type; gradients of biases,
+//! gradients summed over micro-batches and master weights are f32.
 
 use super::check_rows;
 use crate::Output;
 use crate::cuda::launch::{THREADS, blocks, constant, int, long, pack, parts};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for rows of `columns` (of tensors with a bias), moved in packs of `pack`.
+/// The module for rows of `columns` (of tensors with a bias), moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, columns: usize, pack: usize) -> Module {
     Module::new("elementwise", storage, pack, THREADS, vec![("COLUMNS", constant(columns))])
@@ -19,10 +19,10 @@ fn module_of<S: Stored>(row: usize, tensors: &[(u64, usize)]) -> Module {
 /// `y = a + b`.
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where lengths differ; so everywhere here.
+/// If lengths differ; the same holds for the functions below.
 pub fn add<S: Stored>(
     gpu: &Gpu,
     a: View<'_, S>,
@@ -63,7 +63,7 @@ pub fn scale<S: Stored>(gpu: &Gpu, factor: f32, x: ViewMut<'_, S>) -> Result<(),
     gpu.launch(&module.over(elements, "elementwise_scale", arguments))
 }
 
-/// `y` becomes the larger of `x` and `y`, element by element; it stays where they do not compare.
+/// `y = max(x, y)`, element by element; `y` stays if either is NaN.
 ///
 /// # Errors
 /// As [`add`].
@@ -79,7 +79,7 @@ pub fn divide<S: Stored>(gpu: &Gpu, by: View<'_, S>, x: ViewMut<'_, S>) -> Resul
     in_place(gpu, "elementwise_divide", "x", by, x)
 }
 
-/// A kernel that reads one tensor, and changes another of its length by it.
+/// Launches a kernel that reads one tensor and updates another of the same length.
 #[track_caller]
 fn in_place<S: Stored>(
     gpu: &Gpu,
@@ -100,7 +100,7 @@ fn in_place<S: Stored>(
 /// As [`add`].
 ///
 /// # Panics
-/// Where `x` has no whole rows.
+/// If the length of `x` is not a multiple of a row's.
 pub fn add_bias<S: Stored>(
     gpu: &Gpu,
     bias: View<'_, S>,
@@ -120,7 +120,7 @@ pub fn add_bias<S: Stored>(
 /// As [`add`].
 ///
 /// # Panics
-/// Where `dy` has no whole rows.
+/// If the length of `dy` is not a multiple of a row's.
 pub fn bias_gradient<S: Stored>(
     gpu: &Gpu,
     dy: View<'_, S>,
@@ -143,7 +143,7 @@ pub fn bias_gradient<S: Stored>(
     gpu.launch(&module.launch("elementwise_column_sum", grid, arguments))
 }
 
-/// `sum += x`: a micro-batch's gradient to the sum of all, which is f32.
+/// `sum += x`: adds a micro-batch's gradient to the f32 sum.
 ///
 /// # Errors
 /// As [`add`].
@@ -159,7 +159,7 @@ pub fn accumulate<S: Stored>(
     gpu.launch(&module.over(x.len(), "elementwise_accumulate", arguments))
 }
 
-/// `to = x`, rounded: weights from their masters.
+/// `to = x`, rounded: weights from master weights.
 ///
 /// # Errors
 /// As [`add`].
@@ -183,7 +183,7 @@ pub fn widen<S: Stored>(gpu: &Gpu, x: View<'_, S>, to: ViewMut<'_, f32>) -> Resu
     gpu.launch(&module.over(x.len(), "elementwise_widen", arguments))
 }
 
-/// The sum of all elements, in f64. Waits for it; [`sum_into`] does not.
+/// The sum of all elements, in f64. Waits for the device; [`sum_into`] does not.
 ///
 /// # Errors
 /// As [`add`].
@@ -195,7 +195,8 @@ pub fn sum<S: Stored>(gpu: &Gpu, x: View<'_, S>) -> Result<f64, GpuError> {
     Ok(value[0])
 }
 
-/// The sum of squares of all elements, in f64. Waits for it; [`sum_of_squares_into`] does not.
+/// The sum of squares of all elements, in f64. Waits for the device; [`sum_of_squares_into`] does
+/// not.
 ///
 /// # Errors
 /// As [`add`].
@@ -207,7 +208,7 @@ pub fn sum_of_squares<S: Stored>(gpu: &Gpu, x: View<'_, S>) -> Result<f64, GpuEr
     Ok(value[0])
 }
 
-/// The sum of all elements to `total[1]`, which stays on the device.
+/// Writes the sum of all elements to `total[1]` on the device.
 ///
 /// # Errors
 /// As [`add`].
@@ -220,8 +221,8 @@ pub fn sum_into<S: Stored>(
     reduce(gpu, "elementwise_sum", x, total, output)
 }
 
-/// The sum of squares of all elements to `total[1]`, which stays on the device: a norm over many tensors is one copy to
-/// the host.
+/// Writes the sum of squares of all elements to `total[1]` on the device, so that a norm over many
+/// tensors needs one copy to the host.
 ///
 /// # Errors
 /// As [`add`].
@@ -234,9 +235,9 @@ pub fn sum_of_squares_into<S: Stored>(
     reduce(gpu, "elementwise_squares", x, total, output)
 }
 
-/// Blocks of a sum: from the length alone, so that the bits are.
+/// Number of blocks of a sum. It depends on the length alone, so the bits do too.
 fn sum_blocks(elements: usize, module: &Module) -> usize {
-    blocks(elements, 8 * module.threads() * module.baked().pack).clamp(1, 1024)
+    blocks(elements, 8 * module.threads() * module.constants().pack).clamp(1, 1024)
 }
 
 fn reduce<S: Stored>(
@@ -258,7 +259,8 @@ fn reduce<S: Stored>(
     gpu.launch(&module.launch("elementwise_total", [1, 1], arguments))
 }
 
-/// The least that a function has to do that reads and writes so many tensors of `elements`, each in its storage.
+/// Lower bound on the work of a function that reads and writes this many tensors of `elements`,
+/// each in its storage type.
 #[must_use]
 pub fn floor(elements: usize, tensors: &[Storage]) -> Floor {
     Floor::bytes(tensors.iter().map(|storage| elements * storage.bytes()).sum())

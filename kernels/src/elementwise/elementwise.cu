@@ -1,7 +1,7 @@
 // Sums and scalings; the contract is in mod.rs. `elements` is a multiple of PACK.
 //
-// Baked in: COLUMNS (of tensors with a bias).
-// Floor: what the arguments say, each tensor once.
+// Compile-time constants: COLUMNS (of tensors with a bias). Floor: each argument read or written
+// once.
 
 // y = a + b.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(y + start, old);
 }
 
-// y = the larger of both, y where they do not compare: what reductions over ranks do on the host.
+// y = max(x, y), y if either is NaN: the same as reductions over ranks on the host.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_maximum(const stored* __restrict__ x, stored* __restrict__ y, u64 elements) {
   const u64 start = pack_start();
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(x + start, v);
 }
 
-// sum[elements] += x: a micro-batch's gradient to the sum of all, which is f32.
+// sum[elements] += x: adds a micro-batch's gradient to the f32 sum.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_accumulate(const stored* __restrict__ x, float* __restrict__ sum, u64 elements) {
   const u64 start = pack_start();
@@ -112,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   *reinterpret_cast<Packed<float>*>(sum + start) = total;
 }
 
-// partial[gridDim.x, COLUMNS]: each block's column sums over its rows of dy, in row order. One thread a column.
+// partial[gridDim.x, COLUMNS]: each block's column sums over its rows of dy, in row order. One
+// thread for each column.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_partials(const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
   for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (column < COLUMNS) dbias[column] += column_total(partial, column, COLUMNS, parts);
 }
 
-// What all threads of a block hold, added up in f64 in an order that does not change; thread 0 gets it.
+// Sums the values of all threads of a block in f64, in a fixed order; thread 0 gets the result.
 __device__ __forceinline__ double block_total(double sum) {
   __shared__ double sums[THREADS];
   sums[threadIdx.x] = sum;
@@ -141,8 +142,8 @@ __device__ __forceinline__ double block_total(double sum) {
   return sums[0];
 }
 
-// partial[gridDim.x]: each block's sum of squares of a tensor, in f64: norms of billions of elements are sums of few large
-// and many small ones.
+// partial[gridDim.x]: each block's sum of squares of a tensor, in f64, because norms of billions of
+// elements add few large to many small ones.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_squares(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
   double sum = 0.0;
@@ -157,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// The same of the elements themselves.
+// partial[gridDim.x]: each block's sum of the elements themselves, in f64.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_sum(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
   double sum = 0.0;

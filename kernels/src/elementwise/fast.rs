@@ -1,4 +1,4 @@
-//! Elements in vectors, blocks on threads.
+//! Vectorised, with blocks of elements on threads.
 
 use super::check_rows;
 use crate::simd::{BLOCK, LANES, block_rows, vectorized};
@@ -7,7 +7,7 @@ use crate::{Cpu, Real, columns};
 /// `y = a + b`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn add<T: Real>(cpu: &Cpu, a: &[T], b: &[T], y: &mut [T]) {
     crate::check::length("b", b.len(), a.len());
     crate::check::length("y", y.len(), a.len());
@@ -26,7 +26,7 @@ vectorized! {
 /// `y += factor x`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn axpy<T: Real>(cpu: &Cpu, factor: T, x: &[T], y: &mut [T]) {
     crate::check::length("y", y.len(), x.len());
     cpu.each(x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)), |(x, y)| {
@@ -58,7 +58,7 @@ vectorized! {
 /// `x /= by`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn divide<T: Real>(cpu: &Cpu, by: &[T], x: &mut [T]) {
     crate::check::length("by", by.len(), x.len());
     cpu.each(by.chunks(BLOCK).zip(x.chunks_mut(BLOCK)), |(by, x)| {
@@ -69,7 +69,7 @@ pub fn divide<T: Real>(cpu: &Cpu, by: &[T], x: &mut [T]) {
 /// `x[rows, columns] += bias[columns]`, for as many rows as `x` has.
 ///
 /// # Panics
-/// Where the length of `x` is no multiple of the length of `bias`.
+/// If the length of `x` is not a multiple of the length of `bias`.
 pub fn add_bias<T: Real>(cpu: &Cpu, bias: &[T], x: &mut [T]) {
     check_rows("x", x.len(), bias.len());
     if bias.is_empty() {
@@ -92,7 +92,7 @@ vectorized! {
 /// `dbias[columns] += sum over rows of dy[rows, columns]`.
 ///
 /// # Panics
-/// Where the length of `dy` is no multiple of the length of `dbias`.
+/// If the length of `dy` is not a multiple of the length of `dbias`.
 pub fn bias_gradient<T: Real>(cpu: &Cpu, dy: &[T], dbias: &mut [T]) {
     check_rows("dy", dy.len(), dbias.len());
     let width = dbias.len();
@@ -148,7 +148,7 @@ fn wide_sum<T: Real>(x: &[T], term: impl Fn(f64) -> f64) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|x| term(x.to_f64())).sum::<f64>()
 }
 
-/// The sum of blocks' sums, in block order.
+/// The sum of the blocks' sums, in block order.
 fn total<T: Real>(cpu: &Cpu, x: &[T], of_block: impl Fn(&[T]) -> f64 + Sync) -> f64 {
     cpu.scratch(x.len().div_ceil(BLOCK), |sums: &mut [f64]| {
         cpu.each(x.chunks(BLOCK).zip(sums.iter_mut()), |(x, sum)| *sum = of_block(x));

@@ -6,7 +6,7 @@ use crate::{Cpu, Real};
 /// `y = a + b`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn add<T: Real>(_cpu: &Cpu, a: &[T], b: &[T], y: &mut [T]) {
     crate::check::length("b", b.len(), a.len());
     crate::check::length("y", y.len(), a.len());
@@ -18,7 +18,7 @@ pub fn add<T: Real>(_cpu: &Cpu, a: &[T], b: &[T], y: &mut [T]) {
 /// `y += factor x`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn axpy<T: Real>(_cpu: &Cpu, factor: T, x: &[T], y: &mut [T]) {
     crate::check::length("y", y.len(), x.len());
     for (y, x) in y.iter_mut().zip(x) {
@@ -36,7 +36,7 @@ pub fn scale<T: Real>(_cpu: &Cpu, factor: T, x: &mut [T]) {
 /// `x /= by`.
 ///
 /// # Panics
-/// Where the slices differ in length.
+/// If the slices differ in length.
 pub fn divide<T: Real>(_cpu: &Cpu, by: &[T], x: &mut [T]) {
     crate::check::length("by", by.len(), x.len());
     for (x, by) in x.iter_mut().zip(by) {
@@ -47,7 +47,7 @@ pub fn divide<T: Real>(_cpu: &Cpu, by: &[T], x: &mut [T]) {
 /// `x[rows, columns] += bias[columns]`, for as many rows as `x` has.
 ///
 /// # Panics
-/// Where the length of `x` is no multiple of the length of `bias`.
+/// If the length of `x` is not a multiple of the length of `bias`.
 pub fn add_bias<T: Real>(_cpu: &Cpu, bias: &[T], x: &mut [T]) {
     check_rows("x", x.len(), bias.len());
     for row in x.chunks_exact_mut(bias.len().max(1)) {
@@ -60,7 +60,7 @@ pub fn add_bias<T: Real>(_cpu: &Cpu, bias: &[T], x: &mut [T]) {
 /// `dbias[columns] += sum over rows of dy[rows, columns]`.
 ///
 /// # Panics
-/// Where the length of `dy` is no multiple of the length of `dbias`.
+/// If the length of `dy` is not a multiple of the length of `dbias`.
 pub fn bias_gradient<T: Real>(_cpu: &Cpu, dy: &[T], dbias: &mut [T]) {
     check_rows("dy", dy.len(), dbias.len());
     let columns = dbias.len();

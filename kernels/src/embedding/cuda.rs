@@ -4,7 +4,7 @@ use super::Embedding;
 use crate::cuda::launch::{blocks, constant, int, pack, row_threads};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for rows of these columns, moved in packs of `pack`.
+/// The module for rows of this width, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, embedding: &Embedding, pack: usize) -> Module {
     let constants = vec![("COLUMNS", constant(embedding.columns)), ("SCALE", embedding.scale)];
@@ -19,10 +19,10 @@ fn range(embedding: &Embedding) -> [Argument; 2] {
 /// `out[tokens, columns] = scale table[ids - first_row]`, 0 for ids outside the range.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where a view has the wrong length.
+/// If a view has the wrong length.
 pub fn forward<S: Stored>(
     gpu: &Gpu,
     embedding: &Embedding,
@@ -38,16 +38,17 @@ pub fn forward<S: Stored>(
     gpu.launch(&module.launch("embedding_forward", [embedding.tokens, 1], arguments))
 }
 
-/// `dtable[ids - first_row] += scale dout`, in token order: the same bits every time.
+/// `dtable[ids - first_row] += scale dout`, in token order, so the bits are always the same.
 ///
-/// Each token's block looks at all ids: `tokens^2` comparisons, nothing beside the bytes up to some 64 Ki tokens. A
-/// row's tokens are added up by one block, so one id in most tokens is slow.
+/// Each token's block compares its id with all ids: `tokens^2` comparisons, negligible beside the
+/// memory traffic up to some 64 Ki tokens. One block sums all tokens of a row, so an id that most
+/// tokens share is slow.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where a view has the wrong length.
+/// If a view has the wrong length.
 pub fn backward<S: Stored>(
     gpu: &Gpu,
     embedding: &Embedding,
@@ -59,7 +60,7 @@ pub fn backward<S: Stored>(
     let tensors = [(dout.address(), size_of::<S>()), (dtable.address(), 4)];
     let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
     let [first, rows] = range(embedding);
-    let across = blocks(embedding.columns, module.threads() * module.baked().pack);
+    let across = blocks(embedding.columns, module.threads() * module.constants().pack);
     let arguments = vec![
         ids.argument(),
         dout.argument(),
@@ -71,13 +72,13 @@ pub fn backward<S: Stored>(
     gpu.launch(&module.launch("embedding_backward", [embedding.tokens, across], arguments))
 }
 
-/// The least that [`forward`] has to do.
+/// Lower bound on the work of [`forward`].
 #[must_use]
 pub fn forward_floor(embedding: &Embedding, storage: Storage) -> Floor {
     Floor::bytes(embedding.tokens * (2 * embedding.columns * storage.bytes() + 8))
 }
 
-/// The least that [`backward`] has to do where `distinct` rows are met.
+/// Lower bound on the work of [`backward`] for `distinct` different ids.
 #[must_use]
 pub fn backward_floor(embedding: &Embedding, storage: Storage, distinct: usize) -> Floor {
     let read = embedding.tokens * (embedding.columns * storage.bytes() + 8);

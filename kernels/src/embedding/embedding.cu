@@ -1,10 +1,11 @@
 // Embedding; the contract is in mod.rs.
 //
-// Baked in: COLUMNS, SCALE.
-// Floor of forward: reads a row of the table and writes one of the output for each token. Backward: reads a row of dout for
-// each token, reads and writes each row of dtable that any token has.
+// Compile-time constants: COLUMNS, SCALE. Floor of forward: reads a row of the table and writes one
+// of the output for each token. Backward: reads a row of dout for each token, reads and writes each
+// row of dtable that occurs.
 
-// out[tokens, COLUMNS] = SCALE table[ids - first_row], 0 for ids outside the `rows` rows. One block a token.
+// out[tokens, COLUMNS] = SCALE table[ids - first_row], 0 for ids outside the `rows` rows. One block
+// for each token.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_forward(const long long* __restrict__ ids, const stored* __restrict__ table, stored* __restrict__ out,
                       long long first_row, long long rows) {
@@ -21,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// dtable[ids - first_row] += SCALE dout, the tokens of a row added up in their order, so that the bits are the same every
-// time: with no atomics and no sorting. The block of a token whose id no earlier one has adds up all that have it; the
-// others stop. Grid: tokens, blocks of columns.
+// dtable[ids - first_row] += SCALE dout. The tokens of a row are added in their order, without
+// atomics or sorting, so the bits are always the same: the block of an id's first token adds up all
+// tokens with that id, and the others stop. Grid: tokens, blocks of columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_backward(const long long* __restrict__ ids, const stored* __restrict__ dout, float* __restrict__ dtable,
                        long long first_row, long long rows, int tokens) {
@@ -38,13 +39,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int start = 0; start < tokens; start += THREADS) {
     const int token = start + threadIdx.x;
     const u32 here = __ballot_sync(0xffffffffu, token < tokens && ids[token] == id);
-    __syncthreads();  // what was found before may still be read
+    __syncthreads();  // the last chunk's matches may still be read
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = here;
     __syncthreads();
     for (int warp = 0; warp < THREADS / 32; ++warp) {
       for (u32 left = found[warp]; left != 0; left &= left - 1) {
         const int at = start + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-        if (at < own) return;  // as all threads of the block do
+        if (at < own) return;  // all threads of the block agree
         if (column >= COLUMNS) continue;
         float v[PACK];
         load(dout + static_cast<u64>(at) * COLUMNS + column, v);

@@ -1,4 +1,4 @@
-//! Blocks of tokens forward and blocks of table rows backward on threads.
+//! Blocks of tokens (forward) or of table rows (backward) on threads.
 
 use super::Embedding;
 use crate::simd::{block_rows, vectorized};
@@ -7,7 +7,7 @@ use crate::{Cpu, Real};
 /// `out[tokens, columns] = scale table[ids - first_row]`, 0 for ids outside the range.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn forward<T: Real>(cpu: &Cpu, embedding: &Embedding, ids: &[i64], table: &[T], out: &mut [T]) {
     embedding.check(ids.len(), table.len(), out.len());
     if out.is_empty() {
@@ -36,7 +36,7 @@ vectorized! {
 /// `dtable[ids - first_row] += scale dout`, in token order.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn backward<T: Real>(
     cpu: &Cpu,
     embedding: &Embedding,
@@ -48,7 +48,7 @@ pub fn backward<T: Real>(
     if dtable.is_empty() {
         return;
     }
-    // Each block looks at all ids and adds what is its own: few enough blocks that looking is cheap.
+    // Each block scans all ids and adds those in its range: so few blocks that the scans are cheap.
     let rows = embedding.rows.div_ceil(64);
     let blocks = dtable.chunks_mut(rows * embedding.columns).enumerate();
     cpu.each(blocks, |(block, dtable)| {

@@ -1,7 +1,8 @@
 //! Embedding: rows of a table by token id, and the scatter-add of their gradients.
 //!
-//! The table is a range of rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids
-//! outside the range give rows of 0 forward and are skipped backward, so the sum over ranges is the whole.
+//! The table holds rows `first_row..first_row + rows` of the whole one, `[rows, columns]`. Ids
+//! outside the range give rows of 0 forward and are skipped backward, so the results of all ranges
+//! add up to the whole.
 
 pub mod cuda;
 mod fast;
@@ -20,12 +21,12 @@ pub struct Embedding {
     pub rows: usize,
     /// Id of the first local row.
     pub first_row: usize,
-    /// Factor of the output (Gemma's `sqrt(hidden)`), 1 for most.
+    /// Factor of the output: `sqrt(hidden)` for Gemma, 1 for most models.
     pub scale: f64,
 }
 
 impl Embedding {
-    /// The local row of an id, where it is here.
+    /// The local row of an id, if it is in the range.
     fn row(&self, id: i64) -> Option<usize> {
         let local = usize::try_from(id).ok()?.checked_sub(self.first_row)?;
         (local < self.rows).then_some(local)

@@ -6,7 +6,7 @@ use crate::{Cpu, Real};
 /// `out[tokens, columns] = scale table[ids - first_row]`, 0 for ids outside the range.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn forward<T: Real>(
     _cpu: &Cpu,
     embedding: &Embedding,
@@ -27,7 +27,7 @@ pub fn forward<T: Real>(
 /// `dtable[ids - first_row] += scale dout`, in token order.
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn backward<T: Real>(
     _cpu: &Cpu,
     embedding: &Embedding,

@@ -1,24 +1,25 @@
-//! The `gemm` crate's packed kernels, on tiles of `C` that are cut for as many threads as there are.
+//! The `gemm` crate's packed kernels, on tiles of `C`, as many as there are threads.
 //!
-//! Same bits for any number of threads: every tile sums over all of `k`, and the crate's order within `k`
-//! depends on `k` alone unless tiles are tiny, which [`tile`] avoids. The bits do depend on the processor
-//! (its vector width and caches).
+//! The bits are the same for any number of threads: every tile sums over all of `k`, and the
+//! crate's order within `k` depends on `k` alone unless tiles are tiny, which [`tile`] avoids. The
+//! bits do depend on the processor (its vector width and caches).
 
 use super::{Batch, Op, Shape};
-use crate::matrix::{Grid, View, multiply};
+use crate::matrix::{Grid, MatrixView, multiply};
 use crate::{Cpu, Real};
 
-/// Least rows or columns of a tile where a dimension is cut: below, packing costs more than threads give.
+/// Minimum rows or columns of a tile in a dimension that is cut: below it packing costs more than
+/// threads gain.
 const LEAST: usize = 128;
 
-/// Products below this many operations are not cut: some ten microseconds, about what it takes to wake a
-/// helper.
+/// Products with fewer operations are not cut: they take some ten microseconds, about the time to
+/// wake a helper.
 const LEAST_FLOPS: usize = 2_000_000;
 
 /// See [`super`].
 ///
 /// # Panics
-/// Where a slice is shorter than its matrix, or a row longer than its leading dimension.
+/// If a slice is shorter than its matrix, or a row longer than its leading dimension.
 pub fn gemm<T: Real>(cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta: T, c: &mut [T]) {
     let batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
     gemm_batched(cpu, shape, &batch, alpha, a, b, beta, c);
@@ -27,7 +28,7 @@ pub fn gemm<T: Real>(cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta:
 /// [`gemm()`] of every member of a batch.
 ///
 /// # Panics
-/// As [`gemm()`], and where results would overlap.
+/// As [`gemm()`], and if results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<T: Real>(
     cpu: &Cpu,
@@ -50,8 +51,13 @@ pub fn gemm_batched<T: Real>(
     });
 }
 
-fn stored<T>(data: &[T], (rows, columns): (usize, usize), leading: usize, op: Op) -> View<'_, T> {
-    let view = View::new(data, rows, columns, leading);
+fn stored<T>(
+    data: &[T],
+    (rows, columns): (usize, usize),
+    leading: usize,
+    op: Op,
+) -> MatrixView<'_, T> {
+    let view = MatrixView::new(data, rows, columns, leading);
     match op {
         Op::None => view,
         Op::Transpose => view.transposed(),
@@ -71,8 +77,8 @@ fn grid(shape: &Shape, batch: &Batch, threads: usize) -> Grid {
     }
 }
 
-/// Rows and columns of a tile such that there are about `threads` of them. Columns are cut first: each
-/// tile packs its part of `B` and reads all of `A`, which is the cheaper way round.
+/// Rows and columns of a tile, for about `threads` tiles. Columns are cut first: each tile packs
+/// its part of `B` and reads all of `A`, which is cheaper than the other way round.
 fn tile(shape: &Shape, threads: usize) -> (usize, usize) {
     let (m, n) = (shape.m.max(1), shape.n.max(1));
     if threads == 1 || m < 8 || n < 8 || shape.flops() < LEAST_FLOPS {

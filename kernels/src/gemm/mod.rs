@@ -1,7 +1,8 @@
 //! Matrix product `C = alpha op(A) op(B) + beta C`.
 //!
-//! `op(A)` is `[m, k]`, `op(B)` is `[k, n]`, `C` is `[m, n]`, all row-major with leading dimensions (elements
-//! from one row to the next, as stored). With `beta = 0` the old `C` is never read, so it may be anything.
+//! `op(A)` is `[m, k]`, `op(B)` is `[k, n]`, `C` is `[m, n]`, all row-major with leading dimensions
+//! (elements from one row to the next, as stored). With `beta = 0` the old `C` is never read, so it
+//! may be anything.
 //!
 //! A linear layer `y[t,out] = x[t,in] W^T`, `W[out,in]`:
 //!

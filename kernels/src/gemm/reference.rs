@@ -1,4 +1,4 @@
-//! Three loops, summed in f64.
+//! Three nested loops, summed in f64.
 
 use super::{Batch, Op, Shape};
 use crate::{Cpu, Real};
@@ -6,7 +6,7 @@ use crate::{Cpu, Real};
 /// See [`super`].
 ///
 /// # Panics
-/// Where a slice is shorter than its matrix, or a row longer than its leading dimension.
+/// If a slice is shorter than its matrix, or a row longer than its leading dimension.
 pub fn gemm<T: Real>(_cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta: T, c: &mut [T]) {
     shape.check_leading();
     let batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
@@ -25,7 +25,7 @@ pub fn gemm<T: Real>(_cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta
 /// [`gemm()`] of every member of a batch.
 ///
 /// # Panics
-/// As [`gemm()`], and where results would overlap.
+/// As [`gemm()`], and if results would overlap.
 #[allow(clippy::too_many_arguments)] // BLAS's own list
 pub fn gemm_batched<T: Real>(
     cpu: &Cpu,

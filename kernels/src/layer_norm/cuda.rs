@@ -1,11 +1,12 @@
-//! LayerNorm on a GPU. `x`, `y`, `w` and `bias` are in the storage type, `mean`, `inverse_std`, `dw` and `dbias` f32.
+//! LayerNorm on a GPU. `x`, `y`, `w` and `bias` are in the storage type, `mean`, `inverse_std`,
+//! `dw` and `dbias` f32.
 
 use super::LayerNorm;
 use crate::Output;
 use crate::cuda::launch::{NULL, blocks, constant, int, pack, parts, row_threads};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for rows of these columns, moved in packs of `pack`.
+/// The module for rows of this width, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, norm: &LayerNorm, pack: usize) -> Module {
     let constants = vec![("COLUMNS", constant(norm.columns)), ("EPS", norm.eps)];
@@ -18,13 +19,13 @@ fn module_of<S: Stored>(norm: &LayerNorm, addresses: &[u64]) -> Module {
     module(S::STORAGE, norm, pack(S::STORAGE, norm.columns, &tensors))
 }
 
-/// `y`, `mean` and `inverse_std` of `x`. Shapes: [`super`].
+/// Computes `y`, `mean` and `inverse_std` from `x`. Shapes: [`super`].
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where a view has the wrong length; so everywhere here.
+/// If a view has the wrong length; the same holds for the functions below.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn forward<S: Stored>(
     gpu: &Gpu,
@@ -53,7 +54,7 @@ pub fn forward<S: Stored>(
     gpu.launch(&module.launch("layer_norm_forward", [norm.rows, 1], arguments))
 }
 
-/// `sum = x + residual`, and the norm of `sum` as it is stored, with one reading of each.
+/// `sum = x + residual`, and the norm of the stored, rounded `sum`; reads each input once.
 ///
 /// # Errors
 /// As [`forward`].
@@ -90,7 +91,7 @@ pub fn forward_residual<S: Stored>(
     gpu.launch(&module.launch("layer_norm_forward", [norm.rows, 1], arguments))
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Errors
 /// As [`forward`].
@@ -121,7 +122,7 @@ pub fn backward_input<S: Stored>(
     gpu.launch(&module.launch("layer_norm_backward_input", [norm.rows, 1], arguments))
 }
 
-/// Adds to `dw` and `dbias` the gradients of `dy`. Shapes: [`super`].
+/// Adds the gradients to `dw` and `dbias`. Shapes: [`super`].
 ///
 /// # Errors
 /// As [`forward`].
@@ -156,20 +157,20 @@ pub fn backward_weight<S: Stored>(
     gpu.launch(&module.launch("layer_norm_column_sum", grid, arguments))
 }
 
-/// The least that [`forward`] has to do.
+/// Lower bound on the work of [`forward`].
 #[must_use]
 pub fn forward_floor(norm: &LayerNorm, storage: Storage) -> Floor {
     let elements = 2 * norm.rows * norm.columns + 2 * norm.columns;
     Floor::bytes(elements * storage.bytes() + 8 * norm.rows)
 }
 
-/// The least that [`forward_residual`] has to do.
+/// Lower bound on the work of [`forward_residual`].
 #[must_use]
 pub fn forward_residual_floor(norm: &LayerNorm, storage: Storage) -> Floor {
     forward_floor(norm, storage) + Floor::bytes(2 * norm.rows * norm.columns * storage.bytes())
 }
 
-/// The least that [`backward_input`] has to do.
+/// Lower bound on the work of [`backward_input`].
 #[must_use]
 pub fn backward_input_floor(norm: &LayerNorm, storage: Storage, output: Output) -> Floor {
     let tensors = if output == Output::Accumulate { 4 } else { 3 };
@@ -177,7 +178,7 @@ pub fn backward_input_floor(norm: &LayerNorm, storage: Storage, output: Output) 
     Floor::bytes(elements * storage.bytes() + 8 * norm.rows)
 }
 
-/// The least that [`backward_weight`] has to do.
+/// Lower bound on the work of [`backward_weight`].
 #[must_use]
 pub fn backward_weight_floor(norm: &LayerNorm, storage: Storage) -> Floor {
     Floor::bytes(2 * norm.rows * norm.columns * storage.bytes() + 8 * norm.rows + 16 * norm.columns)

@@ -1,13 +1,13 @@
-//! Rows in vectors, blocks of rows on threads.
+//! Vectorised within rows, with blocks of rows on threads.
 
 use super::LayerNorm;
 use crate::simd::{self, block_rows, vectorized};
 use crate::{Cpu, Output, Real, columns};
 
-/// `y`, `mean` and `inverse_std` of `x`. Shapes: [`super`].
+/// Computes `y`, `mean` and `inverse_std` from `x`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn forward<T: Real>(
     cpu: &Cpu,
@@ -49,10 +49,10 @@ vectorized! {
     }
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_input<T: Real>(
     cpu: &Cpu,
@@ -105,10 +105,10 @@ vectorized! {
     }
 }
 
-/// Adds to `dw` and `dbias` the gradients of `dy`. Shapes: [`super`].
+/// Adds the gradients to `dw` and `dbias`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_weight<T: Real>(
     cpu: &Cpu,

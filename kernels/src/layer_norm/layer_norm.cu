@@ -1,15 +1,16 @@
-// LayerNorm; the contract is in mod.rs. One block a row, whose elements stay in registers.
+// LayerNorm; the contract is in mod.rs. One block for each row, whose elements stay in registers.
 //
-// Baked in: COLUMNS, EPS.
-// Floor of forward: reads x, w and bias, writes y; with a residual reads that too and writes the sum. Backward to the
-// input: reads x, dy and w, writes dx. Backward to weight and bias: reads x and dy.
+// Compile-time constants: COLUMNS, EPS. Floor of forward: reads x, w and bias, writes y; with a
+// residual reads that too and writes the sum. Backward to the input: reads x, dy and w, writes dx.
+// Backward to weight and bias: reads x and dy.
 
 #define PACKS ((COLUMNS + THREADS * PACK - 1) / (THREADS * PACK))
 
 __device__ __forceinline__ int column_of(int pack) { return (pack * THREADS + threadIdx.x) * PACK; }
 
-// y[rows, COLUMNS], mean[rows] and inverse_std[rows] of x, or of x + residual, which goes to `sum`. The variance is
-// that of differences from the mean: no cancellation.
+// y[rows, COLUMNS], mean[rows] and inverse_std[rows] of x or, with a residual, of x + residual,
+// which is written to `sum`. The variance is computed from differences from the mean, to avoid
+// cancellation.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_forward(const stored* __restrict__ x, const stored* __restrict__ residual,
                        const stored* __restrict__ w, const stored* __restrict__ bias, stored* __restrict__ sum,
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (residual != nullptr) {
         float more[PACK];
         load(residual + start + column, more);
-        // The norm is of what is stored: rounded.
+        // Normalise the stored, rounded values.
 #pragma unroll
         for (int i = 0; i < PACK; ++i) held[pack][i] = widened(narrowed(held[pack][i] + more[i]));
         store(sum + start + column, held[pack]);
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// dx = r (g - mean(g) - n mean(g n)), g = dy w; added where `accumulate` is not 0.
+// dx = r (g - mean(g) - n mean(g n)), g = dy w; accumulated if `accumulate` is not 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_input(const stored* __restrict__ x, const stored* __restrict__ w,
                               const float* __restrict__ mean, const float* __restrict__ inverse_std,

@@ -1,11 +1,11 @@
-//! LayerNorm (Ba et al. 2016): `y = n w + bias`, `n = (x - mean) r`, `r = (variance + eps)^-1/2`, with the
-//! biased variance.
+//! LayerNorm (Ba et al. 2016): `y = n w + bias`, `n = (x - mean) r`, `r = (variance + eps)^-1/2`,
+//! with the biased variance.
 //!
-//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` and `bias` `[columns]`, the saved `mean` and `inverse_std`
-//! (`r`) `[rows]`.
+//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` and `bias` `[columns]`, the saved `mean` and
+//! `inverse_std` (`r`) `[rows]`.
 //!
-//! With `g = dy w`: `dx = r (g - mean(g) - n mean(g n))`, `dw = sum over rows of dy n`,
-//! `dbias = sum over rows of dy`.
+//! With `g = dy w`: `dx = r (g - mean(g) - n mean(g n))`, `dw = sum over rows of dy n`, `dbias =
+//! sum over rows of dy`.
 
 pub mod cuda;
 mod fast;

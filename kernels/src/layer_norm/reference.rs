@@ -3,10 +3,10 @@
 use super::LayerNorm;
 use crate::{Cpu, Output, Real};
 
-/// `y`, `mean` and `inverse_std` of `x`. Shapes: [`super`].
+/// Computes `y`, `mean` and `inverse_std` from `x`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::cast_precision_loss, clippy::too_many_arguments)]
 pub fn forward<T: Real>(
     _cpu: &Cpu,
@@ -35,10 +35,10 @@ pub fn forward<T: Real>(
     }
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::cast_precision_loss, clippy::too_many_arguments)]
 pub fn backward_input<T: Real>(
     _cpu: &Cpu,
@@ -67,10 +67,10 @@ pub fn backward_input<T: Real>(
     }
 }
 
-/// Adds to `dw` and `dbias` the gradients of `dy`. Shapes: [`super`].
+/// Adds the gradients to `dw` and `dbias`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_weight<T: Real>(
     _cpu: &Cpu,

@@ -1,27 +1,27 @@
-//! Random numbers on a GPU: the processor's draws, in f32.
+//! Random numbers on a GPU: the CPU's draws, in f32.
 
-use super::{Stream, View};
+use super::{GlobalIndices, Stream};
 use crate::cuda::launch::{THREADS, blocks, long};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, ViewMut};
 
-/// What is compiled.
+/// The module.
 #[must_use]
 pub fn module() -> Module {
     Module::new("random", Storage::F32, 1, THREADS, vec![])
 }
 
-/// Normal numbers with mean 0 and standard deviation `std` by global index: the processor's, but for the last bit of what
-/// the device's logarithm, sine and cosine make of the same integers.
+/// Normal numbers with mean 0 and standard deviation `std` by global index. They are the CPU's up
+/// to the last bit of the device's logarithm, sine and cosine.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where `out` has not as many elements as the view.
+/// If the lengths of `out` and the view differ.
 pub fn fill_normal(
     gpu: &Gpu,
     out: ViewMut<'_, f32>,
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     std: f64,
 ) -> Result<(), GpuError> {
@@ -47,7 +47,7 @@ pub fn fill_normal(
     gpu.launch(&module.launch("random_normal", grid, arguments))
 }
 
-/// The least that [`fill_normal`] has to do.
+/// Lower bound on the work of [`fill_normal`].
 #[must_use]
 pub fn floor(elements: usize) -> Floor {
     Floor::bytes(4 * elements)

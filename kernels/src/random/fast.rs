@@ -1,18 +1,18 @@
-//! Blocks of elements on threads, runs of consecutive indices at a time.
+//! Runs of consecutive global indices, with blocks on threads.
 
-use super::{Stream, View, philox, unit};
+use super::{GlobalIndices, Stream, philox, unit};
 use crate::simd::BLOCK;
 use crate::{Cpu, Real};
 use std::f64::consts::TAU;
 
-/// Uniform numbers in `[low, high]` by global index (the ends only by rounding).
+/// Uniform numbers in `[low, high]` by global index; the ends occur only by rounding.
 ///
 /// # Panics
-/// Where `out` has not as many elements as the view.
+/// If the lengths of `out` and the view differ.
 pub fn fill_uniform<T: Real>(
     cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     low: f64,
     high: f64,
@@ -21,20 +21,26 @@ pub fn fill_uniform<T: Real>(
     fill(cpu, out, view, stream, |words| words.map(uniform));
 }
 
-/// Normal numbers with mean 0 and standard deviation `std` by global index. They stay below 6.77 `std`.
+/// Normal numbers with mean 0 and standard deviation `std` by global index, all below 6.77 `std`.
 ///
 /// # Panics
-/// Where `out` has not as many elements as the view.
-pub fn fill_normal<T: Real>(cpu: &Cpu, out: &mut [T], view: &View, stream: Stream, std: f64) {
+/// If the lengths of `out` and the view differ.
+pub fn fill_normal<T: Real>(
+    cpu: &Cpu,
+    out: &mut [T],
+    view: &GlobalIndices,
+    stream: Stream,
+    std: f64,
+) {
     fill(cpu, out, view, stream, |words| normals(words).map(|normal| std * normal));
 }
 
-/// Fills with what `draw` makes of the words of each group of four elements.
+/// Fills `out` with `draw` of the random words of each group of four elements.
 #[track_caller]
 fn fill<T: Real>(
     cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     draw: impl Fn([u32; 4]) -> [f64; 4] + Sync,
 ) {
@@ -55,7 +61,7 @@ fn fill<T: Real>(
     });
 }
 
-/// Two pairs, cosine and sine member of each.
+/// Two pairs of normal numbers: cosine and sine of each.
 fn normals(words: [u32; 4]) -> [f64; 4] {
     let pair = |first: u32, second: u32| {
         let radius = (-2.0 * unit(first).ln()).sqrt();

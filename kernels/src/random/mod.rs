@@ -1,10 +1,10 @@
-//! Random numbers that depend on a tensor's *global* element index and on nothing else, so that any split
+//! Random numbers that depend only on a tensor's *global* element index, so that every sharding
 //! draws the same ones.
 //!
-//! Generator: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, section
-//! 3.3). The key is the seed; the counter is `[index / 4 (low, high), tensor, step]`, and word `index % 4` of
-//! the block belongs to the element. Normal numbers are made from pairs of words (Box and Muller 1958),
-//! computed in f64 and rounded, so f32 and f64 see the same draws.
+//! The generator is Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+//! SC'11, section 3.3). The key is the seed. The counter is `[index / 4 (low, high), tensor,
+//! step]`, and word `index % 4` of the result belongs to the element. Normal numbers are made from
+//! pairs of words (Box and Muller 1958) in f64 and then rounded, so f32 and f64 get the same draws.
 
 pub mod cuda;
 mod fast;
@@ -13,38 +13,38 @@ pub mod reference;
 
 pub use fast::{fill_normal, fill_uniform};
 
-/// Which random numbers: every tensor and every step has its own.
+/// Identifies a sequence of random numbers: every tensor and every step has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
     /// The run's seed.
     pub seed: u64,
-    /// The tensor, or the place of a dropout in the model: the same on every rank.
+    /// Number of the tensor, or of the dropout in the model; the same on every rank.
     pub tensor: u32,
-    /// The training step, for what is drawn anew in each.
+    /// The training step, for numbers that are redrawn in each.
     pub step: u32,
 }
 
-/// Where a local block `[sizes]`, stored without gaps, lies in a global tensor: element `(i, j, l)` has the
-/// global index `offset + i strides[0] + j strides[1] + l strides[2]`.
+/// Maps a local block `[sizes]`, stored without gaps, to its elements' indices in a global tensor:
+/// element `(i, j, l)` has the global index `offset + i strides[0] + j strides[1] + l strides[2]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct GlobalIndices {
     /// Global index of the first local element.
     pub offset: u64,
     /// Local extents.
     pub sizes: [usize; 3],
-    /// Steps in the global tensor.
+    /// Strides in the global tensor.
     pub strides: [u64; 3],
 }
 
-impl View {
-    /// `len` elements that follow each other in the global tensor too.
+impl GlobalIndices {
+    /// `len` elements that are adjacent in the global tensor too.
     #[must_use]
     pub const fn contiguous(offset: u64, len: usize) -> Self {
         Self { offset, sizes: [1, 1, len], strides: [0, 0, 1] }
     }
 
-    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with `global_columns`
-    /// columns.
+    /// Rows `row..row + rows` and columns `column..column + columns` of a matrix with
+    /// `global_columns` columns.
     #[must_use]
     pub const fn matrix(
         row: u64,
@@ -57,7 +57,7 @@ impl View {
         Self { offset, sizes: [1, rows, columns], strides: [0, global_columns, 1] }
     }
 
-    /// Local elements.
+    /// Number of local elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.sizes[0] * self.sizes[1] * self.sizes[2]
@@ -82,9 +82,9 @@ impl View {
     }
 }
 
-impl View {
-    /// The elements `first..first + count` as runs of consecutive global indices: place after `first`, global
-    /// index, length.
+impl GlobalIndices {
+    /// The elements `first..first + count` as runs of consecutive global indices. Each run has its
+    /// offset from `first`, its global index and its length.
     pub(crate) fn runs(
         &self,
         first: usize,
@@ -103,7 +103,7 @@ impl View {
     }
 }
 
-/// Uniform in (0, 1) from one word: the middle of its interval, so never 0 or 1.
+/// A uniform number in (0, 1) from one word: the middle of its interval, so never 0 or 1.
 #[inline(always)]
 fn unit(word: u32) -> f64 {
     (f64::from(word) + 0.5) * (1.0 / 4_294_967_296.0)

@@ -1,4 +1,4 @@
-//! Philox4x32-10, the bijection itself.
+//! The Philox4x32-10 bijection.
 
 use super::Stream;
 
@@ -6,7 +6,8 @@ const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Ten rounds on one counter (Salmon et al., SC'11, section 3.3; constants of the Random123 library).
+/// Ten rounds on one counter (Salmon et al., SC'11, section 3.3; constants of the Random123
+/// library).
 #[inline(always)]
 #[must_use]
 pub const fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -20,7 +21,7 @@ pub const fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // the halves of products are what the rounds are made of
+#[allow(clippy::cast_possible_truncation)] // the rounds use both halves of products
 const fn round(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let low = MULTIPLIERS[0] * counter[0] as u64;
     let high = MULTIPLIERS[1] * counter[2] as u64;
@@ -48,13 +49,13 @@ pub const fn word(stream: Stream, index: u64) -> u32 {
     words(stream, index / 4)[(index % 4) as usize]
 }
 
-/// Groups that [`many`] makes at once: enough that the compiler leaves loops over them to its vectoriser.
+/// Groups that [`many`] computes at once: enough that the compiler vectorises the loops over them.
 pub(crate) const MANY: usize = 32;
 
-/// The words of the groups `group .. group + MANY`, in element order. The rounds of all go side by side, as
-/// vectors.
+/// The words of the groups `group .. group + MANY`, in element order. The rounds of all groups run
+/// side by side, as vectors.
 #[inline(always)]
-// Halves of 64-bit words; four arrays side by side.
+// Halves of 64-bit words, in four parallel arrays.
 #[allow(clippy::cast_possible_truncation, clippy::needless_range_loop)]
 pub(crate) fn many(stream: Stream, group: u64, words: &mut [u32; 4 * MANY]) {
     let mut counters = [[0; MANY], [0; MANY], [stream.tensor; MANY], [stream.step; MANY]];

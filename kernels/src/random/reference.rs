@@ -1,17 +1,17 @@
-//! One block of the generator per element.
+//! One evaluation of the generator for each element.
 
-use super::{Stream, View, philox, unit};
+use super::{GlobalIndices, Stream, philox, unit};
 use crate::{Cpu, Real};
 use std::f64::consts::TAU;
 
-/// Uniform numbers in `[low, high]` by global index (the ends only by rounding).
+/// Uniform numbers in `[low, high]` by global index; the ends occur only by rounding.
 ///
 /// # Panics
-/// Where `out` has not as many elements as the view.
+/// If the lengths of `out` and the view differ.
 pub fn fill_uniform<T: Real>(
     _cpu: &Cpu,
     out: &mut [T],
-    view: &View,
+    view: &GlobalIndices,
     stream: Stream,
     low: f64,
     high: f64,
@@ -23,18 +23,24 @@ pub fn fill_uniform<T: Real>(
     }
 }
 
-/// Normal numbers with mean 0 and standard deviation `std` by global index. They stay below 6.77 `std`.
+/// Normal numbers with mean 0 and standard deviation `std` by global index, all below 6.77 `std`.
 ///
 /// # Panics
-/// Where `out` has not as many elements as the view.
-pub fn fill_normal<T: Real>(_cpu: &Cpu, out: &mut [T], view: &View, stream: Stream, std: f64) {
+/// If the lengths of `out` and the view differ.
+pub fn fill_normal<T: Real>(
+    _cpu: &Cpu,
+    out: &mut [T],
+    view: &GlobalIndices,
+    stream: Stream,
+    std: f64,
+) {
     crate::check::length("out", out.len(), view.len());
     for (at, place) in out.iter_mut().enumerate() {
         *place = T::from_f64(std * normal(stream, view.index(at)));
     }
 }
 
-/// Elements `2 i` and `2 i + 1` are the cosine and sine member of one pair.
+/// Elements `2 i` and `2 i + 1` are the cosine and the sine of one pair.
 fn normal(stream: Stream, index: u64) -> f64 {
     let pair = index & !1;
     let radius = (-2.0 * unit(philox::word(stream, pair)).ln()).sqrt();

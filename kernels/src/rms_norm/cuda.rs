@@ -5,7 +5,7 @@ use crate::Output;
 use crate::cuda::launch::{NULL, blocks, constant, int, pack, parts, row_threads};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for rows of these columns, moved in packs of `pack`.
+/// The module for rows of this width, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, norm: &RmsNorm, pack: usize) -> Module {
     let constants =
@@ -19,13 +19,13 @@ fn module_of<S: Stored>(norm: &RmsNorm, addresses: &[u64]) -> Module {
     module(S::STORAGE, norm, pack(S::STORAGE, norm.columns, &tensors))
 }
 
-/// `y` and `inverse_rms` of `x`. Shapes: [`super`].
+/// Computes `y` and `inverse_rms` from `x`. Shapes: [`super`].
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where a view has the wrong length; so everywhere here.
+/// If a view has the wrong length; the same holds for the functions below.
 pub fn forward<S: Stored>(
     gpu: &Gpu,
     norm: &RmsNorm,
@@ -41,8 +41,8 @@ pub fn forward<S: Stored>(
     gpu.launch(&module.launch("rms_norm_forward", [norm.rows, 1], arguments))
 }
 
-/// `sum = x + residual`, and `y` and `inverse_rms` of `sum` as it is stored: a residual and the norm behind it, with one
-/// reading of each.
+/// `sum = x + residual`, and `y` and `inverse_rms` of the stored, rounded `sum`: a residual
+/// connection fused with the norm after it. Reads each input once.
 ///
 /// # Errors
 /// As [`forward`].
@@ -73,7 +73,7 @@ pub fn forward_residual<S: Stored>(
     gpu.launch(&module.launch("rms_norm_forward", [norm.rows, 1], arguments))
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Errors
 /// As [`forward`].
@@ -102,7 +102,7 @@ pub fn backward_input<S: Stored>(
     gpu.launch(&module.launch("rms_norm_backward_input", [norm.rows, 1], arguments))
 }
 
-/// Adds to `dw` the gradient of `dy`. Shapes: [`super`].
+/// Adds the gradient to `dw`. Shapes: [`super`].
 ///
 /// # Errors
 /// As [`forward`].
@@ -132,20 +132,20 @@ pub fn backward_weight<S: Stored>(
     gpu.launch(&module.launch("rms_norm_column_sum", grid, arguments))
 }
 
-/// The least that [`forward`] has to do.
+/// Lower bound on the work of [`forward`].
 #[must_use]
 pub fn forward_floor(norm: &RmsNorm, storage: Storage) -> Floor {
     let elements = 2 * norm.rows * norm.columns + norm.columns;
     Floor::bytes(elements * storage.bytes() + 4 * norm.rows)
 }
 
-/// The least that [`forward_residual`] has to do.
+/// Lower bound on the work of [`forward_residual`].
 #[must_use]
 pub fn forward_residual_floor(norm: &RmsNorm, storage: Storage) -> Floor {
     forward_floor(norm, storage) + Floor::bytes(2 * norm.rows * norm.columns * storage.bytes())
 }
 
-/// The least that [`backward_input`] has to do.
+/// Lower bound on the work of [`backward_input`].
 #[must_use]
 pub fn backward_input_floor(norm: &RmsNorm, storage: Storage, output: Output) -> Floor {
     let tensors = if output == Output::Accumulate { 4 } else { 3 };
@@ -153,7 +153,7 @@ pub fn backward_input_floor(norm: &RmsNorm, storage: Storage, output: Output) ->
     Floor::bytes(elements * storage.bytes() + 4 * norm.rows)
 }
 
-/// The least that [`backward_weight`] has to do.
+/// Lower bound on the work of [`backward_weight`].
 #[must_use]
 pub fn backward_weight_floor(norm: &RmsNorm, storage: Storage) -> Floor {
     Floor::bytes(2 * norm.rows * norm.columns * storage.bytes() + 4 * norm.rows + 8 * norm.columns)

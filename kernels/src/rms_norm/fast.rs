@@ -1,13 +1,13 @@
-//! Rows in vectors, blocks of rows on threads.
+//! Vectorised within rows, with blocks of rows on threads.
 
 use super::RmsNorm;
 use crate::simd::{self, block_rows, vectorized};
 use crate::{Cpu, Output, Real, columns};
 
-/// `y` and `inverse_rms` of `x`. Shapes: [`super`].
+/// Computes `y` and `inverse_rms` from `x`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn forward<T: Real>(
     cpu: &Cpu,
     norm: &RmsNorm,
@@ -41,10 +41,10 @@ vectorized! {
     }
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::too_many_arguments)] // tensors and their sizes, as the contract has them
 pub fn backward_input<T: Real>(
     cpu: &Cpu,
@@ -94,10 +94,10 @@ vectorized! {
     }
 }
 
-/// Adds to `dw` the gradient of `dy`. Shapes: [`super`].
+/// Adds the gradient to `dw`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn backward_weight<T: Real>(
     cpu: &Cpu,
     norm: &RmsNorm,

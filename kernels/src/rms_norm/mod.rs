@@ -1,10 +1,11 @@
 //! RMSNorm (Zhang and Sennrich 2019): `y = x r w`, `r = (mean(x^2) + eps)^-1/2`; with a unit offset
 //! `y = x r (1 + w)`.
 //!
-//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` is `[columns]`, the saved `inverse_rms` (`r`) is `[rows]`.
-//! A norm over head dimensions is the same with `rows = tokens heads`.
+//! `x`, `y`, `dx`, `dy` are `[rows, columns]`, `w` is `[columns]`, the saved `inverse_rms` (`r`) is
+//! `[rows]`. A norm over head dimensions is the same with `rows = tokens heads`.
 //!
-//! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x r`.
+//! With `g = dy w` (or `dy (1 + w)`): `dx = r (g - x r^2 mean(g x))`, `dw = sum over rows of dy x
+//! r`.
 
 pub mod cuda;
 mod fast;
@@ -21,7 +22,7 @@ pub struct RmsNorm {
     pub columns: usize,
     /// Added to the mean square.
     pub eps: f64,
-    /// Whether weights are stored as their distance from 1.
+    /// Whether weights are stored minus 1.
     pub unit_offset: bool,
 }
 
@@ -35,7 +36,7 @@ impl RmsNorm {
         crate::check::length("inverse_rms", inverse_rms, self.rows);
     }
 
-    /// What is added to the stored weights.
+    /// The number added to the stored weights.
     fn offset(&self) -> f64 {
         if self.unit_offset { 1.0 } else { 0.0 }
     }

@@ -3,10 +3,10 @@
 use super::RmsNorm;
 use crate::{Cpu, Output, Real};
 
-/// `y` and `inverse_rms` of `x`. Shapes: [`super`].
+/// Computes `y` and `inverse_rms` from `x`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::cast_precision_loss)]
 pub fn forward<T: Real>(
     _cpu: &Cpu,
@@ -28,10 +28,10 @@ pub fn forward<T: Real>(
     }
 }
 
-/// `dx` of `dy`. Shapes: [`super`].
+/// Computes `dx` from `dy`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 #[allow(clippy::cast_precision_loss, clippy::too_many_arguments)]
 pub fn backward_input<T: Real>(
     _cpu: &Cpu,
@@ -55,10 +55,10 @@ pub fn backward_input<T: Real>(
     }
 }
 
-/// Adds to `dw` the gradient of `dy`. Shapes: [`super`].
+/// Adds the gradient to `dw`. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length.
+/// If a slice has the wrong length.
 pub fn backward_weight<T: Real>(
     _cpu: &Cpu,
     norm: &RmsNorm,

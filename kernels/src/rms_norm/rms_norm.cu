@@ -1,15 +1,16 @@
-// RMSNorm; the contract is in mod.rs. One block a row, whose elements stay in registers between the two passes over
-// them, so that each is read once.
+// RMSNorm; the contract is in mod.rs. One block for each row, whose elements stay in registers
+// between the two passes over them, so that each is read once.
 //
-// Baked in: COLUMNS, EPS, OFFSET (1 where weights are stored as their distance from 1, else 0).
-// Floor of forward: reads x and w, writes y; with a residual reads that too and writes the sum. Backward to the input:
-// reads x, dy and w, writes dx. Backward to the weight: reads x and dy.
+// Compile-time constants: COLUMNS, EPS, OFFSET (1 if weights are stored minus 1, else 0). Floor of
+// forward: reads x and w, writes y; with a residual reads that too and writes the sum. Backward to
+// the input: reads x, dy and w, writes dx. Backward to the weight: reads x and dy.
 
 #define PACKS ((COLUMNS + THREADS * PACK - 1) / (THREADS * PACK))
 
 __device__ __forceinline__ int column_of(int pack) { return (pack * THREADS + threadIdx.x) * PACK; }
 
-// y[rows, COLUMNS] and inverse_rms[rows] of x, or, where there is a residual, of x + residual, which goes to `sum`.
+// y[rows, COLUMNS] and inverse_rms[rows] of x or, with a residual, of x + residual, which is
+// written to `sum`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_forward(const stored* __restrict__ x, const stored* __restrict__ residual, const stored* __restrict__ w,
                      stored* __restrict__ sum, stored* __restrict__ y, float* __restrict__ inverse_rms) {
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (residual != nullptr) {
         float more[PACK];
         load(residual + start + column, more);
-        // The norm is of what is stored: rounded.
+        // Normalise the stored, rounded values.
 #pragma unroll
         for (int i = 0; i < PACK; ++i) held[pack][i] = widened(narrowed(held[pack][i] + more[i]));
         store(sum + start + column, held[pack]);
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// dx = r (g - x r^2 mean(g x)), g = dy w; added where `accumulate` is not 0.
+// dx = r (g - x r^2 mean(g x)), g = dy w; accumulated if `accumulate` is not 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_input(const stored* __restrict__ x, const stored* __restrict__ w,
                             const float* __restrict__ inverse_rms, const stored* __restrict__ dy,
@@ -84,7 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// partial[gridDim.x, COLUMNS]: each block's sum over its rows of dy x r, in row order; column_sum() adds them up.
+// partial[gridDim.x, COLUMNS]: each block's sum over its rows of dy x r, in row order; column_sum()
+// adds them up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ inverse_rms,
                              const stored* __restrict__ dy, float* __restrict__ partial, int rows) {

@@ -1,10 +1,11 @@
-//! Rotary embedding on a GPU: `x` in the storage type, positions and the table as on the CPU, the table f32.
+//! Rotary embedding on a GPU: `x` in the storage type, positions as on the CPU, the table in f32.
 
 use super::{Pairing, Rope};
 use crate::cuda::launch::{THREADS, blocks, constant, long, pack};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
-/// What is compiled for heads whose tokens lie `token_stride` elements apart, moved in packs of `pack`.
+/// The module for heads whose tokens are `token_stride` elements apart, moved in packs of `pack`
+/// elements.
 #[must_use]
 pub fn module(storage: Storage, rope: &Rope, token_stride: usize, pack: usize) -> Module {
     let interleaved = f64::from(u8::from(rope.pairing == Pairing::Interleaved));
@@ -19,7 +20,7 @@ pub fn module(storage: Storage, rope: &Rope, token_stride: usize, pack: usize) -
     Module::new("rope", storage, pack, THREADS, constants)
 }
 
-/// Packs divide half the pairs, and begin at whole packs.
+/// The pack size: a divisor of half the rotated dimensions that keeps to the alignment.
 fn pack_of<S: Stored>(rope: &Rope, token_stride: usize, x: u64, table: u64) -> usize {
     let starts = [rope.rotary_dim / 2, rope.rotary_start, rope.head_dim, token_stride];
     let row = starts.into_iter().fold(0, gcd);
@@ -30,13 +31,14 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`,
+/// computed in f64.
 ///
 /// # Errors
-/// Where the device fails; so everywhere here.
+/// If the device fails; the same holds for the functions below.
 ///
 /// # Panics
-/// Where `table` has not `2 positions frequencies` elements.
+/// If `table` does not have `2 positions frequencies` elements.
 pub fn fill_table(
     gpu: &Gpu,
     inverse_frequencies: &[f64],
@@ -65,7 +67,7 @@ pub fn fill_table(
 /// As [`fill_table`].
 ///
 /// # Panics
-/// Where a view has the wrong length, or the rotated part does not fit a head or is odd.
+/// If a view has the wrong length, or the rotated part does not fit a head or is odd.
 pub fn forward<S: Stored>(
     gpu: &Gpu,
     rope: &Rope,
@@ -93,14 +95,14 @@ pub fn backward<S: Stored>(
     rotate(gpu, rope, rope.heads * rope.head_dim, table, dx, -1.0)
 }
 
-/// [`forward`] on the first `heads` heads of each row of a packed tensor `[tokens, token_stride]`: queries and keys, which
-/// stand side by side in a fused projection, in one launch.
+/// [`forward`] on the first `heads` heads of each row of a packed tensor `[tokens, token_stride]`:
+/// one launch for queries and keys, which are adjacent in a fused projection.
 ///
 /// # Errors
 /// As [`fill_table`].
 ///
 /// # Panics
-/// As [`forward`], and where the heads do not fit a row.
+/// As [`forward`], and if the heads do not fit a row.
 pub fn forward_packed<S: Stored>(
     gpu: &Gpu,
     rope: &Rope,
@@ -156,7 +158,7 @@ fn rotate<S: Stored>(
     gpu.launch(&module.over(pairs, "rope_rotate", arguments))
 }
 
-/// The least that [`forward`] and [`backward`] have to do.
+/// Lower bound on the work of [`forward`] and [`backward`].
 #[must_use]
 pub fn floor(rope: &Rope, storage: Storage) -> Floor {
     let rotated = rope.tokens * rope.heads * rope.rotary_dim;

@@ -1,14 +1,14 @@
-//! Pairs in vectors, blocks of tokens on threads.
+//! Vectorised over pairs, with blocks of tokens on threads.
 
 use super::{Pairing, Rope};
 use crate::simd::{block_rows, vectorized};
 use crate::{Cpu, Real};
 
-/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in
-/// f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`,
+/// computed in f64.
 ///
 /// # Panics
-/// Where `table` has not `2 positions frequencies` elements.
+/// If `table` does not have `2 positions frequencies` elements.
 pub fn fill_table<T: Real>(
     cpu: &Cpu,
     inverse_frequencies: &[f64],
@@ -27,7 +27,7 @@ pub fn fill_table<T: Real>(
 /// Rotates `x` in place. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or the rotated part does not fit a head or is odd.
+/// If a slice has the wrong length, or the rotated part does not fit a head or is odd.
 pub fn forward<T: Real>(cpu: &Cpu, rope: &Rope, table: &[T], x: &mut [T]) {
     rotate(cpu, rope, table, x, T::ONE);
 }

@@ -1,11 +1,12 @@
 //! Rotary position embedding (Su et al. 2021), in place on queries or keys.
 //!
-//! `x` is `[tokens, heads, head_dim]`, of which the dimensions `rotary_start..rotary_start + rotary_dim` are
-//! rotated in pairs; pair `j` at position `p` by the angle `p inverse_frequency_j`:
-//! `(a, b) -> (a cos - b sin, a sin + b cos)`. Positions are data: one for each token.
+//! `x` is `[tokens, heads, head_dim]`. The dimensions `rotary_start..rotary_start + rotary_dim` are
+//! rotated in pairs; pair `j` at position `p` is rotated by the angle `p inverse_frequency_j`: `(a,
+//! b) -> (a cos - b sin, a sin + b cos)`. Each token has its own position, passed as data.
 //!
-//! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is made once for a batch of positions and
-//! serves all layers. The backward pass is the inverse rotation, applied to the gradient in place.
+//! The table of cosines and sines, `[tokens, 2, rotary_dim / 2]`, is computed once for a batch of
+//! positions and serves all layers. The backward pass is the inverse rotation, applied to the
+//! gradient in place.
 
 pub mod cuda;
 mod fast;
@@ -13,7 +14,7 @@ pub mod reference;
 
 pub use fast::{backward, fill_table, forward};
 
-/// Which dimensions make a pair.
+/// Which dimensions form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// `j` and `j + rotary_dim / 2` (GPT-NeoX, Hugging Face's Llama).
@@ -27,7 +28,7 @@ pub enum Pairing {
 pub struct Rope {
     /// Tokens, each with its position.
     pub tokens: usize,
-    /// Heads of a token, all rotated alike.
+    /// Heads of a token; all get the same rotation.
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -35,19 +36,19 @@ pub struct Rope {
     pub rotary_start: usize,
     /// Rotated elements of a head, even.
     pub rotary_dim: usize,
-    /// Which dimensions make a pair.
+    /// Which dimensions form a pair.
     pub pairing: Pairing,
 }
 
 impl Rope {
-    /// Whole heads, half-rotation.
+    /// Whole heads, with pairs of the two halves.
     #[must_use]
     pub const fn half(tokens: usize, heads: usize, head_dim: usize) -> Self {
         let pairing = Pairing::Half;
         Self { tokens, heads, head_dim, rotary_start: 0, rotary_dim: head_dim, pairing }
     }
 
-    /// Elements of the table.
+    /// Number of elements of the table.
     #[must_use]
     pub const fn table_elements(&self) -> usize {
         self.tokens * self.rotary_dim
@@ -65,8 +66,8 @@ impl Rope {
     }
 }
 
-/// `theta^(-2 j / rotary_dim)` for `j < rotary_dim / 2`: the unscaled frequencies. Scaled variants give their
-/// own to [`fill_table`].
+/// The unscaled frequencies, `theta^(-2 j / rotary_dim)` for `j < rotary_dim / 2`. Scaled variants
+/// pass their own to [`fill_table`].
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn inverse_frequencies(theta: f64, rotary_dim: usize) -> Vec<f64> {

@@ -3,11 +3,11 @@
 use super::{Pairing, Rope};
 use crate::{Cpu, Real};
 
-/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`, computed in
-/// f64.
+/// Fills `table[tokens, 2, frequencies]` with the cosines and the sines of `position frequency`,
+/// computed in f64.
 ///
 /// # Panics
-/// Where `table` has not `2 positions frequencies` elements.
+/// If `table` does not have `2 positions frequencies` elements.
 pub fn fill_table<T: Real>(
     _cpu: &Cpu,
     inverse_frequencies: &[f64],
@@ -28,7 +28,7 @@ pub fn fill_table<T: Real>(
 /// Rotates `x` in place. Shapes: [`super`].
 ///
 /// # Panics
-/// Where a slice has the wrong length, or the rotated part does not fit a head or is odd.
+/// If a slice has the wrong length, or the rotated part does not fit a head or is odd.
 pub fn forward<T: Real>(_cpu: &Cpu, rope: &Rope, table: &[T], x: &mut [T]) {
     rotate(rope, table, x, 1.0);
 }

@@ -1,9 +1,10 @@
-// Rotary embedding in place; the contract is in mod.rs. A thread rotates PACK pairs side by side.
+// Rotary embedding in place; the contract is in mod.rs. Each thread rotates PACK adjacent pairs.
 //
-// Baked in: HEADS, HEAD_DIM, ROTARY_START, ROTARY_DIM, INTERLEAVED (0: pairs j and j + ROTARY_DIM / 2; 1: 2j and 2j + 1),
-// TOKEN_STRIDE (elements from one token's first head to the next's: HEADS * HEAD_DIM, or more within a fused QKV tensor).
-// PACK divides ROTARY_DIM / 2, and with interleaved pairs 2 PACK elements are moved as two packs.
-// Floor: reads and writes the rotated part of x; reads the table once a head, from cache after the first.
+// Compile-time constants: HEADS, HEAD_DIM, ROTARY_START, ROTARY_DIM, INTERLEAVED (0: pairs j and j
+// + ROTARY_DIM / 2; 1: 2j and 2j + 1), TOKEN_STRIDE (elements from one token's first head to the
+// next's: HEADS * HEAD_DIM, or more within a fused QKV tensor). PACK divides ROTARY_DIM / 2, and
+// with interleaved pairs 2 PACK elements are moved as two packs. Floor: reads and writes the
+// rotated part of x; reads the table once for each head, from cache after the first.
 
 #define HALF (ROTARY_DIM / 2)
 #define PACKS_A_HEAD (HALF / PACK)
@@ -14,20 +15,22 @@ __device__ __forceinline__ void table_row(const float* __restrict__ from, float 
   for (int i = 0; i < PACK; ++i) to[i] = pack.at[i];
 }
 
-// table[tokens, 2, HALF] of the angles position times frequency, in f64: positions are large where frequencies are.
+// table[tokens, 2, HALF] of the angles position times frequency, in f64, because high frequencies
+// multiply large positions.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rope_table(const double* __restrict__ frequencies, const u32* __restrict__ positions, float* __restrict__ table,
                u64 tokens) {
   const u64 number = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
   const u64 token = number / HALF, j = number % HALF;
   if (token >= tokens) return;
-  // In half turns: of those no function needs a slow path with a stack.
+  // In units of pi: cospi and sinpi have no slow path that needs a stack.
   const double halves = static_cast<double>(positions[token]) * frequencies[j] * 0.31830988618379067;
   table[token * ROTARY_DIM + j] = static_cast<float>(cospi(halves));
   table[token * ROTARY_DIM + HALF + j] = static_cast<float>(sinpi(halves));
 }
 
-// x[tokens, HEADS, HEAD_DIM] by table[tokens, 2, HALF] of cosines and sines; `sign` is 1 forward and -1 backward.
+// Rotates x[tokens, HEADS, HEAD_DIM] by table[tokens, 2, HALF] of cosines and sines; `sign` is 1
+// forward and -1 backward.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rope_rotate(const float* __restrict__ table, stored* __restrict__ x, float sign, u64 tokens) {
   const u64 number = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;

@@ -6,7 +6,7 @@ use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 /// Rows and columns of a tile of single elements.
 const TILE: usize = 32;
 
-/// What is compiled, for packs of `pack`.
+/// The module, for packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, pack: usize) -> Module {
     Module::new("transpose", storage, pack, THREADS, vec![])
@@ -15,10 +15,10 @@ pub fn module(storage: Storage, pack: usize) -> Module {
 /// `y[j, i, l] = x[i, j, l]` for `x` of `[a, b, inner]`.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 ///
 /// # Panics
-/// Where a view has not `a b inner` elements.
+/// If a view does not have `a b inner` elements.
 pub fn swap_leading<S: Stored>(
     gpu: &Gpu,
     [a, b, inner]: [usize; 3],
@@ -39,7 +39,7 @@ pub fn swap_leading<S: Stored>(
     gpu.launch(&module.over(x.len(), "transpose_rows", arguments))
 }
 
-/// The least that [`swap_leading`] has to do.
+/// Lower bound on the work of [`swap_leading`].
 #[must_use]
 pub fn floor(elements: usize, storage: Storage) -> Floor {
     Floor::bytes(2 * elements * storage.bytes())

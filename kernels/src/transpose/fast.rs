@@ -1,15 +1,15 @@
-//! Rows or square tiles, blocks of results on threads.
+//! Whole rows or square tiles, with blocks of the result on threads.
 
 use crate::simd::block_rows;
 use crate::{Cpu, Real};
 
-/// Rows and columns of a tile of single elements: a cache line of most types.
+/// Rows and columns of a tile of single elements: a cache line of f32.
 const TILE: usize = 16;
 
 /// `y[j, i, l] = x[i, j, l]` for `x` of `[a, b, inner]`.
 ///
 /// # Panics
-/// Where a slice has not `a b inner` elements.
+/// If a slice does not have `a b inner` elements.
 pub fn swap_leading<T: Real>(cpu: &Cpu, [a, b, inner]: [usize; 3], x: &[T], y: &mut [T]) {
     crate::check::length("x", x.len(), a * b * inner);
     crate::check::length("y", y.len(), a * b * inner);
@@ -27,7 +27,7 @@ pub fn swap_leading<T: Real>(cpu: &Cpu, [a, b, inner]: [usize; 3], x: &[T], y: &
     });
 }
 
-/// The tile from `(j, i)` on of the slabs that begin at `first`.
+/// Swaps the tile at `(j, i)` of the slabs that begin at `first`.
 fn swap_tile<T: Real>(
     [a, b, inner]: [usize; 3],
     first: usize,
@@ -40,7 +40,7 @@ fn swap_tile<T: Real>(
         for i in i..a.min(i + TILE) {
             let (from, to) = ((i * b + first + j) * inner, (j * a + i) * inner);
             match inner {
-                1 => y[to] = x[from], // a call to copy costs more than the element
+                1 => y[to] = x[from], // a call of copy would cost more than the element
                 _ => y[to..to + inner].copy_from_slice(&x[from..from + inner]),
             }
         }

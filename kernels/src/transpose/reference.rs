@@ -5,7 +5,7 @@ use crate::{Cpu, Real};
 /// `y[j, i, l] = x[i, j, l]` for `x` of `[a, b, inner]`.
 ///
 /// # Panics
-/// Where a slice has not `a b inner` elements.
+/// If a slice does not have `a b inner` elements.
 pub fn swap_leading<T: Real>(_cpu: &Cpu, [a, b, inner]: [usize; 3], x: &[T], y: &mut [T]) {
     crate::check::length("x", x.len(), a * b * inner);
     crate::check::length("y", y.len(), a * b * inner);

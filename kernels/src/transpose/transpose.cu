@@ -1,7 +1,7 @@
-// Swaps the two leading dimensions; the contract is in mod.rs. Baked in: nothing but the prelude's.
-// Floor: reads x, writes y.
+// Swaps the two leading dimensions; the contract is in mod.rs. Compile-time constants: only the
+// prelude's. Floor: reads x, writes y.
 
-// y[j, i, l] = x[i, j, l], one pack a thread, in the order of y.
+// y[j, i, l] = x[i, j, l], one thread for each pack, in the order of y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     transpose_rows(const stored* __restrict__ x, stored* __restrict__ y, u64 a, u64 b, u64 inner) {
   const u64 at = pack_start();
@@ -13,7 +13,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(y + at, v);
 }
 
-// y[b, a] = x[a, b], a tile of 32 x 32 a block, so that both are read and written along rows.
+// y[b, a] = x[a, b], a block for each tile of 32 x 32, so that both tensors are accessed along
+// rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     transpose_matrix(const stored* __restrict__ x, stored* __restrict__ y, u64 a, u64 b) {
   __shared__ stored tile[32][33];

@@ -1,19 +1,20 @@
-//! Attention by a library that fuses graphs: a device whose library is the interpreter, on the machine.
+//! Attention by a library that fuses graphs: an emulated device whose library is the graph
+//! interpreter.
 
 use super::cases;
 use super::interpreter::{self, Memory};
-use kernels::attention::fused::{Fused, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::attention::{self, Attention};
-use kernels::cuda::machine::Machine;
+use kernels::cuda::Product;
+use kernels::cuda::cpu_emulator::CpuEmulator;
+use kernels::cuda::fused::{FusedPlan, Fuser, Kind, Pass, Place, Preference, Role, Sdpa};
 use kernels::cuda::{Driver, Event, Gpu, GpuError, Launch, Properties, bf16};
-use kernels::gemm::cuda::Product;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Who is slow.
+/// Which of the kernels is slow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slow {
     own_forward: bool,
@@ -25,21 +26,21 @@ struct Slow {
 
 #[derive(Debug)]
 struct Fusing {
-    machine: Machine,
+    emulator: CpuEmulator,
     preference: Preference,
     slow: Slow,
     workspace_bytes: usize,
     settled: Mutex<BTreeMap<String, Arc<str>>>,
-    /// Graphs run, and kernels of our own.
+    /// Number of graphs run.
     fused: AtomicUsize,
     own: AtomicUsize,
     asked: Mutex<Vec<Pass>>,
 }
 
 fn device(preference: Preference, slow: Slow, workspace_bytes: usize) -> Arc<Fusing> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-emulator");
     Arc::new(Fusing {
-        machine: Machine::new(&folder).expect("a folder for compiled sources"),
+        emulator: CpuEmulator::new(&folder).expect("a folder for compiled sources"),
         preference,
         slow,
         workspace_bytes,
@@ -58,25 +59,25 @@ fn wait(slow: bool) {
 
 impl Driver for Fusing {
     fn properties(&self) -> &Properties {
-        self.machine.properties()
+        self.emulator.properties()
     }
     fn allocate(&self, bytes: usize) -> Result<u64, GpuError> {
-        self.machine.allocate(bytes)
+        self.emulator.allocate(bytes)
     }
     fn free(&self, address: u64) {
-        self.machine.free(address);
+        self.emulator.free(address);
     }
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
-        self.machine.copy_in(from, to)
+        self.emulator.copy_in(from, to)
     }
     fn copy_out(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
-        self.machine.copy_out(from, to)
+        self.emulator.copy_out(from, to)
     }
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
-        self.machine.copy(from, to, bytes)
+        self.emulator.copy(from, to, bytes)
     }
     fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
-        self.machine.fill(to, byte, bytes)
+        self.emulator.fill(to, byte, bytes)
     }
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         self.own.fetch_add(1, Ordering::Relaxed);
@@ -85,25 +86,25 @@ impl Driver for Fusing {
             "attention_backward_query" => self.slow.own_backward,
             _ => false,
         });
-        self.machine.launch(launch)
+        self.emulator.launch(launch)
     }
     fn product(&self, product: &Product) -> Result<(), GpuError> {
-        self.machine.product(product)
+        self.emulator.product(product)
     }
     fn synchronize(&self) -> Result<(), GpuError> {
-        self.machine.synchronize()
+        self.emulator.synchronize()
     }
     fn quiesce(&self) -> Result<(), GpuError> {
-        self.machine.quiesce()
+        self.emulator.quiesce()
     }
     fn record(&self) -> Result<Event, GpuError> {
-        self.machine.record()
+        self.emulator.record()
     }
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        self.machine.wait(event)
+        self.emulator.wait(event)
     }
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
-        self.machine.fork()
+        self.emulator.fork()
     }
     fn fuser(&self) -> Option<&dyn Fuser> {
         Some(self)
@@ -119,15 +120,15 @@ impl Fuser for Fusing {
         "the interpreter".to_owned()
     }
 
-    /// None for heads of 48.
-    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    /// Heads of 48 get no plan.
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError> {
         self.asked.lock().unwrap().push(pass);
         if sdpa.qk_dim == 48 {
             return Err(GpuError::Call { call: "plans", what: "no such\npattern".to_owned() });
         }
         let scratch: usize = sdpa.graph(pass).scratch().map(|(_, bytes)| bytes).sum();
         let workspace_bytes = self.workspace_bytes.max(scratch);
-        Ok(vec![Fused { name: "loops".to_owned(), workspace_bytes }])
+        Ok(vec![FusedPlan { name: "loops".to_owned(), workspace_bytes }])
     }
 
     fn run(
@@ -147,7 +148,7 @@ impl Fuser for Fusing {
         let bytes: usize = graph.scratch().map(|(_, bytes)| bytes).sum();
         match self.workspace_bytes.max(bytes) {
             0 => assert_eq!(workspace, 0),
-            bytes => self.machine.fill(workspace, 0, bytes)?,
+            bytes => self.emulator.fill(workspace, 0, bytes)?,
         }
         let written: &[Role] = match pass {
             Pass::Forward => &[Role::Out, Role::Lse],
@@ -165,14 +166,14 @@ impl Fuser for Fusing {
                 true => places.push((role, address, tensor.kind)),
                 false => {
                     let mut bytes = vec![0; tensor.elements() * tensor.kind.bytes()];
-                    self.machine.copy_out(address, &mut bytes)?;
+                    self.emulator.copy_out(address, &mut bytes)?;
                     memory.insert(role, read(&bytes, tensor.kind));
                 }
             }
         }
         interpreter::run(&graph, &mut memory);
         for (role, address, kind) in places {
-            self.machine.copy_in(&written_as(&memory[&role], kind), address)?;
+            self.emulator.copy_in(&written_as(&memory[&role], kind), address)?;
         }
         Ok(())
     }
@@ -213,7 +214,7 @@ fn written_as(values: &[f64], kind: Kind) -> Vec<u8> {
     }
 }
 
-/// The first lines of what was settled: forward, then backward.
+/// The first lines of the choices made: forward, then backward.
 fn chosen(gpu: &Gpu) -> Vec<String> {
     let all = gpu.attention_choices();
     let of = |direction: &str| {
@@ -241,7 +242,8 @@ const SMALL: Attention = Attention {
     dropout: None,
 };
 
-/// Whoever is chosen, forward and backward apart, the numbers are right; what was chosen runs from then on.
+/// Forward and backward are chosen independently; the numbers are right with every choice, and the
+/// chosen kernel runs from then on.
 #[test]
 fn the_fastest_runs() {
     let none = Slow::default();
@@ -274,7 +276,8 @@ fn the_fastest_runs() {
         let before = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
         cases::attention::check_attention::<bf16>(&gpu, &SMALL);
         let after = [&device.fused, &device.own].map(|count| count.load(Ordering::Relaxed));
-        // Forward, backward, and a backward that adds, which is ours always: one launch forward, three backward.
+        // Forward, backward, and an accumulating backward, which is always our own: one launch
+        // forward, three backward.
         let runs = |of: &str| usize::from(of != "own");
         let graphs = runs(&found[0]) + runs(&found[1]);
         let launches = (1 - runs(&found[0])) + 3 * (1 - runs(&found[1])) + 3;
@@ -282,7 +285,8 @@ fn the_fastest_runs() {
     }
 }
 
-/// What the library does not take, and plans that need too much memory, leave our own kernel, and say why.
+/// If the library takes no graph or its plans need too much memory, our own kernel runs and the
+/// reason is recorded.
 #[test]
 fn what_cannot_run_is_said() {
     let slow = Slow { own_forward: true, own_backward: true, ..Slow::default() };
@@ -301,7 +305,7 @@ fn what_cannot_run_is_said() {
     assert_eq!(device.fused.load(Ordering::Relaxed), 0);
 }
 
-/// Tensors in f32, and those that begin where no library takes them, are ours.
+/// Our own kernels run for f32, and for tensors with an alignment that no library takes.
 #[test]
 fn what_the_library_is_not_asked() {
     let device = device(Preference::Fastest, Slow::default(), 0);

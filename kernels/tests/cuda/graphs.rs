@@ -1,19 +1,19 @@
-//! Attention as a graph, carried out in f64, against the reference kernels.
+//! Attention's graphs, interpreted in f64, against the reference kernels.
 
 use super::interpreter::{Memory, run};
-use kernels::attention::fused::{Pass, Place, Role, Sdpa};
 use kernels::attention::{Attention, Gradients, ProbabilityDropout, Saved, reference};
+use kernels::cuda::fused::{Pass, Place, Role};
 use kernels::dropout::Dropout;
 use kernels::random::Stream;
 use kernels::{Cpu, Output};
 
-/// Heads alone and in groups of 4 and 8; lengths that are no multiple of anything; with and without a mask, from an offset
-/// on, and from so far on that it hides nothing.
+/// Shapes: single heads and groups of 4 and 8; odd lengths; with and without a mask; with an
+/// offset, also one so large that the mask hides nothing.
 fn shapes() -> Vec<Attention> {
     let of = |q_len, kv_len, [q_heads, kv_heads]: [usize; 2], qk_dim, v_dim| Attention {
         kv_len,
         v_dim,
-        // As f32 has it.
+        // Exact in f32.
         scale: 0.375,
         ..Attention::causal(2, q_len, q_heads, kv_heads, qk_dim)
     };
@@ -42,7 +42,7 @@ fn close(what: &str, found: &[f64], expected: &[f64]) {
 fn graphs_are_the_reference_kernels() {
     let cpu = Cpu::serial();
     for a in shapes() {
-        let sdpa = Sdpa::of(&a).expect("a graph");
+        let sdpa = a.sdpa().expect("a graph");
         let [q, k, v, dout] = [a.q_elements(), a.k_elements(), a.v_elements(), a.out_elements()]
             .map(|len| numbers(len, len % 97));
         let [mut out, mut lse] = [vec![0.0; dout.len()], vec![0.0; a.lse_elements()]];
@@ -69,11 +69,11 @@ fn graphs_are_the_reference_kernels() {
     }
 }
 
-/// What cannot be said by position alone, or sees nothing, is left to our own kernels.
+/// Attentions that a graph cannot express have none.
 #[test]
 fn what_graphs_cannot_say_they_do_not() {
     let a = Attention::causal(2, 8, 4, 2, 16);
-    assert!(Sdpa::of(&a).is_some());
+    assert!(a.sdpa().is_some());
     let dropout = Dropout { p: 0.25, stream: Stream { seed: 1, tensor: 2, step: 3 } };
     let dropout = ProbabilityDropout {
         dropout,
@@ -92,31 +92,31 @@ fn what_graphs_cannot_say_they_do_not() {
         Attention { v_dim: 264, ..a },
         Attention { batch: 0, ..a },
     ] {
-        assert_eq!(Sdpa::of(&other), None, "{other:?}");
+        assert_eq!(other.sdpa(), None, "{other:?}");
     }
 }
 
-/// Masks have no more operations than they need, and offsets are all that tells them apart.
+/// Masks have no more operations than needed, and depend on offsets only by their difference.
 #[test]
 fn masks_are_by_position() {
     let a = Attention::causal(2, 8, 4, 2, 16);
     let shift = |q_offset, kv_offset, kv_len| {
         let a = Attention { q_offset, kv_offset, kv_len, ..a };
-        Sdpa::of(&a).map(|sdpa| (sdpa.shift, sdpa.graph(Pass::Forward).operations.len()))
+        a.sdpa().map(|sdpa| (sdpa.shift, sdpa.graph(Pass::Forward).operations.len()))
     };
     assert_eq!(shift(0, 0, 8), Some((Some(0), 14)));
     assert_eq!(shift(12, 5, 20), Some((Some(7), 15)));
     assert_eq!(shift(18, 0, 20), Some((Some(18), 15)));
     assert_eq!(shift(19, 0, 20), Some((None, 10)));
     let open = Attention { causal: false, kv_offset: 3, ..a };
-    assert_eq!(Sdpa::of(&open).map(|sdpa| sdpa.shift), Some(None));
+    assert_eq!(open.sdpa().map(|sdpa| sdpa.shift), Some(None));
 }
 
-/// A library gets memory for what is nobody else's, of the size that its tensors have.
+/// Scratch memory has the size of its tensors.
 #[test]
 fn scratch_is_what_the_graph_needs() {
     let a = Attention::causal(3, 8, 4, 2, 16);
-    let sdpa = Sdpa::of(&a).expect("a graph");
+    let sdpa = a.sdpa().expect("a graph");
     let scratch = |pass| sdpa.graph(pass).scratch().collect::<Vec<_>>();
     assert_eq!(scratch(Pass::Forward), []);
     let delta = (Role::Delta, 4 * a.lse_elements());
@@ -125,10 +125,10 @@ fn scratch_is_what_the_graph_needs() {
     assert_eq!(scratch(Pass::Backward { repeatable: false }), [delta, sums]);
 }
 
-/// Numbers of roles are their own.
+/// Roles have distinct numbers.
 #[test]
 fn tensors_in_memory_have_one_number_each() {
-    let sdpa = Sdpa::of(&Attention::causal(3, 8, 4, 2, 16)).expect("a graph");
+    let sdpa = Attention::causal(3, 8, 4, 2, 16).sdpa().expect("a graph");
     let graph = sdpa.graph(Pass::Backward { repeatable: false });
     let mut numbers: Vec<i64> = graph
         .tensors

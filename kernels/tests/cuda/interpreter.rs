@@ -1,16 +1,18 @@
-//! Graphs of operations carried out one by one in f64: what a library that fuses them has to give.
+//! Interpreter of graphs, operation by operation in f64: the expected result of a library that
+//! fuses them.
 
-use kernels::attention::fused::{
+use kernels::cuda::fused::{
     Constant, Graph, Id, Operation, Place, Pointwise, Reduction, Role, Tensor,
 };
 use std::collections::BTreeMap;
 
-/// Elements of tensors in memory, in the order in which they lie there.
+/// Elements of tensors in memory, in memory order.
 pub type Memory = BTreeMap<Role, Vec<f64>>;
 
 type Index = [usize; 4];
 
-/// Carries a graph out. Panics where dimensions do not meet, or something is read before it is there.
+/// Interprets a graph. Panics if dimensions do not match, or something is read before it is
+/// written.
 pub fn run(graph: &Graph, memory: &mut Memory) {
     let mut state = State { graph, memory, virtuals: BTreeMap::new() };
     graph.operations.iter().for_each(|operation| state.carry_out(operation));
@@ -32,7 +34,8 @@ fn offset(tensor: &Tensor, index: Index) -> usize {
     index.iter().zip(&tensor.strides).map(|(at, stride)| at * stride).sum()
 }
 
-/// Where an element of a tensor of `whole` dimensions is in one of fewer: a dimension of 1 is all, and heads are in groups.
+/// The index of an element of a `whole` tensor in a smaller one: dimensions of 1 broadcast, and
+/// heads are in groups.
 fn within(tensor: &Tensor, whole: Index, index: Index, grouped: bool) -> Index {
     std::array::from_fn(|d| match (tensor.dims[d], whole[d]) {
         (have, want) if have == want => index[d],
@@ -47,7 +50,7 @@ impl State<'_> {
         &self.graph.tensors[id.0]
     }
 
-    /// What lies in a tensor's memory.
+    /// The elements in a tensor's memory.
     fn elements(&self, id: Id) -> Vec<f64> {
         match self.tensor(id).place {
             Place::Constant(Constant::F32(x)) => vec![f64::from(x)],

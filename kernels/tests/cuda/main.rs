@@ -1,6 +1,7 @@
-//! The CUDA sources, and the functions that launch them, against the reference kernels with no GPU: compiled as C++ and
-//! run by `kernels::cuda::machine`, at small shapes of every kind, in f32 and bf16. That the sources compile for GPUs is
-//! checked by `cuda_compiles`; `make gpu-test` runs the same cases on a GPU, and how fast they are, only a GPU tells.
+//! The CUDA sources and the functions that launch them, against the reference kernels without a
+//! GPU: compiled as C++ and run by `kernels::cuda::cpu_emulator`, at small shapes of every kind, in
+//! f32 and bf16. `cuda_compiles` checks that the sources compile for GPUs; `make gpu-test` runs the
+//! same cases on a GPU.
 
 mod cases;
 mod fused;
@@ -10,24 +11,24 @@ mod memory;
 mod recording;
 
 use kernels::cuda::Gpu;
-use kernels::cuda::machine::Machine;
+use kernels::cuda::cpu_emulator::CpuEmulator;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Compiled sources are kept for the next run.
+/// Folder of compiled sources, kept for the next run.
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine")
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-emulator")
 }
 
-fn machine() -> Gpu {
-    Gpu::on(Arc::new(Machine::new(&folder()).expect("a folder for compiled sources")))
+fn emulator() -> Gpu {
+    Gpu::on(Arc::new(CpuEmulator::new(&folder()).expect("a folder for compiled sources")))
 }
 
 macro_rules! on_the_machine {
     ($($case:ident)+) => {
         $(#[test]
         fn $case() {
-            cases::$case(&machine());
+            cases::$case(&emulator());
         })+
 
         #[test]

@@ -1,20 +1,20 @@
-//! Device memory, and what the machine finds wrong.
+//! Device memory, and the errors that the emulator detects.
 
-use super::machine;
+use super::emulator;
 use kernels::Output;
 use kernels::cuda::bf16;
 use kernels::elementwise::cuda as elementwise;
 
 #[test]
 fn memory_is_cut_from_the_arena_and_comes_back() {
-    let gpu = machine();
+    let gpu = emulator();
     gpu.reserve(4096).unwrap();
     assert_eq!(gpu.bytes_reserved(), 4096);
     let first = gpu.upload(&[1.0_f32; 100]).unwrap();
     let second = gpu.memory::<bf16>(200).unwrap();
     assert_eq!(gpu.bytes_of_arena(), 1024);
     drop((first, second));
-    // As many bytes as before, of another type.
+    // The same number of bytes, of another type.
     let [a, b] = [(); 2].map(|()| gpu.memory::<i64>(50).unwrap());
     assert_eq!((gpu.bytes_of_arena(), gpu.bytes_beyond_arena()), (1024, 0));
     drop((a, b));
@@ -23,11 +23,11 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     drop(large);
     let again = gpu.memory::<f32>(1000).unwrap();
     assert_eq!((again.len(), gpu.bytes_beyond_arena()), (1000, 4096));
-    // Another queue has the arena, and what came back to it alone.
+    // Another queue shares the arena, but not the memory returned to this one.
     let other = gpu.fork().unwrap();
     let third = other.memory::<f32>(100).unwrap();
     assert_eq!((third.len(), gpu.bytes_of_arena()), (100, 1536));
-    // What it has when it ends is anybody's.
+    // Once it is gone, any queue may take its memory.
     drop((third, other));
     let fourth = gpu.fork().unwrap().memory::<bf16>(200).unwrap();
     assert_eq!((fourth.len(), gpu.bytes_of_arena()), (200, 1536));
@@ -35,7 +35,7 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
 
 #[test]
 fn unwritten_memory_is_no_number_in_debug_builds() {
-    let gpu = machine();
+    let gpu = emulator();
     let memory = gpu.memory::<f32>(10).unwrap();
     let found = gpu.download(memory.view()).unwrap();
     assert_eq!(found.iter().all(|x| x.is_nan()), cfg!(debug_assertions));
@@ -43,7 +43,7 @@ fn unwritten_memory_is_no_number_in_debug_builds() {
 
 #[test]
 fn views_are_parts() {
-    let gpu = machine();
+    let gpu = emulator();
     let numbers: Vec<i64> = (0..10).collect();
     let mut memory = gpu.upload(&numbers).unwrap();
     assert_eq!(gpu.download(memory.slice(3..5)).unwrap(), [3, 4]);
@@ -60,22 +60,22 @@ fn views_are_parts() {
 #[test]
 #[should_panic(expected = "elements 5..11 of 10")]
 fn views_end_where_memory_does() {
-    let _ = machine().memory::<f32>(10).unwrap().slice(5..11);
+    let _ = emulator().memory::<f32>(10).unwrap().slice(5..11);
 }
 
 #[test]
 #[should_panic(expected = "y has 9 elements where the shape says 10")]
 fn lengths_are_checked_at_the_door() {
-    let gpu = machine();
+    let gpu = emulator();
     let x = gpu.zeros::<f32>(10).unwrap();
     let mut y = gpu.zeros::<f32>(9).unwrap();
     let _ = elementwise::axpy(&gpu, 1.0, x.view(), y.view_mut());
 }
 
-/// A view that begins anywhere is moved in smaller packs.
+/// Views with any alignment work, with smaller packs.
 #[test]
 fn views_need_no_alignment() {
-    let gpu = machine();
+    let gpu = emulator();
     let numbers: Vec<f32> = (0..64).map(|i| i as f32).collect();
     let x = gpu.upload(&numbers).unwrap();
     for start in 0..5 {
@@ -90,7 +90,7 @@ fn views_need_no_alignment() {
 
 #[test]
 fn sums_stay_on_the_device() {
-    let gpu = machine();
+    let gpu = emulator();
     let [x, y] = [3.0_f32, 4.0].map(|value| gpu.upload(&[value; 2]).unwrap());
     let mut total = gpu.memory::<f64>(1).unwrap();
     elementwise::sum_of_squares_into(&gpu, x.view(), total.view_mut(), Output::Overwrite).unwrap();
@@ -100,11 +100,11 @@ fn sums_stay_on_the_device() {
     assert_eq!(elementwise::sum(&gpu, gpu.memory::<f32>(0).unwrap().view()).unwrap(), 0.0);
 }
 
-/// A build or a machine without GPUs says so.
+/// A build or a machine without GPUs reports that.
 #[test]
 fn a_missing_gpu_is_named() {
     use kernels::cuda::Gpu;
-    // Where there are GPUs, one of this number is not among them.
+    // Even with GPUs there is none with this number.
     let error = Gpu::open(1000).expect_err("there are fewer").to_string();
     let known =
         ["the feature `cuda`", "libcuda.so.1 is not here", "there is no GPU 1000", "cuInit"];

@@ -1,26 +1,26 @@
-//! Work that is recorded and replayed, on queues that lag.
+//! Work that is recorded and replayed, on asynchronous queues.
 
 use super::folder;
 use kernels::Cpu;
 use kernels::cross_entropy::{self, Logits};
-use kernels::cuda::machine::Machine;
-use kernels::cuda::{Driver, Gpu, GpuError, Lagging, Memory, OF_STEP, StepNumbers};
+use kernels::cuda::cpu_emulator::CpuEmulator;
+use kernels::cuda::{AsyncEmulator, Driver, Gpu, GpuError, Memory, OF_STEP, StepNumbers};
 use kernels::dropout::{self, Dropout};
 use kernels::elementwise::cuda::axpy;
-use kernels::random::{Stream, View};
+use kernels::random::{GlobalIndices, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn lagging() -> Lagging {
-    let machine = Machine::new(&folder()).expect("a folder for compiled sources");
-    Lagging::new(machine, Duration::from_micros(300))
+fn async_emulator() -> AsyncEmulator {
+    let emulator = CpuEmulator::new(&folder()).expect("a folder for compiled sources");
+    AsyncEmulator::new(emulator, Duration::from_micros(300))
 }
 
 fn gpu() -> Gpu {
-    Gpu::on(Arc::new(lagging()))
+    Gpu::on(Arc::new(async_emulator()))
 }
 
-/// The error, in words.
+/// The error message.
 fn refused<R>(result: Result<R, GpuError>) -> String {
     result.err().map_or_else(|| "nothing was refused".to_owned(), |error| error.to_string())
 }
@@ -37,7 +37,7 @@ fn what_is_recorded_is_done_when_it_is_replayed() {
     assert_eq!(gpu.download(sum.view()).unwrap(), [0.0; 100]);
     graph.replay().unwrap();
     graph.replay().unwrap();
-    // Its arguments are those that it was recorded with, and its memory's contents those of now.
+    // A replay uses the recorded arguments and the current contents of memory.
     assert_eq!(gpu.download(sum.view()).unwrap(), [5.0; 100]);
     let mut ones = ones;
     gpu.copy_in(&[10.0; 100], ones.view_mut()).unwrap();
@@ -45,12 +45,13 @@ fn what_is_recorded_is_done_when_it_is_replayed() {
     assert_eq!(gpu.download(sum.view()).unwrap(), [30.0; 100]);
 }
 
-/// Dropout's draws and the scale of the loss's gradient are the step's, though the launches are not.
+/// Dropout's draws and the loss-gradient scale are those of the current step, though the launches
+/// are recorded.
 #[test]
 fn numbers_of_a_step_are_read_each_time() {
     let gpu = gpu().with_step_numbers().unwrap();
     let (cpu, stream) = (Cpu::serial(), Stream { seed: 5, tensor: 3, step: 0 });
-    let view = View::contiguous(40, 200);
+    let view = GlobalIndices::contiguous(40, 200);
     let x: Vec<f32> = (0..200).map(|i| i as f32 + 1.0).collect();
     let (given, mut dropped) = (gpu.upload(&x).unwrap(), gpu.zeros::<f32>(200).unwrap());
     let shape = Logits::whole(2, 5);
@@ -85,7 +86,7 @@ fn numbers_of_a_step_are_read_each_time() {
         let row = gpu.download(gradient.view()).unwrap();
         let p = (logits_at(3) - 1.0).exp() * 0.25;
         assert_eq!((row[3], row[8]), (loss_scale * (p - 1.0), 0.0));
-        // Another scale is what it says.
+        // An explicit scale is used as it is.
         assert_eq!(gpu.download(plain.view()).unwrap()[3], 2.0 * (p - 1.0));
     }
 }
@@ -94,7 +95,7 @@ fn logits_at(i: usize) -> f32 {
     (i as f32).sin()
 }
 
-/// Another queue records where it is used, and its work comes where events say.
+/// Another queue joins the recording when it is used, and events order its work.
 #[test]
 fn other_queues_join() {
     let gpu = gpu();
@@ -104,13 +105,13 @@ fn other_queues_join() {
     gpu.start_recording().unwrap();
     axpy(&gpu, 1.0, ones.view(), a.view_mut()).unwrap();
     side.wait(&gpu.record().unwrap()).unwrap();
-    // b += a, on the other queue, and a += b behind that on the first.
+    // b += a on the other queue, then a += b on the first, ordered by an event.
     axpy(&side, 1.0, a.view(), b.view_mut()).unwrap();
     let there = side.record().unwrap();
     assert!(there.is_recorded());
     gpu.wait(&there).unwrap();
     axpy(&gpu, 1.0, b.view(), a.view_mut()).unwrap();
-    // Nobody waits for this but the recording's end.
+    // Only the end of the recording waits for this.
     axpy(&side, 3.0, ones.view(), c.view_mut()).unwrap();
     let graph = gpu.finish_recording().unwrap();
     let (mut wanted_a, mut wanted_b) = (0.0, 0.0);
@@ -125,7 +126,8 @@ fn other_queues_join() {
     assert_eq!(gpu.download(c.view()).unwrap(), [12.0; 64]);
 }
 
-/// What a step that is recorded takes and gives back is its own, until it is forgotten.
+/// Memory taken and returned during a recording stays the recording's own until the recording is
+/// dropped.
 #[test]
 fn memory_of_recorded_work_is_nobody_elses() {
     let gpu = gpu();
@@ -133,7 +135,7 @@ fn memory_of_recorded_work_is_nobody_elses() {
     let mut sum = gpu.zeros::<f32>(64).unwrap();
     let given_before = gpu.zeros::<f32>(64).unwrap();
     gpu.start_recording().unwrap();
-    // Two at a time, and one that was there before and is given back meanwhile.
+    // Two at a time, and one from before that is returned meanwhile.
     for _ in 0..3 {
         let (mut one, mut other) = (gpu.zeros::<f32>(64).unwrap(), gpu.zeros::<f32>(64).unwrap());
         axpy(&gpu, 1.0, ones.view(), one.view_mut()).unwrap();
@@ -175,7 +177,7 @@ fn what_cannot_be_recorded_is_refused_by_name() {
         assert!(said.contains(name) && said.contains("recorded"), "{name}: {said}");
         let ended = refused(gpu.finish_recording());
         assert!(name == "another queue" || ended.contains(name), "{name}: {ended}");
-        // Afterwards all is as it was.
+        // Afterwards everything works as before.
         gpu.copy_in(&[2.0; 8], own.view_mut()).unwrap();
         assert_eq!(gpu.download(own.view()).unwrap(), [2.0; 8]);
         memory.push(own);
@@ -185,15 +187,15 @@ fn what_cannot_be_recorded_is_refused_by_name() {
     assert!(!gpu.record().unwrap().is_complete());
     assert!(refused(gpu.finish_recording()).contains("Event::is_complete"));
     assert!(refused(gpu.finish_recording()).contains("nothing is being recorded"));
-    let at_once = Gpu::on(Arc::new(Machine::new(&folder()).unwrap()));
+    let at_once = Gpu::on(Arc::new(CpuEmulator::new(&folder()).unwrap()));
     assert!(!at_once.records());
     assert!(refused(at_once.start_recording()).contains("records nothing"));
 }
 
-/// What CUDA says of queues that do not come back, and of events from outside.
+/// Errors for queues that are not joined back, and for events from outside.
 #[test]
 fn queues_must_come_back() {
-    let origin = lagging();
+    let origin = async_emulator();
     let (side, at) = (origin.fork().unwrap(), origin.allocate(256).unwrap());
     let before = side.record().unwrap();
     origin.start_recording().unwrap();

@@ -1,4 +1,4 @@
-//! Fast attention against the reference, and parts against wholes.
+//! Fast attention against the reference, and parts against the whole.
 
 use crate::support::{close, cpu, normal, poison, tolerance};
 use kernels::attention::{
@@ -88,8 +88,8 @@ proptest! {
         compare::<f32>(&a);
     }
 
-    /// Two ranges of keys, merged; gradients of the ranges with the merged `out` and `lse` add up to those of
-    /// the whole.
+    /// Two ranges of keys, merged. The gradients of the ranges, computed with the merged `out` and
+    /// `lse`, add up to those of the whole.
     #[test]
     fn ranges_of_keys_merge_to_the_whole(a in attentions(), cut in 0.0..1.0) {
         let cpu = cpu();
@@ -128,13 +128,13 @@ proptest! {
     }
 }
 
-/// Scores of some hundreds: the exponentials overflow unless the maximum is taken off.
+/// Scores of some hundreds: without subtracting the maximum, the exponentials overflow.
 #[test]
 fn large_scores_do_not_overflow() {
     let a = Attention { scale: 100.0, ..Attention::causal(1, 100, 2, 1, 16) };
     let (got, want) = (run::<f32>(&a, true), run::<f32>(&a, false));
     assert!(want.lse.iter().any(|&lse| lse > 500.0));
     close("lse", &got.lse, &want.lse, 1e-6);
-    // One score in 1000 times unit rounding is 6e-5.
+    // Unit rounding of one score in 1000 is 6e-5.
     close("out", &got.out, &want.out, 1e-3);
 }

@@ -1,4 +1,4 @@
-//! Fast cross-entropy against the reference, and shards against wholes.
+//! Fast cross-entropy against the reference, and shards against the whole.
 
 use crate::support::{close, cpu, integers, normal, poison, tolerance};
 use kernels::Real;
@@ -44,7 +44,7 @@ fn compare<T: Real>(shape: &Logits, spread: f64, targets: &[i64]) {
     }
 }
 
-/// What algorithm 2 of a split vocabulary computes beside its products.
+/// The elementwise work of algorithm 2 for a split vocabulary.
 fn compare_split<T: Real>(shape: &Logits, targets: &[i64]) {
     let (cpu, elements) = (cpu(), shape.rows * shape.columns);
     let (x, hits) = (normal::<T>(3, elements), normal::<T>(4, elements));
@@ -83,8 +83,8 @@ proptest! {
         compare_split::<f32>(&shape, &targets);
     }
 
-    /// Three shards of columns (the last one with padding, the middle one maybe empty), each with its local
-    /// maximum first.
+    /// Three shards of columns (the last with padding, the middle one possibly empty), each with
+    /// its local maximum first.
     #[test]
     fn shards_are_the_whole(rows in 1usize..9, a in 1usize..40, b in 0usize..40, c in 1usize..40, padding in 0usize..5,
         soft_cap in prop_oneof![Just(None), (1.0..50.0).prop_map(Some)], late in any::<bool>()) {
@@ -109,7 +109,7 @@ proptest! {
         let (mut sum, mut hit) = (vec![0.0; rows], vec![0.0; rows]);
         for ((shape, logits), local) in shards.iter().zip(&local) {
             let (mut part, mut part_hit) = (poison(rows), poison(rows));
-            // An empty shard has no maximum of its own to sum around.
+            // An empty shard has no maximum of its own.
             let around = if late && shape.real_columns > 0 { local } else { &max };
             fast::local_sum_exp(&cpu, shape, logits, &targets, around, &mut part, &mut part_hit);
             if late {

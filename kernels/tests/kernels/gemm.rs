@@ -29,11 +29,11 @@ fn compare<T: Real>(shape: &Shape, alpha: f64, beta: f64) {
     let (a, b) = (normal::<T>(1, a), normal::<T>(2, b));
     let (alpha, beta) = (T::from_f64(alpha), T::from_f64(beta));
     let mut got = if beta == T::ZERO { poison(c) } else { normal(3, c) };
-    // Between rows nothing may be touched, and with beta 0 nothing may be read.
+    // Elements between rows stay untouched, and with beta 0 nothing is read.
     let mut want = got.clone();
     gemm(&cpu(), shape, alpha, &a, &b, beta, &mut got);
     reference::gemm(&cpu(), shape, alpha, &a, &b, beta, &mut want);
-    // Rounding of a sum of k products grows like its root where signs are random.
+    // The rounding error of a sum of k products grows like sqrt(k) if signs are random.
     let tolerance = tolerance::<T>() * (shape.k as f64).sqrt();
     for (got, want) in got.chunks(shape.ldc).zip(want.chunks(shape.ldc)) {
         close("c", &got[..shape.n], &want[..shape.n], tolerance);

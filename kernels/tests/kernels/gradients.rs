@@ -1,5 +1,5 @@
-// Included once for each implementation: backward passes against central differences of the reference's
-// forward pass, in f64, and small exact cases.
+// Included once for each implementation: backward passes against central differences of the
+// reference's forward pass, in f64, and small exact cases.
 
 use crate::support::spec;
 use crate::support::{close, cpu, differences, dot, integers, normal, poison};
@@ -10,7 +10,7 @@ use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::{Stream, View};
+use kernels::random::{Stream, GlobalIndices};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
 use kernels::Output;
@@ -97,7 +97,7 @@ fn rotation_there_and_back() {
         let mut back = run(&x);
         rope::backward(&cpu(), &rope, &table, &mut back);
         close("x", &back, &x, 1e-14);
-        // By hand: pair 1 of the last token, head 1, turns by 1000 / 100^(1/3).
+        // By hand: pair 1 of the last token, head 1, is rotated by 1000 / 100^(1/3).
         let (first, second) = if pairing == Pairing::Half { (4, 7) } else { (5, 6) };
         let angle = 1000.0 * 100f64.powf(-1.0 / 3.0);
         let at = (2 * heads + 1) * head_dim;
@@ -203,7 +203,7 @@ fn dropout_drops_its_share_and_keeps_the_mean() {
     let dropout = Dropout { p: 0.3, stream: Stream { seed: 7, tensor: 1, step: 2 } };
     let x = vec![1.0f64; 100_000];
     let mut y = poison(x.len());
-    dropout::apply(&cpu(), &dropout, &View::contiguous(0, x.len()), &x, &mut y);
+    dropout::apply(&cpu(), &dropout, &GlobalIndices::contiguous(0, x.len()), &x, &mut y);
     let dropped = y.iter().filter(|&&y| y == 0.0).count() as f64 / 1e5;
     assert!((dropped - 0.3).abs() < 0.006, "{dropped}"); // four standard deviations
     assert!(y.iter().all(|&y| y == 0.0 || (y - 1.0 / 0.7).abs() < 1e-15));
@@ -214,12 +214,12 @@ fn a_shard_draws_the_mask_of_the_whole() {
     let dropout = Dropout { p: 0.5, stream: Stream { seed: 3, tensor: 9, step: 1 } };
     let x = normal::<f64>(1, 11 * 23);
     let mut y = poison(x.len());
-    dropout::apply(&cpu(), &dropout, &View::contiguous(0, x.len()), &x, &mut y);
+    dropout::apply(&cpu(), &dropout, &GlobalIndices::contiguous(0, x.len()), &x, &mut y);
     let (row, rows, column, columns) = (3, 5, 7, 13);
     let at = |i: usize| (row + i / columns) * 23 + column + i % columns;
     let part: Vec<f64> = (0..rows * columns).map(|i| x[at(i)]).collect();
     let mut dropped = poison(part.len());
-    let view = View::matrix(row as u64, rows, column as u64, columns, 23);
+    let view = GlobalIndices::matrix(row as u64, rows, column as u64, columns, 23);
     dropout::apply(&cpu(), &dropout, &view, &part, &mut dropped);
     assert_eq!(dropped, (0..part.len()).map(|i| y[at(i)]).collect::<Vec<_>>());
 }
@@ -306,7 +306,7 @@ fn attention_backward() {
     }
 }
 
-/// The formula with all scores at once, written here for one head.
+/// The formula with all scores at once, written out for one head.
 #[test]
 fn attention_forward_is_softmax() {
     let a = Attention::causal(1, 5, 1, 1, 3);

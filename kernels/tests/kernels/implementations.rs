@@ -1,8 +1,8 @@
-//! One body of tests for every implementation: another one adds a module here.
+//! One test body for all implementations; a new one adds a module here.
 
 macro_rules! implementation {
     ($name:ident: $($path:tt)*) => {
-        #[allow(unused_qualifications)] // in one of them the specification is what is tested
+        #[allow(unused_qualifications)] // for the reference itself
         mod $name {
             use kernels::$($path)*;
             include!("gradients.rs");

@@ -1,5 +1,5 @@
-//! Every operation: fast against reference at random shapes, backward against finite differences, splits
-//! against wholes, and the same bits for any number of threads.
+//! Tests of every operation: fast against reference at random shapes, backward against finite
+//! differences, shards against the whole, and equal bits for any number of threads.
 
 mod attention;
 mod cross_entropy;

@@ -5,7 +5,7 @@ use kernels::activation::Activation;
 use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::{Stream, View};
+use kernels::random::{GlobalIndices, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
 use kernels::{Output, Real};
@@ -19,7 +19,7 @@ fn sizes() -> impl Strategy<Value = (usize, usize)> {
     (rows, prop_oneof![1usize..40, Just(64), Just(127), Just(512)])
 }
 
-/// Calls an operation of both implementations on the same arguments, and compares what each writes last.
+/// Calls an operation of both implementations with the same arguments, and compares the outputs.
 macro_rules! both {
     ($t:ident, $what:literal, $tolerance:expr, $op:ident :: $function:ident($($argument:expr),*; $($len:expr),+)) => {{
         let cpu = cpu();
@@ -61,7 +61,8 @@ fn norms<T: Real>(rows: usize, columns: usize, unit_offset: bool) {
     both!(T, "rms", tolerance, rms_norm::forward(&norm, &x, &w; n, rows));
     both!(T, "rms dw", tolerance, rms_norm::backward_weight(&norm, &x, &r, &dy; columns));
     let norm = LayerNorm { rows, columns, eps: 1e-5 };
-    // A row of one or two elements may have almost no variance: compare what is well conditioned.
+    // A row of one or two elements may have almost no variance; compare only where the problem is
+    // well conditioned.
     if columns > 8 {
         both!(T, "layer", 10.0 * tolerance, layer_norm::forward(&norm, &x, &w, &bias; n, rows, rows));
     }
@@ -135,7 +136,7 @@ fn elements<T: Real>(rows: usize, columns: usize) {
     close("squares", &[squares], &[elementwise::reference::sum_of_squares(&cpu, &a)], 1e-12);
 }
 
-fn draws<T: Real>(view: &View) {
+fn draws<T: Real>(view: &GlobalIndices) {
     let stream = Stream { seed: 0x1234_5678_9ABC_DEF0, tensor: 3, step: 4 };
     let n = view.len();
     let x = normal::<T>(1, n);
@@ -188,18 +189,19 @@ proptest! {
         offset in prop_oneof![0u64..9, Just((1u64 << 34) - 3)], sizes in [1usize..5, 1usize..30, 1usize..300],
         strides in [0u64..100_000, 0u64..1000, 1u64..3],
     ) {
-        draws::<f64>(&View { offset, sizes, strides });
-        draws::<f32>(&View { offset, sizes, strides });
+        draws::<f64>(&GlobalIndices { offset, sizes, strides });
+        draws::<f32>(&GlobalIndices { offset, sizes, strides });
     }
 }
 
-/// Moments of a million draws, within five standard errors, and the same numbers in any shard.
+/// Moments of a million draws lie within five standard errors, and every shard has the same
+/// numbers.
 #[test]
 fn normal_numbers_are_normal_and_the_same_in_any_shard() {
     let stream = Stream { seed: 11, tensor: 0, step: 0 };
     let (cpu, n) = (cpu(), 1_000_000);
     let mut x = poison::<f64>(n);
-    random::fill_normal(&cpu, &mut x, &View::contiguous(0, n), stream, 2.0);
+    random::fill_normal(&cpu, &mut x, &GlobalIndices::contiguous(0, n), stream, 2.0);
     let moment = |power: i32| x.iter().map(|x| (x / 2.0).powi(power)).sum::<f64>() / n as f64;
     assert!(moment(1).abs() < 5e-3);
     assert!((moment(2) - 1.0).abs() < 5.0 * 2f64.sqrt() / 1e3);
@@ -208,11 +210,11 @@ fn normal_numbers_are_normal_and_the_same_in_any_shard() {
     let neighbours: f64 = x.windows(2).map(|x| x[0] * x[1] / 4.0).sum::<f64>() / n as f64;
     assert!(neighbours.abs() < 5e-3);
     let mut shard = poison::<f64>(30 * 17);
-    random::fill_normal(&cpu, &mut shard, &View::matrix(5, 30, 3, 17, 1000), stream, 2.0);
+    random::fill_normal(&cpu, &mut shard, &GlobalIndices::matrix(5, 30, 3, 17, 1000), stream, 2.0);
     for (r, row) in shard.chunks(17).enumerate() {
         assert_eq!(row, &x[(5 + r) * 1000 + 3..][..17]);
     }
     let mut single = poison::<f32>(n);
-    random::fill_normal(&cpu, &mut single, &View::contiguous(0, n), stream, 2.0);
+    random::fill_normal(&cpu, &mut single, &GlobalIndices::contiguous(0, n), stream, 2.0);
     assert!(single.iter().zip(&x).all(|(&single, &x)| single == x as f32));
 }

@@ -5,7 +5,7 @@ use kernels::Real;
 use kernels::adamw::{AdamW, Parameter, Proposal, proposal, reference, update};
 use proptest::prelude::*;
 
-/// Decoupled decay, then the bias-corrected step, as written in the golden data's conventions.
+/// Decoupled decay, then the bias-corrected step, in the conventions of the golden data.
 fn by_hand(t: i32, [w, g, m, v]: [f64; 4], decay: f64) -> [f64; 3] {
     let w = w * (1.0 - 1e-3 * decay);
     let m = 0.9 * m + 0.1 * g;
@@ -69,7 +69,7 @@ proptest! {
     }
 }
 
-/// What a step would give, to the bit, and nothing else changes.
+/// A proposal has the bits of the step and changes nothing else.
 fn propose<T: Real>(n: usize, step: u32) {
     let [mut w, g, mut m, mut v] = state::<T>(n);
     let (mut to, mut plain) = (vec![T::ZERO; n], vec![T::ZERO; n]);

@@ -1,4 +1,4 @@
-//! Published vectors of the generator.
+//! Published test vectors of the generator.
 
 use kernels::random::philox::block;
 

@@ -1,8 +1,8 @@
-//! Random inputs and comparisons.
+//! Random inputs, and comparisons.
 
 use kernels::{Cpu, Real};
 
-/// The specifications, for tests that run other implementations under the operations' names.
+/// The reference implementations under the names of the operations.
 pub mod spec {
     pub use kernels::activation::reference as activation;
     pub use kernels::attention::reference as attention;
@@ -34,17 +34,18 @@ pub fn integers(seed: u64, len: usize, range: std::ops::Range<i64>) -> Vec<i64> 
     normal::<f64>(seed, len).into_iter().map(of).collect()
 }
 
-/// A context with three threads, more than this machine may have cores.
+/// A context with three threads, which may exceed this machine's cores.
 pub fn cpu() -> Cpu {
     Cpu::new(3).expect("threads start")
 }
 
-/// A value that a kernel which reads its output would spread.
+/// NaN, which would spread from any output that a kernel reads.
 pub fn poison<T: Real>(len: usize) -> Vec<T> {
     vec![T::from_f64(f64::NAN); len]
 }
 
-/// Panics where a value is further from what is wanted than `tolerance` times the largest value (at least 1).
+/// Panics if a value differs from the expected one by more than `tolerance` times the largest value
+/// (at least 1).
 #[track_caller]
 pub fn close<T: Real>(what: &str, got: &[T], want: &[T], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
@@ -57,12 +58,12 @@ pub fn close<T: Real>(what: &str, got: &[T], want: &[T], tolerance: f64) {
     }
 }
 
-/// What rounding may do: about so many ulp of the type.
+/// Tolerance for rounding: some ulp of the type.
 pub fn tolerance<T: Real>() -> f64 {
     if T::from_f64(1.0 + 1e-9) == T::ONE { 1e-5 } else { 1e-12 }
 }
 
-/// `f(x)` summed with weights: a loss whose gradient with respect to `x`'s outputs is the weights.
+/// The dot product: a loss whose gradient with respect to `a` is `b`.
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

@@ -1,4 +1,4 @@
-//! The same bits for 1, 2, 3 and 5 threads.
+//! Equal bits for 1, 2, 3 and 5 threads.
 
 use crate::support::{integers, normal, poison};
 use kernels::activation::Activation;

@@ -11,7 +11,7 @@ use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
 use kernels::layer_norm::{self, LayerNorm};
-use kernels::random::{self, Stream, View as Numbered};
+use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise};

@@ -31,7 +31,7 @@ use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
 use kernels::layer_norm::LayerNorm;
-use kernels::random::{Stream, View as Numbered};
+use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
 use kernels::{Cpu, Output};

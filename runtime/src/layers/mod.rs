@@ -38,7 +38,7 @@ use crate::device::{Device, Group, Moving, Space};
 use crate::params::{Part, Shared, Store, WeightStore};
 use kernels::dropout::Dropout;
 use kernels::embedding as rows;
-use kernels::random::{Stream, View};
+use kernels::random::{GlobalIndices, Stream};
 use linear::Linear;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -251,7 +251,7 @@ impl<'a, D: Device> Context<'a, D> {
     fn drop_stream(&self, place: u32, width: usize, x: &mut Buffer<D>) {
         let Some(draws) = self.draws else { return };
         let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();
-        let view = View::contiguous((first * width) as u64, x.len());
+        let view = GlobalIndices::contiguous((first * width) as u64, x.len());
         let mut y = self.buffer(x.len());
         self.device.dropout(&draws.at(place), &view, x.view(), y.view_mut());
         *x = y;

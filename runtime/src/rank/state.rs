@@ -9,7 +9,7 @@ use crate::params::{Held, Part, Store, WeightStore};
 use crate::reduce::Span;
 use crate::scalar::Number;
 use kernels::adamw::AdamW;
-use kernels::random::{Stream, View};
+use kernels::random::{GlobalIndices, Stream};
 
 /// How weights are updated.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -194,7 +194,8 @@ pub(super) fn draw_normal<D: Device>(
     let extent = &held.extent;
     for rows in &extent.rows {
         let (first, width) = (extent.columns.start as u64, extent.columns.len());
-        let view = View::matrix(rows.start as u64, rows.len(), first, width, columns as u64);
+        let view =
+            GlobalIndices::matrix(rows.start as u64, rows.len(), first, width, columns as u64);
         let (now, behind) = D::split(rest, view.len());
         device.fill_normal(now, &view, stream, deviation);
         rest = behind;

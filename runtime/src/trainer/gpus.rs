@@ -78,8 +78,8 @@ mod tests {
     use crate::comm::Solo;
     use crate::interrupt::Interrupt;
     use clap::Parser;
-    use kernels::cuda::Lagging;
-    use kernels::cuda::machine::Machine;
+    use kernels::cuda::AsyncEmulator;
+    use kernels::cuda::cpu_emulator::CpuEmulator;
     use serde_json::Value;
     use std::path::Path;
     use std::sync::Arc;
@@ -99,8 +99,8 @@ mod tests {
         let paths = paths.map(|(flag, path)| format!("{flag}={}", path.display()));
         let words = ["trainer", "--gpu", "--steps=4"].into_iter().chain(flags.iter().copied());
         let flags = Flags::parse_from(words.chain(paths.iter().map(String::as_str)));
-        let machine = Machine::new(&folder.join("machine")).unwrap();
-        let gpu = cuda::Gpu::on(Arc::new(Lagging::new(machine, Duration::ZERO)));
+        let machine = CpuEmulator::new(&folder.join("machine")).unwrap();
+        let gpu = cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine, Duration::ZERO)));
         let interrupt = Interrupt::default();
         let (program, flags, interrupt) = (&program, &flags, &interrupt);
         let job = Job { program, flags, interrupt, ranks_in_process: 1 };
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn what_the_plan_gives_is_reserved_or_refused_by_its_field() {
         let folder = std::env::temp_dir();
-        let gpu = || cuda::Gpu::on(Arc::new(Machine::new(&folder).unwrap()));
+        let gpu = || cuda::Gpu::on(Arc::new(CpuEmulator::new(&folder).unwrap()));
         let (fits, small) = (gpu(), gpu());
         reserve(&fits, 1 << 16, 3).unwrap();
         assert_eq!((fits.bytes_reserved(), fits.bytes_beyond_arena()), ((3 * 15) << 12, 0));

@@ -15,7 +15,7 @@ use runtime::kernels::dropout::Dropout;
 use runtime::kernels::embedding::Embedding;
 use runtime::kernels::gemm::Shape;
 use runtime::kernels::layer_norm::LayerNorm;
-use runtime::kernels::random::{Stream as Draws, View as Numbered};
+use runtime::kernels::random::{GlobalIndices as Numbered, Stream as Draws};
 use runtime::kernels::rms_norm::RmsNorm;
 use runtime::kernels::rope::Rope;
 use runtime::{Number, Scalar};

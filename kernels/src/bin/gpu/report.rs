@@ -1,26 +1,26 @@
-//! What the programs for GPUs share: options, a table, JSON.
+//! Shared by the GPU programs: options, tables, JSON.
 
 use kernels::cuda::{Gpu, Properties};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What was asked for.
+/// Command line options.
 #[derive(Debug)]
 pub struct Options {
     gpu: usize,
     json: PathBuf,
-    #[cfg(feature = "machine")]
+    #[cfg(feature = "cpu_emulator")]
     on_cpu: bool,
 }
 
 impl Options {
-    /// From the command line.
+    /// Reads the command line.
     pub fn read(json: &str) -> Result<Self, String> {
         let mut options = Self {
             gpu: 0,
             json: PathBuf::from(json),
-            #[cfg(feature = "machine")]
+            #[cfg(feature = "cpu_emulator")]
             on_cpu: false,
         };
         let mut words = std::env::args().skip(1);
@@ -33,8 +33,8 @@ impl Options {
                         number.parse().map_err(|_| format!("--gpu {number}: no number"))?;
                 }
                 "--json" => options.json = PathBuf::from(value()?),
-                // To rehearse these programs where there is no GPU.
-                #[cfg(feature = "machine")]
+                // To try these programs without a GPU.
+                #[cfg(feature = "cpu_emulator")]
                 "--on-cpu" => options.on_cpu = true,
                 _ => return Err(format!("{word}: only --gpu N and --json FILE are known")),
             }
@@ -42,14 +42,14 @@ impl Options {
         Ok(options)
     }
 
-    /// The GPU.
+    /// Opens the GPU.
     pub fn open(&self) -> Result<Gpu, String> {
-        #[cfg(feature = "machine")]
+        #[cfg(feature = "cpu_emulator")]
         if self.on_cpu {
-            let folder = std::env::temp_dir().join("meshwright-cuda-machine");
-            let machine = kernels::cuda::machine::Machine::new(&folder);
-            let machine = machine.map_err(|error| error.to_string())?;
-            return Ok(Gpu::on(std::sync::Arc::new(machine)));
+            let folder = std::env::temp_dir().join("meshwright-cuda-emulator");
+            let emulator = kernels::cuda::cpu_emulator::CpuEmulator::new(&folder);
+            let emulator = emulator.map_err(|error| error.to_string())?;
+            return Ok(Gpu::on(std::sync::Arc::new(emulator)));
         }
         Gpu::open(self.gpu).map_err(|error| error.to_string())
     }
@@ -60,9 +60,9 @@ impl Options {
 pub enum Value {
     /// Words.
     Text(String),
-    /// Printed with four digits, written in full.
+    /// Printed with four digits, written to JSON in full.
     Number(f64),
-    /// Nothing to say.
+    /// An empty cell.
     None,
 }
 
@@ -142,7 +142,8 @@ pub fn write<const N: usize>(
     Ok(())
 }
 
-/// The day, of days since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days).
+/// The date of a number of days since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", civil_from_days).
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,4 +1,4 @@
-//! cuDNN's descriptors: made, given attributes, finalised.
+//! cuDNN's backend descriptors: creation, attributes, finalisation.
 
 use super::library::Library;
 use crate::cuda::GpuError;
@@ -93,7 +93,7 @@ pub(super) enum Name {
     DeviceJson = 2702,
 }
 
-/// One descriptor, and those that it names.
+/// A descriptor, and those that it refers to.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     library: Arc<Library>,
@@ -101,14 +101,15 @@ pub(super) struct Descriptor {
     kept: Vec<Arc<Descriptor>>,
 }
 
-// SAFETY: descriptors may be used by any thread, one at a time; those that threads share are finalised and only read.
+// SAFETY: any thread may use a descriptor, one at a time; those that threads share are finalised
+// and only read.
 unsafe impl Send for Descriptor {}
 // SAFETY: as above.
 unsafe impl Sync for Descriptor {}
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: created by `new` and destroyed here, before those that it names.
+        // SAFETY: created by `new` and destroyed here, before those it refers to.
         let _ = unsafe { (self.library.functions.cudnnBackendDestroyDescriptor)(self.raw) };
     }
 }
@@ -126,7 +127,8 @@ impl Descriptor {
 
     fn put<T>(self, name: Name, of: Of, values: &[T]) -> Result<Self, GpuError> {
         let count = i64::try_from(values.len()).unwrap_or(i64::MAX);
-        // SAFETY: the descriptor is live; as many values as are said have the attribute's type, and are read at once.
+        // SAFETY: the descriptor is live; `count` values have the attribute's type and are read
+        // during the call.
         let status = unsafe {
             let from = values.as_ptr().cast();
             (self.library.functions.cudnnBackendSetAttribute)(
@@ -155,7 +157,7 @@ impl Descriptor {
     }
 
     pub(super) fn text(self, name: Name, text: &str) -> Result<Self, GpuError> {
-        // With its end, as C counts it.
+        // C strings end with a zero.
         let bytes: Vec<u8> = text.bytes().chain([0]).collect();
         self.put(name, Of::Char, &bytes)
     }
@@ -169,7 +171,7 @@ impl Descriptor {
         self.put(name, of, pointers)
     }
 
-    /// Finalised descriptors, which live as long as this one.
+    /// Sets an attribute to finalised descriptors, which live as long as this one.
     pub(super) fn named(self, name: Name, others: &[&Arc<Descriptor>]) -> Result<Self, GpuError> {
         let raw: Vec<*mut c_void> = others.iter().map(|other| other.raw).collect();
         let mut this = self.put(name, Of::Descriptor, &raw)?;
@@ -184,7 +186,7 @@ impl Descriptor {
         Ok(Arc::new(self))
     }
 
-    /// Reads into `to`; how many there are, which may be more.
+    /// Reads an attribute into `to` and returns the number of values, which may exceed `to`.
     fn get<T>(&self, name: Name, of: Of, to: &mut [T]) -> Result<usize, GpuError> {
         let (room, mut count) = (i64::try_from(to.len()).unwrap_or(0), 0);
         let place = if to.is_empty() { std::ptr::null_mut() } else { to.as_mut_ptr().cast() };
@@ -209,7 +211,7 @@ impl Descriptor {
         Ok(value[0])
     }
 
-    /// Values of an enumeration, 16 at most.
+    /// Up to 16 values of an enumeration.
     pub(super) fn values(&self, name: Name, of: Of) -> Result<Vec<c_int>, GpuError> {
         let mut values = [0; 16];
         let count = self.get(name, of, &mut values)?;

@@ -1,5 +1,5 @@
-//! cuDNN's C functions, found when they are asked for. Statuses and attributes are plain integers here: a library newer than
-//! this may have more of them than any enumeration.
+//! cuDNN's C functions, loaded at run time. Statuses and attributes are plain integers here,
+//! because a newer library may return values that no enumeration of ours has.
 
 use crate::cuda::GpuError;
 use crate::cuda::foreign::functions;
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 const NAMES: [&str; 2] = ["libcudnn.so.9", "libcudnn.so"];
 
-/// Before it gradients need a mask where keys are no multiple of 128, and 9.10's are wrong at times (cudnn-frontend 1.23,
+/// Oldest supported version. Older ones need a mask for gradients unless the number of keys is a
+/// multiple of 128, and 9.10's gradients are sometimes wrong (cudnn-frontend 1.23,
 /// `CompositeSDPABackwardNode::pre_validate_node`).
 const OLDEST: usize = 91_600;
 
@@ -30,11 +31,11 @@ functions! {
     cudnnBackendExecute(handle: *mut c_void, plan: *mut c_void, pack: *mut c_void) -> c_int;
 }
 
-/// The library, as long as anything of it lives.
+/// The loaded library, kept while anything of it lives.
 pub(in crate::cuda) struct Library {
     pub(super) functions: Functions,
     version: usize,
-    // In this order: the second is the first's.
+    // Field order: the second is used by the first.
     _library: libloading::Library,
     _products: libloading::Library,
 }
@@ -45,16 +46,16 @@ impl Debug for Library {
     }
 }
 
-/// `9.19.0` is 91900.
+/// A version as text: 91900 is `9.19.0`.
 fn named(version: usize) -> String {
     let [major, minor, patch] = [version / 10_000, version / 100 % 100, version % 100];
     format!("cuDNN {major}.{minor}.{patch}")
 }
 
 impl Library {
-    /// Where it is installed, and not too old.
+    /// Loads cuDNN, if it is installed and recent enough.
     pub(in crate::cuda) fn open() -> Result<Arc<Self>, GpuError> {
-        // SAFETY: what cuDNN does when it is loaded is what every program that links with it starts with.
+        // SAFETY: loading cuDNN runs its initialisers, as for every program that links with it.
         let load = |name: &&str| unsafe { libloading::Library::new(*name) }.ok();
         let Some(library) = NAMES.iter().find_map(load) else {
             return Err(GpuError::Library {
@@ -77,21 +78,22 @@ impl Library {
         Ok(Arc::new(Self { functions, version, _library: library, _products: products }))
     }
 
-    /// Fails unless it succeeded, with cuDNN's own words.
+    /// Fails with cuDNN's own message unless the call succeeded.
     pub(super) fn check(&self, call: &'static str, status: c_int) -> Result<(), GpuError> {
         if status == 0 {
             return Ok(());
         }
         const ROOM: usize = 2048;
         let mut last = vec![0; ROOM];
-        // SAFETY: the first takes any status and gives a text that stays; the second writes within the room it is told.
+        // SAFETY: the first takes any status and returns a static text; the second writes within
+        // the given size.
         let kind = unsafe {
             let kind = (self.functions.cudnnGetErrorString)(status);
             (self.functions.cudnnGetLastErrorString)(last.as_mut_ptr(), ROOM);
             if kind.is_null() { c"" } else { CStr::from_ptr(kind) }
         };
         last[ROOM - 1] = 0;
-        // SAFETY: it ends with 0 within the room.
+        // SAFETY: it ends with 0 within the buffer.
         let last = unsafe { CStr::from_ptr(last.as_ptr()) };
         let [kind, last] = [kind, last].map(CStr::to_string_lossy);
         Err(failed(call, format!("{kind} {last}")))
@@ -102,8 +104,8 @@ pub(super) fn failed(call: &'static str, what: String) -> GpuError {
     GpuError::Call { call, what }
 }
 
-/// The cuBLASLt that cuDNN looks for, of the CUDA that it was built with. Where it finds none it ends the process, so this is
-/// to be known before.
+/// Loads the cuBLASLt of the CUDA that cuDNN was built with. cuDNN ends the process if it finds
+/// none, so look for it first.
 fn cublaslt(cuda: usize) -> Result<libloading::Library, GpuError> {
     let name = format!("libcublasLt.so.{}", cuda / 1000);
     // SAFETY: as cuDNN itself.
@@ -114,18 +116,18 @@ fn cublaslt(cuda: usize) -> Result<libloading::Library, GpuError> {
     })
 }
 
-/// What plans are made with and run by.
+/// A cuDNN handle, with which plans are made and run.
 #[derive(Debug)]
 pub(super) struct Handle {
     library: Arc<Library>,
     pub(super) raw: *mut c_void,
 }
 
-// SAFETY: a handle may be used by any thread, one at a time: a lock is held around all of it.
+// SAFETY: any thread may use a handle, one at a time: a lock is held around all of it.
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// Of the GPU whose context is the calling thread's.
+    /// A handle for the GPU whose context is current.
     pub(super) fn new(library: &Arc<Library>) -> Result<Self, GpuError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
@@ -134,7 +136,7 @@ impl Handle {
         Ok(Self { library: library.clone(), raw })
     }
 
-    /// What it runs is queued there.
+    /// Makes it queue its work on `stream`.
     pub(super) fn queue_on(&self, stream: *mut c_void) -> Result<(), GpuError> {
         // SAFETY: both live.
         let status = unsafe { (self.library.functions.cudnnSetStream)(self.raw, stream) };
@@ -144,7 +146,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: created once and destroyed here. Nothing can be done where that fails.
+        // SAFETY: created once and destroyed here. An error cannot be handled.
         let _ = unsafe { (self.library.functions.cudnnDestroy)(self.raw) };
     }
 }

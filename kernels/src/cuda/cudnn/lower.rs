@@ -1,16 +1,16 @@
-//! A graph in cuDNN's terms: a descriptor for each tensor and operation.
+//! Lowering of a graph to cuDNN: a descriptor for each tensor and operation.
 
 use super::descriptor::{Descriptor, Kind as Descriptors, Name, Of};
 use super::library::Library;
-use crate::attention::fused::{Graph, Id, Kind, Operation, Place, Pointwise, Reduction, Tensor};
 use crate::cuda::GpuError;
+use crate::cuda::fused::{Graph, Id, Kind, Operation, Place, Pointwise, Reduction, Tensor};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Numbers of tensors that are in no memory: behind those of roles.
+/// First number of tensors that are not in memory; those of roles come before.
 const FIRST_FREE: i64 = 1000;
 
-/// The number that cuDNN knows a tensor by.
+/// The number by which cuDNN identifies a tensor.
 pub(super) fn number(id: Id, tensor: &Tensor) -> i64 {
     match tensor.place {
         Place::Memory(role) => role.number(),
@@ -99,7 +99,7 @@ impl Lowered {
             .finalised()
     }
 
-    /// Comparisons are made as truth values and sums of indices as integers, all else in f32.
+    /// Comparisons are computed as booleans, sums of indices as integers, all else in f32.
     fn pointwise(
         &self,
         how: Pointwise,

@@ -1,16 +1,16 @@
-//! Attention by cuDNN's fused graphs: which engines take a graph, plans that are made once, runs.
+//! Attention by cuDNN's fused graphs: choice of engines, plans (each made once), execution.
 #![allow(unsafe_code)] // a C library
 
 mod descriptor;
-mod fusing;
 mod library;
 mod lower;
 mod plan;
+mod state;
 
-pub(super) use fusing::Fusing;
+pub(super) use state::CudnnState;
 
 use super::GpuError;
-use crate::attention::fused::{Fused, Graph, Pass, Role, Sdpa};
+use crate::cuda::fused::{FusedPlan, Graph, Pass, Role, Sdpa};
 use descriptor::{Descriptor, Kind, Name};
 use library::{Handle, Library};
 use plan::{Plan, Target, plans};
@@ -19,18 +19,18 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Plans of a GPU.
+/// The plans of a GPU.
 #[derive(Debug)]
-struct Fusion {
+struct CudnnPlans {
     library: Arc<Library>,
-    // In this order: plans may know the handle that they were made with.
+    // Field order: plans may refer to the handle they were made with.
     plans: HashMap<String, Vec<Plan>>,
     maker: Option<Handle>,
-    /// One for each stream: a handle that changes streams makes one wait for the other.
+    /// One handle for each stream: a handle that changes streams makes one wait for the other.
     runners: HashMap<u64, Handle>,
 }
 
-impl Fusion {
+impl CudnnPlans {
     fn new(library: Arc<Library>) -> Self {
         Self { library, plans: HashMap::new(), maker: None, runners: HashMap::new() }
     }
@@ -50,12 +50,12 @@ impl Fusion {
         })
     }
 
-    /// What there is for a pass, those first that cuDNN reckons fastest. The context is the calling thread's.
-    fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    /// Plans of a pass, the fastest by cuDNN's estimate first. The GPU's context must be current.
+    fn plans(&mut self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError> {
         Ok(self.made(sdpa, pass)?.iter().map(|plan| plan.fused.clone()).collect())
     }
 
-    /// Queues one of them on a stream.
+    /// Queues a plan on a stream.
     fn run(
         &mut self,
         stream: *mut c_void,
@@ -80,19 +80,19 @@ impl Fusion {
         plan.run(&self.library, runner, tensors, workspace)
     }
 
-    /// A stream that is on its way out.
+    /// Destroys the handle of a stream that is being destroyed.
     fn forget(&mut self, stream: *mut c_void) {
         self.runners.remove(&(stream as u64));
     }
 }
 
-/// Plans that cuDNN makes of a graph for a GPU that is not here, those first that it reckons fastest, each with the addresses
-/// of a call put together that is not made. `device` are the GPU's properties, in the JSON of
-/// `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
+/// Plans for a GPU that is not present, the fastest by cuDNN's estimate first. For each plan the
+/// addresses of a call are put together, but nothing runs. `device` holds the GPU's properties, in
+/// the JSON of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (cuDNN 9.8).
 ///
 /// # Errors
-/// Where cuDNN is missing, or takes neither the device nor the graph.
-pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuError> {
+/// If cuDNN is missing, or takes neither the device nor the graph.
+pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<FusedPlan>, GpuError> {
     let library = Library::open()?;
     let described = Descriptor::new(&library, Kind::DeviceProperties)?;
     let described = described.text(Name::DeviceJson, device)?.finalised()?;
@@ -106,7 +106,7 @@ pub fn plans_without_gpu(device: &str, graph: &Graph) -> Result<Vec<Fused>, GpuE
 /// cuDNN's version.
 ///
 /// # Errors
-/// Where it is missing, too old, or lacks what it needs itself.
+/// If it is missing, too old, or lacks a library it needs.
 pub fn version() -> Result<String, GpuError> {
     Ok(format!("{:?}", Library::open()?))
 }

@@ -1,52 +1,52 @@
-//! Plans: a graph, one of the engines that take it, and what it needs to run.
+//! Plans: a graph, an engine that takes it, and what it needs to run.
 
 use super::descriptor::{Descriptor, Kind, Name, Of};
 use super::library::{Handle, Library};
 use super::lower::{Lowered, number};
-use crate::attention::fused::{Constant, Fused, Graph, Id, Place, Role};
 use crate::cuda::GpuError;
+use crate::cuda::fused::{Constant, FusedPlan, Graph, Id, Place, Role};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// `CUDNN_HEUR_MODE_A`: cuDNN's own reckoning of what is fastest.
+/// `CUDNN_HEUR_MODE_A`: cuDNN's own performance heuristic.
 const MODE_A: c_int = 3;
 
 /// `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`
 const NONDETERMINISTIC: c_int = 4;
 
-/// Scratch tensors begin at multiples of this in a workspace.
+/// Alignment of scratch tensors in a workspace, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// For which GPU plans are made.
+/// The GPU that plans are made for.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
-    /// The one that is here.
+    /// A GPU that is present.
     Handle(&'a Handle),
-    /// One that is described.
+    /// A GPU that is only described.
     Described(&'a Arc<Descriptor>),
 }
 
-/// A tensor's number, and what is given for it.
+/// A tensor's number, and the source of its value.
 #[derive(Debug)]
 enum Given {
     Memory(Role),
-    /// Where a scratch tensor begins in the workspace.
+    /// Offset of a scratch tensor in the workspace.
     Scratch(usize),
     Constant(Constant),
 }
 
-/// What cuDNN runs.
+/// An execution plan.
 #[derive(Debug)]
 pub(super) struct Plan {
     descriptor: Arc<Descriptor>,
     given: Vec<(i64, Given)>,
-    /// Where cuDNN's own part of the workspace begins.
+    /// Offset of cuDNN's own part of the workspace.
     own: usize,
-    pub(super) fused: Fused,
+    pub(super) fused: FusedPlan,
 }
 
-/// Plans for a graph, those first that cuDNN reckons fastest; only those that give the same bits every time, as far as
-/// cuDNN says, where `repeatable`. Empty or an error where no engine takes it.
+/// Plans for a graph, the fastest by cuDNN's estimate first. If `repeatable`, only those that cuDNN
+/// does not declare nondeterministic. Empty, or an error, if no engine takes the graph.
 pub(super) fn plans(
     library: &Arc<Library>,
     target: Target,
@@ -106,11 +106,11 @@ fn plan(
     let bytes = usize::try_from(descriptor.number(Name::PlanWorkspace)?).unwrap_or(usize::MAX);
     let (given, own) = given(graph);
     let fused =
-        Fused { name: format!("engine {index}"), workspace_bytes: own.saturating_add(bytes) };
+        FusedPlan { name: format!("engine {index}"), workspace_bytes: own.saturating_add(bytes) };
     Ok(Some(Plan { descriptor, given, own, fused }))
 }
 
-/// What is given for each tensor that is somewhere, and the bytes of those in the workspace.
+/// The source of each non-virtual tensor's value, and the bytes of scratch in the workspace.
 fn given(graph: &Graph) -> (Vec<(i64, Given)>, usize) {
     let (mut given, mut used) = (Vec::new(), 0);
     for (at, tensor) in graph.tensors.iter().enumerate() {
@@ -130,7 +130,8 @@ fn given(graph: &Graph) -> (Vec<(i64, Given)>, usize) {
 }
 
 impl Plan {
-    /// Queues it. `tensors` are addresses by role; `workspace` has as many bytes as were asked for.
+    /// Queues the plan. `tensors` are addresses by role; `workspace` has as many bytes as
+    /// requested.
     pub(super) fn run(
         &self,
         library: &Arc<Library>,
@@ -138,17 +139,18 @@ impl Plan {
         tensors: &[(Role, u64)],
         workspace: u64,
     ) -> Result<(), GpuError> {
-        // Constants are given by the host's address, which stays where it is for the call.
+        // Constants are passed by host address, which stays valid during the call.
         let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
         let pack = self.pack(library, &bits, tensors, workspace)?;
-        // SAFETY: all three are live, and the pack's addresses are those of live memory of the sizes that the graph says.
+        // SAFETY: all three are live, and the pack holds addresses of live memory of the sizes in
+        // the graph.
         let status = unsafe {
             (library.functions.cudnnBackendExecute)(handle.raw, self.descriptor.raw, pack.raw)
         };
         library.check("cudnnBackendExecute", status)
     }
 
-    /// Puts a call together that is not made.
+    /// Puts a call together without running it.
     pub(super) fn rehearse(&self, library: &Arc<Library>) -> Result<(), GpuError> {
         let bits: Vec<u32> = self.given.iter().map(|(_, given)| given.bits()).collect();
         let roles = self.given.iter().filter_map(|(_, given)| match given {

@@ -73,7 +73,7 @@ fn adamw_in<S: Stored>(gpu: &Gpu) {
         if elements != 33 {
             close("copy", S::STORAGE, &down(gpu, &copies[number]), &w);
         }
-        // To the bit.
+        // Equal bits.
         assert_eq!(down(gpu, &proposed[number]), down(gpu, gw));
     }
 }

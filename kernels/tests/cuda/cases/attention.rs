@@ -8,7 +8,8 @@ use kernels::dropout::Dropout;
 use kernels::random::Stream;
 use kernels::{Cpu, Output};
 
-/// Of tensor-core products with factors rounded to bf16: by norm, and no element far out. In f32 closer.
+/// For tensor-core products with factors rounded to bf16: compares norms, and allows no outliers.
+/// Tighter for f32.
 fn close_by_norm(what: &str, storage: Storage, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let (whole_tolerance, tolerance) =
@@ -28,7 +29,7 @@ fn heads(q_len: usize, kv_len: usize, qk_dim: usize, v_dim: usize) -> Attention 
     Attention { q_len, kv_len, qk_dim, v_dim, ..Attention::causal(2, q_len, 4, 2, qk_dim) }
 }
 
-/// Every rule of the mask, and of heads.
+/// Shapes for every rule of the mask and of heads.
 fn rules(dim: usize) -> Vec<Attention> {
     let other = dim / 2 * 3;
     vec![
@@ -37,7 +38,8 @@ fn rules(dim: usize) -> Vec<Attention> {
         Attention { window: Some(20), ..heads(80, 80, dim, dim) },
         Attention { soft_cap: Some(1.5), kv_heads: 4, ..heads(33, 33, dim, 2 * dim) },
         Attention { kv_heads: 1, ..heads(40, 40, 2 * dim, dim) },
-        // A chunk of queries and of keys that begins before them and ends within; and keys that nobody sees.
+        // A chunk of queries, with keys that begin before it and end within it; and keys that no
+        // query sees.
         Attention { q_offset: 50, kv_offset: 30, ..heads(40, 45, dim, dim) },
         Attention { q_offset: 0, kv_offset: 20, ..heads(40, 40, dim, dim) },
     ]
@@ -47,18 +49,18 @@ pub fn attention(gpu: &Gpu) {
     for a in rules(32) {
         check_attention::<bf16>(gpu, &a);
     }
-    // Heads of a block of fewer rows.
+    // Blocks with fewer rows.
     check_attention::<bf16>(gpu, &Attention { batch: 1, ..heads(20, 20, 144, 32) });
 }
 
-/// Heads whose dk and dv come from blocks of their own.
+/// Heads wide enough that dk and dv come from separate blocks.
 pub fn wide_attention(gpu: &Gpu) {
     let one = |a: Attention| Attention { batch: 1, q_heads: 2, kv_heads: 1, ..a };
     check_attention::<bf16>(gpu, &one(heads(20, 20, 256, 256)));
     check_attention::<bf16>(gpu, &one(heads(18, 35, 208, 16)));
 }
 
-/// Of the global tensor's draws, from the middle of it on.
+/// With dropout, for a part in the middle of the global tensor.
 fn dropped(a: Attention) -> Attention {
     let stream = Stream { seed: 42, tensor: 3, step: 5 };
     let dropout = Some(ProbabilityDropout {
@@ -112,7 +114,7 @@ pub fn check_attention<S: Stored>(gpu: &Gpu, a: &Attention) {
     attention::reference::forward(&cpu, a, &q, &k, &v, &mut out_, &mut lse);
     let what = format!("{a:?}");
     close_by_norm(&format!("out of {what}"), S::STORAGE, &down(gpu, &gout), &out_);
-    // The backward pass is of the output as it is stored.
+    // The backward pass takes the output as it is stored.
     out_ = down(gpu, &gout);
     for (found, expected) in down(gpu, &glse).iter().zip(&lse) {
         let same = found == expected || (found - expected).abs() < 1e-5 * expected.abs().max(1.0);
@@ -145,7 +147,7 @@ pub fn check_attention<S: Stored>(gpu: &Gpu, a: &Attention) {
     }
 }
 
-/// Two ranges of keys put together, one of which some queries see nothing of.
+/// Two ranges of keys merged; some queries see nothing of one of them.
 pub fn merged_attention(gpu: &Gpu) {
     in_each_storage!(merged_attention_in(gpu));
 }
@@ -157,7 +159,7 @@ fn merged_attention_in<S: Stored>(gpu: &Gpu) {
         .map(|len| numbers::<S>(len, len % 89));
     let part = |first: usize, len: usize| Attention { kv_len: len, kv_offset: first, ..whole };
     let of = |tensor: &[f64], first: usize, len: usize| -> Vec<f64> {
-        // Keys and values are [batch, keys, heads, dim], of two heads of 16.
+        // Keys and values are [batch, keys, heads, dim], with two heads of 16.
         let keys = |sequence: &[f64]| sequence[first * 32..(first + len) * 32].to_vec();
         tensor.chunks(40 * 32).flat_map(keys).collect()
     };
@@ -191,11 +193,11 @@ fn merged_attention_in<S: Stored>(gpu: &Gpu) {
     close("lse", Storage::F32, &down(gpu, &glse), &lse);
 }
 
-/// How many shapes [`fused_attention`] has.
+/// Number of shapes of [`fused_attention`].
 pub const FUSED_SHAPES: usize = 4;
 
-/// Every kernel that there is for a shape, those of a library that fuses graphs among them, and each backward pass on what
-/// each forward pass left.
+/// Every kernel for a shape, including those of a library that fuses graphs, and each backward pass
+/// after each forward pass.
 pub fn fused_attention(gpu: &Gpu) {
     let one = |a: Attention| Attention { batch: 1, ..a };
     let shapes: [Attention; FUSED_SHAPES] = [
@@ -211,7 +213,7 @@ pub fn fused_attention(gpu: &Gpu) {
     }
 }
 
-/// One forward kernel, and all backward kernels behind it.
+/// One forward kernel, and all backward kernels after it.
 fn check_pairs(gpu: &Gpu, a: &Attention, kernel: Kernel, name: &str) {
     let cpu = Cpu::serial();
     let [q, k, v, dout] = [a.q_elements(), a.k_elements(), a.v_elements(), a.out_elements()]
@@ -230,7 +232,7 @@ fn check_pairs(gpu: &Gpu, a: &Attention, kernel: Kernel, name: &str) {
         let same = (found - expected).abs() < 1e-4 * expected.abs().max(1.0);
         assert!(same, "lse {found}, not {expected}: {what}");
     }
-    // The backward pass is of the output as it is stored.
+    // The backward pass takes the output as it is stored.
     out_ = down(gpu, &gout);
     let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|tensor| vec![0.0; tensor.len()]);
     let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out_, lse: &lse };

@@ -1,5 +1,5 @@
-//! Each operation's functions on a device, against the reference kernels in f64. On the machine of the tests, and on a GPU
-//! by `gpu-test`.
+//! Each operation's functions on a device, against the reference kernels in f64: on the emulator,
+//! and on a GPU by `gpu-test`.
 
 /// Runs a body with `S` as each storage type.
 macro_rules! in_each_storage {
@@ -30,12 +30,12 @@ pub use vocabulary::{cross_entropy, embedding, vocabulary_split};
 
 use kernels::cuda::{Element, Gpu, Memory, Storage, Stored};
 
-/// A case: panics where the device is wrong.
+/// A case, which panics if the device is wrong.
 pub type Case = fn(&Gpu);
 
 macro_rules! cases {
     ($($case:ident)+) => {
-        /// All of them.
+        /// All cases.
         pub const ALL: &[(&str, Case)] = &[$((stringify!($case), $case)),+];
     };
 }
@@ -46,13 +46,13 @@ cases!(
     fused_attention
 );
 
-/// Numbers between -1 and 1 that the storage holds exactly.
+/// Numbers between -1 and 1 that are exact in the storage type.
 fn numbers<S: Stored>(len: usize, seed: usize) -> Vec<f64> {
     let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
     (0..len).map(|i| f64::from(S::narrowed(number(i)).widened())).collect()
 }
 
-/// To the device, in the storage type.
+/// Uploads in the storage type.
 fn up<S: Stored>(gpu: &Gpu, values: &[f64]) -> Memory<S> {
     let stored: Vec<S> = values.iter().map(|&x| S::narrowed(x as f32)).collect();
     gpu.upload(&stored).unwrap()
@@ -66,7 +66,7 @@ fn out<S: Element>(gpu: &Gpu, len: usize) -> Memory<S> {
     gpu.memory(len).unwrap()
 }
 
-/// Compares; a value in bf16 may be off by its rounding.
+/// Compares; bf16 values may differ by rounding.
 fn close(what: &str, storage: Storage, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let relative = if storage == Storage::Bf16 { 1.0 / 256.0 } else { 2e-6 };

@@ -6,7 +6,8 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::{Cpu, Output};
 
-/// Rows, columns: one pack a thread, packs of less, several packs a thread, packs of one.
+/// Rows and columns: one pack a thread, smaller packs, several packs a thread, packs of one
+/// element.
 const SHAPES: [(usize, usize); 4] = [(3, 256), (5, 36), (2, 5000), (300, 33)];
 
 pub fn rms_norm(gpu: &Gpu) {
@@ -46,7 +47,7 @@ fn rms_norm_in<S: Stored>(gpu: &Gpu) {
         let both: Vec<f64> = x.iter().zip(&more).map(|(a, b)| a + b).collect();
         let sum = down(gpu, &gsum);
         close("sum", S::STORAGE, &sum, &both);
-        // From here on of the sum as it is stored.
+        // From here on the sum as it is stored.
         rms_norm::reference::forward(&cpu, &norm, &sum, &w, &mut y, &mut r);
         close("y of the sum", S::STORAGE, &down(gpu, &gy), &y);
         close("r of the sum", Storage::F32, &down(gpu, &gr), &r);

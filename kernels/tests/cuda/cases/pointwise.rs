@@ -1,10 +1,10 @@
-//! Element by element, and by rows.
+//! Elementwise operations, and operations by rows.
 
 use super::{close, down, numbers, out, up};
 use kernels::activation::{self, Activation};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::dropout::{self, Dropout};
-use kernels::random::{self as draws, Stream, View};
+use kernels::random::{self as draws, GlobalIndices, Stream};
 use kernels::{Cpu, elementwise as sums, transpose as swap};
 
 pub fn activations(gpu: &Gpu) {
@@ -13,7 +13,7 @@ pub fn activations(gpu: &Gpu) {
 
 fn activations_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
-    // More than a block, and no whole number of them.
+    // More than one block, and not a whole number of blocks.
     let elements = 4200;
     for activation in Activation::ALL {
         let tensor = |seed| -> Vec<f64> {
@@ -147,10 +147,10 @@ fn dropout_in<S: Stored>(gpu: &Gpu) {
     let stream = Stream { seed: 0x1234_5678_9abc_def0, tensor: 7, step: 11 };
     let dropout = Dropout { p: 0.3, stream };
     let views = [
-        View { offset: 1 << 33 | 3, sizes: [1, 5, 40], strides: [0, 56, 1] },
-        View { offset: 9, sizes: [3, 5, 16], strides: [1000, 24, 1] },
-        View { offset: 2, sizes: [2, 3, 33], strides: [1, 7, 2] },
-        View::contiguous(6, 4200),
+        GlobalIndices { offset: 1 << 33 | 3, sizes: [1, 5, 40], strides: [0, 56, 1] },
+        GlobalIndices { offset: 9, sizes: [3, 5, 16], strides: [1000, 24, 1] },
+        GlobalIndices { offset: 2, sizes: [2, 3, 33], strides: [1, 7, 2] },
+        GlobalIndices::contiguous(6, 4200),
     ];
     for view in views {
         let x = numbers::<S>(view.len(), 1);
@@ -168,9 +168,9 @@ pub fn random(gpu: &Gpu) {
     let cpu = Cpu::serial();
     let stream = Stream { seed: 0x0123_4567_89ab_cdef, tensor: 7, step: 0 };
     let views = [
-        View::contiguous(3, 1001),
-        View::matrix(5, 30, 7, 11, 103),
-        View { offset: (1 << 34) + 1, sizes: [3, 5, 7], strides: [1000, 60, 8] },
+        GlobalIndices::contiguous(3, 1001),
+        GlobalIndices::matrix(5, 30, 7, 11, 103),
+        GlobalIndices { offset: (1 << 34) + 1, sizes: [3, 5, 7], strides: [1000, 60, 8] },
     ];
     for view in views {
         let mut found = out::<f32>(gpu, view.len());

@@ -1,11 +1,11 @@
-//! Products.
+//! Matrix products.
 
 use super::{down, numbers, out, up};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::gemm::{self, Batch, Shape};
 use kernels::{Cpu, elementwise as sums};
 
-/// Of products of many small numbers, off by the rounding of the largest.
+/// For sums of many small products, which differ by the rounding of the largest.
 fn close_products(what: &str, storage: Storage, found: &[f64], expected: &[f64]) {
     let most = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let relative = if storage == Storage::Bf16 { 1.0 / 256.0 } else { 2e-6 };
@@ -29,7 +29,7 @@ fn products_in<S: Stored, O: Stored>(gpu: &Gpu) {
         (Shape::nn(m, n, k), 1),
         (Shape::nt(m, n, k), 1),
         (Shape::tn(m, n, k), 1),
-        // Rows with gaps, and several products.
+        // Rows with gaps, and batches.
         (Shape::nn(m, n, k).with_leading(k + 8, n + 16, n + 8), 1),
         (Shape::nt(m, n, k).with_leading(k + 8, k, n), 3),
         (Shape::tn(m, n, k), 2),
@@ -37,7 +37,7 @@ fn products_in<S: Stored, O: Stored>(gpu: &Gpu) {
     for (number, (shape, count)) in shapes.into_iter().enumerate() {
         let rows = m.max(n).max(k);
         let strides = [rows * shape.lda, rows * shape.ldb, m * shape.ldc];
-        // The second factor of a batch is shared.
+        // The batch shares its second factor.
         let stride_b = if count == 3 { 0 } else { strides[1] };
         let batch = Batch { count, stride_a: strides[0], stride_b, stride_c: strides[2] };
         let [a, b] = [0, 1].map(|i| numbers::<S>(count * strides[i], i + number));

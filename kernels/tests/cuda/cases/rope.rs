@@ -1,11 +1,11 @@
-//! Rotations.
+//! Rotary embedding.
 
 use super::{close, down, numbers, out, up};
 use kernels::Cpu;
 use kernels::cuda::{Gpu, Memory, Storage, Stored, bf16};
 use kernels::rope::{self as rotary, Pairing, Rope};
 
-/// Of tables in f32 as the device made them, and in f64.
+/// The device's table in f32, and in f64.
 fn table(gpu: &Gpu, positions: &[u32], dim: usize) -> (Memory<f32>, Vec<f64>) {
     let cpu = Cpu::serial();
     let frequencies = rotary::inverse_frequencies(1e4, dim);
@@ -48,7 +48,7 @@ fn rope_in<S: Stored>(gpu: &Gpu) {
     }
 }
 
-/// Queries and keys of a fused projection in one launch; values behind them stay as they are.
+/// Queries and keys of a fused projection in one launch; the values after them stay unchanged.
 pub fn packed_rope(gpu: &Gpu) {
     let cpu = Cpu::serial();
     let (tokens, heads, kv_heads, head_dim) = (5, 4, 2, 16);

@@ -1,4 +1,4 @@
-//! Look-ups and the loss.
+//! Embedding and cross-entropy.
 
 use super::{close, down, numbers, out, up};
 use kernels::Cpu;
@@ -12,7 +12,8 @@ pub fn embedding(gpu: &Gpu) {
 
 fn embedding_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
-    // Ids beyond both ends, ids met again in the next look at all of them (more tokens than threads), and once only.
+    // Ids beyond both ends, ids that recur beyond one block's first scan (more tokens than
+    // threads), and unique ids.
     let ids: Vec<i64> =
         (0..80).map(|i| if i == 70 { 8 } else { [5, 9, 5, 2, 12, 7, 5, 9, 3][i % 9] }).collect();
     let gids = gpu.upload(&ids).unwrap();
@@ -136,7 +137,7 @@ pub fn vocabulary_split(gpu: &Gpu) {
     in_each_storage!(vocabulary_split_in(gpu));
 }
 
-/// What algorithm 2 of a split vocabulary computes beside its products.
+/// The elementwise work of algorithm 2 for a split vocabulary.
 fn vocabulary_split_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
     let targets = [103_i64, 5, -1, 100 + 46, 100 + 47];

@@ -1,18 +1,20 @@
-//! Which kernel runs: measured once.
+//! Choice between our own attention kernels and a library's, measured once for each shape and pass,
+//! then remembered.
 
-use super::{Fuser, Pass, Preference, Role, Sdpa};
+use super::Attention;
+use crate::cuda::fused::{Fuser, Pass, Preference, Role, Sdpa};
 use crate::cuda::{Gpu, GpuError};
 use std::fmt;
 
-/// How often each is timed, after a first time that is not; the least counts.
-const TIMES: usize = 5;
+/// Timed runs of each, after a warm-up; the minimum counts.
+const TIMED_RUNS: usize = 5;
 
-/// The most device memory that a plan may need to be chosen: a trainer's plan knows nothing of it.
-const MOST_WORKSPACE: usize = 1 << 30;
+/// Maximum workspace of a plan, in bytes: a training plan's memory estimate does not include it.
+const MAX_WORKSPACE: usize = 1 << 30;
 
-/// Which of an attention's functions.
+/// The pass of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::attention) enum Direction {
+pub(super) enum Direction {
     Forward,
     Backward,
 }
@@ -26,28 +28,74 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What runs.
+/// Widest head, in elements, that cuDNN's kernels take on every GPU.
+const MAX_HEAD_DIM: usize = 256;
+
+impl Attention {
+    /// The fused graph's description of this attention. `None` if graphs cannot express it:
+    /// windows, soft caps, our own dropout, queries that see no key.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // a factor
+    pub fn sdpa(&self) -> Option<Sdpa> {
+        let a = self;
+        if a.window.is_some() || a.soft_cap.is_some() || a.dropout.is_some() {
+            return None;
+        }
+        let fits = |dim: usize| dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM;
+        // cuDNN's kernels do not support a single query (cudnn-frontend,
+        // `CompositeSDPABackwardNode::pre_validate_node`).
+        if a.batch == 0 || a.q_len < 2 || a.kv_len < 2 || !fits(a.qk_dim) || !fits(a.v_dim) {
+            return None;
+        }
+        let shift = match a.causal {
+            false => None,
+            true => {
+                let shift = a.q_offset.checked_sub(a.kv_offset)?;
+                let hides = shift + 1 < a.kv_len;
+                hides.then_some(i32::try_from(shift).ok()?)
+            }
+        };
+        let &Self { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, .. } = a;
+        let scale = a.scale as f32;
+        Some(Sdpa { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, scale, shift })
+    }
+}
+
+/// The passes whose plans may run.
+fn passes(preference: Preference, direction: Direction) -> &'static [Pass] {
+    const BACKWARD: [Pass; 2] =
+        [Pass::Backward { repeatable: true }, Pass::Backward { repeatable: false }];
+    match (preference, direction) {
+        (Preference::Own, _) => &[],
+        (_, Direction::Forward) => &[Pass::Forward],
+        (Preference::Repeatable, Direction::Backward) => &BACKWARD[..1],
+        (Preference::Fastest, Direction::Backward) => &BACKWARD,
+    }
+}
+
+/// A kernel that can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Our own.
+    /// Our own kernel.
     Own,
-    /// The library's, by pass and place among its plans.
+    /// The library's plan for a pass, by index.
     Plan(Pass, usize),
 }
 
 impl Kernel {
-    /// All that there are for an attention, whether or not the user allows them, with their names: our own first.
+    /// All kernels for an attention with their names, our own first, whether or not the user allows
+    /// them.
     ///
     /// # Errors
-    /// Where the library takes no graph of it, in its own words.
-    pub(in crate::attention) fn all(
+    /// If the library takes no graph of it; its message.
+    pub(super) fn all(
         gpu: &Gpu,
         sdpa: Option<&Sdpa>,
         direction: Direction,
     ) -> Result<Vec<(Self, String)>, GpuError> {
         let mut all = vec![(Self::Own, "own".to_owned())];
         let (Some(fuser), Some(sdpa)) = (gpu.fuser(), sdpa) else { return Ok(all) };
-        for &pass in Preference::Fastest.passes(direction) {
+        for &pass in passes(Preference::Fastest, direction) {
             for (number, plan) in fuser.plans(sdpa, pass)?.into_iter().enumerate() {
                 let kernel = Self::Plan(pass, number);
                 all.push((kernel, format!("{kernel} ({})", plan.name)));
@@ -64,7 +112,7 @@ const PASSES: [(&str, Pass); 3] = [
 ];
 
 impl Kernel {
-    /// Of the first line of what was settled: `own`, or a pass and a number.
+    /// Parses the first line of a recorded choice: `own`, or a pass and a number.
     fn read(settled: &str) -> Option<Self> {
         let line = settled.lines().next()?;
         if line == "own" {
@@ -99,10 +147,12 @@ struct Call<'a> {
     own: &'a dyn Fn() -> Result<(), GpuError>,
 }
 
-/// Runs `kernel`, or where none is said the one that is fastest for this shape: `own`, or one of the library's. Without a
-/// library, or where it cannot be asked, `own` always. The first time all of them run, each with the results in the same
-/// place, and the host waits: so that must not be captured.
-pub(in crate::attention) fn carry_out(
+/// Runs `kernel` or, without one, the fastest for this shape: `own` or one of the library's. Always
+/// `own` if there is no library or it cannot take the request.
+///
+/// The first call for a shape runs all of them, each with the results in the same memory, and waits
+/// on the host; so it must not be captured.
+pub(super) fn run_fastest(
     gpu: &Gpu,
     sdpa: Option<&Sdpa>,
     direction: Direction,
@@ -126,7 +176,7 @@ pub(in crate::attention) fn carry_out(
         format!("attention {direction} {sdpa:?}, {preference:?}, {name}, own {own_version:x}");
     let settled = match fuser.recall(&what).filter(|settled| Kernel::read(settled).is_some()) {
         Some(settled) => settled,
-        None => fuser.settle(&what, &call.measured()?),
+        None => fuser.settle(&what, &call.measure_all()?),
     };
     match Kernel::read(&settled) {
         Some(Kernel::Plan(pass, number)) => call.run(pass, number),
@@ -135,7 +185,7 @@ pub(in crate::attention) fn carry_out(
 }
 
 impl Call<'_> {
-    /// One of the library's, in memory of this queue.
+    /// Runs one of the library's plans, with a workspace of this queue.
     fn run(&self, pass: Pass, number: usize) -> Result<(), GpuError> {
         let plans = self.fuser.plans(self.sdpa, pass)?;
         let bytes = plans.get(number).map_or(0, |plan| plan.workspace_bytes);
@@ -144,12 +194,12 @@ impl Call<'_> {
         self.fuser.run((self.sdpa, pass, number), self.tensors, workspace)
     }
 
-    /// The fastest, and below it what each took or why it did not run.
-    fn measured(&self) -> Result<String, GpuError> {
+    /// The fastest kernel, then a line for each with its time or why it did not run.
+    fn measure_all(&self) -> Result<String, GpuError> {
         let own_s = self.seconds(self.own)?;
         let (mut best, mut best_s) = (Kernel::Own, own_s);
         let mut lines = vec![format!("own: {own_s:e} s")];
-        for &pass in self.fuser.preference().passes(self.direction) {
+        for &pass in passes(self.fuser.preference(), self.direction) {
             let plans = match self.fuser.plans(self.sdpa, pass) {
                 Ok(plans) => plans,
                 Err(error) => {
@@ -159,7 +209,7 @@ impl Call<'_> {
             };
             for (number, plan) in plans.iter().enumerate() {
                 let pick = Kernel::Plan(pass, number);
-                match self.tried(pass, number, plan.workspace_bytes) {
+                match self.time_plan(pass, number, plan.workspace_bytes) {
                     Ok(seconds) => {
                         lines.push(format!("{pick} ({}): {seconds:e} s", plan.name));
                         if seconds < best_s {
@@ -175,10 +225,10 @@ impl Call<'_> {
         Ok(format!("{best}\n{}", lines.join("\n")))
     }
 
-    /// Seconds of one of the library's, in memory that goes back at once.
-    fn tried(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
-        if bytes > MOST_WORKSPACE {
-            let what = format!("it needs {bytes} bytes of memory; valid: {MOST_WORKSPACE}");
+    /// Seconds of one of the library's plans, with a workspace that is freed at once.
+    fn time_plan(&self, pass: Pass, number: usize, bytes: usize) -> Result<f64, GpuError> {
+        if bytes > MAX_WORKSPACE {
+            let what = format!("it needs {bytes} bytes of memory; valid: {MAX_WORKSPACE}");
             return Err(GpuError::Call { call: "attention", what });
         }
         let workspace = self.gpu.apart(bytes)?;
@@ -189,7 +239,7 @@ impl Call<'_> {
     fn seconds(&self, run: &dyn Fn() -> Result<(), GpuError>) -> Result<f64, GpuError> {
         run()?;
         let mut least = f64::INFINITY;
-        for _ in 0..TIMES {
+        for _ in 0..TIMED_RUNS {
             let start = self.gpu.record()?;
             run()?;
             let end = self.gpu.record()?;

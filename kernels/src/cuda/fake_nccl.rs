@@ -1,10 +1,11 @@
-//! A library of collectives where there is no GPU: what NCCL does between devices, between queues of one machine. A call
-//! holds its queue until all members' queues have come to it, a send until it is received; groups that are being made
-//! are ready a few looks later; what is given up goes on with whatever is there. Sums are taken in the order of members,
-//! in f32 for bf16, which is rounded once.
+//! A fake NCCL for tests without a GPU: collectives between queues of one emulator.
+//!
+//! A call holds its queue until the queues of all members have reached it, and a send until it is
+//! received. A new group is ready only after a few polls. An aborted call leaves whatever is in
+//! memory. Sums are taken in the order of members; bf16 is summed in f32 and rounded once.
 
+use super::cpu_emulator::CpuEmulator;
 use super::driver::{Driver, GpuError};
-use super::machine::Machine;
 use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
 use super::{Gpu, Span};
 use half::bf16;
@@ -13,39 +14,39 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How often a call is said to be under way.
-const LOOKS: usize = 2;
+/// Number of polls for which a call is reported as pending.
+const PENDING_POLLS: usize = 2;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The library. Clones are the same one.
+/// The fake library. Clones share their groups.
 #[derive(Clone, Debug)]
-pub struct Rehearsal {
-    machine: Machine,
-    rooms: Arc<Mutex<HashMap<Id, Arc<Room>>>>,
+pub struct FakeNccl {
+    emulator: CpuEmulator,
+    groups: Arc<Mutex<HashMap<Id, Arc<FakeGroup>>>>,
     ids: Arc<AtomicU64>,
     failing: Arc<AtomicUsize>,
 }
 
-impl Rehearsal {
-    /// Between queues of that machine.
+impl FakeNccl {
+    /// A library for the queues of `emulator`.
     #[must_use]
-    pub fn new(machine: Machine) -> Self {
+    pub fn new(emulator: CpuEmulator) -> Self {
         let failing = Arc::new(AtomicUsize::new(usize::MAX));
-        Self { machine, rooms: Arc::default(), ids: Arc::default(), failing }
+        Self { emulator, groups: Arc::default(), ids: Arc::default(), failing }
     }
 
-    /// From now on member `rank` of every group is told that something has gone wrong.
+    /// Makes member `rank` of every group see an error from now on.
     pub fn fail(&self, rank: usize) {
         self.failing.store(rank, Ordering::Release);
     }
 }
 
-impl Library for Rehearsal {
+impl Library for FakeNccl {
     fn version(&self) -> String {
-        "a rehearsal".to_owned()
+        "fake NCCL".to_owned()
     }
 
     fn new_id(&self) -> Result<Id, GpuError> {
@@ -61,48 +62,52 @@ impl Library for Rehearsal {
         size: usize,
         rank: usize,
     ) -> Result<Box<dyn Group>, GpuError> {
-        let room = lock(&self.rooms).entry(*id).or_insert_with(|| Room::new(size)).clone();
-        lock(&room.state).joined += 1;
-        Ok(Box::new(Member::new(self, Entry::Room(room), rank)))
+        let group = lock(&self.groups).entry(*id).or_insert_with(|| FakeGroup::new(size)).clone();
+        lock(&group.state).joined += 1;
+        Ok(Box::new(Member::new(self, Entry::Made(group), rank)))
     }
 }
 
-/// A group.
+/// A group, shared by its members.
 #[derive(Debug)]
-struct Room {
+struct FakeGroup {
     size: usize,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     changed: Condvar,
 }
 
-/// What members gave, and how many have taken.
-type Met = (Vec<Option<Vec<u8>>>, usize);
-/// A colour, where there is one, and a key.
-type Said = (Option<usize>, usize);
+/// Members' bytes, and how many members have taken the result.
+type Contributions = (Vec<Option<Vec<u8>>>, usize);
+/// A member's colour, if any, and its key.
+type SplitRequest = (Option<usize>, usize);
 
 #[derive(Debug, Default)]
-struct State {
+struct GroupState {
     joined: usize,
-    /// Members that gave up.
+    /// Members that aborted.
     aborted: BTreeSet<usize>,
-    /// Collectives that not all have come to, or left.
-    calls: HashMap<u64, Met>,
-    /// From and to.
-    mail: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// How many of each pair's messages were taken.
+    /// Collectives that some member has not yet reached or left.
+    calls: HashMap<u64, Contributions>,
+    /// Undelivered messages, by sender and receiver.
+    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// Number of messages received, by sender and receiver.
     taken: HashMap<(usize, usize), u64>,
-    /// By number: what members said.
-    splits: HashMap<u64, Vec<Option<Said>>>,
-    children: HashMap<(u64, usize), Arc<Room>>,
+    /// Requests of each split so far, by member.
+    splits: HashMap<u64, Vec<Option<SplitRequest>>>,
+    children: HashMap<(u64, usize), Arc<FakeGroup>>,
 }
 
-impl Room {
+impl FakeGroup {
     fn new(size: usize) -> Arc<Self> {
         Arc::new(Self { size, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Waits until something is there; nothing where this member gives up.
-    fn wait<R>(&self, rank: usize, mut there: impl FnMut(&mut State) -> Option<R>) -> Option<R> {
+    /// Waits until `there` returns something; `None` if this member aborts.
+    fn wait<R>(
+        &self,
+        rank: usize,
+        mut there: impl FnMut(&mut GroupState) -> Option<R>,
+    ) -> Option<R> {
         let mut state = lock(&self.state);
         loop {
             if let Some(found) = there(&mut state) {
@@ -115,14 +120,14 @@ impl Room {
         }
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut GroupState) -> R) -> R {
         let result = change(&mut lock(&self.state));
         self.changed.notify_all();
         result
     }
 
-    /// Everybody's bytes, once all have given theirs.
-    fn meet(&self, number: u64, rank: usize, own: Vec<u8>) -> Option<Vec<Vec<u8>>> {
+    /// All members' bytes, once every member has given its own.
+    fn exchange(&self, number: u64, rank: usize, own: Vec<u8>) -> Option<Vec<Vec<u8>>> {
         self.change(|state| {
             let call = state.calls.entry(number).or_insert_with(|| (vec![None; self.size], 0));
             call.0[rank] = Some(own);
@@ -144,38 +149,38 @@ impl Room {
 /// A group, or one that is being split off.
 #[derive(Debug)]
 enum Entry {
-    Room(Arc<Room>),
-    Split { parent: Arc<Room>, number: u64, color: usize },
+    Made(Arc<FakeGroup>),
+    Split { parent: Arc<FakeGroup>, number: u64, color: usize },
 }
 
-/// One member of a group.
+/// One member's view of a group.
 #[derive(Debug)]
 struct Member {
-    library: Rehearsal,
+    library: FakeNccl,
     entry: Entry,
-    /// In the parent, where it was split off.
+    /// Rank in the parent group, if split off.
     parent_rank: usize,
     calls: Arc<AtomicU64>,
     splits: AtomicU64,
-    looks: AtomicUsize,
+    polls: AtomicUsize,
 }
 
 impl Member {
-    fn new(library: &Rehearsal, entry: Entry, rank: usize) -> Self {
+    fn new(library: &FakeNccl, entry: Entry, rank: usize) -> Self {
         Self {
             library: library.clone(),
             entry,
             parent_rank: rank,
             calls: Arc::default(),
             splits: AtomicU64::new(0),
-            looks: AtomicUsize::new(LOOKS),
+            polls: AtomicUsize::new(PENDING_POLLS),
         }
     }
 
-    /// The group and this member of it; nothing while it is being split off.
-    fn room(&self) -> Option<(Arc<Room>, usize)> {
+    /// The group and this member's rank in it; `None` until the split is complete.
+    fn group(&self) -> Option<(Arc<FakeGroup>, usize)> {
         match &self.entry {
-            Entry::Room(room) => Some((room.clone(), self.parent_rank)),
+            Entry::Made(group) => Some((group.clone(), self.parent_rank)),
             Entry::Split { parent, number, color } => {
                 let mut state = lock(&parent.state);
                 let said: Option<Vec<_>> = state.splits.get(number)?.iter().copied().collect();
@@ -189,9 +194,9 @@ impl Member {
                 let rank = members.iter().position(|&(_, rank)| rank == self.parent_rank)?;
                 let size = members.len();
                 let child = state.children.entry((*number, *color)).or_insert_with(|| {
-                    let room = Room::new(size);
-                    lock(&room.state).joined = size;
-                    room
+                    let group = FakeGroup::new(size);
+                    lock(&group.state).joined = size;
+                    group
                 });
                 Some((child.clone(), rank))
             }
@@ -201,59 +206,59 @@ impl Member {
 
 impl Group for Member {
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError> {
-        let Some((room, rank)) = self.room() else { return Err(failed("split", "not made yet")) };
+        let Some((group, rank)) = self.group() else { return Err(failed("split", "not made yet")) };
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
-        room.change(|state| {
-            let said = state.splits.entry(number).or_insert_with(|| vec![None; room.size]);
+        group.change(|state| {
+            let said = state.splits.entry(number).or_insert_with(|| vec![None; group.size]);
             said[rank] = Some((color, key));
         });
-        self.looks.store(LOOKS, Ordering::Release);
+        self.polls.store(PENDING_POLLS, Ordering::Release);
         Ok(color.map(|color| {
-            let entry = Entry::Split { parent: room, number, color };
+            let entry = Entry::Split { parent: group, number, color };
             Box::new(Self::new(&self.library, entry, rank)) as Box<dyn Group>
         }))
     }
 
     fn is_ready(&self) -> Result<bool, GpuError> {
-        let Some((room, rank)) = self.room() else { return Ok(false) };
+        let Some((group, rank)) = self.group() else { return Ok(false) };
         if self.library.failing.load(Ordering::Acquire) == rank {
-            return Err(failed("a rehearsal", "a cable was pulled"));
+            return Err(failed("fake NCCL", "a cable was pulled"));
         }
-        let state = lock(&room.state);
+        let state = lock(&group.state);
         if !state.aborted.is_empty() {
-            return Err(failed("a rehearsal", "a member gave up"));
+            return Err(failed("fake NCCL", "a member gave up"));
         }
         let splits = self.splits.load(Ordering::Acquire);
         let split =
             |number| state.splits.get(&number).is_none_or(|said| said.iter().all(Option::is_some));
-        if state.joined < room.size || !(0..splits).all(split) {
+        if state.joined < group.size || !(0..splits).all(split) {
             return Ok(false);
         }
         let look = |left: usize| left.checked_sub(1);
-        Ok(self.looks.fetch_update(Ordering::AcqRel, Ordering::Acquire, look).is_err())
+        Ok(self.polls.fetch_update(Ordering::AcqRel, Ordering::Acquire, look).is_err())
     }
 
     fn queue(&self, gpu: &Gpu, transfers: &[Transfer]) -> Result<(), GpuError> {
-        let Some((room, rank)) = self.room() else { return Err(failed("queue", "not made yet")) };
-        self.looks.store(LOOKS, Ordering::Release);
-        let (transfers, machine) = (transfers.to_vec(), self.library.machine.clone());
+        let Some((group, rank)) = self.group() else { return Err(failed("queue", "not made yet")) };
+        self.polls.store(PENDING_POLLS, Ordering::Release);
+        let (transfers, emulator) = (transfers.to_vec(), self.library.emulator.clone());
         let calls = self.calls.clone();
-        // Numbered as the queue comes to it: a recorded one is another call each time.
+        // Numbered when the queue reaches it, so that each replay of a recording is a new call.
         gpu.run(Arc::new(move || {
             let number = calls.fetch_add(1, Ordering::Relaxed);
-            let carried = Carried { room: &room, rank, machine: &machine };
-            // Who gave up has anything in its memory.
-            let _given_up = carried.out(number, &transfers);
+            let batch = TransferBatch { group: &group, rank, emulator: &emulator };
+            // After an abort the memory holds anything.
+            let _given_up = batch.run(number, &transfers);
         }))
     }
 
     fn abort(&self) {
-        let (room, rank) = match (self.room(), &self.entry) {
+        let (group, rank) = match (self.group(), &self.entry) {
             (Some(made), _) => made,
             (None, Entry::Split { parent, .. }) => (parent.clone(), self.parent_rank),
-            (None, Entry::Room(_)) => return,
+            (None, Entry::Made(_)) => return,
         };
-        room.change(|state| state.aborted.insert(rank));
+        group.change(|state| state.aborted.insert(rank));
     }
 }
 
@@ -261,21 +266,21 @@ fn failed(call: &'static str, what: &str) -> GpuError {
     GpuError::Call { call, what: what.to_owned() }
 }
 
-/// Calls on their way.
-struct Carried<'a> {
-    room: &'a Room,
+/// Transfers in progress.
+struct TransferBatch<'a> {
+    group: &'a FakeGroup,
     rank: usize,
-    machine: &'a Machine,
+    emulator: &'a CpuEmulator,
 }
 
-impl Carried<'_> {
-    fn out(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
+impl TransferBatch<'_> {
+    fn run(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
         let mut sent = Vec::new();
         for transfer in transfers {
             if let Move::Send(to) = transfer.moves {
                 let (pair, bytes) = ((self.rank, to), self.read(transfer.from, transfer.of)?);
-                sent.push(self.room.change(|state| {
-                    let waiting = state.mail.entry(pair).or_default();
+                sent.push(self.group.change(|state| {
+                    let waiting = state.messages.entry(pair).or_default();
                     waiting.push_back(bytes);
                     let before = waiting.len() as u64;
                     (pair, before + state.taken.get(&pair).copied().unwrap_or(0))
@@ -290,25 +295,26 @@ impl Carried<'_> {
             }
         }
         for (pair, count) in sent {
-            self.room.wait(self.rank, |state| (state.taken.get(&pair)? >= &count).then_some(()))?;
+            self.group
+                .wait(self.rank, |state| (state.taken.get(&pair)? >= &count).then_some(()))?;
         }
         Some(())
     }
 
     fn receive(&self, from: usize, transfer: &Transfer) -> Option<()> {
         let pair = (from, self.rank);
-        let bytes = self.room.wait(self.rank, |state| {
-            let bytes = state.mail.get_mut(&pair)?.pop_front()?;
+        let bytes = self.group.wait(self.rank, |state| {
+            let bytes = state.messages.get_mut(&pair)?.pop_front()?;
             *state.taken.entry(pair).or_default() += 1;
             Some(bytes)
         })?;
-        self.room.changed.notify_all();
+        self.group.changed.notify_all();
         self.write(transfer.to, transfer.of, &bytes)
     }
 
     fn collective(&self, number: u64, transfer: &Transfer) -> Option<()> {
         let Transfer { moves, of, from, to } = *transfer;
-        let given = self.room.meet(number, self.rank, self.read(from, of)?)?;
+        let given = self.group.exchange(number, self.rank, self.read(from, of)?)?;
         let bytes = match moves {
             Move::AllReduce(how) => combined(&given, of, how),
             Move::Reduce(how, root) if root == self.rank => combined(&given, of, how),
@@ -326,21 +332,21 @@ impl Carried<'_> {
     fn read(&self, span: Span, of: Numbers) -> Option<Vec<u8>> {
         let mut bytes = vec![0; span.len * of.bytes()];
         if !bytes.is_empty() {
-            self.machine.copy_out(span.address, &mut bytes).ok()?;
+            self.emulator.copy_out(span.address, &mut bytes).ok()?;
         }
         Some(bytes)
     }
 
     fn write(&self, span: Span, of: Numbers, bytes: &[u8]) -> Option<()> {
-        // What NCCL would write past the end or leave out is no number at all here.
+        // Where NCCL would write out of bounds or leave a part unwritten, write NaN.
         let fits = bytes.len() == span.len * of.bytes();
         let nothing = vec![0xff; span.len * of.bytes()];
         let bytes = if fits { bytes } else { &nothing };
-        if bytes.is_empty() { Some(()) } else { self.machine.copy_in(bytes, span.address).ok() }
+        if bytes.is_empty() { Some(()) } else { self.emulator.copy_in(bytes, span.address).ok() }
     }
 }
 
-/// Members' elements, combined in their order.
+/// Reduces members' elements in the order of members.
 fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
     macro_rules! each {
         ($type:ty, $wide:ty, $widened:expr, $narrowed:expr, $add:expr) => {{

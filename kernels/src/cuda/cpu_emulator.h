@@ -1,8 +1,9 @@
-// A machine of one thread that runs CUDA sources as C++: what a kernel's source uses of CUDA, by fibers. Blocks run one
-// after the other; the threads of a block in turns, from one barrier or shuffle to the next. Built as a library by
-// machine.rs, which launches by way of machine::call(); misaligned packs trap.
+// Emulator of the parts of CUDA that the kernels use: runs CUDA sources as C++ on one thread, with
+// fibers. Blocks run one after the other; the threads of a block take turns, each running until its
+// next barrier or shuffle. cpu_emulator.rs builds it as a library and launches with
+// emulator::call(). Misaligned packs trap.
 
-// Checked jumps take another fiber's stack for a mistake.
+// Checked jumps would report a switch of stacks as an error.
 #undef _FORTIFY_SOURCE
 
 #include <csetjmp>
@@ -48,12 +49,12 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double cospi(double x) { return std::cos(std::fmod(x, 2.0) * 3.141592653589793); }
 inline double sinpi(double x) { return std::sin(std::fmod(x, 2.0) * 3.141592653589793); }
 
-namespace machine {
+namespace emulator {
 
 enum class State { ready, at_barrier, at_shuffle, done };
 
-// A thread, which runs one block's body after the other. Jumps switch between fibers without a call of the kernel's, which
-// contexts make each time; a context enters each once.
+// A thread, which runs the body of one block after the other. setjmp switches between fibers
+// without a system call; ucontext, which needs one, only enters each fiber once.
 struct Fiber {
   jmp_buf place;
   bool entered = false;
@@ -95,12 +96,12 @@ inline void resume() {
   setcontext(&context);
 }
 
-// Whether fibers first..last that have not ended all wait at `state`; if so they go on.
+// Whether all unfinished fibers first..last wait at `state`; if so, releases them.
 inline bool release(unsigned first, unsigned last, State state) {
   bool any = false;
   for (unsigned i = first; i < last; ++i) {
     if (fibers[i].state == State::done) {
-      // A shuffle of a full mask needs all lanes.
+      // A shuffle with a full mask needs all lanes.
       if (state == State::at_shuffle) return false;
       continue;
     }
@@ -113,7 +114,7 @@ inline bool release(unsigned first, unsigned last, State state) {
   return true;
 }
 
-// False where threads wait for what never comes.
+// False if threads wait for something that never comes.
 inline bool run_block(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) fibers[i].state = State::ready;
   for (;;) {
@@ -148,7 +149,7 @@ inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y};
       if (run_block(threads)) continue;
-      // They are in the middle of it.
+      // The fibers are in the middle of the kernel.
       fibers.clear();
       return false;
     }
@@ -156,7 +157,7 @@ inline bool launch(Index grid, unsigned threads, std::function<void()> kernel) {
   return true;
 }
 
-// The letter of a parameter's type, as in launch.rs.
+// The letter of a parameter type, as in launch.rs.
 template <typename T>
 struct Letter {
   static_assert(std::is_pointer<T>::value, "a parameter of a type that launches do not pass");
@@ -181,7 +182,8 @@ int call_with(void (*kernel)(P...), const std::uint64_t* bits, Index grid, unsig
   return launch(grid, threads, [&] { kernel(argument<P>(bits[I])...); }) ? 0 : 2;
 }
 
-// Launches a kernel on arguments as bits: 0 done, 1 the arguments' types are not the kernel's, 2 it waits for ever.
+// Launches a kernel on arguments given as bits. Returns 0 if done, 1 if the arguments do not have
+// the kernel's types, 2 if threads would wait for ever.
 template <typename... P>
 int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, unsigned threads) {
   const char own[] = {Letter<P>::of..., 0};
@@ -192,49 +194,50 @@ int call(void (*kernel)(P...), const char* letters, const std::uint64_t* bits, u
   return call_with(kernel, bits, {x, y}, threads, std::index_sequence_for<P...>());
 }
 
-}  // namespace machine
+}  // namespace emulator
 
-inline void __syncthreads() { machine::wait(machine::State::at_barrier); }
+inline void __syncthreads() { emulator::wait(emulator::State::at_barrier); }
 
-inline void __syncwarp() { machine::wait(machine::State::at_shuffle); }
+inline void __syncwarp() { emulator::wait(emulator::State::at_shuffle); }
 
 inline float __shfl_xor_sync(unsigned, float value, int away) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = value;
-  machine::wait(machine::State::at_shuffle);
-  const float other = machine::shuffled[own ^ static_cast<unsigned>(away)];
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = value;
+  emulator::wait(emulator::State::at_shuffle);
+  const float other = emulator::shuffled[own ^ static_cast<unsigned>(away)];
   // Nobody writes before all have read.
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   return other;
 }
 
 inline float __shfl_sync(unsigned, float value, int lane) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = value;
-  machine::wait(machine::State::at_shuffle);
-  const float other = machine::shuffled[own / 32 * 32 + static_cast<unsigned>(lane)];
-  machine::wait(machine::State::at_shuffle);
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = value;
+  emulator::wait(emulator::State::at_shuffle);
+  const float other = emulator::shuffled[own / 32 * 32 + static_cast<unsigned>(lane)];
+  emulator::wait(emulator::State::at_shuffle);
   return other;
 }
 
 inline unsigned __ballot_sync(unsigned, int predicate) {
-  const unsigned own = machine::current;
-  machine::shuffled[own] = predicate ? 1.0f : 0.0f;
-  machine::wait(machine::State::at_shuffle);
+  const unsigned own = emulator::current;
+  emulator::shuffled[own] = predicate ? 1.0f : 0.0f;
+  emulator::wait(emulator::State::at_shuffle);
   unsigned all = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    if (machine::shuffled[own / 32 * 32 + lane] != 0.0f) all |= 1u << lane;
+    if (emulator::shuffled[own / 32 * 32 + lane] != 0.0f) all |= 1u << lane;
   }
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   return all;
 }
 
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
-// What attention.cu does by instructions of its own: products of 16 x 16 by 16 x 8 in fragments, matrices of shared memory
-// as fragments, pairs of bf16. A lane's elements lie as the PTX manual has them (mma.m16n8k16, ldmatrix).
+// The instructions that attention.cu writes in inline assembly: products of 16 x 16 by 16 x 8
+// fragments, fragments loaded from shared memory, pairs of bf16. The elements of each lane are
+// those of the PTX manual (mma.m16n8k16, ldmatrix).
 
-namespace machine {
+namespace emulator {
 
 struct Posted {
   unsigned a[4], b[2];
@@ -259,25 +262,25 @@ inline void gather(unsigned (&to)[4], const unsigned short* row, bool transposed
   wait(State::at_shuffle);
 }
 
-}  // namespace machine
+}  // namespace emulator
 
-inline void fragments(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, false); }
-inline void fragments_transposed(unsigned (&to)[4], const unsigned short* row) { machine::gather(to, row, true); }
+inline void fragments(unsigned (&to)[4], const unsigned short* row) { emulator::gather(to, row, false); }
+inline void fragments_transposed(unsigned (&to)[4], const unsigned short* row) { emulator::gather(to, row, true); }
 
 inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  using machine::posted;
-  const unsigned own = machine::current, base = own / 32 * 32, lane = own % 32;
+  using emulator::posted;
+  const unsigned own = emulator::current, base = own / 32 * 32, lane = own % 32;
   posted[own] = {{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr};
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
   for (unsigned i = 0; i < 4; ++i) {
     const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned left = posted[base + row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
       const unsigned right = posted[base + column * 4 + k % 8 / 2].b[k / 8];
-      d[i] += machine::half_of(left, k % 2) * machine::half_of(right, k % 2);
+      d[i] += emulator::half_of(left, k % 2) * emulator::half_of(right, k % 2);
     }
   }
-  machine::wait(machine::State::at_shuffle);
+  emulator::wait(emulator::State::at_shuffle);
 }
 
 inline unsigned pair(float low, float high) {

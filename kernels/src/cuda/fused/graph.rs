@@ -1,9 +1,11 @@
-//! A graph of operations on tensors of four dimensions, as data: what a library that fuses graphs is asked for.
+//! A graph of operations on four-dimensional tensors, as data: the request to a library that fuses
+//! graphs.
 //!
-//! Dimensions are `[batch, heads, rows, columns]`; where two tensors meet, a dimension of 1 is that of the other. Heads of a
-//! product's factor, or of a sum, that are fewer by a factor stand for groups of heads that lie side by side.
+//! Dimensions are `[batch, heads, rows, columns]`. Dimensions of 1 broadcast. If one operand has
+//! fewer heads by an integer factor, each of its heads stands for a group of adjacent heads of the
+//! other.
 
-/// How elements are stored.
+/// Type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Two bytes.
@@ -28,7 +30,7 @@ impl Kind {
     }
 }
 
-/// What a tensor in memory is to an attention.
+/// The part that a tensor in memory plays in attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Queries.
@@ -49,61 +51,61 @@ pub enum Role {
     Dk,
     /// Gradient of the values.
     Dv,
-    /// Sums over rows of `out dout`: nobody's but the graph's.
+    /// Sums over rows of `out dout`; scratch of the graph.
     Delta,
-    /// Sums that become the gradient of the queries: nobody's but the graph's.
+    /// Sums that become the gradient of the queries; scratch of the graph.
     DqSums,
 }
 
 impl Role {
-    /// Its number in a library's terms, from 1 on.
+    /// Its tensor number for the library, from 1.
     #[must_use]
     pub const fn number(self) -> i64 {
         self as i64 + 1
     }
 
-    /// Whether the graph needs it for a while only.
+    /// Whether it is scratch memory of the graph.
     #[must_use]
     pub const fn is_scratch(self) -> bool {
         matches!(self, Self::Delta | Self::DqSums)
     }
 }
 
-/// A number that comes with the graph.
+/// A scalar stored in the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Constant {
-    /// Of [`Kind::F32`].
+    /// A scalar of [`Kind::F32`].
     F32(f32),
-    /// Of [`Kind::I32`].
+    /// A scalar of [`Kind::I32`].
     I32(i32),
 }
 
 /// Where a tensor is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place {
-    /// Nowhere: it only leads from one operation to others.
+    /// Not in memory: an intermediate between operations.
     Virtual,
-    /// In device memory, at the caller's.
+    /// In the caller's device memory.
     Memory(Role),
-    /// With the graph.
+    /// In the graph.
     Constant(Constant),
 }
 
-/// A tensor.
+/// A tensor of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// `[batch, heads, rows, columns]`.
     pub dims: [usize; 4],
-    /// Elements from one to the next along each dimension.
+    /// Elements from one index to the next in each dimension.
     pub strides: [usize; 4],
-    /// How elements are stored.
+    /// Type of elements.
     pub kind: Kind,
     /// Where it is.
     pub place: Place,
 }
 
 impl Tensor {
-    /// A tensor without gaps.
+    /// A row-major tensor without gaps.
     #[must_use]
     pub const fn packed(dims: [usize; 4], kind: Kind, place: Place) -> Self {
         let [_, heads, rows, columns] = dims;
@@ -111,7 +113,8 @@ impl Tensor {
         Self { dims, strides, kind, place }
     }
 
-    /// `[batch, rows, heads, columns]` in memory without gaps: the layout of queries, keys, values and their like.
+    /// A tensor stored as `[batch, rows, heads, columns]` without gaps: the layout of queries,
+    /// keys, values and their gradients.
     #[must_use]
     pub const fn by_token(dims: [usize; 4], kind: Kind, place: Place) -> Self {
         let [_, heads, rows, columns] = dims;
@@ -119,31 +122,31 @@ impl Tensor {
         Self { dims, strides, kind, place }
     }
 
-    /// The same memory with rows for columns.
+    /// The same memory with rows and columns swapped.
     #[must_use]
     pub const fn transposed(self) -> Self {
         let ([b, h, r, c], [sb, sh, sr, sc]) = (self.dims, self.strides);
         Self { dims: [b, h, c, r], strides: [sb, sh, sc, sr], kind: self.kind, place: self.place }
     }
 
-    /// The same as another kind.
+    /// The same tensor with another element type.
     #[must_use]
     pub const fn stored(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 
-    /// Its elements.
+    /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.dims.iter().product()
     }
 }
 
-/// A tensor's place in [`Graph::tensors`].
+/// Index of a tensor in [`Graph::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id(pub usize);
 
-/// What is done element by element.
+/// An elementwise operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pointwise {
     /// `x + y`
@@ -160,18 +163,18 @@ pub enum Pointwise {
     Log,
     /// `x`
     Identity,
-    /// The element's own index along that dimension.
+    /// The element's own index in that dimension.
     Index(usize),
     /// `x >= y`
     AtLeast,
-    /// `x` where the third is true, else `y`.
+    /// `x` where the third operand is true, else `y`.
     Select,
 }
 
-/// How a dimension becomes less.
+/// A reduction of dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// The largest.
+    /// The maximum.
     Max,
     /// The sum.
     Sum,
@@ -180,7 +183,7 @@ pub enum Reduction {
 /// One operation. All arithmetic is in f32.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
-    /// `to = a b`, matrices of rows and columns.
+    /// Matrix product `to = a b`.
     Product {
         /// `[.., m, k]`
         a: Id,
@@ -189,39 +192,39 @@ pub enum Operation {
         /// `[.., m, n]`
         to: Id,
     },
-    /// Element by element.
+    /// An elementwise operation.
     Pointwise {
-        /// What.
+        /// Which one.
         how: Pointwise,
-        /// `x`, `y`, and what selects.
+        /// `x`, `y` and the condition of a selection.
         from: Vec<Id>,
         /// The result.
         to: Id,
     },
-    /// Over the dimensions in which `to` has less than `from`.
+    /// A reduction over the dimensions in which `to` is smaller than `from`.
     Reduce {
-        /// How.
+        /// Which one.
         how: Reduction,
-        /// What.
+        /// The operand.
         from: Id,
         /// The result.
         to: Id,
     },
-    /// The same elements in the same places, with `to`'s dimensions and strides.
+    /// The same elements in the same order, with `to`'s dimensions and strides.
     Reshape {
-        /// What.
+        /// The operand.
         from: Id,
         /// The result.
         to: Id,
     },
 }
 
-/// Tensors, and operations in an order in which each finds what it reads.
+/// Tensors and operations; each operation comes after those whose results it reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
-    /// Those that operations name.
+    /// The tensors that operations refer to.
     pub tensors: Vec<Tensor>,
-    /// What is done.
+    /// The operations.
     pub operations: Vec<Operation>,
 }
 
@@ -232,7 +235,7 @@ impl Graph {
         Id(self.tensors.len() - 1)
     }
 
-    /// Adds a number.
+    /// Adds a scalar.
     pub fn constant(&mut self, constant: Constant) -> Id {
         let kind = match constant {
             Constant::F32(_) => Kind::F32,
@@ -241,14 +244,14 @@ impl Graph {
         self.tensor(Tensor::packed([1; 4], kind, Place::Constant(constant)))
     }
 
-    /// Adds an operation element by element, with the dimensions of the first of `from`, and its result.
+    /// Adds an elementwise operation and its result, which has the dimensions of the first operand.
     pub fn each(&mut self, how: Pointwise, from: &[Id], kind: Kind) -> Id {
         let dims = from.first().map_or([1; 4], |first| self.tensors[first.0].dims);
         let to = self.tensor(Tensor::packed(dims, kind, Place::Virtual));
         self.each_into(how, from, to)
     }
 
-    /// Adds an operation element by element.
+    /// Adds an elementwise operation with a given result.
     pub fn each_into(&mut self, how: Pointwise, from: &[Id], to: Id) -> Id {
         self.operations.push(Operation::Pointwise { how, from: from.to_vec(), to });
         to
@@ -266,14 +269,14 @@ impl Graph {
         to
     }
 
-    /// Adds another way to look at a tensor.
+    /// Adds a tensor that reinterprets another.
     pub fn reshape(&mut self, from: Id, to: Tensor) -> Id {
         let to = self.tensor(to);
         self.operations.push(Operation::Reshape { from, to });
         to
     }
 
-    /// What it needs memory for that nobody else does, and how many bytes.
+    /// The scratch tensors and their bytes.
     pub fn scratch(&self) -> impl Iterator<Item = (Role, usize)> + '_ {
         self.tensors.iter().filter_map(|tensor| match tensor.place {
             Place::Memory(role) if role.is_scratch() => {

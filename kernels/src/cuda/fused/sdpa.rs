@@ -1,20 +1,17 @@
-//! Attention's forward and backward pass as graphs of operations that cuDNN's fused kernels take.
+//! Attention's forward and backward passes as the graphs that cuDNN's fused kernels recognise.
 //!
-//! Which operations, in which order, over which virtual tensors, is what these kernels are recognised by. It follows the
-//! patterns of NVIDIA's cuDNN documentation (developer guide, "Fused Attention fprop" and "Fused Attention bprop") and of
-//! `CompositeSDPABackwardNode`, `CompositeSoftmaxNode` and `CompositeDiagonalBandMaskNode` in cudnn-frontend 1.23
-//! (NVIDIA/cudnn-frontend, `include/cudnn_frontend/node`), which hold for all of cuDNN 9.
+//! cuDNN matches operations, their order and their virtual tensors against fixed patterns. The
+//! patterns are those of NVIDIA's cuDNN documentation (developer guide, "Fused Attention fprop" and
+//! "Fused Attention bprop") and of `CompositeSDPABackwardNode`, `CompositeSoftmaxNode` and
+//! `CompositeDiagonalBandMaskNode` in cudnn-frontend 1.23 (NVIDIA/cudnn-frontend,
+//! `include/cudnn_frontend/node`), which hold for all of cuDNN 9.
 
 use super::graph::{Constant, Graph, Id, Kind, Place, Pointwise, Reduction, Role, Tensor};
-use crate::attention::Attention;
 
-/// The widest head that cuDNN's kernels do on any GPU.
-const WIDEST: usize = 256;
-
-/// An attention that the graphs can say: every query sees a key, by position alone.
+/// An attention that the graphs can express: every query sees at least one key, by position alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sdpa {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
     /// Queries of a sequence.
     pub q_len: usize,
@@ -28,51 +25,27 @@ pub struct Sdpa {
     pub qk_dim: usize,
     /// Dimension of values.
     pub v_dim: usize,
-    /// Factor of the scores.
+    /// Factor of the scores (softmax scale).
     pub scale: f32,
-    /// Query `i` sees key `j` iff `i + shift >= j`; every key where there is none.
+    /// Query `i` sees key `j` iff `i + shift >= j`; without it, every key.
     pub shift: Option<i32>,
 }
 
-/// Which graph.
+/// Which of the graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Output and log-sum-exp.
+    /// Computes output and log-sum-exp.
     Forward,
-    /// Gradients.
+    /// Computes the gradients.
     Backward {
-        /// The same bits every time, at the price of memory for a matrix of scores in bf16. Otherwise parts of the queries'
-        /// gradient are added up in the order in which they come.
+        /// Whether the bits are always the same, at the price of memory for a matrix of scores in
+        /// bf16. Otherwise partial sums of the queries' gradient are added with atomics, in no
+        /// fixed order.
         repeatable: bool,
     },
 }
 
 impl Sdpa {
-    /// None where graphs cannot say it: windows, soft caps, dropout of our own draws, queries that see nothing.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // a factor
-    pub fn of(a: &Attention) -> Option<Self> {
-        if a.window.is_some() || a.soft_cap.is_some() || a.dropout.is_some() {
-            return None;
-        }
-        let fits = |dim: usize| dim.is_multiple_of(8) && dim <= WIDEST;
-        // cuDNN's kernels do no single query (cudnn-frontend, `CompositeSDPABackwardNode::pre_validate_node`).
-        if a.batch == 0 || a.q_len < 2 || a.kv_len < 2 || !fits(a.qk_dim) || !fits(a.v_dim) {
-            return None;
-        }
-        let shift = match a.causal {
-            false => None,
-            true => {
-                let shift = a.q_offset.checked_sub(a.kv_offset)?;
-                let hides = shift + 1 < a.kv_len;
-                hides.then_some(i32::try_from(shift).ok()?)
-            }
-        };
-        let &Attention { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, .. } = a;
-        let scale = a.scale as f32;
-        Some(Self { batch, q_len, kv_len, q_heads, kv_heads, qk_dim, v_dim, scale, shift })
-    }
-
     /// The graph of a pass.
     #[must_use]
     pub fn graph(&self, pass: Pass) -> Graph {
@@ -104,20 +77,20 @@ impl Sdpa {
         Tensor::packed(dims, Kind::F32, Place::Virtual)
     }
 
-    /// A virtual tensor by key, of all query heads.
+    /// A virtual tensor with a row for each key of every query head.
     fn by_key(&self, dim: usize) -> Tensor {
         let dims = [self.batch, self.q_heads, self.kv_len, dim];
         Tensor::packed(dims, Kind::Bf16, Place::Virtual)
     }
 
-    /// `scale q k^T`, with `k` as columns.
+    /// `scale q k^T`, where `k` is stored as columns.
     fn scaled_scores(&self, graph: &mut Graph, q: Id, k: Id, scale: Id) -> Id {
         let scores = graph.tensor(self.scores());
         graph.product(q, k, scores);
         graph.each(Pointwise::Multiply, &[scores, scale], Kind::F32)
     }
 
-    /// Minus infinity where a query does not see the key.
+    /// Scores with minus infinity where a query does not see the key.
     fn masked(&self, graph: &mut Graph, scores: Id) -> Id {
         let Some(shift) = self.shift else { return scores };
         let mut row = graph.each(Pointwise::Index(2), &[scores], Kind::I32);
@@ -178,7 +151,7 @@ impl Sdpa {
         self.dq(graph, ds, k, repeatable);
     }
 
-    /// Sums over rows of `out dout`. The factor is where dropout's would be.
+    /// Sums over rows of `out dout`. The factor of 1 stands where the pattern has dropout's.
     fn delta(&self, graph: &mut Graph, out: Id, dout: Id) -> Id {
         let products = graph.each(Pointwise::Multiply, &[dout, out], Kind::F32);
         let sums = graph.tensor(self.statistics(Place::Virtual));

@@ -1,26 +1,26 @@
-//! What queues of a GPU share of cuDNN, and a queue as what runs attention's graphs.
+//! The state of cuDNN shared by a GPU's queues, and the queue's [`Fuser`].
 
-use super::{Fusion, Library};
-use crate::attention::fused::{Fused, Fuser, Pass, Preference, Role, Sdpa};
+use super::{CudnnPlans, Library};
 use crate::cuda::GpuError;
-use crate::cuda::device::Device;
+use crate::cuda::device::StreamQueue;
 use crate::cuda::driver::{Driver, Streamed};
+use crate::cuda::fused::{FusedPlan, Fuser, Pass, Preference, Role, Sdpa};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// cuDNN on a GPU, where there is one, and what was chosen.
+/// cuDNN on a GPU, if available, and the choices made.
 #[derive(Debug)]
-pub(in crate::cuda) struct Fusing {
+pub(in crate::cuda) struct CudnnState {
     preference: Preference,
     name: String,
-    fusion: Option<Mutex<Fusion>>,
-    /// What was measured, by what it was measured for.
+    fusion: Option<Mutex<CudnnPlans>>,
+    /// Choices of kernels, by what they were made for.
     settled: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
-impl Fusing {
-    /// cuDNN, where the user allows it and it is here.
+impl CudnnState {
+    /// Opens cuDNN if the user allows it and it is installed.
     pub(in crate::cuda) fn open() -> Result<Self, GpuError> {
         let word = std::env::var("MESHWRIGHT_ATTENTION").unwrap_or_default();
         let preference = Preference::read(&word);
@@ -37,11 +37,11 @@ impl Fusing {
             }
         };
         let name = library.as_ref().map_or_else(Clone::clone, |library| format!("{library:?}"));
-        let fusion = library.ok().map(|library| Mutex::new(Fusion::new(library)));
+        let fusion = library.ok().map(|library| Mutex::new(CudnnPlans::new(library)));
         Ok(Self { preference, name, fusion, settled: Mutex::default() })
     }
 
-    /// The library and its version, or why there is none.
+    /// Name and version, or why there is none.
     pub(in crate::cuda) fn name(&self) -> &str {
         &self.name
     }
@@ -50,14 +50,14 @@ impl Fusing {
         self.fusion.is_some()
     }
 
-    /// A stream that is on its way out.
+    /// Releases what is kept for a stream that is being destroyed.
     pub(in crate::cuda) fn forget(&self, stream: *mut c_void) {
         if let Ok(mut fusion) = self.fusion() {
             fusion.forget(stream);
         }
     }
 
-    fn fusion(&self) -> Result<MutexGuard<'_, Fusion>, GpuError> {
+    fn fusion(&self) -> Result<MutexGuard<'_, CudnnPlans>, GpuError> {
         let none = || GpuError::Call { call: "attention", what: self.name.clone() };
         let fusion = self.fusion.as_ref().ok_or_else(none)?;
         Ok(fusion.lock().unwrap_or_else(PoisonError::into_inner))
@@ -68,18 +68,18 @@ impl Fusing {
     }
 }
 
-impl Fuser for Device {
+impl Fuser for StreamQueue {
     fn preference(&self) -> Preference {
-        self.fusing().preference
+        self.cudnn().preference
     }
 
     fn name(&self) -> String {
-        format!("{} on {}", self.fusing().name, self.properties().name)
+        format!("{} on {}", self.cudnn().name, self.properties().name)
     }
 
-    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<Fused>, GpuError> {
+    fn plans(&self, sdpa: &Sdpa, pass: Pass) -> Result<Vec<FusedPlan>, GpuError> {
         self.bind()?;
-        self.fusing().fusion()?.plans(sdpa, pass)
+        self.cudnn().fusion()?.plans(sdpa, pass)
     }
 
     fn run(
@@ -89,11 +89,11 @@ impl Fuser for Device {
         workspace: u64,
     ) -> Result<(), GpuError> {
         self.bind()?;
-        self.fusing().fusion()?.run(self.stream_handle(), plan, tensors, workspace)
+        self.cudnn().fusion()?.run(self.stream_handle(), plan, tensors, workspace)
     }
 
     fn recall(&self, what: &str) -> Option<Arc<str>> {
-        let mut settled = self.fusing().settled();
+        let mut settled = self.cudnn().settled();
         if let Some(found) = settled.get(what) {
             return Some(found.clone());
         }
@@ -102,7 +102,7 @@ impl Fuser for Device {
     }
 
     fn settle(&self, what: &str, found: &str) -> Arc<str> {
-        let mut settled = self.fusing().settled();
+        let mut settled = self.cudnn().settled();
         let held = settled.entry(what.to_owned()).or_insert_with(|| {
             self.cache().put(what, found.as_bytes());
             found.into()
@@ -111,7 +111,7 @@ impl Fuser for Device {
     }
 
     fn settled(&self) -> Vec<(String, Arc<str>)> {
-        let settled = self.fusing().settled();
+        let settled = self.cudnn().settled();
         settled.iter().map(|(what, found)| (what.clone(), found.clone())).collect()
     }
 }

@@ -1,12 +1,14 @@
-//! A device that is none: launches run as C++ on the CPU (`machine.h`), products as three loops, memory is the host's.
-//! For tests of kernels, of what launches them and of what is built on that, where there is no GPU. It finds what a GPU
-//! would not say: arguments of the wrong type, addresses that are nobody's, writes outside an allocation, and threads
-//! that wait for ever. A pack that is not aligned ends the process, as it would end a GPU's work.
-#![allow(unsafe_code)] // code that a compiler just made, and memory by address
+//! An emulated device for tests without a GPU: launches run as C++ on the CPU (`cpu_emulator.h`),
+//! products as three loops, in host memory.
+//!
+//! It detects errors that a GPU would not report: arguments of the wrong type, addresses outside
+//! any allocation, writes past an allocation's ends, and threads that wait for ever. A misaligned
+//! pack ends the process, as it would end a GPU's context.
+#![allow(unsafe_code)] // freshly compiled code, and memory by address
 
-use super::driver::{Driver, Event, GpuError, Inner, Job, Properties};
-use super::{Argument, Baked, Launch, Source, Storage, program};
-use crate::gemm::cuda::{Matrix, Product};
+use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
+use super::product::{Matrix, Product};
+use super::{Argument, CompileConstants, Launch, Source, Storage, program};
 use half::bf16;
 use libloading::Library;
 use std::alloc::{Layout, alloc, dealloc};
@@ -21,13 +23,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Bytes in front of and behind an allocation that nobody may write.
+/// Guard bytes before and after each allocation, checked after each launch.
 const GUARD: usize = 256;
 const GUARDED: u8 = 0xa5;
 
-/// The machine. Clones are the same one; it does one thing at a time.
+/// The emulator. Clones are the same device; it does one thing at a time.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct CpuEmulator {
     properties: Arc<Properties>,
     state: Arc<Mutex<State>>,
     folder: Arc<PathBuf>,
@@ -41,11 +43,11 @@ struct State {
 
 type Call = unsafe extern "C" fn(*const c_char, *const u64, c_uint, c_uint, c_uint) -> c_int;
 
-impl Machine {
-    /// A machine that keeps what it compiles in `folder`, for the next one too.
+impl CpuEmulator {
+    /// An emulator that keeps compiled sources in `folder`, where later ones find them.
     ///
     /// # Errors
-    /// Where the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn new(folder: &Path) -> Result<Self, GpuError> {
         fs::create_dir_all(folder).map_err(|error| failed("create_dir_all", &error))?;
         let properties = Properties {
@@ -71,22 +73,22 @@ fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
     GpuError::Call { call, what: what.to_string() }
 }
 
-/// The whole program, with a way in for each kernel.
-fn text(source: Source, baked: &Baked) -> String {
-    let mut text = include_str!("machine.h").to_owned() + &program(source, baked);
+/// The complete program, with an entry point for each kernel.
+fn text(source: Source, constants: &CompileConstants) -> String {
+    let mut text = include_str!("cpu_emulator.h").to_owned() + &program(source, constants);
     for kernel in source.kernels() {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
-             unsigned threads) {{ return machine::call({kernel}, letters, bits, x, y, threads); }}"
+             unsigned threads) {{ return emulator::call({kernel}, letters, bits, x, y, threads); }}"
         );
     }
     text
 }
 
-/// Compiles into the folder, or takes what is there, and loads a copy of it: libraries of one file share their memory,
-/// and machines do not.
+/// Compiles into the folder, or takes the library that is there, and loads a copy of it: libraries
+/// loaded from one file share their globals, and emulators must not.
 fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut hasher = DefaultHasher::new();
@@ -100,9 +102,10 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
         fs::write(&main, text).map_err(|error| failed("write", &error))?;
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared"];
-        // Else the static variables of templates are one for all libraries of a process: shared memory of every machine's.
+        // Otherwise static variables of templates, among them shared memory, are merged across all
+        // libraries of a process.
         let hidden = "-fvisibility=hidden";
-        // A GPU stops at packs that do not lie at multiples of their size; here that would go unseen.
+        // A GPU faults on packs that are not aligned to their size; the CPU would not.
         let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"];
         let object = own.with_extension("built");
         let done = Command::new(compiler)
@@ -121,14 +124,15 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     }
     let copy = own.with_extension("so");
     fs::copy(&built, &copy).map_err(|error| failed("copy", &error))?;
-    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty vectors.
+    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty
+    // vectors.
     let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
     let _ = fs::remove_file(copy);
     library
 }
 
 impl State {
-    /// Whose address this is: the allocation's start and end.
+    /// The start and end of the allocation that contains an address.
     fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.allocations.range(..=address).next_back()?;
         let end = start + bytes as u64;
@@ -148,7 +152,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether nobody wrote outside an allocation.
+    /// Fails if anything was written outside an allocation.
     fn check_guards(&self, after: &dyn std::fmt::Debug) -> Result<(), GpuError> {
         for (&start, &bytes) in &self.allocations {
             for guard in [start - GUARD as u64, start + bytes as u64] {
@@ -162,7 +166,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes of live memory.
+    /// A pointer to bytes of live memory.
     fn bytes(&self, address: u64, len: usize) -> Result<*mut u8, GpuError> {
         match self.allocation(address) {
             Some((_, end)) if address + len as u64 <= end => Ok(address as *mut u8),
@@ -176,7 +180,7 @@ fn layout(bytes: usize) -> Result<Layout, GpuError> {
 }
 
 #[allow(clippy::cast_possible_truncation)]
-impl Driver for Machine {
+impl Driver for CpuEmulator {
     fn properties(&self) -> &Properties {
         &self.properties
     }
@@ -199,7 +203,7 @@ impl Driver for Machine {
     fn free(&self, address: u64) {
         let bytes = self.with(|state| state.allocations.remove(&address));
         if let Some(Ok(layout)) = bytes.map(layout) {
-            // SAFETY: `allocate` got it with this layout, and it was live until now.
+            // SAFETY: `allocate` used this layout, and the allocation was live until now.
             unsafe { dealloc((address as *mut u8).sub(GUARD), layout) };
         }
     }
@@ -207,7 +211,7 @@ impl Driver for Machine {
     fn copy_in(&self, from: &[u8], to: u64) -> Result<(), GpuError> {
         self.with(|state| {
             let to = state.bytes(to, from.len())?;
-            // SAFETY: live memory of this machine, which the host's slice is not part of.
+            // SAFETY: live memory of this emulator, which the host's slice is not part of.
             unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             Ok(())
         })
@@ -241,7 +245,7 @@ impl Driver for Machine {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        let text = text(launch.source(), launch.baked());
+        let text = text(launch.source(), launch.constants());
         self.with(|state| {
             state.check_arguments(launch)?;
             if !state.libraries.contains_key(&text) {
@@ -250,7 +254,7 @@ impl Driver for Machine {
             }
             let Some(library) = state.libraries.get(&text) else { return Ok(()) };
             let name = CString::new(format!("call_{}", launch.kernel())).unwrap_or_default();
-            // SAFETY: `text` declares it so.
+            // SAFETY: `text` declares it with this type.
             let call = unsafe { library.get::<Call>(name.as_bytes_with_nul()) };
             let call = call.map_err(|error| failed("dlsym", &error))?;
             let bits: Vec<u64> =
@@ -259,9 +263,10 @@ impl Driver for Machine {
                 launch.arguments().iter().map(|argument| argument.letter() as u8).collect();
             let letters = CString::new(letters).unwrap_or_default();
             let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
-            let threads = launch.baked().threads as c_uint;
-            // SAFETY: it checks that arguments are of its types; addresses are of live memory, and what the kernel does
-            // with them is what it would do on a GPU. The lock keeps others out of the library's globals.
+            let threads = launch.constants().threads as c_uint;
+            // SAFETY: the function checks the types of arguments; addresses are of live memory, and
+            // the kernel accesses what it would access on a GPU. The lock keeps others out of the
+            // library's globals.
             match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
                 0 => state.check_guards(launch),
                 1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
@@ -288,7 +293,7 @@ impl Driver for Machine {
     }
 
     fn record(&self) -> Result<Event, GpuError> {
-        Ok(Event::new(Inner::Host(Instant::now())))
+        Ok(Event::new(EventKind::Host(Instant::now())))
     }
 
     fn wait(&self, _event: &Event) -> Result<(), GpuError> {
@@ -328,7 +333,7 @@ impl Elements {
 
     fn read(&self, row: usize, column: usize) -> f32 {
         let at = self.at(row, column);
-        // SAFETY: as above; the types have the alignment of their bytes or the read needs none.
+        // SAFETY: as above; the reads need no alignment.
         unsafe {
             match self.storage {
                 Storage::F32 => at.cast::<f32>().read_unaligned(),
@@ -349,31 +354,30 @@ impl Elements {
     }
 }
 
-/// What cuBLASLt is asked for, in its own terms: `D = alpha op(A) op(B) + beta C` by columns, where `C` is `D`.
+/// The column-major product `D = alpha op(A) op(B) + beta D`, with an optional bias.
 fn multiply(state: &State, product: &Product) -> Result<(), GpuError> {
-    let problem = product.problem();
     let offset =
         |matrix: &Matrix, number: usize| (number * matrix.stride * matrix.storage.bytes()) as u64;
-    for number in 0..problem.count {
-        let a = Elements::new(state, &problem.a, problem.a.address + offset(&problem.a, number))?;
-        let b = Elements::new(state, &problem.b, problem.b.address + offset(&problem.b, number))?;
-        let d = Elements::new(state, &problem.d, problem.d.address + offset(&problem.d, number))?;
+    for number in 0..product.count {
+        let a = Elements::new(state, &product.a, product.a.address + offset(&product.a, number))?;
+        let b = Elements::new(state, &product.b, product.b.address + offset(&product.b, number))?;
+        let d = Elements::new(state, &product.d, product.d.address + offset(&product.d, number))?;
         let bias =
-            Matrix { rows: problem.d.rows, columns: 1, leading: problem.d.rows, ..problem.d };
-        let bias = problem.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
-        for column in 0..problem.d.columns {
-            for row in 0..problem.d.rows {
+            Matrix { rows: product.d.rows, columns: 1, leading: product.d.rows, ..product.d };
+        let bias = product.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
+        for column in 0..product.d.columns {
+            for row in 0..product.d.rows {
                 let mut sum = 0.0_f64;
-                for k in 0..problem.k {
-                    let left = if problem.a.transposed { a.read(k, row) } else { a.read(row, k) };
+                for k in 0..product.k {
+                    let left = if product.a.transposed { a.read(k, row) } else { a.read(row, k) };
                     let right =
-                        if problem.b.transposed { b.read(column, k) } else { b.read(k, column) };
+                        if product.b.transposed { b.read(column, k) } else { b.read(k, column) };
                     sum += f64::from(left) * f64::from(right);
                 }
                 #[allow(clippy::cast_possible_truncation)]
-                let mut value = problem.alpha * sum as f32;
-                if problem.beta != 0.0 {
-                    value += problem.beta * d.read(row, column);
+                let mut value = product.alpha * sum as f32;
+                if product.beta != 0.0 {
+                    value += product.beta * d.read(row, column);
                 }
                 if let Some(bias) = &bias {
                     value += bias.read(row, 0);
