@@ -4,6 +4,7 @@
 //! `e` the bytes of a stored element.
 
 use crate::decisions::{Dtype, Recompute};
+use crate::formulas::{activation, attention, communication, flops};
 use crate::model::{Activation, LayerKind, ModelSpec};
 
 /// How one micro-batch of one layer is split over ranks.
@@ -55,9 +56,9 @@ impl Gemm {
         Self { groups: 1, m, n, k }
     }
 
-    /// Multiply-adds times two.
+    /// FLOPs of all groups.
     pub fn flops(&self) -> f64 {
-        2.0 * self.groups as f64 * self.m as f64 * self.n as f64 * self.k as f64
+        flops::product_flops((self.groups * self.m) as f64, self.n as f64, self.k as f64)
     }
 }
 
@@ -214,7 +215,8 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
 
 /// Elements of a rank's routed copies of tokens, which go to their experts and come back.
 pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
-    split.resident_tokens(model) as f64 * routed_copies(model) * model.hidden as f64
+    let tokens = split.resident_tokens(model) as f64;
+    communication::dispatched_elements(tokens, routed_copies(model), model.hidden as f64)
 }
 
 /// Elements that come out of the activation function on one rank.
@@ -249,14 +251,16 @@ pub fn saved_bytes(
         return e * hidden;
     }
     let selective = recompute == Recompute::Selective;
-    let mask = if model.dropout > 0.0 { 2.0 * hidden } else { 0.0 };
-    let kept_norm_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
-    let norms = (model.norm.per_layer as f64 + kept_norm_outputs) * e * hidden;
+    let mask =
+        if model.dropout > 0.0 { activation::dropout_mask_bytes(hidden) } else { 0.0 };
+    let kept_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
+    let norms = activation::norm_bytes(hidden, e, model.norm.per_layer as f64, kept_outputs);
     let attention = attention_saved(model, split, e)
         + if fused_attention { 0.0 } else { score_bytes(model, kind, split, e, selective) };
     let product = if selective && fused_attention { 0.0 } else { 1.0 };
     let inputs = input_matrices(model.mlp.activation) as f64;
-    let feed_forward = activated_elements(model, kind, split) * e * (inputs + product);
+    let activated = activated_elements(model, kind, split);
+    let feed_forward = activation::feed_forward_bytes(activated, e, inputs, product);
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
@@ -272,7 +276,9 @@ pub fn every_second_product_bytes(
     let hidden = split.resident_tokens(model) as f64 * model.hidden as f64;
     let heads = LocalHeads::new(model, split.tp);
     let widths = heads.q_width() + heads.kv_heads * heads.v_dim + heads.out_width();
-    let attention = split.tokens(model) as f64 * (e * widths as f64 + 4.0 * heads.heads as f64);
+    let tokens = split.tokens(model) as f64;
+    let attention =
+        activation::attention_bytes(tokens, widths as f64, heads.heads as f64, e);
     2.0 * e * hidden + attention + e * activated_elements(model, kind, split)
 }
 
@@ -288,7 +294,8 @@ fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
         ),
         None => (heads.kv_width(), 0),
     };
-    tokens * (e * (widths + kv + compressed) as f64 + 4.0 * heads.heads as f64)
+    let width = (widths + kv + compressed) as f64;
+    activation::attention_bytes(tokens, width, heads.heads as f64, e)
 }
 
 /// Products by which latent attention makes queries, keys and values of what it compressed, forward.
@@ -316,9 +323,8 @@ fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, select
         return 0.0;
     }
     let heads = LocalHeads::new(model, split.tp).heads as f64;
-    let keys = keys(model, kind);
-    let per_score = if model.dropout > 0.0 { 2.0 * e + 1.0 } else { e };
-    split.tokens(model) as f64 * heads * keys as f64 * per_score
+    let (tokens, keys) = (split.tokens(model) as f64, keys(model, kind) as f64);
+    activation::score_bytes(tokens, heads, keys, e, model.dropout > 0.0)
 }
 
 /// Router scores, permuted inputs and expert outputs.
@@ -326,7 +332,7 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     let (Some(moe), true) = (&model.moe, kind.moe) else { return 0.0 };
     let resident = split.resident_tokens(model) as f64;
     let copies = routed_copies(model) * split.etp as f64;
-    resident * (8.0 * moe.experts as f64 + 2.0 * e * model.hidden as f64 * copies)
+    activation::routing_bytes(resident, moe.experts as f64, copies, model.hidden as f64, e)
 }
 
 /// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as
@@ -345,13 +351,12 @@ pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let per_sequence: f64 = (0..model.layers)
         .map(|index| layer_forward_flops(model, model.layer_kind(index), &split))
         .sum::<f64>()
-        + 2.0 * model.seq_len as f64 * model.hidden as f64 * model.vocab as f64;
+        + Gemm::new(model.seq_len, model.vocab, model.hidden).flops();
     per_sequence * tokens / model.seq_len as f64
 }
 
 /// Model FLOPs of one layer's forward pass over one sequence.
 fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 {
-    let s = model.seq_len as f64;
     let dense: f64 = attention_gemms(model, split)
         .iter()
         .chain(&dense_gemms(model, kind, split))
@@ -360,8 +365,9 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
     let routed = match (&model.moe, kind.moe) {
         (Some(moe), true) => {
             let matrices = input_matrices(model.mlp.activation) + 1;
-            let expert = 2.0 * s * (matrices * model.hidden * moe.ffn * moe.top_k) as f64;
-            expert + 2.0 * s * (model.hidden * moe.experts) as f64
+            let h = model.hidden;
+            let expert = Gemm::new(model.seq_len * moe.top_k, matrices * moe.ffn, h);
+            expert.flops() + Gemm::new(model.seq_len, moe.experts, h).flops()
         }
         _ => 0.0,
     };
@@ -374,7 +380,7 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
 pub fn core_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let heads = LocalHeads::new(model, 1);
     let pairs = model.seq_len as f64 * keys(model, kind) as f64;
-    2.0 * pairs * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
+    attention::core_flops(pairs, (heads.heads * (heads.qk_dim + heads.v_dim)) as f64)
 }
 
 /// Most keys that a query reads.

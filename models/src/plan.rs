@@ -6,6 +6,7 @@
 
 use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
+use crate::formulas::flops;
 use crate::input::{InputError, Source, parse_yaml, place_of_field};
 use crate::layer::{self, Split};
 use crate::model::{LayerKind, ModelSpec};
@@ -290,7 +291,7 @@ impl Predicted {
         let Timing { iteration_s, breakdown, error_band } = timing;
         let tokens = inputs.global_batch as f64 * inputs.seq_len as f64;
         let gpu_s = iteration_s * inputs.gpus as f64;
-        let model = 3.0 * layer::forward_flops(&inputs.model, tokens);
+        let model = flops::training_flops(layer::forward_flops(&inputs.model, tokens));
         let recomputed = recomputed_flops(inputs, stages);
         let memory = device_memory(stages, d.pp as usize);
         Self {
@@ -298,12 +299,12 @@ impl Predicted {
             tokens_per_s_per_gpu: significant(tokens / gpu_s),
             model_tflops_per_gpu: significant(model / gpu_s / 1e12),
             hardware_tflops_per_gpu: significant((model + recomputed) / gpu_s / 1e12),
-            mfu: significant(model / gpu_s / inputs.cluster.peak_flops),
+            mfu: significant(flops::utilisation(model, gpu_s, inputs.cluster.peak_flops)),
             bubble_fraction: significant(breakdown.bubble_s / iteration_s),
             error_band,
             training_days: inputs
                 .tokens
-                .map(|all| significant(all as f64 / tokens * iteration_s / 86_400.0)),
+                .map(|all| significant(flops::training_days(all as f64, tokens, iteration_s))),
             peak_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
             breakdown,
         }

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use super::limits::{MOST_OF_PEAK, TABLE};
 use super::products::{Products, Waves};
 use super::{Device, Dtype, Grid, roofline};
+use crate::formulas::attention::{causal_pairs, core_flops};
+use crate::formulas::flops::product_flops;
 use crate::input::InputError;
 
 macro_rules! tables {
@@ -299,7 +301,8 @@ fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Products> {
     let seconds = |point: [f64; 3]| {
         let near = [0, 1, 2].map(|i| point[i].max(first[i]));
         let share = fraction.get(&near.map(f64::to_bits)).copied().unwrap_or(f64::NAN);
-        let measured_s = 2.0 * near.iter().product::<f64>() / (device.peak_flops(dtype) * share);
+        let [m, n, k] = near;
+        let measured_s = product_flops(m, n, k) / (device.peak_flops(dtype) * share);
         measured_s * roofline::gemm_s(device, dtype, point) / roofline::gemm_s(device, dtype, near)
     };
     let waves = lines.waves.contains(&dtype.name()).then(|| Waves::of(device));
@@ -360,9 +363,9 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
     })
 }
 
-/// Forward operations of causal squares, half of which count.
+/// Forward FLOPs of causal attention with heads of one `width`.
 pub(super) fn attention_flops(width: f64, sequence: f64, heads: f64) -> f64 {
-    2.0 * width * sequence * sequence * heads
+    core_flops(causal_pairs(sequence, sequence, sequence) * heads, 2.0 * width)
 }
 
 /// Fraction of peak measured at a head width and sequence for the nearest number of heads.

@@ -3,6 +3,7 @@
 use super::limits::MOST_OF_PEAK;
 use super::tables::{BACKWARD_FLOPS, FRACTION, attention_flops};
 use super::{CollectiveKind, Device, Dtype, MeasuredGpu};
+use crate::formulas::flops::product_flops;
 use crate::input::InputError;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -82,7 +83,7 @@ fn products(text: &mut String, measured: &MeasuredGpu, device: &Device) -> Resul
             for &k in &depths {
                 let what = || format!("a product {m} x {n} x {k} in {name}");
                 let s = *row.get(&k).ok_or_else(|| missing(&what()))?;
-                cells.push(share(2.0 * m as f64 * n as f64 * k as f64 / peak, s, what)?);
+                cells.push(share(product_flops(m as f64, n as f64, k as f64) / peak, s, what)?);
             }
             let cells: Vec<&dyn Display> = cells.iter().map(|cell| cell as &dyn Display).collect();
             line(text, &format!("gemm:{name}"), &cells);

@@ -1,6 +1,7 @@
 //! What the attention core costs: scores, softmax and values, without the projections.
 
 use models::cluster::{AttentionKernel, ClusterSpec, Dtype, Scaled};
+use models::formulas::attention::{causal_pairs, core_flops};
 
 /// One attention call on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,15 +106,13 @@ impl AttentionShape {
         if !self.causal {
             return queries * window;
         }
-        // A triangle of side `keys`, cut off at `window`: an even sample of its rows.
-        let window = window.min(keys);
-        queries / keys * window * (keys - window / 2.0)
+        causal_pairs(queries, keys, window)
     }
 
     /// Forward FLOPs: `2 (d_qk + d_v)` for each kept pair of each head and sequence.
     pub fn forward_flops(&self) -> f64 {
-        let width = (self.head_dim_qk + self.head_dim_v) as f64;
-        2.0 * width * self.kept_pairs() * self.instances()
+        let widths = (self.head_dim_qk + self.head_dim_v) as f64;
+        core_flops(self.kept_pairs(), widths) * self.instances()
     }
 
     /// Heads of all sequences.
@@ -178,9 +177,9 @@ fn slower(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
 /// Batched products over the full square, and passes over the stored scores.
 fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
     let scores = shape.instances() * (shape.query_len * shape.key_len) as f64;
-    let width = (shape.head_dim_qk + shape.head_dim_v) as f64;
+    let widths = (shape.head_dim_qk + shape.head_dim_v) as f64;
     let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
     let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
     let bytes = SCORE_BYTES * scores * dtype.bytes() / Dtype::Bf16.bytes();
-    products * 2.0 * width * scores / peak + super::memory_bound::elementwise_s(cluster, bytes)
+    products * core_flops(scores, widths) / peak + super::memory_bound::elementwise_s(cluster, bytes)
 }

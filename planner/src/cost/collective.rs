@@ -4,6 +4,7 @@
 //! input of a reduce-scatter, one rank's send buffer of an all-to-all.
 
 use models::cluster::{ClusterSpec, LinkLevel};
+use models::formulas::communication::{all_gather_volume, all_reduce_volume, all_to_all_volume};
 use models::mesh::GroupShape;
 
 /// What a group of ranks does together.
@@ -201,7 +202,8 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
 /// The fastest of ring, double binary tree, and the switches adding up.
 fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let level = fan.level;
-    let ring_s = 2.0 * ring_s(bytes, fan);
+    let ring_s =
+        2.0 * latencies_s(fan) + all_reduce_volume(bytes, fan.ways) / fan.bytes_per_s;
     let wire_s = bytes / fan.bytes_per_s;
     let tree_s = 2.0 * (fan.ways.log2().ceil() * level.latency_s + wire_s / TREE_BANDWIDTH);
     // Each rank sends its tensor up once and gets the sum down: a bus factor of (n - 1)/(n + 1).
@@ -211,15 +213,19 @@ fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
 
 /// Once around a ring: `(n - 1) alpha + (n - 1)/n S/B`.
 fn ring_s(bytes: f64, fan: &Fan<'_>) -> f64 {
-    let share = (fan.ways - 1.0) / fan.ways;
-    (fan.ways.ceil() - 1.0) * fan.level.latency_s + share * bytes / fan.bytes_per_s
+    latencies_s(fan) + all_gather_volume(bytes, fan.ways) / fan.bytes_per_s
+}
+
+/// Latencies once around a ring.
+fn latencies_s(fan: &Fan<'_>) -> f64 {
+    (fan.ways.ceil() - 1.0) * fan.level.latency_s
 }
 
 /// One ring through all ranks of an all-reduce. Each of the links out of a domain carries its part of
 /// the rings, so the slowest of a GPU's link and a domain's links together sets the pace.
 fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let size = fans.last().map_or(1.0, |fan| fan.size);
-    2.0 * chain_s(fans, (size - 1.0) / size * bytes)
+    2.0 * chain_s(fans, all_gather_volume(bytes, size))
 }
 
 /// Once along the rings through all ranks, in pieces: a broadcast's only way (NCCL has no other for it).
@@ -250,8 +256,7 @@ fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
 
 /// Every rank sends to each of the others; several sends are under way at once.
 fn all_to_all_s(bytes: f64, fan: &Fan<'_>) -> f64 {
-    let share = (fan.ways - 1.0) / fan.ways;
     let bandwidth = fan.bytes_per_s * if fan.innermost { 1.0 } else { SCATTERED_BANDWIDTH };
     let turns = ((fan.ways - 1.0) / SENDS_AT_ONCE).max(1.0);
-    turns * fan.level.latency_s + share * bytes / bandwidth
+    turns * fan.level.latency_s + all_to_all_volume(bytes, fan.ways) / bandwidth
 }

@@ -4,6 +4,7 @@
 //! `n` and `k`; the one with respect to the weight has `k` tokens. Each is priced by its own shape.
 
 use models::cluster::{ClusterSpec, Dtype, Products, roofline};
+use models::formulas::flops::product_flops;
 
 /// Rows that a grouped kernel computes in vain for each group, on average: a group ends inside a tile
 /// of 128, and experts' loads differ.
@@ -121,7 +122,8 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
     };
     let software = &cluster.software;
     let narrow = if runs_in.bytes() < 2.0 { software.fp8_slowdown } else { 1.0 };
-    let rate = 2.0 * shape[0] * shape[1] * shape[2] / (s * device.peak_flops(runs_in));
+    let [m, n, k] = shape;
+    let rate = product_flops(m, n, k) / (s * device.peak_flops(runs_in));
     s * throttled(device.sustained_slowdown, rate) * software.gemm_slowdown * narrow
 }
 

@@ -9,6 +9,7 @@ use super::parts::Parts;
 use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
+use models::formulas::communication::{self, LOSS_STATISTICS, REDUCTIONS_A_PASS};
 use models::formulas::{ampipe, attention as attention_formulas};
 use models::layer::{self, Gemm, LocalHeads, Split};
 use models::mesh::GroupShape;
@@ -478,7 +479,7 @@ impl LayerPricer<'_> {
         } else {
             collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
         };
-        let tp_s = 2.0 * pair_s * self.cluster.software.tp_exposed;
+        let tp_s = REDUCTIONS_A_PASS * pair_s * self.cluster.software.tp_exposed;
         Parts { tp_s, ..Parts::default() }
     }
 
@@ -565,10 +566,11 @@ impl LayerPricer<'_> {
         if etp == 1 {
             return 0.0;
         }
-        let bytes = shape.split.resident_tokens(self.model) as f64
-            * layer::routed_copies(self.model)
-            * (etp * self.model.hidden) as f64
-            * shape.dtype.storage_bytes();
+        let tokens = shape.split.resident_tokens(self.model) as f64;
+        let copies = layer::routed_copies(self.model);
+        let width = (etp * self.model.hidden) as f64;
+        let elements = communication::dispatched_elements(tokens, copies, width);
+        let bytes = elements * shape.dtype.storage_bytes();
         collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.etp_group)
             + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
     }
@@ -609,7 +611,7 @@ impl LayerPricer<'_> {
         let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
         let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
         let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
-        let loss_s = 3.0
+        let loss_s = LOSS_STATISTICS
             * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
         let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };

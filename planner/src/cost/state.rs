@@ -4,6 +4,7 @@ use super::collective::{self, Collective};
 use super::memory_bound;
 use models::cluster::{ClusterSpec, Software};
 use models::decisions::{Decisions, Dtype, Offload};
+use models::formulas::state::{StateBytes, zero_bytes};
 use models::layer::Split;
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec, params};
@@ -50,35 +51,22 @@ pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalP
 /// Weights, biases and norms of a layer, each a tensor.
 const TENSORS_A_LAYER: f64 = 9.0;
 
-/// Bytes a parameter takes of weights, gradients and optimizer state before sharding: mixed precision
-/// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes; other
-/// software differs); f32 and f64 training has no master copy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StateBytes {
-    /// Weights used in computation.
-    pub weights: f64,
-    /// Accumulated gradients.
-    pub gradients: f64,
-    /// Master weights and Adam moments.
-    pub optimizer: f64,
-}
-
-impl StateBytes {
-    /// For a number format, as a generation of software keeps them.
-    pub fn new(dtype: Dtype, software: &Software) -> Self {
-        let width = dtype.storage_bytes();
-        let mixed = |gradients: f64| Self {
-            weights: 2.0,
-            gradients,
-            optimizer: software.optimizer_state_bytes,
-        };
-        match dtype {
-            Dtype::F32 | Dtype::F64 => {
-                Self { weights: width, gradients: width, optimizer: 2.0 * width }
-            }
-            Dtype::Fp16 => mixed(software.fp16_gradient_bytes),
-            _ => mixed(software.bf16_gradient_bytes),
+/// Bytes that a parameter takes before sharding. Mixed precision keeps 2-byte weights, f32 gradients,
+/// f32 master weights and two moments (Megatron's 18 bytes; other software differs). Training in f32
+/// or f64 has no master copy.
+fn parameter_bytes(dtype: Dtype, software: &Software) -> StateBytes {
+    let width = dtype.storage_bytes();
+    let mixed = |gradients: f64| StateBytes {
+        weights: 2.0,
+        gradients,
+        optimizer: software.optimizer_state_bytes,
+    };
+    match dtype {
+        Dtype::F32 | Dtype::F64 => {
+            StateBytes { weights: width, gradients: width, optimizer: 2.0 * width }
         }
+        Dtype::Fp16 => mixed(software.fp16_gradient_bytes),
+        _ => mixed(software.bf16_gradient_bytes),
     }
 }
 
@@ -177,7 +165,7 @@ impl<'a> StateCost<'a> {
         };
         Self {
             cluster,
-            bytes: StateBytes::new(d.dtype, &cluster.software),
+            bytes: parameter_bytes(d.dtype, &cluster.software),
             zero_stage: d.zero_stage,
             offload: d.offload,
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
@@ -187,19 +175,16 @@ impl<'a> StateCost<'a> {
         }
     }
 
-    /// Bytes of state for parameters (ZeRO, Rajbhandari et al. 2020, section 5: stage 1 shards the
-    /// optimizer, 2 gradients too, 3 weights too).
+    /// Bytes of state for parameters.
     pub fn memory(&self, params: LocalParams) -> StateMemory {
         let of = |count: f64, replicas: &Replicas| {
-            let shard =
-                |from_stage: u8| if self.zero_stage >= from_stage { replicas.ways() } else { 1.0 };
-            let optimizer = count * self.bytes.optimizer / shard(1);
+            let held = zero_bytes(&self.bytes, self.zero_stage, count, replicas.ways());
             let on_host = self.offload == Offload::Optimizer;
             StateMemory {
-                parameters: count * self.bytes.weights / shard(3),
-                gradients: count * self.bytes.gradients / shard(2),
-                optimizer: if on_host { 0.0 } else { optimizer },
-                host: if on_host { optimizer } else { 0.0 },
+                parameters: held.weights,
+                gradients: held.gradients,
+                optimizer: if on_host { 0.0 } else { held.optimizer },
+                host: if on_host { held.optimizer } else { 0.0 },
             }
         };
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
