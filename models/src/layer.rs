@@ -1,4 +1,4 @@
-//! What one layer computes, stores and sends under a split: shapes and bytes, no times.
+//! Shapes and bytes of what one layer computes, stores and sends under a split.
 //!
 //! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, b·s/c, and
 //! `e` the bytes of a stored element.
@@ -32,7 +32,8 @@ impl Split {
         self.micro_batch * model.seq_len / self.cp
     }
 
-    /// Tokens where tensor-parallel ranks hold different ones: T/t with sequence parallelism, else T.
+    /// Tokens where tensor-parallel ranks hold different ones: T/t with sequence parallelism, else
+    /// T.
     pub fn resident_tokens(&self, model: &ModelSpec) -> u64 {
         self.tokens(model) / if self.sequence_parallel { self.tp } else { 1 }
     }
@@ -179,11 +180,11 @@ pub struct Streams {
 }
 
 /// Memory-bound kernels of one layer: norms, residual adds (with dropout), RoPE, the activation
-/// function; not what sorts tokens by expert, which depends on the software.
+/// function. Sorting tokens by expert is left out: it depends on the software.
 ///
-/// Bytes per element: a norm reads and writes (2e; backward reads input and gradient, writes one: 3e);
-/// a residual add 3e (backward 3e: the two branches' gradients are added); RoPE 2e either way; a gated
-/// activation 3e forward and 5e backward, a plain one 2e and 3e.
+/// Bytes per element: a norm reads and writes `2e`, backward `3e` (input and gradient in, one out);
+/// a residual add `3e` either way (backward adds the branches' gradients); RoPE `2e` either way; a
+/// gated activation `3e` forward and `5e` backward, a plain one `2e` and `3e`.
 pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) -> Streams {
     let e = dtype.storage_bytes();
     let resident = split.resident_tokens(model) as f64;
@@ -213,7 +214,7 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
     out
 }
 
-/// Elements of a rank's routed copies of tokens, which go to their experts and come back.
+/// Elements of a rank's routed copies of tokens: the dispatch, or the combine.
 pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
     let tokens = split.resident_tokens(model) as f64;
     communication::dispatched_elements(tokens, routed_copies(model), model.hidden as f64)
@@ -233,9 +234,10 @@ fn activated_elements(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 
 
 /// Activation bytes one layer keeps from a micro-batch's forward pass to its backward pass.
 ///
-/// With dropout and unfused attention this is Korthikanti et al. (2022), table 2: 34sbh + 5as²b
-/// before division; with RMSNorm, grouped queries, a gated block and fused attention
-/// 8h + 2(q + k + v) + 2q + 4a + 6f bytes a token.
+/// With dropout and unfused attention this is Korthikanti Table 2, `34sbh + 5as²b` before division.
+/// With RMSNorm, grouped queries, a gated block and fused attention it is
+/// `8h + 2(q + k + v) + 2q + 4a + 6f` bytes a token. The operators' shares are in
+/// [`crate::formulas::activation`]. The log-sum-exp, `4a`, is counted for unfused attention too.
 pub fn saved_bytes(
     model: &ModelSpec,
     kind: LayerKind,
@@ -264,8 +266,9 @@ pub fn saved_bytes(
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
-/// Activation bytes one layer keeps where every second product is done again in the backward pass: its input,
-/// queries and values, the attention core's result, one input projection of a gated block, and its output.
+/// Activation bytes one layer keeps where the backward pass repeats every second product: the
+/// layer's input and output, queries and values, the attention core's result, and one input
+/// projection of a gated block.
 pub fn every_second_product_bytes(
     model: &ModelSpec,
     kind: LayerKind,
@@ -298,7 +301,7 @@ fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
     activation::attention_bytes(tokens, width, heads.heads as f64, e)
 }
 
-/// Products by which latent attention makes queries, keys and values of what it compressed, forward.
+/// Products that expand latent attention's compressed queries, keys and values, forward.
 pub fn up_projections(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
     let Some(mla) = model.attention.mla else { return vec![] };
     let tokens = split.tokens(model);
@@ -308,7 +311,7 @@ pub fn up_projections(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
     queries.into_iter().chain([Gemm::new(tokens, keys_and_values, mla.kv_rank)]).collect()
 }
 
-/// Bytes of what those products make, one layer and micro-batch.
+/// Bytes of the results of [`up_projections`], one layer and micro-batch.
 pub fn up_projected_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64 {
     let Some(mla) = model.attention.mla else { return 0.0 };
     let heads = LocalHeads::new(model, split.tp);
@@ -317,7 +320,7 @@ pub fn up_projected_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64
     split.tokens(model) as f64 * widths as f64 * dtype.storage_bytes()
 }
 
-/// Scores that unfused attention keeps: softmax output, and with dropout its mask and result.
+/// Scores that unfused attention keeps.
 fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, selective: bool) -> f64 {
     if selective {
         return 0.0;
@@ -335,9 +338,8 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     activation::routing_bytes(resident, moe.experts as f64, copies, model.hidden as f64, e)
 }
 
-/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as
-/// [`core_flops`] counts it (Megatron's convention, SC'21 appendix), output layer included, experts
-/// at top-k.
+/// Model FLOPs of one forward pass over `tokens` tokens: two a multiply-add, attention as in
+/// [`core_flops`] (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let split = Split {
         tp: 1,
@@ -374,9 +376,9 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
     core_flops(model, kind) + dense + routed
 }
 
-/// FLOPs of attention scores and their product with V, forward, one layer and sequence: `2 s k a
-/// (d_qk + d_v)` for `a` heads and `k` keys a query. As in Megatron's convention the causal mask
-/// earns no credit: `k` is `s`, and in a windowed layer `min(s, window)`.
+/// FLOPs of attention scores and their product with V, forward, one layer and sequence:
+/// `2sk'a(d_qk + d_v)` for `a` heads and `k'` keys a query. As in Megatron's convention the causal
+/// mask earns no credit: `k'` is `s`, and in a windowed layer `min(s, window)`.
 pub fn core_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let heads = LocalHeads::new(model, 1);
     let pairs = model.seq_len as f64 * keys(model, kind) as f64;

@@ -49,9 +49,9 @@ fn ends_s(cost: &VocabCost) -> [f64; 2] {
     [output.compute_s, input.compute_s]
 }
 
-/// Vocabulary Parallelism, Table 3: throughput of vocabulary layers of 256k entries split over 8, 16
-/// and 32 A100, over perfect scaling, at sequences of 2048 and 4096. Output layer by Algorithms 1
-/// and 2, input layer.
+/// Vocabulary Parallelism, Table 3: throughput of vocabulary layers of 256k entries split over 8,
+/// 16 and 32 A100, over perfect scaling, at sequences of 2048 and 4096. Output layer by Algorithms
+/// 1 and 2, input layer.
 const TABLE_3: [(&str, u64, [[f64; 3]; 2]); 3] = [
     ("vocab_4b", 8, [[0.9129, 0.8672, 0.3999], [0.9321, 0.8836, 0.2769]]),
     ("vocab_10b", 16, [[0.8422, 0.7984, 0.2885], [0.8802, 0.8342, 0.1552]]),

@@ -457,9 +457,9 @@ fn vocabulary_in_tensor_groups(run: &Ran, stages: &[usize], tp: f64) -> f64 {
     micro_batch
 }
 
-/// What a vocabulary over the pipeline reduces: of every token the maximum, sum and target (`C1`), of every
-/// micro-batch the output layer's input gradient (`C2`, or with `C1`), the input layer's rows and their gradient
-/// (Vocabulary Parallelism, section 4 and appendix C).
+/// What a vocabulary over the pipeline reduces: of every token the maximum, sum and target (`C1`),
+/// of every micro-batch the output layer's input gradient (`C2`, or with `C1`), the input layer's
+/// rows and their gradient (Vocabulary Parallelism, section 4 and appendix C).
 #[test]
 fn vocabulary_passes_reduce_what_was_planned() {
     for run in Ran::all("vocabulary") {
@@ -495,14 +495,15 @@ fn vocabulary_passes_reduce_what_was_planned() {
 fn activations_take_the_bytes_that_were_planned() {
     for run in Ran::all("activations") {
         let program = &run.program;
-        // With tensor parallelism a fully recomputed layer also keeps what was reduced (ARCHITECTURE.md).
+        // With tensor parallelism a fully recomputed layer also keeps what was reduced
+        // (ARCHITECTURE.md).
         let mut kept = program.stages.iter().flat_map(|stage| &stage.recompute);
         let full = program.mesh.tp > 1 && kept.any(|kept| *kept == Recompute::Full);
         for rank in &run.ranks {
             let device = run.device(rank);
             let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
-            // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And the
-            // statistics of norms and softmax, which plans leave out.
+            // Plans have logits in the workspace: here they belong to what a micro-batch keeps. And
+            // the statistics of norms and softmax, which plans leave out.
             let ends = program.stages_of(device).contains(&(program.stages.len() - 1));
             let holds = ends || program.vocab.is_some();
             let head = if holds { run.logits_bytes() } else { 0.0 };

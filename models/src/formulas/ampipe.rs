@@ -31,8 +31,8 @@ pub fn baseline_s(block: &Block) -> f64 {
 /// [`baseline_s`].
 ///
 /// Derived: either the network never rests after the last dispatch, or the experts never rest until
-/// the last combine. Appendix C's own formula is too long where `C > A` and `M > C`, and at degree 1
-/// loses an all-to-all: the tests compare both with a simulation of the two streams.
+/// the last combine. Appendix C's own formula is too long where `C > A` and `M > C`, and at degree
+/// 1 loses an all-to-all: the tests compare both with a simulation of the two streams.
 pub fn ampipe_s(block: &Block, degree: u64) -> f64 {
     if degree <= 1 {
         return baseline_s(block);

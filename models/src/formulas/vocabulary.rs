@@ -36,8 +36,8 @@ pub fn padded_vocab(vocab: u64, stages: u64, tensor: u64) -> u64 {
 }
 
 /// Layers for each stage so that the slowest stage is as fast as can be, the first stage also
-/// carrying the input layer and the last the output layer; returns that stage's time and the layers,
-/// first stage first (Redis, §6.2). Times and ratios in transformer layers.
+/// carrying the input layer and the last the output layer; returns that stage's time and the
+/// layers, first stage first (Redis, §6.2). Times and ratios in transformer layers.
 ///
 /// Exact: layers are equal, so giving each to the stage that ends lowest minimises the maximum. A
 /// tie goes to the latest stage before the last. A stage may end up with no layer. Without stages

@@ -41,8 +41,8 @@ pub(crate) fn tutel_chunks(block: &Block, degree: u64) -> Vec<Chunk> {
 }
 
 /// Seconds until the last combine ends, running two in-order streams (AMPipe §3.2, Fig. 6). Compute
-/// does every chunk's attention, then every chunk's experts; communication does every dispatch, then
-/// every combine. Each starts once its chunk's step before it is done.
+/// does every chunk's attention, then every chunk's experts; communication does every dispatch,
+/// then every combine. Each starts once its chunk's step before it is done.
 pub(crate) fn simulate_s(chunks: &[Chunk]) -> f64 {
     let (mut compute, mut network) = (0.0_f64, 0.0_f64);
     let mut dispatched = Vec::with_capacity(chunks.len());

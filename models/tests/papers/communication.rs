@@ -18,7 +18,8 @@ fn tensor_parallel_volume_of_a_layer() {
     assert_eq!(all_reduce_volume(bsh, 1.0), 0.0);
 }
 
-/// AMPipe §2.2: `T·k·h·(ep − 1)/ep`, or with `C = T·k/E` tokens for each expert `E·C·h·(ep − 1)/ep`.
+/// AMPipe §2.2: `T·k·h·(ep − 1)/ep`, or with `C = T·k/E` tokens for each expert
+/// `E·C·h·(ep − 1)/ep`.
 #[test]
 fn expert_volumes() {
     let sent = all_to_all_volume(dispatched_elements(4096.0, 2.0, 1024.0), 8.0);

@@ -69,8 +69,8 @@ fn table_2_days_follow_from_the_flops() {
     }
 }
 
-/// §5.2 and §5.4 name models by size. The "15 billion", "121 billion" and "161 billion" of §5.3.1 and
-/// §5.4.1 leave the embeddings out; Fig. 13's 162.2 counts them.
+/// §5.2 and §5.4 name models by size. The "15 billion", "121 billion" and "161 billion" of §5.3.1
+/// and §5.4.1 leave the embeddings out; Fig. 13's 162.2 counts them.
 #[test]
 fn named_models_have_their_size() {
     let billions = |count: u64| count as f64 / 1e9;

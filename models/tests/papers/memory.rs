@@ -26,7 +26,8 @@ fn zero_figure_1() {
     }
 }
 
-/// The Overview's table with its `k = 12`: `2Ψ + 2Ψ + kΨ`, `+ kΨ/N`, `(2Ψ + kΨ)/N`, `(2Ψ + 2Ψ + kΨ)/N`.
+/// The Overview's table with its `k = 12`: `2Ψ + 2Ψ + kΨ`, `+ kΨ/N`, `(2Ψ + kΨ)/N`,
+/// `(2Ψ + 2Ψ + kΨ)/N`.
 #[test]
 fn overview_memory_table() {
     let (psi, k, n) = (1e9, 12.0, 16.0);
@@ -94,7 +95,8 @@ fn modern_block_of_llama3_8b() {
     assert_eq!(bytes(1, false, Recompute::Selective), whole - spared);
 }
 
-/// In place of a dense block's `6f`, experts keep `8E` for the router and `4h + 6f_e` for each copy.
+/// In place of a dense block's `6f`, experts keep `8E` for the router and `4h + 6f_e` for each
+/// copy.
 #[test]
 fn experts_of_mixtral() {
     let mixtral = shipped("mixtral_8x7b");

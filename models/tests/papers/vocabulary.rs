@@ -14,7 +14,8 @@ fn rounded(value: f64, digits: i32) -> f64 {
     (value * unit).round() / unit
 }
 
-/// Weights of a vocabulary layer over those of a layer's matrices, `V/(12h)`, in a GPT with `h` 4096.
+/// Weights of a vocabulary layer over those of a layer's matrices, `V/(12h)`, in a GPT with `h`
+/// 4096.
 fn memory_ratio(vocab: u64) -> f64 {
     let model = ModelSpec { vocab, ..gpt(4096, 32, 32) };
     let matrices = 12 * model.hidden * model.hidden;
