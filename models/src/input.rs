@@ -261,20 +261,20 @@ pub fn parse_yaml<T: DeserializeOwned>(source: &Source) -> Result<T, InputError>
 
 /// The place of a field such as `stages[3].memory.total`; `None` where the text has no such field.
 pub fn place_of_field(source: &Source, field: &str) -> Option<Place> {
-    let root: Spanned<Node> = parse_yaml(source).ok()?;
+    let root: Spanned<YamlValue> = parse_yaml(source).ok()?;
     let steps = field.split(['.', '[']).map(|step| step.trim_end_matches(']'));
     let found = steps.into_iter().try_fold(&root, |node, step| node.value.child(step))?;
     source.place_of(found.referenced)
 }
 
 /// A YAML value with the places of its parts.
-enum Node {
-    Map(Vec<(String, Spanned<Node>)>),
-    List(Vec<Spanned<Node>>),
+enum YamlValue {
+    Map(Vec<(String, Spanned<YamlValue>)>),
+    List(Vec<Spanned<YamlValue>>),
     Leaf,
 }
 
-impl Node {
+impl YamlValue {
     /// The value of a key, or at an index.
     fn child(&self, step: &str) -> Option<&Spanned<Self>> {
         match self {
@@ -285,7 +285,7 @@ impl Node {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlValue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(NodeVisitor)
     }
@@ -296,12 +296,12 @@ struct NodeVisitor;
 /// Visitor methods for scalars.
 macro_rules! leaves {
     ($($visit:ident: $type:ty),*) => {
-        $(fn $visit<E>(self, _: $type) -> Result<Node, E> { Ok(Node::Leaf) })*
+        $(fn $visit<E>(self, _: $type) -> Result<YamlValue, E> { Ok(YamlValue::Leaf) })*
     };
 }
 
 impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
+    type Value = YamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
@@ -309,32 +309,32 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     leaves! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_i128: i128, visit_u128: u128, visit_f64: f64, visit_str: &str }
 
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Leaf)
+    fn visit_unit<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Leaf)
     }
 
-    fn visit_none<E>(self) -> Result<Node, E> {
-        Ok(Node::Leaf)
+    fn visit_none<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Leaf)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Node, D::Error> {
-        Node::deserialize(from)
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<YamlValue, D::Error> {
+        YamlValue::deserialize(from)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlValue, A::Error> {
         let mut items = vec![];
         while let Some(item) = seq.next_element()? {
             items.push(item);
         }
-        Ok(Node::List(items))
+        Ok(YamlValue::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
         let mut entries = vec![];
         while let Some(entry) = map.next_entry()? {
             entries.push(entry);
         }
-        Ok(Node::Map(entries))
+        Ok(YamlValue::Map(entries))
     }
 }
 

@@ -253,8 +253,7 @@ pub fn saved_bytes(
         return e * hidden;
     }
     let selective = recompute == Recompute::Selective;
-    let mask =
-        if model.dropout > 0.0 { activation::dropout_mask_bytes(hidden) } else { 0.0 };
+    let mask = if model.dropout > 0.0 { activation::dropout_mask_bytes(hidden) } else { 0.0 };
     let kept_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
     let norms = activation::norm_bytes(hidden, e, model.norm.per_layer as f64, kept_outputs);
     let attention = attention_saved(model, split, e)
@@ -280,8 +279,7 @@ pub fn every_second_product_bytes(
     let heads = LocalHeads::new(model, split.tp);
     let widths = heads.q_width() + heads.kv_heads * heads.v_dim + heads.out_width();
     let tokens = split.tokens(model) as f64;
-    let attention =
-        activation::attention_bytes(tokens, widths as f64, heads.heads as f64, e);
+    let attention = activation::attention_bytes(tokens, widths as f64, heads.heads as f64, e);
     2.0 * e * hidden + attention + e * activated_elements(model, kind, split)
 }
 

@@ -220,8 +220,8 @@ fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
     refuse(d.cp == 1, "cp", &d.cp, "1")?;
     refuse(d.ep == 1, "ep", &d.ep, "1")?;
     refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
-    let lanes = d.post_validation && d.vocab.over_pipeline();
-    refuse(!lanes, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
+    let both = d.post_validation && d.vocab.over_pipeline();
+    refuse(!both, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
     refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
     refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
     refuse(

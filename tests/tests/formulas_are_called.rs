@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 const FORMULAS: &str = "models/src/formulas";
 /// Where product code lies.
-const PRODUCT: [&str; 5] =
-    ["models/src", "planner", "codegen/src", "runtime/src", "kernels/src"];
+const PRODUCT: [&str; 5] = ["models/src", "planner", "codegen/src", "runtime/src", "kernels/src"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

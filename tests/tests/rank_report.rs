@@ -467,7 +467,9 @@ fn vocabulary_passes_reduce_what_was_planned() {
         let (tokens, activation) = (run.tokens(), run.activation());
         let [first, middle, last] = match vocab {
             VocabPasses::Naive => [tokens, 2.0 * tokens, activation],
-            VocabPasses::One | VocabPasses::Interlaced => [LOSS_STATISTICS * tokens, 0.0, activation],
+            VocabPasses::One | VocabPasses::Interlaced => {
+                [LOSS_STATISTICS * tokens, 0.0, activation]
+            }
             VocabPasses::Two => [LOSS_STATISTICS * tokens + activation, 0.0, 0.0],
         };
         let barriers = vocab.kinds().iter().filter(|&&kind| match kind {

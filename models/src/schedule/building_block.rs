@@ -32,29 +32,29 @@ pub(super) fn shortened(blocks: &[Block], micro_batches: usize, apart: usize) ->
     squeeze(&mut devices, apart);
     drain_early(&mut devices, apart);
     squeeze(&mut devices, apart);
-    devices.iter().map(Device::order).collect()
+    devices.iter().map(RankSlots::order).collect()
 }
 
 /// The order for a repeated block, where only free moves are made.
 pub(super) fn repeated(blocks: &[Block], micro_batches: usize) -> Vec<Vec<Pass>> {
-    repeat(blocks, micro_batches).iter().map(Device::order).collect()
+    repeat(blocks, micro_batches).iter().map(RankSlots::order).collect()
 }
 
 /// Slots of one pipeline rank's passes, by kind and micro-batch; weight gradients without chunk.
-struct Device {
+struct RankSlots {
     slots: [Vec<usize>; 5],
 }
 
-fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<Device> {
+fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<RankSlots> {
     let device = |block: &Block| {
         let every = |first: usize| (0..micro_batches).map(|k| first + k * PERIOD).collect();
         let [f0, f1, b1, b0] = block.map(every);
-        Device { slots: [f0, f1, b1, b0, Vec::new()] }
+        RankSlots { slots: [f0, f1, b1, b0, Vec::new()] }
     };
     blocks.iter().map(device).collect()
 }
 
-impl Device {
+impl RankSlots {
     /// End of its last pass other than weight gradients.
     fn end(&self) -> usize {
         let last = self.slots[..WEIGHTS].iter().filter_map(|slots| slots.last());
@@ -127,7 +127,7 @@ struct Event {
 }
 
 /// All passes by time.
-fn events(devices: &[Device]) -> Vec<Event> {
+fn events(devices: &[RankSlots]) -> Vec<Event> {
     let kinds =
         || devices.iter().enumerate().flat_map(|(d, own)| own.slots.iter().map(move |s| (d, s)));
     let end = kinds().filter_map(|(_, slots)| slots.last()).max().map_or(0, |last| last + 1);
@@ -152,7 +152,7 @@ fn events(devices: &[Device]) -> Vec<Event> {
 /// The first slot after everything that a pass needs, other passes of its own pipeline rank aside.
 /// `apart` slots lie between the last stage's forward and its backward, both on the first pipeline
 /// rank.
-fn ready(devices: &[Device], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
+fn ready(devices: &[RankSlots], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
     let own = &devices[device].slots;
     let after = |slot: usize| slot + 1;
     let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
@@ -207,7 +207,7 @@ impl Phase {
 struct Held(Vec<usize>);
 
 impl Held {
-    fn new(device: &Device) -> Self {
+    fn new(device: &RankSlots) -> Self {
         let end = device.slots.iter().filter_map(|slots| slots.last()).max();
         let mut change = vec![0_isize; end.map_or(0, |end| end + 1)];
         for (kind, slots) in device.slots.iter().enumerate() {
@@ -228,8 +228,8 @@ impl Held {
 
 /// Moves passes of warm-up and cooldown to earlier free slots, where no pipeline rank then holds
 /// more than the fullest did, weight gradients included.
-fn fill_early(devices: &mut [Device], apart: usize) {
-    devices.iter_mut().for_each(Device::place_weights);
+fn fill_early(devices: &mut [RankSlots], apart: usize) {
+    devices.iter_mut().for_each(RankSlots::place_weights);
     let mut held: Vec<Held> = devices.iter().map(Held::new).collect();
     let most = held.iter().map(Held::peak).max().unwrap_or(0);
     let mut taken: Vec<Vec<bool>> = held.iter().map(|held| vec![false; held.0.len()]).collect();
@@ -256,9 +256,9 @@ fn fill_early(devices: &mut [Device], apart: usize) {
 
 /// Moves passes of the cooldown to earlier free slots, with weight gradients wherever these leave
 /// room.
-fn drain_early(devices: &mut [Device], apart: usize) {
+fn drain_early(devices: &mut [RankSlots], apart: usize) {
     devices.iter_mut().for_each(|device| device.slots[WEIGHTS].clear());
-    let mut occupants: Vec<_> = devices.iter().map(Device::occupants).collect();
+    let mut occupants: Vec<_> = devices.iter().map(RankSlots::occupants).collect();
     let most = occupants.iter().map(|slots| peak_without_weights(slots)).max().unwrap_or(0);
     let mut phase = Phase::Filling;
     for event in events(devices) {
@@ -301,9 +301,9 @@ fn peak_without_weights(occupants: &[Option<usize>]) -> usize {
 }
 
 /// Runs every pipeline rank's order as early as it can, with weight gradients in their place.
-fn squeeze(devices: &mut [Device], apart: usize) {
+fn squeeze(devices: &mut [RankSlots], apart: usize) {
     if devices.iter().any(|device| device.slots[WEIGHTS].is_empty()) {
-        devices.iter_mut().for_each(Device::place_weights);
+        devices.iter_mut().for_each(RankSlots::place_weights);
     }
     let mut free = vec![0; devices.len()];
     for event in events(devices) {

@@ -2,8 +2,7 @@
 
 use models::formulas::attention::{causal_pairs, contiguous_imbalance, core_flops};
 use models::formulas::communication::{
-    REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume, all_to_all_volume,
-    dispatched_elements,
+    REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume, all_to_all_volume, dispatched_elements,
 };
 use proptest::prelude::*;
 

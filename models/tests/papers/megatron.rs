@@ -33,8 +33,7 @@ pub(crate) fn recomputed_flops(model: &ModelSpec, sequences: f64) -> f64 {
 fn flops_are_those_of_equation_3() {
     for (hidden, layers, heads) in TABLE_1 {
         let model = gpt(hidden, layers, heads);
-        let [l, h, s, v] =
-            [layers, hidden, model.seq_len, model.vocab].map(|count| count as f64);
+        let [l, h, s, v] = [layers, hidden, model.seq_len, model.vocab].map(|count| count as f64);
         let equation_3 = 96.0 * s * l * h * h * (1.0 + s / (6.0 * h) + v / (16.0 * l * h));
         let once = 72.0 * s * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
         assert!((recomputed_flops(&model, 1.0) / equation_3 - 1.0).abs() < 1e-14);

@@ -181,5 +181,6 @@ fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: 
     let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
     let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
     let bytes = SCORE_BYTES * scores * dtype.bytes() / Dtype::Bf16.bytes();
-    products * core_flops(scores, widths) / peak + super::memory_bound::elementwise_s(cluster, bytes)
+    products * core_flops(scores, widths) / peak
+        + super::memory_bound::elementwise_s(cluster, bytes)
 }

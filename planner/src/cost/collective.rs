@@ -204,8 +204,7 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
 /// The fastest of a ring, a double binary tree, and reduction in the switches.
 fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let level = fan.level;
-    let ring_s =
-        2.0 * latencies_s(fan) + all_reduce_volume(bytes, fan.ways) / fan.bytes_per_s;
+    let ring_s = 2.0 * latencies_s(fan) + all_reduce_volume(bytes, fan.ways) / fan.bytes_per_s;
     let wire_s = bytes / fan.bytes_per_s;
     let tree_s = 2.0 * (fan.ways.log2().ceil() * level.latency_s + wire_s / TREE_BANDWIDTH);
     // Each rank sends its tensor up once and receives the sum: a bus factor of (n - 1)/(n + 1).

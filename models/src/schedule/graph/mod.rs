@@ -9,7 +9,7 @@ mod places;
 use super::{Pass, PassKind, Schedule, ScheduleError, VocabPasses};
 use places::{Need, Places, is_vocab};
 
-/// Stands for "no such node" in [`Node`].
+/// Stands for "no such graph node" in [`Node`].
 pub const NO_NODE: u32 = u32::MAX;
 
 /// Delay between the end of a pass elsewhere and the start of the one that waits for it.
@@ -48,7 +48,7 @@ pub struct Node {
     /// The graph node before it on its pipeline rank; for a join, the pass it adds to the joins
     /// before it.
     pub before: u32,
-    /// The node elsewhere that it waits for.
+    /// The graph node elsewhere that it waits for.
     pub needs: u32,
     /// Delay between that graph node's end and this one's start.
     pub latency: Latency,
@@ -57,7 +57,7 @@ pub struct Node {
 /// The graph nodes of a schedule, each after those it waits for.
 #[derive(Clone, Debug)]
 pub struct Graph {
-    /// All nodes.
+    /// All graph nodes.
     pub nodes: Vec<Node>,
 }
 
@@ -85,11 +85,11 @@ struct Walk<'a> {
     next: Vec<u32>,
     /// Next pair, by pipeline rank.
     next_pair: Vec<usize>,
-    /// Node of the latest pass, by pipeline rank.
+    /// Graph node of the latest pass, by pipeline rank.
     latest: Vec<u32>,
     /// First slot of each pipeline rank in `node_at`.
     offsets: Vec<usize>,
-    /// Node of each pass, by pipeline rank and position.
+    /// Graph node of each pass, by pipeline rank and position.
     node_at: Vec<u32>,
     barriers: Barriers,
     nodes: Vec<Node>,
@@ -176,7 +176,7 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// The node a pass waits for and the way from it; `None` where it has not run.
+    /// The graph node that a pass waits for, and the way from it; `None` where it has not run.
     fn arrival(&self, device: usize, pass: Pass) -> Option<(u32, Latency)> {
         let (node, latency) = match self.places.need(device, pass) {
             Need::Nothing => return Some((NO_NODE, Latency::None)),

@@ -15,7 +15,7 @@ pub(super) struct Greedy<'a> {
     times: PassTimes,
     /// Whether `T` of one micro-batch runs in one step with `S` of the next.
     fused: bool,
-    devices: Vec<Device<'a>>,
+    devices: Vec<RankState<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
     backward_end: Vec<f64>,
@@ -30,7 +30,7 @@ pub(super) struct Greedy<'a> {
 }
 
 /// A pipeline rank in the middle of a run.
-struct Device<'a> {
+struct RankState<'a> {
     /// Its forwards and backwards in order.
     order: &'a [Pass],
     /// How many of them are done.
@@ -72,7 +72,7 @@ impl<'a> Greedy<'a> {
                 .passes
                 .iter()
                 .zip(&schedule.pairs)
-                .map(|(order, pairs)| Device::new(order, pairs))
+                .map(|(order, pairs)| RankState::new(order, pairs))
                 .collect(),
             forward_end: vec![NEVER; passes],
             backward_end: vec![NEVER; passes],
@@ -216,7 +216,7 @@ impl<'a> Greedy<'a> {
     }
 
     fn next_pass(&self, device: usize) -> (f64, Next) {
-        let Device { order, done, free, .. } = &self.devices[device];
+        let RankState { order, done, free, .. } = &self.devices[device];
         let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
         let partner = self.partner(device).map_or(0.0, |pass| self.ready(device, pass));
         (self.ready(device, pass).max(partner).max(*free), Next::Pass(pass))
@@ -224,7 +224,7 @@ impl<'a> Greedy<'a> {
 
     /// The backward that runs together with a pipeline rank's next pass.
     fn partner(&self, device: usize) -> Option<Pass> {
-        let Device { order, done, pairs, .. } = &self.devices[device];
+        let RankState { order, done, pairs, .. } = &self.devices[device];
         let paired = pairs.binary_search(&(*done as u32)).is_ok();
         order.get(done + 1).copied().filter(|_| paired)
     }
@@ -340,7 +340,7 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
     first
 }
 
-impl<'a> Device<'a> {
+impl<'a> RankState<'a> {
     fn new(order: &'a [Pass], pairs: &'a [u32]) -> Self {
         let (passes, paired) = (Vec::new(), Vec::new());
         Self { order, done: 0, vocab: [0; 3], free: 0.0, passes, pairs, paired }

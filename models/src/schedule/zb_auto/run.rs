@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// State of a pipeline rank.
 #[derive(Clone, Default)]
-pub(super) struct Device {
+pub(super) struct RankState {
     /// Time at which it is free.
     pub clock: f64,
     /// Activations held.
@@ -28,7 +28,7 @@ pub(super) struct Run {
     /// By pipeline rank, kind (forward, backward) and chunk: the other pipeline rank whose pass the
     /// next one waits for.
     sources: Vec<[[Option<usize>; 2]; 2]>,
-    pub devices: Vec<Device>,
+    pub devices: Vec<RankState>,
     /// Tolerance by which weight gradients may end late.
     in_time: f64,
     /// Tolerance by which a wait may be longer and still count as shorter.
@@ -71,7 +71,7 @@ impl Step {
 
 impl Run {
     pub fn new(counts: Counts, costs: AutoCosts, layout: StageLayout, ties: Ties) -> Self {
-        let devices = vec![Device::default(); counts.devices];
+        let devices = vec![RankState::default(); counts.devices];
         let work = costs.forward + costs.backward + costs.weight;
         let [in_time, shorter] =
             [ties.in_time, ties.shorter].map(|sign| 1e-9 * work * f64::from(sign));
