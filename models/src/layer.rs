@@ -1,6 +1,6 @@
 //! Shapes and bytes of what one layer computes, stores and sends under a split.
 //!
-//! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, b·s/c, and
+//! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, `b·s/c`, and
 //! `e` the bytes of a stored element.
 
 use crate::decisions::{Dtype, Recompute};
@@ -32,8 +32,8 @@ impl Split {
         self.micro_batch * model.seq_len / self.cp
     }
 
-    /// Tokens where tensor-parallel ranks hold different ones: T/t with sequence parallelism, else
-    /// T.
+    /// Tokens that each tensor-parallel rank keeps of the residual stream: `T/t` with sequence
+    /// parallelism, else `T`.
     pub fn resident_tokens(&self, model: &ModelSpec) -> u64 {
         self.tokens(model) / if self.sequence_parallel { self.tp } else { 1 }
     }

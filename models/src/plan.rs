@@ -57,7 +57,7 @@ pub struct Inputs {
     pub seq_len: u64,
     /// Tokens to train on, if the user said.
     pub tokens: Option<u64>,
-    /// What the user pinned or narrowed, as typed behind `--set`.
+    /// What the user pinned or narrowed, as typed after `--set`.
     pub settings: Vec<String>,
     /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
     #[serde(default)]

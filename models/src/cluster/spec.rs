@@ -317,7 +317,7 @@ pub struct Software {
     /// temporaries of the update.
     pub optimizer_state_bytes: f64,
     /// Bytes that the loss moves for each logit of a forward pass: the cast to f32 and the kernels
-    /// behind it.
+    /// after it.
     pub loss_bytes: f64,
     /// The same in a backward pass.
     pub loss_gradient_bytes: f64,

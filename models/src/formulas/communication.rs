@@ -2,9 +2,9 @@
 //!
 //! Volumes are of ring algorithms and in the unit of `whole`, the size of the whole tensor.
 
-/// All-reduces of the hidden states that tensor parallelism adds to one pass over a layer: behind
-/// attention and behind the feed-forward (SC'21 §3.2, `8bsh(t − 1)/t` for both passes). With
-/// sequence parallelism each is a reduce-scatter and an all-gather (Korthikanti §4.2.2).
+/// All-reduces of the hidden states that tensor parallelism adds to one pass over a layer: one
+/// after attention and one after the feed-forward (SC'21 §3.2, `8bsh(t − 1)/t` for both passes).
+/// With sequence parallelism each is a reduce-scatter and an all-gather (Korthikanti §4.2.2).
 pub const REDUCTIONS_A_PASS: f64 = 2.0;
 
 /// Numbers a token that ranks with parts of the vocabulary all-reduce for the loss: the maximum,

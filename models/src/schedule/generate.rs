@@ -89,7 +89,7 @@ pub(super) struct Steps {
     waiting: VecDeque<(usize, usize)>,
     /// The order.
     pub order: Vec<Pass>,
-    /// Places of forwards that run together with the backward behind them.
+    /// Positions of forwards that run together with the next backward.
     pub pairs: Vec<u32>,
 }
 

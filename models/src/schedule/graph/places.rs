@@ -240,7 +240,7 @@ impl Places<'_> {
         }
     }
 
-    /// A pass of the neighbouring stage `other`, over the link behind stage `link`.
+    /// A pass of the neighbouring stage `other`, over the link after stage `link`.
     fn neighbour(&self, device: usize, other: usize, pass: Pass, link: usize) -> Need {
         let (other_device, chunk) = self.schedule.holder(other, pass.micro_batch);
         let forward = Pass { chunk, ..pass };

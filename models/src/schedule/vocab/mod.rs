@@ -204,11 +204,12 @@ pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
     if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
 }
 
-/// Inserts vocabulary passes. Without known times: into the first of `bases`, whose order leaves
-/// room for the barriers, for usual times. With times: into the base that is shortest for them,
-/// unless the order for usual times is as short. As in the reference `T` of one micro-batch runs in
-/// one step with `S` of the next, or, with known times, separately if that is shorter. With several
-/// rounds of chunks the next micro-batch may come much later, and they run separately.
+/// Inserts vocabulary passes into one of `schedules`. Without known times: into the first one,
+/// whose order leaves room for the barriers, for usual times. With times: into the one that is
+/// shortest for them, unless the order for usual times is as short. As in the reference `T` of one
+/// micro-batch runs in one step with `S` of the next, or, with known times, separately if that is
+/// shorter. With several rounds of chunks the next micro-batch may come much later, and they run
+/// separately.
 fn insert(
     schedules: &[Schedule],
     vocab: VocabPasses,

@@ -19,7 +19,7 @@ pub struct PassTimes {
     pub link: f64,
     /// The broadcast of the last stage's output before `S` (`C0`).
     pub broadcast: f64,
-    /// The barriers behind `S`, `S2` and `T`.
+    /// The barriers after `S`, `S2` and `T`.
     pub barriers: [f64; 3],
 }
 
@@ -80,7 +80,7 @@ pub struct PassRatios {
     pub link: u32,
     /// The broadcast of the last stage's output before `S`.
     pub broadcast: u32,
-    /// The barriers behind `S`, `S2` and `T`.
+    /// The barriers after `S`, `S2` and `T`.
     pub barriers: [u32; 3],
 }
 

@@ -176,7 +176,7 @@ mod tests {
                 let mut schedule = name.build(p, m, v).unwrap();
                 let mut frame = Frame::new(&schedule, costs).unwrap();
                 assert_eq!(frame.lengths(), by_graph(&schedule, costs), "{name} {p} {m}");
-                // Weight gradients that lie before another pass run behind it.
+                // Weight gradients before another pass run after it.
                 for device in 0..p {
                     let kinds: Vec<_> =
                         schedule.passes[device].iter().map(|pass| pass.kind).collect();
