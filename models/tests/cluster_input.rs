@@ -40,7 +40,7 @@ fn wrong_files_are_told_what_and_where() {
             &["`reserved_bytes` cannot be 9e10", "less than hbm_bytes, 8.55e10"],
         ),
         ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
-        ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
+        ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:11:3"]),
         (
             "hbm_bytes_per_s: 3.35e12",
             "hbm_bytes_per_s: -1",
