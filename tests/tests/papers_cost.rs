@@ -86,17 +86,21 @@ fn split_vocabulary_layers_scale_less_than_perfectly() {
             assert!((0.0..0.15).contains(&above_1) && (0.0..0.18).contains(&above_2), "{what}");
             // What Algorithm 2 costs beside Algorithm 1.
             assert!((found[1] / found[0] - printed[1] / printed[0]).abs() < 0.05, "{what}");
-            inputs.push((found[2], printed[2]));
+            inputs.push((seq_len, found[2], printed[2]));
         }
     }
-    // Input layers, which are next to nothing, scale better than measured, but in the same order.
-    inputs.sort_by(|one, other| one.0.total_cmp(&other.0));
-    assert!(inputs.is_sorted_by_key(|input| input.1), "{inputs:?}");
-    assert!(inputs.iter().all(|(found, printed)| found > printed), "{inputs:?}");
+    // Input layers, which are next to nothing, scale better than measured, but as the split grows
+    // both fall.
+    assert!(inputs.iter().all(|(_, found, printed)| found > printed), "{inputs:?}");
+    for seq_len in [2048, 4096] {
+        let by_ways: Vec<_> = inputs.iter().filter(|input| input.0 == seq_len).collect();
+        let falls = by_ways.is_sorted_by(|one, next| one.1 > next.1 && one.2 > next.2);
+        assert!(falls, "{by_ways:?}");
+    }
 }
 
-/// What the ranks of `ranks` replicas of four-byte parameters and gradients send in a step of one
-/// micro-batch, in parameters, for each ZeRO stage.
+/// What a rank sends in a step of one micro-batch for each four-byte parameter, by ZeRO stage, in
+/// parameters.
 fn sent_by_stage(d: &Decisions, cluster: &ClusterSpec, model: &ModelSpec) -> [f64; 4] {
     [0, 1, 2, 3].map(|zero_stage| {
         let d = Decisions { zero_stage, dp_shard: d.dp, ..d.clone() };
