@@ -1,5 +1,5 @@
-//! The read-only plan checker: refuses any plan whose split, stages, schedule, memory or figures do not
-//! work out. It knows the cluster by what the plan says of it, and changes nothing.
+//! The plan checker: refuses a plan whose split, stages, schedule, memory or figures contradict one
+//! another. It reads the cluster from the plan itself and changes nothing.
 
 use crate::decisions::{CpStyle, Decision, Decisions, MOST, MoeOverlap, Recompute, Values, Vocab};
 use crate::model::{ModelSpec, Positions};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-/// Something a plan has that cannot be.
+/// A field of a plan with an impossible value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// The field, as in plan.yaml.
@@ -29,16 +29,16 @@ impl Display for Violation {
     }
 }
 
-/// Longest schedule, in passes, that is run through to see whether it ends.
+/// Longest schedule, in passes, that is run to its end.
 const MOST_PASSES: u64 = 50_000_000;
 
-/// Everything wrong with a plan; nothing for a good one.
+/// All violations of a plan; empty for a valid one.
 pub fn check(plan: &Plan) -> Vec<Violation> {
     let mut found = Checks::default();
     texts(plan, &mut found);
     sizes(plan, &mut found);
     if !found.list.is_empty() {
-        // What follows divides and multiplies by these.
+        // The checks below divide and multiply by these.
         return found.list;
     }
     inputs(plan, &mut found);
@@ -80,7 +80,7 @@ impl Checks {
     }
 }
 
-/// What is printed, or becomes part of a program, is text on one line; the tool is one of ours.
+/// Texts that are printed or become part of a program are one line; the tool's name is ours.
 fn texts(plan: &Plan, checks: &mut Checks) {
     for TextFault { field, fault, valid } in plan.text_faults() {
         checks.that(false, &field, format!("a text that {fault}"), valid);
@@ -143,7 +143,7 @@ fn range_in_words(values: Values) -> String {
     }
 }
 
-/// What is said twice is said alike.
+/// Values that a plan states twice are equal.
 fn inputs(plan: &Plan, checks: &mut Checks) {
     let i = &plan.inputs;
     checks.equals("inputs.model.seq_len", i.model.seq_len, i.seq_len);
@@ -166,7 +166,8 @@ fn inputs(plan: &Plan, checks: &mut Checks) {
     levels(plan, checks);
 }
 
-/// Figures of the model that are neither sizes nor counts are within the limits that its reader has.
+/// Figures of the model that are neither sizes nor counts are within the limits that its reader
+/// has.
 fn model(model: &ModelSpec, checks: &mut Checks) {
     let numerics = &model.numerics;
     let some = |cap: Option<f64>| cap.unwrap_or(1.0);
@@ -363,7 +364,7 @@ fn built(d: &Decisions) -> Result<Schedule, ScheduleError> {
     Ok(schedule)
 }
 
-/// Stages follow one another through all layers, each on the device the schedule gives it.
+/// Stages follow one another through all layers, each on the pipeline rank the schedule gives it.
 fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
     let (d, model) = (&plan.decisions, &plan.inputs.model);
     let stages = d.stages();
@@ -398,7 +399,7 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
     even(plan, checks);
 }
 
-/// The second copy lies where the schedule's other direction passes, and nowhere else.
+/// The second copy is on the pipeline rank that the schedule's other direction gives it.
 fn copy(stage: &Stage, schedule: &Schedule, index: usize, checks: &mut Checks) {
     let twice = schedule.layout.copies() > 1;
     let valid = twice.then(|| {
@@ -413,7 +414,7 @@ fn copy(stage: &Stage, schedule: &Schedule, index: usize, checks: &mut Checks) {
     checks.that(found == valid, &format!("stages[{index}].copy"), word(found), word(valid));
 }
 
-/// `first_last` means even layers, and equal chunks.
+/// `first_last` means equal chunks of layers.
 fn even(plan: &Plan, checks: &mut Checks) {
     if plan.decisions.vocab != Vocab::FirstLast {
         return;
@@ -438,7 +439,7 @@ fn shares(d: &Decisions, stage: &Stage, index: usize, checks: &mut Checks) {
     }
 }
 
-/// Recompute counts add up to the stage's layers of each kind, and are what the decision says.
+/// Recompute counts add up to the stage's layers of each kind and match the decision.
 fn recompute(
     decision: Recompute,
     model: &ModelSpec,
@@ -466,7 +467,7 @@ fn recompute(
     }
 }
 
-/// Totals add up, and every device's stages fit it together.
+/// Totals add up, and the stages of every pipeline rank fit into memory together.
 fn memory(plan: &Plan, checks: &mut Checks) {
     for (index, stage) in plan.stages.iter().enumerate() {
         let field = format!("stages[{index}].memory.total");
@@ -488,7 +489,7 @@ fn memory(plan: &Plan, checks: &mut Checks) {
     }
 }
 
-/// What follows from the iteration's time follows from it here.
+/// Rates and shares that follow from the iteration's time are what the plan states.
 fn predicted(plan: &Plan, checks: &mut Checks) {
     let found = &plan.predicted;
     let positive = found.iteration_s.is_finite() && found.iteration_s > 0.0;
@@ -566,7 +567,7 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     checks.that(searched, "proof.searched_gap", proof.searched_gap, "0 to proof.gap");
 }
 
-/// Equal to the digits that plans keep.
+/// Equal to as many digits as plans keep.
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs())
 }

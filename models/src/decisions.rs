@@ -57,8 +57,8 @@ names! {
     Recompute {
         /// All activations kept.
         None = "none",
-        /// Cheap, large activations recomputed: attention scores where they are kept, norm outputs and
-        /// the activation function's product.
+        /// Cheap but large activations are recomputed: attention scores where they are stored, norm
+        /// outputs and the activation function's product.
         Selective = "selective",
         /// Only a layer's input kept.
         Full = "full",
@@ -70,25 +70,27 @@ names! {
 names! {
     /// Where the input and output vocabulary layers live. See ARCHITECTURE.md, "Vocabulary".
     Vocab {
-        /// First and last stage, split over their tensor-parallel ranks; layers even (Megatron's baseline).
+        /// First and last stage, split over their tensor-parallel ranks; equal chunks of layers
+        /// (Megatron's baseline).
         FirstLast = "first_last",
         /// As `first_last`, with layers moved by the min–max rule of layer redistribution (Redis).
         Redistribute = "redistribute",
-        /// First and last stage, split over tensor-parallel ranks only; layers placed by the solver.
+        /// First and last stage, split over tensor-parallel ranks only; layers placed by the
+        /// solver.
         Tensor = "tensor",
-        /// Split over all pipeline devices, three barriers.
+        /// Split over all pipeline ranks, three barriers.
         ParallelNaive = "parallel_naive",
-        /// Split over all pipeline devices, two barriers (Vocabulary Parallelism, algorithm 1).
+        /// Split over all pipeline ranks, two barriers (Vocabulary Parallelism, algorithm 1).
         Parallel1 = "parallel_1",
-        /// Split over all pipeline devices, one barrier (Vocabulary Parallelism, algorithm 2).
+        /// Split over all pipeline ranks, one barrier (Vocabulary Parallelism, algorithm 2).
         Parallel2 = "parallel_2",
-        /// Split over all pipeline devices, synchronous as in tensor parallelism (nnScaler).
+        /// Split over all pipeline ranks, synchronous as in tensor parallelism (nnScaler).
         Interlaced = "interlaced",
     }
 }
 
 impl Vocab {
-    /// Whether every pipeline device holds a slice of the vocabulary.
+    /// Whether every pipeline rank holds a slice of the vocabulary.
     pub fn over_pipeline(self) -> bool {
         self.passes().is_some()
     }
@@ -118,7 +120,7 @@ names! {
 }
 
 names! {
-    /// Over which tokens the load-balancing loss counts.
+    /// Tokens over which the load-balancing loss counts.
     AuxScope {
         /// One micro-batch.
         MicroBatch = "micro_batch",
@@ -172,18 +174,19 @@ impl Decisions {
         self.tp * self.pp * self.cp * self.dp
     }
 
-    /// Which device holds which stage.
+    /// Which pipeline rank holds which stage.
     pub fn layout(&self) -> StageLayout {
         self.schedule.layout(self.vpp as usize)
     }
 
-    /// Pipeline stages: p·v, or half as many where every stage is there twice.
+    /// Pipeline stages: p·v, or half as many where the schedule is bidirectional.
     pub fn stages(&self) -> usize {
         self.layout().stages(self.pp as usize, self.vpp as usize)
     }
 
-    /// The passes of every pipeline device, in order, with those of the input layer where the vocabulary is split
-    /// over the devices; `naive` runs a replica's whole share of the batch as one micro-batch.
+    /// The passes of every pipeline rank, in order. Where the vocabulary is split over the pipeline
+    /// they include those of the input layer. `naive` runs a replica's whole share of the batch as
+    /// one micro-batch.
     ///
     /// # Errors
     /// The schedule does not exist for these counts.

@@ -1,4 +1,4 @@
-//! Untrusted text, and what a user got wrong in it: where, and what would be valid.
+//! Untrusted text and the user's errors in it: where they are, and what would be valid.
 
 use std::fmt;
 use std::fs::{self, File, FileType};
@@ -120,8 +120,8 @@ impl Source {
     /// Takes bytes already read, for example from standard input.
     ///
     /// # Errors
-    /// More than [`MAX_SOURCE_BYTES`], not UTF-8 (with byte offset and line), nothing in it, or a control
-    /// character other than tabs and ends of lines.
+    /// More than [`MAX_SOURCE_BYTES`], not UTF-8 (with byte offset and line), nothing in it, or a
+    /// control character other than tabs and ends of lines.
     pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, InputError> {
         let name = name.into();
         if bytes.len() > MAX_SOURCE_BYTES {
@@ -135,7 +135,7 @@ impl Source {
         // A byte order mark is no part of the first key.
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let source = Self { name, text };
-        // Some old systems end lines with a carriage return alone.
+        // Old systems end lines with a carriage return alone.
         source.without(|c| c.is_control() && c != '\r')?;
         Ok(source)
     }
@@ -157,8 +157,8 @@ impl Source {
         Err(InputError::new(message).at(place).help("remove it: valid is text that can be seen"))
     }
 
-    /// Reads a file: a regular one, or what this process has open already, such as `/dev/stdin` and a shell's
-    /// `<(command)`. Other pipes and devices would keep it waiting, or never end.
+    /// Reads a regular file, or one that this process has open already, such as `/dev/stdin` and a
+    /// shell's `<(command)`. Other pipes and devices could block, or never end.
     ///
     /// # Errors
     /// Missing, unreadable or no regular file, and those of [`Source::from_bytes`].
@@ -178,7 +178,7 @@ impl Source {
         }
         let file = File::open(path).map_err(|error| unreadable(&name, &error))?;
         let mut bytes = Vec::new();
-        // One byte more than the limit tells too large apart; a device file may never end.
+        // One byte more than the limit shows that a file is too large; a device file may never end.
         let limited = &mut file.take(MAX_SOURCE_BYTES as u64 + 1);
         limited.read_to_end(&mut bytes).map_err(|error| unreadable(&name, &error))?;
         Self::from_bytes(name, bytes)
@@ -247,8 +247,8 @@ impl Source {
 /// Reads YAML, or JSON (which YAML contains), into `T`.
 ///
 /// # Errors
-/// Every fault of syntax, keys, types and size, with its place and what would be valid. Anchors that
-/// expand without bound, and nesting deeper than 64, are refused.
+/// Every fault of syntax, keys, types and size, with its place and what would be valid. Anchors
+/// that expand without bound, and nesting deeper than 64, are refused.
 pub fn parse_yaml<T: DeserializeOwned>(source: &Source) -> Result<T, InputError> {
     let parsed = if source.text.trim_start().starts_with('{') {
         // JSON may be indented by tabs, YAML may not; a tab and a space are one column each.
@@ -259,22 +259,22 @@ pub fn parse_yaml<T: DeserializeOwned>(source: &Source) -> Result<T, InputError>
     parsed.map_err(|error| explain(source, error.without_snippet()))
 }
 
-/// The place of a field such as `stages[3].memory.total`; `None` where the text has none of that name.
+/// The place of a field such as `stages[3].memory.total`; `None` where the text has no such field.
 pub fn place_of_field(source: &Source, field: &str) -> Option<Place> {
-    let root: Spanned<Node> = parse_yaml(source).ok()?;
+    let root: Spanned<YamlValue> = parse_yaml(source).ok()?;
     let steps = field.split(['.', '[']).map(|step| step.trim_end_matches(']'));
     let found = steps.into_iter().try_fold(&root, |node, step| node.value.child(step))?;
     source.place_of(found.referenced)
 }
 
-/// Any value, for the places of what is in it.
-enum Node {
-    Map(Vec<(String, Spanned<Node>)>),
-    List(Vec<Spanned<Node>>),
+/// A YAML value with the places of its parts.
+enum YamlValue {
+    Map(Vec<(String, Spanned<YamlValue>)>),
+    List(Vec<Spanned<YamlValue>>),
     Leaf,
 }
 
-impl Node {
+impl YamlValue {
     /// The value of a key, or at an index.
     fn child(&self, step: &str) -> Option<&Spanned<Self>> {
         match self {
@@ -285,7 +285,7 @@ impl Node {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlValue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(NodeVisitor)
     }
@@ -293,15 +293,15 @@ impl<'de> Deserialize<'de> for Node {
 
 struct NodeVisitor;
 
-/// Visits of values that have no others in them.
+/// Visitor methods for scalars.
 macro_rules! leaves {
     ($($visit:ident: $type:ty),*) => {
-        $(fn $visit<E>(self, _: $type) -> Result<Node, E> { Ok(Node::Leaf) })*
+        $(fn $visit<E>(self, _: $type) -> Result<YamlValue, E> { Ok(YamlValue::Leaf) })*
     };
 }
 
 impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
+    type Value = YamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
@@ -309,36 +309,37 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     leaves! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_i128: i128, visit_u128: u128, visit_f64: f64, visit_str: &str }
 
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Leaf)
+    fn visit_unit<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Leaf)
     }
 
-    fn visit_none<E>(self) -> Result<Node, E> {
-        Ok(Node::Leaf)
+    fn visit_none<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Leaf)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Node, D::Error> {
-        Node::deserialize(from)
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<YamlValue, D::Error> {
+        YamlValue::deserialize(from)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlValue, A::Error> {
         let mut items = vec![];
         while let Some(item) = seq.next_element()? {
             items.push(item);
         }
-        Ok(Node::List(items))
+        Ok(YamlValue::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
         let mut entries = vec![];
         while let Some(entry) = map.next_entry()? {
             entries.push(entry);
         }
-        Ok(Node::Map(entries))
+        Ok(YamlValue::Map(entries))
     }
 }
 
-/// Parser limits: wide enough for a plan of a large cluster, and for nothing that explodes.
+/// Parser limits: enough for the plan of a large cluster, too little for documents that expand
+/// without bound.
 fn limits() -> Options {
     serde_yaml::options! {
         budget: serde_yaml::budget! {
@@ -350,7 +351,7 @@ fn limits() -> Options {
     }
 }
 
-/// Our words for the parser's error.
+/// The parser's error in our words.
 fn explain(source: &Source, error: &YamlError) -> InputError {
     let (at, error) = (error.location().unwrap_or(Location::UNKNOWN), innermost(error));
     let (message, help) = match error {
@@ -450,7 +451,7 @@ fn one_of(what: &str, given: &str, expected: &[&'static str]) -> String {
     format!("{nearest}valid {what}: {}", expected.join(", "))
 }
 
-/// The candidate that `given` is probably a misspelling of: at most a third of it wrong.
+/// The candidate that `given` probably misspells: at most a third of it is wrong.
 pub fn nearest<'a>(given: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let given: Vec<char> = given.chars().take(64).collect();
     let scored = candidates.iter().map(|candidate| (edits(&given, candidate), *candidate));
@@ -499,7 +500,7 @@ fn is_open_already(path: &Path) -> bool {
         || path.starts_with("/proc/self/fd")
 }
 
-/// A kind of file that is no regular one.
+/// A kind of special file, in words.
 pub fn in_words(kind: FileType) -> &'static str {
     #[cfg(unix)]
     {

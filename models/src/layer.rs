@@ -1,9 +1,10 @@
-//! What one layer computes, stores and sends under a split: shapes and bytes, no times.
+//! Shapes and bytes of what one layer computes, stores and sends under a split.
 //!
-//! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, b·s/c, and
+//! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, `b·s/c`, and
 //! `e` the bytes of a stored element.
 
 use crate::decisions::{Dtype, Recompute};
+use crate::formulas::{activation, attention, communication, flops};
 use crate::model::{Activation, LayerKind, ModelSpec};
 
 /// How one micro-batch of one layer is split over ranks.
@@ -31,7 +32,8 @@ impl Split {
         self.micro_batch * model.seq_len / self.cp
     }
 
-    /// Tokens where tensor-parallel ranks hold different ones: T/t with sequence parallelism, else T.
+    /// Tokens that each tensor-parallel rank keeps of the residual stream: `T/t` with sequence
+    /// parallelism, else `T`.
     pub fn resident_tokens(&self, model: &ModelSpec) -> u64 {
         self.tokens(model) / if self.sequence_parallel { self.tp } else { 1 }
     }
@@ -55,9 +57,9 @@ impl Gemm {
         Self { groups: 1, m, n, k }
     }
 
-    /// Multiply-adds times two.
+    /// FLOPs of all groups.
     pub fn flops(&self) -> f64 {
-        2.0 * self.groups as f64 * self.m as f64 * self.n as f64 * self.k as f64
+        flops::product_flops((self.groups * self.m) as f64, self.n as f64, self.k as f64)
     }
 }
 
@@ -178,11 +180,11 @@ pub struct Streams {
 }
 
 /// Memory-bound kernels of one layer: norms, residual adds (with dropout), RoPE, the activation
-/// function; not what sorts tokens by expert, which depends on the software.
+/// function. Sorting tokens by expert is left out: it depends on the software.
 ///
-/// Bytes per element: a norm reads and writes (2e; backward reads input and gradient, writes one: 3e);
-/// a residual add 3e (backward 3e: the two branches' gradients are added); RoPE 2e either way; a gated
-/// activation 3e forward and 5e backward, a plain one 2e and 3e.
+/// Bytes per element: a norm reads and writes `2e`, backward `3e` (input and gradient in, one out);
+/// a residual add `3e` either way (backward adds the branches' gradients); RoPE `2e` either way; a
+/// gated activation `3e` forward and `5e` backward, a plain one `2e` and `3e`.
 pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) -> Streams {
     let e = dtype.storage_bytes();
     let resident = split.resident_tokens(model) as f64;
@@ -212,9 +214,10 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
     out
 }
 
-/// Elements of a rank's routed copies of tokens, which go to their experts and come back.
+/// Elements of a rank's routed copies of tokens: the dispatch, or the combine.
 pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
-    split.resident_tokens(model) as f64 * routed_copies(model) * model.hidden as f64
+    let tokens = split.resident_tokens(model) as f64;
+    communication::dispatched_elements(tokens, routed_copies(model), model.hidden as f64)
 }
 
 /// Elements that come out of the activation function on one rank.
@@ -231,9 +234,10 @@ fn activated_elements(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 
 
 /// Activation bytes one layer keeps from a micro-batch's forward pass to its backward pass.
 ///
-/// With dropout and unfused attention this is Korthikanti et al. (2022), table 2: 34sbh + 5as²b
-/// before division; with RMSNorm, grouped queries, a gated block and fused attention
-/// 8h + 2(q + k + v) + 2q + 4a + 6f bytes a token.
+/// With dropout and unfused attention this is Korthikanti Table 2, `34sbh + 5as²b` before division.
+/// With RMSNorm, grouped queries, a gated block and fused attention it is
+/// `8h + 2(q + k + v) + 2q + 4a + 6f` bytes a token. The operators' shares are in
+/// [`crate::formulas::activation`]. The log-sum-exp, `4a`, is counted for unfused attention too.
 pub fn saved_bytes(
     model: &ModelSpec,
     kind: LayerKind,
@@ -249,19 +253,21 @@ pub fn saved_bytes(
         return e * hidden;
     }
     let selective = recompute == Recompute::Selective;
-    let mask = if model.dropout > 0.0 { 2.0 * hidden } else { 0.0 };
-    let kept_norm_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
-    let norms = (model.norm.per_layer as f64 + kept_norm_outputs) * e * hidden;
+    let mask = if model.dropout > 0.0 { activation::dropout_mask_bytes(hidden) } else { 0.0 };
+    let kept_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
+    let norms = activation::norm_bytes(hidden, e, model.norm.per_layer as f64, kept_outputs);
     let attention = attention_saved(model, split, e)
         + if fused_attention { 0.0 } else { score_bytes(model, kind, split, e, selective) };
     let product = if selective && fused_attention { 0.0 } else { 1.0 };
     let inputs = input_matrices(model.mlp.activation) as f64;
-    let feed_forward = activated_elements(model, kind, split) * e * (inputs + product);
+    let activated = activated_elements(model, kind, split);
+    let feed_forward = activation::feed_forward_bytes(activated, e, inputs, product);
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
-/// Activation bytes one layer keeps where every second product is done again in the backward pass: its input,
-/// queries and values, the attention core's result, one input projection of a gated block, and its output.
+/// Activation bytes one layer keeps where the backward pass repeats every second product: the
+/// layer's input and output, queries and values, the attention core's result, and one input
+/// projection of a gated block.
 pub fn every_second_product_bytes(
     model: &ModelSpec,
     kind: LayerKind,
@@ -272,7 +278,8 @@ pub fn every_second_product_bytes(
     let hidden = split.resident_tokens(model) as f64 * model.hidden as f64;
     let heads = LocalHeads::new(model, split.tp);
     let widths = heads.q_width() + heads.kv_heads * heads.v_dim + heads.out_width();
-    let attention = split.tokens(model) as f64 * (e * widths as f64 + 4.0 * heads.heads as f64);
+    let tokens = split.tokens(model) as f64;
+    let attention = activation::attention_bytes(tokens, widths as f64, heads.heads as f64, e);
     2.0 * e * hidden + attention + e * activated_elements(model, kind, split)
 }
 
@@ -288,10 +295,11 @@ fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
         ),
         None => (heads.kv_width(), 0),
     };
-    tokens * (e * (widths + kv + compressed) as f64 + 4.0 * heads.heads as f64)
+    let width = (widths + kv + compressed) as f64;
+    activation::attention_bytes(tokens, width, heads.heads as f64, e)
 }
 
-/// Products by which latent attention makes queries, keys and values of what it compressed, forward.
+/// Products that expand latent attention's compressed queries, keys and values, forward.
 pub fn up_projections(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
     let Some(mla) = model.attention.mla else { return vec![] };
     let tokens = split.tokens(model);
@@ -301,7 +309,7 @@ pub fn up_projections(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
     queries.into_iter().chain([Gemm::new(tokens, keys_and_values, mla.kv_rank)]).collect()
 }
 
-/// Bytes of what those products make, one layer and micro-batch.
+/// Bytes of the results of [`up_projections`], one layer and micro-batch.
 pub fn up_projected_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64 {
     let Some(mla) = model.attention.mla else { return 0.0 };
     let heads = LocalHeads::new(model, split.tp);
@@ -310,15 +318,14 @@ pub fn up_projected_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64
     split.tokens(model) as f64 * widths as f64 * dtype.storage_bytes()
 }
 
-/// Scores that unfused attention keeps: softmax output, and with dropout its mask and result.
+/// Scores that unfused attention keeps.
 fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, selective: bool) -> f64 {
     if selective {
         return 0.0;
     }
     let heads = LocalHeads::new(model, split.tp).heads as f64;
-    let keys = keys(model, kind);
-    let per_score = if model.dropout > 0.0 { 2.0 * e + 1.0 } else { e };
-    split.tokens(model) as f64 * heads * keys as f64 * per_score
+    let (tokens, keys) = (split.tokens(model) as f64, keys(model, kind) as f64);
+    activation::score_bytes(tokens, heads, keys, e, model.dropout > 0.0)
 }
 
 /// Router scores, permuted inputs and expert outputs.
@@ -326,12 +333,11 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     let (Some(moe), true) = (&model.moe, kind.moe) else { return 0.0 };
     let resident = split.resident_tokens(model) as f64;
     let copies = routed_copies(model) * split.etp as f64;
-    resident * (8.0 * moe.experts as f64 + 2.0 * e * model.hidden as f64 * copies)
+    activation::routing_bytes(resident, moe.experts as f64, copies, model.hidden as f64, e)
 }
 
-/// Model FLOPs of one forward pass over `tokens` tokens: 2 a multiply-add, attention as
-/// [`core_flops`] counts it (Megatron's convention, SC'21 appendix), output layer included, experts
-/// at top-k.
+/// Model FLOPs of one forward pass over `tokens` tokens: two a multiply-add, attention as in
+/// [`core_flops`] (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let split = Split {
         tp: 1,
@@ -345,13 +351,12 @@ pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let per_sequence: f64 = (0..model.layers)
         .map(|index| layer_forward_flops(model, model.layer_kind(index), &split))
         .sum::<f64>()
-        + 2.0 * model.seq_len as f64 * model.hidden as f64 * model.vocab as f64;
+        + Gemm::new(model.seq_len, model.vocab, model.hidden).flops();
     per_sequence * tokens / model.seq_len as f64
 }
 
 /// Model FLOPs of one layer's forward pass over one sequence.
 fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 {
-    let s = model.seq_len as f64;
     let dense: f64 = attention_gemms(model, split)
         .iter()
         .chain(&dense_gemms(model, kind, split))
@@ -360,21 +365,22 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
     let routed = match (&model.moe, kind.moe) {
         (Some(moe), true) => {
             let matrices = input_matrices(model.mlp.activation) + 1;
-            let expert = 2.0 * s * (matrices * model.hidden * moe.ffn * moe.top_k) as f64;
-            expert + 2.0 * s * (model.hidden * moe.experts) as f64
+            let h = model.hidden;
+            let expert = Gemm::new(model.seq_len * moe.top_k, matrices * moe.ffn, h);
+            expert.flops() + Gemm::new(model.seq_len, moe.experts, h).flops()
         }
         _ => 0.0,
     };
     core_flops(model, kind) + dense + routed
 }
 
-/// FLOPs of attention scores and their product with V, forward, one layer and sequence: `2 s k a
-/// (d_qk + d_v)` for `a` heads and `k` keys a query. As in Megatron's convention the causal mask
-/// earns no credit: `k` is `s`, and in a windowed layer `min(s, window)`.
+/// FLOPs of attention scores and their product with V, forward, one layer and sequence:
+/// `2sk'a(d_qk + d_v)` for `a` heads and `k'` keys a query. As in Megatron's convention the causal
+/// mask earns no credit: `k'` is `s`, and in a windowed layer `min(s, window)`.
 pub fn core_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     let heads = LocalHeads::new(model, 1);
     let pairs = model.seq_len as f64 * keys(model, kind) as f64;
-    2.0 * pairs * (heads.heads * (heads.qk_dim + heads.v_dim)) as f64
+    attention::core_flops(pairs, (heads.heads * (heads.qk_dim + heads.v_dim)) as f64)
 }
 
 /// Most keys that a query reads.

@@ -1,7 +1,7 @@
 //! The nouns of Meshwright.
 //!
-//! What is here passes between every other part: a model ([`model::ModelSpec`]), a cluster
-//! ([`cluster::ClusterSpec`]), where ranks lie ([`mesh`]), what may be decided ([`decisions`]), the
+//! The types that all other crates share: a model ([`model::ModelSpec`]), a cluster
+//! ([`cluster::ClusterSpec`]), the layout of ranks ([`mesh`]), the decisions ([`decisions`]),
 //! pipeline schedules as lists of passes ([`schedule`]), and the papers' formulas as plain
 //! functions ([`formulas`]). Nothing here touches a device, a solver or the network.
 //!
@@ -17,7 +17,7 @@
 //! | `V` | vocabulary size |
 //! | `L` | transformer layers |
 //! | `t`, `p`, `c`, `d` | tensor, pipeline, context and data parallel degrees |
-//! | `m`, `v` | micro-batches an iteration, chunks (virtual stages) a device |
+//! | `m`, `v` | micro-batches an iteration, chunks (virtual stages) per pipeline rank |
 
 pub mod check;
 pub mod cluster;

@@ -1,14 +1,14 @@
-//! Where ranks lie: the one place that decides rank order.
+//! Rank order: the one place that decides where ranks lie.
 //!
-//! Ranks number the mesh with the first axis of [`RankOrder`] varying fastest. Experts fold into the
-//! same ranks (tp·cp·dp = etp·ep·edp) with `etp` fastest, then `ep`, then `edp`.
+//! Ranks number the mesh with the first axis of [`RankOrder`] varying fastest. Experts fold into
+//! the same ranks (tp·cp·dp = etp·ep·edp) with `etp` fastest, then `ep`, then `edp`.
 
 use crate::decisions::{Decisions, RankOrder};
 
 /// How a group of ranks that communicate lies on the cluster's link levels.
 ///
-/// `within[i]` counts the group's ranks inside one domain of link level `i` (innermost first), so it
-/// never falls and its last entry is the group's size. Eight tensor-parallel ranks in an
+/// `within[i]` counts the group's ranks inside one domain of link level `i` (innermost first), so
+/// it never falls and its last entry is the group's size. Eight tensor-parallel ranks in an
 /// eight-GPU node: `[8, 8]`; 512 data-parallel ranks, one in each node: `[1, 512]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupShape {
@@ -20,7 +20,7 @@ impl GroupShape {
     /// Shape of a group of `size` ranks that are `stride` apart, on levels whose domains hold
     /// `domains` GPUs (innermost first; `u64::MAX` for an unbounded outermost level).
     ///
-    /// A domain the stride does not divide evenly holds the group's ranks on average rounded up.
+    /// Where the stride does not divide a domain, the mean number of ranks in it is rounded up.
     pub fn strided(size: u64, stride: u64, domains: &[u64]) -> Self {
         let mut within: Vec<u64> =
             domains.iter().map(|&gpus| gpus.div_ceil(stride).clamp(1, size)).collect();
@@ -129,7 +129,7 @@ impl Mesh {
         self.folded(ep, etp, domains)
     }
 
-    /// Group of `size` ranks `stride` apart where tp, cp and dp are counted through: with the pipeline
+    /// Group of `size` ranks `stride` apart, counted through tp, cp and dp. With the pipeline
     /// inside dp, each step of dp jumps over the pipeline.
     fn folded(&self, size: u64, stride: u64, domains: &[u64]) -> GroupShape {
         let block = self.tp * self.cp;
@@ -153,14 +153,14 @@ impl Mesh {
 
     /// Innermost link level that joins pipeline neighbours, given domain sizes (innermost first).
     ///
-    /// Where one pipeline lies across two domains it is the level that joins those.
+    /// For a pipeline that spans two domains it is the level that joins them.
     pub fn pipeline_level(&self, domains: &[u64]) -> usize {
         let within = |gpus: &u64| self.pipeline_devices_meet(0, self.pp - 1, *gpus);
         domains.iter().position(within).unwrap_or(domains.len().saturating_sub(1))
     }
 
-    /// Whether each rank of one pipeline device shares its domain of `gpus` with the same rank of another,
-    /// in every replica of the pipeline.
+    /// Whether each world rank of one pipeline rank shares its domain of `gpus` with the same rank
+    /// of another, in every replica of the pipeline.
     pub fn pipeline_devices_meet(&self, one: u64, other: u64, gpus: u64) -> bool {
         let stride = self.stride(Axis::Pp);
         let (first, apart) = (one.min(other), one.abs_diff(other));
@@ -171,7 +171,7 @@ impl Mesh {
         if block > gpus {
             return false;
         }
-        // Pipelines begin at multiples of their span, which lie in domains the same way again and again.
+        // Pipelines begin at multiples of their span, so their layout on domains repeats.
         let span = stride * self.pp;
         let pipelines = if self.order == RankOrder::PpInner { self.dp } else { 1 };
         let mut start = first * stride % gpus;

@@ -1,4 +1,4 @@
-//! Where layers, vocabulary and memory lie: the stage map of a plan.
+//! The stage map of a plan: where layers, vocabulary and memory lie.
 
 use crate::decisions::{Decisions, Vocab};
 use crate::model::{LayerKind, ModelSpec};
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 pub struct Stage {
     /// Stage, 0-based, in model order.
     pub stage: usize,
-    /// Pipeline device that runs it, 0-based.
+    /// Pipeline rank that runs it, 0-based.
     pub device: usize,
-    /// Chunk of that device, 0-based.
+    /// Chunk of that pipeline rank, 0-based.
     pub chunk: usize,
     /// First layer, 0-based.
     pub first_layer: usize,
@@ -21,29 +21,30 @@ pub struct Stage {
     pub layers: usize,
     /// Its part of the vocabulary layers.
     pub vocab_share: VocabShare,
-    /// By layer kind ([`kind_name`]): how many layers recompute what.
+    /// Numbers of layers by what they recompute, for each layer kind ([`kind_name`]).
     pub recompute: BTreeMap<String, RecomputeCounts>,
-    /// Memory of this stage on one rank, at its device's fullest moment.
+    /// Memory of this stage on one rank, at the fullest moment of its pipeline rank.
     pub memory: StageMemory,
-    /// Its second copy, which runs the micro-batches of the other direction, where the schedule has two.
+    /// Its second copy in a bidirectional schedule, which runs the other direction's micro-batches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<StageCopy>,
 }
 
-/// The second copy of a stage: the same layers with the same recomputation, on another device.
+/// The second copy of a stage: the same layers with the same recomputation, on another pipeline
+/// rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageCopy {
-    /// Pipeline device that runs it, 0-based.
+    /// Pipeline rank that runs it, 0-based.
     pub device: usize,
-    /// Chunk of that device, 0-based.
+    /// Chunk of that pipeline rank, 0-based.
     pub chunk: usize,
-    /// Its memory on one rank, at its device's fullest moment.
+    /// Its memory on one rank, at the fullest moment of its pipeline rank.
     pub memory: StageMemory,
 }
 
 impl Stage {
-    /// Devices that hold it, with what it takes there.
+    /// Pipeline ranks that hold it, with its memory there.
     pub fn held(&self) -> impl Iterator<Item = (usize, StageMemory)> + use<> {
         let copy = self.copy.as_ref().map(|copy| (copy.device, copy.memory));
         std::iter::once((self.device, self.memory)).chain(copy)
@@ -135,7 +136,7 @@ impl StageMemory {
         ]
     }
 
-    /// Sum of two stages on the same device.
+    /// Sum of two stages on the same pipeline rank.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -168,7 +169,7 @@ pub fn kinds_in(model: &ModelSpec, first: usize, count: usize) -> BTreeMap<&'sta
     kinds
 }
 
-/// Memory of each pipeline device, its stages together.
+/// Memory of each pipeline rank, its stages together.
 pub fn device_memory(stages: &[Stage], devices: usize) -> Vec<StageMemory> {
     let mut memory = vec![StageMemory::default(); devices];
     for (device, held) in stages.iter().flat_map(Stage::held) {

@@ -1,11 +1,12 @@
-//! A plan: what goes in, what was decided, and what is predicted. The file `plan.yaml`.
+//! A plan, the file `plan.yaml`: the request, the decisions and the prediction.
 //!
-//! It carries everything that whoever reads it later needs: the resolved model, the cluster's figures
-//! that matter to a check, every decision, the stage map and the proof. It has no time stamp and no
+//! It holds everything that a later reader needs: the resolved model, the figures of the cluster
+//! that a check needs, every decision, the stage map and the proof. It has no time stamp and no
 //! wall time, so that the same question gives the same bytes.
 
 use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
+use crate::formulas::flops;
 use crate::input::{InputError, Source, parse_yaml, place_of_field};
 use crate::layer::{self, Split};
 use crate::model::{LayerKind, ModelSpec};
@@ -25,7 +26,7 @@ pub struct Plan {
     pub version: u32,
     /// The tool that wrote it, with its version.
     pub tool: String,
-    /// What was asked.
+    /// The request.
     pub inputs: Inputs,
     /// What was decided.
     pub decisions: Decisions,
@@ -35,8 +36,8 @@ pub struct Plan {
     pub proof: Proof,
     /// Which layers lie where.
     pub stages: Vec<Stage>,
-    /// The order of passes where it was looked for and is no named schedule's: a line for each pipeline
-    /// device, in the words of `plan schedule --orders`.
+    /// The order of passes where it is no named schedule's: a line for each pipeline rank, in the
+    /// words of `plan schedule --orders`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub order: Vec<String>,
 }
@@ -44,7 +45,7 @@ pub struct Plan {
 /// Largest share of a device's memory that can be left free.
 pub const MOST_HEADROOM: f64 = 0.9;
 
-/// What was asked.
+/// The request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inputs {
@@ -56,7 +57,7 @@ pub struct Inputs {
     pub seq_len: u64,
     /// Tokens to train on, if the user said.
     pub tokens: Option<u64>,
-    /// What the user pinned or narrowed, as typed behind `--set`.
+    /// What the user pinned or narrowed, as typed after `--set`.
     pub settings: Vec<String>,
     /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
     #[serde(default)]
@@ -86,7 +87,7 @@ pub struct ClusterFigures {
     pub peak_flops: f64,
     /// Its memory, bytes.
     pub hbm_bytes: u64,
-    /// Of which tensors cannot use so much, bytes.
+    /// Part of it that tensors cannot use, bytes.
     pub reserved_bytes: u64,
     /// Host memory a GPU, bytes.
     pub host_bytes: u64,
@@ -163,18 +164,19 @@ pub enum Basis {
     Uncalibrated,
     /// Measured runs of this software.
     Validated,
-    /// Measured runs of software of which none had been seen: the plan has what no run of its
+    /// The band of software without measured runs: the plan has a feature that no run of its own
     /// software had.
     Unseen,
 }
 
 impl ErrorBand {
-    /// Half width of the band of software that no measured run stands for, as a part of the iteration's time.
+    /// Half width of the error band without any measured run, as a part of the iteration's time.
     pub const UNCALIBRATED: f64 = 0.15;
 
-    /// The band of a configuration on a cluster: what four in five published runs of its software,
-    /// which its constants had not seen, lay within; the wider one of software left out where the
-    /// configuration has what no such run had; a round prior where no run was compared.
+    /// The error band of a configuration on a cluster: what four in five published runs of its
+    /// software lay within when its constants were fitted without them. Where the configuration has
+    /// a feature that no such run had, the wider band of unseen software; without any compared run,
+    /// a round prior.
     pub fn new(cluster: &ClusterSpec, model: &ModelSpec, gpus: u64, d: &Decisions) -> Self {
         let Some(relative) = cluster.software.error_band else {
             return Self {
@@ -194,7 +196,8 @@ impl ErrorBand {
     }
 }
 
-/// Where the seconds of an iteration go on the busiest device: exposed time, adding up to the iteration.
+/// Seconds of an iteration by cause on the busiest pipeline rank: exposed time, adding up to the
+/// iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Breakdown {
@@ -261,7 +264,7 @@ impl Breakdown {
     }
 }
 
-/// How the decision was reached; without wall times, which differ from run to run.
+/// How the decision was reached. Wall times are left out: they differ from run to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Proof {
@@ -271,22 +274,23 @@ pub struct Proof {
     pub cut_by_time: u64,
     /// Cut by a bound on memory.
     pub cut_by_memory: u64,
-    /// Cut because another does as well in every respect.
+    /// Cut because another combination is as good in every respect.
     pub cut_by_dominance: u64,
-    /// Placement problems looked into.
+    /// Placement problems solved.
     pub placed: u64,
     /// Integer programs solved.
     pub ilps: u64,
-    /// Nothing faster exists in the space, by this cost model: `gap` is 0.
+    /// Whether nothing in the space is faster by this cost model: `gap` is 0.
     pub proven_optimal: bool,
-    /// By what share of the plan's time another configuration may be faster at most: (time − bound) / time over
-    /// every cut of the layers and every mix of recomputation, vocabulary passes in every schedule, and iterations
-    /// without a barrier at their end.
+    /// Largest share of the plan's time that another configuration may save, (time − bound) / time.
+    /// Covers every cut of the layers, every mix of recomputation, vocabulary passes in every
+    /// schedule, and iterations without a barrier at their end.
     pub gap: f64,
-    /// The same over the combinations and the cuts that were searched.
+    /// The same gap over the combinations and cuts that were searched.
     #[serde(default)]
     pub searched_gap: f64,
-    /// Some combinations have several chunks a device and too many cuts to try all: the proof speaks of a family of them.
+    /// Whether some combinations with several chunks had too many cuts to try all: the proof then
+    /// covers a family of cuts.
     #[serde(default)]
     pub family: bool,
 }
@@ -312,12 +316,12 @@ pub struct Timing {
 }
 
 impl Predicted {
-    /// Everything that follows from an iteration's time: the one place where rates are computed.
+    /// Derives all rates from an iteration's time; the only place where they are computed.
     pub fn new(inputs: &Inputs, d: &Decisions, stages: &[Stage], timing: Timing) -> Self {
         let Timing { iteration_s, breakdown, error_band } = timing;
         let tokens = inputs.global_batch as f64 * inputs.seq_len as f64;
         let gpu_s = iteration_s * inputs.gpus as f64;
-        let model = 3.0 * layer::forward_flops(&inputs.model, tokens);
+        let model = flops::training_flops(layer::forward_flops(&inputs.model, tokens));
         let recomputed = recomputed_flops(inputs, stages);
         let memory = device_memory(stages, d.pp as usize);
         Self {
@@ -325,12 +329,12 @@ impl Predicted {
             tokens_per_s_per_gpu: significant(tokens / gpu_s),
             model_tflops_per_gpu: significant(model / gpu_s / 1e12),
             hardware_tflops_per_gpu: significant((model + recomputed) / gpu_s / 1e12),
-            mfu: significant(model / gpu_s / inputs.cluster.peak_flops),
+            mfu: significant(flops::utilisation(model, gpu_s, inputs.cluster.peak_flops)),
             bubble_fraction: significant(breakdown.bubble_s / iteration_s),
             error_band,
             training_days: inputs
                 .tokens
-                .map(|all| significant(all as f64 / tokens * iteration_s / 86_400.0)),
+                .map(|all| significant(flops::training_days(all as f64, tokens, iteration_s))),
             peak_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
             breakdown,
         }
@@ -346,8 +350,8 @@ pub fn significant(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)
 }
 
-/// FLOPs an iteration computes a second time: whole forward passes of `full` layers; of `selective`
-/// ones the attention core where it is not fused (Korthikanti et al. 2022, section 5).
+/// FLOPs that recomputation repeats in an iteration: whole forward passes of `full` layers; for
+/// `selective` ones the attention core where it is not fused (Korthikanti §5).
 fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
     let model = &inputs.model;
     let selective = |kind| match inputs.cluster.attention {
@@ -384,7 +388,7 @@ fn layer_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
     layer::core_flops(model, kind) + gemms.map(|gemm| gemm.flops()).sum::<f64>()
 }
 
-/// A text of a plan that may not stand where it does.
+/// An invalid text of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFault {
     /// Its field, as in plan.yaml.
@@ -395,7 +399,7 @@ pub struct TextFault {
     pub valid: &'static str,
 }
 
-/// What tells versions apart before anything else is read.
+/// The version, which is read before anything else.
 #[derive(Deserialize)]
 struct Head {
     version: Option<serde_yaml::Spanned<u32>>,
@@ -405,8 +409,9 @@ impl Plan {
     /// Reads a plan.
     ///
     /// # Errors
-    /// Anything wrong with the text, at its place; a hidden character ([`text::is_hidden`]) anywhere in it; a
-    /// version this crate does not know; a text that is no name or line ([`Self::text_faults`]).
+    /// Anything wrong with the text, at its place; a hidden character ([`text::is_hidden`])
+    /// anywhere in it; a version this crate does not know; a text that is no name or line
+    /// ([`Self::text_faults`]).
     pub fn read(source: &Source) -> Result<Self, InputError> {
         source.without(text::is_hidden)?;
         let head: Head = parse_yaml(source)?;
@@ -432,8 +437,8 @@ impl Plan {
         Err(error.at(place))
     }
 
-    /// Texts of the plan that may not stand where they do: whoever made the plan, they are printed, and some become
-    /// parts of a program.
+    /// Invalid texts of the plan. They are checked whoever made the plan: they are printed, and
+    /// some become part of a program.
     pub fn text_faults(&self) -> Vec<TextFault> {
         let name = |field: String, text: &str| {
             text::name_fault(text).map(|fault| TextFault { field, fault, valid: text::VALID_NAME })
@@ -479,8 +484,7 @@ impl Plan {
         Ok(format!("# Written by {}. To read it: plan explain plan.yaml\n{body}", self.tool))
     }
 
-    /// The passes of every pipeline device that have an order of their own; `None` where the schedule's name
-    /// says all.
+    /// The plan's own order of passes; `None` where the schedule's name determines it.
     ///
     /// # Errors
     /// The order has words that are no passes, or passes that cannot run.
@@ -503,7 +507,7 @@ impl Plan {
         Ok(Some(schedule))
     }
 
-    /// Memory of each pipeline device.
+    /// Memory of each pipeline rank.
     pub fn device_memory(&self) -> Vec<crate::placement::StageMemory> {
         device_memory(&self.stages, self.decisions.pp as usize)
     }

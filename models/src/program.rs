@@ -1,4 +1,5 @@
-//! What a generated trainer knows at compile time: the model, its split, and each device's passes.
+//! What a generated trainer knows at compile time: the model, its split, and the passes of each
+//! pipeline rank.
 //!
 //! Made from a checked plan; `codegen` writes it out as source, `runtime` runs it.
 
@@ -25,8 +26,9 @@ pub enum Recompute {
     Full,
 }
 
-/// One (virtual) pipeline stage. The first also holds the embedding, the last the output layer; where the
-/// vocabulary is split over the pipeline, what of them has nothing to do with it: positions and norm.
+/// One (virtual) pipeline stage. The first also holds the embedding and the last the output layer.
+/// Where the vocabulary is split over the pipeline they hold only the rest: positions and the final
+/// norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageProgram {
     /// First layer, 0-based.
@@ -55,16 +57,16 @@ pub struct Program {
     pub micro_batch: usize,
     /// Micro-batches an iteration and replica.
     pub micro_batches: usize,
-    /// Which device holds which stage.
+    /// Which pipeline rank holds which stage.
     pub layout: StageLayout,
-    /// How the vocabulary's layers are split over all pipeline devices, where they are.
+    /// How the vocabulary layers are split over the pipeline, if they are.
     pub vocab: Option<VocabPasses>,
-    /// Devices begin a step before the gradient norm of the one before is known, and begin it again where that
-    /// clips (Zero Bubble, arXiv 2401.10241, section 4).
+    /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
+    /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
     /// Stages, in model order.
     pub stages: Vec<StageProgram>,
-    /// For each pipeline device, its passes in order.
+    /// For each pipeline rank, its passes in order.
     pub passes: Vec<Vec<Pass>>,
     /// What the plan expects on the fullest rank, bytes.
     pub planned_memory_bytes: u64,
@@ -73,14 +75,14 @@ pub struct Program {
 /// Why a plan cannot be run.
 #[derive(Debug, Error)]
 pub enum ProgramError {
-    /// A decision that the runtime cannot carry out yet.
+    /// A decision that the runtime does not support yet.
     #[error("{decision} cannot be {value} in training yet; valid: {valid}")]
     Unsupported {
         /// The decision, by its name in plans.
         decision: String,
         /// What the plan says.
         value: String,
-        /// What would do.
+        /// What would be supported.
         valid: String,
     },
     /// The schedule does not exist for these counts.
@@ -108,7 +110,7 @@ impl Program {
     pub fn new(model: &ModelSpec, d: &Decisions, stages: &[Stage]) -> Result<Self, ProgramError> {
         supported_decisions(d)?;
         supported_model(model, d)?;
-        // `naive` runs a replica's whole share of the batch as one.
+        // `naive` runs a replica's whole share of the batch as one micro-batch.
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
         let schedule = d.build_schedule()?;
@@ -143,18 +145,19 @@ impl Program {
         self.model.seq_len as usize
     }
 
-    /// The device of the last stage; the first stage's is 0.
+    /// The pipeline rank of the last stage; the first stage's is 0.
     pub fn last_device(&self) -> usize {
         self.layout.device_of(self.mesh.pp as usize, self.stages.len().saturating_sub(1))
     }
 
-    /// Whether device `device` holds embedding and output layer as one tensor in two of its chunks.
+    /// Whether pipeline rank `device` holds a tied embedding and output layer as one tensor in two
+    /// of its chunks.
     pub fn shares_table(&self, device: usize) -> bool {
         let ends = device == 0 && self.last_device() == 0;
         self.model.tied_embeddings && self.vocab.is_none() && ends && self.stages.len() > 1
     }
 
-    /// The stages of pipeline device `device`, in the order of its chunks.
+    /// The stages of pipeline rank `device`, in the order of its chunks.
     pub fn stages_of(&self, device: usize) -> Vec<usize> {
         let devices = self.mesh.pp as usize;
         let chunks = self.stages.len() * self.layout.copies() / devices;
@@ -162,7 +165,7 @@ impl Program {
     }
 }
 
-/// Layers of a kind: those that recompute most come first.
+/// Of the layers of a kind, those that recompute most come first.
 fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
     let mut left: BTreeMap<&str, RecomputeCounts> =
         stage.recompute.iter().map(|(kind, counts)| (kind.as_str(), *counts)).collect();
@@ -201,9 +204,9 @@ fn refuse(
     Err(ProgramError::Unsupported { decision, value, valid })
 }
 
-/// What training can carry out so far, as settings that narrow a search unless the user asks for more; the number
-/// format aside, which a cluster gives. Vocabulary passes train, too, but what their lanes cost a CPU is in no
-/// price yet: they are there for the asking.
+/// Settings that narrow a search to what the runtime supports, unless the user asks for more. The
+/// number format is not among them: the cluster gives it. Vocabulary passes are supported but left
+/// out, because no price covers what their collectives cost a CPU.
 pub const RUNNABLE: [&str; 6] = [
     "cp=1",
     "ep=1",
@@ -217,8 +220,8 @@ fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
     refuse(d.cp == 1, "cp", &d.cp, "1")?;
     refuse(d.ep == 1, "ep", &d.ep, "1")?;
     refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
-    let lanes = d.post_validation && d.vocab.over_pipeline();
-    refuse(!lanes, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
+    let both = d.post_validation && d.vocab.over_pipeline();
+    refuse(!both, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
     refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
     refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
     refuse(

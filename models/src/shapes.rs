@@ -1,8 +1,9 @@
-//! What one rank holds of each tensor, `[rows, columns]` with weights as `[out, in]`.
+//! Shapes of the tensors on one rank, `[rows, columns]`, with weights as `[out, in]`.
 //!
-//! Symbols as in the crate `models`: column-parallel weights have `out/t` rows, row-parallel ones `in/t` columns
-//! (SC'21, section 2.3); key/value heads are copied where tensor-parallel ranks outnumber them; the vocabulary is padded
-//! until all ranks hold as many rows; over the pipeline, an even number of them (Vocabulary Parallelism, section 6.1).
+//! Column-parallel weights have `out/t` rows and row-parallel ones `in/t` columns (SC'21 §2.3).
+//! Key/value heads are copied where tensor-parallel ranks outnumber them. The vocabulary is padded
+//! until all ranks hold equally many rows; over the pipeline, an even number of rows (Vocabulary
+//! Parallelism §6.1).
 
 use crate::layer::LocalHeads;
 use crate::model::{ModelSpec, NormKind, Positions};
@@ -60,7 +61,7 @@ fn vocabulary_rows(model: &ModelSpec, tp: u64) -> u64 {
     model.vocab.div_ceil(tp)
 }
 
-/// Tensors in front of the first layer.
+/// Tensors before the first layer.
 pub fn embedding(model: &ModelSpec, tp: u64) -> Vec<Held> {
     let table = held("embedding", &[vocabulary_rows(model, tp), model.hidden]);
     std::iter::once(table).chain(positions(model)).collect()
@@ -74,7 +75,8 @@ fn positions(model: &ModelSpec) -> Option<Held> {
     }
 }
 
-/// Tensors behind the last layer. A tied output matrix is the embedding where both lie on one device.
+/// Tensors after the last layer. A tied output matrix is the embedding itself where one pipeline
+/// rank holds both.
 pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
     let mut tensors = norm(model);
     if !(model.tied_embeddings && has_embedding) {
@@ -83,19 +85,19 @@ pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
     tensors
 }
 
-/// Rows of a vocabulary split over `shards` ranks, those of all pipeline devices: an even number.
+/// Rows of a vocabulary split over `shards` ranks, those of all pipeline ranks: an even number.
 pub fn vocabulary_shard_rows(vocab: u64, shards: u64) -> u64 {
     crate::formulas::vocabulary::padded_vocab(vocab, shards, 1) / shards
 }
 
-/// Tensors of a vocabulary split over `shards` ranks, on each of them. Tied ones are one.
+/// Tensors of a vocabulary split over `shards` ranks, on each of them. Tied tensors are one.
 pub fn vocabulary_shard(model: &ModelSpec, shards: u64) -> Vec<Held> {
     let shape = [vocabulary_shard_rows(model.vocab, shards), model.hidden];
     let output = (!model.tied_embeddings).then(|| held("output", &shape));
     std::iter::once(held("embedding", &shape)).chain(output).collect()
 }
 
-/// Tensors of a program's stage in front of its first layer and behind its last.
+/// Tensors of a stage before its first layer and after its last.
 pub fn ends(program: &Program, index: usize) -> [Vec<Held>; 2] {
     let (model, tp) = (&program.model, program.mesh.tp);
     let over_pipeline = program.vocab.is_some();
@@ -113,7 +115,7 @@ pub fn elements(tensors: &[Held]) -> u64 {
     tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }
 
-/// Elements that a rank of each pipeline device holds.
+/// Elements on one rank of each pipeline rank.
 pub fn rank_elements(program: &Program) -> Vec<u64> {
     let (model, tp) = (&program.model, program.mesh.tp);
     let devices = program.mesh.pp;

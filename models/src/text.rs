@@ -1,4 +1,4 @@
-//! Texts of strangers: what a name may be, and how any text is shown on a terminal.
+//! Untrusted texts: which names are valid, and how any text is shown on a terminal.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -12,8 +12,8 @@ pub const VALID_NAME: &str = "1 to 100 printable characters on one line, for exa
 /// What a line of text may be, in words.
 pub const VALID_LINE: &str = "printable characters on one line";
 
-/// Characters that print nothing of their own, beside control characters and white space: they hide text or
-/// change the direction in which its neighbours are read. Ranges include both ends.
+/// Invisible characters besides control characters and white space. They hide text or change the
+/// reading direction of their neighbours. Ranges include both ends.
 const INVISIBLE: [(char, char); 20] = [
     ('\u{ad}', '\u{ad}'),        // soft hyphen
     ('\u{34f}', '\u{34f}'),      // combining grapheme joiner
@@ -37,9 +37,10 @@ const INVISIBLE: [(char, char); 20] = [
     ('\u{e0000}', '\u{10ffff}'), // tags, variation selectors, private use
 ];
 
-/// Whether a reader cannot see `c`, or sees its neighbours otherwise than they are written: control characters
-/// (C0, DEL, C1), white space other than a blank, and format characters and fillers of Unicode (bidirectional
-/// controls, zero-width characters, variation selectors, tags, private use, code points that are no characters).
+/// Whether a reader cannot see `c`, or sees its neighbours differently from how they are written.
+/// Hidden are control characters (C0, DEL, C1), white space other than a blank, and Unicode's
+/// format characters and fillers (bidirectional controls, zero-width characters, variation
+/// selectors, tags, private use, noncharacters).
 ///
 /// Letters of all scripts, combining marks and symbols are visible.
 pub fn is_hidden(c: char) -> bool {
@@ -51,9 +52,9 @@ pub fn is_hidden(c: char) -> bool {
 /// What keeps a text from being a name or a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing but blanks.
+    /// Only blanks.
     Empty,
-    /// So many characters.
+    /// Too many characters: this many.
     Long(usize),
     /// A hidden character ([`is_hidden`]), and its place, counted from 1.
     Hidden(char, usize),
@@ -71,8 +72,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What keeps `text` from being a name of a model, a cluster, a device, a link or a program: it may have 1 to
-/// [`MAX_NAME_CHARS`] characters, not all blanks and none hidden ([`is_hidden`]).
+/// The fault of `text` as a name of a model, cluster, device, link or program. A name has 1 to
+/// [`MAX_NAME_CHARS`] characters, not all blank and none hidden ([`is_hidden`]).
 pub fn name_fault(text: &str) -> Option<Fault> {
     let empty = text.trim().is_empty().then_some(Fault::Empty);
     let chars = text.chars().count();
@@ -80,18 +81,19 @@ pub fn name_fault(text: &str) -> Option<Fault> {
     empty.or_else(|| line_fault(text)).or(long)
 }
 
-/// What keeps `text` from being one line without hidden characters ([`is_hidden`]).
+/// The fault of `text` as one line without hidden characters ([`is_hidden`]).
 pub fn line_fault(text: &str) -> Option<Fault> {
     let hidden = text.chars().enumerate().find(|(_, c)| is_hidden(*c));
     hidden.map(|(index, c)| Fault::Hidden(c, index + 1))
 }
 
-/// The text with every hidden character written out, such as `\u{1b}`: fit for one line of a terminal.
+/// The text with every hidden character written out, such as `\u{1b}`: fit for one line of a
+/// terminal.
 pub fn shown(text: &str) -> Cow<'_, str> {
     written_out(text, is_hidden)
 }
 
-/// The same of a text of several lines, which stay lines.
+/// As [`shown`], for a text of several lines, which stay lines.
 pub fn shown_lines(text: &str) -> Cow<'_, str> {
     written_out(text, |c| is_hidden(c) && c != '\n')
 }

@@ -1,4 +1,4 @@
-//! Shipped clusters read, and what wrong cluster files are told.
+//! Shipped clusters can be read; errors in cluster files.
 
 use models::cluster::{Dtype, Software, read, shipped, shipped_names, shipped_source, software};
 use models::input::Source;
@@ -40,7 +40,7 @@ fn wrong_files_are_told_what_and_where() {
             &["`reserved_bytes` cannot be 9e10", "less than hbm_bytes, 8.55e10"],
         ),
         ("bf16: 989.4e12, fp16", "bf61: 989.4e12, fp16", &["bf61", "bf16"]),
-        ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:10:3"]),
+        ("sms: 132", "smz: 132", &["unknown key `smz`", "my.yaml:11:3"]),
         (
             "hbm_bytes_per_s: 3.35e12",
             "hbm_bytes_per_s: -1",
@@ -103,7 +103,7 @@ fn levels_must_not_be_empty() {
     assert!(message.contains("`levels` is empty"), "{message}");
 }
 
-/// Figures that no machine has: each was accepted, and made times of NaN or a utilisation of 71,413 %.
+/// Impossible figures: each was once accepted, and gave times of NaN or a utilisation of 71,413 %.
 #[test]
 fn figures_of_no_machine_are_refused_with_their_range() {
     let good = shipped_source("dgx_h100").unwrap().unwrap();
@@ -133,7 +133,7 @@ fn figures_of_no_machine_are_refused_with_their_range() {
             };
             let text = good.text().replacen(from, &to, 1);
             let source = Source::from_bytes("my.yaml", text.into_bytes()).unwrap();
-            // Next to nothing is as good as nothing where nothing is valid.
+            // Where 0 is valid, so is next to nothing.
             if range.starts_with("0 ") && value == "1e-308" {
                 assert!(read(&source).is_ok(), "{key}: {value}");
                 continue;
@@ -145,7 +145,7 @@ fn figures_of_no_machine_are_refused_with_their_range() {
     }
 }
 
-/// A file of some MB names more combinations of sizes than any memory holds.
+/// A file of a few MB could name more combinations of sizes than memory holds.
 #[test]
 fn tables_cannot_explode() {
     let rows: String = (1..100_000).map(|n| format!("    gemm:bf16,{n},{n},5000\n")).collect();

@@ -1,4 +1,4 @@
-//! What a wrong model file is told, and that no file makes the reader panic.
+//! Errors in model files, and that no file makes the reader panic.
 
 use models::input::{InputError, Source, parse_yaml};
 use models::model::{
@@ -310,7 +310,7 @@ fn hugging_face_configurations_that_a_spec_cannot_say() {
     }
 }
 
-/// What changes the mathematics is known by name, and nothing else is silent.
+/// Keys that change the mathematics are named; no key is ignored silently.
 #[test]
 fn hugging_face_keys_are_read_or_named() {
     let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \

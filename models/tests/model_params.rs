@@ -38,8 +38,9 @@ fn totals_of_released_models() {
     }
 }
 
-/// Billions as model cards and papers print them (arXiv 2505.09388, 2405.04434, 2508.10925, 2402.16819; Meta's card of
-/// Llama 4; xAI's release of Grok-1; MosaicML's card of MPT-7B). Ours leave small biases out.
+/// Billions as model cards and papers print them (arXiv 2505.09388, 2405.04434, 2508.10925,
+/// 2402.16819; Meta's card of Llama 4; xAI's release of Grok-1; MosaicML's card of MPT-7B). Our
+/// counts leave small biases out.
 #[test]
 fn printed_totals_of_models_whose_exact_count_is_not_at_hand() {
     let printed = [
@@ -194,8 +195,8 @@ fn shipped_sizes_match_their_names() {
     assert_eq!((mixture.router, mixture.mlp_matrices), (8 * 768, 0));
 }
 
-/// Constants of the formulas, as the configurations of small checkpoints have them, or by default
-/// of their classes.
+/// Constants of the models' formulas, as the configurations of small checkpoints have them, or by
+/// default of their classes.
 #[test]
 fn hugging_face_numerics() {
     let llama = hugging_face("llama_gqa").numerics;
@@ -227,7 +228,7 @@ fn configured(model_type: &str, more: &str) -> Numerics {
     read(&Source::from_bytes("config.json", text.into_bytes()).unwrap()).unwrap().numerics
 }
 
-/// What the shipped files say where it is not the default.
+/// Non-default constants of the shipped files.
 #[test]
 fn shipped_numerics() {
     let theta = |name| model(name).numerics.rope_theta;

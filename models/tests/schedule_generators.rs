@@ -1,4 +1,4 @@
-//! Every generator makes complete orders that run to their end, and broken orders are caught.
+//! Every generator makes complete orders that run to their end; broken orders are caught.
 
 use models::schedule::{
     AutoCosts, ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule,
@@ -26,7 +26,7 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     prop_oneof![plain, vocab]
 }
 
-/// A schedule, a device and two places in its order.
+/// A schedule, a pipeline rank and two places in its order.
 fn swaps() -> impl Strategy<Value = (Schedule, usize, usize, usize)> {
     schedules().prop_flat_map(|schedule| {
         let passes = schedule.passes.iter().map(Vec::len).min().unwrap_or(0);
@@ -138,7 +138,8 @@ fn interleaving_holds_several_mixtures_of_chunks() {
 #[test]
 fn devices_that_wait_for_one_another_are_named() {
     let mut schedule = one_f_one_b(2, 2).unwrap();
-    // Device 1 wants micro-batch 1 first, which device 0 sends only when it has micro-batch 0 back.
+    // Pipeline rank 1 wants micro-batch 1 first, which pipeline rank 0 sends only when it has
+    // micro-batch 0 back.
     schedule.passes[0].swap(1, 2);
     schedule.passes[1].rotate_left(2);
     let error = schedule.validate().unwrap_err();
@@ -183,7 +184,7 @@ fn foreign_passes_and_missing_devices_are_refused() {
     assert_eq!(schedule.validate(), Err(ScheduleError::Layout { chunks: 1 }));
 }
 
-/// Backward split in halves, on stages that turn back on the last device.
+/// Split backwards on a V of stages are understood.
 #[test]
 fn split_backwards_and_a_v_of_stages_are_understood() {
     let pass = |kind, chunk| Pass { kind, micro_batch: 0, chunk };
@@ -204,7 +205,7 @@ fn split_backwards_and_a_v_of_stages_are_understood() {
     assert_eq!(schedule.max_in_flight(0, Release::AtW), [vec![1, 1]]);
     let links = Graph::new(&schedule).unwrap().nodes.into_iter().map(|node| node.latency);
     let links: Vec<_> = links.filter(|latency| *latency != Latency::None).collect();
-    // Stages 1 and 2 are on one device.
+    // Stages 1 and 2 are on one pipeline rank.
     let [first, last] = [Latency::Link(0), Latency::Link(2)];
     assert_eq!(links, [first, last, last, first]);
 }
@@ -304,7 +305,7 @@ fn names_parse_and_rules_say_what_would_do() {
     );
 }
 
-/// Devices are taken by a tree over a power of two of them; most counts are none.
+/// The greedy run's tree has a power of two of leaves; most counts of pipeline ranks are none.
 #[test]
 fn vocabulary_passes_go_in_for_any_number_of_devices() {
     for devices in 1..=40 {
@@ -316,7 +317,7 @@ fn vocabulary_passes_go_in_for_any_number_of_devices() {
     }
 }
 
-/// Nothing is shorter within 1F1B's memory than what is made by hand, where there are enough micro-batches.
+/// Within 1F1B's memory no order is shorter than the hand-made one, given enough micro-batches.
 #[test]
 fn zb_auto_is_made_by_hand_where_nothing_is_shorter() {
     let mut same = 0;
@@ -330,7 +331,7 @@ fn zb_auto_is_made_by_hand_where_nothing_is_shorter() {
     assert!(same > 250, "{same}");
 }
 
-/// One chunk a device and one pass at a time still holds one micro-batch.
+/// One chunk per pipeline rank and one pass at a time still holds one micro-batch.
 #[test]
 fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {
     let costs = AutoCosts { limit: 0.5, ..AutoCosts::even(4) };
@@ -346,8 +347,8 @@ fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {
     assert_eq!(error, "weight time cannot be NaN: it is finite and not negative");
 }
 
-/// Each barrier holds a micro-batch more (Vocabulary Parallelism, arXiv 2411.05288, sections 5.2 and 5.3):
-/// p + 1 and p + 2 in 1F1B; in V-Half as many on every device.
+/// Each barrier keeps one more micro-batch in flight (Vocabulary Parallelism, arXiv 2411.05288,
+/// sections 5.2 and 5.3): p + 1 and p + 2 in 1F1B; in V-Half as many on every pipeline rank.
 #[test]
 fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
     for vocab in VocabPasses::ALL {
@@ -398,8 +399,8 @@ fn pairs_stay_together_beside_vocabulary_passes() {
     }
 }
 
-/// Reductions behind a kind of vocabulary pass follow one another on a lane of their own: a device with another
-/// order would add up what does not belong together.
+/// Reductions of a kind of vocabulary pass follow one another in a queue of their own: a pipeline
+/// rank with another order would add up different micro-batches.
 #[test]
 fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
     for vocab in VocabPasses::ALL {
@@ -417,7 +418,7 @@ fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
         reversed(&mut one.passes[2]);
         let order = ScheduleError::VocabOrder { device: 2, kind: PassKind::S };
         assert_eq!(one.validate(), Err(order), "{vocab:?}");
-        // On all devices alike it is an order like any other, though this one waits for ever.
+        // The same order on all pipeline ranks is valid, though this one deadlocks.
         let mut all = schedule;
         all.passes.iter_mut().for_each(reversed);
         let found = all.validate();
@@ -434,8 +435,8 @@ fn pairs_that_cannot_run_together_are_refused() {
     assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { device: 0, .. })));
 }
 
-/// Interlaced vocabulary layers: `S` and `T` side by side, half as many micro-batches again as 1F1B (Vocabulary
-/// Parallelism, arXiv 2411.05288, section 6.2).
+/// Interlaced vocabulary layers: `S` and `T` side by side, half as many micro-batches again as 1F1B
+/// (Vocabulary Parallelism, arXiv 2411.05288, section 6.2).
 #[test]
 fn interlaced_layers_run_together_and_hold_half_as_many_again() {
     for p in 1..9 {

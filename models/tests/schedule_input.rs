@@ -1,5 +1,5 @@
-//! Passes of an input layer split over all devices: where they lie (Vocabulary Parallelism, arXiv 2411.05288,
-//! appendix C).
+//! Places of the passes of an input layer split over the pipeline (Vocabulary Parallelism, arXiv
+//! 2411.05288, appendix C).
 
 use models::schedule::{
     Pass, PassKind, PassTimes, Schedule, ScheduleError, ScheduleName, VocabPasses,
@@ -16,7 +16,7 @@ fn usual(name: ScheduleName, p: usize, m: usize, vocab: VocabPasses) -> Schedule
     schedule.with_input_passes(PassTimes::default()).unwrap()
 }
 
-/// The order of the device that has the first stage.
+/// The order of the pipeline rank that has the first stage.
 fn first_stage(schedule: &Schedule) -> &[Pass] {
     &schedule.passes[schedule.device_of(0)]
 }
@@ -29,7 +29,8 @@ fn is_backward(pass: &Pass) -> bool {
     matches!(pass.kind, PassKind::B | PassKind::BW) && pass.chunk == 0
 }
 
-/// Micro-batches between looking up and the first stage's forward, and between its backward and `IB`: at most.
+/// Most micro-batches between look-up and the first stage's forward, and between its backward and
+/// `IB`.
 fn waiting(schedule: &Schedule) -> [i64; 2] {
     let (mut rows, mut gradients, mut most) = (0_i64, 0_i64, [0_i64; 2]);
     for pass in first_stage(schedule) {
@@ -45,8 +46,8 @@ fn waiting(schedule: &Schedule) -> [i64; 2] {
     most
 }
 
-/// How many passes of the first stage like each come between it and the pass `of` of its micro-batch that lies
-/// before it (or `behind` it), in their order.
+/// Passes of the first stage `like` each that come between it and the pass `of` of its micro-batch
+/// before it (or `behind` it), in order.
 fn between(schedule: &Schedule, like: fn(&Pass) -> bool, of: PassKind, behind: bool) -> Vec<usize> {
     let order = first_stage(schedule);
     let all = order.iter().enumerate().filter(|(_, pass)| like(pass));
@@ -80,8 +81,8 @@ fn times() -> impl Strategy<Value = PassTimes> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// An interval of the first stage early and late, at most two micro-batches waiting, nothing else moved, and an
-    /// order that runs to its end.
+    /// One interval of the first stage early and late, at most two micro-batches waiting, nothing
+    /// else moved, and an order that runs to its end.
     #[test]
     fn look_ups_come_an_interval_early_and_their_backwards_one_late(
         name in prop::sample::select(&ScheduleName::VOCAB[..]),
@@ -113,8 +114,8 @@ proptest! {
     }
 }
 
-/// What the reference's devices have run by their fourth forward, of four devices and eight micro-batches with
-/// algorithm 2.
+/// Passes that the reference's pipeline ranks have run by their fourth forward, for four of them
+/// and eight micro-batches with algorithm 2.
 #[test]
 fn look_ups_lie_where_the_reference_has_them_in_warm_up() {
     let schedule = usual(ScheduleName::OneFOneB, 4, 8, VocabPasses::Two);

@@ -605,7 +605,8 @@ impl<'a, 'p, D: Device> Run<'a, 'p, D> {
         self.memory = MemoryTold { peak_tensor_bytes, peak_resident_bytes };
         let program = self.job.program;
         let tokens = (program.global_batch() * program.seq_len()) as f64;
-        let flops = 3.0 * models::layer::forward_flops(&program.model, tokens);
+        let forward_flops = models::layer::forward_flops(&program.model, tokens);
+        let flops = models::formulas::flops::training_flops(forward_flops);
         let metrics = Metrics {
             step,
             loss: result.loss,

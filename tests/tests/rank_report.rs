@@ -3,9 +3,8 @@
 use clap::Parser;
 use meshwright_tests::golden::{folder, planned};
 use models::formulas::communication::{
-    self, Part, all_gather_elements, all_reduce_elements, all_reduced_elements,
+    LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
 };
-use models::formulas::state::Zero;
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{PassKind, Release, Schedule, VocabPasses};
@@ -211,9 +210,9 @@ fn handed(rank: &Value, group: &str, call: &str) -> f64 {
 
 /// Bytes that it sent in a group's ring collectives, as the formulas count them.
 fn sent_in_rings(rank: &Value, group: &str, ways: f64) -> f64 {
-    all_reduce_elements(handed(rank, group, "all_reduce"), ways)
-        + all_gather_elements(handed(rank, group, "all_gather") * ways, ways)
-        + all_gather_elements(handed(rank, group, "reduce_scatter"), ways)
+    all_reduce_volume(handed(rank, group, "all_reduce"), ways)
+        + all_gather_volume(handed(rank, group, "all_gather") * ways, ways)
+        + all_gather_volume(handed(rank, group, "reduce_scatter"), ways)
 }
 
 #[test]
@@ -353,7 +352,8 @@ fn pipeline_transfers_send_what_was_planned() {
                 1 => 0.0,
                 _ => STEPS * shapes::rank_elements(&run.program)[device] as f64 * F32,
             };
-            let each = communication::pipeline_scattered_elements(run.activation(), 1.0, tp);
+            // Each tensor-parallel rank sends its share (SC'21, section 4.1).
+            let each = run.activation() / tp;
             let planned = |transfers: usize| run.micro_batches() * transfers as f64 * each * F32;
             // An output layer split over all pipeline ranks gets its input from the last stage.
             let (told, heard) = match (&run.program.vocab, run.program.last_device() == device) {
@@ -378,10 +378,9 @@ fn replicas_reduce_every_gradient_once() {
                 1.0 => 0.0,
                 _ => {
                     let held = elements[run.device(rank)] as f64;
-                    let gradients =
-                        communication::zero_elements(Zero::Stage0, held, replicas) * F32;
-                    // Plus the count of valid tokens.
-                    STEPS * (gradients + all_reduce_elements(8.0, replicas))
+                    let gradients = all_reduce_volume(held, replicas) * F32;
+                    // And the count of valid tokens.
+                    STEPS * (gradients + all_reduce_volume(8.0, replicas))
                 }
             };
             assert_eq!(sent_in_rings(rank, "dp", replicas), planned, "{}", run.what);
@@ -406,25 +405,20 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let stages = program.stages_of(run.device(rank));
     let layers: usize = stages.iter().map(|&stage| program.stages[stage].recompute.len()).sum();
     let activation = run.activation();
-    let each_layer = match program.sequence_parallel {
-        true => communication::sequence_layer_elements(activation, tp, true),
-        false => communication::tensor_layer_elements(activation, tp),
-    };
-    let hidden = program.model.hidden as f64;
-    let ends = |part| {
-        let (forward, backward) = all_reduced_elements(part, run.tokens(), hidden);
-        all_reduce_elements(forward + backward, tp)
-    };
+    let both_passes = 2.0 * REDUCTIONS_A_PASS * all_reduce_volume(activation, tp);
+    // Inputs of linear layers are stored sharded and gathered again backward.
+    let again = if program.sequence_parallel { REDUCTIONS_A_PASS } else { 0.0 };
+    let each_layer = both_passes + again * all_gather_volume(activation, tp);
     let mut micro_batch = layers as f64 * each_layer;
     if program.vocab.is_some() {
         if program.sequence_parallel {
             // The output layer's input, for logits and for weight gradients; and the input layer's
             // gradient.
             let gathers = 2.0 + if stages.contains(&0) { 1.0 } else { 0.0 };
-            micro_batch += gathers * all_gather_elements(activation, tp);
+            micro_batch += gathers * all_gather_volume(activation, tp);
         }
     } else {
-        micro_batch += vocabulary_in_tensor_groups(run, &stages, ends, tp);
+        micro_batch += vocabulary_in_tensor_groups(run, &stages, tp);
     }
     // If tensor-parallel ranks hold the whole stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
@@ -432,7 +426,7 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
             if run.copies() > 1.0 { shapes::rank_elements(program)[run.device(rank)] } else { 0 };
         let parts = handed(rank, "pp", "recv") / F32 - STEPS * copied as f64;
         let parts = parts / run.micro_batches();
-        micro_batch += all_gather_elements(parts * tp, tp);
+        micro_batch += all_gather_volume(parts * tp, tp);
     }
     let partial = rank["tensors"].as_array().expect("a list").iter();
     let partial = partial.filter(|piece| piece["partial_gradient"] == true);
@@ -442,27 +436,24 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
         whole.insert(name, sizes(&piece["global_shape"]).iter().product());
     }
     let partial = whole.values().sum::<u64>() as f64;
-    let step = all_reduce_elements(partial * F32 + 8.0, tp);
+    let step = all_reduce_volume(partial * F32 + 8.0, tp);
     run.micro_batches() * micro_batch * F32 + STEPS * step
 }
 
 /// Elements of a micro-batch in stages that hold the embedding and the output layer.
-fn vocabulary_in_tensor_groups(
-    run: &Ran,
-    stages: &[usize],
-    ends: impl Fn(Part) -> f64,
-    tp: f64,
-) -> f64 {
+fn vocabulary_in_tensor_groups(run: &Ran, stages: &[usize], tp: f64) -> f64 {
     let program = &run.program;
+    let hidden_states = all_reduce_volume(run.activation(), tp);
     let mut micro_batch = 0.0;
     if stages.contains(&0) {
-        micro_batch += ends(Part::InputEmbedding);
+        micro_batch += hidden_states;
     }
     if stages.contains(&(program.stages.len() - 1)) {
-        micro_batch += ends(Part::OutputEmbedding) + ends(Part::CrossEntropy);
+        let statistics = all_reduce_volume(LOSS_STATISTICS * run.tokens(), tp);
+        micro_batch += hidden_states + statistics;
         if program.sequence_parallel {
             // The output layer's input is stored sharded, as those of layers are.
-            micro_batch += all_gather_elements(run.activation(), tp);
+            micro_batch += all_gather_volume(run.activation(), tp);
         }
     }
     micro_batch
@@ -478,8 +469,10 @@ fn vocabulary_passes_reduce_what_was_planned() {
         let (tokens, activation) = (run.tokens(), run.activation());
         let [first, middle, last] = match vocab {
             VocabPasses::Naive => [tokens, 2.0 * tokens, activation],
-            VocabPasses::One | VocabPasses::Interlaced => [3.0 * tokens, 0.0, activation],
-            VocabPasses::Two => [3.0 * tokens + activation, 0.0, 0.0],
+            VocabPasses::One | VocabPasses::Interlaced => {
+                [LOSS_STATISTICS * tokens, 0.0, activation]
+            }
+            VocabPasses::Two => [LOSS_STATISTICS * tokens + activation, 0.0, 0.0],
         };
         let barriers = vocab.kinds().iter().filter(|&&kind| match kind {
             PassKind::S => first > 0.0,

@@ -1,9 +1,9 @@
 //! Interpolation between measured points.
 
-/// Values on a rectangular grid, interpolated multilinearly in the logarithms of axes and values, and
-/// constant outside.
+/// Values on a rectangular grid. Interpolation is multilinear in the logarithms of axes and values,
+/// and constant outside.
 ///
-/// A grid made [`Grid::monotone`] interpolates to a function that never falls along any axis.
+/// After [`Grid::monotone`] the interpolated function never falls along any axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid<const N: usize> {
     ln_axes: [Vec<f64>; N],
@@ -11,12 +11,13 @@ pub struct Grid<const N: usize> {
     ln_values: Vec<f64>,
 }
 
-/// Points of the largest grid: a file of a few sizes on each line could ask for many more.
+/// Most points of a grid. A short file with a few sizes on each line could ask for many more.
 const MOST_POINTS: usize = 1 << 22;
 
 impl<const N: usize> Grid<N> {
-    /// A grid with `value` at each combination of the axes' points. Axes must be positive and rising
-    /// and none empty, values positive. With more than [`MOST_POINTS`] combinations it has no values.
+    /// A grid with `value` at each combination of the axes' points. Axes must be positive, rising
+    /// and not empty, values positive. With more than [`MOST_POINTS`] combinations it has no
+    /// values.
     pub fn new(axes: [Vec<f64>; N], mut value: impl FnMut([f64; N]) -> f64) -> Self {
         let count = axes.iter().try_fold(1_usize, |count, axis| count.checked_mul(axis.len()));
         let count = count.filter(|&count| count <= MOST_POINTS).unwrap_or(0);

@@ -1,8 +1,9 @@
-//! What each figure of a cluster file may be: wide enough for every machine there is, from one slow core to what may
-//! be sold in ten years, and narrow enough that no time or size made of them overflows or vanishes.
+//! Limits of each figure of a cluster file: wide enough for every real machine, from one slow core
+//! to what may be sold in ten years, and narrow enough that no time or size computed from them
+//! overflows or vanishes.
 
-/// Least and most valid value of a key, both valid themselves. Units are those of the key: s, bytes, bytes/s, FLOP/s,
-/// else a plain factor or count. `reserved_bytes` ends below `hbm_bytes` besides.
+/// Least and most valid value of a key, both valid themselves, in the unit of the key: s, bytes,
+/// bytes/s, FLOP/s, or a plain factor or count. `reserved_bytes` must also be below `hbm_bytes`.
 pub(super) fn limits(key: &str) -> (f64, f64) {
     match key {
         "peak_flops" => (1e6, 1e19),
@@ -35,9 +36,9 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
         }
         // Bytes of an element, a logit or a parameter.
         key if key.ends_with("_bytes") || key == "optimizer_bytes_per_parameter" => (0.1, 1e4),
-        // Times over other times.
+        // Ratios of times.
         key if key.ends_with("_slowdown") => (0.1, 1e4),
-        // A key that is not listed has no valid value, which every test would see.
+        // An unlisted key has no valid value, which every test would notice.
         _ => (f64::NAN, f64::NAN),
     }
 }
@@ -45,10 +46,11 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
 /// Most levels of links.
 pub(super) const MOST_LEVELS: usize = 16;
 
-/// Least and most of any number in efficiency tables: sizes, ranks, microseconds, parts of 1e-4.
+/// Least and most of any number in efficiency tables: sizes, ranks, microseconds, units of 1e-4.
 pub(super) const TABLE: (f64, f64) = (1e-6, 1e18);
 
-/// Largest part of the device's peak that a table may say: a little more than all, for measurements err.
+/// Largest part of the device's peak that a table may state: slightly more than 1, for measurements
+/// err.
 pub(super) const MOST_OF_PEAK: f64 = 1.1;
 
 /// A figure in words: short, whatever its size.

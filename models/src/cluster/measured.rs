@@ -1,29 +1,30 @@
-//! What was measured of a machine whose ranks are threads, or of a GPU: `runtime`'s programs `measure` and `measure-gpu`
-//! write it, `plan calibrate` makes a cluster of it.
+//! Measurements of a machine whose ranks are threads, or of a GPU. The runtime's programs `measure`
+//! and `measure-gpu` write them; `plan calibrate` turns them into a cluster file.
 
 use super::Dtype;
 use serde::{Deserialize, Serialize};
 
-/// Measurements. Every time is one rank's while all ranks do the same.
+/// Measurements of a machine. Every time is one rank's while all ranks do the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Ranks at a time.
     pub ranks: u64,
     /// Cores of the machine.
     pub cores: u64,
-    /// Memory of the machine, bytes, where the system says.
+    /// Memory of the machine, bytes, if the system reports it.
     pub memory_bytes: Option<f64>,
     /// Matrix products.
     pub products: Vec<Product>,
     /// Copying from one place of memory to another.
     pub copy: Moved,
-    /// Norms, rotations, residuals and activations of a layer together; bytes as a fused kernel moves.
+    /// Norms, rotations, residuals and activations of a layer together; bytes are those of fused
+    /// kernels.
     pub elementwise: Moved,
     /// The attention core, forward and backward.
     pub attention: Core,
     /// AdamW with the gradients' norm.
     pub adamw: Updated,
-    /// Collectives over all ranks; none of a single one.
+    /// Collectives over all ranks; empty for a single rank.
     pub collectives: Vec<Exchange>,
     /// Messages from each rank to the next.
     pub messages: Vec<Exchange>,
@@ -101,7 +102,7 @@ pub struct Step {
     pub global_batch: u64,
     /// Ranks that share the machine: those measured, or one alone with all cores.
     pub ranks: u64,
-    /// Tensor-parallel ranks; all other ranks train copies of their own, with nothing in common.
+    /// Tensor-parallel ranks. All other ranks train independent copies.
     pub tp: u64,
     /// Replicas.
     pub dp: u64,
@@ -109,11 +110,11 @@ pub struct Step {
     pub s: f64,
 }
 
-/// Measurements of a GPU. What is empty was not measured, and keeps the figures that the cluster has.
+/// Measurements of a GPU. Where one is empty, the cluster's figure stays.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeasuredGpu {
-    /// As its maker calls it.
+    /// The maker's name of it.
     pub gpu: String,
     /// Driver and libraries, in words.
     pub versions: String,
@@ -121,17 +122,17 @@ pub struct MeasuredGpu {
     pub multiprocessors: u64,
     /// Its memory, bytes.
     pub memory_bytes: f64,
-    /// From one kernel of next to nothing to the next, seconds.
+    /// Time from one nearly empty kernel to the next, seconds.
     pub launch_s: Option<f64>,
     /// Copies on the device, small to large.
     pub copies: Vec<Moved>,
-    /// Norms, rotations, residuals and activations of a layer; bytes as fused kernels move.
+    /// Norms, rotations, residuals and activations of a layer; bytes are those of fused kernels.
     pub elementwise: Vec<Moved>,
     /// AdamW with the gradients' norm.
     pub adamw: Option<Updated>,
     /// Matrix products: of each format, every combination of its sizes.
     pub products: Vec<Product>,
-    /// Time of a large product after a second of such, over its time alone.
+    /// Time of a large product after a second of sustained load, over its time alone.
     pub sustained_slowdown: Option<f64>,
     /// Causal attention, in 16 bits.
     pub attention: Vec<Core>,

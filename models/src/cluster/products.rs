@@ -2,19 +2,22 @@
 
 use super::{Device, Scaled};
 
-/// Rows and columns of the output tiles that cuBLAS prefers for large products on GPUs that compute in [`Waves`],
-/// either way round (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization").
+/// Rows and columns of the output tiles that cuBLAS prefers for large products on GPUs that compute
+/// in [`Waves`], either way round (NVIDIA, Matrix Multiplication Background User's Guide, "Tile
+/// Quantization").
 const TILE: [f64; 2] = [256.0, 128.0];
-/// Tiles of half that size, which it takes where they fill the last wave better.
+/// Tiles of half that size, which cuBLAS takes where they fill the last wave better.
 const HALF_TILES: [[f64; 2]; 2] = [[128.0, 128.0], [256.0, 64.0]];
-/// Part of a whole tile's speed that these reach, and power with which time follows the waves, because some products
-/// are split along their depth instead: what foretells widths best that are left out of A100's table (an error of 3.9 %,
-/// with a power of 0.5 or 1 4.4 and 4.2, without waves 7.3).
+/// Part of a whole tile's speed that half tiles reach. With [`FOLLOWED`], the power with which time
+/// follows the waves (some products are split along their depth instead), it best predicts widths
+/// left out of the A100 table: an error of 3.9 %; with a power of 0.5 or 1 4.4 and 4.2 %, without
+/// waves 7.3 %.
 const HALF_TILE_SPEED: f64 = 0.75;
 const FOLLOWED: f64 = 0.75;
 
-/// Output tiles that multiprocessors compute one wave after the other: the last wave takes as long as a full one
-/// (NVIDIA, Matrix Multiplication Background User's Guide, "Wave Quantization").
+/// Waves of output tiles: multiprocessors compute them one wave after the other, and the last wave
+/// takes as long as a full one (NVIDIA, Matrix Multiplication Background User's Guide, "Wave
+/// Quantization").
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Waves {
     multiprocessors: f64,
@@ -26,7 +29,8 @@ impl Waves {
         Self { multiprocessors: device.sms as f64 }
     }
 
-    /// What the time of a product with `m x n` outputs grows with: whole waves, tiled so that they are fewest.
+    /// Share of the time of a product with `m x n` outputs that whole waves explain, for the tiling
+    /// with the fewest waves.
     fn share(self, m: f64, n: f64) -> f64 {
         let waves = |[rows, columns]: [f64; 2]| {
             let tiles = (m / rows).ceil() * (n / columns).ceil();
@@ -38,9 +42,10 @@ impl Waves {
     }
 }
 
-/// Seconds of products over `m`, `n` and `k`: what was measured, between it what is near, never falling with a size.
+/// Seconds of products over `m`, `n` and `k`: measured points, interpolated between, never falling
+/// with a size.
 ///
-/// Where products run in waves it is the time beside these that is near between measured sizes.
+/// Where products run in waves, the time relative to the waves is interpolated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Products {
     seconds: Scaled<3>,
@@ -48,7 +53,8 @@ pub struct Products {
 }
 
 impl Products {
-    /// From seconds at each combination of the axes' sizes; `None` where one is missing, or not positive.
+    /// Builds the table from seconds at each combination of the axes' sizes; `None` where one is
+    /// missing or not positive.
     pub(super) fn new(
         axes: [Vec<f64>; 3],
         waves: Option<Waves>,
@@ -78,7 +84,8 @@ mod tests {
     fn a_last_wave_takes_as_long_as_a_full_one() {
         let waves = Waves { multiprocessors: 108.0 };
         let alike = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        // 8 x 40 tiles are 2.96 waves, 8 x 41 are 3.04: half as large ones, slower, take 3.6 instead of 4.
+        // 8 x 40 tiles are 2.96 waves, 8 x 41 are 3.04: half as large ones, slower, take 3.6
+        // instead of 4.
         let [three, more] = [5120.0, 5248.0].map(|n| waves.share(2048.0, n).powf(1.0 / FOLLOWED));
         assert!(alike(three, 3.0) && alike(more, 4.0_f64.min(7.0 / 1.5)), "{three} {more}");
         // The other way round there are as many.

@@ -1,4 +1,4 @@
-//! A cluster as written, and the checks that make it finished input.
+//! A cluster as written in its file, and the checks that turn it into finished input.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -341,7 +341,7 @@ fn software(check: &Checker<'_>, raw: &Spanned<RawSoftware>) -> Result<Software,
     })
 }
 
-/// Refuses, at their place, values that cannot be.
+/// Checks values and reports invalid ones at their place.
 struct Checker<'a> {
     source: &'a Source,
 }

@@ -1,4 +1,4 @@
-//! What physics says where nothing was measured.
+//! A roofline model, for where nothing was measured.
 
 use super::{Device, Dtype};
 

@@ -1,4 +1,5 @@
-//! What published runs of a software generation had: where its error band holds.
+//! Features of the published runs of each software generation: the range in which its error band
+//! holds.
 
 use crate::decisions::{Decisions, MoeOverlap, Offload};
 use crate::input::{InputError, Source, parse_yaml};
@@ -11,14 +12,14 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredRuns {
-    /// What four in five groups of runs lay within where no run of their software had been seen, as
-    /// a share of the iteration's time.
+    /// Error, as a share of the iteration's time, that four in five groups of runs lay within when
+    /// no run of their software was in the fit.
     pub unseen_band: f64,
     /// By generation, as in software.yaml.
     pub generations: BTreeMap<String, Runs>,
 }
 
-/// What the measured runs of one generation had.
+/// Ranges and features of the measured runs of one generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runs {
@@ -26,21 +27,21 @@ pub struct Runs {
     pub gpus: [u64; 2],
     /// Shortest and longest sequence, tokens.
     pub seq_len: [u64; 2],
-    /// Devices and decisions, in the words of [`features`].
+    /// Devices and decisions, named as by [`features`].
     pub had: BTreeSet<String>,
 }
 
-/// Where the error band of a generation holds, and what holds elsewhere.
+/// Where the error band of a generation holds, and the band elsewhere.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
-    /// What its measured runs had.
+    /// Ranges and features of its measured runs.
     pub runs: Arc<Runs>,
     /// See [`MeasuredRuns::unseen_band`].
     pub unseen_band: f64,
 }
 
 impl Seen {
-    /// Of a shipped generation; `None` where none of its runs was compared.
+    /// The record of a shipped generation; `None` where none of its runs was compared.
     ///
     /// # Errors
     /// A shipped file that cannot be read, which the tests exclude.
@@ -51,7 +52,8 @@ impl Seen {
     }
 }
 
-/// What of a configuration a prediction's error may depend on, in the words that screens print.
+/// Features of a configuration that a prediction's error may depend on, in the words that are
+/// printed.
 pub fn features(device: &str, model: &ModelSpec, d: &Decisions) -> BTreeSet<String> {
     let experts = if model.moe.is_some() { "experts" } else { "no experts" };
     let mut found = BTreeSet::from([device.to_owned(), experts.to_owned(), d.dtype.to_string()]);
@@ -86,7 +88,7 @@ impl Runs {
         Self { gpus: [gpus; 2], seq_len: [model.seq_len; 2], had }
     }
 
-    /// These runs and others.
+    /// The union with other runs.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         let wider = |a: [u64; 2], b: [u64; 2]| [a[0].min(b[0]), a[1].max(b[1])];
@@ -96,7 +98,7 @@ impl Runs {
         self
     }
 
-    /// What a configuration has that none of these runs had.
+    /// Features of a configuration that none of these runs had.
     pub fn lack(&self, run: &Self) -> Vec<String> {
         let beyond = |[least, most]: [u64; 2], value: u64, unit: &str| {
             let outside = !(least..=most).contains(&value);

@@ -56,8 +56,8 @@ pub fn software_names() -> Result<Vec<String>, InputError> {
     Ok(generations()?.keys().cloned().collect())
 }
 
-/// A shipped generation of training software by name, for example `megatron_2024`; `None` where there
-/// is none of that name.
+/// A shipped generation of training software by name, for example `megatron_2024`; `None` where
+/// there is none of that name.
 ///
 /// # Errors
 /// A shipped file that cannot be read, which the tests exclude.

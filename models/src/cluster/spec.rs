@@ -57,7 +57,7 @@ impl Dtype {
     }
 }
 
-/// Machines of one kind, and how they are connected. How many GPUs are used is said elsewhere
+/// Machines of one kind and the links between them. How many GPUs are used is said elsewhere
 /// (`--gpus`): the levels repeat outwards without end.
 ///
 /// Made by [`super::read`]; nothing downstream re-validates it.
@@ -73,8 +73,8 @@ pub struct ClusterSpec {
     pub levels: Vec<LinkLevel>,
     /// The CPU side, per GPU.
     pub host: Host,
-    /// What one node (innermost domain, see [`ClusterSpec::node_gpus`]) can write to checkpoint storage,
-    /// bytes/s.
+    /// What one node (innermost domain, see [`ClusterSpec::node_gpus`]) can write to checkpoint
+    /// storage, bytes/s.
     pub storage_bytes_per_s: f64,
     /// Failures that stop a run, per node (innermost domain) and day.
     pub failures_per_node_day: f64,
@@ -82,15 +82,16 @@ pub struct ClusterSpec {
     pub software: Software,
     /// Measured efficiency of kernels and collectives.
     pub tables: Arc<EfficiencyTables>,
-    /// Any number of ranks is accepted, also more than there are devices (ranks are threads).
+    /// Any number of ranks is accepted, even more than there are devices: ranks are threads.
     pub any_gpu_count: bool,
-    /// Ranks that shared the machine when its figures were measured, where ranks are threads of one machine:
-    /// with more of them each has less of it. See [`ClusterSpec::shared_by`].
+    /// Ranks that shared the machine when its figures were measured, where ranks are threads of one
+    /// machine. With more ranks each gets less of it: see [`ClusterSpec::shared_by`].
     pub measured_ranks: Option<u64>,
-    /// Time of work on all cores by the threads of one rank, over its time by `measured_ranks` ranks at once.
+    /// Time of one rank's threads on all cores over the time of `measured_ranks` ranks at once, for
+    /// the same work.
     pub thread_slowdown: f64,
-    /// Where the software's error band holds; `None` where no run was compared, or the file has a
-    /// band of its own.
+    /// The range in which the software's error band holds; `None` where no run was compared, or
+    /// where the file has a band of its own.
     pub seen: Option<super::Seen>,
     /// Share of each device's memory that plans leave free, 0 in a file; see
     /// [`ClusterSpec::with_headroom`].
@@ -110,10 +111,10 @@ pub struct Device {
     pub hbm_bytes_per_s: f64,
     /// Streaming multiprocessors (cores of a CPU).
     pub sms: u64,
-    /// Shortest time between two kernels, seconds: a kernel cannot cost less.
+    /// Shortest time between two kernels, seconds: a lower bound on any kernel.
     pub kernel_launch_s: f64,
-    /// Time that a matrix product at the peak rate would take under sustained load, over its time alone in a benchmark:
-    /// clocks fall when the power limit is reached. Slower products are throttled less.
+    /// Slowdown of a matrix product at the peak rate under sustained load: clocks fall at the power
+    /// limit. Slower products are throttled less.
     pub sustained_slowdown: f64,
     /// Memory that tensors cannot use: context, loaded kernels, allocator slack; bytes.
     pub reserved_bytes: f64,
@@ -129,7 +130,7 @@ impl Device {
             .unwrap_or(1.0)
     }
 
-    /// The format in which `dtype` really runs here; `None` on a device without peaks.
+    /// The format in which `dtype` is computed here; `None` on a device without peaks.
     pub fn computed_in(&self, dtype: Dtype) -> Option<Dtype> {
         let wider: &[Dtype] = match dtype {
             Dtype::Nvfp4 => &[Dtype::Nvfp4, Dtype::Mxfp8, Dtype::Fp8, Dtype::Bf16, Dtype::F32],
@@ -154,15 +155,16 @@ pub struct LinkLevel {
     pub gpus: Option<u64>,
     /// Line rate per GPU in one direction, bytes/s, from the datasheet, where all GPUs send.
     pub bytes_per_s: f64,
-    /// GPUs that share one adapter: one that sends while its neighbours do not has so many times `bytes_per_s`.
+    /// GPUs that share one adapter: one that sends alone has that many times `bytes_per_s`.
     pub gpus_an_adapter: u64,
     /// Latency of one step of a collective, or of one message, seconds.
     pub latency_s: f64,
     /// Part of the line rate that large messages reach.
     pub efficiency: f64,
-    /// The switches add up themselves (NVLS inside, SHARP between nodes).
+    /// The switches reduce in the network (NVLS inside a node, SHARP between nodes).
     pub in_network: bool,
-    /// Bandwidth below over bandwidth above: 1 for a full fat tree, 2 where half the uplinks are missing.
+    /// Bandwidth below over bandwidth above: 1 for a full fat tree, 2 where half the uplinks are
+    /// missing.
     pub oversubscription: f64,
 }
 
@@ -172,8 +174,8 @@ impl LinkLevel {
         self.bytes_per_s * self.efficiency / self.oversubscription
     }
 
-    /// Bandwidth that each of so many neighbours in a domain inside it sees, bytes/s, while the others send nothing:
-    /// neighbours share as few adapters as have room for them.
+    /// Bandwidth that each of `senders` neighbours in an inner domain sees while the others send
+    /// nothing, bytes/s: neighbours share as few adapters as have room for them.
     pub fn achieved_by(&self, senders: u64) -> f64 {
         let sharing = senders.clamp(1, self.gpus_an_adapter);
         self.achieved_bytes_per_s() * self.gpus_an_adapter as f64 / sharing as f64
@@ -199,52 +201,56 @@ pub enum AttentionKernel {
     Flash,
 }
 
-/// What selective recomputation keeps.
+/// What selective recomputation keeps of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selective {
-    /// Every product's result; attention scores, norms and the activation function are done again
-    /// (Korthikanti et al. 2022, section 5).
+    /// Every product's result; attention scores, norms and the activation function are recomputed
+    /// (Korthikanti §5).
     Products,
     /// Every second product's result and the attention core's (torchtitan's selective "op" policy).
     EverySecondProduct,
-    /// All but what latent attention makes of its compressed queries, keys and values (Megatron-Core's
+    /// All but the expanded queries, keys and values of latent attention (Megatron-Core's
     /// `mla_up_proj`).
     UpProjections,
 }
 
-/// What a generation of training software can do. Nothing in it depends on a model.
+/// Properties of a generation of training software. None depends on a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Software {
     /// How attention is computed.
     pub attention: AttentionKernel,
-    /// Time of a matrix product as this software calls it, over the library's alone under the same load.
+    /// Slowdown of the software's matrix products over the library's own under the same load.
     pub gemm_slowdown: f64,
-    /// Time of the attention core, over the measured kernel's.
+    /// Slowdown of the attention core over the measured kernel.
     pub attention_slowdown: f64,
-    /// Time of the fused attention core with heads at most 64 wide, over `attention_slowdown` times the table's:
-    /// generations' kernels differ in how well they use the tensor cores at each width.
+    /// Further slowdown of fused attention with heads at most 64 wide, on top of
+    /// `attention_slowdown`: generations of kernels differ in how well they use the tensor cores at
+    /// each width.
     pub narrow_attention_slowdown: f64,
-    /// The same of attention with sinks, whatever its width: kernels of their own, and on some devices none that is fused.
+    /// Further slowdown of attention with sinks, whatever its width: separate kernels, unfused on
+    /// some devices.
     pub sink_attention_slowdown: f64,
-    /// The backward pass of the attention core, over `attention_slowdown` times the measured kernel's: kernels that are
-    /// not the table's share their time differently.
+    /// Further slowdown of the attention core's backward pass, on top of `attention_slowdown`:
+    /// other kernels than the table's divide their time differently.
     pub attention_backward_slowdown: f64,
-    /// Time of elementwise kernels, over a plain copy of the bytes that a fused one moves.
+    /// Slowdown of elementwise kernels over a plain copy of the bytes that a fused kernel moves.
     pub stream_slowdown: f64,
-    /// Sequence parallelism can be had (Korthikanti et al. 2022, section 4.2.2).
+    /// Whether sequence parallelism is supported (Korthikanti §4.2.2).
     pub sequence_parallel: bool,
     /// Part of tensor-parallel communication that computation does not hide.
     pub tp_exposed: f64,
-    /// Bytes of a gradient while replicas add it up: 4, or 2 where 16-bit gradients are reduced as they are.
+    /// Bytes of a gradient while replicas reduce it: 4, or 2 where 16-bit gradients are reduced as
+    /// they are.
     pub reduced_gradient_bytes: f64,
     /// Part of the data-parallel reduction that can run under the last micro-batch's backward pass.
     pub dp_overlap: f64,
-    /// Time of the data-parallel reductions and gathers around a step, over the collective's alone.
-    pub dp_slowdown: f64,
-    /// Time of the gathers and reductions that ZeRO stages 2 and 3 make in every pass, over the collective's
+    /// Slowdown of the data-parallel reductions and gathers around a step over the collective
     /// alone.
+    pub dp_slowdown: f64,
+    /// Slowdown of the gathers and reductions of ZeRO stages 2 and 3 in every pass over the
+    /// collective alone.
     pub zero3_slowdown: f64,
     /// Part of those that can run under a pass.
     pub zero3_overlap: f64,
@@ -252,51 +258,54 @@ pub struct Software {
     pub zero3_by_matrix: bool,
     /// Pipeline sends run under computation.
     pub p2p_overlap: bool,
-    /// Where weight gradients run apart, the first and the last stage add up the gradients of tied embeddings under
-    /// those of the last micro-batch, not behind them.
+    /// Whether, where weight gradients are passes of their own, the first and the last stage reduce
+    /// the gradients of tied embeddings under the last micro-batch's weight gradients, not after
+    /// them.
     pub tied_under_weights: bool,
-    /// ZeRO 1 deals out whole tensors: gradients are all-reduced, and every rank broadcasts those it owns, one after
-    /// another.
+    /// Whether ZeRO 1 assigns whole tensors to ranks: gradients are all-reduced, and every rank
+    /// broadcasts the tensors it owns, one after another.
     pub zero1_by_tensor: bool,
-    /// Tensor-parallel ranks that hold the same hidden states each send their share of them to the next stage,
-    /// whose ranks gather inside the node (SC'21, section 4.1); else each sends all.
+    /// Whether tensor-parallel ranks with the same hidden states each send a share to the next
+    /// stage, whose ranks gather inside the node (SC'21 §4.1); otherwise each sends everything.
     pub scatter_gather: bool,
-    /// Time of the experts' grouped products, over the kernels' alone: routing is uneven and quantisation of
-    /// their inputs is not free.
+    /// Slowdown of the experts' grouped products over the kernels alone: routing is uneven, and
+    /// quantising the inputs takes time.
     pub expert_slowdown: f64,
-    /// A token goes to each node once, however many of its experts are there, and is passed on inside
-    /// (DeepEP); else it is sent once for every expert.
+    /// Whether a token is sent to each node once, however many of its experts are there, and
+    /// forwarded inside (DeepEP); otherwise it is sent once for every expert.
     pub dispatch_once_a_node: bool,
-    /// Part of DeepEP's dispatch that computation does not hide, without MoE overlap; a plain all-to-all blocks.
+    /// Part of DeepEP's dispatch that computation does not hide, without MoE overlap. A plain
+    /// all-to-all blocks.
     pub ep_exposed: f64,
-    /// Experts' all-to-alls run under the passes of another micro-batch, forward under backward
-    /// (Megatron-Core's `overlap_moe_expert_parallel_comm`): only what takes longer is exposed.
+    /// Whether the experts' all-to-alls run under the passes of another micro-batch, forward under
+    /// backward (Megatron-Core's `overlap_moe_expert_parallel_comm`): only the excess is exposed.
     pub dispatch_under_passes: bool,
-    /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes twice
-    /// that. A floor, not an addend.
+    /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes
+    /// twice that. A floor, not an addend.
     pub host_s_per_layer: f64,
-    /// What choosing experts adds to a layer's forward pass however few its tokens, seconds: the router's small
-    /// kernels, and the host's wait for the tokens of each expert, without which it cannot launch their products. 0
-    /// where a graph of the whole iteration needs no host.
+    /// Seconds that routing adds to a layer's forward pass, however few its tokens: the router's
+    /// small kernels, and the host's wait for the number of tokens of each expert, without which it
+    /// cannot launch their products. 0 where a graph of the whole iteration needs no host.
     pub routing_s: f64,
-    /// Routing runs in a CUDA graph, which takes no host: `routing_s` is not paid.
+    /// Whether routing runs in a CUDA graph, without the host: `routing_s` does not apply.
     pub graphed_routing: bool,
-    /// What a transfer between stages takes beyond the innermost level, times what the level's rate would have it take:
-    /// collectives use all of an adapter, a send and a receive few of the library's channels. Fitted.
+    /// Slowdown of transfers between stages beyond the innermost level, over the level's rate: a
+    /// send and a receive use few of the library's channels, collectives all. Fitted.
     pub p2p_slowdown: f64,
-    /// What a pipeline's device waits for before each pass beside the transfer, seconds: its host, which waited for
-    /// that, then launches the first kernels.
+    /// Seconds that a pipeline rank waits before each pass besides the transfer: its host waited
+    /// for the transfer and then launches the first kernels.
     pub pass_gap_s: f64,
-    /// What a step costs besides its passes (data, clipping, logging), seconds.
+    /// Seconds of a step besides its passes: data, clipping, logging.
     pub step_overhead_s: f64,
     /// Slowdown for each doubling of the GPUs beyond one node (stragglers, jitter).
     pub slowdown_per_doubling: f64,
     /// Bytes that casting one element to fp8 moves.
     pub fp8_cast_bytes: f64,
-    /// Bytes that each 16-bit element of a token's copy moves in a pass on its way to its expert and back, links
-    /// aside: sorted by expert, padded, weighted and put back, by one kernel or by many.
+    /// Bytes that each 16-bit element of a token's copy moves in a pass on its way to its expert
+    /// and back, links aside: sorting by expert, padding, weighting and restoring, in one kernel or
+    /// many.
     pub permute_bytes: f64,
-    /// Experts' activation, biases and casts are parts of their products' kernels.
+    /// Whether the experts' activation, biases and casts are fused into their products' kernels.
     pub fused_experts: bool,
     /// Bytes the optimizer moves for each parameter it updates.
     pub optimizer_bytes_per_parameter: f64,
@@ -304,48 +313,50 @@ pub struct Software {
     pub fp16_gradient_bytes: f64,
     /// The same where they are bf16 or narrower.
     pub bf16_gradient_bytes: f64,
-    /// Bytes that the update needs for each parameter of its shard: master weights, Adam's moments, and what
-    /// lives only while it runs.
+    /// Bytes of optimizer state for each parameter of a shard: master weights, Adam's moments, and
+    /// temporaries of the update.
     pub optimizer_state_bytes: f64,
-    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32, and what reads and writes that.
+    /// Bytes that the loss moves for each logit of a forward pass: the cast to f32 and the kernels
+    /// after it.
     pub loss_bytes: f64,
     /// The same in a backward pass.
     pub loss_gradient_bytes: f64,
-    /// Bytes of logits, their gradient and what the loss makes of them, for each logit.
+    /// Bytes for each logit of the logits, their gradient and the loss's temporaries.
     pub logit_bytes: f64,
-    /// Bytes, for each weight of one layer and of the output layer, of tensors that stand for gradients which the
-    /// products have already added to the sum: Transformer Engine keeps one of each shape since its release 2.3.
+    /// Bytes, for each weight of one layer and of the output layer, of placeholder gradients: the
+    /// products have already added the real ones to the sum, and Transformer Engine since 2.3 keeps
+    /// one placeholder of each shape.
     pub placeholder_bytes: f64,
-    /// Hidden states of a micro-batch that vocabulary passes hold on every device: inputs, gradients and what
-    /// the collectives between the passes have not yet let go; among them the rows that `IF` leaves and the gradients
-    /// that wait for `IB`, of at most two micro-batches.
+    /// Hidden states of a micro-batch that vocabulary passes hold on every pipeline rank: inputs,
+    /// gradients and buffers of collectives still in flight. Among them are the rows that `IF`
+    /// leaves and the gradients that wait for `IB`, of at most two micro-batches.
     pub vocab_hidden_states: f64,
-    /// Time of a layer's kernels beside vocabulary passes, whose collectives take multiprocessors from them, over
-    /// what they take else: at least 1, or bounds would not hold.
+    /// Slowdown of a layer's kernels beside vocabulary passes, whose collectives occupy
+    /// multiprocessors. At least 1, which the bounds rely on.
     pub vocab_slowdown: f64,
-    /// The same in an interlaced pipeline, whose vocabulary layers run beside nothing, but whose devices never rest: at
-    /// least 1.
+    /// The same slowdown in an interlaced pipeline. Its vocabulary layers run beside nothing, but
+    /// its pipeline ranks never rest. At least 1.
     pub interlaced_slowdown: f64,
-    /// Time of a matrix product in 8 bits or fewer as this software calls it, over `gemm_slowdown` times the
-    /// table's.
+    /// Further slowdown of matrix products in 8 bits or fewer, on top of `gemm_slowdown`.
     pub fp8_slowdown: f64,
-    /// Bytes that adding a micro-batch's gradient of a weight to the sum moves, in a kernel of its own; 0 where
-    /// the product itself adds.
+    /// Bytes that a separate kernel moves to add a micro-batch's weight gradient to the sum; 0
+    /// where the product itself accumulates.
     pub gradient_add_bytes: f64,
-    /// Recomputation stops where the last tensor is made that the backward pass needs: the product that ends a
-    /// layer is not done again.
+    /// Whether recomputation stops at the last tensor that the backward pass needs: the product
+    /// that ends a layer is not repeated.
     pub recompute_stops_early: bool,
-    /// Which products selective recomputation does again.
+    /// Which products selective recomputation repeats.
     pub selective: Selective,
-    /// Bytes of communicators, their buckets and whatever else the software holds beside tensors.
+    /// Bytes of communicators, buckets and everything else that the software holds besides tensors.
     pub buffer_bytes: f64,
-    /// Half width of a prediction's error band, a fraction; absent where no published run was compared.
+    /// Half width of a prediction's error band, a fraction; absent where no published run was
+    /// compared.
     pub error_band: Option<f64>,
 }
 
 impl ClusterSpec {
-    /// The cluster as each of `ranks` sees it. Where they share one machine, each has its part: fewer ranks
-    /// work with more threads each, and more ranks than cores take turns.
+    /// The cluster as each of `ranks` sees it. Ranks that share one machine divide it: fewer ranks
+    /// have more threads each, and more ranks than cores take turns.
     pub fn shared_by(mut self, ranks: u64) -> Self {
         let Some(measured) = self.measured_ranks else { return self };
         let share = measured as f64 / ranks as f64;
@@ -354,7 +365,8 @@ impl ClusterSpec {
         self.device.peak_flops.values_mut().for_each(|flops| *flops *= speed);
         self.device.hbm_bytes *= share;
         self.device.hbm_bytes_per_s *= speed;
-        // What a rank waits for another grows with their turns, but does not shrink where it is alone.
+        // Waiting for another rank grows with the turns, but does not shrink for a rank that is
+        // alone.
         let turns = share.min(1.0);
         for level in &mut self.levels {
             level.bytes_per_s *= turns;
@@ -363,14 +375,15 @@ impl ClusterSpec {
         self
     }
 
-    /// Slowdown of a rank that works with the threads of `share` of the `measured` ranks: each doubling of
-    /// threads costs alike, and `measured` ranks' threads cost `thread_slowdown`.
+    /// Slowdown of a rank with the threads of `share` of the `measured` ranks: each doubling of
+    /// threads costs the same, and all `measured` ranks' threads cost `thread_slowdown`.
     fn threads_lose(&self, share: f64, measured: f64) -> f64 {
         if share <= 1.0 { 1.0 } else { self.thread_slowdown.powf(share.ln() / measured.ln()) }
     }
 
-    /// GPUs in one domain of each level when `gpus` are used, innermost first; never falls, the last is
-    /// `gpus`. The shape [`crate::mesh::GroupShape::within`] has for the group of all ranks.
+    /// GPUs in one domain of each level when `gpus` are used, innermost first: never falling, the
+    /// last is `gpus`. Has the form of [`crate::mesh::GroupShape::within`] for the group of all
+    /// ranks.
     pub fn level_sizes(&self, gpus: u64) -> Vec<u64> {
         self.levels.iter().map(|level| level.gpus.unwrap_or(gpus).min(gpus)).collect()
     }
@@ -391,7 +404,7 @@ impl ClusterSpec {
         self.levels.iter().position(together).unwrap_or(self.levels.len().saturating_sub(1))
     }
 
-    /// Memory a rank's tensors may take, bytes: what is neither reserved nor kept free.
+    /// Memory that a rank's tensors may take, bytes: neither reserved nor kept free.
     pub fn usable_bytes(&self) -> f64 {
         let kept_free = self.headroom * self.device.hbm_bytes;
         (self.device.hbm_bytes - kept_free - self.reserved_bytes()).max(0.0)

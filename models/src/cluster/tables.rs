@@ -1,14 +1,17 @@
 //! Measured efficiency of kernels and collectives, shipped as small tables.
 //!
-//! `tools/compact_tables.py` makes the files; their headers say whose numbers they are. `plan calibrate --gpu` writes
-//! the same lines into a cluster's own file ([`super::table_text`]). Everything is turned into seconds on one device and
-//! made monotone once, so that a lookup is one interpolation.
+//! `tools/compact_tables.py` writes the files; their headers name the sources.
+//! `plan calibrate --gpu` writes the same lines into a cluster's own file ([`super::table_text`]).
+//! Values become seconds on one device and are made monotone once, so that a lookup is one
+//! interpolation.
 
 use std::collections::BTreeMap;
 
 use super::limits::{MOST_OF_PEAK, TABLE};
 use super::products::{Products, Waves};
 use super::{Device, Dtype, Grid, roofline};
+use crate::formulas::attention::{causal_pairs, core_flops};
+use crate::formulas::flops::product_flops;
 use crate::input::InputError;
 
 macro_rules! tables {
@@ -25,7 +28,7 @@ const NONE: &str = "none";
 /// Files write fractions in this unit.
 pub(super) const FRACTION: f64 = 1e-4;
 
-/// The part of the peak that a cell says; none where it is more than there is.
+/// The part of the peak that a cell states; NaN where it exceeds the peak.
 fn of_peak(cell: f64) -> f64 {
     let share = cell * FRACTION;
     if share <= MOST_OF_PEAK { share } else { f64::NAN }
@@ -36,7 +39,7 @@ pub fn table_names() -> impl Iterator<Item = &'static str> {
     std::iter::once(NONE).chain(SHIPPED.iter().map(|(name, _)| *name))
 }
 
-/// What was measured, in seconds on one device. Where a part is missing, the formulas stand alone.
+/// Measurements in seconds on one device. Where a part is missing, formulas apply.
 #[derive(Clone, Debug, Default)]
 pub struct EfficiencyTables {
     /// Name in `efficiency:` of a cluster file.
@@ -49,7 +52,7 @@ pub struct EfficiencyTables {
     pub stream: Option<Scaled<1>>,
     /// Collectives inside one domain of the innermost level.
     pub links: Option<LinkTable>,
-    /// The lines that those are from, to be written with other measurements.
+    /// The lines of `links`, to be written out with other measurements.
     pub link_lines: String,
 }
 
@@ -78,8 +81,7 @@ pub struct LinkTable {
     pub all_to_all: Option<Scaled<2>>,
 }
 
-/// A monotone grid that grows beyond its ends with a power of each axis, and shrinks so below its
-/// start.
+/// A monotone grid, continued beyond both ends of each axis by a power of that axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaled<const N: usize> {
     grid: Grid<N>,
@@ -140,7 +142,7 @@ impl EfficiencyTables {
             .map_err(bug)
     }
 
-    /// Tables written out, as a shipped file has them; what they lack has no table.
+    /// Reads tables from the text of a shipped file; parts that the text lacks have no table.
     ///
     /// # Errors
     /// What is wrong with which line, or with which part.
@@ -183,7 +185,7 @@ impl EfficiencyTables {
     }
 }
 
-/// The lines that say what links do.
+/// The lines that describe links.
 fn link_lines(text: &str) -> String {
     let of_links = |line: &&str| line.starts_with("collective") || line.starts_with("link,");
     text.lines().filter(of_links).flat_map(|line| [line, "\n"]).collect()
@@ -197,7 +199,7 @@ enum Damage {
     Part(&'static str),
 }
 
-/// What lines begin with, and whether a colon and a format or a collective follow.
+/// First words of lines, and whether a colon and a format or a collective follow.
 const KEYS: [(&str, bool); 8] = [
     ("gemm_k", true),
     ("gemm", true),
@@ -282,8 +284,8 @@ fn gemm_rows<'a>(lines: &'a Lines<'_>, dtype: Dtype) -> &'a [Vec<f64>] {
 /// Sizes below the smallest measured ones, where the formula continues the table.
 const SMALL: [f64; 4] = [16.0, 64.0, 128.0, 256.0];
 
-/// Seconds of products: measured where it was, and below that what was measured at the nearest size
-/// times what the formula says of the difference. Above, the efficiency stays.
+/// Seconds of products. Below the smallest measured size the time at the nearest measured one is
+/// scaled by the roofline's ratio; above, the efficiency stays.
 fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Products> {
     let depths = lines.rows(&format!("gemm_k:{}", dtype.name())).first()?;
     let mut fraction = BTreeMap::new();
@@ -299,7 +301,8 @@ fn gemm(lines: &Lines<'_>, dtype: Dtype, device: &Device) -> Option<Products> {
     let seconds = |point: [f64; 3]| {
         let near = [0, 1, 2].map(|i| point[i].max(first[i]));
         let share = fraction.get(&near.map(f64::to_bits)).copied().unwrap_or(f64::NAN);
-        let measured_s = 2.0 * near.iter().product::<f64>() / (device.peak_flops(dtype) * share);
+        let [m, n, k] = near;
+        let measured_s = product_flops(m, n, k) / (device.peak_flops(dtype) * share);
         measured_s * roofline::gemm_s(device, dtype, point) / roofline::gemm_s(device, dtype, near)
     };
     let waves = lines.waves.contains(&dtype.name()).then(|| Waves::of(device));
@@ -328,8 +331,8 @@ fn axis_of(mut values: Vec<f64>) -> Vec<f64> {
 const HALF_TOKENS: f64 = 1000.0;
 /// Sequences below the measured ones.
 const SHORT: [f64; 4] = [16.0, 128.0, 256.0, 512.0];
-/// Time below the narrowest and above the widest measured head grows with these powers of the width:
-/// narrow heads are bound by the softmax, not by the products.
+/// Time below the narrowest and above the widest measured head grows with these powers of the
+/// width: narrow heads are bound by the softmax, not by the products.
 const HEAD_POWERS: [f64; 2] = [0.7, 1.0];
 /// FLOPs of a backward pass over those of a forward pass: five products instead of two.
 pub(super) const BACKWARD_FLOPS: f64 = 2.5;
@@ -360,9 +363,9 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
     })
 }
 
-/// Forward operations of causal squares, half of which count.
+/// Forward FLOPs of causal attention with heads of one `width`.
 pub(super) fn attention_flops(width: f64, sequence: f64, heads: f64) -> f64 {
-    2.0 * width * sequence * sequence * heads
+    core_flops(causal_pairs(sequence, sequence, sequence) * heads, 2.0 * width)
 }
 
 /// Fraction of peak measured at a head width and sequence for the nearest number of heads.

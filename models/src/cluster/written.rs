@@ -1,14 +1,16 @@
-//! Measurements of a GPU as efficiency tables: the lines that [`super::EfficiencyTables::read`] takes.
+//! Measurements of a GPU as efficiency tables: the lines that [`super::EfficiencyTables::read`]
+//! takes.
 
 use super::limits::MOST_OF_PEAK;
 use super::tables::{BACKWARD_FLOPS, FRACTION, attention_flops};
 use super::{CollectiveKind, Device, Dtype, MeasuredGpu};
+use crate::formulas::flops::product_flops;
 use crate::input::InputError;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-/// The tables of what was measured, as fractions of what `device` could; of the links those of `link_lines` where none
-/// were. Looked up on the same device, a point that was measured gives the time that was.
+/// Measurements as tables, in fractions of what `device` could do; links take `link_lines` where
+/// none were measured. Looked up on the same device, a measured point gives its measured time.
 ///
 /// # Errors
 /// Sizes that are not each measured with each, and times that `device` cannot have.
@@ -45,7 +47,7 @@ fn line(text: &mut String, key: &str, cells: &[&dyn Display]) {
     text.push('\n');
 }
 
-/// The least time over the time that it took, as files write it.
+/// The least possible time over the measured one, as files write it.
 fn share(least_s: f64, s: f64, what: impl Fn() -> String) -> Result<String, InputError> {
     let share = least_s / s;
     // A kernel that is faster was measured on another device.
@@ -82,7 +84,7 @@ fn products(text: &mut String, measured: &MeasuredGpu, device: &Device) -> Resul
             for &k in &depths {
                 let what = || format!("a product {m} x {n} x {k} in {name}");
                 let s = *row.get(&k).ok_or_else(|| missing(&what()))?;
-                cells.push(share(2.0 * m as f64 * n as f64 * k as f64 / peak, s, what)?);
+                cells.push(share(product_flops(m as f64, n as f64, k as f64) / peak, s, what)?);
             }
             let cells: Vec<&dyn Display> = cells.iter().map(|cell| cell as &dyn Display).collect();
             line(text, &format!("gemm:{name}"), &cells);
@@ -126,7 +128,7 @@ fn collectives(
     line(text, "link", &[&link_bytes_per_s]);
     let cells: Vec<&dyn Display> = sizes.iter().map(|bytes| bytes as &dyn Display).collect();
     line(text, "collective_bytes", &cells);
-    // What ranks on one GPU cannot do yet has no table.
+    // Collectives that ranks on one GPU cannot do yet have no table.
     for kind in CollectiveKind::ALL {
         if !found.iter().any(|of| of.kind == kind) {
             continue;

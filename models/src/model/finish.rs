@@ -1,4 +1,4 @@
-//! The one place where a model as written becomes a [`ModelSpec`]: defaults, and every check.
+//! Turns a model as written into a [`ModelSpec`]: the only place for defaults and checks.
 
 use serde_yaml::{Location, Spanned};
 
@@ -11,8 +11,8 @@ use super::spec::{
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
 
-// Generous against every model known, small enough that no count below overflows 64 bits.
-// Layers are what a search lists cuts of: the deepest published transformer has 1,000 (DeepNet, arXiv 2203.00555).
+// Limits far above every known model, and small enough that no count below overflows 64 bits. The
+// deepest published transformer has 1,000 layers (DeepNet, arXiv 2203.00555).
 const MAX_LAYERS: u64 = 1000;
 const MAX_WIDTH: u64 = 1_000_000;
 const MAX_FFN: u64 = 10_000_000;
@@ -27,8 +27,8 @@ const MAX_PARAMETERS: u128 = 1_000_000_000_000_000_000;
 /// Tokens an iteration where neither the file nor the user says: 4 Mi.
 const DEFAULT_BATCH_TOKENS: u64 = 4 << 20;
 
-/// Sequences an iteration where nobody says: the power of two that comes nearest to 4 Mi tokens, at
-/// least 1. `seq_len` in tokens.
+/// Default sequences an iteration: the power of two that comes nearest to 4 Mi tokens, at least 1.
+/// `seq_len` in tokens.
 pub fn default_global_batch(seq_len: u64) -> u64 {
     let sequences = DEFAULT_BATCH_TOKENS / seq_len.max(1);
     let below = if sequences == 0 { 1 } else { 1 << sequences.ilog2() };
@@ -36,14 +36,14 @@ pub fn default_global_batch(seq_len: u64) -> u64 {
     if distance(2 * below) < distance(below) { 2 * below } else { below }
 }
 
-/// How the assumptions begin that [`ModelSpec::with_run`] lifts.
+/// Prefix of the assumptions that [`ModelSpec::with_run`] lifts.
 const SEQUENCE_ASSUMED: &str = "sequence length";
 const BATCH_ASSUMED: &str = "global batch";
 
 impl ModelSpec {
-    /// The model with the user's sequence length (tokens) and global batch (sequences) for those of
-    /// its file. What the user says is no longer assumed; a batch that was assumed follows the
-    /// sequence length.
+    /// The model with the user's sequence length (tokens) and global batch (sequences) in place of
+    /// its file's. Values that the user gives are no longer assumptions; an assumed batch follows
+    /// the sequence length.
     ///
     /// # Errors
     /// Zero or absurd values, and more tokens than there are learned positions.
@@ -169,7 +169,7 @@ fn batch(
     Ok(assume_batch(seq_len, assumptions))
 }
 
-/// The default batch, said.
+/// The default batch, recorded as an assumption.
 fn assume_batch(seq_len: u64, assumptions: &mut Vec<String>) -> u64 {
     let sequences = default_global_batch(seq_len);
     let tokens = sequences * seq_len;
@@ -350,7 +350,7 @@ fn positions(check: &Checker<'_>, raw: &RawModel, seq_len: u64) -> Result<Positi
     }
 }
 
-/// Constants of the formulas; defaults are those of most models.
+/// Constants of the model's formulas; defaults are those of most models.
 fn numerics(
     check: &Checker<'_>,
     raw: &RawModel,
@@ -402,7 +402,7 @@ fn divisors(n: u64) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Reads values out of a raw model; refuses at their place those that cannot be.
+/// Reads values of a raw model and reports invalid ones at their place.
 struct Checker<'a> {
     source: &'a Source,
 }
@@ -412,7 +412,7 @@ impl Checker<'_> {
         self.source.error_at(value.referenced, message)
     }
 
-    /// The key a value was given under: in a Hugging Face file not our name for it.
+    /// The key of a value as the file has it, which in a Hugging Face file differs from ours.
     fn key<T>(&self, name: &str, value: &Spanned<T>) -> String {
         let known = value.referenced != Location::UNKNOWN;
         let written = known.then(|| self.source.key_at(value.referenced)).flatten();

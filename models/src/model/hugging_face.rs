@@ -1,7 +1,8 @@
 //! Hugging Face `config.json` as a raw model.
 //!
-//! Keys and defaults are those of the configuration classes of transformers 4.57. Keys that do not change the model
-//! are listed ([`WITHOUT_EFFECT`]); any other is told to the user ([`unknown_keys`]).
+//! Keys and defaults are those of the configuration classes of transformers 4.57. Keys without
+//! effect on the model are listed ([`WITHOUT_EFFECT`]); the user is told of any other
+//! ([`unknown_keys`]).
 
 use std::fmt;
 
@@ -91,8 +92,9 @@ pub(super) struct HfConfig {
     scale_attn_by_inverse_layer_idx: Maybe<bool>,
 }
 
-/// Keys of the supported architectures that change nothing here: what names and runs a checkpoint, what generates text
-/// with it, its initialisation, and how experts are chosen, which no trainer does yet.
+/// Keys of the supported architectures without effect here: those that name and run a checkpoint,
+/// generate text with it, or initialise it, and those that choose experts, which no trainer does
+/// yet.
 const WITHOUT_EFFECT: [&str; 85] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -181,7 +183,7 @@ const WITHOUT_EFFECT: [&str; 85] = [
     "use_cache",
 ];
 
-/// Keys of a configuration that nothing is known of, with their lines.
+/// Unknown keys of a configuration, with their lines.
 ///
 /// # Errors
 /// It is no mapping of keys.
@@ -218,7 +220,8 @@ impl<'de> Deserialize<'de> for Keys {
     }
 }
 
-/// The keys that [`HfConfig`] reads, under all their names: what its implementation of `Deserialize` asks for.
+/// The keys that [`HfConfig`] reads, with aliases, as its implementation of `Deserialize` asks for
+/// them.
 fn keys_read() -> &'static [&'static str] {
     struct Asked<'a>(&'a mut &'static [&'static str]);
     impl<'de> Deserializer<'de> for Asked<'_> {
@@ -299,7 +302,7 @@ impl Reader<'_> {
         self.source.error_at(at.referenced, message)
     }
 
-    /// A key without which the architecture has no shape.
+    /// A required key.
     fn need<T: Clone>(&self, key: &str, value: &Maybe<T>) -> Result<Spanned<T>, InputError> {
         let missing =
             || self.error(&self.config.model_type, format!("missing required key `{key}`"));
@@ -309,7 +312,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What all architectures with RMSNorm, RoPE and a gated block share; `tied` is the class's
+    /// The common part of architectures with RMSNorm, RoPE and a gated block; `tied` is the class's
     /// default for `tie_word_embeddings`.
     fn llama_like(&self, tied: bool) -> Result<RawModel, InputError> {
         let config = self.config;
@@ -518,7 +521,7 @@ impl Reader<'_> {
         if exact { Gelu::Erf } else { Gelu::Tanh }
     }
 
-    /// What the configuration changes about the formulas that a spec cannot say.
+    /// Changes to the formulas that the configuration asks for and a spec cannot express.
     fn unknown(&self) -> Vec<String> {
         let config = self.config;
         let is = |flag: &Maybe<bool>, value: bool| flag.as_ref().is_some_and(|f| f.value == value);
@@ -543,7 +546,7 @@ impl Reader<'_> {
         self.error(given, format!("`{key}` cannot be this")).help(format!("valid: {valid}"))
     }
 
-    /// A spec has one dropout, which a Llama's attention alone does not make.
+    /// Refuses dropout on attention alone, which a spec cannot express.
     fn no_attention_dropout(&self) -> Result<(), InputError> {
         let given = self.config.attention_dropout.as_ref();
         given.filter(|dropout| dropout.value != 0.0).map_or(Ok(()), |dropout| {
@@ -601,8 +604,8 @@ impl Reader<'_> {
         }
     }
 
-    /// `layer_types` as a period: `None` not given, `Some(None)` all windowed, `Some(Some(1))` none,
-    /// `Some(Some(k))` every k-th full.
+    /// `layer_types` as a period: `None` not given, `Some(None)` all windowed, `Some(Some(1))`
+    /// none, `Some(Some(k))` every k-th full.
     fn full_every(&self) -> Result<Option<Maybe<u64>>, InputError> {
         let Some(types) = &self.config.layer_types else { return Ok(None) };
         let full = |kind: &String| kind == "full_attention";

@@ -33,8 +33,8 @@ pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
 /// Keys that a warning names.
 const NAMED: usize = 10;
 
-/// What the file of a model asks for and does not get, one sentence each, to be printed as warnings: keys of a Hugging
-/// Face `config.json` that nobody knows, and what can be planned but not trained.
+/// Warnings, one sentence each, about requests of a model file that are not met: unknown keys of a
+/// Hugging Face `config.json`, and parts that can be planned but not trained.
 pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
     let unknown = match hugging_face {

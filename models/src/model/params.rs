@@ -78,8 +78,8 @@ fn attention(spec: &ModelSpec) -> (u64, u64) {
     (matrices, whole + out_bias + qk_norm)
 }
 
-/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, and QKV biases (Ainslie et al. 2023, section 2.2; multi-head
-/// attention is `k = a`).
+/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, and QKV biases (Ainslie et al. 2023, section 2.2;
+/// multi-head attention is `k = a`).
 fn grouped_query(spec: &ModelSpec) -> u64 {
     let query = spec.attention.heads * spec.attention.head_dim;
     let bias = if spec.attention.qkv_bias { query } else { 0 };

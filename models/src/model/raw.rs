@@ -49,13 +49,13 @@ pub(super) struct RawModel {
     /// What another format's reader had to assume.
     #[serde(skip)]
     pub assumptions: Vec<String>,
-    /// What another format asks for that nobody here knows how to compute.
+    /// Requests of another format that nothing here can compute.
     #[serde(skip)]
     pub unknown: Vec<String>,
 }
 
 impl RawModel {
-    /// A model that says only what it must.
+    /// A model with only the required keys.
     pub fn new(
         layers: Spanned<u64>,
         hidden: Spanned<u64>,

@@ -21,7 +21,7 @@ pub struct ModelSpec {
     pub seq_len: u64,
     /// Global batch, sequences an iteration.
     pub global_batch: u64,
-    /// What the reader filled in that the file did not say, one sentence each, to be printed.
+    /// Assumptions of the reader about what the file leaves out, one sentence each, to be printed.
     pub assumptions: Vec<String>,
     /// Attention of every layer.
     pub attention: Attention,
@@ -43,8 +43,8 @@ pub struct ModelSpec {
     pub numerics: Numerics,
 }
 
-/// Constants that change what a model computes, but neither its shapes nor its costs: training needs
-/// them, planning does not.
+/// Constants that change what a model computes, but neither its shapes nor its costs: training
+/// needs them, planning does not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Numerics {
@@ -60,8 +60,8 @@ pub struct Numerics {
     pub embedding_scale: f64,
     /// Which GELU, where there is one.
     pub gelu: Gelu,
-    /// What the model's file asks for that is not known how to compute, in words; empty for models
-    /// that can be trained.
+    /// Requests of the model's file that cannot be computed, in words; empty for models that can be
+    /// trained.
     pub unknown: Vec<String>,
 }
 
@@ -93,7 +93,8 @@ pub struct Attention {
     pub out_bias: bool,
     /// RMSNorm over each query and key head (Qwen 3).
     pub qk_norm: bool,
-    /// A learnt logit a head that every softmax counts beside its keys' (gpt-oss); only its time counts.
+    /// A learned logit for each head that every softmax counts beside its keys' (gpt-oss). Only its
+    /// time is modelled.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
     /// `tanh` cap on attention scores (Gemma 2).
@@ -174,9 +175,10 @@ pub struct Moe {
     pub ffn: u64,
     /// Total feed-forward width of the shared experts; 0 for none.
     pub shared_ffn: u64,
-    /// The first so many layers are dense.
+    /// Number of leading dense layers.
     pub first_dense: usize,
-    /// Every so-many-th layer is mixture-of-experts (1: all after `first_dense`; AMPipe's models: 1 or 2).
+    /// Period of the mixture-of-experts layers after `first_dense`: 1 for all of them; AMPipe's
+    /// models have 1 or 2.
     pub every: usize,
     /// Tokens an expert takes, as a multiple of the balanced share; `None` is dropless.
     pub capacity_factor: Option<f64>,
@@ -184,8 +186,8 @@ pub struct Moe {
     pub router: Router,
     /// Weight of the load-balancing loss; 0 for none.
     pub aux_loss: f64,
-    /// Experts add biases to what they make, and clamp what enters their activation (GPT-OSS). Priced, not trained: no
-    /// runtime layer has either.
+    /// Whether experts have biases, and clamp the inputs of their activation (gpt-oss). Priced but
+    /// not trained: no runtime layer has either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub biased: bool,
 }
@@ -233,7 +235,7 @@ pub enum Positions {
     },
 }
 
-/// What distinguishes one layer from another in one model.
+/// Kind of a layer within its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct LayerKind {
     /// Mixture-of-experts instead of the dense block.

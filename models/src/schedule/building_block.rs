@@ -1,11 +1,11 @@
-//! Schedules made by repeating one micro-batch's pattern of passes, on a V of stages with two chunks a
-//! device (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3).
+//! Schedules that repeat one micro-batch's pattern of passes, on a V of stages with two chunks a
+//! pipeline rank (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3).
 //!
-//! Time is counted in slots, one for each forward, backward to inputs and backward to weights of a chunk. A
-//! block says in which slots each device runs the first micro-batch; the next one follows [`PERIOD`] slots
-//! later. How long a micro-batch lives decides the memory, and it lives as long as its block. The order
-//! that results is made shorter where the pipeline fills and drains, as far as no device then holds more:
-//! the greedy reordering and the squeezing of the paper's published code.
+//! Time is counted in slots, one for each forward, backward to inputs and backward to weights of a
+//! chunk. A block gives the slots of the first micro-batch on each pipeline rank; the next
+//! micro-batch follows [`PERIOD`] slots later. A micro-batch lives as long as its block, and its
+//! lifetime decides the memory. Warm-up and cooldown are then shortened as far as no pipeline rank
+//! holds more: the greedy reordering and the squeezing of the paper's published code.
 
 use super::generate::pass;
 use super::{Pass, PassKind};
@@ -13,8 +13,8 @@ use super::{Pass, PassKind};
 /// Slots between micro-batches: two chunks of three passes.
 pub(super) const PERIOD: usize = 6;
 
-/// The slots of a device's forwards of chunk 0 and 1 and backwards of chunk 1 and 0, in the order in which
-/// a micro-batch comes by.
+/// The slots of a pipeline rank's forwards of chunk 0 and 1 and backwards of chunk 1 and 0, in the
+/// order in which a micro-batch passes.
 pub(super) type Block = [usize; 4];
 
 /// Kinds of pass by index; the first four as in a [`Block`].
@@ -24,44 +24,44 @@ const FIRST_BACKWARD: usize = 2;
 const LAST: usize = 3;
 const WEIGHTS: usize = 4;
 
-/// The order of every device when its block is repeated, filled and drained as fast as memory allows. The
-/// last stage's forward and its backward stay at least `apart` slots apart.
+/// The order of every pipeline rank for a repeated block, with warm-up and cooldown as short as
+/// memory allows. The last stage's forward and its backward stay at least `apart` slots apart.
 pub(super) fn shortened(blocks: &[Block], micro_batches: usize, apart: usize) -> Vec<Vec<Pass>> {
     let mut devices = repeat(blocks, micro_batches);
     fill_early(&mut devices, apart);
     squeeze(&mut devices, apart);
     drain_early(&mut devices, apart);
     squeeze(&mut devices, apart);
-    devices.iter().map(Device::order).collect()
+    devices.iter().map(RankSlots::order).collect()
 }
 
-/// The same without moving anything but what costs nothing.
+/// The order for a repeated block, where only free moves are made.
 pub(super) fn repeated(blocks: &[Block], micro_batches: usize) -> Vec<Vec<Pass>> {
-    repeat(blocks, micro_batches).iter().map(Device::order).collect()
+    repeat(blocks, micro_batches).iter().map(RankSlots::order).collect()
 }
 
-/// Slots of one device's passes, by kind and micro-batch; weight gradients without chunk.
-struct Device {
+/// Slots of one pipeline rank's passes, by kind and micro-batch; weight gradients without chunk.
+struct RankSlots {
     slots: [Vec<usize>; 5],
 }
 
-fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<Device> {
+fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<RankSlots> {
     let device = |block: &Block| {
         let every = |first: usize| (0..micro_batches).map(|k| first + k * PERIOD).collect();
         let [f0, f1, b1, b0] = block.map(every);
-        Device { slots: [f0, f1, b1, b0, Vec::new()] }
+        RankSlots { slots: [f0, f1, b1, b0, Vec::new()] }
     };
     blocks.iter().map(device).collect()
 }
 
-impl Device {
-    /// Behind its last pass other than weight gradients.
+impl RankSlots {
+    /// End of its last pass other than weight gradients.
     fn end(&self) -> usize {
         let last = self.slots[..WEIGHTS].iter().filter_map(|slots| slots.last());
         last.max().map_or(0, |last| last + 1)
     }
 
-    /// What runs in each slot up to [`Self::end`], weight gradients aside.
+    /// The pass in each slot up to [`Self::end`], weight gradients aside.
     fn occupants(&self) -> Vec<Option<usize>> {
         let mut occupants = vec![None; self.end()];
         for (kind, slots) in self.slots[..WEIGHTS].iter().enumerate() {
@@ -70,7 +70,8 @@ impl Device {
         occupants
     }
 
-    /// Weight gradients in the first free slots behind their backwards, by chunk; those of chunk 1 first.
+    /// Weight gradients in the first free slots after their backwards, by chunk; those of chunk 1
+    /// first.
     fn weight_slots(&self) -> [Vec<usize>; 2] {
         let (mut waiting, mut slots) = ([0_usize; 2], [Vec::new(), Vec::new()]);
         let mut put = |waiting: &mut [usize; 2], slot: usize| {
@@ -126,7 +127,7 @@ struct Event {
 }
 
 /// All passes by time.
-fn events(devices: &[Device]) -> Vec<Event> {
+fn events(devices: &[RankSlots]) -> Vec<Event> {
     let kinds =
         || devices.iter().enumerate().flat_map(|(d, own)| own.slots.iter().map(move |s| (d, s)));
     let end = kinds().filter_map(|(_, slots)| slots.last()).max().map_or(0, |last| last + 1);
@@ -148,9 +149,10 @@ fn events(devices: &[Device]) -> Vec<Event> {
     events
 }
 
-/// The first slot behind everything a pass needs, its own device's other passes aside. Between the last stage's
-/// forward and its backward, both on the first device, lie `apart` slots.
-fn ready(devices: &[Device], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
+/// The first slot after everything that a pass needs, other passes of its own pipeline rank aside.
+/// `apart` slots lie between the last stage's forward and its backward, both on the first pipeline
+/// rank.
+fn ready(devices: &[RankSlots], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
     let own = &devices[device].slots;
     let after = |slot: usize| slot + 1;
     let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
@@ -167,8 +169,8 @@ fn ready(devices: &[Device], Event { device, kind, k, .. }: Event, apart: usize)
 
 /// The `n`-th of all values of two ascending lists, 0-based.
 fn nth_of_two(one: &[usize], other: &[usize], n: usize) -> usize {
-    // So many of the values before it are in `one`: the fewest with which the next there is no less than the
-    // last that is then taken of `other`.
+    // Number of the values before it that come from `one`: the fewest for which the next value
+    // there is at least the last one then taken from `other`.
     let (mut low, mut high) = (n.saturating_sub(other.len()), n.min(one.len()));
     while low < high {
         let middle = low.midpoint(high);
@@ -178,7 +180,7 @@ fn nth_of_two(one: &[usize], other: &[usize], n: usize) -> usize {
     next.into_iter().flatten().copied().min().unwrap_or(0)
 }
 
-/// Where in its filling, steady or draining state the pipeline is as passes come by.
+/// State of the pipeline as passes go by: warm-up, steady state or cooldown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Filling,
@@ -187,8 +189,8 @@ enum Phase {
 }
 
 impl Phase {
-    /// The state for this event, and behind it. Steady is from the first micro-batch's return to device 0
-    /// to the last one's start.
+    /// The state for this event, and the next one. The steady state lasts from the first
+    /// micro-batch's return to pipeline rank 0 to the last one's start.
     fn pass(&mut self, event: Event, micro_batches: usize) -> Self {
         if *self == Self::Filling && event.kind == LAST && event.device == 0 {
             *self = Self::Steady;
@@ -201,11 +203,11 @@ impl Phase {
     }
 }
 
-/// Activations a device holds behind each slot, up to weight gradients.
+/// Activations a pipeline rank holds after each slot, up to weight gradients.
 struct Held(Vec<usize>);
 
 impl Held {
-    fn new(device: &Device) -> Self {
+    fn new(device: &RankSlots) -> Self {
         let end = device.slots.iter().filter_map(|slots| slots.last()).max();
         let mut change = vec![0_isize; end.map_or(0, |end| end + 1)];
         for (kind, slots) in device.slots.iter().enumerate() {
@@ -224,10 +226,10 @@ impl Held {
     }
 }
 
-/// Moves passes of the filling and draining pipeline to earlier free slots where no device then holds
-/// more than any did, counting weight gradients.
-fn fill_early(devices: &mut [Device], apart: usize) {
-    devices.iter_mut().for_each(Device::place_weights);
+/// Moves passes of warm-up and cooldown to earlier free slots, where no pipeline rank then holds
+/// more than the fullest did, weight gradients included.
+fn fill_early(devices: &mut [RankSlots], apart: usize) {
+    devices.iter_mut().for_each(RankSlots::place_weights);
     let mut held: Vec<Held> = devices.iter().map(Held::new).collect();
     let most = held.iter().map(Held::peak).max().unwrap_or(0);
     let mut taken: Vec<Vec<bool>> = held.iter().map(|held| vec![false; held.0.len()]).collect();
@@ -252,11 +254,11 @@ fn fill_early(devices: &mut [Device], apart: usize) {
     }
 }
 
-/// Moves passes of the draining pipeline to earlier free slots, with weight gradients wherever these leave
+/// Moves passes of the cooldown to earlier free slots, with weight gradients wherever these leave
 /// room.
-fn drain_early(devices: &mut [Device], apart: usize) {
+fn drain_early(devices: &mut [RankSlots], apart: usize) {
     devices.iter_mut().for_each(|device| device.slots[WEIGHTS].clear());
-    let mut occupants: Vec<_> = devices.iter().map(Device::occupants).collect();
+    let mut occupants: Vec<_> = devices.iter().map(RankSlots::occupants).collect();
     let most = occupants.iter().map(|slots| peak_without_weights(slots)).max().unwrap_or(0);
     let mut phase = Phase::Filling;
     for event in events(devices) {
@@ -267,7 +269,7 @@ fn drain_early(devices: &mut [Device], apart: usize) {
         }
         let slots = &mut occupants[device];
         for to in ready(devices, event, apart)..slot {
-            // Slots before this event's hold only passes that have come by.
+            // Slots before this event's hold only passes already visited.
             if slots[to].is_none() {
                 slots.swap(to, slot);
                 if peak_without_weights(slots) <= most {
@@ -298,10 +300,10 @@ fn peak_without_weights(occupants: &[Option<usize>]) -> usize {
     most
 }
 
-/// Runs every device's order as early as it can, with weight gradients in their place.
-fn squeeze(devices: &mut [Device], apart: usize) {
+/// Runs every pipeline rank's order as early as it can, with weight gradients in their place.
+fn squeeze(devices: &mut [RankSlots], apart: usize) {
     if devices.iter().any(|device| device.slots[WEIGHTS].is_empty()) {
-        devices.iter_mut().for_each(Device::place_weights);
+        devices.iter_mut().for_each(RankSlots::place_weights);
     }
     let mut free = vec![0; devices.len()];
     for event in events(devices) {

@@ -1,13 +1,15 @@
-//! Chimera: two pipelines of 1F1B in opposite directions over the same devices.
+//! Chimera: two pipelines of 1F1B in opposite directions over the same pipeline ranks.
 
 use super::generate::{Counts, one_forward_one_backward, pass};
 use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// Every device holds two stages' parameters; half the micro-batches go either way, each direction in 1F1B
-/// order, merged by what can start first (Chimera, arXiv 2107.06925, section 3.1). More than `p` micro-batches
-/// run in units of `p`, one behind the other (section 3.5).
+/// Bidirectional: every pipeline rank holds two stages' parameters, and half the micro-batches go
+/// either way. Each direction keeps 1F1B order; the two are merged by what can start first
+/// (Chimera, arXiv 2107.06925, section 3.1). More than `p` micro-batches run in units of `p`, one
+/// after the other (section 3.5).
 ///
-/// `p` micro-batches take `2p + p − 2` passes where `F = B + W`; devices hold `p/2 + 1` to `p`.
+/// `p` micro-batches take `2p + p − 2` passes where `F = B + W`; pipeline ranks hold `p/2 + 1` to
+/// `p`.
 ///
 /// # Errors
 /// `p` is odd, or `m` is no multiple of `p`.
@@ -31,16 +33,17 @@ pub fn chimera(devices: usize, micro_batches: usize) -> Result<Schedule, Schedul
 const FORWARD: u64 = 1;
 const BACKWARD: u64 = 2;
 
-/// Both directions of `p` micro-batches, in a run where each device takes what can start first.
+/// Both directions of `p` micro-batches, in a run where each pipeline rank takes what can start
+/// first.
 struct Merge {
     devices: usize,
-    /// By device and direction: passes in 1F1B order and how many are done.
+    /// By pipeline rank and direction: passes in 1F1B order and how many are done.
     queues: Vec<[(Vec<Pass>, usize); 2]>,
     free: Vec<u64>,
     /// Ends of forwards and backwards, by direction, stage and micro-batch.
     ends: [[Vec<Option<u64>>; 2]; 2],
     orders: Vec<Vec<Pass>>,
-    /// By device, its heads whose inputs are there, and when they were.
+    /// By pipeline rank, its heads whose inputs are there, and when they were.
     ready: Vec<[Option<(u64, Pass)>; 2]>,
 }
 
@@ -74,14 +77,14 @@ impl Merge {
             self.free[device] = start + length;
             self.queues[device][chunk].1 += 1;
             self.orders[device].push(pass);
-            // Its own heads, and those of the neighbours that take what it has made.
+            // Its own heads, and those of the neighbours that take its outputs.
             let last = self.devices - 1;
             (device.saturating_sub(1)..=(device + 1).min(last)).for_each(|near| self.look_at(near));
         }
         self.orders
     }
 
-    /// Finds out which heads of a device have their inputs.
+    /// Finds the heads of a pipeline rank whose inputs are there.
     fn look_at(&mut self, device: usize) {
         for direction in [0, 1] {
             let (order, done) = &self.queues[device][direction];

@@ -3,12 +3,12 @@
 use super::generate::{Counts, Steps};
 use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// Every device holds two stages' parameters and runs half the micro-batches in either direction; in the
-/// steady state a forward of one direction runs together with a whole backward of the other (DeepSeek-V3,
-/// arXiv 2412.19437, section 3.2.1).
+/// Bidirectional: every pipeline rank holds two stages' parameters and runs half the micro-batches
+/// in either direction. In the steady state a forward of one direction runs together with a whole
+/// backward of the other (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
 ///
-/// With a pair as long as its parts the bubble is `(p/2 − 1)(F&B + B + W − 3W)`, exact for `F = B` and
-/// `W ≤ F`; every device holds `p + 1` micro-batches.
+/// With a pair as long as its parts the bubble is `(p/2 − 1)(F&B + B + W − 3W)`, exact for `F = B`
+/// and `W ≤ F`; every pipeline rank holds `p + 1` micro-batches.
 ///
 /// # Errors
 /// `p` or `m` is odd, or `m < 2p`.
@@ -29,11 +29,11 @@ pub fn dualpipe(devices: usize, micro_batches: usize) -> Result<Schedule, Schedu
     Ok(Schedule { pairs, ..counts.schedule(StageLayout::Bidirectional, passes) })
 }
 
-/// A device's part; [`super::dualpipe_v`] is the same with other counts.
+/// A pipeline rank's part; [`super::dualpipe_v`] has the same with other counts.
 pub(super) struct Part {
-    /// Devices between an end of the pipeline and its middle, both counted.
+    /// Pipeline ranks between an end of the pipeline and its middle, both counted.
     pub half: usize,
-    /// Devices between this one and the nearer end.
+    /// Pipeline ranks between this one and the nearer end.
     pub from_end: usize,
     /// Rounds of the steady state.
     pub main: usize,
@@ -78,7 +78,7 @@ impl Part {
 
     fn steady(&self, steps: &mut Steps) {
         for round in 0..self.main {
-            // Run apart, the first two start the middle's backwards earlier.
+            // Run separately, the first two start the middle's backwards earlier.
             if round == 0 && self.is_middle() {
                 steps.forward(self.near);
                 steps.whole_backward(1 - self.near);
@@ -96,7 +96,8 @@ impl Part {
         }
     }
 
-    /// The later half of the last backwards is split, so that the other devices' last can start early.
+    /// The second half of the last backwards is split, so that the other pipeline ranks' last ones
+    /// can start early.
     fn cool_down(&self, steps: &mut Steps) {
         let split_from =
             self.from_end.div_ceil(2) * 2 + usize::from(self.from_end.is_multiple_of(2));

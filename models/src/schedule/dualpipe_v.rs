@@ -4,12 +4,13 @@ use super::dualpipe::Part;
 use super::generate::{Counts, Steps};
 use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// The half of a DualPipe of `2p` devices before its middle, where the far direction is the way back of the
-/// same micro-batches: device `i` holds stages `i` and `2p − 1 − i` (DeepSeek's DualPipe repository; torch's
-/// `ScheduleDualPipeV`).
+/// Half a DualPipe of `2p` pipeline ranks, up to its middle, where the far direction is the way
+/// back of the same micro-batches: pipeline rank `i` holds stages `i` and `2p − 1 − i` (DeepSeek's
+/// DualPipe repository; torch's `ScheduleDualPipeV`).
 ///
-/// With chunk times `f`, `b`, `w` and a pair as long as its parts the bubble is `(p − 1)(f&b + b + w − 3w)`,
-/// exact for `f = b` and `w ≤ f`; every device holds `2p + 1` chunks.
+/// With chunk times `f`, `b`, `w` and a pair as long as its parts the bubble is
+/// `(p − 1)(f&b + b + w − 3w)`, exact for `f = b` and `w ≤ f`; every pipeline rank holds `2p + 1`
+/// chunks.
 ///
 /// # Errors
 /// `m < 2p`.

@@ -1,4 +1,4 @@
-//! What is wrong with a request for a schedule, or with a schedule.
+//! Errors of requests for schedules, and of schedules.
 
 use super::{Pass, PassKind, ScheduleName};
 use std::fmt;
@@ -35,7 +35,7 @@ pub enum ScheduleError {
         /// The nearest valid number.
         nearest: usize,
     },
-    /// The schedule does not exist for this number of devices.
+    /// The schedule does not exist for this number of pipeline ranks.
     #[error("{schedule} needs an even number of stages: {devices}; {} would do", either(nearest))]
     Devices {
         /// The schedule.
@@ -57,12 +57,12 @@ pub enum ScheduleError {
         rule: &'static str,
         /// What was asked for.
         micro_batches: usize,
-        /// Pipeline devices.
+        /// Pipeline ranks.
         devices: usize,
         /// The nearest valid numbers.
         nearest: Vec<usize>,
     },
-    /// The schedule cannot split the vocabulary over its devices.
+    /// The schedule cannot split the vocabulary over its pipeline ranks.
     #[error(
         "{schedule} has no place for vocabulary passes ({vocab}); valid: {}",
         ScheduleName::VOCAB.map(ScheduleName::name).join(", ")
@@ -73,7 +73,8 @@ pub enum ScheduleError {
         /// How the vocabulary was to be split.
         vocab: &'static str,
     },
-    /// The schedule has no moment at which all devices could run the vocabulary's layers together.
+    /// The schedule has no moment at which all pipeline ranks could run the vocabulary layers
+    /// together.
     #[error("{schedule} has no place for interlaced vocabulary layers; valid: 1f1b")]
     NotInterlaced {
         /// The schedule.
@@ -119,51 +120,51 @@ pub enum ScheduleError {
     DeviceLists {
         /// Lists of passes.
         lists: usize,
-        /// Devices.
+        /// Pipeline ranks.
         devices: usize,
     },
     /// The layout of stages is not made for this number of chunks.
     #[error("stages on a V or in both directions are 2 chunks a device, not {chunks}")]
     Layout {
-        /// Chunks a device.
+        /// Chunks a pipeline rank.
         chunks: usize,
     },
     /// A pass names a micro-batch or a chunk that does not exist, or a kind that does not belong.
     #[error("device {device} has {pass}, which this schedule has no place for")]
     Foreign {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The pass.
         pass: Pass,
     },
-    /// A word of a written order is no pass of its device.
+    /// A word of a written order is no pass of its pipeline rank.
     #[error("`{word}` is no pass of device {device}; F0@{device} would be one")]
     Word {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The word.
         word: String,
     },
-    /// A device runs a pass twice.
+    /// A pipeline rank runs a pass twice.
     #[error("device {device} runs {pass} twice")]
     Duplicate {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The pass.
         pass: Pass,
     },
-    /// A device never runs a pass that it must run.
+    /// A pipeline rank never runs a pass that it must run.
     #[error("device {device} never runs {pass}")]
     Missing {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The pass.
         pass: Pass,
     },
-    /// A device runs a pass before another one of its own that it needs.
+    /// A pipeline rank runs a pass before another one of its own that it needs.
     #[error("device {device} runs {pass} before {needs}")]
     TooEarly {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The pass.
         pass: Pass,
@@ -173,9 +174,9 @@ pub enum ScheduleError {
     /// Passes that should run together cannot.
     #[error("device {device} cannot run passes {place} and {} of its order together", place + 1)]
     Pair {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
-        /// Place of the first in the device's order.
+        /// Place of the first in the pipeline rank's order.
         place: u32,
     },
     /// Reductions of vocabulary passes would meet those of other micro-batches.
@@ -183,15 +184,15 @@ pub enum ScheduleError {
         "device {device} runs its {kind} passes in another order of micro-batches than device 0"
     )]
     VocabOrder {
-        /// Device, 0-based.
+        /// Pipeline rank, 0-based.
         device: usize,
         /// The kind of vocabulary pass.
         kind: PassKind,
     },
-    /// The devices wait for one another for ever.
+    /// The pipeline ranks deadlock.
     #[error("the devices wait for one another: {}", waiting_list(waiting))]
     Deadlock {
-        /// Devices that are not done, each with the pass it cannot start.
+        /// Pipeline ranks that are not done, each with the pass it cannot start.
         waiting: Vec<(usize, Pass)>,
     },
 }

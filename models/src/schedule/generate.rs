@@ -1,9 +1,9 @@
-//! What the generators share: checked counts and the making of passes.
+//! Common parts of the generators: checked counts and the making of passes.
 
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
 use std::collections::VecDeque;
 
-/// Pipeline devices, micro-batches and chunks, all within what a [`Pass`] can hold.
+/// Pipeline ranks, micro-batches and chunks, all within what a [`Pass`] can hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub devices: usize,
@@ -40,8 +40,7 @@ pub(super) fn pass(kind: PassKind, micro_batch: usize, chunk: usize) -> Pass {
     Pass { kind, micro_batch: micro_batch as u32, chunk: chunk as u16 }
 }
 
-/// Forwards then backwards, of which `warm_up` forwards come first and the rest alternate: forward,
-/// backward, forward, backward.
+/// 1F1B: `warm_up` forwards first, then forward and backward in turn, then the remaining backwards.
 pub(super) fn one_forward_one_backward(
     forwards: impl Iterator<Item = Pass>,
     backwards: impl Iterator<Item = Pass>,
@@ -57,8 +56,8 @@ pub(super) fn one_forward_one_backward(
     order
 }
 
-/// Backward split in two: `warm_up` forwards; then backward to inputs, backward to weights of the
-/// oldest once `lag` of them wait, and forward, in turn; what is left at the end in the same order.
+/// 1F1B with split backwards: `warm_up` forwards; then backward to inputs, backward to weights of
+/// the oldest once `lag` of them wait, and forward, in turn; the rest in the same order.
 ///
 /// Items are micro-batch and chunk.
 pub(super) fn split_backward(
@@ -81,16 +80,16 @@ pub(super) fn split_backward(
     order
 }
 
-/// A device's order under construction, where each kind of pass of a chunk takes the micro-batches in
-/// turn.
+/// A pipeline rank's order under construction. Each kind of pass of a chunk takes the micro-batches
+/// in turn.
 pub(super) struct Steps {
     /// By kind (forward, backward) and chunk, passes so far.
     counts: [[usize; 2]; 2],
-    /// Weights that wait, oldest first.
+    /// Waiting weight gradients, oldest first.
     waiting: VecDeque<(usize, usize)>,
     /// The order.
     pub order: Vec<Pass>,
-    /// Places of forwards that run together with the backward behind them.
+    /// Positions of forwards that run together with the next backward.
     pub pairs: Vec<u32>,
 }
 
@@ -110,7 +109,7 @@ impl Steps {
         self.order.push(pass(PassKind::F, k, chunk));
     }
 
-    /// Backward to inputs; its weights wait.
+    /// Backward to inputs; its weight gradients wait.
     pub fn backward(&mut self, chunk: usize) {
         let k = self.next(1, chunk);
         self.order.push(pass(PassKind::B, k, chunk));
@@ -129,7 +128,8 @@ impl Steps {
         self.whole_backward(1 - forward);
     }
 
-    /// Weights of the backward that waits longest, of one chunk or of any; whether there was any.
+    /// Weight gradients of the oldest waiting backward, of one chunk or of any; whether there was
+    /// any.
     pub fn weights(&mut self, chunk: Option<usize>) -> bool {
         let wanted = |&(_, c): &(usize, usize)| chunk.is_none_or(|chunk| chunk == c);
         let found = self.waiting.iter().position(wanted).and_then(|at| self.waiting.remove(at));

@@ -3,12 +3,13 @@
 use super::generate::{Counts, pass};
 use super::{PassKind, Schedule, ScheduleError, StageLayout};
 
-/// All forwards, then all backwards, both in ascending order (GPipe, arXiv 1811.06965, section 2.3).
+/// All forwards, then all backwards, both in ascending order (GPipe, arXiv 1811.06965, section
+/// 2.3).
 ///
-/// Every device holds all `m` micro-batches; the bubble is `(p − 1)(F + B + W)`.
+/// Every pipeline rank holds all `m` micro-batches; the bubble is `(p − 1)(F + B + W)`.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn gpipe(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     let counts = Counts::new(devices, micro_batches, 1)?;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));

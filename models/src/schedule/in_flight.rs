@@ -1,4 +1,4 @@
-//! How many micro-batches' activations a device holds.
+//! Number of micro-batches whose activations a pipeline rank holds.
 
 use super::{Pass, PassKind, Schedule};
 
@@ -22,8 +22,8 @@ impl Release {
 }
 
 impl Schedule {
-    /// The counts of micro-batches in flight, per chunk, that `device` reaches and that no other
-    /// count it reaches dominates. Allocated at the start of `F`.
+    /// Counts of micro-batches in flight, per chunk, that `device` reaches and that no other count
+    /// it reaches dominates. Allocated at the start of `F`.
     ///
     /// With activations `a_j` of chunk `j`, the device's peak is the largest `Σ_j n_j·a_j` over
     /// these vectors `n`.
@@ -38,8 +38,8 @@ impl Schedule {
         peaks
     }
 
-    /// Most activations `device` holds, in those of one micro-batch of a device's whole share, of
-    /// which a chunk is `1/v`.
+    /// Most activations `device` holds, in those of one micro-batch of a pipeline rank's whole
+    /// share, of which a chunk is `1/v`.
     pub fn peak_activations(&self, device: usize, release: Release) -> f64 {
         let mut most = 0;
         self.walk(device, release, |held| most = most.max(held.iter().sum::<u32>()));

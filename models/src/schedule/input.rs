@@ -1,22 +1,25 @@
-//! Passes of an input layer that is split over all devices.
+//! Passes of an input layer that is split over all pipeline ranks.
 
 use super::generate::pass;
 use super::run::{Run, Timed};
 use super::{Pass, PassKind, PassTimes, Schedule, ScheduleError};
 
 impl Schedule {
-    /// The same with passes of the input layer on every device: `IF` looks a micro-batch's tokens up, ahead of the
-    /// first stage's forward, which takes the sum over all devices; `IB` adds the gradient of the rows, which the
-    /// first stage's backward leaves to all, to the device's own (Vocabulary Parallelism, arXiv 2411.05288,
-    /// appendix C).
+    /// The schedule with passes of the input layer on every pipeline rank. `IF` looks up a
+    /// micro-batch's tokens ahead of the first stage's forward, which takes the sum over all
+    /// pipeline ranks. `IB` adds the gradient of the rows, which the first stage's backward
+    /// broadcasts, to the pipeline rank's own (Vocabulary Parallelism, arXiv 2411.05288, appendix
+    /// C).
     ///
-    /// `IF` comes when the first stage begins the forward two before, so that its sum has one of that stage's
-    /// intervals, and at most two micro-batches' rows wait there. `IB` comes when the first stage has ended the
-    /// backward behind, so that the broadcast has as long, and at most two gradients wait. When that is, is told by a
-    /// run with `times`; all devices then have the same order of micro-batches. The order of other passes stays.
+    /// `IF` comes when the first stage begins the forward two before its own, so that its sum has
+    /// one of that stage's intervals and at most two micro-batches' rows wait there. `IB` comes
+    /// when the first stage has ended the next backward, so that the broadcast has as long and at
+    /// most two gradients wait. A run with `times` gives these moments. All pipeline ranks then
+    /// have the same order of micro-batches, and the order of other passes stays.
     ///
     /// # Errors
-    /// The schedule has no vocabulary passes, a time is negative or not finite, or the order cannot run.
+    /// The schedule has no vocabulary passes, a time is negative or not finite, or the order cannot
+    /// run.
     pub fn with_input_passes(self, times: PassTimes) -> Result<Self, ScheduleError> {
         times.check()?;
         if self.vocab.is_none() {
@@ -30,7 +33,7 @@ impl Schedule {
         Ok(Self { passes, pairs, ..self })
     }
 
-    /// Whether devices have passes of the input layer.
+    /// Whether pipeline ranks have passes of the input layer.
     pub fn has_input_passes(&self) -> bool {
         self.passes.first().is_some_and(|order| order.iter().any(|pass| pass.kind == PassKind::IF))
     }
@@ -63,7 +66,8 @@ impl Schedule {
         };
         let adds = backwards.iter().enumerate().map(add);
         let mut extra: Vec<_> = adds.chain(forwards.iter().enumerate().map(look_up)).collect();
-        // Stable: of what comes at one time `IB` first, and each kind in the order of micro-batches.
+        // Stable: of passes at the same time `IB` comes first, and each kind keeps the order of
+        // micro-batches.
         extra.sort_by(|one, other| one.from.total_cmp(&other.from));
         extra
     }
@@ -72,7 +76,7 @@ impl Schedule {
 /// Forwards of the first stage by which an `IF` comes before its own.
 const AHEAD: usize = 2;
 
-/// Backwards of the first stage by which an `IB` comes behind its own.
+/// Backwards of the first stage by which an `IB` comes after its own.
 const BEHIND: usize = 1;
 
 /// Before the first pass.
@@ -81,7 +85,7 @@ const BEFORE_ALL: f64 = -1.0;
 /// A pass of the input layer.
 #[derive(Clone, Copy)]
 struct Extra {
-    /// When the pass of the first stage starts (`IF`) or ends (`IB`) behind which it comes.
+    /// Start (`IF`) or end (`IB`) of the first stage's pass that it follows.
     from: f64,
     pass: Pass,
 }
@@ -93,7 +97,7 @@ impl Extra {
     }
 }
 
-/// An order with more passes, each as early as it may come, and what then runs together.
+/// An order with `extra` passes merged in, each as early as it may come, and its pairs.
 fn merged(order: &[Pass], pairs: &[u32], own: &[Timed], extra: &[Extra]) -> (Vec<Pass>, Vec<u32>) {
     let (mut passes, mut paired) = (Vec::with_capacity(order.len() + extra.len()), Vec::new());
     let mut extra = extra.iter().peekable();

@@ -1,12 +1,13 @@
-//! Interleaved 1F1B: 1F1B over several chunks a device.
+//! Interleaved 1F1B: 1F1B over several chunks per pipeline rank.
 
 use super::generate::{Counts, one_forward_one_backward, pass};
 use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// Device `i` walks its chunks in groups of `p` micro-batches: `2(p − 1 − i) + (v − 1)p` forwards, then
-/// forward and backward in turn (Megatron PTD-P, arXiv 2104.04473, section 2.2.2).
+/// Pipeline rank `i` walks its chunks in groups of `p` micro-batches: `2(p − 1 − i) + (v − 1)p`
+/// forwards, then forward and backward in turn (Megatron PTD-P, arXiv 2104.04473, section 2.2.2).
 ///
-/// The bubble is `(p − 1)(F + B + W)/v`; device `i` holds one more chunk than its warm-up has.
+/// The bubble is `(p − 1)(F + B + W)/v`; pipeline rank `i` holds one chunk more than its warm-up
+/// has.
 ///
 /// # Errors
 /// A count is zero, `v` is 1, or `m` is no multiple of `p`.
@@ -29,7 +30,8 @@ fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
     one_forward_one_backward(forwards, backwards, warm_up)
 }
 
-/// Micro-batches and chunks in the order of forwards: groups of `p` micro-batches, chunk after chunk.
+/// Micro-batches and chunks in the order of forwards: groups of `p` micro-batches, chunk after
+/// chunk.
 pub(super) fn rounds(counts: Counts) -> impl Iterator<Item = (usize, usize)> + Clone {
     let Counts { devices, micro_batches, chunks } = counts;
     let item = move |n: usize| {

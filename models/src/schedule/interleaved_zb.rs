@@ -4,12 +4,12 @@ use super::generate::{Counts, split_backward};
 use super::interleaved_1f1b::rounds;
 use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// ZB-H1 over several chunks a device, in the rounds of interleaved 1F1B: `p − i + (v − 1)p` forwards, then
-/// backward to inputs, to weights `i` passes later, and forward, in turn (torch's
-/// `ScheduleInterleavedZeroBubble`).
+/// ZB-H1 over several chunks per pipeline rank, in the rounds of interleaved 1F1B:
+/// `p − i + (v − 1)p` forwards, then backward to inputs, to weights `i` passes later, and forward,
+/// in turn (torch's `ScheduleInterleavedZeroBubble`).
 ///
-/// The bubble is `(p − 1)(F + B − W)/v` while `W ≤ min(F, B)`; every device holds `p` micro-batches up to `W`
-/// with two chunks.
+/// The bubble is `(p − 1)(F + B − W)/v` while `W ≤ min(F, B)`; every pipeline rank holds `p`
+/// micro-batches up to `W` with two chunks.
 ///
 /// # Errors
 /// A count is zero, `v` is 1 (that is [`super::zb_h1`]), or `m` is no multiple of `p`.

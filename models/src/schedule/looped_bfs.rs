@@ -6,8 +6,9 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 /// Chunk after chunk, all forwards; then chunk after chunk backwards, micro-batches descending
 /// (Breadth-First Pipeline Parallelism, arXiv 2211.05953, section 4; torch's `ScheduleLoopedBFS`).
 ///
-/// Each chunk's parameters are gathered once a direction, which suits fully sharded data parallelism.
-/// Every device holds all `m` micro-batches; the bubble is `(p − 1)(F + B + W)/v`.
+/// Each chunk's parameters are gathered once a direction, which suits fully sharded data
+/// parallelism. Every pipeline rank holds all `m` micro-batches; the bubble is
+/// `(p − 1)(F + B + W)/v`.
 ///
 /// # Errors
 /// A count is zero.

@@ -1,8 +1,9 @@
-//! Pipeline schedules as values: for every device, the passes it runs, in order.
+//! Pipeline schedules as values: for every pipeline rank, the passes it runs, in order.
 //!
 //! A schedule is made by a pure function (one file each) and is then costed, checked, drawn,
-//! printed and executed from the same list. Stages are numbered along the model: with `p` devices
-//! and `v` chunks there are `p·v` stages, and [`StageLayout`] says which device holds which.
+//! printed and executed from the same list. Stages are numbered along the model: with `p` pipeline
+//! ranks and `v` chunks there are `p·v` stages, and [`StageLayout`] says which pipeline rank holds
+//! which.
 
 mod building_block;
 mod chimera;
@@ -67,61 +68,63 @@ pub enum PassKind {
     /// First vocabulary pass: local logits, maximum and sum (Vocabulary Parallelism, section 4).
     S,
     /// Middle vocabulary pass, of the three-barrier algorithm only: local sum, now that the maximum
-    /// over all devices is known (Vocabulary Parallelism, section 4.1).
+    /// over all pipeline ranks is known (Vocabulary Parallelism, section 4.1).
     S2,
     /// Last vocabulary pass: weight (and, for algorithm 1, input) gradients.
     T,
-    /// Input layer of a vocabulary split over the devices: looks up the tokens whose rows are here (Vocabulary
-    /// Parallelism, appendix C).
+    /// Input layer of a vocabulary split over the pipeline: looks up the tokens whose rows are
+    /// local (Vocabulary Parallelism, appendix C).
     IF,
     /// Its backward: adds the gradient of these rows.
     IB,
 }
 
-/// One pass: what, for which micro-batch, on which of the device's chunks.
+/// One pass: its kind, its micro-batch and its chunk of the pipeline rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pass {
     /// What is computed.
     pub kind: PassKind,
     /// Micro-batch, 0-based.
     pub micro_batch: u32,
-    /// Chunk of the device, 0-based, in model order on that device.
+    /// Chunk of the pipeline rank, 0-based, in model order on that pipeline rank.
     pub chunk: u16,
 }
 
-/// Which device holds which stage.
+/// Which pipeline rank holds which stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StageLayout {
-    /// Stage `j·p + i` is chunk `j` of device `i` (with one chunk: stage `i` on device `i`).
+    /// Stage `j·p + i` is chunk `j` of pipeline rank `i` (with one chunk: stage `i` on pipeline
+    /// rank `i`).
     RoundRobin,
-    /// Two chunks: device `i` holds stages `i` and `2p − 1 − i`.
+    /// Two chunks: pipeline rank `i` holds stages `i` and `2p − 1 − i`.
     V,
-    /// Two chunks, two copies of every stage: device `i` holds stage `i` for the first half of the
-    /// micro-batches and stage `p − 1 − i` for the second, which go the other way.
+    /// Two chunks, two copies of every stage: pipeline rank `i` holds stage `i` for the first half
+    /// of the micro-batches and stage `p − 1 − i` for the second, which go the other way.
     Bidirectional,
 }
 
 /// The passes of one iteration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Pipeline devices, `p`.
+    /// Pipeline ranks, `p`.
     pub devices: usize,
-    /// Chunks a device, `v`.
+    /// Chunks a pipeline rank, `v`.
     pub chunks: usize,
     /// Micro-batches an iteration, `m`.
     pub micro_batches: usize,
-    /// Which device holds which stage.
+    /// Which pipeline rank holds which stage.
     pub layout: StageLayout,
-    /// How the output layer is split over the devices, where the schedule has vocabulary passes.
+    /// How the output layer is split over the pipeline ranks, where the schedule has vocabulary
+    /// passes.
     pub vocab: Option<VocabPasses>,
-    /// Per device, its passes in order.
+    /// Per pipeline rank, its passes in order.
     pub passes: Vec<Vec<Pass>>,
-    /// Per device, places in its order of forwards that run together with the backward right behind
-    /// them: the two start when both can, and both end when the pair does.
+    /// Per pipeline rank, positions of forwards that run together with the next backward: the two
+    /// start when both can, and both end when the pair does.
     pub pairs: Vec<Vec<u32>>,
 }
 
-/// How the vocabulary passes of an output layer that is split over the pipeline devices wait for
+/// How the vocabulary passes of an output layer that is split over the pipeline ranks wait for
 /// one another (Vocabulary Parallelism, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VocabPasses {
@@ -131,13 +134,13 @@ pub enum VocabPasses {
     One,
     /// `parallel_2`: one barrier; weight gradients may come any time later (section 4.3).
     Two,
-    /// `interlaced`: as `parallel_1`, but all devices run a micro-batch's passes together and wait for their
-    /// reductions (nnScaler; section 2). With 1F1B alone.
+    /// `interlaced`: as `parallel_1`, but all pipeline ranks run a micro-batch's passes together
+    /// and wait for their reductions (nnScaler; section 2). With 1F1B alone.
     Interlaced,
 }
 
 impl VocabPasses {
-    /// Those whose reductions run beside other passes, in the order of the paper.
+    /// The algorithms whose reductions run beside other passes, in the order of the paper.
     pub const ALL: [Self; 3] = [Self::Naive, Self::One, Self::Two];
 
     /// The name users type for the decision `vocab`.
@@ -155,8 +158,9 @@ impl VocabPasses {
         Self::ALL.into_iter().chain([Self::Interlaced]).find(|v| v.name() == name)
     }
 
-    /// Barriers between the last stage's forward and its backward: how many more micro-batches each
-    /// device keeps in flight (Vocabulary Parallelism, section 5.1), where passes go on beside them.
+    /// Barriers between the last stage's forward and its backward. Each keeps one more micro-batch
+    /// in flight on every pipeline rank (Vocabulary Parallelism, section 5.1), where other passes
+    /// run beside them.
     pub fn barriers(self) -> usize {
         match self {
             Self::Naive => 3,
@@ -165,8 +169,8 @@ impl VocabPasses {
         }
     }
 
-    /// Micro-batches that a device of 1F1B holds which holds `plain` without vocabulary passes, were there
-    /// enough of them: one more for each barrier; interlaced half as many again.
+    /// Micro-batches that a pipeline rank of 1F1B holds with these passes, if there are enough,
+    /// where it holds `plain` without: one more for each barrier; interlaced half as many again.
     pub fn in_flight(self, plain: usize) -> usize {
         match self {
             Self::Interlaced => 3 * plain / 2,
@@ -174,7 +178,7 @@ impl VocabPasses {
         }
     }
 
-    /// The kinds of vocabulary pass that every device runs for every micro-batch, in order.
+    /// The kinds of vocabulary pass that every pipeline rank runs for every micro-batch, in order.
     pub fn kinds(self) -> &'static [PassKind] {
         match self {
             Self::Naive => &[PassKind::S, PassKind::S2, PassKind::T],
@@ -189,12 +193,12 @@ impl StageLayout {
         devices * chunks / self.copies()
     }
 
-    /// How many devices hold each stage.
+    /// How many pipeline ranks hold each stage.
     pub fn copies(self) -> usize {
         if self == Self::Bidirectional { 2 } else { 1 }
     }
 
-    /// The stage that is chunk `chunk` of device `device`, of `devices`.
+    /// The stage that is chunk `chunk` of pipeline rank `device`, of `devices`.
     pub fn stage_of(self, devices: usize, device: usize, chunk: usize) -> usize {
         match self {
             Self::V if chunk == 1 => 2 * devices - 1 - device,
@@ -204,7 +208,7 @@ impl StageLayout {
         }
     }
 
-    /// The device of `devices` that holds `stage`; of two copies, the first direction's.
+    /// The pipeline rank of `devices` that holds `stage`; of two copies, the first direction's.
     pub fn device_of(self, devices: usize, stage: usize) -> usize {
         match self {
             Self::V if stage >= devices => 2 * devices - 1 - stage,
@@ -212,8 +216,8 @@ impl StageLayout {
         }
     }
 
-    /// Device and chunk that run `stage` for a micro-batch of which chunk `from` of some device runs
-    /// another stage: its copy of the stage, where there are two.
+    /// Pipeline rank and chunk that run `stage` for a micro-batch of which chunk `from` of some
+    /// pipeline rank runs another stage: its copy of the stage, where there are two.
     pub fn holder(self, devices: usize, stage: usize, from: u16) -> (usize, u16) {
         match self {
             Self::Bidirectional if from == 1 => (devices - 1 - stage, 1),
@@ -223,39 +227,39 @@ impl StageLayout {
 }
 
 impl Schedule {
-    /// Stages of the model: devices times chunks, less where there are copies.
+    /// Stages of the model: pipeline ranks times chunks, less where there are copies.
     pub fn stages(&self) -> usize {
         self.layout.stages(self.devices, self.chunks)
     }
 
-    /// The stage that is chunk `chunk` of device `device`.
+    /// The stage that is chunk `chunk` of pipeline rank `device`.
     pub fn stage_of(&self, device: usize, chunk: usize) -> usize {
         self.layout.stage_of(self.devices, device, chunk)
     }
 
-    /// The device that holds `stage`; of two copies, the first direction's.
+    /// The pipeline rank that holds `stage`; of two copies, the first direction's.
     pub fn device_of(&self, stage: usize) -> usize {
         self.layout.device_of(self.devices, stage)
     }
 
-    /// The chunk that `stage` is of that device.
+    /// The chunk that `stage` is of that pipeline rank.
     pub fn chunk_of(&self, stage: usize) -> usize {
         stage / self.devices
     }
 
-    /// The chunk of a device that a micro-batch begins on; all its passes are on chunks of the same
-    /// direction.
+    /// The chunk of a pipeline rank that a micro-batch begins on; all its passes are on chunks of
+    /// the same direction.
     pub fn direction(&self, micro_batch: u32) -> u16 {
         let second = micro_batch as usize >= self.micro_batches.div_ceil(2);
         u16::from(self.layout == StageLayout::Bidirectional && second)
     }
 
-    /// Whether a micro-batch passes through this chunk of each device.
+    /// Whether a micro-batch passes through this chunk of each pipeline rank.
     pub fn runs(&self, chunk: u16, micro_batch: u32) -> bool {
         self.layout != StageLayout::Bidirectional || chunk == self.direction(micro_batch)
     }
 
-    /// Device and chunk that run `stage` for a micro-batch.
+    /// Pipeline rank and chunk that run `stage` for a micro-batch.
     pub fn holder(&self, stage: usize, micro_batch: u32) -> (usize, u16) {
         self.layout.holder(self.devices, stage, self.direction(micro_batch))
     }
@@ -270,8 +274,8 @@ impl Schedule {
         (stage + 1 < self.stages()).then_some(stage + 1)
     }
 
-    /// Stages that a micro-batch passes through on each device: what a device's whole share of the
-    /// model is cut into.
+    /// Stages that a micro-batch passes through on each pipeline rank: what a pipeline rank's whole
+    /// share of the model is cut into.
     pub fn share_chunks(&self) -> usize {
         self.stages() / self.devices
     }
@@ -281,10 +285,11 @@ impl Schedule {
         self.passes.iter().flatten().any(|pass| pass.kind == PassKind::W)
     }
 
-    /// Checks that every pass is there exactly once and that the order can run to its end.
+    /// Checks that every pass occurs exactly once and that the order can run to its end.
     ///
     /// # Errors
-    /// Says which pass is missing, doubled or too early, or where the devices wait for one another.
+    /// Says which pass is missing, doubled or too early, or where the pipeline ranks wait for one
+    /// another.
     pub fn validate(&self) -> Result<(), ScheduleError> {
         Graph::new(self).map(drop)
     }

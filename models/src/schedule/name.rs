@@ -1,4 +1,4 @@
-//! The schedules by name, and for which counts each exists.
+//! The schedules by name, and the counts for which each exists.
 
 use super::generate::Counts;
 use super::one_f_one_b_with_vocab;
@@ -11,7 +11,7 @@ use std::fmt;
 /// A schedule, by the name it has in plans and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ScheduleName {
-    /// [`naive`]: one device at a time.
+    /// [`naive`]: one pipeline rank at a time.
     #[serde(rename = "naive")]
     Naive,
     /// [`gpipe`]: all forwards, then all backwards.
@@ -20,7 +20,7 @@ pub enum ScheduleName {
     /// [`one_f_one_b`]: one forward, one backward.
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// [`interleaved_1f1b`]: 1F1B over several chunks a device.
+    /// [`interleaved_1f1b`]: 1F1B over several chunks per pipeline rank.
     #[serde(rename = "interleaved_1f1b")]
     Interleaved1F1B,
     /// [`looped_bfs`]: chunk after chunk, breadth first.
@@ -61,7 +61,7 @@ pub enum ScheduleName {
     Chimera,
 }
 
-/// How many chunks a device a schedule has.
+/// Numbers of chunks per pipeline rank that a schedule allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkRule {
     /// This many.
@@ -119,7 +119,8 @@ impl ScheduleName {
         Self::Chimera,
     ];
 
-    /// Those that keep backward whole and have one copy of each stage, in stages laid out round-robin.
+    /// Those that keep backward whole and have one copy of each stage, in stages laid out
+    /// round-robin.
     pub const WHOLE: [Self; 5] =
         [Self::Naive, Self::GPipe, Self::OneFOneB, Self::Interleaved1F1B, Self::LoopedBfs];
 
@@ -159,8 +160,8 @@ impl ScheduleName {
         found.ok_or_else(|| ScheduleError::Unknown { name: name.to_owned() })
     }
 
-    /// How many chunks a device the schedule has. One chunk of `interleaved_1f1b` would be `1f1b`, one of
-    /// `interleaved_zb` `zb_h1`.
+    /// How many chunks per pipeline rank the schedule has. One chunk of `interleaved_1f1b` would be
+    /// `1f1b`, one of `interleaved_zb` `zb_h1`.
     pub fn chunk_rule(self) -> ChunkRule {
         match self {
             Self::Naive | Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 => {
@@ -174,7 +175,7 @@ impl ScheduleName {
         }
     }
 
-    /// Micro-batches that a schedule asked for with `micro_batches` really has: `naive` runs the
+    /// Micro-batches that the schedule runs when `micro_batches` are asked for: `naive` runs the
     /// whole batch as one.
     pub fn micro_batches_run(self, micro_batches: usize) -> usize {
         if self == Self::Naive { 1 } else { micro_batches }
@@ -228,7 +229,8 @@ impl ScheduleName {
         Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, devices, nearest })
     }
 
-    /// Whether there are twice as many micro-batches as devices, in multiples of `step`.
+    /// Whether there are at least twice as many micro-batches as pipeline ranks, in multiples of
+    /// `step`.
     fn check_filled(
         self,
         devices: usize,
@@ -254,8 +256,8 @@ impl ScheduleName {
         Err(ScheduleError::Devices { schedule: self, devices, nearest })
     }
 
-    /// The schedule for these counts; see [`Self::micro_batches_run`] for `naive`. The order of `zb_auto` is
-    /// that for equal times and the memory of 1F1B; [`zb_auto`] has others.
+    /// The schedule for these counts; see [`Self::micro_batches_run`] for `naive`. The order of
+    /// `zb_auto` is that for equal times and the memory of 1F1B; [`zb_auto`] has others.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -286,10 +288,10 @@ impl ScheduleName {
         }
     }
 
-    /// The schedule made by hand whose order this one's is: that of `zb_auto` for equal times and the memory of 1F1B is
-    /// ZB-H1's, on a V ZB-V's, where there are enough micro-batches. The first device idles until the first of them
-    /// is back, but for the forwards that memory holds: `(2p − 1)F − pF` at least, which is all that ZB-H1 idles; on a
-    /// V that is nothing, as in ZB-V.
+    /// The hand-made schedule with the same order as this one: `zb_auto` for equal times and the
+    /// memory of 1F1B is ZB-H1, on a V ZB-V, given enough micro-batches. The first pipeline rank
+    /// idles until the first micro-batch returns, except for the forwards that memory allows: at
+    /// least `(2p − 1)F − pF`, which is all that ZB-H1 idles. On a V that is nothing, as in ZB-V.
     pub fn made_by_hand(self, devices: usize, micro_batches: usize, chunks: usize) -> Option<Self> {
         match (self, chunks) {
             (Self::ZbAuto, 1) if micro_batches >= devices => Some(Self::ZbH1),
@@ -298,7 +300,7 @@ impl ScheduleName {
         }
     }
 
-    /// Which device holds which stage.
+    /// Which pipeline rank holds which stage.
     pub fn layout(self, chunks: usize) -> StageLayout {
         match self {
             Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B | Self::DualPipeV => StageLayout::V,
@@ -313,12 +315,12 @@ impl ScheduleName {
         !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera)
     }
 
-    /// Whether the schedule can also run the passes of a vocabulary split over its devices.
+    /// Whether the schedule can also run the passes of a vocabulary split over its pipeline ranks.
     pub fn takes_vocab(self) -> bool {
         Self::VOCAB.contains(&self)
     }
 
-    /// Schedules that can run the passes of a vocabulary split over their devices.
+    /// Schedules that can run the passes of a vocabulary split over their pipeline ranks.
     pub const VOCAB: [Self; 13] = [
         Self::GPipe,
         Self::OneFOneB,
@@ -335,9 +337,9 @@ impl ScheduleName {
         Self::DualPipeV,
     ];
 
-    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready; where these are
-    /// not known, in an order that bears any. It holds a micro-batch more for each barrier, breadth-first ones
-    /// aside, which hold all.
+    /// The schedule for these counts with vocabulary passes, placed where `times` makes them ready;
+    /// without times, in an order that suits any. It holds one micro-batch more for each barrier,
+    /// except breadth-first schedules, which hold all.
     ///
     /// # Errors
     /// As [`Self::check`], or the schedule takes no vocabulary passes.

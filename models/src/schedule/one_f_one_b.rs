@@ -3,13 +3,13 @@
 use super::generate::{Counts, one_forward_one_backward, pass};
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
 
-/// Device `i` runs `min(p − 1 − i, m)` forwards, then forward and backward in turn (PipeDream-Flush;
-/// Megatron PTD-P, arXiv 2104.04473, section 2.2.1).
+/// Pipeline rank `i` runs `min(p − 1 − i, m)` forwards, then forward and backward in turn
+/// (PipeDream-Flush; Megatron PTD-P, arXiv 2104.04473, section 2.2.1).
 ///
-/// Device `i` holds `min(p − i, m)` micro-batches; the bubble is `(p − 1)(F + B + W)`.
+/// Pipeline rank `i` holds `min(p − i, m)` micro-batches; the bubble is `(p − 1)(F + B + W)`.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn one_f_one_b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     let counts = Counts::new(devices, micro_batches, 1)?;
     let passes = (0..devices).map(|i| device_order(devices - 1 - i, micro_batches)).collect();

@@ -1,4 +1,4 @@
-//! Schedules in print: one line a device.
+//! Schedules as text: one line per pipeline rank.
 
 use super::{Pass, PassKind, Schedule, ScheduleError};
 use crate::text::quotable;
@@ -21,16 +21,17 @@ impl fmt::Display for PassKind {
 }
 
 impl Schedule {
-    /// The order of every device, one line each: `d0: F0@0 F1@0 BW0@0`, where a pass is its kind,
-    /// its micro-batch and, behind `@`, its stage. Vocabulary passes have no stage: `S:0`. Where there are
-    /// two directions, a mark stands behind those of the second, `F0@3'`, whose micro-batches count from 0,
-    /// too. What runs together stands in brackets: `(F3@0&BW1@3)`.
+    /// The order of every pipeline rank, one line each: `d0: F0@0 F1@0 BW0@0`, where a pass is its
+    /// kind, its micro-batch and, after `@`, its stage. Vocabulary passes have no stage: `S:0`. In
+    /// a bidirectional schedule a mark follows passes of the second direction, `F0@3'`, whose
+    /// micro-batches also count from 0. Passes that run together are in brackets: `(F3@0&BW1@3)`.
     pub fn orders(&self) -> String {
         let line = |device| format!("d{device}: {}\n", self.order_words(device).join(" "));
         (0..self.passes.len()).map(line).collect()
     }
 
-    /// The passes of one device in that notation; none for a device that does not exist.
+    /// The passes of one pipeline rank in that notation; none for a pipeline rank that does not
+    /// exist.
     pub fn order_words(&self, device: usize) -> Vec<String> {
         let (Some(passes), Some(pairs)) = (self.passes.get(device), self.pairs.get(device)) else {
             return Vec::new();
@@ -49,9 +50,9 @@ impl Schedule {
         words
     }
 
-    /// The same with other orders, a line for each device in that notation without its name: forwards and
-    /// backwards of one direction, none together. It may still be one that cannot run: see
-    /// [`Self::validate`].
+    /// The schedule with other orders, a line for each pipeline rank in the notation of
+    /// [`Self::order_words`]: forwards and backwards of one direction, none together. The result
+    /// may be unable to run: see [`Self::validate`].
     ///
     /// # Errors
     /// A word that is no pass of this schedule.
@@ -70,7 +71,7 @@ impl Schedule {
         Ok(Self { pairs: vec![Vec::new(); self.devices], passes, ..self })
     }
 
-    /// The pass that a word says.
+    /// The pass that a word names.
     fn pass(&self, device: usize, word: &str) -> Option<Pass> {
         let (head, stage) = word.split_once('@')?;
         let digits = head.find(|letter: char| letter.is_ascii_digit())?;

@@ -1,5 +1,5 @@
-//! When passes run, with the same times on every device: what an order is chosen or completed by before any planner
-//! knows the times of each stage.
+//! A run of passes with the same times on every pipeline rank. It decides or completes an order
+//! before the planner knows the times of each stage.
 
 use super::{Graph, Latency, NO_NODE, Pass, PassKind, PassTimes, Schedule, ScheduleError, Work};
 
@@ -11,9 +11,10 @@ pub(super) struct Timed {
     pub end: f64,
 }
 
-/// A run in which every pass starts as early as its device's order and what it waits for allow.
+/// A run in which every pass starts as early as its pipeline rank's order and what it waits for
+/// allow.
 pub(super) struct Run {
-    /// By device, in order; both of a pair have the pair's times.
+    /// By pipeline rank, in order; both of a pair have the pair's times.
     pub devices: Vec<Vec<Timed>>,
 }
 

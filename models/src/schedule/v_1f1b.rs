@@ -1,16 +1,16 @@
-//! 1F1B on stages that turn back: two thirds of the activations without splitting backward.
+//! 1F1B on a V of stages: two thirds of the activations without splitting backward.
 
 use super::generate::{Counts, pass};
 use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// A building block of 1F1B's passes over a V of stages, shortened where the pipeline fills and drains
-/// (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.3; the order of its published
-/// code).
+/// A building block of 1F1B's passes over a V of stages, with shortened warm-up and cooldown
+/// (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.3; the order of its
+/// published code).
 ///
-/// Every device holds about two thirds of what the first of 1F1B does.
+/// Every pipeline rank holds about two thirds of what the first of 1F1B does.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn v_1f1b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     ScheduleName::V1F1B.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
@@ -21,7 +21,7 @@ pub fn v_1f1b(devices: usize, micro_batches: usize) -> Result<Schedule, Schedule
 /// Slots between micro-batches: two forwards of one slot, two backwards of two.
 const PERIOD: usize = 6;
 
-/// What lies in a slot; backwards take two, of which the second frees activations.
+/// Content of a slot; backwards take two, of which the second frees activations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Forward(usize),
@@ -48,7 +48,8 @@ impl Part {
     }
 }
 
-/// By device, the slots of the first micro-batch's forwards of chunk 0 and 1 and backwards of chunk 1 and 0.
+/// By pipeline rank, the slots of the first micro-batch's forwards of chunk 0 and 1 and backwards
+/// of chunk 1 and 0.
 fn first_slots(p: usize) -> Vec<[usize; 4]> {
     let mut first = vec![[0; 4]; p];
     // A period of empty slots to move into.
@@ -74,14 +75,15 @@ fn first_slots(p: usize) -> Vec<[usize; 4]> {
     first
 }
 
-/// A run through all slots in which each pass moves to an earlier free slot if its needs and memory allow.
+/// A pass over all slots in which each pass moves to an earlier free slot if its needs and memory
+/// allow.
 struct Shortening {
-    /// By device and slot.
+    /// By pipeline rank and slot.
     slots: Vec<Vec<Option<Part>>>,
-    /// By device and slot, activations held behind it.
+    /// By pipeline rank and slot, activations held after it.
     held: Vec<Vec<usize>>,
     most: usize,
-    /// By device and part, the slots so far: one for each micro-batch.
+    /// By pipeline rank and part, the slots so far: one for each micro-batch.
     done: Vec<[Vec<usize>; 6]>,
 }
 
@@ -114,7 +116,7 @@ impl Shortening {
         self.slots.iter().map(|slots| order(slots)).collect()
     }
 
-    /// The slot behind everything this part needs.
+    /// The slot after everything that this part needs.
     fn ready(&self, device: usize, part: Part) -> usize {
         let index = part.index();
         let k = self.done[device][index].len();

@@ -4,14 +4,14 @@ use super::building_block::{Block, repeated, shortened};
 use super::generate::Counts;
 use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// The building block that lets a micro-batch live half as long as in 1F1B, weight gradients in free slots
-/// (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.2).
+/// The building block in which a micro-batch lives half as long as in 1F1B, with weight gradients
+/// in free slots (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.2).
 ///
-/// Every device holds `⌊(p + 2)/2⌋` micro-batches; the bubble is about `p/2` micro-batches' work where `F`, `B` and
-/// `W` take equal times, as the blocks assume, and more where they do not.
+/// Every pipeline rank holds `⌊(p + 2)/2⌋` micro-batches; the bubble is about `p/2` micro-batches'
+/// work where `F`, `B` and `W` take equal times, as the blocks assume, and more where they do not.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn v_half(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     ScheduleName::VHalf.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
@@ -19,7 +19,8 @@ pub fn v_half(devices: usize, micro_batches: usize) -> Result<Schedule, Schedule
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
-/// The same as the block repeats, neither filled nor drained faster: what vocabulary passes are added to.
+/// V-Half as its block repeats, without shortened warm-up and cooldown: the base for vocabulary
+/// passes.
 ///
 /// # Errors
 /// As [`v_half`].
@@ -30,9 +31,9 @@ pub fn v_half_repeated(devices: usize, micro_batches: usize) -> Result<Schedule,
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
-/// Forwards go down two slots a device and back up one; backwards likewise.
+/// Forwards go down two slots per pipeline rank and back up one; backwards likewise.
 pub(super) fn blocks(p: usize) -> Vec<Block> {
-    // With an even number of devices both directions would meet in the same slots.
+    // With an even number of pipeline ranks both directions would meet in the same slots.
     let apart = if p.is_multiple_of(2) { 3 } else { 0 };
     let block = |i: usize| [2 * i, 3 * p - i - 2, 3 * p + 2 * i + apart - 1, 6 * p + apart - i - 2];
     (0..p).map(block).collect()

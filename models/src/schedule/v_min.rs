@@ -4,14 +4,14 @@ use super::building_block::{Block, shortened};
 use super::generate::Counts;
 use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// The building block that lets a micro-batch live as short as it can (Pipeline Parallelism with Controllable
-/// Memory, arXiv 2405.15362, section 3.2).
+/// The building block in which a micro-batch lives as short as possible (Pipeline Parallelism with
+/// Controllable Memory, arXiv 2405.15362, section 3.2).
 ///
-/// Every device holds `⌊(p + 4)/3⌋` micro-batches. Where `F`, `B` and `W` take unequal times, a bubble repeats
-/// with every micro-batch.
+/// Every pipeline rank holds `⌊(p + 4)/3⌋` micro-batches. Where `F`, `B` and `W` take unequal
+/// times, a bubble repeats with every micro-batch.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn v_min(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     ScheduleName::VMin.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
@@ -19,9 +19,9 @@ pub fn v_min(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleE
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
-/// All passes go one slot a device.
+/// All passes go one slot per pipeline rank.
 pub(super) fn blocks(p: usize) -> Vec<Block> {
-    // Where 3 divides the devices both directions would meet in the same slots.
+    // Where 3 divides the pipeline ranks both directions would meet in the same slots.
     let apart = if p.is_multiple_of(3) { 2 } else { 0 };
     let block = |i: usize| [i, 2 * p - 1 - i, 2 * p + i + apart, 4 * p + apart - 1 - i];
     (0..p).map(block).collect()

@@ -1,16 +1,18 @@
-//! ZB-V: zero bubble at the memory of 1F1B, on stages that turn back on the last device.
+//! ZB-V: zero bubble at the memory of 1F1B, on a V of stages.
 
 use super::generate::{Counts, Steps};
 use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 
-/// Device `i` holds stages `i` and `2p − 1 − i`, so that a micro-batch's backward starts where its forward
-/// did (Zero Bubble, arXiv 2401.10241, section 6; the order of torch's `ScheduleZBVZeroBubble`).
+/// Pipeline rank `i` holds stages `i` and `2p − 1 − i`, so that a micro-batch's backward starts
+/// where its forward did (Zero Bubble, arXiv 2401.10241, section 6; the order of torch's
+/// `ScheduleZBVZeroBubble`).
 ///
-/// With equal `F`, `B` and `W` no device idles between its own first start and last end for `m ≥ 2p − 1`;
-/// all hold `p` micro-batches. Fewer micro-batches run the order of `2p − 1` without those that are not there.
+/// With equal `F`, `B` and `W` no pipeline rank idles between its own first start and last end for
+/// `m ≥ 2p − 1`; all hold `p` micro-batches. Fewer micro-batches run the order of `2p − 1` with the
+/// missing ones left out.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub fn zb_v(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     ScheduleName::ZbV.check(devices, micro_batches, 2)?;
     let counts = Counts::new(devices, micro_batches, 2)?;
@@ -29,8 +31,8 @@ fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
     steps.order
 }
 
-/// Forwards of the first chunk until the first micro-batch is back, then both chunks in turn, then the
-/// first backwards of the second.
+/// Forwards of the first chunk until the first micro-batch is back, then both chunks in turn, then
+/// the first backwards of the second.
 fn warm_up(steps: &mut Steps, devices: usize, device: usize) {
     for _ in 0..2 * (devices - device) - 1 {
         steps.forward(0);

@@ -1,6 +1,7 @@
-//! What the attention core costs: scores, softmax and values, without the projections.
+//! Time of the attention core: scores, softmax and values, without the projections.
 
 use models::cluster::{AttentionKernel, ClusterSpec, Dtype, Scaled};
+use models::formulas::attention::{causal_pairs, core_flops};
 
 /// One attention call on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,12 +20,12 @@ pub struct AttentionShape {
     pub head_dim_qk: u64,
     /// Width of a value head.
     pub head_dim_v: u64,
-    /// Queries see no key after themselves. Where they are fewer than the keys they are spread evenly
-    /// over them, as zig-zag chunks are.
+    /// Causal mask. Queries that are fewer than the keys are spread evenly over them, as zig-zag
+    /// chunks are.
     pub causal: bool,
     /// Keys a query sees, itself included.
     pub window: Option<u64>,
-    /// Every softmax counts a learnt logit beside the keys'.
+    /// Every softmax counts a learned logit beside the keys'.
     pub sinks: bool,
 }
 
@@ -38,21 +39,21 @@ enum Pass {
 const FLASH_ASYMPTOTE: f64 = 0.6;
 /// Tokens at which a fused kernel runs at half its asymptote (fit to published runs, 430).
 const FLASH_HALF_TOKENS: f64 = 430.0;
-/// Backward over forward efficiency of fused kernels where nothing was measured (cuDNN on H200: .76 to
-/// .87).
+/// Backward over forward efficiency of fused kernels where nothing was measured (cuDNN on H200: .76
+/// to .87).
 const FLASH_BACKWARD_EFFICIENCY: f64 = 0.85;
 /// Part of the peak of the batched products of unfused attention (fit to published runs, .42).
 const UNFUSED_EFFICIENCY: f64 = 0.42;
 /// Bytes that unfused attention moves for each 16-bit score in one pass: softmax, dropout and their
-/// gradients read and write it. Published runs fit 16 for forward and backward together.
+/// gradients read and write it. Published runs fit 16 bytes for forward and backward together.
 const SCORE_BYTES: f64 = 8.0;
 
 /// Width up to which heads are narrow: they fill half of the 128 columns of a kernel's tile.
 const NARROW: u64 = 64;
 
 impl Pass {
-    /// Products of query width, and of value width, in a fused kernel: the backward pass recomputes
-    /// the scores (Dao et al. 2022, algorithm 4).
+    /// Products of query width and of value width in a fused kernel. The backward pass recomputes
+    /// the scores (FlashAttention, algorithm 4).
     fn fused_products(self) -> [f64; 2] {
         match self {
             Self::Forward => [1.0, 1.0],
@@ -61,7 +62,7 @@ impl Pass {
     }
 }
 
-/// Seconds of the forward pass; 16-bit where the rest of the layer runs in 8 or 4.
+/// Seconds of the forward pass; computed in 16 bits where the rest of the layer runs in 8 or 4.
 pub fn forward_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype) -> f64 {
     pass_s(cluster, shape, dtype, Pass::Forward)
 }
@@ -85,8 +86,8 @@ fn pass_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pas
     (core_s * software.attention_slowdown * backward).max(cluster.device.kernel_launch_s)
 }
 
-/// How much slower the software's kernels are than the table's, of plain heads 128 wide, because heads have sinks or are
-/// narrow.
+/// Slowdown of the software's kernels over the table's, which has plain heads 128 wide: for sinks
+/// and for narrow heads.
 fn own(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
     let software = &cluster.software;
     match shape.head_dim_qk.max(shape.head_dim_v) {
@@ -97,23 +98,21 @@ fn own(cluster: &ClusterSpec, shape: &AttentionShape) -> f64 {
 }
 
 impl AttentionShape {
-    /// Query-key pairs of one head of one sequence that the mask keeps (causal at half: the diagonal
-    /// counts half, as FLOP counts of kernels do).
+    /// Query-key pairs of one head of one sequence that the mask keeps; a causal diagonal counts
+    /// half.
     pub fn kept_pairs(&self) -> f64 {
         let [queries, keys] = [self.query_len, self.key_len].map(|len| len as f64);
         let window = self.window.map_or(keys, |window| (window as f64).min(keys));
         if !self.causal {
             return queries * window;
         }
-        // A triangle of side `keys`, cut off at `window`: an even sample of its rows.
-        let window = window.min(keys);
-        queries / keys * window * (keys - window / 2.0)
+        causal_pairs(queries, keys, window)
     }
 
-    /// Forward FLOPs: `2 (d_qk + d_v)` for each kept pair of each head and sequence.
+    /// Forward FLOPs of the kept pairs of all heads and sequences.
     pub fn forward_flops(&self) -> f64 {
-        let width = (self.head_dim_qk + self.head_dim_v) as f64;
-        2.0 * width * self.kept_pairs() * self.instances()
+        let widths = (self.head_dim_qk + self.head_dim_v) as f64;
+        core_flops(self.kept_pairs(), widths) * self.instances()
     }
 
     /// Heads of all sequences.
@@ -121,8 +120,8 @@ impl AttentionShape {
         (self.batch * self.heads) as f64
     }
 
-    /// Rows of all instances, each a query of one head, and the causal sequence whose rows are as long
-    /// on average.
+    /// Rows of all instances, each a query of one head, with the causal sequence that has the same
+    /// mean row length.
     fn rows(&self) -> Rows {
         let queries = self.query_len as f64;
         let sequence = 2.0 * self.kept_pairs() / queries;
@@ -130,7 +129,7 @@ impl AttentionShape {
     }
 }
 
-/// Rows of scores that kernels work off in parallel, by tiles of rows.
+/// Rows of scores, which kernels process in parallel by tiles.
 #[derive(Clone, Copy)]
 struct Rows {
     count: f64,
@@ -139,9 +138,9 @@ struct Rows {
 }
 
 impl Rows {
-    /// Seconds by a table of causal squares. Squares that were not measured, because they are longer than
-    /// any or would be less than one, take as long as shorter ones with as many rows, in proportion to the
-    /// rows' length.
+    /// Seconds by a table of causal squares. A square that was not measured, because it is longer
+    /// than any or would be less than one, takes as long as a shorter one with as many rows, in
+    /// proportion to the rows' length.
     fn measured_s(self, table: &Scaled<3>, width: f64) -> f64 {
         let [_, longest, _] = table.last();
         let side = self.sequence.min(longest).min(self.count);
@@ -153,7 +152,7 @@ impl Rows {
 fn fused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
     let [qk, v] = [shape.head_dim_qk, shape.head_dim_v].map(|width| width as f64);
     let [of_qk, of_v] = pass.fused_products();
-    // Tables are of equal widths: the mean one, times how the products really split.
+    // Tables have equal widths: the time of the mean width, times the products' real split.
     let split = 2.0 * (of_qk * qk + of_v * v) / ((of_qk + of_v) * (qk + v));
     let rows = shape.rows();
     match cluster.tables.attention.as_ref() {
@@ -170,7 +169,7 @@ fn fused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pa
     }
 }
 
-/// How much slower a wider format computes than the 16 bits of the tables.
+/// Slowdown of a wider format over the 16 bits of the tables.
 fn slower(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     cluster.device.peak_flops(Dtype::Bf16) / cluster.device.peak_flops(dtype)
 }
@@ -178,9 +177,10 @@ fn slower(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
 /// Batched products over the full square, and passes over the stored scores.
 fn unfused_s(cluster: &ClusterSpec, shape: &AttentionShape, dtype: Dtype, pass: Pass) -> f64 {
     let scores = shape.instances() * (shape.query_len * shape.key_len) as f64;
-    let width = (shape.head_dim_qk + shape.head_dim_v) as f64;
+    let widths = (shape.head_dim_qk + shape.head_dim_v) as f64;
     let products = if pass == Pass::Forward { 1.0 } else { 2.0 };
     let peak = cluster.device.peak_flops(dtype) * UNFUSED_EFFICIENCY;
     let bytes = SCORE_BYTES * scores * dtype.bytes() / Dtype::Bf16.bytes();
-    products * 2.0 * width * scores / peak + super::memory_bound::elementwise_s(cluster, bytes)
+    products * core_flops(scores, widths) / peak
+        + super::memory_bound::elementwise_s(cluster, bytes)
 }

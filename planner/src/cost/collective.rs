@@ -1,12 +1,13 @@
-//! What communication costs.
+//! Time of collectives and of point-to-point transfers.
 //!
-//! `bytes` is the whole tensor throughout: the buffer of an all-reduce, the output of an all-gather, the
-//! input of a reduce-scatter, one rank's send buffer of an all-to-all.
+//! `bytes` is the whole tensor: the buffer of an all-reduce, the output of an all-gather, the input
+//! of a reduce-scatter, one rank's send buffer of an all-to-all.
 
 use models::cluster::{ClusterSpec, LinkLevel};
+use models::formulas::communication::{all_gather_volume, all_reduce_volume, all_to_all_volume};
 use models::mesh::GroupShape;
 
-/// What a group of ranks does together.
+/// Collective operation of a group of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Collective {
     /// Every rank ends with the sum.
@@ -21,10 +22,11 @@ pub enum Collective {
     Broadcast,
 }
 
-/// How much of the faster levels' time the slowest one does not hide. Chunks are pipelined through the
-/// levels; all-reduces of gigabytes over 2 nodes of H100 show 0, over 4 of H200 and of B200 0.4.
+/// Part of the faster levels' time that the slowest one does not hide. Chunks are pipelined through
+/// the levels. All-reduces of gigabytes show 0 over 2 nodes of H100, and 0.4 over 4 of H200 and of
+/// B200.
 const UNHIDDEN: f64 = 0.3;
-/// What starting a collective costs, in kernel launches; inside NVLink domains the tables hold it.
+/// Cost of starting a collective, in kernel launches; inside NVLink domains the tables include it.
 const STARTING_LAUNCHES: f64 = 3.0;
 /// Bandwidth of a double binary tree over a ring's (NCCL's tuning model).
 const TREE_BANDWIDTH: f64 = 0.9;
@@ -35,14 +37,14 @@ const SENDS_AT_ONCE: f64 = 8.0;
 
 /// Seconds of one collective over a group; 0 for a group of one or for nothing to send.
 ///
-/// Takes the fastest algorithm, as the libraries' tuners do: one ring or tree through all ranks, or level by
-/// level with each level's fastest.
+/// Takes the fastest algorithm, as the libraries' tuners do: one ring or tree through all ranks, or
+/// level by level with the fastest of each level.
 pub fn time_s(cluster: &ClusterSpec, op: Collective, bytes: f64, group: &GroupShape) -> f64 {
     time_of_some_s(cluster, op, bytes, group, ALL)
 }
 
-/// The same where no more than so many ranks of each domain take part in any such group at the time: they have its
-/// links to themselves.
+/// As [`time_s`], where at most `senders` ranks of each domain take part in any such group at a
+/// time: they have its links to themselves.
 pub fn time_of_some_s(
     cluster: &ClusterSpec,
     op: Collective,
@@ -66,14 +68,14 @@ pub fn time_of_some_s(
     if sums_inside(&fans) { through_all.min(by_level()) } else { through_all }
 }
 
-/// Whether the innermost links add up by themselves: only then do the libraries reduce level by level
-/// (NVLSTree); without that their rings and trees pass through all ranks.
+/// Whether the innermost links reduce in the network. Only then do the libraries reduce level by
+/// level (NVLSTree); otherwise their rings and trees pass through all ranks.
 fn sums_inside(fans: &[Fan<'_>]) -> bool {
     fans.first().is_some_and(|fan| fan.level.in_network)
 }
 
-/// Seconds of an all-to-all in which a token's copies for several ranks of one domain leave their own domain
-/// once; inside domains all `copies` of each token travel. `bytes` counts all copies.
+/// Seconds of an all-to-all in which a token's copies for several ranks of one domain leave their
+/// own domain once. Inside domains all `copies` of each token travel. `bytes` counts all copies.
 pub fn dispatch_s(cluster: &ClusterSpec, bytes: f64, group: &GroupShape, copies: f64) -> f64 {
     if group.size() <= 1 || bytes <= 0.0 {
         return 0.0;
@@ -91,13 +93,13 @@ fn distinct(domains: f64, copies: f64) -> f64 {
     domains * (1.0 - (1.0 - 1.0 / domains).powf(copies))
 }
 
-/// Seconds that a message of no length takes to get to all ranks of a group along one ring, as libraries broadcast.
+/// Latency of one turn along a ring through all ranks of a group, as libraries broadcast.
 pub fn ring_latency_s(cluster: &ClusterSpec, group: &GroupShape) -> f64 {
     if group.size() <= 1 { 0.0 } else { ring_turn_s(&fans(cluster, group, ALL)) }
 }
 
-/// Seconds that each level of the links takes for its part, innermost first; only levels at which the
-/// group splits. Their sum is the time without pipelining.
+/// Seconds of each level's part, innermost first; only levels at which the group splits. Their sum
+/// is the time without pipelining.
 pub fn by_level_s(
     cluster: &ClusterSpec,
     op: Collective,
@@ -107,9 +109,9 @@ pub fn by_level_s(
     fans(cluster, group, ALL).iter().map(|fan| level_s(cluster, op, bytes, fan)).collect()
 }
 
-/// Seconds to send `bytes` to one rank over level `level_index` (the outermost if there is none so
-/// far out), as `senders` ranks of each domain inside it do at a time: a send and a receive kernel, the link's latency,
-/// the wire.
+/// Seconds to send `bytes` to one rank over level `level_index` (the outermost, if there are fewer
+/// levels) while `senders` ranks of each inner domain do the same: a send and a receive kernel, the
+/// link's latency and the wire.
 pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize, senders: u64) -> f64 {
     let level = cluster.levels.get(level_index).or_else(|| cluster.levels.last());
     let Some(level) = level.filter(|_| bytes > 0.0) else { return 0.0 };
@@ -117,26 +119,26 @@ pub fn p2p_s(cluster: &ClusterSpec, bytes: f64, level_index: usize, senders: u64
     2.0 * cluster.device.kernel_launch_s + level.latency_s + wire_s
 }
 
-/// Ranks of a domain that send at a time where nothing else is known.
+/// Senders of a domain where nothing is known about them.
 const ALL: u64 = u64::MAX;
 
-/// How a group splits at one level.
+/// Split of a group at one level.
 struct Fan<'a> {
     level: &'a LinkLevel,
-    /// What each rank gets of its links, bytes/s.
+    /// Each rank's share of its links, bytes/s.
     bytes_per_s: f64,
-    /// Whether it is the level that the tables were measured on.
+    /// Whether it is the level on which the tables were measured.
     innermost: bool,
     /// Subgroups that meet at this level.
     ways: f64,
-    /// Ranks inside one of them: each carries that part of the tensor.
+    /// Ranks inside one subgroup; each carries that part of the tensor.
     inside: f64,
     /// Ranks of the whole group.
     size: f64,
 }
 
-/// The levels at which a group splits, innermost first. Levels beyond the cluster's are taken for its
-/// outermost.
+/// The levels at which a group splits, innermost first. Further levels than the cluster's count as
+/// its outermost one.
 fn fans<'a>(cluster: &'a ClusterSpec, group: &GroupShape, senders: u64) -> Vec<Fan<'a>> {
     let last = cluster.levels.len().saturating_sub(1);
     let mut inside = 1;
@@ -175,7 +177,8 @@ fn level_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> 
     measured_s(cluster, op, bytes, fan).unwrap_or_else(|| start_s + formula_s(op, bytes, fan))
 }
 
-/// Seconds by the tables; a slower link than theirs takes as long as theirs for more bytes.
+/// Seconds by the tables. A link with half of the measured bandwidth takes as long as the measured
+/// one for twice the bytes.
 fn measured_s(cluster: &ClusterSpec, op: Collective, bytes: f64, fan: &Fan<'_>) -> Option<f64> {
     let tables = cluster.tables.links.as_ref().filter(|_| fan.innermost)?;
     let table = match op {
@@ -198,31 +201,35 @@ fn formula_s(op: Collective, bytes: f64, fan: &Fan<'_>) -> f64 {
     }
 }
 
-/// The fastest of ring, double binary tree, and the switches adding up.
+/// The fastest of a ring, a double binary tree, and reduction in the switches.
 fn all_reduce_s(bytes: f64, fan: &Fan<'_>) -> f64 {
     let level = fan.level;
-    let ring_s = 2.0 * ring_s(bytes, fan);
+    let ring_s = 2.0 * latencies_s(fan) + all_reduce_volume(bytes, fan.ways) / fan.bytes_per_s;
     let wire_s = bytes / fan.bytes_per_s;
     let tree_s = 2.0 * (fan.ways.log2().ceil() * level.latency_s + wire_s / TREE_BANDWIDTH);
-    // Each rank sends its tensor up once and gets the sum down: a bus factor of (n - 1)/(n + 1).
+    // Each rank sends its tensor up once and receives the sum: a bus factor of (n - 1)/(n + 1).
     let switch_s = 2.0 * level.latency_s + (fan.ways + 1.0) / fan.ways * wire_s;
     if level.in_network { ring_s.min(tree_s).min(switch_s) } else { ring_s.min(tree_s) }
 }
 
 /// Once around a ring: `(n - 1) alpha + (n - 1)/n S/B`.
 fn ring_s(bytes: f64, fan: &Fan<'_>) -> f64 {
-    let share = (fan.ways - 1.0) / fan.ways;
-    (fan.ways.ceil() - 1.0) * fan.level.latency_s + share * bytes / fan.bytes_per_s
+    latencies_s(fan) + all_gather_volume(bytes, fan.ways) / fan.bytes_per_s
 }
 
-/// One ring through all ranks of an all-reduce. Each of the links out of a domain carries its part of
-/// the rings, so the slowest of a GPU's link and a domain's links together sets the pace.
+/// Latencies once around a ring.
+fn latencies_s(fan: &Fan<'_>) -> f64 {
+    (fan.ways.ceil() - 1.0) * fan.level.latency_s
+}
+
+/// An all-reduce along rings through all ranks. Each link out of a domain carries its part of the
+/// rings, so the slower of a GPU's link and all links of a domain together limits the rate.
 fn flat_ring_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let size = fans.last().map_or(1.0, |fan| fan.size);
-    2.0 * chain_s(fans, (size - 1.0) / size * bytes)
+    2.0 * chain_s(fans, all_gather_volume(bytes, size))
 }
 
-/// Once along the rings through all ranks, in pieces: a broadcast's only way (NCCL has no other for it).
+/// Once along rings through all ranks, pipelined: NCCL's only algorithm for a broadcast.
 fn chain_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let per_byte_s = |fan: &Fan<'_>| 1.0 / (fan.inside * fan.bytes_per_s);
     ring_turn_s(fans) + bytes * fans.iter().map(per_byte_s).fold(0.0, f64::max)
@@ -235,8 +242,9 @@ fn ring_turn_s(fans: &[Fan<'_>]) -> f64 {
     fans.iter().map(|fan| hops(fan) * fan.level.latency_s).sum()
 }
 
-/// A double binary tree over domains, with chains inside them: every link carries the tensor up and down,
-/// in twice its time (NCCL's tuning model), but a turn takes a latency for each doubling of the domains only.
+/// A double binary tree over domains with chains inside them. Every link carries the tensor up and
+/// down, in twice its time (NCCL's tuning model), but only each doubling of the domains adds a
+/// latency.
 fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     let mut per_byte_s = 0.0_f64;
     let mut turn_s = 0.0;
@@ -248,10 +256,9 @@ fn flat_tree_s(fans: &[Fan<'_>], bytes: f64) -> f64 {
     2.0 * (turn_s + bytes * per_byte_s / TREE_BANDWIDTH)
 }
 
-/// Every rank sends to each of the others; several sends are under way at once.
+/// Every rank sends to each of the others, several sends at once.
 fn all_to_all_s(bytes: f64, fan: &Fan<'_>) -> f64 {
-    let share = (fan.ways - 1.0) / fan.ways;
     let bandwidth = fan.bytes_per_s * if fan.innermost { 1.0 } else { SCATTERED_BANDWIDTH };
     let turns = ((fan.ways - 1.0) / SENDS_AT_ONCE).max(1.0);
-    turns * fan.level.latency_s + share * bytes / bandwidth
+    turns * fan.level.latency_s + all_to_all_volume(bytes, fan.ways) / bandwidth
 }

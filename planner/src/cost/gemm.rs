@@ -1,27 +1,30 @@
-//! What matrix products cost.
+//! Time of matrix products.
 //!
-//! `C[m, n] = A[m, k] B[k, n]`: forward has `m` tokens; the gradient with respect to the input swaps
-//! `n` and `k`; the one with respect to the weight has `k` tokens. Each is priced by its own shape.
+//! `C[m, n] = A[m, k] B[k, n]`: forward has `m` tokens; the gradient with respect to the input
+//! swaps `n` and `k`; the one with respect to the weight has `k` tokens. Each is priced by its own
+//! shape.
 
 use models::cluster::{ClusterSpec, Dtype, Products, roofline};
+use models::formulas::flops::product_flops;
 
-/// Rows that a grouped kernel computes in vain for each group, on average: a group ends inside a tile
-/// of 128, and experts' loads differ.
+/// Padding rows that a grouped kernel computes for each group, on average: a group ends inside a
+/// tile of 128, and experts' loads differ.
 const DEAD_ROWS: f64 = 64.0;
 
-/// Depth that starting a group's tile costs. A fit to published runs says 1250,
+/// Cost of starting a group's tile, as additional depth. A fit to published runs gives 1250,
 /// SimuMax's grouped kernels about 0 (A100) to 1000 (B200).
 const GROUP_DEPTH: f64 = 400.0;
 
 /// Heads whose width is no multiple of this leave the fast paths of the matrix libraries.
 const ALIGNMENT: u64 = 8;
-/// Slowdown of a whole layer's products then (BigScience runs with width 150 and 108: 1.43 ± .05).
+/// Slowdown of all products of a layer with such heads (BigScience runs with width 150 and 108:
+/// 1.43 ± .05).
 const MISALIGNED: f64 = 1.43;
 
 /// Seconds for one product of `m x k` by `k x n`.
 ///
-/// Not less than a kernel launch, which runs under the previous kernel: hence the larger of the two and
-/// not their sum.
+/// At least a kernel launch, which runs under the previous kernel: hence the maximum and not the
+/// sum.
 pub fn gemm_s(cluster: &ClusterSpec, dtype: Dtype, m: u64, n: u64, k: u64) -> f64 {
     let shape = [m, n, k].map(|size| size as f64);
     if shape.contains(&0.0) {
@@ -33,8 +36,8 @@ pub fn gemm_s(cluster: &ClusterSpec, dtype: Dtype, m: u64, n: u64, k: u64) -> f6
 /// Seconds for `groups` products of `m_per_group x k` by `k x n` in one kernel, each with its own
 /// weights (the experts of a rank).
 ///
-/// The tiles of all groups share the multiprocessors, so it runs as one product of all rows, and not
-/// faster than memory delivers every group's weights.
+/// The tiles of all groups share the multiprocessors, so the kernel runs like one product of all
+/// rows, but not faster than memory delivers every group's weights.
 pub fn grouped_gemm_s(
     cluster: &ClusterSpec,
     dtype: Dtype,
@@ -46,7 +49,8 @@ pub fn grouped_gemm_s(
     slowed_grouped_gemm_s(cluster, dtype, [groups, m_per_group, n, k], 1.0)
 }
 
-/// The same for `[groups, m per group, n, k]` with products so many times slower; memory is not.
+/// As [`grouped_gemm_s`] for `[groups, m per group, n, k]`, with computation `slowdown` times
+/// slower; memory is not slowed.
 pub fn slowed_grouped_gemm_s(
     cluster: &ClusterSpec,
     dtype: Dtype,
@@ -69,8 +73,8 @@ pub fn slowed_grouped_gemm_s(
 }
 
 /// Seconds for the gradients of `groups` weights of `n x k`, each from `tokens` rows, added to
-/// gradients kept in 32 bits: as a product of depth `tokens`, and not faster than memory takes to read
-/// and write those.
+/// 32-bit gradients: a product of depth `tokens`, but not faster than memory reads and writes
+/// those.
 pub fn weight_gradient_s(
     cluster: &ClusterSpec,
     dtype: Dtype,
@@ -82,8 +86,8 @@ pub fn weight_gradient_s(
     slowed_weight_gradient_s(cluster, dtype, [groups, tokens, n, k], 1.0)
 }
 
-/// The same for `[groups, tokens, n, k]` with products so many times slower; memory is not. Where the software
-/// adds gradients up in a kernel of its own, that comes behind.
+/// As [`weight_gradient_s`] for `[groups, tokens, n, k]`, with computation `slowdown` times slower;
+/// memory is not slowed. Where the software adds gradients up in a separate kernel, that follows.
 pub fn slowed_weight_gradient_s(
     cluster: &ClusterSpec,
     dtype: Dtype,
@@ -104,14 +108,14 @@ pub fn slowed_weight_gradient_s(
         + super::memory_bound::streaming_s(cluster, add_bytes)
 }
 
-/// How much slower a layer's products run when heads are `head_dim` wide; 1 where that is aligned.
+/// Slowdown of a layer's products when heads are `head_dim` wide; 1 for aligned widths.
 ///
-/// A factor beside [`gemm_s`], which would not be monotone otherwise.
+/// Kept apart from [`gemm_s`], which it would make non-monotone.
 pub fn misalignment_factor(head_dim: u64) -> f64 {
     if head_dim.is_multiple_of(ALIGNMENT) { 1.0 } else { MISALIGNED }
 }
 
-/// A product without the launch: measured where it was, else by the formula.
+/// A product without the launch: measured, else by the roofline.
 fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
     let device = &cluster.device;
     let runs_in = device.computed_in(dtype).unwrap_or(dtype);
@@ -121,26 +125,28 @@ fn alone_s(cluster: &ClusterSpec, dtype: Dtype, shape: [f64; 3]) -> f64 {
     };
     let software = &cluster.software;
     let narrow = if runs_in.bytes() < 2.0 { software.fp8_slowdown } else { 1.0 };
-    let rate = 2.0 * shape[0] * shape[1] * shape[2] / (s * device.peak_flops(runs_in));
+    let [m, n, k] = shape;
+    let rate = product_flops(m, n, k) / (s * device.peak_flops(runs_in));
     s * throttled(device.sustained_slowdown, rate) * software.gemm_slowdown * narrow
 }
 
-/// Slowdown of a product that alone runs at a part `rate` of the peak, on a device that at the peak would run so many
-/// times slower to stay within its power limit.
+/// Slowdown under sustained load of a product that alone runs at a part `rate` of the peak, on a
+/// device that slows down by `at_peak` at the peak to stay within its power limit.
 ///
-/// Products that leave units idle need not slow down.
+/// At least 1: products that leave units idle need not slow down.
 fn throttled(at_peak: f64, rate: f64) -> f64 {
     (at_peak * throttle(rate)).max(1.0)
 }
 
-/// What throttling at a part of the peak rate is to throttling at the peak. Power is work a cycle times the cube of the
-/// clock, as voltage follows the clock, so that at the limit the clock falls with the cube root of the work.
+/// Throttling at a part of the peak rate, relative to that at the peak. Power is work a cycle times
+/// the cube of the clock, as voltage follows the clock, so at the limit the clock falls with the
+/// cube root of the work.
 pub fn throttle(rate: f64) -> f64 {
     rate.cbrt()
 }
 
-/// The table for a format, and how much faster the format is than the table's: an unmeasured format
-/// reaches the same fraction of its own peak as the measured one nearest to it.
+/// The table for a format, and the format's speed over the table's: an unmeasured format reaches
+/// the same fraction of its own peak as the measured one nearest to it.
 fn measured(cluster: &ClusterSpec, dtype: Dtype) -> Option<(&Products, f64)> {
     let near = match dtype {
         Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Nvfp4 => Dtype::Fp8,

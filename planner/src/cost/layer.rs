@@ -1,7 +1,7 @@
 //! Time and bytes of one layer, and of the vocabulary layers, for one micro-batch on one rank.
 //!
-//! The inventory of kernels is `models::layer`; here each gets a time, and what communication stays
-//! exposed is decided. Times are seconds, sizes bytes.
+//! `models::layer` lists the kernels; here each gets a time, and it is decided which communication
+//! stays exposed.
 
 use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
@@ -9,12 +9,13 @@ use super::parts::Parts;
 use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
+use models::formulas::communication::{self, LOSS_STATISTICS, REDUCTIONS_A_PASS};
 use models::formulas::{ampipe, attention as attention_formulas};
 use models::layer::{self, Gemm, LocalHeads, Split};
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec};
 
-/// Everything about a micro-batch's way through a layer that does not depend on the pipeline.
+/// Properties of a micro-batch's pass through a layer that do not depend on the pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Sizes each rank sees.
@@ -37,7 +38,7 @@ pub struct Shape {
     pub etp_group: GroupShape,
 }
 
-/// What one layer of one kind costs for one micro-batch.
+/// Cost of one layer of one kind for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// Forward pass.
@@ -52,20 +53,22 @@ pub struct LayerCost {
     pub saved_bytes: [f64; 3],
 }
 
-/// Bytes for each entry of the embedding that its gradient moves in every micro-batch: it is dense, so it is
-/// cleared and added to the sum although few rows were looked up. Passes measured by the authors of Vocabulary
-/// Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by 3072 on one device) to 12 (an eighth of it).
+/// Bytes that the embedding's gradient moves for each of its entries in every micro-batch. The
+/// gradient is dense: it is cleared and added to the sum although few rows were looked up. Passes
+/// measured by the authors of Vocabulary Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by
+/// 3072 on one device) to 12 (an eighth of it).
 const EMBEDDING_GRADIENT_BYTES: f64 = 8.0;
-/// Bytes for each element of an expert's output that adding its bias moves, forward and backward: weighted by the
-/// router in 32 bits, added, put together and cast (Megatron-Core 0.15, `TEGroupedMLP._apply_bias`).
+/// Bytes that adding an expert's bias moves for each element of its output, forward and backward:
+/// weighted by the router in 32 bits, added, concatenated and cast (Megatron-Core 0.15,
+/// `TEGroupedMLP._apply_bias`).
 const BIAS_BYTES: [f64; 2] = [28.0, 36.0];
-/// Bytes for each element that comes out of the activation that clamping both its inputs moves: clamped and put
-/// together (`weighted_bias_quick_geglu_impl`).
+/// Bytes that clamping an activation's inputs moves for each element of its output, forward and
+/// backward: clamped and concatenated (`weighted_bias_quick_geglu_impl`).
 const CLAMP_BYTES: [f64; 2] = [16.0, 20.0];
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
-/// The choices a single layer has; `per_layer` mixes them.
+/// The recompute choices of a single layer; `per_layer` mixes them.
 pub const RECOMPUTE_OPTIONS: [Recompute; 3] =
     [Recompute::None, Recompute::Selective, Recompute::Full];
 
@@ -81,7 +84,7 @@ impl LayerCost {
     }
 }
 
-/// What the vocabulary layers cost for one micro-batch, split `ways` ways.
+/// Cost of the vocabulary layers for one micro-batch, split `ways` ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct VocabCost {
     /// Embedding forward.
@@ -94,15 +97,16 @@ pub struct VocabCost {
     pub head_backward_input: Parts,
     /// Gradient of the output matrix.
     pub head_backward_weight: Parts,
-    /// Scaling a shard's softmax once more, when all shards' sums are known: a part of `T`.
+    /// Rescaling of a shard's softmax once all shards' sums are known: a part of `T`.
     pub softmax_rescale: Parts,
-    /// Casting a shard's softmax for a product before its gradient is: a part of the second algorithm's `S`.
+    /// Cast of a shard's softmax for a product that precedes its gradient: a part of algorithm 2's
+    /// `S`.
     pub softmax_cast: Parts,
     /// Embedding activations held (the dropout mask).
     pub embed_saved_bytes: f64,
     /// Head activations held: its input and its norm's.
     pub head_saved_bytes: f64,
-    /// Logits, their gradient and what stands for the output matrix's, while they live.
+    /// Logits, their gradient and the output matrix's placeholder gradient, while they live.
     pub logits_bytes: f64,
 }
 
@@ -128,7 +132,7 @@ pub struct LayerPricer<'a> {
 }
 
 impl LayerPricer<'_> {
-    /// Cost of a layer from its pieces: what is left is how the experts' all-to-all is overlapped.
+    /// Cost of a layer from its pieces; decides how the experts' all-to-all is overlapped.
     pub fn layer_of(
         &self,
         kind: LayerKind,
@@ -156,7 +160,7 @@ impl LayerPricer<'_> {
         self.layer_with(kind, shape, pieces, experts)
     }
 
-    /// Everything of a layer that does not depend on how its experts are split.
+    /// The part of a layer that does not depend on how its experts are split.
     pub fn pieces(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Pieces {
         let (forward, backward) = self.attention_core(kind, shape);
         let mut attention = body.projections;
@@ -165,7 +169,8 @@ impl LayerPricer<'_> {
         Pieces { body: *body, attention, selective: self.selective(kind, shape, body) }
     }
 
-    /// What depends on a rank's tokens, its tensor-parallel degree and the number format alone.
+    /// The part of a layer that depends only on a rank's tokens, its tensor-parallel degree and the
+    /// number format.
     pub fn body(&self, kind: LayerKind, shape: &Shape) -> Body {
         Body {
             projections: self
@@ -199,15 +204,15 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// A layer pass takes at least as long as the host needs to launch it.
+    /// A layer's pass takes at least as long as the host needs to launch it.
     fn at_least_host(&self, mut parts: Parts) -> Parts {
         let floor_s = self.cluster.software.host_s_per_layer;
         parts.compute_s += (floor_s - parts.total_s()).max(0.0);
         parts
     }
 
-    /// Whether selective recomputation does every second product again, which takes fused attention; of gated dense
-    /// layers alone, others have the norms and activation functions again.
+    /// Whether selective recomputation repeats every second product. That takes fused attention and
+    /// gated dense layers; other layers repeat the norms and activation functions.
     fn every_second(&self, kind: LayerKind) -> bool {
         let gated = layer::input_matrices(self.model.mlp.activation) == 2;
         let dense = !kind.moe && self.model.attention.mla.is_none() && gated;
@@ -241,8 +246,8 @@ impl LayerPricer<'_> {
         gemm::slowed_grouped_gemm_s(self.cluster, dtype, [g.groups, g.m, g.n, g.k], slowdown)
     }
 
-    /// Forward, input-gradient and weight-gradient products: `[m,k][k,n]`, `[m,n][n,k]`, `[n,m][m,k]`, with
-    /// the casts of their inputs where those are kept wider than they are multiplied.
+    /// Forward, input-gradient and weight-gradient products, `[m,k][k,n]`, `[m,n][n,k]` and
+    /// `[n,m][m,k]`, with the casts of inputs that are stored wider than they are multiplied.
     fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
         self.slowed_products(dtype, gemms, 1.0)
     }
@@ -267,7 +272,8 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Casting so many elements to 8 bits or fewer, with the transposed copy that the weight gradient needs.
+    /// Seconds to cast `elements` to 8 bits or fewer, with the transposed copy that the weight
+    /// gradient needs.
     fn cast_s(&self, dtype: Dtype, elements: u64) -> f64 {
         let narrow = dtype.bytes() < dtype.storage_bytes()
             && self.cluster.device.computed_in(dtype).is_some_and(|runs_in| runs_in.bytes() < 2.0);
@@ -279,7 +285,7 @@ impl LayerPricer<'_> {
         gemm::misalignment_factor(LocalHeads::new(self.model, 1).qk_dim)
     }
 
-    /// The product that ends a dense layer, where recomputation stops before it.
+    /// The last product of a dense layer, where recomputation stops before it.
     fn spared(&self, kind: LayerKind, shape: &Shape) -> Parts {
         if !self.cluster.software.recompute_stops_early || kind.moe {
             return Parts::default();
@@ -342,9 +348,10 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Context-parallel transfers of one layer (Korthikanti's symbols; ALGORITHMS of the papers:
-    /// ring (c−1)·2·(s/c)·b·k forward, and backward three times that with f32 accumulators, which go one hop more;
-    /// all-gather 2(c−1)/c·s·b·k; Ulysses four all-to-alls of the rank's Q, K, V, O).
+    /// Context-parallel transfers of one layer. Ring: `c − 1` hops with K and V of `s/c` tokens
+    /// forward; backward also their f32 gradients, which go one hop more. All-gather: K and V of
+    /// all ranks. Ulysses: all-to-alls of the rank's Q, K, V and output (Overview, context
+    /// parallelism).
     fn context_parallel(&self, shape: &Shape) -> ContextComm {
         let split = &shape.split;
         let e = shape.dtype.storage_bytes();
@@ -414,7 +421,7 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// What sorts a token's copies by expert and puts their results back together, and what adds biases to them,
+    /// Kernels that sort a token's copies by expert and combine their results, and that add biases,
     /// forward and backward.
     fn routed(&self, shape: &Shape) -> [Parts; 2] {
         let elements = layer::routed_elements(self.model, &shape.split);
@@ -426,7 +433,8 @@ impl LayerPricer<'_> {
         })
     }
 
-    /// Bytes that biases and clamps of routed experts move where they are kernels of their own, forward and backward.
+    /// Bytes that the biases and clamps of routed experts move in separate kernels, forward and
+    /// backward.
     fn bias_bytes(&self, split: &Split) -> [f64; 2] {
         let Some(moe) = self.model.moe.as_ref().filter(|moe| moe.biased) else { return [0.0; 2] };
         if self.cluster.software.fused_experts {
@@ -437,8 +445,8 @@ impl LayerPricer<'_> {
         [0, 1].map(|pass| BIAS_BYTES[pass] * elements + CLAMP_BYTES[pass] * activated)
     }
 
-    /// Selective recomputation: every second product, or the attention core where its scores would be kept,
-    /// or else the norms and the activation function.
+    /// Selective recomputation: every second product, the attention core where its scores would be
+    /// stored, or the norms and the activation function.
     fn selective(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Parts {
         if self.every_second(kind) {
             // Of queries, keys, values, output, gate, up and down: keys, output and up.
@@ -456,9 +464,9 @@ impl LayerPricer<'_> {
         Parts::compute(attention::forward_s(self.cluster, &core, shape.dtype))
     }
 
-    /// Tensor-parallel collectives of one pass over a layer, exposed share: two all-reduces of `bsh`,
-    /// or with sequence parallelism two all-gather and reduce-scatter pairs of the same volume
-    /// (SC'21, section 3.2; Korthikanti et al., section 4.2.2).
+    /// Exposed tensor-parallel collectives of one pass over a layer: [`REDUCTIONS_A_PASS`]
+    /// all-reduces of `bsh`, or with sequence parallelism as many pairs of all-gather and
+    /// reduce-scatter.
     fn tensor_parallel(&self, shape: &Shape) -> Parts {
         let split = &shape.split;
         if split.tp == 1 {
@@ -478,11 +486,11 @@ impl LayerPricer<'_> {
         } else {
             collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
         };
-        let tp_s = 2.0 * pair_s * self.cluster.software.tp_exposed;
+        let tp_s = REDUCTIONS_A_PASS * pair_s * self.cluster.software.tp_exposed;
         Parts { tp_s, ..Parts::default() }
     }
 
-    /// Router, experts and their collectives, whatever hides the all-to-all.
+    /// Router, experts and their collectives, before the all-to-all is overlapped.
     pub fn experts(&self, shape: &Shape) -> ExpertPieces {
         ExpertPieces {
             experts: self.expert_products(shape.dtype, &shape.split),
@@ -492,7 +500,7 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Routed experts with their all-to-alls and what overlap hides of them.
+    /// Routed experts with the exposed part of their all-to-alls.
     fn expert_block(
         &self,
         shape: &Shape,
@@ -516,8 +524,8 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Lower bound on router and experts, whichever of `splits` they have: their products at their
-    /// fastest, and no all-to-all. It depends on the tokens a rank holds, not on how they are computed.
+    /// Lower bound on router and experts over all `splits`: their fastest products, and no
+    /// all-to-all. It depends on the number of tokens on a rank, not on the split.
     pub fn expert_floor(&self, shape: &Shape, splits: &[Split]) -> ThreePasses {
         let router = self.router(shape);
         let products = splits.iter().map(|split| self.expert_products(shape.dtype, split));
@@ -534,7 +542,7 @@ impl LayerPricer<'_> {
         self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
     }
 
-    /// The router's products, and what routing takes however few the tokens.
+    /// The router's products, and the fixed time of routing.
     fn router(&self, shape: &Shape) -> ThreePasses {
         let mut router = self.products(shape.dtype, &[self.router_gemm(shape)]);
         let software = &self.cluster.software;
@@ -549,7 +557,7 @@ impl LayerPricer<'_> {
         Gemm { groups: 1, m, n: experts, k: self.model.hidden }
     }
 
-    /// One dispatch or combine: T/t·k_eff·h elements a rank.
+    /// Seconds of one dispatch or combine of the rank's routed copies.
     fn all_to_all_s(&self, shape: &Shape) -> f64 {
         let copies = layer::routed_copies(self.model);
         let bytes = layer::routed_elements(self.model, &shape.split) * shape.dtype.storage_bytes();
@@ -565,10 +573,11 @@ impl LayerPricer<'_> {
         if etp == 1 {
             return 0.0;
         }
-        let bytes = shape.split.resident_tokens(self.model) as f64
-            * layer::routed_copies(self.model)
-            * (etp * self.model.hidden) as f64
-            * shape.dtype.storage_bytes();
+        let tokens = shape.split.resident_tokens(self.model) as f64;
+        let copies = layer::routed_copies(self.model);
+        let width = (etp * self.model.hidden) as f64;
+        let elements = communication::dispatched_elements(tokens, copies, width);
+        let bytes = elements * shape.dtype.storage_bytes();
         collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.etp_group)
             + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
     }
@@ -609,7 +618,7 @@ impl LayerPricer<'_> {
         let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
         let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
         let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
-        let loss_s = 3.0
+        let loss_s = LOSS_STATISTICS
             * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
         let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
         let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
@@ -662,7 +671,7 @@ impl std::ops::Add for ThreePasses {
     }
 }
 
-/// A layer but for its experts.
+/// A layer without its experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
     body: Body,
@@ -671,19 +680,19 @@ pub struct Pieces {
     selective: Parts,
 }
 
-/// A layer but for its experts and its attention core.
+/// A layer without its experts and its attention core.
 #[derive(Clone, Copy, Debug)]
 pub struct Body {
-    /// Of attention.
+    /// Projections of attention.
     projections: ThreePasses,
     feed: ThreePasses,
     streams: StreamCost,
     tensor: Parts,
-    /// What full recomputation leaves out.
+    /// Work that full recomputation leaves out.
     spared: Parts,
 }
 
-/// Routed experts before it is decided what hides their all-to-all.
+/// Routed experts before their all-to-all is overlapped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertPieces {
     experts: ThreePasses,
@@ -700,7 +709,8 @@ struct StreamCost {
     selective: Parts,
 }
 
-/// Context-parallel transfer times of one layer: what a ring can hide, and what it cannot.
+/// Context-parallel transfer times of one layer: of the ring, which attention can hide, and of the
+/// rest, which it cannot.
 #[derive(Clone, Copy, Debug, Default)]
 struct ContextComm {
     ring: u64,

@@ -1,11 +1,12 @@
-//! What kernels cost that only move memory.
+//! Time of kernels that only move memory.
 
 use models::cluster::ClusterSpec;
 
 /// Part of the datasheet bandwidth that elementwise kernels reach where nothing was measured.
 const ACHIEVED: f64 = 0.7;
-/// Part of it that long, regular streams reach: a fused optimizer, the kernels of the loss. With it the last stage of
-/// Vocabulary Parallelism's baseline (`artifact/exp_one_host.csv`) moves 41 bytes a logit forward, of 38 counted.
+/// Part of the datasheet bandwidth that long, regular streams reach: a fused optimizer, the kernels
+/// of the loss. With it the last stage of Vocabulary Parallelism's baseline
+/// (`artifact/exp_one_host.csv`) moves 41 bytes a logit forward, of 38 counted.
 const REGULAR_ACHIEVED: f64 = 0.85;
 
 /// Seconds to move `bytes` (read and written together) through memory in one kernel.
@@ -21,8 +22,8 @@ pub fn streaming_s(cluster: &ClusterSpec, bytes: f64) -> f64 {
     moved_s.max(device.kernel_launch_s)
 }
 
-/// Seconds of an elementwise kernel that a fused one would do by moving `bytes`: a plain copy's, times what
-/// the software's kernels take more.
+/// Seconds of an elementwise kernel whose fused form moves `bytes`: a plain copy's time, times the
+/// software's slowdown.
 pub fn elementwise_s(cluster: &ClusterSpec, bytes: f64) -> f64 {
     streaming_s(cluster, bytes) * cluster.software.stream_slowdown
 }

@@ -1,4 +1,4 @@
-//! What computing, communicating and storing cost.
+//! Costs of single parts of a step: computation, communication and memory.
 
 pub mod attention;
 pub mod collective;

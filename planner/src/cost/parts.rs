@@ -1,4 +1,4 @@
-//! Seconds, kept apart by what they are spent on.
+//! Seconds by cause.
 
 use std::ops::{Add, AddAssign, Mul};
 
@@ -13,7 +13,7 @@ pub struct Parts {
     pub cp_s: f64,
     /// Expert all-to-all that nothing hides.
     pub ep_s: f64,
-    /// Pipeline sends and receives that block the device, and gaps before passes.
+    /// Pipeline sends and receives that block the pipeline rank, and gaps before passes.
     pub pp_s: f64,
     /// Data-parallel gathers and reductions that nothing hides.
     pub dp_s: f64,
@@ -25,7 +25,7 @@ impl Parts {
         Self { compute_s, ..Self::default() }
     }
 
-    /// The same with computation so many times slower.
+    /// The same parts with computation `slowdown` times slower.
     #[must_use]
     pub fn slowed(self, slowdown: f64) -> Self {
         Self { compute_s: self.compute_s * slowdown, ..self }

@@ -1,14 +1,15 @@
-//! Bytes of weights, gradients and optimizer state on one rank, and what moving them costs.
+//! Memory of weights, gradients and optimizer state on one rank, and the time to move them.
 
 use super::collective::{self, Collective};
 use super::memory_bound;
 use models::cluster::{ClusterSpec, Software};
 use models::decisions::{Decisions, Dtype, Offload};
+use models::formulas::state::{StateBytes, zero_bytes};
 use models::layer::Split;
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec, params};
 
-/// Parameters that one rank holds before ZeRO shards them, by which replicas share them.
+/// Parameters of one rank before ZeRO shards them, by the replicas that share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LocalParams {
     /// Shared by data- and context-parallel replicas.
@@ -31,7 +32,7 @@ impl std::ops::Mul<f64> for LocalParams {
     }
 }
 
-/// Part of a layer's parameters that lie in its largest matrix: 4h² of GPT's 12h².
+/// Part of a layer's parameters in its largest matrix: 4h² of GPT's 12h².
 const LARGEST_MATRIX: f64 = 1.0 / 3.0;
 
 /// Parameters of one layer on one rank; key/value heads are copied where `tp` exceeds them.
@@ -47,43 +48,30 @@ pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalP
     }
 }
 
-/// Weights, biases and norms of a layer, each a tensor.
+/// Tensors of a layer: weights, biases and norms.
 const TENSORS_A_LAYER: f64 = 9.0;
 
-/// Bytes a parameter takes of weights, gradients and optimizer state before sharding: mixed precision
-/// keeps 2-byte weights, f32 gradients, f32 master weights and two moments (Megatron's 18 bytes; other
-/// software differs); f32 and f64 training has no master copy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StateBytes {
-    /// Weights used in computation.
-    pub weights: f64,
-    /// Accumulated gradients.
-    pub gradients: f64,
-    /// Master weights and Adam moments.
-    pub optimizer: f64,
-}
-
-impl StateBytes {
-    /// For a number format, as a generation of software keeps them.
-    pub fn new(dtype: Dtype, software: &Software) -> Self {
-        let width = dtype.storage_bytes();
-        let mixed = |gradients: f64| Self {
-            weights: 2.0,
-            gradients,
-            optimizer: software.optimizer_state_bytes,
-        };
-        match dtype {
-            Dtype::F32 | Dtype::F64 => {
-                Self { weights: width, gradients: width, optimizer: 2.0 * width }
-            }
-            Dtype::Fp16 => mixed(software.fp16_gradient_bytes),
-            _ => mixed(software.bf16_gradient_bytes),
+/// Bytes of a parameter before sharding. Mixed precision keeps 2-byte weights, f32 gradients, f32
+/// master weights and two moments (Megatron's 18 bytes; other software differs). Training in f32 or
+/// f64 has no master copy.
+fn parameter_bytes(dtype: Dtype, software: &Software) -> StateBytes {
+    let width = dtype.storage_bytes();
+    let mixed = |gradients: f64| StateBytes {
+        weights: 2.0,
+        gradients,
+        optimizer: software.optimizer_state_bytes,
+    };
+    match dtype {
+        Dtype::F32 | Dtype::F64 => {
+            StateBytes { weights: width, gradients: width, optimizer: 2.0 * width }
         }
+        Dtype::Fp16 => mixed(software.fp16_gradient_bytes),
+        _ => mixed(software.bf16_gradient_bytes),
     }
 }
 
-/// One kind of parameter's replicas: all of them, those that share one sharded copy, and one rank of
-/// each shard group.
+/// Replicas of one kind of parameter: all of them, those that share one sharded copy, and one rank
+/// of each shard group.
 #[derive(Clone, Debug, PartialEq)]
 struct Replicas {
     all: GroupShape,
@@ -154,8 +142,8 @@ impl std::ops::Add for StateMemory {
 }
 
 impl<'a> StateCost<'a> {
-    /// Groups as the mesh lays them: data-parallel replicas (with context parallel, which holds the
-    /// same weights) `stride` apart, shards among the nearest of them.
+    /// Groups as laid out by the mesh: replicas over data and context parallelism, which hold the
+    /// same weights, with shards among the nearest of them.
     pub fn new(
         cluster: &'a ClusterSpec,
         model: &ModelSpec,
@@ -177,7 +165,7 @@ impl<'a> StateCost<'a> {
         };
         Self {
             cluster,
-            bytes: StateBytes::new(d.dtype, &cluster.software),
+            bytes: parameter_bytes(d.dtype, &cluster.software),
             zero_stage: d.zero_stage,
             offload: d.offload,
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
@@ -187,33 +175,30 @@ impl<'a> StateCost<'a> {
         }
     }
 
-    /// Bytes of state for parameters (ZeRO, Rajbhandari et al. 2020, section 5: stage 1 shards the
-    /// optimizer, 2 gradients too, 3 weights too).
+    /// Bytes of state for parameters.
     pub fn memory(&self, params: LocalParams) -> StateMemory {
         let of = |count: f64, replicas: &Replicas| {
-            let shard =
-                |from_stage: u8| if self.zero_stage >= from_stage { replicas.ways() } else { 1.0 };
-            let optimizer = count * self.bytes.optimizer / shard(1);
+            let held = zero_bytes(&self.bytes, self.zero_stage, count, replicas.ways());
             let on_host = self.offload == Offload::Optimizer;
             StateMemory {
-                parameters: count * self.bytes.weights / shard(3),
-                gradients: count * self.bytes.gradients / shard(2),
-                optimizer: if on_host { 0.0 } else { optimizer },
-                host: if on_host { optimizer } else { 0.0 },
+                parameters: held.weights,
+                gradients: held.gradients,
+                optimizer: if on_host { 0.0 } else { held.optimizer },
+                host: if on_host { held.optimizer } else { 0.0 },
             }
         };
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
     }
 
-    /// Bytes of a gradient while it is reduced: what is accumulated, or less where the software reduces
-    /// 16-bit gradients.
+    /// Bytes of a gradient while it is reduced: the accumulated gradient's, or less where the
+    /// software reduces 16-bit gradients.
     pub fn reduced_bytes(&self) -> f64 {
         self.bytes.gradients.min(self.cluster.software.reduced_gradient_bytes)
     }
 
-    /// Bytes a layer's parameter takes while ZeRO gathers or reduces the unit it belongs to: gradients for stage 2,
-    /// for stage 3 also its weights and the next unit's on the way. Where units are matrices they are the largest's
-    /// weights and gradients, both as they are computed.
+    /// Bytes of a layer's parameter while ZeRO gathers or reduces its unit: for stage 2 the
+    /// gradient; for stage 3 also the weight, and the next unit's on the way. Where units are
+    /// matrices: the largest one's weight and gradient in the number format.
     pub fn motion_bytes_a_parameter(&self, dtype: Dtype) -> f64 {
         match self.zero_stage {
             0 | 1 => 0.0,
@@ -259,8 +244,8 @@ impl<'a> StateCost<'a> {
         })
     }
 
-    /// Bytes of gradients that the two copies of a stage exchange: all of them, or the shards that ZeRO reduces
-    /// them to first.
+    /// Bytes of gradients that the two copies of a stage exchange: all, or the shards to which ZeRO
+    /// reduces them first.
     pub fn copied_bytes(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
             let ways = if self.zero_stage >= 1 { replicas.ways() } else { 1.0 };
@@ -268,7 +253,7 @@ impl<'a> StateCost<'a> {
         })
     }
 
-    /// Reduction of a stage's gradients once a step, of which `backward_s` of computation can hide
+    /// Exposed reduction of a stage's gradients once a step; `backward_s` of computation can hide
     /// what the software overlaps.
     pub fn reduce_exposed_s(&self, params: LocalParams, backward_s: f64) -> f64 {
         let reduce_s = match self.zero_stage {
@@ -282,7 +267,7 @@ impl<'a> StateCost<'a> {
         self.step_exposed_s(reduce_s, backward_s)
     }
 
-    /// Whether every rank gets all gradients' sums.
+    /// Whether every rank gets the sums of all gradients.
     fn reduces_whole(&self) -> bool {
         self.zero_stage == 0 || self.deals_tensors()
     }
@@ -291,7 +276,7 @@ impl<'a> StateCost<'a> {
         self.zero_stage == 1 && self.cluster.software.zero1_by_tensor
     }
 
-    /// Latencies of one broadcast for each rank that owns tensors of these, one after another.
+    /// Latencies of one broadcast by each rank that owns tensors, one after another.
     fn broadcasts_s(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
             let owners = replicas.ways().min(count * self.tensors);
@@ -299,28 +284,27 @@ impl<'a> StateCost<'a> {
         })
     }
 
-    /// What the software cannot hide of reductions and gathers around a step beside `compute_s` of
-    /// computation.
+    /// Exposed part of reductions and gathers around a step beside `compute_s` of computation.
     fn step_exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
         let software = &self.cluster.software;
         let comm_s = comm_s * software.dp_slowdown;
         comm_s - (comm_s * software.dp_overlap).min(compute_s)
     }
 
-    /// What it cannot hide of those in a pass of `compute_s`.
+    /// Exposed part of gathers and reductions in a pass of `compute_s`.
     pub fn pass_exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
         let software = &self.cluster.software;
         let comm_s = comm_s * software.zero3_slowdown;
         comm_s - (comm_s * software.zero3_overlap).min(compute_s)
     }
 
-    /// Least exposed communication of devices that hold `params` on average; `least_s` gives seconds that a
-    /// collective of so many bytes takes at least.
+    /// Lower bound on the exposed communication of pipeline ranks that hold `params` on average;
+    /// `least_s` gives a lower bound on the seconds of a collective of that many bytes.
     ///
-    /// Where `least_s` is linear this is admissible for the mean over devices and so for the largest; where
-    /// it is constant, for each stage that holds any such parameters: every exposed share is at least what
-    /// the software cannot overlap. What stages 2
-    /// and 3 communicate in every micro-batch is counted once.
+    /// Every exposed share is at least what the software cannot overlap. Where `least_s` is linear
+    /// the bound is admissible for the mean over pipeline ranks, hence for the largest. Where it is
+    /// constant it is admissible for each stage that holds any such parameters. Communication that
+    /// stages 2 and 3 repeat in every micro-batch is counted once.
     pub fn least_exposed(
         &self,
         params: LocalParams,
@@ -352,8 +336,8 @@ impl<'a> StateCost<'a> {
         LeastExposed { passes_s, tail_s, step_s }
     }
 
-    /// Optimizer update of a stage's shard; in host memory the link carries gradients down and weights
-    /// up while the CPU updates.
+    /// Optimizer update of a stage's shard. With the state in host memory, the link carries
+    /// gradients down and weights up while the CPU updates.
     pub fn optimizer_s(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
             let own = if self.zero_stage >= 1 { count / replicas.ways() } else { count };
@@ -367,8 +351,8 @@ impl<'a> StateCost<'a> {
         })
     }
 
-    /// Gather of updated weights (stages 1 and 2), hidden under the next forward pass as the software
-    /// can; broadcasts by their owners are not.
+    /// Exposed gather of updated weights (stages 1 and 2). The next forward pass hides what the
+    /// software overlaps; broadcasts by owners stay exposed.
     pub fn gather_exposed_s(&self, params: LocalParams, forward_s: f64) -> f64 {
         match self.zero_stage {
             1 if self.deals_tensors() => {

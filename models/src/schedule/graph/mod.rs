@@ -1,36 +1,36 @@
-//! What waits for what: a schedule's passes in an order in which they can run.
+//! Dependency graph of a schedule: its passes in an order in which they can run.
 //!
-//! Besides the pass before it on its device, a pass waits for at most one thing elsewhere: a
-//! neighbouring stage's pass or a barrier. A barrier over `p` devices is a chain of `p` joins that
-//! take no time, so that every node waits for at most two others.
+//! Besides the previous pass of its pipeline rank, a pass waits for at most one thing elsewhere: a
+//! neighbouring stage's pass or a barrier. A barrier over `p` pipeline ranks is a chain of `p`
+//! joins that take no time, so that every graph node waits for at most two others.
 
 mod places;
 
 use super::{Pass, PassKind, Schedule, ScheduleError, VocabPasses};
 use places::{Need, Places, is_vocab};
 
-/// Stands for "no such node" in [`Node`].
+/// Stands for "no such graph node" in [`Node`].
 pub const NO_NODE: u32 = u32::MAX;
 
-/// What passes between the end of a pass elsewhere and the start of the one that waits for it.
+/// Delay between the end of a pass elsewhere and the start of the one that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latency {
-    /// Nothing: the same device, or nothing to wait for.
+    /// Nothing: the same pipeline rank, or nothing to wait for.
     None,
     /// A transfer between stages `j` and `j + 1`, either way.
     Link(u32),
     /// The broadcast of the last stage's output before `S` (`C0`).
     Broadcast,
-    /// The barrier between this kind of vocabulary pass and what follows it.
+    /// The barrier after this kind of vocabulary pass.
     Barrier(PassKind),
     /// The broadcast of the first stage's input gradient before `IB`.
     InputGradient,
 }
 
-/// What a node runs.
+/// Work of a graph node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: a join of a barrier, or of what both passes of a pair wait for.
+    /// Nothing: a join of a barrier, or of the inputs of both passes of a pair.
     Join,
     /// A pass.
     Pass(Pass),
@@ -41,22 +41,23 @@ pub enum Work {
 /// A pass, a pair of passes, or a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The device that runs it.
+    /// The pipeline rank that runs it.
     pub device: u32,
-    /// What it runs.
+    /// Its work.
     pub work: Work,
-    /// The node before it on its device; for a join, the pass it adds to the joins before it.
+    /// The graph node before it on its pipeline rank; for a join, the pass it adds to the joins
+    /// before it.
     pub before: u32,
-    /// The node elsewhere that it waits for.
+    /// The graph node elsewhere that it waits for.
     pub needs: u32,
-    /// What lies between that node's end and this one's start.
+    /// Delay between that graph node's end and this one's start.
     pub latency: Latency,
 }
 
-/// The nodes of a schedule, each behind those it waits for.
+/// The graph nodes of a schedule, each after those it waits for.
 #[derive(Clone, Debug)]
 pub struct Graph {
-    /// All nodes.
+    /// All graph nodes.
     pub nodes: Vec<Node>,
 }
 
@@ -64,8 +65,8 @@ impl Graph {
     /// Orders the passes of a schedule.
     ///
     /// # Errors
-    /// Says which pass is missing, doubled, foreign or too early, or where the devices wait for one
-    /// another.
+    /// Says which pass is missing, doubled, foreign or too early, or where the pipeline ranks wait
+    /// for one another.
     pub fn new(schedule: &Schedule) -> Result<Self, ScheduleError> {
         let places = Places::new(schedule)?;
         places.check_complete()?;
@@ -76,24 +77,26 @@ impl Graph {
     }
 }
 
-/// A walk over all devices at once, a pass of each in turn as far as nothing is missing.
+/// A walk over all pipeline ranks at once that takes a pass of each in turn while its inputs are
+/// there.
 struct Walk<'a> {
     places: &'a Places<'a>,
-    /// Next position, by device.
+    /// Next position, by pipeline rank.
     next: Vec<u32>,
-    /// Next pair, by device.
+    /// Next pair, by pipeline rank.
     next_pair: Vec<usize>,
-    /// Node of the latest pass, by device.
+    /// Graph node of the latest pass, by pipeline rank.
     latest: Vec<u32>,
-    /// First slot of each device in `node_at`.
+    /// First slot of each pipeline rank in `node_at`.
     offsets: Vec<usize>,
-    /// Node of each pass, by device and position.
+    /// Graph node of each pass, by pipeline rank and position.
     node_at: Vec<u32>,
     barriers: Barriers,
     nodes: Vec<Node>,
 }
 
-/// For each kind of vocabulary pass and micro-batch, how many devices are done and the last join.
+/// For each kind of vocabulary pass and micro-batch, how many pipeline ranks are done and the last
+/// join.
 struct Barriers {
     micro_batches: usize,
     done: Vec<u32>,
@@ -136,7 +139,7 @@ impl<'a> Walk<'a> {
 
     fn run(mut self) -> Result<Graph, ScheduleError> {
         let devices = self.places.schedule.devices;
-        // Not `any`, which would stop at the first device that moves.
+        // Not `any`, which would stop at the first pipeline rank that moves.
         while (0..devices).filter(|&device| self.advance(device)).count() > 0 {}
         let waiting: Vec<_> = (0..devices).filter_map(|d| Some((d, self.upcoming(d)?))).collect();
         if waiting.is_empty() {
@@ -150,7 +153,7 @@ impl<'a> Walk<'a> {
         self.places.schedule.passes[device].get(self.next[device] as usize).copied()
     }
 
-    /// The backward that runs together with the device's next pass.
+    /// The backward that runs together with the pipeline rank's next pass.
     fn partner(&self, device: usize) -> Option<Pass> {
         let schedule = self.places.schedule;
         let place = *schedule.pairs.get(device)?.get(self.next_pair[device])?;
@@ -158,7 +161,7 @@ impl<'a> Walk<'a> {
         behind.filter(|_| place == self.next[device])
     }
 
-    /// Takes the device's next pass, or pair, if what it waits for is there.
+    /// Takes the pipeline rank's next pass, or pair, if its inputs are there.
     fn advance(&mut self, device: usize) -> bool {
         let Some(pass) = self.upcoming(device) else { return false };
         let Some(arrival) = self.arrival(device, pass) else { return false };
@@ -173,7 +176,7 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// The node a pass waits for and the way from it; `None` where it has not run.
+    /// The graph node that a pass waits for, and the way from it; `None` where it has not run.
     fn arrival(&self, device: usize, pass: Pass) -> Option<(u32, Latency)> {
         let (node, latency) = match self.places.need(device, pass) {
             Need::Nothing => return Some((NO_NODE, Latency::None)),
@@ -214,13 +217,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Notes that a node ran the device's next pass.
+    /// Records that a graph node ran the pipeline rank's next pass.
     fn ran(&mut self, device: usize, node: u32) {
         self.node_at[self.offsets[device] + self.next[device] as usize] = node;
         self.next[device] += 1;
     }
 
-    /// Whether all devices' passes of this kind end in a barrier.
+    /// Whether all pipeline ranks' passes of this kind end in a barrier.
     fn is_awaited(&self, kind: PassKind) -> bool {
         let freely = self.places.schedule.vocab == Some(VocabPasses::Two) && kind == PassKind::T;
         is_vocab(kind) && kind != PassKind::IB && !freely

@@ -1,17 +1,17 @@
-//! Where each pass lies in its device's order, and what it waits for.
+//! Position of each pass in its pipeline rank's order, and what the pass waits for.
 
 use super::Latency;
 use crate::schedule::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 
 const ABSENT: u32 = u32::MAX;
 
-/// Where in its device's order each pass lies.
+/// Position of each pass in its pipeline rank's order.
 pub(super) struct Places<'a> {
     pub(super) schedule: &'a Schedule,
-    /// Kinds of pass that every device runs for every micro-batch, in the order in which they need one another:
-    /// those of the output layer, and of the input layer.
+    /// Kinds of pass that every pipeline rank runs for every micro-batch, in the order in which
+    /// they need one another: those of the output layer, and of the input layer.
     shared: [&'static [PassKind]; 2],
-    /// By kind, device, chunk and micro-batch.
+    /// By kind, pipeline rank, chunk and micro-batch.
     positions: Vec<u32>,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Places<'a> {
         self.position(device, pass) != ABSENT
     }
 
-    /// Calls `check` for every device, chunk and micro-batch with that forward.
+    /// Calls `check` for every pipeline rank, chunk and micro-batch with that forward.
     fn each(
         &self,
         check: impl Fn(usize, Pass) -> Result<(), ScheduleError>,
@@ -100,7 +100,8 @@ impl<'a> Places<'a> {
         })
     }
 
-    /// Whether a micro-batch's first chunk of a device is this one, so that each micro-batch counts once.
+    /// Whether this is a micro-batch's first chunk on its pipeline rank, so that each micro-batch
+    /// counts once.
     fn begins(&self, forward: Pass) -> bool {
         forward.chunk == self.schedule.direction(forward.micro_batch)
     }
@@ -117,7 +118,7 @@ impl<'a> Places<'a> {
         if self.has(device, pass) { Ok(()) } else { Err(ScheduleError::Missing { device, pass }) }
     }
 
-    /// Where there is a whole backward, there are no halves.
+    /// A whole backward excludes its halves.
     fn check_one_backward(&self, device: usize, forward: Pass) -> Result<(), ScheduleError> {
         let has = |kind| self.has(device, Pass { kind, ..forward });
         let extra = [PassKind::B, PassKind::W].into_iter().find(|&kind| has(kind));
@@ -154,7 +155,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Pairs are a forward and the whole backward of another chunk behind it.
+    /// Checks that each pair is a forward and the next whole backward, of another chunk.
     pub(super) fn check_pairs(&self) -> Result<(), ScheduleError> {
         for (device, pairs) in self.schedule.pairs.iter().enumerate() {
             let order = self.schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
@@ -172,8 +173,9 @@ impl<'a> Places<'a> {
         Ok(())
     }
 
-    /// All devices run the vocabulary passes of a kind in one order of micro-batches: each kind's reductions
-    /// follow one another on a lane of their own, and would meet others' on a device that has another order.
+    /// Checks that all pipeline ranks run the vocabulary passes of each kind in the same order of
+    /// micro-batches: each kind's reductions follow one another in a queue of their own and would
+    /// otherwise meet those of other micro-batches.
     pub(super) fn check_vocab_order(&self) -> Result<(), ScheduleError> {
         let order = |device: usize, kind: PassKind| {
             let of_kind = self.schedule.passes[device].iter().filter(move |pass| pass.kind == kind);
@@ -196,11 +198,11 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What a pass waits for besides the pass before it on its device.
+/// What a pass waits for besides the pass before it on its pipeline rank.
 pub(super) enum Need {
     Nothing,
     Pass(usize, Pass, Latency),
-    /// All devices' passes of this kind for its micro-batch.
+    /// All pipeline ranks' passes of this kind for its micro-batch.
     Barrier(PassKind),
 }
 
@@ -238,7 +240,7 @@ impl Places<'_> {
         }
     }
 
-    /// A pass of the neighbouring stage `other`, over the link behind stage `link`.
+    /// A pass of the neighbouring stage `other`, over the link after stage `link`.
     fn neighbour(&self, device: usize, other: usize, pass: Pass, link: usize) -> Need {
         let (other_device, chunk) = self.schedule.holder(other, pass.micro_batch);
         let forward = Pass { chunk, ..pass };
@@ -270,7 +272,8 @@ pub(super) fn is_vocab(kind: PassKind) -> bool {
     matches!(kind, PassKind::S | PassKind::S2 | PassKind::T | PassKind::IF | PassKind::IB)
 }
 
-/// Where any device has a pass of the input layer, all must have all; only beside those of the output layer.
+/// Input-layer kinds: if any pipeline rank has such passes, all must, and only beside those of the
+/// output layer.
 fn input_kinds(schedule: &Schedule) -> &'static [PassKind] {
     let is_input = |pass: &Pass| matches!(pass.kind, PassKind::IF | PassKind::IB);
     let any = schedule.vocab.is_some() && schedule.passes.iter().flatten().any(is_input);

@@ -1,4 +1,4 @@
-//! Where vocabulary passes lie in an order of forwards and backwards.
+//! Places vocabulary passes in an order of forwards and backwards.
 
 use super::PassTimes;
 use crate::schedule::generate::pass;
@@ -7,28 +7,30 @@ use crate::schedule::{Pass, PassKind, Schedule, VocabPasses};
 /// Not known yet.
 const NEVER: f64 = f64::INFINITY;
 
-/// A run in which every device takes what it can start first, vocabulary passes before others.
+/// A run in which every pipeline rank takes what it can start first, vocabulary passes before
+/// others.
 pub(super) struct Greedy<'a> {
     schedule: &'a Schedule,
     vocab: VocabPasses,
     times: PassTimes,
     /// Whether `T` of one micro-batch runs in one step with `S` of the next.
     fused: bool,
-    devices: Vec<Device<'a>>,
+    devices: Vec<RankState<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
     backward_end: Vec<f64>,
-    /// By kind of vocabulary pass and micro-batch: devices done and the latest end.
+    /// By kind of vocabulary pass and micro-batch: pipeline ranks done and the latest end.
     barriers: Vec<(usize, f64)>,
-    /// By device: what it can start first, and when; as many more as make a power of two never start.
+    /// By pipeline rank: what it can start first, and when; padded to a power of two with entries
+    /// that never start.
     upcoming: Vec<(f64, Next)>,
-    /// A tree over the devices, the root at 1 and the leaves in its second half: the device that can start
-    /// first, of several the first.
+    /// A tournament tree over the pipeline ranks, the root at 1 and the leaves in its second half:
+    /// the one that can start first, the first of several.
     first: Vec<usize>,
 }
 
-/// A device in the middle of a run.
-struct Device<'a> {
+/// A pipeline rank in the middle of a run.
+struct RankState<'a> {
     /// Its forwards and backwards in order.
     order: &'a [Pass],
     /// How many of them are done.
@@ -37,8 +39,8 @@ struct Device<'a> {
     vocab: [usize; 3],
     free: f64,
     passes: Vec<Pass>,
-    /// Places in its order of forwards that run together with the backward behind them, and in what is made
-    /// of it.
+    /// Positions of forwards that run together with the next backward, in its order and in the
+    /// order made of it.
     pairs: &'a [u32],
     paired: Vec<u32>,
 }
@@ -70,7 +72,7 @@ impl<'a> Greedy<'a> {
                 .passes
                 .iter()
                 .zip(&schedule.pairs)
-                .map(|(order, pairs)| Device::new(order, pairs))
+                .map(|(order, pairs)| RankState::new(order, pairs))
                 .collect(),
             forward_end: vec![NEVER; passes],
             backward_end: vec![NEVER; passes],
@@ -80,7 +82,7 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// When the run ends, and its order; `None` where devices come to wait for one another.
+    /// End of the run, and its order; `None` for a deadlock.
     pub fn run(mut self) -> Option<(f64, Schedule)> {
         let all = self.schedule.devices;
         self.look_ahead(0..all);
@@ -119,7 +121,7 @@ impl<'a> Greedy<'a> {
         (start < NEVER).then_some((device, (start, next)))
     }
 
-    /// Corrects the tree after a device's next start changed.
+    /// Corrects the tree after a pipeline rank's next start changed.
     fn rank(&mut self, device: usize) {
         let mut node = (self.first.len() / 2 + device) / 2;
         while node > 0 {
@@ -130,8 +132,8 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// Finds again what devices can start first that come to one of these vocabulary passes, and the last
-    /// stage's, whose backwards wait for them too.
+    /// Updates what pipeline ranks can start first for those that come to one of these vocabulary
+    /// passes, and for the last stage's, whose backwards wait for them too.
     fn look_ahead_to(&mut self, passes: [Option<usize>; 3]) {
         for device in 0..self.schedule.devices {
             let next = self.devices[device].vocab;
@@ -142,7 +144,7 @@ impl<'a> Greedy<'a> {
         self.look_ahead([self.schedule.device_of(self.schedule.stages() - 1)]);
     }
 
-    /// Finds again what these devices can start first, vocabulary passes before others.
+    /// Updates what these pipeline ranks can start first, vocabulary passes before others.
     fn look_ahead(&mut self, devices: impl IntoIterator<Item = usize>) {
         for device in devices {
             let (vocab, pass) = (self.next_vocab(device), self.next_pass(device));
@@ -171,8 +173,8 @@ impl<'a> Greedy<'a> {
         self.devices[device].vocab[kind] < self.schedule.micro_batches
     }
 
-    /// The passes that run with the next one of a kind, oldest micro-batch first: with the reference's
-    /// fused steps the next of each later kind, a micro-batch before.
+    /// The passes that run with the next one of a kind, oldest micro-batch first: with the
+    /// reference's fused steps the next of each later kind, a micro-batch before.
     fn step(&self, device: usize, kind: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let done = self.devices[device].vocab;
         let (fused, due) = (self.fused, self.is_due(device, kind));
@@ -187,7 +189,7 @@ impl<'a> Greedy<'a> {
             .filter(move |&(_, k)| k < micro_batches)
     }
 
-    /// When the last stage's output is on a device.
+    /// When the last stage's output is on a pipeline rank.
     fn output_ready(&self, device: usize, k: usize) -> f64 {
         let last = self.schedule.stages() - 1;
         let away = self.schedule.device_of(last) != device;
@@ -208,21 +210,21 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// Behind the vocabulary passes of a kind, by its place in the algorithm.
+    /// Latency after the vocabulary passes of a kind, by its place in the algorithm.
     fn latency(&self, kind: usize) -> f64 {
         self.times.barriers[place(self.vocab.kinds()[kind])]
     }
 
     fn next_pass(&self, device: usize) -> (f64, Next) {
-        let Device { order, done, free, .. } = &self.devices[device];
+        let RankState { order, done, free, .. } = &self.devices[device];
         let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
         let partner = self.partner(device).map_or(0.0, |pass| self.ready(device, pass));
         (self.ready(device, pass).max(partner).max(*free), Next::Pass(pass))
     }
 
-    /// The backward that runs together with a device's next pass.
+    /// The backward that runs together with a pipeline rank's next pass.
     fn partner(&self, device: usize) -> Option<Pass> {
-        let Device { order, done, pairs, .. } = &self.devices[device];
+        let RankState { order, done, pairs, .. } = &self.devices[device];
         let paired = pairs.binary_search(&(*done as u32)).is_ok();
         order.get(done + 1).copied().filter(|_| paired)
     }
@@ -233,7 +235,7 @@ impl<'a> Greedy<'a> {
         match pass.kind {
             PassKind::F if stage == 0 => 0.0,
             PassKind::F => self.forward_end[self.at(stage - 1, k)] + self.link(stage - 1),
-            // Behind its backward in the device's own order.
+            // Behind its backward in the pipeline rank's own order.
             PassKind::W => 0.0,
             _ if stage + 1 < self.schedule.stages() => {
                 self.backward_end[self.at(stage + 1, k)] + self.link(stage)
@@ -273,7 +275,8 @@ impl<'a> Greedy<'a> {
         if completes { Opens::Vocab(opened) } else { Opens::One(device) }
     }
 
-    /// Runs a forward, a backward or weights; with a forward the backward that is paired with it.
+    /// Runs a forward, a backward or weight gradients; with a forward the backward that is paired
+    /// with it.
     fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> Opens {
         let Some(partner) = self.partner(device) else {
             return self.end_pass(device, pass, start + self.time(pass.kind));
@@ -304,7 +307,7 @@ impl<'a> Greedy<'a> {
         own.free = end;
         own.done += 1;
         own.passes.push(pass);
-        // All devices wait for the last stage's forward.
+        // All pipeline ranks wait for the last stage's forward.
         let vocab = Opens::Vocab([Some(pass.micro_batch as usize), None, None]);
         other.map_or(vocab, |other| Opens::One(self.schedule.device_of(other)))
     }
@@ -328,7 +331,7 @@ fn place(kind: PassKind) -> usize {
     kind as usize - PassKind::S as usize
 }
 
-/// A tree over leaves that are all alike: each node has its first leaf.
+/// A tree over equal leaves: each tree node has its first leaf.
 fn first_leaves(leaves: usize) -> Vec<usize> {
     let mut first = vec![0; 2 * leaves];
     for node in (1..2 * leaves).rev() {
@@ -337,7 +340,7 @@ fn first_leaves(leaves: usize) -> Vec<usize> {
     first
 }
 
-impl<'a> Device<'a> {
+impl<'a> RankState<'a> {
     fn new(order: &'a [Pass], pairs: &'a [u32]) -> Self {
         let (passes, paired) = (Vec::new(), Vec::new());
         Self { order, done: 0, vocab: [0; 3], free: 0.0, passes, pairs, paired }
@@ -347,8 +350,8 @@ impl<'a> Device<'a> {
 /// What a pass makes ready.
 #[derive(Clone, Copy)]
 enum Opens {
-    /// The next pass of this device.
+    /// The next pass of this pipeline rank.
     One(usize),
-    /// Vocabulary passes of all devices: by kind, of which micro-batch.
+    /// Vocabulary passes of all pipeline ranks: by kind, of which micro-batch.
     Vocab([Option<usize>; 3]),
 }

@@ -1,19 +1,20 @@
-//! Vocabulary layers that all devices run at the same time.
+//! Interlaced pipelines: all pipeline ranks run the vocabulary layers at the same time.
 
 use crate::schedule::generate::{Counts, pass};
 use crate::schedule::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 
-/// 1F1B between vocabulary layers that all devices run together, as tensor-parallel ranks do (nnScaler's interlaced
-/// pipeline; Vocabulary Parallelism, arXiv 2411.05288, sections 2 and 6).
+/// 1F1B between vocabulary layers that all pipeline ranks run together, as tensor-parallel ranks do
+/// (nnScaler's interlaced pipeline; Vocabulary Parallelism, arXiv 2411.05288, sections 2 and 6).
 ///
-/// `S` and `T` of a micro-batch follow one another, and no device goes on before all have run `S`. Between two
-/// micro-batches' vocabulary layers every device runs one forward and one backward; devices take turns in which comes
-/// first, so that a forward gets past two devices in that time, a backward past one. A micro-batch lives half as
-/// long again as in 1F1B: device `i` holds `⌊3(p − i)/2⌋`. Without latencies the makespan is
+/// `S` and `T` of a micro-batch follow one another, and no pipeline rank goes on before all have
+/// run `S`. Between two micro-batches' vocabulary layers every pipeline rank runs one forward and
+/// one backward. Which comes first alternates along the pipeline, so that a forward passes two
+/// pipeline ranks in that time and a backward one. A micro-batch lives half as long again as in
+/// 1F1B: pipeline rank `i` holds `⌊3(p − i)/2⌋`. Without latencies the makespan is
 /// `(m + p − 1)(F + B + W) + m(S + T)`.
 ///
 /// # Errors
-/// No devices or no micro-batches.
+/// No pipeline ranks or no micro-batches.
 pub(super) fn interlaced(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     let counts = Counts::new(devices, micro_batches, 1)?;
     let passes = (0..devices).map(|i| order(devices - 1 - i, micro_batches)).collect();
@@ -21,10 +22,11 @@ pub(super) fn interlaced(devices: usize, micro_batches: usize) -> Result<Schedul
     Ok(Schedule { vocab: Some(VocabPasses::Interlaced), ..schedule })
 }
 
-/// The order of the device that has `below` devices behind it.
+/// The order of the pipeline rank with `below` others after it.
 fn order(below: usize, micro_batches: usize) -> Vec<Pass> {
     let mut order = Vec::with_capacity(4 * micro_batches);
-    // The time before the vocabulary layers of micro-batch `turn`, counted from the first forward here.
+    // The interval before the vocabulary layers of micro-batch `turn`, counted from the first
+    // forward here.
     for turn in 0..micro_batches + 2 * below + 1 {
         let micro_batch = |behind: usize| turn.checked_sub(behind).filter(|&k| k < micro_batches);
         let lead = below / 2;

@@ -1,4 +1,4 @@
-//! Schedules with the output layer split over all devices.
+//! Schedules with the output layer split over all pipeline ranks.
 
 mod greedy;
 mod interlaced;
@@ -15,16 +15,17 @@ use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 use greedy::Greedy;
 use interlaced::interlaced;
 
-/// 1F1B where every device also runs the vocabulary passes of its slice of the output layer for every
-/// micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
+/// 1F1B where every pipeline rank also runs the vocabulary passes of its slice of the output layer
+/// for every micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
 ///
-/// Forwards and backwards keep their 1F1B order with one more micro-batch in flight for each barrier,
-/// `min(m, p − i + barriers)` on device `i`; the vocabulary passes go where a greedy run with `times`
-/// finds them ready, as in the reference implementation `T` of one micro-batch with `S` of the next.
-/// While transfers and barriers take no time, the makespan is `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
+/// Forwards and backwards keep their 1F1B order with one more micro-batch in flight for each
+/// barrier, `min(m, p − i + barriers)` on pipeline rank `i`. Vocabulary passes go where a greedy
+/// run with `times` finds them ready, as in the reference implementation `T` of one micro-batch
+/// with `S` of the next. Without latencies the makespan is
+/// `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
 ///
 /// # Errors
-/// No devices, no micro-batches, or a time that is negative or not finite.
+/// No pipeline ranks, no micro-batches, or a time that is negative or not finite.
 pub fn one_f_one_b_with_vocab(
     devices: usize,
     micro_batches: usize,
@@ -44,7 +45,7 @@ pub fn one_f_one_b_with_vocab(
     insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
 }
 
-/// Interleaved 1F1B with vocabulary passes: for each barrier a round more of forwards first.
+/// Interleaved 1F1B with vocabulary passes: one more round of warm-up forwards for each barrier.
 pub(super) fn interleaved_with_vocab(
     counts: Counts,
     vocab: VocabPasses,
@@ -79,8 +80,9 @@ pub(super) fn zero_bubble_with_vocab(
     insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
 }
 
-/// V-Half and V-Min with vocabulary passes: backwards come a period later for each barrier, and every
-/// device holds as many micro-batches more (Vocabulary Parallelism, arXiv 2411.05288, section 5.3).
+/// V-Half and V-Min with vocabulary passes: backwards come one period later for each barrier, and
+/// every pipeline rank holds as many micro-batches more (Vocabulary Parallelism, arXiv 2411.05288,
+/// section 5.3).
 pub(super) fn building_block_with_vocab(
     counts: Counts,
     blocks: Vec<Block>,
@@ -100,8 +102,8 @@ pub(super) fn building_block_with_vocab(
     insert(&all, vocab, times)
 }
 
-/// The best order of greedy runs for these times that holds no more than a block's, where there is one: blocks repeat
-/// what they idle, where transfers take long or passes are unequal.
+/// The best order of greedy runs for these times that holds no more than a block's, if there is
+/// one. A repeated block also repeats its idle time where transfers are long or passes unequal.
 fn searched(
     counts: Counts,
     block: &Schedule,
@@ -118,16 +120,18 @@ fn searched(
     delayed_order(counts.micro_batches, build, vocab).ok()
 }
 
-/// Slots between the last stage's forward and its backward that shorter ways to fill and drain are tried with: what
-/// room vocabulary passes and their barriers need there depends on their times.
+/// Distances, in slots, between the last stage's forward and its backward to try when warm-up and
+/// cooldown are shortened: the room that vocabulary passes and barriers need there depends on their
+/// times.
 const APART: [usize; 4] = [0, 2, 4, 5];
 
-/// Any other schedule with one copy of each stage: its order for as many micro-batches more as there are
-/// barriers, in which each backward is that of a micro-batch so many before. So every device's backwards
-/// come later by a micro-batch for each barrier, and it holds as many more (the building block of Vocabulary
-/// Parallelism, arXiv 2411.05288, section 5.1, of an order that need not repeat a block).
+/// Any other schedule with one copy of each stage. Its order is that for `barriers` more
+/// micro-batches, in which each backward belongs to a micro-batch that many earlier. So every
+/// pipeline rank's backwards come one micro-batch later for each barrier, and it holds as many more
+/// (the building block of Vocabulary Parallelism, arXiv 2411.05288, section 5.1, for an order that
+/// need not repeat a block).
 ///
-/// `build` makes the order of a number of micro-batches.
+/// `build` makes the order for a number of micro-batches.
 pub(super) fn delayed_with_vocab(
     micro_batches: usize,
     build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
@@ -137,7 +141,7 @@ pub(super) fn delayed_with_vocab(
     insert(&[delayed_order(micro_batches, build, vocab)?], vocab, times)
 }
 
-/// The order in which vocabulary passes then have room.
+/// The order that leaves room for vocabulary passes.
 fn delayed_order(
     micro_batches: usize,
     build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
@@ -149,7 +153,7 @@ fn delayed_order(
         let delayed = |pass: &Pass| delayed(*pass, micro_batches, vocab.barriers());
         for (place, pass) in order.iter().enumerate() {
             let Some(pass) = delayed(pass) else { continue };
-            // A pair of which only one is left runs alone.
+            // If only one of a pair is left, it runs alone.
             let behind = order.get(place + 1).and_then(delayed);
             if pairs.binary_search(&(place as u32)).is_ok() && behind.is_some() {
                 kept_pairs.push(kept.len() as u32);
@@ -163,8 +167,8 @@ fn delayed_order(
     Ok(Schedule { micro_batches, passes, pairs, ..longer })
 }
 
-/// A pass of the longer order as one of the order with later backwards; `None` where there is no such
-/// micro-batch.
+/// A pass of the longer order as one of the order with later backwards; `None` where there is no
+/// such micro-batch.
 fn delayed(pass: Pass, micro_batches: usize, by: usize) -> Option<Pass> {
     if pass.kind == PassKind::F {
         return ((pass.micro_batch as usize) < micro_batches).then_some(pass);
@@ -173,7 +177,7 @@ fn delayed(pass: Pass, micro_batches: usize, by: usize) -> Option<Pass> {
     Some(Pass { micro_batch, ..pass })
 }
 
-/// Breadth-first schedules have room as they are: backwards begin behind all forwards.
+/// Breadth-first schedules have room already: backwards begin after all forwards.
 pub(super) fn breadth_first_with_vocab(
     counts: Counts,
     looped: bool,
@@ -182,7 +186,8 @@ pub(super) fn breadth_first_with_vocab(
 ) -> Result<Schedule, ScheduleError> {
     let Counts { devices, micro_batches, chunks } = counts;
     let base = if looped {
-        // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for them.
+        // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for
+        // them.
         let mut base = looped_bfs(devices, micro_batches, chunks)?;
         let last = micro_batches as u32 - 1;
         let backwards = base.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
@@ -199,11 +204,12 @@ pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
     if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
 }
 
-/// Puts vocabulary passes into the first of some schedules, whose order leaves room for the barriers, by usual times;
-/// where times are known, into the one of them that is shortest then, and as for usual times where none is
-/// shorter than that. As in the reference `T` of one micro-batch runs in one step with `S` of the next, or, with
-/// known times, apart if that is shorter. With several rounds of chunks the next micro-batch may come much later:
-/// then they run apart.
+/// Inserts vocabulary passes into one of `schedules`. Without known times: into the first one,
+/// whose order leaves room for the barriers, for usual times. With times: into the one that is
+/// shortest for them, unless the order for usual times is as short. As in the reference `T` of one
+/// micro-batch runs in one step with `S` of the next, or, with known times, separately if that is
+/// shorter. With several rounds of chunks the next micro-batch may come much later, and they run
+/// separately.
 fn insert(
     schedules: &[Schedule],
     vocab: VocabPasses,
@@ -232,9 +238,10 @@ fn insert(
     shortest.map(|(_, schedule)| schedule).ok_or(no_room)
 }
 
-/// What an order for unknown times is made for. On a V a chunk's backward lies between the last stage's output and `S`,
-/// which the reference keeps free for the broadcast (sail-sg's zero-bubble-pipeline-parallelism, branch `v-half-vocab`,
-/// `scheduler/passes.py`): where passes are unequal devices would wait for each other in every repetition without it.
+/// Times for orders without known times. On a V a chunk's backward lies between the last stage's
+/// output and `S`, which the reference keeps free for the broadcast (sail-sg's
+/// zero-bubble-pipeline-parallelism, branch `v-half-vocab`, `scheduler/passes.py`): otherwise
+/// unequal passes would make pipeline ranks wait for each other in every repetition.
 fn usual_times(schedule: &Schedule) -> PassTimes {
     let usual = PassTimes::default();
     let on_v = schedule.layout == StageLayout::V;

@@ -1,10 +1,10 @@
-//! How long passes take, where that decides an order.
+//! Relative lengths of passes, which decide an order.
 
 use crate::schedule::ScheduleError;
 use serde::{Deserialize, Serialize};
 
-/// How long passes and what lies between them take relative to one another, where that decides an order; any
-/// unit. Passes are those of a device's whole share, of which each of its chunks takes an equal part.
+/// Relative lengths of passes and of the delays between them, in any unit. Passes are those of a
+/// pipeline rank's whole share, of which each chunk takes an equal part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PassTimes {
     /// Forward.
@@ -15,17 +15,18 @@ pub struct PassTimes {
     pub weight: f64,
     /// The vocabulary passes `S`, `S2` and `T`.
     pub vocab: [f64; 3],
-    /// A transfer between stages of different devices.
+    /// A transfer between stages of different pipeline ranks.
     pub link: f64,
     /// The broadcast of the last stage's output before `S` (`C0`).
     pub broadcast: f64,
-    /// The barriers behind `S`, `S2` and `T`.
+    /// The barriers after `S`, `S2` and `T`.
     pub barriers: [f64; 3],
 }
 
 impl Default for PassTimes {
-    /// Halves of a backward as long as a forward, each vocabulary pass a twentieth, and nothing between them. An order
-    /// made for short vocabulary passes bears long ones; in one made for long ones short ones wait.
+    /// Both halves of a backward as long as a forward, each vocabulary pass a twentieth, and no
+    /// delays. An order for short vocabulary passes suits long ones; in an order for long ones
+    /// short ones wait.
     fn default() -> Self {
         Self {
             forward: 1.0,
@@ -40,7 +41,7 @@ impl Default for PassTimes {
 }
 
 impl PassTimes {
-    /// The same with no pass that takes no time at all, so that what waits for another starts later.
+    /// The same times with no empty pass, so that whatever waits for another pass starts later.
     pub(in crate::schedule) fn without_empty(self) -> Self {
         let all = self.forward + self.backward + self.weight + self.vocab.iter().sum::<f64>();
         let least = if all > 0.0 { all * 1e-9 } else { 1.0 };
@@ -64,8 +65,8 @@ impl PassTimes {
     }
 }
 
-/// [`PassTimes`] as whole numbers, of which a forward has [`Self::FORWARD`]: what a plan keeps of them, so that its
-/// order can be made again.
+/// [`PassTimes`] as integers relative to a forward of [`Self::FORWARD`]: what a plan keeps of them,
+/// so that its order can be rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassRatios {
@@ -75,11 +76,11 @@ pub struct PassRatios {
     pub weight: u32,
     /// The vocabulary passes `S`, `S2` and `T`.
     pub vocab: [u32; 3],
-    /// A transfer between stages of different devices.
+    /// A transfer between stages of different pipeline ranks.
     pub link: u32,
     /// The broadcast of the last stage's output before `S`.
     pub broadcast: u32,
-    /// The barriers behind `S`, `S2` and `T`.
+    /// The barriers after `S`, `S2` and `T`.
     pub barriers: [u32; 3],
 }
 
@@ -87,7 +88,7 @@ impl PassRatios {
     /// A forward.
     pub const FORWARD: u32 = 64;
 
-    /// The nearest to these times; `None` where a forward takes none.
+    /// The nearest ratios; `None` where a forward takes no time.
     pub fn nearest(times: PassTimes) -> Option<Self> {
         let most = f64::from(u32::MAX >> 8);
         let of = |time: f64| (time / times.forward * f64::from(Self::FORWARD)).round().min(most);

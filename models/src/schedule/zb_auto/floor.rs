@@ -1,19 +1,20 @@
-//! What no order within memory undercuts.
+//! A lower bound on every order that keeps the memory limit.
 
 use super::super::StageLayout;
 use super::super::generate::Counts;
 use super::{AutoCosts, Lengths, change};
 use crate::schedule::PassKind;
 
-/// The least that any order takes: before its first backward a device runs forwards alone, no more than memory holds,
-/// and that backward waits until a micro-batch has gone from the device down to the last stage and back to it.
+/// The lower bound. Before its first backward a pipeline rank runs forwards alone, no more than
+/// memory holds. That backward waits until a micro-batch has gone from the pipeline rank to the
+/// last stage and back.
 pub(super) struct Floor {
     stage: f64,
     makespan: f64,
 }
 
 impl Floor {
-    /// Of orders on stages laid out as `layout`, with `costs` of a chunk.
+    /// The bound for stages laid out as `layout`, with `costs` of a chunk.
     pub fn new(counts: Counts, layout: StageLayout, costs: AutoCosts) -> Self {
         let Counts { devices, micro_batches, chunks } = counts;
         let AutoCosts { forward, backward, weight, latency, limit, .. } = costs;
@@ -39,7 +40,7 @@ impl Floor {
         floor
     }
 
-    /// Whether an order takes no longer, in its longest stage and in all.
+    /// Whether an order meets the bound, in its longest stage and in its makespan.
     pub fn is_met(&self, (stage, makespan, _): Lengths) -> bool {
         let met = |length: f64, floor: f64| length <= floor * (1.0 + 1e-12);
         met(stage, self.stage) && met(makespan, self.makespan)
@@ -66,7 +67,7 @@ mod tests {
         }
     }
 
-    /// What is shorter than `floor` with the memory that an order takes.
+    /// Whether an order is shorter than the bound for the memory it takes.
     fn check(order: &Schedule, costs: AutoCosts) -> bool {
         let Schedule { devices, micro_batches, chunks, layout, .. } = *order;
         let counts = Counts { devices, micro_batches, chunks };

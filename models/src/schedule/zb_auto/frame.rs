@@ -1,18 +1,19 @@
-//! How long orders take that differ only in where weight gradients lie.
+//! Lengths of orders that differ only in the positions of weight gradients.
 
 use super::super::{Pass, PassKind, Schedule};
 use super::{AutoCosts, Lengths};
 
-/// Forwards and backwards of an order, which only wait for one another, and weight gradients between them, which
-/// wait for nothing but the device. No graph is made for each try: its forwards and backwards stay as they are.
+/// An order's forwards and backwards, which only wait for one another, and the weight gradients
+/// between them, which wait for nothing but the pipeline rank. Trying a move needs no new graph:
+/// the order of forwards and backwards stays.
 pub(super) struct Frame {
-    /// Each behind those it waits for.
+    /// Steps, each after those it waits for.
     steps: Vec<Step>,
-    /// Weight gradients that a device runs just before a step.
+    /// Weight gradients that a pipeline rank runs just before a step.
     weights: Vec<u32>,
-    /// By device, those behind its last step.
+    /// By pipeline rank, weight gradients after its last step.
     last_weights: Vec<u32>,
-    /// By device, its steps in order.
+    /// By pipeline rank, its steps in order.
     of_device: Vec<Vec<u32>>,
     ends: Vec<f64>,
     costs: AutoCosts,
@@ -32,7 +33,7 @@ struct Step {
 const NEVER: u32 = u32::MAX;
 
 impl Frame {
-    /// The frame of an order with `costs` of its chunks; `None` where devices come to wait for one another.
+    /// The frame of an order with `costs` of its chunks; `None` for a deadlock.
     pub fn new(schedule: &Schedule, costs: AutoCosts) -> Option<Self> {
         let mut found = Self {
             steps: Vec::new(),
@@ -66,7 +67,7 @@ impl Frame {
         Some(found)
     }
 
-    /// Adds a device's next pass; whether what it waits for is there.
+    /// Adds a pipeline rank's next pass; whether its input is there.
     fn take(&mut self, schedule: &Schedule, ran: &mut [u32], device: usize, pass: Pass) -> bool {
         if pass.kind == PassKind::W {
             self.last_weights[device] += 1;
@@ -82,7 +83,7 @@ impl Frame {
         let other = other.filter(|&other| other < stages);
         let own = self.steps.len() as u32;
         let needs = other.map_or(own, |other| ran[slot(forward, other)]);
-        // Its own forward comes before a backward on the device.
+        // Its own forward comes before a backward on the pipeline rank.
         if needs == NEVER || !forward && ran[slot(true, stage)] == NEVER {
             return false;
         }
@@ -94,7 +95,8 @@ impl Frame {
         true
     }
 
-    /// Moves a weight gradient of a device from behind its `place`-th step to before it, or back.
+    /// Moves a weight gradient of a pipeline rank from after its `place`-th step to before it, or
+    /// back.
     pub fn move_weights(&mut self, device: usize, place: usize, earlier: bool) {
         let of_device = &self.of_device[device];
         let step = of_device[place] as usize;
@@ -140,7 +142,7 @@ mod tests {
     use super::*;
     use crate::schedule::{Graph, Latency, NO_NODE, ScheduleName, Work};
 
-    /// The same by the graph of all passes.
+    /// The same lengths by the graph of all passes.
     fn by_graph(schedule: &Schedule, costs: AutoCosts) -> Lengths {
         let nodes = Graph::new(schedule).unwrap().nodes;
         let mut ends: Vec<f64> = Vec::with_capacity(nodes.len());
@@ -174,7 +176,7 @@ mod tests {
                 let mut schedule = name.build(p, m, v).unwrap();
                 let mut frame = Frame::new(&schedule, costs).unwrap();
                 assert_eq!(frame.lengths(), by_graph(&schedule, costs), "{name} {p} {m}");
-                // Weight gradients that lie before another pass run behind it.
+                // Weight gradients before another pass run after it.
                 for device in 0..p {
                     let kinds: Vec<_> =
                         schedule.passes[device].iter().map(|pass| pass.kind).collect();

@@ -1,4 +1,4 @@
-//! One chunk a device (Zero Bubble, arXiv 2401.10241, section 3.1).
+//! One chunk per pipeline rank (Zero Bubble, arXiv 2401.10241, section 3.1).
 
 use super::super::generate::Counts;
 use super::super::{Pass, StageLayout};
@@ -8,14 +8,14 @@ use super::run::{Run, Step, Ties};
 const F: Step = Step::F(0);
 const B: Step = Step::B(0);
 
-/// Where the greedy run has a choice.
+/// Choices of the greedy run.
 #[derive(Clone, Copy)]
 pub(super) struct Taste {
-    /// A device may idle before its first backward rather than run one more forward.
+    /// A pipeline rank may idle before its first backward rather than run one more forward.
     idle_first: bool,
-    /// A device that is two forwards ahead of the next lets it catch up.
+    /// A pipeline rank that is two forwards ahead of the next lets it catch up.
     backward_first: bool,
-    /// Weights fill gaps that they do not fit, even where that lengthens nothing.
+    /// Weight gradients fill gaps that are too short for them, even where that lengthens nothing.
     fill_all: bool,
 }
 
@@ -32,7 +32,7 @@ impl Taste {
     };
 }
 
-/// An order within memory, or none where this taste finds none.
+/// An order that keeps the memory limit, or `None` where these choices find none.
 pub(super) fn order(
     counts: Counts,
     costs: AutoCosts,
@@ -58,7 +58,7 @@ impl Line {
         self.run.counts.devices
     }
 
-    /// Each device's forwards before the first micro-batch is back, and its backward.
+    /// Each pipeline rank's forwards before the first micro-batch is back, and its backward.
     fn first(&mut self) -> Option<()> {
         for device in 0..self.devices() {
             self.run.make_room(device)?;
@@ -72,8 +72,8 @@ impl Line {
         (0..self.devices()).rev().try_for_each(|device| self.run.put(device, B))
     }
 
-    /// Forwards that fit, in time and memory, before the first backward arrives; fewer on each device than
-    /// on the one before.
+    /// Forwards that fit, in time and memory, before the first backward arrives; fewer on each
+    /// pipeline rank than on the one before.
     fn warm_up(&self) -> Vec<usize> {
         let (costs, micro_batches) = (self.run.costs, self.run.counts.micro_batches);
         let last = self.devices() - 1;
@@ -144,8 +144,8 @@ impl Line {
         Some(())
     }
 
-    /// Weights until the input arrives; one that ends later only where idling would be the longest of any
-    /// device, or by taste.
+    /// Weight gradients until the input arrives; one that ends later only where idling would be the
+    /// longest of any pipeline rank, or by choice.
     fn fill(&mut self, device: usize, step: Step) {
         let Some(arrival) = self.run.arrival(device, step) else { return };
         if self.run.fill(device, arrival) {

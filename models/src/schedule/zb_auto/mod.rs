@@ -1,4 +1,4 @@
-//! Zero-bubble orders searched for by a heuristic, for given times and memory.
+//! Heuristic search for zero-bubble orders, for given times and memory.
 
 mod floor;
 mod frame;
@@ -15,8 +15,8 @@ use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName};
 use super::{StageLayout, v_half, v_min, zb_h1, zb_h2, zb_v};
 use std::cmp::Ordering;
 
-/// What an order is searched for: times of one micro-batch on one device's whole share, in any unit, and
-/// its activations, in any unit.
+/// Input of the search: times of one micro-batch on one pipeline rank's whole share and its
+/// activations, each in any unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AutoCosts {
     /// Forward, `F`.
@@ -25,19 +25,19 @@ pub struct AutoCosts {
     pub backward: f64,
     /// Backward to weights, `W`.
     pub weight: f64,
-    /// Latency between neighbouring devices, `c`.
+    /// Latency between neighbouring pipeline ranks, `c`.
     pub latency: f64,
     /// Activations that backward to inputs frees.
     pub freed_by_b: f64,
     /// Activations that backward to weights frees.
     pub freed_by_w: f64,
-    /// Activations that a device may hold.
+    /// Activations that a pipeline rank may hold.
     pub limit: f64,
 }
 
 impl AutoCosts {
-    /// Equal times, no latency, activations of 1 held until weight gradients, and the memory of 1F1B over
-    /// `devices`.
+    /// Equal times, no latency, activations of 1 held until weight gradients, and the memory of
+    /// 1F1B over `devices`.
     pub fn even(devices: usize) -> Self {
         Self {
             forward: 1.0,
@@ -50,7 +50,7 @@ impl AutoCosts {
         }
     }
 
-    /// The same of one of `chunks` equal parts of a share.
+    /// The costs of one of `chunks` equal parts of a share.
     fn of_chunk(self, chunks: usize) -> Self {
         let part = |whole: f64| whole / chunks as f64;
         Self {
@@ -80,16 +80,17 @@ impl AutoCosts {
     }
 }
 
-/// The best of several greedy runs, and of the orders made by hand that fit: with one chunk a device as ZB-1p
-/// and ZB-2p (Zero Bubble, arXiv 2401.10241, section 3.1), with two on a V of stages as ZB-V (section 6).
+/// The best of several greedy runs and of the hand-made orders that fit: with one chunk a pipeline
+/// rank ZB-1p and ZB-2p (Zero Bubble, arXiv 2401.10241, section 3.1), with two on a V of stages
+/// ZB-V (section 6).
 ///
-/// The best has the shortest longest time between a device's own first start and last end, of equal ones the
-/// shortest makespan. The first that none can undercut is taken at once, those made by hand before others: see
-/// [`ScheduleName::made_by_hand`].
+/// The best order minimises the longest stage time, the time between a pipeline rank's own first
+/// start and last end; ties go to the shorter makespan. An order that meets the lower bound is
+/// taken at once; hand-made ones are tried first: see [`ScheduleName::made_by_hand`].
 ///
 /// # Errors
-/// A count is zero, there are more than two chunks, a cost is negative or not finite, or no order found
-/// keeps the memory limit.
+/// A count is zero, there are more than two chunks, a cost is negative or not finite, or no order
+/// found keeps the memory limit.
 pub fn zb_auto(
     devices: usize,
     micro_batches: usize,
@@ -102,7 +103,7 @@ pub fn zb_auto(
     let mut orders = Orders::new(counts, costs);
     let makers = if chunks == 1 { &[zb_h1, zb_h2][..] } else { &[zb_v, v_half, v_min] };
     let mut by_hand = makers.iter().map(|make| make(devices, micro_batches));
-    // Those that are dear to make come last.
+    // Expensive ones come last.
     if let Some(schedule) = by_hand.next() {
         orders.add(schedule?);
     }
@@ -119,13 +120,13 @@ pub fn zb_auto(
 struct Orders {
     counts: Counts,
     layout: StageLayout,
-    /// Of a chunk.
+    /// Costs of a chunk.
     costs: AutoCosts,
     floor: Floor,
-    /// Most activations held on a device, by the order of all found that holds least.
+    /// Least peak of activations among all orders found.
     least_held: f64,
     fitting: Vec<(Lengths, Schedule, Frame)>,
-    /// The last of them is as short as any can be.
+    /// Whether the last of them meets the lower bound.
     is_done: bool,
 }
 
@@ -154,7 +155,7 @@ impl Orders {
         }
     }
 
-    /// Adds those of greedy runs.
+    /// Adds the orders of greedy runs.
     fn search(&mut self) {
         let (counts, costs) = (self.counts, self.costs);
         let mut line = with_ties(&line::Taste::ALL);
@@ -172,7 +173,7 @@ impl Orders {
         }
     }
 
-    /// The best, its weight gradients where they are best.
+    /// The best order, with its weight gradients polished.
     fn best(mut self) -> Result<Schedule, ScheduleError> {
         if self.is_done
             && let Some((_, schedule, _)) = self.fitting.pop()
@@ -195,10 +196,10 @@ fn with_ties<T: Copy>(tastes: &[T]) -> impl Iterator<Item = (T, Ties)> {
     tastes.iter().flat_map(|&taste| Ties::all().map(move |ties| (taste, ties)))
 }
 
-/// Longest stage time, makespan, and sum of the devices' stage times.
+/// Longest stage time, makespan, and sum of the pipeline ranks' stage times.
 type Lengths = (f64, f64, f64);
 
-/// How long a device works.
+/// Busy time of a pipeline rank.
 fn busy(order: &[Pass], costs: AutoCosts) -> f64 {
     let length = |kind: PassKind| match kind {
         PassKind::F => costs.forward,
@@ -209,7 +210,7 @@ fn busy(order: &[Pass], costs: AutoCosts) -> f64 {
     order.iter().map(|pass| length(pass.kind)).sum()
 }
 
-/// Most activations any device holds.
+/// Most activations any pipeline rank holds.
 fn most_held(schedule: &Schedule, costs: AutoCosts) -> f64 {
     let of = |order: &Vec<Pass>| {
         let (mut held, mut most) = (0.0_f64, 0.0_f64);
@@ -222,7 +223,7 @@ fn most_held(schedule: &Schedule, costs: AutoCosts) -> f64 {
     schedule.passes.iter().map(of).fold(0.0, f64::max)
 }
 
-/// By how much a pass changes what its device holds.
+/// By how much a pass changes what its pipeline rank holds.
 fn change(kind: PassKind, costs: AutoCosts) -> f64 {
     match kind {
         PassKind::F => costs.freed_by_b + costs.freed_by_w,

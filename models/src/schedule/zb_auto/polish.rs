@@ -1,19 +1,19 @@
-//! Weight gradients moved one place at a time, as long as that shortens something.
+//! Local search that moves weight gradients one place at a time while that shortens the order.
 
 use super::super::{Pass, PassKind, Schedule};
 use super::frame::Frame;
 use super::{AutoCosts, Lengths, busy, change};
 
-/// Orders that are polished: the best may be at its end where the next best is not.
+/// Orders that are polished: the best one may be at a local optimum where the next best is not.
 pub(super) const MOST: usize = 8;
 
-/// Passes that may be run in all tries of one order together: a fraction of a second.
+/// Passes that may be run over all tries of one order: a fraction of a second.
 const MOST_RUN: usize = 1 << 19;
 
-/// Fewer tries than these look at nothing but the first device's first passes.
+/// With fewer tries only the first passes of the first pipeline rank are looked at.
 const FEWEST_TRIES: usize = 32;
 
-/// The schedule with weight gradients elsewhere, as far as that makes it better: a shorter longest stage
+/// The schedule with weight gradients moved as far as that improves it: a shorter longest stage
 /// time, else a shorter makespan, else shorter stage times. `frame` is that of the schedule.
 pub(super) fn polished(
     schedule: Schedule,
@@ -32,7 +32,7 @@ pub(super) fn polished(
     (polish.best, polish.schedule)
 }
 
-/// An order, how long it takes, and what is left to try.
+/// An order, its lengths, and the tries left.
 struct Polish {
     schedule: Schedule,
     frame: Frame,
@@ -46,7 +46,8 @@ impl Polish {
     fn round(&mut self) -> bool {
         let mut improved = false;
         for device in 0..self.schedule.devices {
-            // Of the passes before the two that are looked at: what they hold, and how many are no weights.
+            // Of the passes before the two in question: what they hold, and how many are no weight
+            // gradients.
             let (mut held, mut steps) = (0.0, 0);
             for place in 1..self.schedule.passes[device].len() {
                 if self.tries == 0 {
@@ -61,7 +62,8 @@ impl Polish {
         improved
     }
 
-    /// Swaps a pass and the one before it where just one of them is weight gradients and that is better.
+    /// Swaps a pass and the one before it where just one of them is weight gradients and that is
+    /// better.
     fn swaps(&mut self, device: usize, place: usize, held: f64, steps: usize) -> bool {
         let order = &self.schedule.passes[device];
         let (first, second) = (order[place - 1], order[place]);

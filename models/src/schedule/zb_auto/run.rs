@@ -1,45 +1,48 @@
-//! A run in which passes are placed one by one: clocks, activations and idle times of the devices.
+//! A run that places passes one by one: clocks, activations and idle times of the pipeline ranks.
 
 use super::super::generate::{Counts, pass};
 use super::super::{Pass, PassKind, StageLayout};
 use super::{AutoCosts, change};
 use std::collections::VecDeque;
 
-/// A device so far.
+/// State of a pipeline rank.
 #[derive(Clone, Default)]
-pub(super) struct Device {
-    /// When it is free.
+pub(super) struct RankState {
+    /// Time at which it is free.
     pub clock: f64,
     /// Activations held.
     held: f64,
     /// Time idled since its first pass.
     pub idle: f64,
     order: Vec<Pass>,
-    /// Weights that wait: micro-batch and chunk.
+    /// Waiting weight gradients: micro-batch and chunk.
     waiting: VecDeque<(usize, usize)>,
     /// By kind (forward, backward) and chunk, ends of the passes so far.
     ends: [[Vec<f64>; 2]; 2],
 }
 
-/// All devices, on stages laid out as `layout`.
+/// All pipeline ranks, on stages laid out as `layout`.
 pub(super) struct Run {
     pub counts: Counts,
     pub costs: AutoCosts,
-    /// By device, kind (forward, backward) and chunk: the other device whose pass the next one waits for.
+    /// By pipeline rank, kind (forward, backward) and chunk: the other pipeline rank whose pass the
+    /// next one waits for.
     sources: Vec<[[Option<usize>; 2]; 2]>,
-    pub devices: Vec<Device>,
-    /// By how much weights may end too late and be in time.
+    pub devices: Vec<RankState>,
+    /// Tolerance by which weight gradients may end late.
     in_time: f64,
-    /// By how much a wait may be longer and count as shorter.
+    /// Tolerance by which a wait may be longer and still count as shorter.
     shorter: f64,
 }
 
-/// How times compare that differ by rounding alone. Which way is better is not known beforehand.
+/// How times are compared that differ by rounding alone. Which way is better is not known
+/// beforehand.
 #[derive(Clone, Copy)]
 pub(super) struct Ties {
-    /// Whether weights that end just when something arrives are in time: 1 yes, -1 no, 0 as rounded.
+    /// Whether weight gradients that end just when an input arrives are in time: 1 yes, -1 no, 0 as
+    /// rounded.
     in_time: i8,
-    /// Whether a wait that just equals the longest any device idled is shorter.
+    /// Whether a wait equal to the longest idle time of any pipeline rank counts as shorter.
     shorter: i8,
 }
 
@@ -68,7 +71,7 @@ impl Step {
 
 impl Run {
     pub fn new(counts: Counts, costs: AutoCosts, layout: StageLayout, ties: Ties) -> Self {
-        let devices = vec![Device::default(); counts.devices];
+        let devices = vec![RankState::default(); counts.devices];
         let work = costs.forward + costs.backward + costs.weight;
         let [in_time, shorter] =
             [ties.in_time, ties.shorter].map(|sign| 1e-9 * work * f64::from(sign));
@@ -96,14 +99,14 @@ impl Run {
         self.devices[device].waiting.len()
     }
 
-    /// The device whose pass the next one of this kind waits for, if it is another one.
+    /// The pipeline rank whose pass the next one of this kind waits for, if it is another one.
     fn source(&self, device: usize, step: Step) -> Option<usize> {
         let (kind, chunk) = step.parts();
         self.sources[device][kind][chunk]
     }
 
-    /// When what the next pass of this kind waits for arrives from another device; `None` if it waits for
-    /// none or the other has not run it.
+    /// When what the next pass of this kind waits for arrives from another pipeline rank; `None` if
+    /// it waits for none or the other has not run it.
     pub fn arrival(&self, device: usize, step: Step) -> Option<f64> {
         let (kind, chunk) = step.parts();
         let source = self.source(device, step)?;
@@ -111,7 +114,7 @@ impl Run {
         Some(end + self.costs.latency)
     }
 
-    /// Whether the next pass of this kind could be placed, its own device's passes aside.
+    /// Whether the next pass of this kind could be placed, its own pipeline rank's passes aside.
     pub fn has_input(&self, device: usize, step: Step) -> bool {
         self.source(device, step).is_none() || self.arrival(device, step).is_some()
     }
@@ -145,7 +148,7 @@ impl Run {
         Some(())
     }
 
-    /// Places the weights that wait longest; `None` if none do.
+    /// Places the oldest waiting weight gradients; `None` if there are none.
     pub fn put_weights(&mut self, device: usize) -> Option<()> {
         let costs = self.costs;
         let device = &mut self.devices[device];
@@ -160,13 +163,13 @@ impl Run {
         while self.put_weights(device).is_some() {}
     }
 
-    /// Whether so many more forwards fit.
+    /// Whether that many more forwards fit into memory.
     pub fn has_room(&self, device: usize, forwards: usize) -> bool {
         let more = forwards as f64 * change(PassKind::F, self.costs);
         self.devices[device].held + more <= self.costs.limit * (1.0 + 1e-9)
     }
 
-    /// Weights that must come first for a forward to fit.
+    /// Weight gradients that must run first for a forward to fit.
     pub fn weights_for_room(&self, device: usize) -> usize {
         let freed = -change(PassKind::W, self.costs);
         let over = |n: usize| {
@@ -176,7 +179,7 @@ impl Run {
         (0..self.weights_waiting(device)).take_while(|&n| over(n)).count()
     }
 
-    /// Places weights until a forward fits; `None` where it never does.
+    /// Places weight gradients until a forward fits; `None` where it never does.
     pub fn make_room(&mut self, device: usize) -> Option<()> {
         while !self.has_room(device, 1) {
             self.put_weights(device)?;
@@ -184,7 +187,7 @@ impl Run {
         Some(())
     }
 
-    /// Places weights that end before `until`; whether any are left and a gap is.
+    /// Places weight gradients that end before `until`; whether some are left and a gap remains.
     pub fn fill(&mut self, device: usize, until: f64) -> bool {
         let until = until + self.in_time;
         let fits = |run: &Self| run.devices[device].clock + run.costs.weight <= until;
@@ -194,7 +197,7 @@ impl Run {
         self.has_weights(device) && self.devices[device].clock + 2.0 * self.in_time < until
     }
 
-    /// Whether waiting until `until` makes a device idle longer than `most`.
+    /// Whether waiting until `until` makes a pipeline rank idle longer than `most`.
     pub fn would_idle_longest(&self, device: usize, until: f64, most: f64) -> bool {
         let own = &self.devices[device];
         until - own.clock > most - own.idle + self.shorter
@@ -205,7 +208,7 @@ impl Run {
         self.devices[device].clock + self.costs.forward <= until + self.in_time
     }
 
-    /// The longest any device idled.
+    /// The longest any pipeline rank idled.
     pub fn most_idle(&self) -> f64 {
         self.devices.iter().map(|device| device.idle).fold(0.0, f64::max)
     }

@@ -1,11 +1,13 @@
-//! Two chunks a device on a V of stages (Zero Bubble, arXiv 2401.10241, section 6 and appendix).
+//! Two chunks per pipeline rank on a V of stages (Zero Bubble, arXiv 2401.10241, section 6 and
+//! appendix).
 
 use super::super::generate::Counts;
 use super::super::{Pass, StageLayout};
 use super::AutoCosts;
 use super::run::{Run, Step, Ties};
 
-/// Where the greedy run has a choice: before which passes weights fill gaps that they do not fit.
+/// Choices of the greedy run: before which passes weight gradients fill gaps that are too short for
+/// them.
 #[derive(Clone, Copy)]
 pub(super) struct Taste {
     before_forward: bool,
@@ -21,8 +23,8 @@ impl Taste {
     ];
 }
 
-/// An order within memory, or none where this taste finds none. Runs again with the idle times of the run
-/// before as allowed, as long as that shortens the longest.
+/// An order that keeps the memory limit, or `None` where these choices find none. Runs again with
+/// the previous run's idle times allowed, as long as that shortens the longest one.
 pub(super) fn order(
     counts: Counts,
     costs: AutoCosts,
@@ -45,7 +47,7 @@ pub(super) fn order(
 struct Vee {
     run: Run,
     taste: Taste,
-    /// Idle times that an earlier run had.
+    /// Idle times of an earlier run.
     allowed: Option<Vec<f64>>,
 }
 
@@ -64,8 +66,8 @@ impl Vee {
         self.run.counts.devices
     }
 
-    /// Forwards of both chunks down and back up, with more of the first chunk while they cost no time;
-    /// then each device as many forwards as the one before.
+    /// Forwards of both chunks down and back up, with more of the first chunk while they cost no
+    /// time; then each pipeline rank as many forwards as the one before.
     fn warm_up(&mut self) -> Option<()> {
         for device in 0..self.devices() {
             self.put_forward(device, 0)?;
@@ -119,7 +121,8 @@ impl Vee {
 
     fn backwards(&mut self) -> Option<()> {
         let second: Vec<bool> = (0..self.devices()).map(|device| self.turns_back(device)).collect();
-        // In the order in which gradients travel: down through chunk 1, which is first, is up through chunk 0.
+        // In the order in which gradients travel: chunk 1 comes first, so down its chain and then
+        // up through chunk 0.
         let back = (0..self.devices()).rev().filter(|&device| second[device]);
         let down = (0..self.devices()).filter(|&device| !second[device]);
         for (device, chunk) in back.map(|d| (d, 0)).chain(down.map(|d| (d, 1))).collect::<Vec<_>>()
@@ -131,7 +134,8 @@ impl Vee {
         Some(())
     }
 
-    /// Whether the next backward is of chunk 0: there is one and its input is there, or nothing else is left.
+    /// Whether the next backward is of chunk 0: there is one and its input is there, or nothing
+    /// else is left.
     fn turns_back(&self, device: usize) -> bool {
         let run = &self.run;
         let begun = run.count(device, Step::B(0)) < run.count(device, Step::B(1));
@@ -165,8 +169,8 @@ impl Vee {
         (run.is_open(device, first) && run.has_input(device, first)).then_some(0)
     }
 
-    /// Weights until the input arrives; one that ends later where idling would be the longest of any device
-    /// and the taste has it so.
+    /// Weight gradients until the input arrives; one that ends later where idling would be the
+    /// longest of any pipeline rank and the choices allow it.
     fn fill(&mut self, device: usize, step: Step, late: bool) {
         let Some(arrival) = self.run.arrival(device, step) else { return };
         if self.run.fill(device, arrival) && late {

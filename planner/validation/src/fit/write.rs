@@ -35,9 +35,10 @@ pub fn write(fit: &Fit, folder: &Path) -> Result<(), InputError> {
 pub fn measured_runs_text(found: &MeasuredRuns) -> String {
     let words = |all: &BTreeSet<String>| all.iter().cloned().collect::<Vec<_>>().join(", ");
     let mut text = String::from(
-        "# What the measured runs of each generation of software had (tests/papers/measured.csv): where its error band\n\
-         # holds. A plan with anything else has `unseen_band`: what four in five groups of runs lay within where no run of\n\
-         # their software had been seen. Written by the fit (docs/validation.md); not to be edited.\n",
+        "# Features of the measured runs of each software generation (tests/papers/measured.csv): where its\n\
+         # error band holds. A plan with any other feature gets `unseen_band`, the error that four in five\n\
+         # groups of runs lay within when no run of their software was in the fit. Written by the fit\n\
+         # (docs/validation.md); do not edit.\n",
     );
     text += &format!("unseen_band: {:.2}\ngenerations:\n", found.unseen_band);
     for (name, Runs { gpus, seq_len, had }) in &found.generations {
