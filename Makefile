@@ -14,6 +14,9 @@ PACKAGES := make cmake g++ libclang-dev
 MPI_PACKAGES := openmpi-bin libopenmpi-dev
 RUST := 1.90
 
+# What cargo builds for tests and for `make plan`.
+DEV := $(or $(CARGO_TARGET_DIR),target)/debug
+
 heading = @printf '\n==== %s ====\n' '$(1)'
 
 setup: packages rust
@@ -26,6 +29,7 @@ packages:
 	  echo 'error: cmake, a C++ compiler and libclang are needed; install them with this system'\''s package manager' >&2; exit 1; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=''; elif command -v sudo >/dev/null; then as=sudo; else \
 	  echo 'error: run as root: apt-get install -y --no-install-recommends $(PACKAGES)' >&2; exit 1; fi; \
+	echo 'make: installing what the solver needs ($(PACKAGES)): a minute' >&2; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$as apt-get update -q && $$as apt-get install -y -q --no-install-recommends $(PACKAGES)
 
@@ -33,6 +37,7 @@ rust:
 	@new_enough() { v=$$(cargo --version 2>/dev/null | cut -d' ' -f2) && [ -n "$$v" ] && \
 	    [ "$$(printf '%s\n' $(RUST) "$$v" | sort -V | head -1)" = $(RUST) ]; }; \
 	if new_enough; then exit 0; fi; \
+	echo 'make: installing Rust $(RUST) or newer: a minute' >&2; \
 	if [ "$$(id -u)" = 0 ]; then as=''; else as=sudo; fi; \
 	if ! command -v rustup >/dev/null && command -v apt-get >/dev/null && \
 	   apt-cache show rustup >/dev/null 2>&1; then \
@@ -47,20 +52,26 @@ rust:
 build: setup
 	cargo build --release --locked
 
+# With the tests' profile, so that the solver is built once for both. Cargo shows how far it is.
 plan: setup
-	@cargo run --release --locked --quiet --bin plan -- --model $(MODEL) --gpus $(GPUS) --cluster $(CLUSTER)
+	@[ -x $(DEV)/plan ] || printf '%s\n' 'make: building the planner and its solver: 4 minutes on two cores, once' >&2
+	@cargo build --locked $(if $(wildcard $(DEV)/plan),--quiet) --bin plan
+	@$(DEV)/plan --model $(MODEL) --gpus $(GPUS) --cluster $(CLUSTER)
 
+# Without the thousands of random instances, which `make slow` and CI have.
 test: setup
+	@printf '%s\n' 'make: building the tests and running them: 15 minutes on two cores, half of it building' >&2
 	@$(MAKE) --no-print-directory quick
-	@$(MAKE) --no-print-directory slow
 
 quick:
 	$(call heading,quick tests)
 	cargo test --workspace --locked
 
+# The whole workspace is named, so that its dependencies are built once, with the same features.
+SLOW_TESTS = $(basename $(notdir $(shell grep -lE 'feature = "slow"|instances\>' tests/tests/*.rs)))
 slow:
 	$(call heading,slow tests: thousands of random instances)
-	cargo test --locked -p meshwright-tests --features slow
+	cargo test --workspace --locked --features meshwright-tests/slow $(addprefix --test ,$(SLOW_TESTS))
 
 # What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs the short ones.
 hostile: setup
@@ -122,7 +133,7 @@ mutations: setup
 
 # Ranks as processes must give the bits of ranks as threads, and end cleanly. Installs Open MPI.
 mpi: setup mpi-packages
-	cargo build --locked -p meshwright-runtime --features mpi --example golden
+	cargo build --workspace --locked --features meshwright-runtime/mpi --example golden
 	tools/mpi_equals_threads.sh
 	tools/ends_cleanly.sh
 
@@ -131,7 +142,8 @@ mpi: setup mpi-packages
 NVRTC := $(or $(CARGO_TARGET_DIR),target)/nvrtc
 cuda: setup
 	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
-	LD_LIBRARY_PATH=$(abspath $(NVRTC)) cargo test --locked -p meshwright-kernels --features cuda --test cuda_compiles -- --nocapture
+	LD_LIBRARY_PATH=$(abspath $(NVRTC)) cargo test --workspace --locked --features meshwright-kernels/cuda \
+	  --test cuda_compiles -- --nocapture
 
 nvrtc:
 	@python3 -c 'import ensurepip' 2>/dev/null || { as=''; [ "$$(id -u)" = 0 ] || as=sudo; \
@@ -192,7 +204,7 @@ gpu-sanitize: gpu-programs
 gpu-programs:
 	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
 	cargo build --release --locked -p meshwright-runtime --features cuda --bin measure-gpu
-	cargo build --release --locked -p meshwright-planner --bin plan
+	cargo build --release --locked -p meshwright-cli
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \
@@ -200,5 +212,6 @@ mpi-packages:
 	  echo 'error: Open MPI is needed (mpirun and mpicc); install it with this system'\''s package manager' >&2; exit 1; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=''; elif command -v sudo >/dev/null; then as=sudo; else \
 	  echo 'error: run as root: apt-get install -y --no-install-recommends $(MPI_PACKAGES)' >&2; exit 1; fi; \
+	echo 'make: installing what the solver needs ($(PACKAGES)): a minute' >&2; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$as apt-get update -q && $$as apt-get install -y -q --no-install-recommends $(MPI_PACKAGES)

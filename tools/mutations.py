@@ -161,7 +161,8 @@ def test(folder: pathlib.Path, tests: str):
 
 def report(rows) -> str:
     caught = sum(verdict == "caught" for _, verdict, _, _ in rows)
-    lines = ["# Mutations", "", "Written by `make mutations`, which plants one deliberate bug at a time and runs the tests that should catch it.", "",
+    lines = ["# Mutations", "", "Written by `make mutations`, which plants one deliberate bug at a time and runs the tests that",
+             "should catch it.", "",
              f"**{caught} of {len(rows)}** caught.", "", "| bug | verdict | tests | first to fail |", "|---|---|---|---|"]
     return "\n".join(lines + [f"| {name} | {verdict} | {tests} | `{said}` |" for name, verdict, tests, said in rows]) + "\n"
 

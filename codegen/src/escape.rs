@@ -3,8 +3,7 @@
 //! Templates call them as filters of the same names; nothing else may put a text into a file. They take any text, so
 //! that a file keeps its meaning even where a name was not checked ([`models::text`]) before.
 
-use models::text::{is_hidden, shown};
-use std::fmt::Write;
+use models::text::{double_quoted, shown};
 
 /// A literal of Rust: quotes, backslashes and what cannot be seen escaped.
 pub fn rust(text: &str) -> String {
@@ -13,21 +12,7 @@ pub fn rust(text: &str) -> String {
 
 /// A basic string of TOML: quotes, backslashes and hidden characters escaped.
 pub fn toml(text: &str) -> String {
-    let mut literal = String::from('"');
-    for c in text.chars() {
-        // Writing to a string cannot fail.
-        let _ = match c {
-            '"' | '\\' => write!(literal, "\\{c}"),
-            c if is_hidden(c) => write!(literal, "\\U{:08X}", c as u32),
-            c => write!(literal, "{c}"),
-        };
-    }
-    literal + "\""
-}
-
-/// A double-quoted scalar of YAML, which has the escapes of TOML.
-pub fn yaml(text: &str) -> String {
-    toml(text)
+    double_quoted(text)
 }
 
 /// A word of a POSIX shell: as it is where it has no special character, else in single quotes. A NUL, which no argument

@@ -1,7 +1,7 @@
 //! The read-only plan checker: refuses any plan whose split, stages, schedule, memory or figures do not
 //! work out. It knows the cluster by what the plan says of it, and changes nothing.
 
-use crate::decisions::{CpStyle, Decisions, MoeOverlap, Recompute, Vocab};
+use crate::decisions::{CpStyle, Decision, Decisions, MOST, MoeOverlap, Recompute, Values, Vocab};
 use crate::model::{ModelSpec, Positions};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
@@ -28,9 +28,6 @@ impl Display for Violation {
         write!(f, "{field} cannot be {found}; valid: {valid}")
     }
 }
-
-/// Largest figure that is looked into: products of a few stay within 64 bits.
-const MOST: u64 = 1 << 30;
 
 /// Longest schedule, in passes, that is run through to see whether it ends.
 const MOST_PASSES: u64 = 50_000_000;
@@ -101,20 +98,11 @@ fn texts(plan: &Plan, checks: &mut Checks) {
 fn sizes(plan: &Plan, checks: &mut Checks) {
     let (d, i) = (&plan.decisions, &plan.inputs);
     checks.that(plan.version == VERSION, "version", plan.version, VERSION);
-    let degrees = [
-        ("tp", d.tp),
-        ("pp", d.pp),
-        ("vpp", d.vpp),
-        ("cp", d.cp),
-        ("cp_ulysses", d.cp_ulysses),
-        ("dp", d.dp),
-        ("dp_shard", d.dp_shard),
-        ("ep", d.ep),
-        ("etp", d.etp),
-        ("micro_batch", d.micro_batch),
-        ("micro_batches", d.micro_batches),
-        ("moe_overlap_degree", d.moe_overlap_degree),
-    ];
+    for row in Decision::ALL {
+        let Some(number) = (row.number)(d) else { continue };
+        let (field, valid) = (format!("decisions.{}", row.name), range_in_words(row.values));
+        checks.that(row.values.contains(number), &field, number, valid);
+    }
     let counts = [
         ("inputs.gpus", i.gpus),
         ("inputs.global_batch", i.global_batch),
@@ -128,7 +116,6 @@ fn sizes(plan: &Plan, checks: &mut Checks) {
         ("inputs.model.attention.head_dim", i.model.attention.head_dim),
         ("inputs.model.mlp.ffn", i.model.mlp.ffn),
     ];
-    let named = degrees.map(|(name, degree)| (format!("decisions.{name}"), degree));
     let moe = i.model.moe.iter().flat_map(|moe| {
         [
             ("experts", moe.experts),
@@ -139,13 +126,21 @@ fn sizes(plan: &Plan, checks: &mut Checks) {
         .map(|(name, value)| (format!("inputs.model.moe.{name}"), value))
     });
     let counts = counts.map(|(name, value)| (name.to_owned(), value));
-    for (field, value) in named.into_iter().chain(counts).chain(moe) {
+    for (field, value) in counts.into_iter().chain(moe) {
         checks.that((1..=MOST).contains(&value), &field, value, format!("1 to {MOST}"));
     }
     let world =
         [d.tp, d.pp, d.cp, d.dp].iter().try_fold(1u64, |product, &n| product.checked_mul(n));
     let fits = world.is_some_and(|world| world <= MOST) && d.pp.saturating_mul(d.vpp) <= MOST;
     checks.that(fits, "decisions.tp · pp · cp · dp", "so many", format!("at most {MOST} ranks"));
+}
+
+/// What a number may be, with the limit that keeps products from overflowing.
+fn range_in_words(values: Values) -> String {
+    match values {
+        Values::Number { least, most: MOST } => format!("{least} to {MOST}"),
+        other => other.in_words(),
+    }
 }
 
 /// What is said twice is said alike.
@@ -224,12 +219,13 @@ fn levels(plan: &Plan, checks: &mut Checks) {
 fn degrees(plan: &Plan, checks: &mut Checks) {
     let (d, model) = (&plan.decisions, &plan.inputs.model);
     checks.equals("decisions.tp · pp · cp · dp", d.gpus(), plan.inputs.gpus);
-    checks.divides("decisions.tp", d.tp, "heads", model.attention.heads);
-    if has_dense_layers(model) {
-        checks.divides("decisions.tp", d.tp, "ffn", model.mlp.ffn);
+    for row in Decision::ALL {
+        let number = (row.number)(d).unwrap_or(1);
+        for size in row.divides {
+            let Some(whole) = size.of(model) else { continue };
+            checks.divides(&format!("decisions.{}", row.name), number, size.in_words(), whole);
+        }
     }
-    let shared = model.moe.as_ref().map_or(0, |moe| moe.shared_ffn);
-    checks.divides("decisions.tp", d.tp, "the shared experts' ffn", shared);
     let (stages, layers) = (d.stages() as u64, model.layers as u64);
     let most = format!("a number of stages of at most layers ({layers})");
     checks.that(d.vpp == 1 || stages <= layers, "decisions.vpp", d.vpp, &most);
@@ -244,13 +240,8 @@ fn degrees(plan: &Plan, checks: &mut Checks) {
     );
 }
 
-fn has_dense_layers(model: &ModelSpec) -> bool {
-    model.moe.as_ref().is_none_or(|moe| moe.first_dense > 0 || moe.every > 1)
-}
-
 fn batch(plan: &Plan, checks: &mut Checks) {
     let (d, batch) = (&plan.decisions, plan.inputs.global_batch);
-    checks.divides("decisions.dp", d.dp, "global_batch", batch);
     let run = d.micro_batch.saturating_mul(d.micro_batches).saturating_mul(d.dp);
     let valid = format!("global_batch / dp / micro_batch ({batch} / {} / {})", d.dp, d.micro_batch);
     checks.that(run == batch, "decisions.micro_batches", d.micro_batches, valid);
@@ -295,8 +286,6 @@ fn experts(plan: &Plan, checks: &mut Checks) {
         checks.that(no_factor, "decisions.capacity_factor", "given", "absent: no experts");
         return;
     };
-    checks.divides("decisions.ep", d.ep, "experts", moe.experts);
-    checks.divides("decisions.etp", d.etp, "the experts' ffn", moe.ffn);
     checks.divides("decisions.etp", d.etp, "tp", d.tp);
     checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
     let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;
@@ -317,7 +306,6 @@ fn experts(plan: &Plan, checks: &mut Checks) {
 
 fn state(plan: &Plan, checks: &mut Checks) {
     let d = &plan.decisions;
-    checks.that(d.zero_stage <= 3, "decisions.zero_stage", d.zero_stage, "0, 1, 2 or 3");
     let replicas = d.dp * d.cp;
     let (holds, valid) = if d.zero_stage == 0 {
         (d.dp_shard == 1, "1 with zero_stage 0".to_owned())

@@ -1,9 +1,10 @@
 //! Everything a plan decides, by the names users type in `--set` and read in plan.yaml.
 
+mod list;
+
 pub use crate::cluster::Dtype;
-use crate::schedule::{
-    PassRatios, Schedule, ScheduleError, ScheduleName, StageLayout, VocabPasses,
-};
+use crate::schedule::{PassRatios, Schedule, ScheduleError, StageLayout, VocabPasses};
+pub use list::{Decision, Decisions, MOST, Size, Values};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -163,65 +164,6 @@ names! {
         /// Data outermost: pipeline neighbours lie closer than data-parallel replicas.
         PpInner = "tp-cp-pp-dp",
     }
-}
-
-/// A fully pinned way to train. Layer placement is in the plan's stage map.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Decisions {
-    /// Tensor parallel degree, `t`.
-    pub tp: u64,
-    /// Pipeline parallel degree, `p`.
-    pub pp: u64,
-    /// Chunks (virtual stages) a device, `v`.
-    pub vpp: u64,
-    /// Context parallel degree, `c`.
-    pub cp: u64,
-    /// Context parallel style; means nothing at `cp` 1.
-    pub cp_style: CpStyle,
-    /// Ulysses degree inside `cp` for `hybrid` (`cp` for `ulysses`, 1 otherwise).
-    pub cp_ulysses: u64,
-    /// Data parallel degree, `d`.
-    pub dp: u64,
-    /// Ranks that share one copy of the ZeRO-sharded state, a divisor of dp·cp; 1 with `zero_stage` 0.
-    pub dp_shard: u64,
-    /// Expert parallel degree.
-    pub ep: u64,
-    /// Tensor parallel degree inside an expert.
-    pub etp: u64,
-    /// ZeRO stage 0 to 3.
-    pub zero_stage: u8,
-    /// Norms and residuals split along the sequence over tensor-parallel ranks.
-    pub sequence_parallel: bool,
-    /// Sequences a micro-batch, `b`.
-    pub micro_batch: u64,
-    /// Micro-batches an iteration and replica, `m`.
-    pub micro_batches: u64,
-    /// Pipeline schedule.
-    pub schedule: ScheduleName,
-    /// Activation recomputation.
-    pub recompute: Recompute,
-    /// Where the vocabulary layers live.
-    pub vocab: Vocab,
-    /// Overlap of the expert all-to-all.
-    pub moe_overlap: MoeOverlap,
-    /// Chunks of that overlap; 1 without.
-    pub moe_overlap_degree: u64,
-    /// Expert capacity as a multiple of the balanced share; absent where dropless or dense.
-    pub capacity_factor: Option<f64>,
-    /// Scope of the load-balancing loss.
-    pub aux_scope: AuxScope,
-    /// Number format.
-    pub dtype: Dtype,
-    /// What host memory holds.
-    pub offload: Offload,
-    /// Order of mesh axes over ranks.
-    pub rank_order: RankOrder,
-    /// Optimizer post-validation (zero-bubble schedules).
-    pub post_validation: bool,
-    /// How long passes take beside one another, where vocabulary passes lie as these times would have them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pass_times: Option<PassRatios>,
 }
 
 impl Decisions {

@@ -241,6 +241,24 @@ impl Breakdown {
     pub fn total_s(&self) -> f64 {
         self.parts().iter().map(|(_, seconds)| seconds).sum()
     }
+
+    /// To the digits that plans have ([`significant`]). A bubble below 1e-12 s is what rounding
+    /// leaves of a subtraction, and becomes 0.
+    #[must_use]
+    pub fn rounded(&self) -> Self {
+        Self {
+            compute_s: significant(self.compute_s),
+            tp_s: significant(self.tp_s),
+            cp_s: significant(self.cp_s),
+            ep_s: significant(self.ep_s),
+            pp_s: significant(self.pp_s),
+            dp_s: significant(self.dp_s),
+            bubble_s: if self.bubble_s < 1e-12 { 0.0 } else { significant(self.bubble_s) },
+            recompute_s: significant(self.recompute_s),
+            optimizer_s: significant(self.optimizer_s),
+            other_s: significant(self.other_s),
+        }
+    }
 }
 
 /// How the decision was reached; without wall times, which differ from run to run.
@@ -271,6 +289,15 @@ pub struct Proof {
     /// Some combinations have several chunks a device and too many cuts to try all: the proof speaks of a family of them.
     #[serde(default)]
     pub family: bool,
+}
+
+impl Proof {
+    /// To the digits that plans have ([`significant`]).
+    #[must_use]
+    pub fn rounded(&self) -> Self {
+        let (gap, searched_gap) = (significant(self.gap), significant(self.searched_gap));
+        Self { gap, searched_gap, ..*self }
+    }
 }
 
 /// Seconds of an iteration, before anything is derived from them.

@@ -1,7 +1,7 @@
 //! Texts of strangers: what a name may be, and how any text is shown on a terminal.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write};
 
 /// Longest name, characters.
 pub const MAX_NAME_CHARS: usize = 100;
@@ -115,6 +115,20 @@ pub fn quotable(text: &str) -> String {
         None => (text.len(), ""),
     };
     format!("{}{cut}", shown(&text[..end]))
+}
+
+/// A double-quoted string of TOML and of YAML, which have the same escapes.
+pub fn double_quoted(text: &str) -> String {
+    let mut literal = String::from('"');
+    for c in text.chars() {
+        // Writing to a string cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(literal, "\\{c}"),
+            c if is_hidden(c) => write!(literal, "\\U{:08X}", c as u32),
+            c => write!(literal, "{c}"),
+        };
+    }
+    literal + "\""
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! How long a plan takes: large requests, other models and clusters, and how the time grows with the GPUs.
-//! `make bench` runs it; with names as arguments it runs only the models of those names, `passes` or `growth`.
+//! Time to plan: large requests, other models and clusters, and growth with the number of GPUs.
+//! `make bench` runs it. Arguments select what runs: names of models, `passes` or `growth`.
 
 use models::schedule::ScheduleName;
-use planner::restrict::Restrictions;
-use planner::search::{Outcome, Task, search};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::{Outcome, search};
 use planner::simulate::{Durations, Prepared, Workspace};
 use std::time::Instant;
 
@@ -27,7 +28,7 @@ const OTHERS: [Request; 6] = [
 const FEW: Request = ("llama70b", "dgx_h100", 1_024);
 const MANY: Request = ("llama70b", "dgx_h100", 131_072);
 
-/// As in the program `plan`.
+/// The same allocator as in the program `plan`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -42,14 +43,15 @@ fn main() {
         passes();
     }
     if is_wanted("growth") {
-        // The first search of a process also warms up; of three, the fastest counts.
+        // The first search of a process is slowed by warm-up, so the fastest of three counts.
         let least_s = |request| (0..3).map(|_| plan(request)).fold(f64::INFINITY, f64::min);
         let (few_s, many_s) = (least_s(FEW), least_s(MANY));
         println!("{} GPUs take {:.2} times as long as {}", MANY.2, many_s / few_s, FEW.2);
     }
 }
 
-/// Makes and runs schedules of 16,384 passes (p 32, m 128, v 2; split backwards have half as many again).
+/// Builds, prepares and runs schedules of 16,384 passes (p 32, m 128, v 2). Schedules with split
+/// backward have half as many again.
 fn passes() {
     for name in ScheduleName::ALL {
         let Ok(schedule) = name.build(32, 128, 2) else { continue };
@@ -64,12 +66,13 @@ fn passes() {
         });
         let [build_ms, prepare_ms, run_ms] = [build_s, prepare_s, run_s].map(|s| 1e3 * s);
         println!(
-            "{name}: {count} passes, made in {build_ms:.2} ms, prepared in {prepare_ms:.2} ms, run in {run_ms:.3} ms"
+            "{name}: {count} passes, made in {build_ms:.2} ms, prepared in {prepare_ms:.2} ms, \
+             run in {run_ms:.3} ms"
         );
     }
 }
 
-/// The least of `n` runs.
+/// Shortest time of `n` runs, s.
 fn least_s(n: usize, run: &mut dyn FnMut()) -> f64 {
     let timed = |_| {
         let begun = Instant::now();
@@ -79,7 +82,7 @@ fn least_s(n: usize, run: &mut dyn FnMut()) -> f64 {
     (0..n).map(timed).fold(f64::INFINITY, f64::min)
 }
 
-/// Plans once; seconds.
+/// Plans once and returns the wall time, s.
 fn plan((model, cluster, gpus): Request) -> f64 {
     let spec = models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
     let machine =
@@ -103,7 +106,7 @@ fn report(outcome: &Outcome) {
     println!("  cut by memory    {:>14}", proof.cut_by_memory);
     println!("  cut by dominance {:>14}", proof.cut_by_dominance);
     println!("  placed           {:>14}", proof.placed);
-    println!("  programs         {:>14}   {:.1} ms each", proof.ilps, proof.ms_per_ilp);
+    println!("  programs         {:>14}   {:.1} ms each", proof.ilps, outcome.effort.ms_per_ilp);
     if let Some(found) = &outcome.best {
         let d = &found.decisions;
         println!(
@@ -124,12 +127,12 @@ fn report(outcome: &Outcome) {
     }
 }
 
-/// Lets the system measure the largest resident size anew, where it can.
+/// Resets the system's measurement of peak memory, where possible.
 fn forget_peak_memory() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Largest resident size since then, where the system tells.
+/// Peak resident size since the reset, where the system reports it.
 fn peak_memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -137,7 +140,7 @@ fn peak_memory() -> String {
     kilobytes.map_or_else(|| "unknown".to_owned(), |kb| format!("{:.0} MB", kb * 1024.0 / 1e6))
 }
 
-/// Processor seconds of this process so far, where the system tells (in ticks of 10 ms).
+/// Processor seconds of this process so far, where the system reports them (in ticks of 10 ms).
 fn processor_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit(") ").next().unwrap_or_default().split_whitespace();

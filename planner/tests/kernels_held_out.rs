@@ -1,4 +1,4 @@
-//! The kernel model against measured rows that were left out of its tables.
+//! The kernel model against measured rows that were held out of its tables.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,9 @@ use planner::cost::attention::{AttentionShape, backward_s, forward_s};
 use planner::cost::collective::{Collective, p2p_s, time_s};
 use planner::cost::gemm::{gemm_s, grouped_gemm_s, weight_gradient_s};
 
-/// A hop over EFA, chosen to meet the `nodes` rows: it shows that the form holds, not that the shipped
-/// InfiniBand latency does, of which nothing measured is public here. With that the rows err by 38 %.
+/// Latency of a transfer over EFA, chosen to fit the `nodes` rows. They show that the form of the
+/// model holds, not that the shipped InfiniBand latency does: no public measurement of that is
+/// available here. With the InfiniBand latency the rows err by 38 %.
 const EFA_LATENCY_S: f64 = 50e-6;
 
 /// The cluster of a measured device, with kernels as they run alone.
@@ -37,7 +38,7 @@ fn whole(cell: &str) -> u64 {
     cell.parse().unwrap()
 }
 
-/// Shape of a row: `width[/v width], sequence, batch[:mask[:window]], heads/kv_heads`.
+/// The shape of a row: `width[/v width], sequence, batch[:mask[:window]], heads/kv_heads`.
 fn attention(cells: &[&str]) -> AttentionShape {
     let (qk, v) = cells[2].split_once('/').unwrap_or((cells[2], cells[2]));
     let (heads, kv_heads) = cells[5].split_once('/').unwrap();
@@ -70,14 +71,15 @@ fn collective(cells: &[&str]) -> Collective {
     }
 }
 
-/// A launch, which XLA's times hold: they are of single executions.
+/// A kernel launch, which XLA's times include: they are of single executions.
 const XLA_LAUNCH_S: f64 = 3e-6;
-/// Quantising the activation, with which aiconfigurator's 8-bit products begin: seconds, and seconds an
-/// element. `tools/compact_tables.py` says where both are from.
+/// Quantisation of the activation, which aiconfigurator's 8-bit products include: seconds, and
+/// seconds an element. `tools/compact_tables.py` gives the sources of both.
 const QUANTISE_S: f64 = 6e-6;
 const QUANTISE_ELEMENT_S: f64 = 2.3e-12;
 
-/// A product as its source timed it: the rows are raw, and what they hold beside the product comes on top of it.
+/// Time of a product as its source measured it. Rows are raw, so what a source includes besides the
+/// product is added.
 fn product_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
     let (dtype, [m, n, k]) = (format(cells[2]), [3, 4, 5].map(|i| whole(cells[i])));
     let quantised = dtype.bytes() < 2.0 && cells[7].starts_with("aic");
@@ -90,8 +92,8 @@ fn product_s(cluster: &ClusterSpec, cells: &[&str]) -> f64 {
     gemm_s(cluster, dtype, m, n, k) + if quantised { cast_s } else { 0.0 }
 }
 
-/// Seconds a token that serving kernels take to write keys and values to a cache, by device, width and
-/// key/value heads: their rows are raw, too.
+/// Seconds a token that serving kernels take to write keys and values to a cache, by device, width
+/// and key/value heads. The raw attention rows include them.
 struct CacheWrites<'a>(BTreeMap<[&'a str; 3], f64>);
 
 impl<'a> CacheWrites<'a> {
@@ -148,7 +150,7 @@ fn predicted_s(cluster: &ClusterSpec, cells: &[&str], writes: &CacheWrites<'_>) 
     }
 }
 
-/// Mean of |predicted/measured - 1|, and of predicted/measured, by kind, device and format or source.
+/// Errors by kind, and by kind, device, format and source.
 fn errors(rows: &str) -> BTreeMap<String, Error> {
     let mut clusters: BTreeMap<String, ClusterSpec> = BTreeMap::new();
     let mut errors: BTreeMap<String, Error> = BTreeMap::new();
@@ -213,21 +215,21 @@ fn assert_within(rows: &str, limits: &[(&str, f64)]) {
 }
 
 #[test]
-fn rows_left_out_of_the_tables_are_met() {
+fn held_out_rows_are_predicted() {
     let limits =
         [("gemm", 3.5), ("attention", 4.5), ("attention_backward", 2.4), ("collective", 6.5)];
     assert_within(include_str!("data/kernels_held_out.csv"), &limits);
 }
 
-/// Other libraries, stacks and machines than the tables': the price of not calibrating. The limits are
-/// what was found, to notice a change; they are no targets, and single constants of the model were
-/// chosen with some of these rows in view.
+/// Rows of other libraries, software stacks and machines than the tables', as the cost of not
+/// calibrating. The limits are the errors found, so that a change is noticed. They are no targets,
+/// and single constants of the model were chosen with some of these rows in view.
 ///
-/// `attention_forward` and `attention_backward` are training libraries' passes that no table is of: forward ones where
-/// the table is of serving kernels, and both of PyTorch's own cuDNN on B200, whose short sequences hold the host's time.
-/// `nodes` ran over EFA.
+/// `attention_forward` and `attention_backward` are passes of training libraries that no table
+/// covers: forward ones where the table has serving kernels, and both of PyTorch's own cuDNN on
+/// B200, whose short sequences include the host's time. `nodes` ran over EFA.
 #[test]
-fn what_others_measured_is_near() {
+fn rows_of_other_sources_are_predicted_roughly() {
     let limits = [
         ("gemm", 18.0),
         ("grouped", 35.0),

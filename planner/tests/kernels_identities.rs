@@ -1,4 +1,4 @@
-//! Textbook identities on an ideal cluster, and what must hold of every cost on every shipped cluster.
+//! Textbook identities on an ideal cluster, and properties of every cost on every shipped cluster.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ const NVLINK: f64 = 100e9;
 const NETWORK: f64 = 10e9;
 const ALPHA: [f64; 2] = [1e-6, 5e-6];
 
-/// Eight GPUs a node, links at full line rate, nothing measured.
+/// Eight GPUs a host, links at full line rate, no measured tables.
 fn ideal() -> ClusterSpec {
     let mut cluster = shipped("selene").unwrap().unwrap();
     cluster.tables = std::sync::Arc::default();
@@ -39,7 +39,7 @@ fn assert_near(a: f64, b: f64) {
 }
 
 #[test]
-fn ring_inside_a_node() {
+fn ring_inside_a_host() {
     let (cluster, s) = (ideal(), 1e9);
     for n in [2.0, 3.0, 8.0] {
         let of = |op| time_s(&cluster, op, s, &group(&[n as u64, n as u64]));
@@ -58,7 +58,8 @@ fn levels_of_a_hierarchical_all_reduce() {
     assert_near(levels[0], 2.0 * ((g - 1.0) * ALPHA[0] + (g - 1.0) / g * s / NVLINK));
     let inter = (nodes - 1.0) * ALPHA[1] + (nodes - 1.0) / nodes * (s / g) / NETWORK;
     assert_near(levels[1], 2.0 * inter);
-    // Pipelined, it lies between its slowest level and their sum, and is never worse than one ring.
+    // With its levels pipelined, it lies between the slowest level and their sum, and never exceeds
+    // one ring.
     let whole = time_s(&cluster, Collective::AllReduce, s, &group(&[8, 32]));
     let ring =
         2.0 * 31.0 / 32.0 * s / NVLINK.min(g * NETWORK) + 2.0 * (28.0 * ALPHA[0] + 4.0 * ALPHA[1]);
@@ -67,11 +68,11 @@ fn levels_of_a_hierarchical_all_reduce() {
 }
 
 #[test]
-fn one_rank_a_node_sees_only_the_network() {
+fn one_rank_a_host_uses_only_the_network() {
     let (cluster, s) = (ideal(), 1e9);
     let turn = 15.0 * ALPHA[1] + 15.0 / 16.0 * s / NETWORK;
     assert_near(time_s(&cluster, Collective::ReduceScatter, s, &group(&[1, 16])), turn);
-    // A small all-reduce over many nodes takes the tree: latency grows with the logarithm.
+    // A small all-reduce over many hosts uses the tree: latency grows with the logarithm.
     let small = time_s(&cluster, Collective::AllReduce, 8.0, &group(&[1, 1024]));
     assert!(small < 2.0 * 11.0 * ALPHA[1], "{small}");
 }
@@ -85,7 +86,7 @@ fn all_to_all_splits_by_destination() {
 }
 
 #[test]
-fn switches_that_add_up_halve_a_large_all_reduce() {
+fn in_network_reduction_speeds_up_a_large_all_reduce() {
     let mut cluster = ideal();
     let all = |cluster: &ClusterSpec| time_s(cluster, Collective::AllReduce, 1e9, &group(&[8, 8]));
     let ring = all(&cluster);
@@ -113,9 +114,9 @@ fn shapes_beyond_the_cluster_are_clamped() {
     assert_near(p2p_s(&cluster, 1e9, 7, 1), p2p_s(&cluster, 1e9, 1, 1));
 }
 
-/// Eight GPUs with two adapters: each has an eighth of their rate where all send, and a whole adapter alone.
+/// Eight GPUs with two adapters. A GPU that sends alone has a whole adapter, not a quarter of one.
 #[test]
-fn who_sends_alone_has_an_adapter_to_itself() {
+fn a_lone_sender_has_an_adapter_to_itself() {
     let mut cluster = ideal();
     let s = 1e9;
     let own_s = p2p_s(&cluster, s, 1, 8);
@@ -123,11 +124,11 @@ fn who_sends_alone_has_an_adapter_to_itself() {
     cluster.levels[1].gpus_an_adapter = 4;
     let wire_s = |senders| p2p_s(&cluster, s, 1, senders) - ALPHA[1];
     assert_near(p2p_s(&cluster, s, 1, 8), own_s);
-    // Neighbours share one.
+    // Four neighbouring GPUs share an adapter.
     assert_near(wire_s(4), wire_s(8));
     assert_near(wire_s(2), wire_s(8) / 2.0);
     assert_near(wire_s(1), wire_s(8) / 4.0);
-    // Inside the node there is nothing to share.
+    // Inside the host there is nothing to share.
     assert_near(p2p_s(&cluster, s, 0, 1), p2p_s(&cluster, s, 0, 8));
     let pair = group(&[1, 2]);
     let sum_s = |senders| time_of_some_s(&cluster, Collective::AllReduce, s, &pair, senders);
@@ -140,7 +141,7 @@ fn a_broadcast_goes_along_the_rings_once() {
     let (cluster, s) = (ideal(), 1e9);
     let of = |within: &[u64]| time_s(&cluster, Collective::Broadcast, s, &group(within));
     assert_near(of(&[8, 8]), 7.0 * ALPHA[0] + s / NVLINK);
-    // Eight rings, one through each GPU's adapter: the links inside are the slowest of that.
+    // Eight rings, one through each GPU's adapter. The links inside the host are the slowest part.
     assert_near(of(&[8, 32]), 28.0 * ALPHA[0] + 3.0 * ALPHA[1] + s / (8.0 * NETWORK).min(NVLINK));
     assert_near(of(&[1, 4]), 3.0 * ALPHA[1] + s / NETWORK);
 }
@@ -161,7 +162,7 @@ fn square(sequence: u64) -> AttentionShape {
 }
 
 #[test]
-fn the_mask_counts_pairs() {
+fn masks_keep_the_expected_pairs() {
     let full = square(1024);
     assert_near(full.kept_pairs(), 1024.0 * 1024.0 / 2.0);
     assert_near(AttentionShape { causal: false, ..full }.kept_pairs(), 1024.0 * 1024.0);
@@ -169,7 +170,7 @@ fn the_mask_counts_pairs() {
     // A window of w: a triangle of side w, then w for each further row.
     let windowed = AttentionShape { window: Some(256), ..full };
     assert_near(windowed.kept_pairs(), 256.0 * 128.0 + 768.0 * 256.0);
-    // Two halves of the queries, spread evenly over all keys, are the whole.
+    // Half of the queries, spread evenly over all keys, keep half of the pairs.
     let half = AttentionShape { query_len: 512, ..full };
     assert_near(2.0 * half.kept_pairs(), full.kept_pairs());
 }
@@ -191,7 +192,7 @@ fn widths_that_are_no_multiple_of_eight_cost() {
 }
 
 #[test]
-fn a_user_slows_a_link_in_the_file() {
+fn a_link_can_be_slowed_in_the_file() {
     let text = models::cluster::shipped_source("dgx_h100").unwrap().unwrap();
     let slow = text.text().replacen("efficiency: 0.80", "efficiency: 0.40", 1);
     let slow = read(&Source::from_bytes("slow.yaml", slow.into_bytes()).unwrap()).unwrap();
@@ -205,7 +206,7 @@ fn clusters() -> &'static [ClusterSpec] {
     CLUSTERS.get_or_init(|| shipped_names().map(|name| shipped(name).unwrap().unwrap()).collect())
 }
 
-/// A size near a power of two, so that every scale is tried.
+/// A size near a power of two, so that all scales are tried.
 fn size(bits: std::ops::Range<u32>) -> impl Strategy<Value = u64> {
     (bits, 0.5_f64..1.0).prop_map(|(bits, part)| ((1_u64 << bits) as f64 * part).ceil() as u64)
 }
@@ -219,7 +220,7 @@ const OPS: [Collective; 5] = [
     Collective::Broadcast,
 ];
 
-/// Rounding may take the last bits.
+/// Allows for rounding in the last bits.
 #[track_caller]
 fn assert_not_cheaper(more: f64, less: f64) {
     assert!(less > 0.0 && more.is_finite() && more >= less * (1.0 - 1e-9), "{more} < {less}");

@@ -1,7 +1,7 @@
 //! Whole passes of published A100 runs, built from kernels.
 //!
-//! Layers of plain GPT (`f` = 4`h`), no tensor parallelism, on the machines of the zero-bubble and
-//! vocabulary papers. Times are of one micro-batch on one inner stage.
+//! The models are plain GPT (`f` = 4`h`) without tensor parallelism, on the machines of the
+//! zero-bubble and vocabulary papers. Times are those of one micro-batch on one inner stage.
 
 use models::cluster::{AttentionKernel, ClusterSpec, Dtype, shipped, software};
 use planner::cost::attention::{AttentionShape, backward_s, forward_s};
@@ -47,7 +47,7 @@ impl Stage {
         }
     }
 
-    /// `n` and `k` of the four products of a layer.
+    /// `n` and `k` of the four matrix products of a layer.
     fn products(&self) -> [[u64; 2]; 4] {
         let h = self.hidden;
         [[3 * h, h], [h, h], [4 * h, h], [h, 4 * h]]
@@ -57,8 +57,8 @@ impl Stage {
         self.batch * self.tokens
     }
 
-    /// Norms, residuals, dropout and GeLU of a layer, half of 64 bytes x tokens x hidden and 11 x tokens x
-    /// width, each pass; in some ten kernels.
+    /// Norms, residuals, dropout and GeLU of a layer in one pass, some ten kernels. They move half
+    /// of 64 bytes x tokens x hidden and of 11 bytes x tokens x width.
     fn elementwise_s(&self, cluster: &ClusterSpec) -> f64 {
         let bytes = self.rows() as f64 * (32.0 + 4.0 * 5.5) * self.hidden as f64;
         10.0 * streaming_s(cluster, bytes / 10.0)
@@ -113,7 +113,7 @@ fn passes_of_the_zero_bubble_runs() {
 #[test]
 fn passes_of_the_vocabulary_run() {
     let stage = Stage { attention: AttentionKernel::Flash, ..stage(4.0, 3072, 24, 1, 2048) };
-    // VocabularyParallelism artifact, one host, baseline with 2 k tokens: inner stages.
+    // Artifact of VocabularyParallelism, one host, baseline with 2 k tokens, inner stages.
     let forward = stage.forward_s() / 10.47e-3;
     let backward = (stage.backward_s() + stage.weights_s()) / 20.93e-3;
     println!("F {forward:.2} B+W {backward:.2}");

@@ -1,16 +1,17 @@
-//! MFU never exceeds what the device's kernels reach: a check on which FLOPs are counted.
+//! MFU never exceeds what the device's kernels reach: a check of which FLOPs are counted.
 
 use models::cluster::{ClusterSpec, Dtype};
 use models::layer::{core_flops, forward_flops};
 use models::model::{ModelSpec, Window};
+use planner::answer::report::Answer;
 use planner::cost::attention::{AttentionShape, backward_s, forward_s};
 use planner::cost::gemm::gemm_s;
-use planner::flags::Flags;
-use planner::report::Answer;
 use planner::request::Request;
-use planner::search::{Task, search};
+use planner::request::Task;
+use planner::request::flags::Flags;
+use planner::search::search;
 
-/// The fastest a product runs, FLOP/s.
+/// The highest rate of a matrix product, FLOP/s.
 fn best_product_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     let sizes = || (9..=15).map(|power| 1u64 << power);
     let rate = |m: u64, n: u64| 2.0 * (m * n * n) as f64 / gemm_s(cluster, dtype, m, n, n);
@@ -20,8 +21,8 @@ fn best_product_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     rates.fold(0.0, f64::max) / slowdown
 }
 
-/// The fastest that attention over whole causal sequences runs, as MFU counts it: `s` keys a query,
-/// FLOP/s.
+/// The highest rate of attention over whole causal sequences, counted as in MFU with `s` keys a
+/// query, FLOP/s.
 fn best_attention_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     let shapes = (9..=20).flat_map(|power| {
         [64, 128, 256].map(|width| AttentionShape {
@@ -39,14 +40,14 @@ fn best_attention_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     });
     let rate = |shape: AttentionShape| {
         let seconds = forward_s(cluster, &shape, dtype) + backward_s(cluster, &shape, dtype);
-        // Causal kernels do half of what is counted; the backward pass counts twice the forward
+        // Causal kernels do half of the counted FLOPs. The backward pass counts twice the forward
         // pass.
         3.0 * 2.0 * shape.forward_flops() / seconds
     };
     shapes.map(rate).fold(0.0, f64::max)
 }
 
-/// The least time that the counted FLOPs take at these rates, as MFU.
+/// MFU of a model whose counted FLOPs run at these rates.
 fn ceiling(model: &ModelSpec, cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     let all = forward_flops(model, model.seq_len as f64);
     let kinds = (0..model.layers).map(|layer| model.layer_kind(layer));
@@ -56,7 +57,7 @@ fn ceiling(model: &ModelSpec, cluster: &ClusterSpec, dtype: Dtype) -> f64 {
     all / least_s / cluster.device.peak_flops(dtype)
 }
 
-/// MFU as a plan for one GPU prints it, were there memory, and its ceiling.
+/// MFU of a plan for one GPU with unlimited memory, and its ceiling.
 fn mfu(request: &Request) -> (f64, f64) {
     let mut shown = |_, _| {};
     let outcome = search(&Task { ignore_memory: true, ..request.task() }, &mut shown);
@@ -87,8 +88,8 @@ fn no_shipped_model_exceeds_what_kernels_reach_on_any_shipped_cluster() {
     }
 }
 
-/// A windowed model's attention is priced by the pairs that the window leaves; were more counted,
-/// MFU would exceed the ceiling, and for long sequences the peak.
+/// A windowed model's attention is priced by the pairs inside the window. If more were counted, MFU
+/// would exceed the ceiling, and for long sequences the peak.
 #[test]
 fn no_window_exceeds_what_kernels_reach() {
     for cluster in ["dgx_h100", "selene", "dgx_b200"] {

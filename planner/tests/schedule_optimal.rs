@@ -1,12 +1,12 @@
 //! The ordering program against proven optima (`data/oracles.csv`, rows `zb-ilp-optimal`).
 
 use models::schedule::AutoCosts;
-use planner::ordering::{Objective, Ordering};
+use planner::order::ilp::{Objective, Ordering};
 use std::time::Duration;
 
 const ORACLES: &str = include_str!("data/oracles.csv");
 
-/// A row: what is asked and the proven value.
+/// The rows: each a pipeline to order and its proven optimum.
 fn rows() -> Vec<(Ordering, f64)> {
     let rows = ORACLES.lines().filter(|line| line.starts_with("zb-ilp-optimal"));
     rows.map(|line| {
@@ -54,7 +54,7 @@ fn small_pipelines_reach_the_proven_optima() {
     check(rows);
 }
 
-/// Minutes: `cargo test --release --test schedule_optimal -- --ignored --nocapture`.
+/// Takes minutes: `cargo test --release --test schedule_optimal -- --ignored --nocapture`.
 #[test]
 #[ignore = "minutes"]
 fn all_pipelines_reach_the_proven_optima() {

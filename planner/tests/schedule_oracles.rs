@@ -1,5 +1,5 @@
-//! Simulated schedules against the numbers that public reference generators give
-//! (`data/oracles.csv`) and the orders they run (`data/orders_golden.txt`).
+//! Simulated schedules against numbers of public reference generators (`data/oracles.csv`) and the
+//! orders they run (`data/orders_golden.txt`).
 
 use models::schedule::{
     AutoCosts, PassKind, PassTimes, Release, Schedule, ScheduleName, VocabPasses,
@@ -57,7 +57,7 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// The schedule a row is about; `None` where the row is about something else.
+/// The schedule of a row. `None` for rows about something else.
 fn schedule_of(row: &Row) -> Option<Schedule> {
     let (p, m, v) = (row.count("p"), row.count("m"), row.count("v"));
     let vocab = |passes| one_f_one_b_with_vocab(p, m, passes, None);
@@ -89,10 +89,13 @@ fn is_auto(name: &str) -> bool {
     name.contains("(auto")
 }
 
-/// The costs of a row called `zb-1p(auto,MW=0.5)`: activations of 1, of which weight gradients free 0.5.
+/// The costs of a row such as `zb-1p(auto,MW=0.5)`: activations of 1, of which weight gradients
+/// free 0.5.
 fn auto_costs(row: &Row) -> AutoCosts {
-    let freed_by_w: f64 = noted(row.text("schedule"), "MW=").trim_end_matches(')').parse().unwrap();
-    let limit: f64 = noted(row.text("note"), "limit=").trim_end_matches("MB").parse().unwrap();
+    let freed_by_w: f64 =
+        value_after(row.text("schedule"), "MW=").trim_end_matches(')').parse().unwrap();
+    let limit: f64 =
+        value_after(row.text("note"), "limit=").trim_end_matches("MB").parse().unwrap();
     AutoCosts {
         forward: row.number("F"),
         backward: row.number("B"),
@@ -111,7 +114,7 @@ fn durations_of(row: &Row, schedule: &Schedule) -> Durations {
     if row.text("schedule").starts_with("v-half") {
         durations.vocab = VocabDurations::uniform(schedule.devices, 0.0, 0.0);
     } else if schedule.vocab.is_some() {
-        let [s, t] = ["S=", "T="].map(|name| noted(row.text("note"), name).parse().unwrap());
+        let [s, t] = ["S=", "T="].map(|name| value_after(row.text("note"), name).parse().unwrap());
         durations.vocab = VocabDurations::uniform(schedule.devices, s, t);
     }
     if row.text("schedule") == "dualpipe(perfect overlap)" {
@@ -125,7 +128,7 @@ fn scale_of(row: &Row) -> f64 {
     if row.text("schedule") == "naive" { row.number("m") } else { 1.0 }
 }
 
-fn noted<'a>(note: &'a str, name: &str) -> &'a str {
+fn value_after<'a>(note: &'a str, name: &str) -> &'a str {
     note.split(name).nth(1).unwrap().split(' ').next().unwrap()
 }
 
@@ -138,7 +141,7 @@ fn check_times(row: &Row, timeline: &Timeline) {
     close(row.line, "makespan", timeline.makespan_s, row.number("makespan"));
     close(row.line, "stage time", timeline.longest_stage_s, row.number("longest_stage_time"));
     if row.text("schedule") == "dualpipe(perfect overlap)" {
-        // Its bubbles are counted against work that it hides.
+        // The reference counts its bubbles against work that it hides.
         return;
     }
     let bubble_fractions = [
@@ -150,7 +153,7 @@ fn check_times(row: &Row, timeline: &Timeline) {
     }
 }
 
-/// A searched order is no worse than the reference's, within the same memory.
+/// A searched order is no slower than the reference's, within the same memory.
 fn check_searched(row: &Row, schedule: &Schedule, timeline: &Timeline) {
     let (ours, theirs) = (timeline.longest_stage_s, row.number("longest_stage_time"));
     assert!(ours <= theirs + 1e-6, "line {}: stage time {ours} {theirs}", row.line);
@@ -187,15 +190,15 @@ fn check_peaks(row: &Row, timeline: &Timeline) {
     }
 }
 
-/// Checks a row in the way its schedule allows; `false` where it is checked elsewhere.
+/// Checks a row as far as its schedule allows. `false` for rows that another test checks.
 fn check(row: &Row) -> bool {
     let Some(schedule) = schedule_of(row) else { return false };
     let timeline = simulate(&schedule, &durations_of(row, &schedule)).unwrap();
     match row.text("schedule") {
         name if is_auto(name) => check_searched(row, &schedule, &timeline),
-        // The reference leaves out the passes `S` and `T`, which ours run beside.
+        // The reference leaves out the passes `S` and `T`, which this schedule includes.
         name if name.starts_with("v-half-vocab") => check_peaks(row, &timeline),
-        // Which of two passes that can start at once comes first is not published.
+        // The reference does not say which of two passes that can start at once comes first.
         "chimera(greedy list, N=D)" => {
             close(row.line, "makespan", timeline.makespan_s, row.number("makespan"));
         }
@@ -221,8 +224,8 @@ fn every_row_agrees() {
     assert_eq!(all, 1808);
 }
 
-/// The reference runs `S` and `T` elsewhere, and passes of the input layer (`IF`, `IB`) besides; its
-/// forwards and backwards come in our order.
+/// The reference places `S` and `T` differently and also has passes of the input layer (`IF`,
+/// `IB`). Its forwards and backwards come in the same order.
 #[test]
 fn forwards_and_backwards_keep_the_order_of_the_vocabulary_reference() {
     for (title, vocab) in [("1f1b-vocab-1", VocabPasses::One), ("1f1b-vocab-2", VocabPasses::Two)] {
@@ -238,7 +241,8 @@ fn forwards_and_backwards_keep_the_order_of_the_vocabulary_reference() {
     }
 }
 
-/// The counts in a golden heading such as `## 1f1b p=2 m=4 makespan=15`, and its schedule's name.
+/// The schedule's name in a golden heading such as `## 1f1b p=2 m=4 makespan=15`, and a lookup of
+/// its counts.
 fn heading(text: &str) -> (String, impl Fn(&str) -> Option<usize>) {
     let name = text.split(' ').next().unwrap().replace('-', "_");
     let count = |name: &str| {
@@ -259,7 +263,7 @@ fn orders_are_those_of_the_reference_generators() {
             "zb1p_interleaved" => ScheduleName::InterleavedZb,
             "1f1b_v" => ScheduleName::V1F1B,
             "dualpipev" => ScheduleName::DualPipeV,
-            // Its vocabulary passes are compared above.
+            // Their vocabulary passes are compared in another test.
             "1f1b_vocab_1" | "1f1b_vocab_2" => continue,
             name => ScheduleName::parse(name).unwrap(),
         };
@@ -271,7 +275,8 @@ fn orders_are_those_of_the_reference_generators() {
     assert_eq!(checked, 27);
 }
 
-/// `m(F + B + W + vocabulary passes) + (p − 1)(F + B + W)`, the reference's cost without latencies.
+/// Checks the cost of the reference without latencies,
+/// `m(F + B + W + vocabulary passes) + (p − 1)(F + B + W)`.
 fn check_vocab_cost(
     vocab: VocabPasses,
     p: usize,
@@ -307,14 +312,14 @@ fn vocabulary_passes_cost_what_the_reference_order_costs() {
     }
 }
 
-/// Profiled times, activations in units of `h`, and bubbles as printed.
+/// A profiled model: its times, shape and printed bubbles.
 struct Profiled {
     p: usize,
     m: usize,
     times_ms: [f64; 4],
     /// Hidden size and heads, at sequences of 1024.
     shape: (f64, f64),
-    /// 1F1B, ZB-H1, ZB-H2, ZB-2p.
+    /// Bubbles of 1F1B, ZB-H1, ZB-H2 and ZB-2p.
     bubbles: [f64; 4],
 }
 
@@ -358,7 +363,7 @@ impl Profiled {
         1.0 - self.m as f64 * (f + b + w) / stage_ms
     }
 
-    /// Within twice the memory of 1F1B: a layer holds `34h + 5as` before `B` and `32h` behind it.
+    /// Twice the memory of 1F1B: a layer holds `34h + 5as` before `B` and `32h` after it.
     fn twice_the_memory(&self) -> AutoCosts {
         let [forward, backward, weight, latency] = self.times_ms;
         let (h, heads) = self.shape;
@@ -378,7 +383,7 @@ fn bubbles_of_profiled_models_are_those_of_the_zero_bubble_paper() {
             let bubble = profiled.bubble(&name.build(p, m, 1).unwrap());
             assert!((bubble - printed).abs() < 5.1e-5, "{name} {p}: {bubble} {printed}");
         }
-        // Found by search, and so at best better.
+        // The order is searched, so the bubble may also be smaller.
         let searched = zb_auto(p, m, 1, profiled.twice_the_memory()).unwrap();
         let bubble = profiled.bubble(&searched);
         assert!(bubble < bubbles[3] + 5.1e-5, "zb_auto {p}: {bubble} {}", bubbles[3]);

@@ -1,4 +1,4 @@
-//! Longest paths, closed forms and bounds against the simulator, on random durations.
+//! Critical paths, closed forms and bounds against the simulator, on random durations.
 
 use models::schedule::{
     PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
@@ -8,12 +8,12 @@ use planner::simulate::{Durations, InputDurations, Prepared, VocabDurations, Wor
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Any schedule there is, small.
+/// Any small schedule.
 fn schedules() -> impl Strategy<Value = Schedule> {
     let plain = (0..ScheduleName::ALL.len(), 1..6_usize, 1..4_usize, 1..4_usize).prop_map(
         |(name, p, rounds, v)| {
             let name = ScheduleName::ALL[name];
-            // Some need an even number of devices, some twice as many micro-batches.
+            // Some need an even number of ranks, some twice as many micro-batches.
             let p = p + usize::from(name.check(p, 2 * p, name.chunk_rule().nearest(v)).is_err());
             name.build(p, 2 * p * rounds, name.chunk_rule().nearest(v)).unwrap()
         },
@@ -70,7 +70,7 @@ fn with_durations() -> impl Strategy<Value = (Schedule, Durations, Durations, Ve
     })
 }
 
-/// `p`, `m`, and times of unequal stages.
+/// `m` and the times of unequal stages.
 fn pipelines() -> impl Strategy<Value = (usize, Durations)> {
     (1..9_usize, 1..25_usize).prop_flat_map(|(p, m)| {
         let links = prop_oneof![Just(vec![0.0; p]), times(p)];
@@ -89,7 +89,7 @@ fn makespan_s(schedule: &Schedule, durations: &Durations) -> f64 {
     simulate(schedule, durations).unwrap().makespan_s
 }
 
-/// The bound that knows only the way to the last stage and back, for `m > p` and no latency.
+/// The simple lower bound with only the round trip to the last stage, for `m > p` and no latency.
 fn simple_lower_bound_s(durations: &Durations, m: usize) -> f64 {
     let p = durations.forward.len();
     let work_s = |j: usize| durations.forward[j] + durations.backward[j];
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 5000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_longest_path_adds_up_to_the_makespan((schedule, one, other, tails) in with_durations()) {
+    fn the_critical_path_adds_up_to_the_makespan((schedule, one, other, tails) in with_durations()) {
         let prepared = Prepared::new(&schedule).unwrap();
         let workspace = &mut Workspace::default();
         let path = prepared.critical_path(&one, workspace);
@@ -184,7 +184,8 @@ fn the_lower_bound_gives_the_worked_examples() {
     assert_eq!(example(&[2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 32), (204.0, 216.0));
 }
 
-/// Run by hand in release: `cargo test --release --test schedule_properties -- --ignored --nocapture`.
+/// Run by hand in release:
+/// `cargo test --release --test schedule_properties -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints timings"]
 fn timing_of_16384_passes() {
@@ -202,7 +203,7 @@ fn timing_of_16384_passes() {
     timed("makespan", 1000, &mut || {
         prepared.makespan(&durations, &mut workspace);
     });
-    timed("longest path", 1000, &mut || {
+    timed("critical path", 1000, &mut || {
         prepared.critical_path(&durations, &mut workspace);
     });
     timed("vocabulary order, p 32, m 128", 3, &mut || {

@@ -1,4 +1,4 @@
-//! What `plan schedule` prints: drawings, orders and JSON.
+//! Output of `plan schedule`: drawings, orders and JSON.
 
 use models::schedule::{ScheduleName, VocabPasses};
 use planner::simulate::{MemoryRequest, PairTime, Report, Request, VocabRequest};
@@ -22,7 +22,7 @@ fn request(schedule: ScheduleName) -> Request {
 #[test]
 fn a_drawing_shows_every_pass_to_scale() {
     let (_, timeline) = request(ScheduleName::OneFOneB).run().unwrap();
-    // 15 units in 30 columns: a forward is two of them wide, a backward four.
+    // 15 units in 30 columns: a forward is two columns wide, a backward four.
     let expected = "\
 d0 F0F1....B0==F2B1==F3B2==..B3==
 d1 ..F0B0==F1B1==F2B2==F3B3==....
@@ -34,7 +34,7 @@ d1 ..F0B0==F1B1==F2B2==F3B3==....
 fn odd_chunks_are_drawn_in_lower_case() {
     let chunked = Request { chunks: 2, ..request(ScheduleName::LoopedBfs) };
     let (_, timeline) = chunked.run().unwrap();
-    // 13.5 units in 54 columns: a chunk's forward is two of them wide.
+    // 13.5 units in 54 columns: a chunk's forward is two columns wide.
     let expected = "\
 d0 F0F1F2F3f0f1f2f3......b3==b2==b1==b0==B3==B2==B1==B0==
 d1 ..F0F1F2F3f0f1f2f3b3==b2==b1==b0==B3==B2==B1==B0==....

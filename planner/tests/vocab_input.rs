@@ -1,18 +1,19 @@
-//! Passes of an input layer split over all devices, in time: what they and their collectives cost an order.
+//! Cost in time of an input layer that is split over all pipeline ranks, and of its collectives.
 
 use models::decisions::Decisions;
 use models::schedule::{
     PassKind, PassTimes, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
 };
-use planner::case::Case;
-use planner::case::ground::Ground;
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::order::vocab::by_own_times;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::search;
 use planner::simulate::{Durations, InputDurations, VocabDurations, simulate};
-use planner::timed::by_own_times;
 use proptest::prelude::*;
 
-/// `IF`, `IB`, the sum behind the one and the broadcast before the other.
+/// Times of `IF`, `IB`, the all-reduce after `IF` and the broadcast before `IB`.
 #[derive(Clone, Copy, Debug)]
 struct Input {
     forward: f64,
@@ -43,9 +44,10 @@ fn makespan_s(schedule: &Schedule, times: PassTimes, input: Input) -> f64 {
     simulate(schedule, &durations).unwrap().makespan_s
 }
 
-/// One micro-batch on two devices: everything follows, the first device's own `IB` waits for no broadcast.
+/// One micro-batch on two ranks: all passes follow one another. The first rank's own `IB` waits for
+/// no broadcast.
 #[test]
-fn one_micro_batch_goes_through_all_of_them() {
+fn one_micro_batch_goes_through_all_passes() {
     let schedule = one_f_one_b_with_vocab(2, 1, VocabPasses::One, None).unwrap();
     let schedule = schedule.with_input_passes(PassTimes::default()).unwrap();
     let input = Input { forward: 0.1, backward: 0.2, sum: 0.05, broadcast: 0.3 };
@@ -78,8 +80,8 @@ fn input() -> impl Strategy<Value = Input> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Passes cost what they take, and collectives, which have an interval of the first stage to run beside other
-    /// passes, are exposed once: before the first forward and behind the last backward.
+    /// Passes cost their own time. Collectives overlap with other passes of the first stage, so
+    /// each is exposed only once: before the first forward and after the last backward.
     #[test]
     fn collectives_of_the_input_layer_are_exposed_once(
         name in prop::sample::select(&ScheduleName::VOCAB[..]),
@@ -103,23 +105,23 @@ proptest! {
     }
 }
 
-/// What a search counts as part of `T` has seconds of its own in the order that runs, no more and no less, and the
-/// iteration stays what it was but for what is exposed at its ends.
+/// What a search counts as part of `T` takes the same time in passes of its own in the order that
+/// runs. The iteration time changes only by what is exposed at its ends.
 #[test]
-fn the_plan_prices_look_ups_apart() {
+fn the_order_that_runs_prices_look_ups_separately() {
     let model = models::model::shipped("vocab_21b").and_then(Result::ok).unwrap();
     let cluster = models::cluster::shipped("a100_40g").and_then(Result::ok).unwrap();
     let settings = ["vocab=parallel_2", "schedule=1f1b", "pp=32", "tp=1", "micro_batch=1"];
     let restrictions = Restrictions::parse(&settings).unwrap();
     let task = Task::new(&model, &cluster, 32, &restrictions);
     let found = search(&task, &mut |_, _| {}).best.unwrap();
-    let ground = Ground::new(&model, &cluster, 32);
-    let own = by_own_times(&ground, &found.decisions, &found.placed, &found.priced);
+    let cache = CostCache::new(&model, &cluster, 32);
+    let own = by_own_times(&cache, &found.decisions, &found.placed, &found.priced);
     let (decisions, priced) = own.unwrap();
 
     let spent = |decisions: &Decisions| {
-        let case = Case::new(&ground, decisions.clone()).unwrap();
-        let timeline = case.timeline(&found.placed, None).unwrap();
+        let configuration = Configuration::new(&cache, decisions.clone()).unwrap();
+        let timeline = configuration.timeline(&found.placed, None).unwrap();
         let spans = timeline.spans[5].clone();
         let of = move |kind: PassKind| {
             let own = spans.iter().filter(|span| span.pass.kind == kind);
@@ -138,29 +140,31 @@ fn the_plan_prices_look_ups_apart() {
     assert!((0.93..1.005).contains(&change), "{change}");
 }
 
-/// Layers beside vocabulary passes are slowed by one factor, those of an interlaced pipeline, which stops for its
-/// collectives, by another, and layers with neither by none.
+/// Layers that run alongside vocabulary passes are slowed by one factor. Those of an interlaced
+/// pipeline, which stops for its collectives, are slowed by another. Other layers are not slowed.
 #[test]
-fn layers_are_slowed_by_what_runs_beside_them() {
+fn layers_are_slowed_by_passes_that_run_alongside() {
     let model = models::model::shipped("vocab_4b").and_then(Result::ok).unwrap();
     let shipped = models::cluster::shipped("a100_roce").and_then(Result::ok).unwrap();
-    let priced_s = |vocab: &str, beside: f64, interlaced: f64| {
+    let priced_s = |vocab: &str, alongside: f64, interlaced: f64| {
         let mut cluster = shipped.clone();
-        cluster.software.vocab_slowdown = beside;
+        cluster.software.vocab_slowdown = alongside;
         cluster.software.interlaced_slowdown = interlaced;
         let settings = [vocab, "schedule=1f1b", "pp=8", "tp=1", "micro_batch=1", "recompute=none"];
         let restrictions = Restrictions::parse(&settings).unwrap();
         let task = Task::new(&model, &cluster, 8, &restrictions);
         search(&task, &mut |_, _| {}).best.unwrap().priced.iteration_s
     };
-    for (vocab, of_beside, of_interlaced) in [
+    for (vocab, alongside_slows, interlaced_slows) in [
         ("vocab=first_last", false, false),
         ("vocab=parallel_1", true, false),
         ("vocab=interlaced", false, true),
     ] {
         let plain_s = priced_s(vocab, 1.0, 1.0);
-        for (beside, interlaced, slows) in [(1.5, 1.0, of_beside), (1.0, 1.5, of_interlaced)] {
-            let slowed_s = priced_s(vocab, beside, interlaced);
+        for (alongside, interlaced, slows) in
+            [(1.5, 1.0, alongside_slows), (1.0, 1.5, interlaced_slows)]
+        {
+            let slowed_s = priced_s(vocab, alongside, interlaced);
             let by = slowed_s / plain_s;
             assert!(if slows { (1.3..1.5).contains(&by) } else { by == 1.0 }, "{vocab} {by}");
         }

@@ -1,5 +1,5 @@
-//! Vocabulary passes placed by known times: against the closed form of the reference, against what the schedule takes
-//! without them, and against the order for unknown times.
+//! Vocabulary passes placed by known times, compared with the closed form of the reference, the
+//! schedule without them, and the order for unknown times.
 
 use models::schedule::{
     PassRatios, PassTimes, Release, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
@@ -26,17 +26,17 @@ fn makespan_s(schedule: &Schedule, times: PassTimes) -> f64 {
     simulate(schedule, &durations).unwrap().makespan_s
 }
 
-/// All passes of a micro-batch on a device.
+/// All passes of a micro-batch on one pipeline rank, s.
 fn work_s(times: PassTimes, vocab: VocabPasses) -> f64 {
     let [first, middle, last] = times.vocab;
     let vocab_s = if vocab == VocabPasses::Naive { first + middle + last } else { first + last };
     times.forward + times.backward + times.weight + vocab_s
 }
 
-/// An order for unknown times bears vocabulary passes from short ones to those as long as a forward: no device waits
-/// in every repetition.
+/// An order for unknown times suits vocabulary passes from very short ones to those as long as a
+/// forward: in the steady state no rank waits in every repetition.
 #[test]
-fn an_order_for_unknown_times_bears_short_and_long_passes() {
+fn an_order_for_unknown_times_suits_short_and_long_passes() {
     let (p, m) = (32, 96);
     for vocab in [VocabPasses::One, VocabPasses::Two] {
         let schedule = one_f_one_b_with_vocab(p, m, vocab, None).unwrap();
@@ -71,10 +71,10 @@ fn peaks(schedule: &Schedule) -> Vec<f64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// `m(F + B + W + S + T) + (p − 1)(F + B + W)`, whatever backward is beside forward: what the reference's
-    /// positions cost, which are made for a backward of two forwards.
+    /// The time is `m(F + B + W + S + T) + (p − 1)(F + B + W)` for any ratio of backward to
+    /// forward. The reference's positions, which assume a backward of two forwards, cost the same.
     #[test]
-    fn passes_of_1f1b_lie_where_they_cost_nothing_but_themselves(
+    fn vocabulary_passes_of_1f1b_cost_only_their_own_time(
         p in 2..9_usize,
         rounds in 2..6_usize,
         vocab in vocab(),
@@ -91,8 +91,8 @@ proptest! {
         }
     }
 
-    /// A broadcast and barriers of up to half a forward are hidden but for once: `S` comes later where the last
-    /// stage's output does.
+    /// A broadcast and barriers of up to half a forward are exposed only once. `S` comes later
+    /// where the last stage's output does.
     #[test]
     fn barriers_of_1f1b_are_exposed_once(
         p in 2..9_usize,
@@ -102,8 +102,8 @@ proptest! {
         (broadcast, after_first, after_last) in (0.0..0.5_f64, 0.0..0.2_f64, 0.0..0.5_f64),
     ) {
         let barriers = [after_first, 0.0, after_last];
-        let still = PassTimes { vocab: [vocab_s; 3], ..PassTimes::default() };
-        let times = PassTimes { broadcast, barriers, ..still };
+        let without_barriers = PassTimes { vocab: [vocab_s; 3], ..PassTimes::default() };
+        let times = PassTimes { broadcast, barriers, ..without_barriers };
         let m = rounds * p;
         let schedule = one_f_one_b_with_vocab(p, m, vocab, Some(times)).unwrap();
         let closed_s = m as f64 * work_s(times, vocab) + (p - 1) as f64 * 3.0;
@@ -112,7 +112,7 @@ proptest! {
         prop_assert!(found_s <= closed_s + latencies + 1e-9, "{found_s} {closed_s} {latencies}");
     }
 
-    /// A run by known times makes no order longer, and V-Half's no fuller.
+    /// Placing passes by known times never makes the order longer, nor that of V-Half hold more.
     #[test]
     fn known_times_make_no_order_longer(
         name in prop::sample::select(&ScheduleName::VOCAB[..]),
@@ -135,7 +135,7 @@ proptest! {
         }
     }
 
-    /// Ratios stand for their times to within a part in 128 of a forward.
+    /// Ratios represent their times to within 1/128 of a forward.
     #[test]
     fn ratios_are_near_their_times(times in times(), scale in 1e-6..1e3_f64) {
         let PassTimes { backward, weight, vocab, .. } = times;
@@ -154,11 +154,12 @@ proptest! {
     }
 }
 
-/// Made for no times in particular, V-Half's order with vocabulary passes leaves devices no wait that repeats with every
-/// micro-batch, though passes are unequal and transfers and barriers take time: twice the micro-batches take but their
-/// work longer. What the reference keeps free for the broadcast does that.
+/// V-Half's order with vocabulary passes for unknown times leaves no wait that repeats with every
+/// micro-batch, even where passes are unequal and transfers and barriers take time: doubling the
+/// micro-batches adds only their work. The slots that the reference keeps free for the broadcast
+/// achieve this.
 #[test]
-fn the_order_of_v_half_for_unknown_times_waits_in_no_repetition() {
+fn v_half_for_unknown_times_has_no_wait_in_the_steady_state() {
     for (backward, weight) in [(1.0, 1.0), (1.2, 0.8), (1.1, 1.0), (1.3, 0.9)] {
         for (p, vocab_s) in [(8, 0.02), (16, 0.02), (24, 0.05), (32, 0.12)] {
             let times = PassTimes {
@@ -183,11 +184,11 @@ fn the_order_of_v_half_for_unknown_times_waits_in_no_repetition() {
     }
 }
 
-/// With vocabulary passes V-Half takes no longer than without, but for the passes themselves: it is filled and drained
-/// as fast, by micro-batches that the barriers keep in flight anyway.
+/// With vocabulary passes, V-Half takes longer only by those passes: its warm-up and cooldown are
+/// as fast, thanks to the micro-batches that the barriers keep in flight anyway.
 #[test]
-fn v_half_is_filled_and_drained_as_fast_with_vocabulary_passes() {
-    // Profiled: Zero Bubble's table 9, 6.2B and 14.6B.
+fn v_half_warms_up_and_cools_down_as_fast_with_vocabulary_passes() {
+    // Profiled times: Zero Bubble, table 9, 6.2B and 14.6B.
     for (backward, weight) in [(1.0, 1.0), (29.444 / 29.718, 19.927 / 29.718), (0.991, 0.717)] {
         for (p, m) in [(4, 16), (8, 64), (16, 128)] {
             let times =
@@ -206,7 +207,8 @@ fn v_half_is_filled_and_drained_as_fast_with_vocabulary_passes() {
     }
 }
 
-/// Where `W + 2F < 2B` every repetition of V-Half's block idles; orders for known times do less (by 1.2 to 5.9 %).
+/// Where `W + 2F < 2B`, V-Half's repeated block idles in every repetition. Orders for known times
+/// are shorter (by 1.2 to 5.9 %).
 #[test]
 fn v_half_adapts_to_unequal_passes() {
     for (backward, weight) in [(1.4, 0.6), (1.5, 0.5), (1.3, 0.4)] {
@@ -226,8 +228,8 @@ fn v_half_adapts_to_unequal_passes() {
     }
 }
 
-/// An order searched for known times is shorter than all that repeat a block where transfers take long: the second
-/// number is what the best of the others takes.
+/// Where transfers take long, an order searched for known times is shorter than all that repeat a
+/// block. Of each pair of times the second is the best of those.
 #[test]
 fn orders_are_searched_for_known_times() {
     use VocabPasses::{One, Two};
@@ -260,7 +262,8 @@ fn orders_are_searched_for_known_times() {
     }
 }
 
-/// `(m + p − 1)(F + B + W) + m(S + T)`: what devices wait for one another is what 1F1B idles.
+/// The time is `(m + p − 1)(F + B + W) + m(S + T)`: ranks wait for one another exactly in the
+/// bubble of 1F1B.
 #[test]
 fn interlaced_layers_cost_the_bubble_of_1f1b() {
     for (p, m) in [(2, 4), (4, 8), (4, 13), (8, 16), (8, 64), (12, 24)] {

@@ -2,15 +2,15 @@
 
 use models::decisions::{Decisions, Recompute, Vocab};
 use models::model::ModelSpec;
-use planner::case::Case;
-use planner::case::family::{Ranges, few_cuts};
-use planner::case::ground::Ground;
-use planner::case::levels::{Chain, Levels};
-use planner::case::mixes::Mix;
-use planner::case::priced::{Placed, PlacedStage, Priced};
-use planner::placement::Scratch;
-use planner::search::Task;
-use planner::space::{Inner, Node};
+use planner::partition::Scratch;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::listed_cuts::{Ranges, few_cuts};
+use planner::pricing::priced::{Placed, PlacedStage, Priced};
+use planner::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
+use planner::pricing::recompute_split::RecomputeSplit;
+use planner::request::Task;
+use planner::request::space::{ParallelLayout, PipelineChoices};
 
 /// The best plan, and the numbers of combinations and placements enumerated.
 #[derive(Clone, Debug, Default)]
@@ -25,12 +25,12 @@ pub struct Answer {
 
 /// Prices everything; `None` if that takes more than `most` placements.
 pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
-    let ground = Ground::new(task.model, task.cluster, task.gpus);
+    let cache = CostCache::new(task.model, task.cluster, task.gpus);
     let mut answer = Answer::default();
     let scratch = &mut Scratch::default();
     for decisions in combinations(task) {
         answer.combinations += 1;
-        let Ok(case) = Case::new(&ground, decisions) else { continue };
+        let Ok(case) = Configuration::new(&cache, decisions) else { continue };
         for placed in placements(&case) {
             answer.placements += 1;
             if answer.placements > most {
@@ -50,18 +50,18 @@ pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
 /// Every combination of the task's space.
 pub fn combinations(task: &Task<'_>) -> Vec<Decisions> {
     let space = task.space();
-    let nodes = space.nodes();
-    nodes.iter().flat_map(|node| inside(node, &space.inner(node))).collect()
+    let layouts = space.layouts();
+    layouts.iter().flat_map(|parallel| inside(parallel, &space.choices(parallel))).collect()
 }
 
-fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
+fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions> {
     let mut found = vec![];
-    for (schedule, vpp, vocabs) in &inner.schedules {
+    for (schedule, vpp, vocabs) in &choices.schedules {
         for &vocab in vocabs {
-            for &recompute in &inner.recompute {
-                for &(zero_stage, dp_shard) in &inner.shards {
-                    for &offload in &inner.offload {
-                        for &rank_order in &inner.rank_order {
+            for &recompute in &choices.recompute {
+                for &(zero_stage, dp_shard) in &choices.shards {
+                    for &offload in &choices.offload {
+                        for &rank_order in &choices.rank_order {
                             found.push(Decisions {
                                 schedule: *schedule,
                                 vpp: *vpp,
@@ -71,7 +71,7 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
                                 dp_shard,
                                 offload,
                                 rank_order,
-                                ..node.decisions.clone()
+                                ..parallel.decisions.clone()
                             });
                         }
                     }
@@ -88,8 +88,8 @@ fn inside(node: &Node, inner: &Inner) -> Vec<Decisions> {
 /// otherwise those of the candidate list. Recompute mixes: all, except that with many cuts of
 /// several chunks, or with bidirectional schedules, each pipeline rank has one level for all its
 /// stages.
-pub fn placements<'a>(case: &'a Case<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
-    let (layers, stages) = (case.ground.model.layers, case.stages());
+pub fn placements<'a>(case: &'a Configuration<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
+    let (layers, stages) = (case.cache.model.layers, case.stages());
     let vocab = case.decisions.vocab;
     let listed = matches!(vocab, Vocab::FirstLast | Vocab::Redistribute);
     let few = case.decisions.vpp == 1 || few_cuts(layers, stages);
@@ -108,7 +108,7 @@ pub fn placements<'a>(case: &'a Case<'_>) -> Box<dyn Iterator<Item = Placed> + '
 
 /// Every cut with every recompute mix, whatever the candidate list says; `None` if there are more
 /// than `most`.
-pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
+pub fn all_placements(case: &Configuration<'_>, most: usize) -> Option<Vec<Placed>> {
     let mut found = vec![];
     for ranges in every_cut(case) {
         found.extend(with_mixes(case, &ranges));
@@ -120,24 +120,24 @@ pub fn all_placements(case: &Case<'_>, most: usize) -> Option<Vec<Placed>> {
 }
 
 /// Every cut of a case's layers into its stages.
-pub fn every_cut(case: &Case<'_>) -> Vec<Ranges> {
+pub fn every_cut(case: &Configuration<'_>) -> Vec<Ranges> {
     let ends_hold_vocab = !case.decisions.vocab.over_pipeline();
-    cuts(case.ground.model.layers, case.stages(), ends_hold_vocab)
+    cuts(case.cache.model.layers, case.stages(), ends_hold_vocab)
 }
 
 /// Placements in which all pipeline ranks use the same recompute ladder, and each has one level of
 /// it for all its stages.
-pub fn at_every_level(case: &Case<'_>, ranges: &Ranges) -> Vec<Placed> {
-    let chains = Levels::chains(case.decisions.recompute).iter();
+pub fn at_every_level(case: &Configuration<'_>, ranges: &Ranges) -> Vec<Placed> {
+    let chains = RecomputeLadder::chains(case.decisions.recompute).iter();
     chains.flat_map(|&chain| on_chain(case, ranges, chain)).collect()
 }
 
-fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
+fn on_chain(case: &Configuration<'_>, ranges: &Ranges, chain: LadderOrder) -> Vec<Placed> {
     let devices = case.devices();
-    let levels: Vec<Levels> =
-        (0..devices).map(|device| case.levels_of(device, ranges, chain)).collect();
+    let ladder: Vec<RecomputeLadder> =
+        (0..devices).map(|device| case.ladder_of(device, ranges, chain)).collect();
     let mut chosen: Vec<Vec<usize>> = vec![vec![]];
-    for own in &levels {
+    for own in &ladder {
         let more = |before: &Vec<usize>| {
             let before = before.clone();
             (0..own.count()).map(move |level| [before.as_slice(), &[level]].concat())
@@ -147,8 +147,8 @@ fn on_chain(case: &Case<'_>, ranges: &Ranges, chain: Chain) -> Vec<Placed> {
     let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
         // Pipeline ranks that mirror each other hold the same stages.
         let device = case.holders_of(stage).min().unwrap_or(0);
-        let counts = case.ground.layers.counts(start, end);
-        PlacedStage { start, end, mix: levels[device].mix(chosen[device], &counts) }
+        let counts = case.cache.layers.counts(start, end);
+        PlacedStage { start, end, recompute: ladder[device].recompute(chosen[device], &counts) }
     };
     let placed =
         |chosen: &Vec<usize>| ranges.iter().enumerate().map(|s| stage(s, chosen)).collect();
@@ -174,15 +174,16 @@ fn cuts(layers: usize, stages: usize, ends_hold_vocab: bool) -> Vec<Vec<(usize, 
     found
 }
 
-fn with_mixes(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
+fn with_mixes(case: &Configuration<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
     let mut found: Vec<Placed> = vec![vec![]];
     for &(start, end) in ranges {
-        let mixes = mixes(case.ground.model, start, end, case.decisions.recompute);
+        let recompute_choices =
+            recompute_choices(case.cache.model, start, end, case.decisions.recompute);
         found = found
             .iter()
             .flat_map(|placed| {
-                mixes.iter().map(move |mix| {
-                    let stage = PlacedStage { start, end, mix: mix.clone() };
+                recompute_choices.iter().map(move |recompute| {
+                    let stage = PlacedStage { start, end, recompute: recompute.clone() };
                     [placed.as_slice(), &[stage]].concat()
                 })
             })
@@ -192,7 +193,12 @@ fn with_mixes(case: &Case<'_>, ranges: &[(usize, usize)]) -> Vec<Placed> {
 }
 
 /// Every recompute mix of layers `start..end`, by kind in order of first appearance in the model.
-fn mixes(model: &ModelSpec, start: usize, end: usize, recompute: Recompute) -> Vec<Mix> {
+fn recompute_choices(
+    model: &ModelSpec,
+    start: usize,
+    end: usize,
+    recompute: Recompute,
+) -> Vec<RecomputeSplit> {
     let mut kinds = vec![];
     for layer in 0..model.layers {
         let kind = model.layer_kind(layer);
@@ -200,13 +206,15 @@ fn mixes(model: &ModelSpec, start: usize, end: usize, recompute: Recompute) -> V
             kinds.push(kind);
         }
     }
-    let mut found: Vec<Mix> = vec![vec![]];
+    let mut found: Vec<RecomputeSplit> = vec![vec![]];
     for kind in kinds {
         let count = (start..end).filter(|&layer| model.layer_kind(layer) == kind).count();
         let splits = splits(count, recompute);
         found = found
             .iter()
-            .flat_map(|mix| splits.iter().map(move |split| [mix.as_slice(), &[*split]].concat()))
+            .flat_map(|recompute| {
+                splits.iter().map(move |split| [recompute.as_slice(), &[*split]].concat())
+            })
             .collect();
     }
     found

@@ -1,9 +1,9 @@
 //! Golden cases (`tests/golden`), as split by the planner.
 
 use models::plan::Plan;
-use planner::flags::Flags;
-use planner::report::plan as make_plan;
+use planner::answer::report::plan as make_plan;
 use planner::request::Request;
+use planner::request::flags::Flags;
 use planner::search::search;
 use std::path::PathBuf;
 

@@ -5,6 +5,7 @@ pub mod brute;
 pub mod golden;
 pub mod random;
 pub mod small;
+pub mod sources;
 pub mod stages;
 
 /// Instances of a random test: `quick`, or `slow` with the feature `slow`.

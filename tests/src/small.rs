@@ -5,7 +5,7 @@ use crate::random::Random;
 use models::cluster::ClusterSpec;
 use models::input::Source;
 use models::model::ModelSpec;
-use planner::restrict::Restrictions;
+use planner::request::restrictions::Restrictions;
 use std::fmt::Write;
 
 /// A model, a cluster and restrictions.

@@ -3,8 +3,8 @@
 use crate::random::Random;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use planner::case::pipelines::{PipelineKey, Pipelines};
-use planner::placement::{Choice, Column, Pipeline, Problem, Scratch, VocabWay};
+use planner::partition::{Choice, Column, Pipeline, Problem, Scratch, VocabWay};
+use planner::pricing::pipelines::{PipelineKey, Pipelines};
 use planner::simulate::{Durations, VocabDurations};
 use std::sync::Arc;
 
@@ -157,21 +157,24 @@ impl<'a> Maker<'a> {
         let end_of_model = stage == 0 || stage + 1 == stages;
         let extra_s = if end_of_model { self.random.between(0.0, 2.0) } else { 0.0 };
         let fewest = usize::from(!(end_of_model && stages > 1));
-        let mixes = self.random.whole(1, 3);
+        let recompute_choices = self.random.whole(1, 3);
         let mut columns = vec![];
         for start in 0..=(if self.uniform { 0 } else { count }) {
             for end in start + fewest..=count {
-                columns.extend((0..mixes).map(|mix| self.column(start, end, mix, extra_s)));
+                columns.extend(
+                    (0..recompute_choices)
+                        .map(|recompute| self.column(start, end, recompute, extra_s)),
+                );
             }
         }
         columns
     }
 
-    fn column(&self, start: usize, end: usize, mix: usize, extra_s: f64) -> Column {
+    fn column(&self, start: usize, end: usize, recompute: usize, extra_s: f64) -> Column {
         let layers = &self.layers[start..end];
         let sum = |value: fn(&Layer) -> f64| layers.iter().map(value).sum::<f64>();
         let forward_s = sum(|layer| layer.forward_s) + extra_s;
-        let kept = [1.0, 0.6, 0.2][mix];
+        let kept = [1.0, 0.6, 0.2][recompute];
         let states = sum(|layer| layer.state_bytes);
         let backward_s = sum(|layer| layer.backward_s);
         let weight_s =
@@ -179,9 +182,9 @@ impl<'a> Maker<'a> {
         Column {
             start,
             end,
-            mix,
+            recompute,
             forward_s,
-            backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][mix],
+            backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][recompute],
             weight_s,
             tail_s: self.tail_s * (states + extra_s),
             step_s: self.step_s * (states + extra_s),

@@ -5,18 +5,18 @@ use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use meshwright_tests::{brute, instances};
 use models::decisions::Decisions;
+use planner::bounds::candidates::{ListedBound, ListedCuts, Shapes};
 use planner::bounds::closed;
-use planner::bounds::cuts::Cutter;
-use planner::bounds::listed::{Lister, Members, Shapes};
-use planner::bounds::states::{Burden, StateView, States};
-use planner::bounds::trade::Trade;
-use planner::bounds::work::{Line, Work};
-use planner::case::Case;
-use planner::case::family::Limits;
-use planner::case::ground::Ground;
-use planner::placement::Scratch;
-use planner::search::Task;
-use planner::space::Node;
+use planner::bounds::cuts::PartitionBound;
+use planner::bounds::recompute_knapsack::RecomputeKnapsack;
+use planner::bounds::states::{StateOverhead, StateView, States};
+use planner::bounds::workload::{MicroBatchCost, PipelineSpec};
+use planner::partition::Scratch;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::request::Task;
+use planner::request::space::ParallelLayout;
+use planner::search::partition_candidates::Limits;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,31 +25,31 @@ const MOST_PLACEMENTS: usize = 3000;
 
 /// A configuration, with the inputs of its bounds.
 struct Subject<'a> {
-    case: &'a Case<'a>,
-    line: Line,
+    case: &'a Configuration<'a>,
+    spec: PipelineSpec,
     /// Costs of passes without and with those of states.
-    plain: Work,
-    work: Work,
+    plain: MicroBatchCost,
+    work: MicroBatchCost,
     state: StateView,
     states: States,
     budget_bytes: f64,
 }
 
 impl<'a> Subject<'a> {
-    fn new(task: &Task<'_>, case: &'a Case<'a>) -> Self {
-        let (ground, d) = (case.ground, &case.decisions);
-        let sheet = ground.sheet(d);
-        let line = Line::new(ground, d, &sheet);
-        let plain = Work::of(ground, d, &sheet);
-        let state = StateView::new(ground, d, &sheet.params);
-        let inner = task.space().inner(&Node { decisions: d.clone() });
-        let usable = ground.cluster.usable_bytes() - plain.workspace_bytes;
+    fn new(task: &Task<'_>, case: &'a Configuration<'a>) -> Self {
+        let (cache, d) = (case.cache, &case.decisions);
+        let layer_costs = cache.layer_costs(d);
+        let spec = PipelineSpec::new(cache, d, &layer_costs);
+        let plain = MicroBatchCost::of(cache, d, &layer_costs);
+        let state = StateView::new(cache, d, &layer_costs.params);
+        let choices = task.space().choices(&ParallelLayout { decisions: d.clone() });
+        let usable = cache.cluster.usable_bytes() - plain.workspace_bytes;
         Self {
             case,
-            line,
-            work: state.added_to(&plain, &line),
-            states: States::new(ground, d, &inner, &sheet.params),
-            budget_bytes: usable - state.motion_bytes(&line, ground.layers.len()),
+            spec,
+            work: state.added_to(&plain, &spec),
+            states: States::new(cache, d, &choices, &layer_costs.params),
+            budget_bytes: usable - state.motion_bytes(&spec, cache.layers.len()),
             state,
             plain,
         }
@@ -57,39 +57,42 @@ impl<'a> Subject<'a> {
 
     /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
-        let (p, line) = (self.line.devices as f64, &self.line);
+        let (p, spec) = (self.spec.devices as f64, &self.spec);
         let mean = self.plain.params() * (1.0 / p);
-        let step_s = self.state.step_of_s(mean, line.chunks);
-        let trade = Trade::new(&self.plain.kinds, line.options());
-        let first_s = trade.at_first(&self.plain.counts).0;
-        let load_s = line.m() * ((self.plain.load_s() + first_s) / p + line.passes_s());
-        let exposed_s = self.state.in_all_passes_s(&self.plain, line) / p;
-        let burdens = self.states.burdens(&self.plain, line);
-        let least = |value: &dyn Fn(&Burden) -> f64| {
-            burdens.iter().map(value).fold(f64::INFINITY, f64::min)
+        let step_s = self.state.step_of_s(mean, spec.chunks);
+        let knapsack = RecomputeKnapsack::new(&self.plain.kinds, spec.options());
+        let first_s = knapsack.at_first(&self.plain.counts).0;
+        let load_s = spec.m() * ((self.plain.load_s() + first_s) / p + spec.passes_s());
+        let exposed_s = self.state.in_all_passes_s(&self.plain, spec) / p;
+        let overheads = self.states.overheads(&self.plain, spec);
+        let least = |value: &dyn Fn(&StateOverhead) -> f64| {
+            overheads.iter().map(value).fold(f64::INFINITY, f64::min)
         };
         let mut bounds = vec![
-            ("closed", closed::passes_s(line, &self.plain, first_s)),
-            ("states", load_s + exposed_s + self.state.tail_of_s(mean, line.chunks) + step_s),
-            ("any states", load_s + least(&|burden| burden.added_s)),
-            ("fullest device", line.m() * line.passes_s() + least(&|burden| burden.fullest_s)),
+            ("closed", closed::passes_s(spec, &self.plain, first_s)),
+            ("states", load_s + exposed_s + self.state.tail_of_s(mean, spec.chunks) + step_s),
+            ("any states", load_s + least(&|overhead| overhead.added_s)),
+            ("fullest device", spec.m() * spec.passes_s() + least(&|overhead| overhead.fullest_s)),
         ];
         match self.case.listed_ranges() {
-            Some(list) => self.listed(list, step_s, &trade, &mut bounds),
+            Some(list) => self.listed(list, step_s, &knapsack, &mut bounds),
             None => {
                 for (name, work, state) in self.choices() {
                     let budget = self.budget_of(name);
-                    let cutter = Cutter::new(line, work, state, &self.case.ground.layers, budget);
-                    let bound_s = cutter.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
-                    let near_s = cutter.least_s(f64::INFINITY);
+                    let partition_bound =
+                        PartitionBound::new(spec, work, state, &self.case.cache.layers, budget);
+                    let bound_s =
+                        partition_bound.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
+                    let near_s = partition_bound.least_s(f64::INFINITY);
                     assert!(near_s <= bound_s * (1.0 + 1e-9), "{near_s} near, {bound_s} far");
-                    let nearer_s = cutter.least_s(0.9 * bound_s);
+                    let nearer_s = partition_bound.least_s(0.9 * bound_s);
                     assert!(nearer_s <= bound_s * (1.0 + 1e-9), "{nearer_s}, {bound_s}");
                     assert!(nearer_s >= 0.9 * near_s, "{nearer_s}, {near_s}");
                     let step_s = if name == "own states" { step_s } else { 0.0 };
                     bounds.push((name, bound_s + step_s));
-                    let cutter = cutter.in_order_of(self.case.pipeline());
-                    let made_s = cutter.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
+                    let partition_bound = partition_bound.in_order_of(self.case.pipeline());
+                    let made_s =
+                        partition_bound.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
                     bounds.push(("made order", made_s + step_s));
                 }
             }
@@ -98,59 +101,62 @@ impl<'a> Subject<'a> {
     }
 
     /// The inputs for this configuration's states and for the cheapest states.
-    fn choices(&self) -> [(&'static str, &Work, &StateView); 2] {
+    fn choices(&self) -> [(&'static str, &MicroBatchCost, &StateView); 2] {
         [("own states", &self.work, &self.state), ("least states", &self.plain, &self.states.least)]
     }
 
     fn budget_of(&self, name: &str) -> f64 {
-        let usable = self.case.ground.cluster.usable_bytes() - self.plain.workspace_bytes;
+        let usable = self.case.cache.cluster.usable_bytes() - self.plain.workspace_bytes;
         if name == "own states" { self.budget_bytes } else { usable }
     }
 
     fn listed(
         &self,
-        list: Vec<planner::case::family::Ranges>,
+        list: Vec<planner::pricing::listed_cuts::Ranges>,
         step_s: f64,
-        trade: &Trade,
+        knapsack: &RecomputeKnapsack,
         bounds: &mut Vec<(&'static str, f64)>,
     ) {
-        let (line, layers) = (&self.line, &self.case.ground.layers);
+        let (spec, layers) = (&self.spec, &self.case.cache.layers);
         let pipeline = || Arc::clone(self.case.pipeline());
-        let shapes = Rc::new(Shapes::new(layers, line, list));
-        let members = Members::new(line, Rc::clone(&shapes), pipeline);
+        let shapes = Rc::new(Shapes::new(layers, spec, list));
+        let members = ListedCuts::new(spec, Rc::clone(&shapes), pipeline);
         // Chains of placements other than the best.
         let (list, scratch) = (&shapes.list, &mut Scratch::default());
         let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
         let paths = self.case.best_listed(list, limits, scratch).paths;
         let chains: Vec<_> = paths.iter().collect();
-        let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
-        bounds.push(("chains", lister.least_longest_s(&members, &chains) + step_s));
+        let listed_bound =
+            ListedBound { spec, work: &self.work, state: &self.state, budget_bytes: 1e30 };
+        bounds.push(("chains", listed_bound.least_longest_s(&members, &chains) + step_s));
         for (name, work, state) in self.choices() {
-            let lister = Lister { line, work, state, budget_bytes: self.budget_of(name) };
-            let bound_s = lister.bound_s(&members, f64::INFINITY);
-            let near_s = lister.bound_s(&members, 0.9 * bound_s);
+            let listed_bound =
+                ListedBound { spec, work, state, budget_bytes: self.budget_of(name) };
+            let bound_s = listed_bound.bound_s(&members, f64::INFINITY);
+            let near_s = listed_bound.bound_s(&members, 0.9 * bound_s);
             assert!(
                 near_s >= 0.9 * bound_s && near_s <= bound_s * (1.0 + 1e-9),
                 "{near_s}, {bound_s}"
             );
             bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
         }
-        if !line.schedule.is_whole() && line.passes.is_none() {
-            let any = Members::of_any(line, shapes);
-            let lister = Lister { line, work: &self.work, state: &self.state, budget_bytes: 1e30 };
-            bounds.push(("any order", lister.bound_s(&any, f64::INFINITY) + step_s));
+        if !spec.schedule.is_whole() && spec.passes.is_none() {
+            let any = ListedCuts::of_any(spec, shapes);
+            let listed_bound =
+                ListedBound { spec, work: &self.work, state: &self.state, budget_bytes: 1e30 };
+            bounds.push(("any order", listed_bound.bound_s(&any, f64::INFINITY) + step_s));
         }
-        if line.chunks > 1 {
+        if spec.chunks > 1 {
             let (bytes, budget) = (self.state.bytes, self.budget_bytes);
-            let spent_s = members.recompute_s(line, &self.plain, trade, bytes, budget);
-            bounds.push(("recomputation", closed::passes_s(line, &self.plain, spent_s)));
+            let spent_s = members.recompute_s(spec, &self.plain, knapsack, bytes, budget);
+            bounds.push(("recomputation", closed::passes_s(spec, &self.plain, spent_s)));
         }
     }
 
     /// A configuration with a placement that fits is not reported as too large.
     fn check_bytes(&self) {
-        let bytes = closed::least_bytes(&self.line, &self.plain, self.state.bytes);
-        let usable = self.case.ground.cluster.usable_bytes() - self.plain.workspace_bytes;
+        let bytes = closed::least_bytes(&self.spec, &self.plain, self.state.bytes);
+        let usable = self.case.cache.cluster.usable_bytes() - self.plain.workspace_bytes;
         assert!(bytes <= usable * (1.0 + 1e-9), "{bytes} of {usable}: {:?}", self.case.decisions);
     }
 
@@ -158,7 +164,7 @@ impl<'a> Subject<'a> {
     fn check_in_flight(&self) {
         let mut counts = vec![];
         for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
-            self.line.in_flight(device, &mut counts);
+            self.spec.in_flight(device, &mut counts);
             let within =
                 |vector: &Vec<u32>| counts.iter().zip(vector).all(|(a, b)| *a <= *b as usize);
             assert!(
@@ -171,14 +177,15 @@ impl<'a> Subject<'a> {
 }
 
 /// Minimum time in s of all placements that fit, before stragglers and fixed work.
-fn least_s(case: &Case<'_>) -> Option<f64> {
+fn least_s(case: &Configuration<'_>) -> Option<f64> {
     let placements: Vec<_> = brute::placements(case).take(MOST_PLACEMENTS + 1).collect();
     if placements.len() > MOST_PLACEMENTS {
         return None;
     }
     let scratch = &mut Scratch::default();
     let prices = placements.iter().map(|placed| case.price(placed, scratch));
-    let fitting = prices.filter(|priced| priced.fits).map(|priced| case.core_s(priced.iteration_s));
+    let fitting =
+        prices.filter(|priced| priced.fits).map(|priced| case.pipeline_s(priced.iteration_s));
     fitting.reduce(f64::min)
 }
 
@@ -196,10 +203,10 @@ fn no_bound_exceeds_any_placement() {
         let instance = Instance::random(random);
         let restrictions = instance.restrictions();
         let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-        let ground = Ground::new(&instance.model, &instance.cluster, instance.gpus);
+        let cache = CostCache::new(&instance.model, &instance.cluster, instance.gpus);
         let all = brute::combinations(&task);
         for _ in 0..if all.is_empty() { 0 } else { 6 } {
-            let Ok(case) = Case::new(&ground, pick(random, &all)) else { continue };
+            let Ok(case) = Configuration::new(&cache, pick(random, &all)) else { continue };
             let subject = Subject::new(&task, &case);
             subject.check_in_flight();
             let Some(least_s) = least_s(&case) else { continue };

@@ -7,13 +7,13 @@ use models::cluster::{
 };
 use models::input::Source;
 use models::mesh::GroupShape;
-use planner::calibrate::{gpu, priced_s};
 use planner::cost::attention::{self, AttentionShape};
 use planner::cost::collective::{Collective, time_s};
 use planner::cost::{gemm, memory_bound};
 use runtime::Error;
 use runtime::calibration::{Bench, LayerSize, Part, Sweep, measure};
 use runtime::kernels::attention::Attention;
+use validation::calibrate::{gpu, priced_s};
 
 /// Times of no real device; they rise with every size, as curves of tables must.
 struct Formulas;

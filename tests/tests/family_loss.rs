@@ -5,14 +5,15 @@
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
 use models::decisions::{Decisions, Recompute, Vocab};
-use planner::case::Case;
-use planner::case::family::Limits;
-use planner::case::family::Ranges;
-use planner::case::ground::Ground;
-use planner::case::priced::Placed;
-use planner::placement::Scratch;
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::partition::Scratch;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::listed_cuts::Ranges;
+use planner::pricing::priced::Placed;
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::partition_candidates::Limits;
+use planner::search::search;
 
 /// Largest improvement that one move may still bring: a smaller one is not worth an uneven cut, and
 /// not every move is tried.
@@ -22,7 +23,10 @@ const MOST_LEFT: f64 = 5e-4;
 const MOST_PLACEMENTS: usize = 30_000;
 
 /// The fastest placement that fits, with its iteration time in s.
-fn best(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> Option<(Placed, f64)> {
+fn best(
+    case: &Configuration<'_>,
+    placements: impl IntoIterator<Item = Placed>,
+) -> Option<(Placed, f64)> {
     let scratch = &mut Scratch::default();
     let price = |placed: Placed| {
         let priced = case.price(&placed, scratch);
@@ -31,15 +35,15 @@ fn best(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> Option
     placements.into_iter().filter_map(price).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-fn best_s(case: &Case<'_>, placements: impl IntoIterator<Item = Placed>) -> f64 {
+fn best_s(case: &Configuration<'_>, placements: impl IntoIterator<Item = Placed>) -> f64 {
     best(case, placements).map_or(f64::INFINITY, |(_, best_s)| best_s)
 }
 
 /// Time in s after moving layers from the best of a list.
-fn moved_s(case: &Case<'_>, best: Option<(Placed, f64)>) -> f64 {
+fn moved_s(case: &Configuration<'_>, best: Option<(Placed, f64)>) -> f64 {
     let down = |(placed, iteration_s)| {
-        let start = (placed, case.core_s(iteration_s));
-        case.finish_s(case.downhill(start, false, &mut Scratch::default()).1)
+        let start = (placed, case.pipeline_s(iteration_s));
+        case.with_overheads_s(case.hill_climb(start, false, &mut Scratch::default()).1)
     };
     best.map_or(f64::INFINITY, down)
 }
@@ -49,7 +53,7 @@ fn with_random_case<T>(
     seed: u64,
     layers: (usize, usize),
     recompute: Recompute,
-    then: impl FnOnce(&Case<'_>) -> Option<T>,
+    then: impl FnOnce(&Configuration<'_>) -> Option<T>,
 ) -> Option<T> {
     let random = &mut Random::new(seed);
     let layers = random.whole(layers.0, layers.1);
@@ -63,8 +67,8 @@ fn with_random_case<T>(
         return None;
     }
     let decisions = several[random.whole(0, several.len() - 1)].clone();
-    let ground = Ground::new(&model, &cluster, gpus);
-    then(&Case::new(&ground, decisions).ok()?)
+    let cache = CostCache::new(&model, &cluster, gpus);
+    then(&Configuration::new(&cache, decisions).ok()?)
 }
 
 struct Losses(Vec<f64>);
@@ -128,8 +132,8 @@ fn one_level_a_device_loses_little() {
         with_random_case(seed + 6_000_000, (3, 6), Recompute::PerLayer, |case| {
             let all = brute::all_placements(case, MOST_PLACEMENTS)?;
             let every = brute::every_cut(case);
-            let levels = every.iter().flat_map(|cut| brute::at_every_level(case, cut));
-            Some((best_s(case, levels), best_s(case, all)))
+            let ladder = every.iter().flat_map(|cut| brute::at_every_level(case, cut));
+            Some((best_s(case, ladder), best_s(case, all)))
         })
     };
     let losses = Losses::of((0..instances(150, 1500)).filter_map(of_seed));
@@ -167,16 +171,16 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
         assert!(found.decisions.vpp > 1, "{} has one chunk a device", model.name);
-        let ground = Ground::new(&model, &cluster, gpus);
+        let cache = CostCache::new(&model, &cluster, gpus);
         let decisions = Decisions { recompute: Recompute::PerLayer, ..found.decisions };
-        let case = Case::new(&ground, decisions).expect("it was planned");
+        let case = Configuration::new(&cache, decisions).expect("it was planned");
         let counts: Vec<usize> = found.placed.iter().map(|stage| stage.end - stage.start).collect();
         let moved: Vec<Ranges> = moved(&counts).iter().map(|counts| ranges(counts)).collect();
-        let core_s = case.core_s(found.priced.iteration_s);
-        let cutoff_s = core_s * (1.0 - 1e-9);
+        let pipeline_s = case.pipeline_s(found.priced.iteration_s);
+        let cutoff_s = pipeline_s * (1.0 - 1e-9);
         let better =
             case.best_listed(&moved, Limits::below(cutoff_s), &mut Scratch::default()).best;
-        let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / core_s);
+        let gain = better.map_or(0.0, |(_, better_s)| 1.0 - better_s / pipeline_s);
         println!("{}: {} moves, the best gains {:.3} %", model.name, moved.len(), 100.0 * gain);
         assert!(gain <= MOST_LEFT, "{}: {counts:?} loses {gain}", model.name);
     }

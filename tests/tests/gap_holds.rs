@@ -7,8 +7,9 @@ use models::cluster::ClusterSpec;
 use models::decisions::Recompute;
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
-use planner::restrict::{Choice, Numbers, Restrictions};
-use planner::search::{Outcome, Task, search_wide};
+use planner::request::Task;
+use planner::request::restrictions::{Choice, Numbers, Restrictions};
+use planner::search::{Outcome, search_wide};
 
 /// Tolerance for rounding.
 const CLOSE: f64 = 1e-9;
@@ -100,7 +101,7 @@ fn no_pinned_estimate_beats_a_plan_by_more_than_its_gap() {
             let task = Task::new(&model, &cluster, gpus, &r);
             let few = r.post_validation.allows(false) || {
                 let space = task.space();
-                space.nodes().iter().map(|node| space.inner(node).count()).sum::<u64>() <= 1024
+                space.layouts().iter().map(|node| space.choices(node).count()).sum::<u64>() <= 1024
             };
             let Some(found) = few.then(|| answer(&model, &cluster, gpus, &r).best).flatten() else {
                 continue;

@@ -52,6 +52,10 @@ fn ours(graph: &Graph, package: &str) -> BTreeSet<String> {
     graph[package].iter().filter(|name| name.starts_with(OURS)).cloned().collect()
 }
 
+fn names(parts: &[&str]) -> BTreeSet<String> {
+    parts.iter().map(|part| format!("{OURS}{part}")).collect()
+}
+
 /// All packages that a package is built from.
 fn tree(graph: &Graph, package: &str) -> BTreeSet<String> {
     let mut open = vec![package.to_owned()];
@@ -80,23 +84,25 @@ fn models_is_built_without_solvers_devices_or_networks() {
 }
 
 #[test]
-fn planner_depends_on_models_and_at_most_codegen() {
-    let allowed = ["meshwright-models", "meshwright-codegen"].map(str::to_owned).into();
-    assert!(ours(&graph(), "meshwright-planner").is_subset(&allowed));
+fn the_planner_depends_on_models_alone() {
+    assert_eq!(ours(&graph(), "meshwright-planner"), names(&["models"]));
+    assert_eq!(ours(&graph(), "meshwright-validation"), names(&["models", "planner"]));
+    let program = names(&["codegen", "models", "planner", "validation"]);
+    assert_eq!(ours(&graph(), "meshwright-cli"), program);
 }
 
 #[test]
-fn nobody_but_the_tests_depends_on_the_planner() {
+fn nobody_but_the_program_and_the_tests_depends_on_the_planner() {
     let graph = graph();
-    for package in graph.keys().filter(|name| name.starts_with(OURS) && *name != "meshwright-tests")
-    {
+    let may = names(&["cli", "tests", "validation"]);
+    for package in graph.keys().filter(|name| name.starts_with(OURS) && !may.contains(*name)) {
         assert!(!graph[package].contains("meshwright-planner"), "{package} depends on the planner");
     }
 }
 
 #[test]
 fn the_planner_knows_no_device() {
-    for name in tree(&graph(), "meshwright-planner") {
+    for name in tree(&graph(), "meshwright-cli") {
         assert!(
             !["cuda", "nccl", "mpi"].iter().any(|part| name.contains(part)),
             "planner is built from {name}"

@@ -5,7 +5,8 @@
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use meshwright_tests::{brute, instances};
-use planner::search::{Task, search};
+use planner::request::Task;
+use planner::search::search;
 
 const ROUNDING: f64 = 1e-9;
 

@@ -3,8 +3,9 @@
 
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
-use planner::restrict::Restrictions;
-use planner::search::{Found, Task, search};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::{Found, search};
 
 /// A row of Table 1: model, GPUs, batch, tensor and pipeline parallel sizes.
 type Row = (&'static str, u64, u64, u64, u64);
@@ -88,8 +89,8 @@ fn the_planner_meets_or_beats_the_degrees_of_table_1() {
 /// 1, 2 (vTrain's runs with Megatron-DeepSpeed, rows vtm-001 and vtm-005): 3.57 s against 3.94 s.
 #[test]
 fn table_1_is_measured_not_to_be_the_fastest() {
-    let rows = planner::validate::row::read(std::path::Path::new(MEASURED)).expect("it is shipped");
-    let predicted = planner::validate::predict_all(&rows);
+    let rows = validation::row::read(std::path::Path::new(MEASURED)).expect("it is shipped");
+    let predicted = validation::predict_all(&rows);
     let seconds = |id: &str| {
         let at = rows.iter().position(|row| row.id == id).expect("the row exists");
         let measured_s = rows[at].measured_s().expect("it has a time");

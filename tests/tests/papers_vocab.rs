@@ -3,8 +3,9 @@
 
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::search;
 
 fn time_s(model: &ModelSpec, cluster: &ClusterSpec, gpus: u64, vocab: &str) -> f64 {
     let mut settings: Vec<String> = [

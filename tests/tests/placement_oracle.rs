@@ -5,22 +5,23 @@ use meshwright_tests::random::Random;
 use meshwright_tests::{close, instances, stages};
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use planner::placement::{Problem, Scratch, dynamic, ilp};
+use planner::partition::{Problem, Scratch, dynamic_program, ilp};
+use planner::request::task::SOLVER_WORK;
 use planner::simulate::{Durations, Workspace};
 
 fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
-    let limits = ilp::Limits { paths, ..ilp::Limits::default() };
+    let limits = ilp::Limits { paths, work: SOLVER_WORK };
     ilp::solve(problem, None, cutoff_s, limits, &mut Scratch::default())
 }
 
 fn describe(seed: u64, problem: &Problem) -> String {
     let p = &problem.pipeline;
     format!(
-        "seed {seed}: {} devices, {} stages (mirrored {}, pairs {}, split {}), m {}, {} layers, \
+        "seed {seed}: {} devices, {} stages (bidirectional {}, pairs {}, split {}), m {}, {} layers, \
          uniform {}, 1f1b {}, vocab {}",
         p.devices,
         problem.stages(),
-        p.mirrored,
+        p.bidirectional,
         p.pairs,
         p.splits_backward,
         p.micro_batches,
@@ -79,12 +80,12 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
         let problem = stages::problem(&mut Random::new(seed));
         let pipeline = &problem.pipeline;
         let closed = pipeline.one_f_one_b || pipeline.forwards_first;
-        if !closed && pipeline.marks.len() != problem.stages() {
+        if !closed && pipeline.milestones.len() != problem.stages() {
             continue;
         }
         let what = describe(seed, &problem);
         let oracle = stages::best(&problem, &mut Scratch::default());
-        let bounded = dynamic::solve(&problem);
+        let bounded = dynamic_program::solve(&problem);
         match (oracle, bounded) {
             (None, None) => {}
             (Some((_, best_s)), Some(found)) => {
@@ -109,7 +110,7 @@ fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
         }
         let what = describe(seed, &problem);
         let best_s = stages::best(&problem, &mut Scratch::default()).map(|(_, best_s)| best_s);
-        let found = dynamic::solve(&problem);
+        let found = dynamic_program::solve(&problem);
         assert_eq!(best_s.is_some(), found.is_some(), "{what}");
         let (Some(best_s), Some(found)) = (best_s, found) else { continue };
         let value_s = problem.iteration_s(&found.choice, &mut Scratch::default());
@@ -151,7 +152,7 @@ fn the_dynamic_program_equals_the_closed_form_as_an_integer_program() {
         let closed = without_other_tails(problem);
         let report = program(&closed, f64::INFINITY, false);
         let program_s = report.best.map(|(_, value_s)| value_s);
-        let dynamic_s = dynamic::solve(&closed).map(|found| found.bound_s);
+        let dynamic_s = dynamic_program::solve(&closed).map(|found| found.bound_s);
         match (program_s, dynamic_s) {
             (Some(a), Some(b)) => assert!(close(a, b), "{what}: program {a}, dynamic {b}"),
             (None, None) => {}

@@ -5,7 +5,8 @@ use meshwright_tests::brute;
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use meshwright_tests::{close, instances};
-use planner::search::{Outcome, Task, search};
+use planner::request::Task;
+use planner::search::{Outcome, search};
 
 /// Maximum number of placements of one instance.
 const MOST_PLACEMENTS: u64 = 30_000;
@@ -62,7 +63,10 @@ fn compare(seed: u64, instance: &Instance, tally: &mut Tally) {
     tally.feasible += u64::from(answer.best.is_some());
     tally.placements += answer.placements;
     if let Some((d, placed, _)) = &answer.best {
-        let recomputes = placed.iter().flat_map(|stage| &stage.mix).any(|mix| mix[1] + mix[2] > 0);
+        let recomputes = placed
+            .iter()
+            .flat_map(|stage| &stage.recompute)
+            .any(|recompute| recompute[1] + recompute[2] > 0);
         for (count, is) in tally.kinds.iter_mut().zip([
             d.pp > 1,
             recomputes,

@@ -4,15 +4,16 @@ use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use models::decisions::Decisions;
 use models::schedule::ScheduleName;
-use planner::case::Case;
-use planner::case::family::Ranges;
-use planner::case::ground::Ground;
-use planner::case::levels::Levels;
-use planner::case::priced::{Placed, PlacedStage};
-use planner::placement::{Scratch, dynamic};
-use planner::restrict::{Choice, Restrictions};
-use planner::search::{Task, search, search_wide};
-use planner::space::{Inner, Node, Space};
+use planner::partition::{Scratch, dynamic_program};
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::listed_cuts::Ranges;
+use planner::pricing::priced::{Placed, PlacedStage};
+use planner::pricing::recompute_ladder::RecomputeLadder;
+use planner::request::Task;
+use planner::request::restrictions::{Choice, Restrictions};
+use planner::request::space::{ParallelLayout, PipelineChoices, Space};
+use planner::search::{search, search_wide};
 
 #[test]
 fn no_pinning_of_llama70b_beats_the_plan() {
@@ -36,12 +37,12 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
     let restrictions = Restrictions::default();
     let task = Task::new(&model, &cluster, gpus, &restrictions);
     let best_s = search(&task, &mut |_, _| {}).best.expect("something fits").priced.iteration_s;
-    let ground = Ground::new(&model, &cluster, gpus);
-    let (space, nodes) = (task.space(), task.space().nodes());
+    let cache = CostCache::new(&model, &cluster, gpus);
+    let (space, layouts) = (task.space(), task.space().layouts());
     let (mut fitting, mut closest, random) = (0, f64::INFINITY, &mut Random::new(7));
     while fitting < instances(30, 300) {
-        let decisions = pin(random, &space, &nodes);
-        let Some(iteration_s) = estimate(random, &ground, decisions.clone()) else { continue };
+        let decisions = pin(random, &space, &layouts);
+        let Some(iteration_s) = estimate(random, &cache, decisions.clone()) else { continue };
         assert!(
             iteration_s >= best_s * (1.0 - 1e-9),
             "{iteration_s} below {best_s}: {decisions:?}"
@@ -71,35 +72,37 @@ fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
 }
 
 /// A random combination; every search node is equally likely.
-fn pin(random: &mut Random, space: &Space<'_>, nodes: &[Node]) -> Decisions {
+fn pin(random: &mut Random, space: &Space<'_>, layouts: &[ParallelLayout]) -> Decisions {
     loop {
-        let node = &nodes[random.whole(0, nodes.len() - 1)];
-        let inner = space.inner(node);
-        if inner.count() > 0 && node.decisions.micro_batches * node.decisions.pp <= 100_000 {
-            return inside(random, node, &inner);
+        let parallel = &layouts[random.whole(0, layouts.len() - 1)];
+        let choices = space.choices(parallel);
+        if choices.count() > 0
+            && parallel.decisions.micro_batches * parallel.decisions.pp <= 100_000
+        {
+            return inside(random, parallel, &choices);
         }
     }
 }
 
-fn inside(random: &mut Random, node: &Node, inner: &Inner) -> Decisions {
-    let (schedule, vpp, vocabs) = &inner.schedules[random.whole(0, inner.schedules.len() - 1)];
-    let (zero_stage, dp_shard) = random.pick(&inner.shards);
+fn inside(random: &mut Random, parallel: &ParallelLayout, choices: &PipelineChoices) -> Decisions {
+    let (schedule, vpp, vocabs) = &choices.schedules[random.whole(0, choices.schedules.len() - 1)];
+    let (zero_stage, dp_shard) = random.pick(&choices.shards);
     Decisions {
         schedule: *schedule,
         vpp: *vpp,
         vocab: random.pick(vocabs),
-        recompute: random.pick(&inner.recompute),
+        recompute: random.pick(&choices.recompute),
         zero_stage,
         dp_shard,
-        offload: random.pick(&inner.offload),
-        rank_order: random.pick(&inner.rank_order),
-        ..node.decisions.clone()
+        offload: random.pick(&choices.offload),
+        rank_order: random.pick(&choices.rank_order),
+        ..parallel.decisions.clone()
     }
 }
 
 /// Time of a good placement, if it fits.
-fn estimate(random: &mut Random, ground: &Ground<'_>, decisions: Decisions) -> Option<f64> {
-    let case = Case::new(ground, decisions).ok()?;
+fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) -> Option<f64> {
+    let case = Configuration::new(cache, decisions).ok()?;
     let placed = match case.listed_ranges() {
         Some(list) => {
             let chosen = random.whole(0, list.len() - 1);
@@ -107,24 +110,28 @@ fn estimate(random: &mut Random, ground: &Ground<'_>, decisions: Decisions) -> O
         }
         None => {
             let problem = case.problem(f64::INFINITY, false)?;
-            case.placed(&problem, &dynamic::solve(&problem)?.choice)?
+            case.placed(&problem, &dynamic_program::solve(&problem)?.choice)?
         }
     };
     let priced = case.price(&placed, &mut Scratch::default());
     priced.fits.then_some(priced.iteration_s)
 }
 
-fn listed(random: &mut Random, case: &Case<'_>, ranges: &Ranges) -> Placed {
-    let chain = random.pick(Levels::chains(case.decisions.recompute));
-    let own: Vec<(Levels, usize)> = (0..case.devices())
+fn listed(random: &mut Random, case: &Configuration<'_>, ranges: &Ranges) -> Placed {
+    let chain = random.pick(RecomputeLadder::chains(case.decisions.recompute));
+    let own: Vec<(RecomputeLadder, usize)> = (0..case.devices())
         .map(|device| {
-            let levels = case.levels_of(device, ranges, chain);
-            (levels, random.whole(0, levels.count() - 1))
+            let ladder = case.ladder_of(device, ranges, chain);
+            (ladder, random.whole(0, ladder.count() - 1))
         })
         .collect();
     let stage = |(stage, &(start, end)): (usize, &(usize, usize))| {
-        let (levels, level) = own[stage % own.len()];
-        PlacedStage { start, end, mix: levels.mix(level, &case.ground.layers.counts(start, end)) }
+        let (ladder, level) = own[stage % own.len()];
+        PlacedStage {
+            start,
+            end,
+            recompute: ladder.recompute(level, &case.cache.layers.counts(start, end)),
+        }
     };
     ranges.iter().enumerate().map(stage).collect()
 }

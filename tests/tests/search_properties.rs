@@ -4,7 +4,8 @@ use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use models::cluster::ClusterSpec;
-use planner::search::{Task, search};
+use planner::request::Task;
+use planner::search::search;
 
 fn best_s(instance: &Instance, cluster: &ClusterSpec) -> f64 {
     let restrictions = instance.restrictions();

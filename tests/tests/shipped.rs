@@ -4,12 +4,14 @@
 use meshwright_tests::close;
 use models::decisions::{Decisions, Recompute};
 use models::model::ModelSpec;
-use planner::case::Case;
-use planner::case::ground::Ground;
-use planner::case::priced::{Breakdown, Placed, PlacedStage, Priced};
-use planner::placement::{Problem, Scratch, dynamic, ilp};
-use planner::restrict::Restrictions;
-use planner::search::Task;
+use models::plan::Breakdown;
+use planner::partition::{Problem, Scratch, dynamic_program, ilp};
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::priced::{Placed, PlacedStage, Priced};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::request::task::SOLVER_WORK;
 
 const CLUSTERS: [&str; 2] = ["dgx_h100", "selene"];
 
@@ -26,7 +28,7 @@ fn cluster(name: &str) -> models::cluster::ClusterSpec {
 /// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four
 /// ranks, one sequence a micro-batch.
 fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
-    let nodes = task.space().nodes();
+    let nodes = task.space().layouts();
     let plain =
         |d: &Decisions| d.cp == 1 && d.ep == 1 && d.micro_batch == 1 && d.pp > 1 && d.pp <= 4;
     let node = nodes.iter().find(|node| plain(&node.decisions) && node.decisions.micro_batches > 1);
@@ -35,12 +37,13 @@ fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
 }
 
 /// An even cut without recomputation.
-fn even(case: &Case<'_>) -> Placed {
-    let (layers, stages) = (case.ground.model.layers, case.stages());
+fn even(case: &Configuration<'_>) -> Placed {
+    let (layers, stages) = (case.cache.model.layers, case.stages());
     let stage = |i: usize| {
         let (start, end) = (i * layers / stages, (i + 1) * layers / stages);
-        let mix = case.ground.layers.counts(start, end).into_iter().map(|n| [n, 0, 0]).collect();
-        PlacedStage { start, end, mix }
+        let recompute =
+            case.cache.layers.counts(start, end).into_iter().map(|n| [n, 0, 0]).collect();
+        PlacedStage { start, end, recompute }
     };
     (0..stages).map(stage).collect()
 }
@@ -77,15 +80,16 @@ fn every_shipped_model_has_a_price() {
     for cluster in CLUSTERS.map(cluster) {
         for model in models() {
             let task = Task::new(&model, &cluster, 16, &restrictions);
-            let ground = Ground::new(&model, &cluster, 16);
-            let case = Case::new(&ground, simple(&task, Recompute::None)).expect("1F1B exists");
+            let cache = CostCache::new(&model, &cluster, 16);
+            let case =
+                Configuration::new(&cache, simple(&task, Recompute::None)).expect("1F1B exists");
             check(&model, &case.price(&even(&case), &mut Scratch::default()));
         }
     }
 }
 
 /// The problem of the closed form: without tails, which only the integer program models.
-fn closed_form(case: &Case<'_>) -> Problem {
+fn closed_form(case: &Configuration<'_>) -> Problem {
     let mut problem = case.problem(f64::INFINITY, true).expect("memory is endless");
     problem.budget_bytes.fill(1e15);
     for column in problem.columns.iter_mut().skip(1).flatten() {
@@ -100,16 +104,17 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
     for cluster in CLUSTERS.map(cluster) {
         for model in models() {
             let task = Task::new(&model, &cluster, 16, &restrictions);
-            let ground = Ground::new(&model, &cluster, 16);
-            let case = Case::new(&ground, simple(&task, Recompute::None)).expect("1F1B exists");
+            let cache = CostCache::new(&model, &cluster, 16);
+            let case =
+                Configuration::new(&cache, simple(&task, Recompute::None)).expect("1F1B exists");
             agree(&model.name, &closed_form(&case));
         }
     }
 }
 
 fn agree(name: &str, problem: &Problem) {
-    let limits = ilp::Limits { paths: false, ..ilp::Limits::default() };
-    let dynamic_s = dynamic::solve(problem).expect("memory is endless").bound_s;
+    let limits = ilp::Limits { paths: false, work: SOLVER_WORK };
+    let dynamic_s = dynamic_program::solve(problem).expect("memory is endless").bound_s;
     // A cutoff above the optimum: it excludes nothing that matters, but gives the integer program
     // its scale.
     let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());

@@ -4,8 +4,8 @@ use meshwright_tests::random::Random;
 use meshwright_tests::small::{Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
-use planner::restrict::Restrictions;
-use planner::space::Space;
+use planner::request::restrictions::Restrictions;
+use planner::request::space::Space;
 
 const SCHEDULES: [&str; 16] = [
     "naive",
@@ -210,7 +210,7 @@ fn candidates_equal_nested_loops_on_random_models() {
 /// The count of combinations equals the number of inner choices enumerated.
 #[test]
 fn combinations_listed_one_by_one_are_as_many() {
-    use planner::search::Task;
+    use planner::request::Task;
     for seed in 0..30 {
         let instance = meshwright_tests::small::Instance::random(&mut Random::new(seed));
         let restrictions = instance.restrictions();

@@ -4,10 +4,11 @@
 use meshwright_tests::small::{Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
-use planner::case::ground::Ground;
-use planner::case::{Case, StageCost};
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::{Configuration, StageCost};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::search;
 
 /// Longer than any pass of these models.
 const GAP_S: f64 = 0.5;
@@ -30,8 +31,8 @@ fn stage_of(model: &ModelSpec, cluster: &ClusterSpec, words: &str, stage: usize)
     let restrictions = Restrictions::parse(&words).unwrap();
     let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_, _| {});
     let decisions = found.best.expect("it fits").decisions;
-    let ground = Ground::new(model, cluster, 4);
-    Case::new(&ground, decisions).unwrap().stage(stage, 2 * stage, 2 * stage + 2)
+    let cache = CostCache::new(model, cluster, 4);
+    Configuration::new(&cache, decisions).unwrap().stage(stage, 2 * stage, 2 * stage + 2)
 }
 
 /// Gaps added to the forward pass, the backward pass, and separate weight gradients, in units of

@@ -6,12 +6,13 @@ use meshwright_tests::small::{Instance, Sizes, cluster_of, plain_model};
 use meshwright_tests::{brute, close, instances};
 use models::decisions::Decisions;
 use models::schedule::{PassKind, ScheduleName};
-use planner::case::Case;
-use planner::case::ground::Ground;
-use planner::case::priced::{Placed, PlacedStage, Priced};
-use planner::placement::Scratch;
-use planner::restrict::Restrictions;
-use planner::search::{Task, search};
+use planner::partition::Scratch;
+use planner::pricing::Configuration;
+use planner::pricing::cost_cache::CostCache;
+use planner::pricing::priced::{Placed, PlacedStage, Priced};
+use planner::request::Task;
+use planner::request::restrictions::Restrictions;
+use planner::search::search;
 use planner::simulate::{Durations, simulate};
 
 const COPIED: [ScheduleName; 2] = [ScheduleName::DualPipe, ScheduleName::Chimera];
@@ -55,8 +56,8 @@ fn priced(schedule: ScheduleName, dp: u64, zero_stage: u64) -> (Decisions, Price
     let restrictions = Restrictions::parse(&settings).unwrap();
     let found = search(&Task::new(&model, &cluster, 4 * dp, &restrictions), &mut |_, _| {});
     let found = found.best.expect("it fits");
-    let ground = Ground::new(&model, &cluster, 4 * dp);
-    let case = Case::new(&ground, found.decisions.clone()).unwrap();
+    let cache = CostCache::new(&model, &cluster, 4 * dp);
+    let case = Configuration::new(&cache, found.decisions.clone()).unwrap();
     let tails = found.placed.iter().enumerate();
     let tails = tails.map(|(n, stage)| case.stage(n, stage.start, stage.end).tail_s).collect();
     (found.decisions, found.priced, tails)
@@ -141,16 +142,16 @@ fn copies_exchange_their_gradients() {
 #[test]
 fn an_iteration_is_its_passes_with_what_comes_behind() {
     let (model, cluster) = (plain_model(8, 8, None), cluster_of(&sizes()));
-    let ground = Ground::new(&model, &cluster, 4);
+    let cache = CostCache::new(&model, &cluster, 4);
     for schedule in COPIED {
         let (d, _, _) = priced(schedule, 1, 0);
-        let case = Case::new(&ground, d.clone()).unwrap();
+        let case = Configuration::new(&cache, d.clone()).unwrap();
         // An uneven cut, so that no two stages take equally long.
         let bounds = [0, 1, 4, 6, 8];
         let stage = |n: usize| PlacedStage {
             start: bounds[n],
             end: bounds[n + 1],
-            mix: vec![[bounds[n + 1] - bounds[n], 0, 0]],
+            recompute: vec![[bounds[n + 1] - bounds[n], 0, 0]],
         };
         let placed: Placed = (0..4).map(stage).collect();
         let price = case.price(&placed, &mut Scratch::default());
@@ -188,8 +189,8 @@ fn an_iteration_is_its_passes_with_what_comes_behind() {
         let barrier = ends.map(|(i, device)| device.last_end_s + both(i, &|n| cost(n).tail_s));
         let step = |n: usize| cost(n).optimizer_s + cost(n).gather_s;
         let steps = (0..4).map(|i| both(i, &step));
-        let core_s = barrier.fold(0.0, f64::max) + steps.fold(0.0, f64::max);
-        assert!(close(price.iteration_s, case.finish_s(core_s)), "{schedule}");
+        let pipeline_s = barrier.fold(0.0, f64::max) + steps.fold(0.0, f64::max);
+        assert!(close(price.iteration_s, case.with_overheads_s(pipeline_s)), "{schedule}");
         let parts = &price.breakdown;
         assert!(parts.bubble_s > 0.0 && parts.dp_s > 0.0, "{schedule}: {parts:?}");
     }

@@ -2,13 +2,13 @@
 //! exceed the best reached so far.
 
 use planner::request::DEFAULT_HEADROOM;
-use planner::validate::claims::claims;
-use planner::validate::fit::{measured_runs, samples};
-use planner::validate::memory_limit::{filled, memory_limit};
-use planner::validate::ranking::{by_source as ranked, sweeps, vocabulary_pairs};
-use planner::validate::score::{SourceScore, by_source, memory_beyond, memory_by_source};
-use planner::validate::{Predicted, predict_all, row};
 use std::sync::LazyLock;
+use validation::claims::claims;
+use validation::fit::{measured_runs, samples};
+use validation::memory_limit::{filled, memory_limit};
+use validation::ranking::{by_source as ranked, sweeps, vocabulary_pairs};
+use validation::score::{SourceScore, by_source, memory_beyond, memory_by_source};
+use validation::{Predicted, predict_all, row};
 
 const MEASURED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/papers/measured.csv");
 
@@ -84,7 +84,7 @@ const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
 #[cfg(feature = "slow")]
 #[test]
 fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_they_were() {
-    use planner::validate::fit::{band, bands, fit, folds, held_out};
+    use validation::fit::{band, bands, fit, folds, held_out};
     let rows = rows();
     let samples = samples(&rows);
     let fitted = fit(&samples);
@@ -108,7 +108,7 @@ fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_t
     let shipped = models::cluster::measured_runs().expect("shipped files read").unseen_band;
     assert!((shipped - band(&samples, &left_out)).abs() < 0.0051, "{shipped}");
     let ran: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
-    let scores = planner::validate::score::of_errors(&ran, &unseen);
+    let scores = validation::score::of_errors(&ran, &unseen);
     for (source, mean, median) in UNSEEN_RATCHET {
         let found = scores.iter().find(|score| score.source == source).expect("the source is here");
         assert!(found.mean <= mean && found.median <= median, "{found:?}");

@@ -1,42 +1,43 @@
-//! One chunk a device: the least over all cuts of the layers into stages.
+//! Bound with one chunk per rank: the least over all partitions of the layers into stages.
 //!
-//! For each stage `q` the row of the closed form ([`crate::placement::dynamic`]): what the stages before
-//! it do to one micro-batch, its own work with all of them, and its waits. The layers before the stage
-//! are known once it is known where it starts, however they are cut, and so are those behind it; their
-//! recomputation is left out, its own is the least that memory allows. So a row depends on the stage's
-//! range alone, and the least of the largest rows is found by going through stages and cuts once. Where
-//! backward is split, a row is the longest chain between the milestones of the stage's order
-//! ([`crate::placement::milestones`]).
+//! Each stage `q` has a row of the closed form ([`crate::partition::dynamic_program`]): the load of
+//! the earlier stages for one micro-batch, its own load for all micro-batches, and its waits. The
+//! start of a stage fixes the layers before it, whatever the cuts among them, and its end fixes
+//! those after it. Relaxation: the other stages recompute nothing, and the stage itself as little
+//! as memory allows. A row then depends on the stage's own range alone, and one dynamic program
+//! over stages and cuts finds the least of the largest rows. Where the backward is split, a row is
+//! the longest chain between the milestones of the stage's order
+//! ([`crate::partition::milestones`]).
 
+use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
-use super::trade::Trade;
-use super::work::{End, KindWork, Line, Work};
-use crate::case::ground::Ground;
-use crate::case::layers::Layers;
+use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
 use crate::cost::state::LocalParams;
-use crate::placement::dynamic::Warm;
-use crate::placement::milestones::{Around, OwnSeconds};
-use crate::placement::{Marks, Pipeline};
+use crate::partition::dynamic_program::Warm;
+use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::partition::{OrderMilestones, Pipeline};
+use crate::pricing::cost_cache::CostCache;
+use crate::pricing::layers::Layers;
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 
-/// Where the stages may be cut, and the bound.
+/// The layer ranges that a limit leaves open, and the bound.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cuts {
-    /// Lower bound on passes and the first device's reductions, s.
+pub struct OpenCuts {
+    /// Lower bound on the passes and the reductions of rank 0, s.
     pub bound_s: f64,
-    /// By stage, ranges (first layer, one past the last) that may lie below the limit.
+    /// By stage, the ranges (first layer, one past the last) that are not pruned by the limit.
     pub ranges: Vec<Vec<(usize, usize)>>,
 }
 
-/// The least over all cuts, below `limit_s`.
-pub struct Cutter<'a> {
-    line: &'a Line,
-    work: &'a Work,
+/// Computes the bound over all partitions.
+pub struct PartitionBound<'a> {
+    spec: &'a PipelineSpec,
+    work: &'a MicroBatchCost,
     state: &'a StateView,
-    trade: Trade,
+    knapsack: RecomputeKnapsack,
     layers: &'a Layers,
-    /// By layer, sums over the layers before it.
+    /// Prefix sums over layers.
     before: Vec<Sums>,
     stages: Vec<StageView>,
 }
@@ -45,58 +46,58 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Default)]
 struct Sums {
     forward_s: f64,
-    /// Backward, to inputs alone where weight gradients run apart.
+    /// Backward; to inputs alone where weight gradients are separate.
     backward_s: f64,
-    /// Weight gradients where they run apart.
+    /// Separate weight gradients.
     weight_s: f64,
     params: LocalParams,
     state_bytes: f64,
-    /// With the first option allowed.
+    /// With the first recompute option that is allowed.
     recompute_s: f64,
     in_flight_bytes: f64,
 }
 
 /// A stage without its layers.
 struct StageView {
-    /// Vocabulary layers and transfers in its forward and backward, s.
+    /// Vocabulary layers and blocking transfers in its own passes, s.
     forward_s: f64,
     backward_s: f64,
     weight_s: f64,
-    /// Vocabulary layers, transfers and links on the way to it and back, s.
+    /// Vocabulary layers, transfers and links of the stages before it, forward and backward, s.
     to_s: f64,
-    /// The back part of it, s.
+    /// The backward part of `to_s`, s.
     back_s: f64,
-    /// Milestones of a split backward: without vocabulary passes of any order where its own are not counted, with them
-    /// none before the order is made.
-    marks: Option<Marks>,
-    /// The same from it to the last stage and back, s.
+    /// Milestones, where the backward is split. Without vocabulary passes, those of any order if
+    /// its own cannot be counted; with vocabulary passes, none until the order is generated.
+    milestones: Option<OrderMilestones>,
+    /// Vocabulary layers, transfers and links of the stages after it, forward and backward, s.
     from_s: f64,
     /// Micro-batches in flight.
     held: f64,
-    /// Bytes for states and activations of layers.
+    /// Bytes for the parameter state and the activations of its layers.
     free_bytes: f64,
-    /// Fewest layers: none where it holds a vocabulary layer instead.
+    /// Fewest layers: zero where it holds a vocabulary layer.
     fewest: usize,
 }
 
-impl<'a> Cutter<'a> {
-    /// `work` has the states' part in its passes; `budget_bytes` is what a device has for states and
-    /// activations, infinite where memory does not count.
+impl<'a> PartitionBound<'a> {
+    /// `work` includes the communication that the parameter state adds to passes. `budget_bytes` is
+    /// the device memory for parameter state and activations, infinite where memory is ignored.
     pub fn new(
-        line: &'a Line,
-        work: &'a Work,
+        spec: &'a PipelineSpec,
+        work: &'a MicroBatchCost,
         state: &'a StateView,
         layers: &'a Layers,
         budget_bytes: f64,
     ) -> Self {
-        let trade = Trade::new(&work.kinds, line.options());
+        let knapsack = RecomputeKnapsack::new(&work.kinds, spec.options());
         let mut sums = Sums::default();
         let mut before = Vec::with_capacity(layers.len() + 1);
         before.push(sums);
         for layer in 0..layers.len() {
             let index = layers.kind_of(layer);
-            let (kind, first) = (&work.kinds[index], trade.first_of(index));
-            let (backward_s, weight_s) = parts_of(line, kind);
+            let (kind, first) = (&work.kinds[index], knapsack.first_of(index));
+            let (backward_s, weight_s) = parts_of(spec, kind);
             sums.forward_s += kind.forward_s;
             sums.backward_s += backward_s;
             sums.weight_s += weight_s;
@@ -106,32 +107,36 @@ impl<'a> Cutter<'a> {
             sums.in_flight_bytes += first.1;
             before.push(sums);
         }
-        let view = |stage| StageView::new(line, work, state, stage, budget_bytes);
+        let view = |stage| StageView::new(spec, work, state, stage, budget_bytes);
         Self {
-            line,
+            spec,
             work,
             state,
-            trade,
+            knapsack,
             layers,
             before,
-            stages: (0..line.devices).map(view).collect(),
+            stages: (0..spec.ranks).map(view).collect(),
         }
     }
 
-    /// With what stages hold, and when, in an order that is made; a pipeline without milestones changes nothing.
+    /// Takes milestones and micro-batches in flight from a generated order of passes. Without
+    /// milestones in `pipeline` nothing changes.
     pub fn in_order_of(mut self, pipeline: &Pipeline) -> Self {
-        for (stage, (view, marks)) in self.stages.iter_mut().zip(&pipeline.marks).enumerate() {
-            view.marks = Some(marks.clone());
+        for (stage, (view, milestones)) in
+            self.stages.iter_mut().zip(&pipeline.milestones).enumerate()
+        {
+            view.milestones = Some(milestones.clone());
             view.held = view.held.max(pipeline.most_in_flight(stage));
         }
         self
     }
 
-    /// The same of a split backward beside vocabulary passes, of which nothing is known before its order is made.
-    pub fn in_made_order(self, ground: &Ground<'_>) -> Self {
-        let line = self.line;
-        let unknown = line.passes.is_some() && line.splits_backward();
-        if unknown { self.in_order_of(&ground.pipeline_of(line.key())) } else { self }
+    /// [`Self::in_order_of`] for schedules that split the backward and have vocabulary passes:
+    /// nothing is known of those before the order is generated.
+    pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
+        let spec = self.spec;
+        let unknown = spec.passes.is_some() && spec.splits_backward();
+        if unknown { self.in_order_of(&cache.pipeline_of(spec.key())) } else { self }
     }
 
     fn len(&self) -> usize {
@@ -142,23 +147,24 @@ impl<'a> Cutter<'a> {
         self.stages[stage].fewest
     }
 
-    /// A stage's row without waits, with its forward and its backward; infinite where it does not fit.
+    /// The row of a stage without waits. The recomputation is infinite where the range does not
+    /// fit.
     fn row(&self, stage: usize, start: usize, end: usize) -> Row {
         let (from, to, own) = (&self.before[start], &self.before[end], &self.stages[stage]);
         let forward_s = to.forward_s - from.forward_s + own.forward_s;
         let passes_s = to.backward_s - from.backward_s + own.backward_s;
         let backward_s = passes_s + self.recompute_s(own, start, end);
         let weight_s = to.weight_s - from.weight_s + own.weight_s;
-        let ramp_s = if self.line.splits_backward() {
+        let ramp_s = if self.spec.splits_backward() {
             from.forward_s + own.to_s - own.back_s
         } else {
             from.forward_s + from.backward_s + own.to_s
         };
-        let own_s = self.line.m() * (forward_s + backward_s + weight_s + self.line.passes_s());
+        let own_s = self.spec.m() * (forward_s + backward_s + weight_s + self.spec.passes_s());
         Row { forward_s, backward_s, weight_s, ramp_s, total_s: ramp_s + own_s }
     }
 
-    /// The longest chain of a stage whose backward is split, with its own reductions.
+    /// The longest chain of a stage with a split backward, with its own reductions.
     fn split_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
         let (from, to, view) = (&self.before[start], &self.before[end], &self.stages[stage]);
         let params = LocalParams {
@@ -166,25 +172,25 @@ impl<'a> Cutter<'a> {
             expert: to.params.expert - from.params.expert,
         };
         let tail_s = self.state.tail_of_s(params, 1);
-        let Some(marks) = &view.marks else { return row.total_s + tail_s };
+        let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.line.passes_s() };
-        let vocab_s = self.line.passes.map_or(0.0, |way| way.way_s);
+        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.spec.passes_s() };
+        let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
         let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;
-        let ends = marks.ends(&own, &Around { arrive_s: row.ramp_s, ready_s, way_s });
+        let ends = milestones.ends(&own, &ArrivalTimes { arrive_s: row.ramp_s, ready_s, way_s });
         let back_s = from.backward_s + view.back_s;
         (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
     }
 
-    /// One micro-batch down from a stage that ends at a layer and back to it.
+    /// The path of one micro-batch from the end of a stage through the later stages and back.
     fn way_from_s(&self, stage: usize, end: usize) -> f64 {
         let (from, to) = (&self.before[end], &self.before[self.len()]);
         let layers_s = to.forward_s - from.forward_s + to.backward_s - from.backward_s;
         layers_s + self.stages[stage].from_s
     }
 
-    /// Least recomputation that memory makes necessary, s.
+    /// Lower bound on the recomputation that memory makes necessary, s.
     fn recompute_s(&self, own: &StageView, start: usize, end: usize) -> f64 {
         let (from, to) = (&self.before[start], &self.before[end]);
         let first_s = to.recompute_s - from.recompute_s;
@@ -194,40 +200,40 @@ impl<'a> Cutter<'a> {
             return first_s;
         }
         let counts = self.layers.between(start, end);
-        self.trade.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
+        self.knapsack.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
     }
 
-    /// A stage's waits where the closed form has them.
+    /// The waits of a stage, for schedules whose closed form has them.
     fn waits_s(&self, stage: usize, end: usize, row: &Row) -> f64 {
-        if self.line.schedule != ScheduleName::OneFOneB {
+        if self.spec.schedule != ScheduleName::OneFOneB {
             return 0.0;
         }
-        let (p, m) = (self.line.devices, self.line.micro_batches);
-        let warm = Warm::of(p, m, stage, self.line.passes.unwrap_or_default());
+        let (p, m) = (self.spec.ranks, self.spec.micro_batches);
+        let warm = Warm::of(p, m, stage, self.spec.passes.unwrap_or_default());
         let below_s = self.way_from_s(stage, end);
         let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }
 
-    /// The bound of [`Self::solve`]; where it is not below the limit, the limit, and infinite where nothing
-    /// fits. Far limits leave many cuts open, so nearer ones are tried first.
+    /// The bound of [`Self::solve`]; `limit_s` where that is not below it, and infinite where
+    /// nothing fits. A high limit leaves many cuts open, so lower limits are tried first.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let mean_s = self.work.load_s() / self.line.devices as f64 + self.line.passes_s();
-        let least_s = self.line.m() * mean_s;
-        let mut near_s = 1.03 * super::closed::passes_s(self.line, self.work, 0.0).max(least_s);
-        while near_s < limit_s.min(FAR * least_s) {
-            if let Some(cuts) = self.solve(near_s) {
+        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.passes_s();
+        let least_s = self.spec.m() * mean_s;
+        let mut try_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
+        while try_s < limit_s.min(MAX_LIMIT_FACTOR * least_s) {
+            if let Some(cuts) = self.solve(try_s) {
                 return cuts.bound_s;
             }
-            near_s *= NEARER;
+            try_s *= LIMIT_GROWTH;
         }
         let beyond_s = || self.first_starts(f64::INFINITY).map_or(f64::INFINITY, |_| limit_s);
         self.solve(limit_s).map_or_else(beyond_s, |cuts| cuts.bound_s)
     }
 
-    /// The least of the largest rows; `None` where every cut has one of `limit_s` or more.
-    pub fn solve(&self, limit_s: f64) -> Option<Cuts> {
-        let p = self.line.devices;
+    /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
+    pub fn solve(&self, limit_s: f64) -> Option<OpenCuts> {
+        let p = self.spec.ranks;
         let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
         let mut ranges = vec![vec![]; p];
         let mut behind = vec![f64::INFINITY; self.len() + 1];
@@ -241,11 +247,11 @@ impl<'a> Cutter<'a> {
             }
             behind = here;
         }
-        (behind[0] < limit_s).then_some(Cuts { bound_s: behind[0], ranges })
+        (behind[0] < limit_s).then_some(OpenCuts { bound_s: behind[0], ranges })
     }
 
-    /// The least of the largest rows of a stage that starts at a layer and of those behind it, which start
-    /// somewhere in `ends`; adds the ranges below the limit.
+    /// The least of the largest rows of a stage that starts at `start` and of the later stages,
+    /// which start within `ends`. Adds the ranges below the limit to `ranges`.
     fn best_from(
         &self,
         stage: usize,
@@ -262,7 +268,7 @@ impl<'a> Cutter<'a> {
             if row.total_s >= limit_s {
                 break;
             }
-            let splits = self.line.splits_backward();
+            let splits = self.spec.splits_backward();
             let own_s = if splits {
                 self.split_s(stage, (start, end), &row)
             } else {
@@ -278,10 +284,10 @@ impl<'a> Cutter<'a> {
         best_s
     }
 
-    /// Length of a chain of passes under the cut that makes it shortest, s, with `fixed_s` of transfers and
-    /// vocabulary passes in it. The order of passes is a pipeline's own, so a chain found in one
-    /// configuration bounds every other with the same pipeline.
-    pub fn path_s(&self, cuts: &Cuts, path: &CriticalPath, fixed_s: f64) -> f64 {
+    /// Length of a chain of passes, s, under the open partition that makes it shortest; `fixed_s`
+    /// is the part of transfers and vocabulary passes. The order of passes depends on the pipeline
+    /// alone, so that a chain found in one configuration bounds every other on that pipeline.
+    pub fn path_s(&self, cuts: &OpenCuts, path: &CriticalPath, fixed_s: f64) -> f64 {
         let mut behind = vec![f64::INFINITY; self.len() + 1];
         behind[self.len()] = 0.0;
         for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
@@ -300,18 +306,20 @@ impl<'a> Cutter<'a> {
         behind[0] + fixed_s
     }
 
-    /// The first device's reductions: nothing hides them, and every row ends with its last pass.
+    /// The reductions of rank 0: nothing hides them, and every row ends with its last pass.
     fn tail_s(&self, end: usize) -> f64 {
         self.state.tail_of_s(self.before[end].params, 1)
     }
 
-    /// The first layers that each stage can have at least: the stages from it on then hold all the rest. The
-    /// row without waits grows with the range and falls with a later start.
+    /// By stage, the earliest layer at which it can start if it and the later stages hold all the
+    /// rest; `None` where the limit rules out every partition. A row without waits grows with its
+    /// range and falls with a later start.
     fn first_starts(&self, limit_s: f64) -> Option<Vec<usize>> {
-        let p = self.line.devices;
+        let p = self.spec.ranks;
         let mut least = vec![self.len(); p + 1];
         for stage in (0..p).rev() {
-            // A range that ends where the others must begin at the earliest; where none such fits, later.
+            // The range ends at the earliest start of the next stage, or later where that does not
+            // fit.
             let fits = |end: &usize| {
                 let start = end.checked_sub(self.fewest(stage));
                 start.is_some_and(|start| self.row(stage, start, *end).total_s < limit_s)
@@ -326,9 +334,9 @@ impl<'a> Cutter<'a> {
         (least[0] == 0).then_some(least)
     }
 
-    /// The last layers at which each stage can start.
+    /// By stage, the latest layer at which it can start.
     fn last_starts(&self, limit_s: f64) -> Vec<usize> {
-        let p = self.line.devices;
+        let p = self.spec.ranks;
         let mut most = vec![0; p + 1];
         for stage in 0..p {
             let start = most[stage];
@@ -342,21 +350,28 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Growth of limits that are tried in turn, and how far beyond the mean load they are.
-const NEARER: f64 = 1.1;
-const FAR: f64 = 100.0;
+/// Growth factor of the limits that are tried in turn, and the last one as a multiple of the mean
+/// load.
+const LIMIT_GROWTH: f64 = 1.1;
+const MAX_LIMIT_FACTOR: f64 = 100.0;
 
 impl StageView {
-    fn new(line: &Line, work: &Work, state: &StateView, stage: usize, budget_bytes: f64) -> Self {
-        let p = line.devices;
-        let (mut counts, holds_vocab) = (vec![], line.passes.is_none());
-        line.in_flight(stage, &mut counts);
+    fn new(
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        state: &StateView,
+        stage: usize,
+        budget_bytes: f64,
+    ) -> Self {
+        let p = spec.ranks;
+        let (mut counts, holds_vocab) = (vec![], spec.passes.is_none());
+        spec.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
-        let (mut forward_s, mut backward_s) = line.crossings_s(stage);
-        let (mut weight_s, splits) = (0.0, line.splits_backward());
-        // What just fits must not be declared too large by another order of summation.
+        let (mut forward_s, mut backward_s) = spec.crossings_s(stage);
+        let (mut weight_s, splits) = (0.0, spec.splits_backward());
+        // Another order of summation must not rule out what just fits.
         let mut free_bytes = budget_bytes * (1.0 + 1e-9);
-        let mut hold = |end: &End, works: bool| {
+        let mut hold = |end: &VocabEnd, works: bool| {
             let params = LocalParams { dense: end.params, expert: 0.0 };
             free_bytes -= state.bytes_of(params);
             if works {
@@ -373,26 +388,26 @@ impl StageView {
         if stage + 1 == p || !holds_vocab {
             hold(&work.head, holds_vocab);
         }
-        let end_s = |there: bool, end: &End| {
+        let end_s = |there: bool, end: &VocabEnd| {
             let apart_s = if splits { end.weight_s } else { 0.0 };
             if there && holds_vocab { end.load_s() - apart_s } else { 0.0 }
         };
         let before = stage > 0 && holds_vocab;
         let embedding_s = if before { work.embedding.backward_s } else { 0.0 };
-        // Each stage before it has a transfer in its backward.
-        let blocking_s = if line.hop_blocks && p > 1 { line.hop_s } else { 0.0 };
-        let back_s = embedding_s + stage as f64 * (blocking_s + line.round_trip_s() / 2.0);
+        // The backward of each earlier stage includes a transfer.
+        let blocking_s = if spec.transfer_blocks && p > 1 { spec.transfer_s } else { 0.0 };
+        let back_s = embedding_s + stage as f64 * (blocking_s + spec.round_trip_s() / 2.0);
         Self {
             forward_s,
             backward_s,
             weight_s,
-            to_s: end_s(stage > 0, &work.embedding) + way_s(line, 0, stage),
+            to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
             back_s,
-            marks: line.counted_marks(stage).or_else(|| {
-                let any = splits && line.passes.is_none();
-                any.then(|| Marks::of_any(line.micro_batches, 1))
+            milestones: spec.counted_milestones(stage).or_else(|| {
+                let any = splits && spec.passes.is_none();
+                any.then(|| OrderMilestones::of_any(spec.micro_batches, 1))
             }),
-            from_s: end_s(stage + 1 < p, &work.head) + way_s(line, stage + 1, p),
+            from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,
             fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
@@ -400,27 +415,28 @@ impl StageView {
     }
 }
 
-/// Transfers of one micro-batch that stages `from..to` wait for or run themselves, and as many links, s.
-fn way_s(line: &Line, from: usize, to: usize) -> f64 {
+/// Blocking transfers and links of one micro-batch on stages `from..to`, forward and backward, s.
+fn way_s(spec: &PipelineSpec, from: usize, to: usize) -> f64 {
     if from >= to {
         return 0.0;
     }
-    let ends = usize::from(from == 0) + usize::from(to == line.devices);
+    let ends = usize::from(from == 0) + usize::from(to == spec.ranks);
     let blocking_s =
-        if line.hop_blocks { (2 * (to - from) - ends) as f64 * line.hop_s } else { 0.0 };
-    blocking_s + (to - from) as f64 * line.round_trip_s()
+        if spec.transfer_blocks { (2 * (to - from) - ends) as f64 * spec.transfer_s } else { 0.0 };
+    blocking_s + (to - from) as f64 * spec.round_trip_s()
 }
 
 struct Row {
     forward_s: f64,
     backward_s: f64,
     weight_s: f64,
-    /// When the first micro-batch arrives; without split backwards, with the way back behind the last.
+    /// When the first micro-batch arrives; where the backward is whole, plus the last micro-batch's
+    /// backward path to rank 0.
     ramp_s: f64,
     total_s: f64,
 }
 
-/// Backward and what of it are weight gradients that run apart, s.
-fn parts_of(line: &Line, kind: &KindWork) -> (f64, f64) {
-    if line.splits_backward() { (kind.input_s, kind.weight_s) } else { (kind.backward_s, 0.0) }
+/// Backward and separate weight gradients of a layer, s.
+fn parts_of(spec: &PipelineSpec, kind: &KindCost) -> (f64, f64) {
+    if spec.splits_backward() { (kind.input_s, kind.weight_s) } else { (kind.backward_s, 0.0) }
 }

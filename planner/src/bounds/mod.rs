@@ -1,13 +1,14 @@
-//! Lower bounds on time, each admissible: none exceeds the time of any configuration it speaks for.
+//! Admissible lower bounds on time: no configuration that a bound covers is faster.
 //!
-//! From cheap to dear: [`closed`] knows degrees and loads, [`listed`] the listed placements of several
-//! chunks a device, [`cuts`] every cut of one chunk a device. All see the bubble, the transfers between
-//! stages, the communication of parameter state ([`states`]) and the recomputation that memory makes
-//! necessary ([`trade`]). [`work`] holds what they are computed from.
+//! From cheap to expensive: [`closed`] uses degrees and total load, [`candidates`] the candidate
+//! partitions with several chunks per pipeline rank, [`cuts`] every partition with one chunk. All
+//! of them see the bubble, the transfers between stages, the communication of parameter state
+//! ([`states`]) and the recomputation that memory makes necessary ([`recompute_knapsack`]).
+//! [`workload`] holds their inputs.
 
+pub mod candidates;
 pub mod closed;
 pub mod cuts;
-pub mod listed;
+pub mod recompute_knapsack;
 pub mod states;
-pub mod trade;
-pub mod work;
+pub mod workload;

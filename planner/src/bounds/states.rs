@@ -1,58 +1,60 @@
-//! What each choice of ZeRO stage, shard group, offloading and rank order takes at least.
+//! Lower bounds on the cost of parameter state (parameters, gradients, optimizer state), by ZeRO
+//! stage, shard group, offloading and rank order.
 
-use super::work::{KindWork, Line, MOST_COPIES, Work};
-use crate::case::ground::Ground;
+use super::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
 use crate::cost::state::{LocalParams, StateCost};
-use crate::space::Inner;
+use crate::pricing::cost_cache::CostCache;
+use crate::request::space::PipelineChoices;
 use models::decisions::{Decisions, Offload, RankOrder};
 use models::schedule::ScheduleName;
 
-/// One parameter of each sort, shared by all replicas or by an expert's.
+/// One dense and one expert parameter.
 const DENSE: LocalParams = LocalParams { dense: 1.0, expert: 0.0 };
 const EXPERT: LocalParams = LocalParams { dense: 0.0, expert: 1.0 };
-/// So many that the launch of the update's kernel does not matter.
+/// So many parameters that the kernel launch of the update does not matter.
 const MANY: f64 = 1e15;
 
-/// A choice of states as rates a parameter, dense and expert, each a lower bound at any size.
+/// One choice of parameter state as rates per parameter (dense, expert), each a lower bound at any
+/// size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateView {
-    /// The choice.
+    /// The chosen rank order.
     pub rank_order: RankOrder,
-    /// The choice.
+    /// The chosen ZeRO stage.
     pub zero_stage: u8,
-    /// The choice.
+    /// The chosen size of the shard group.
     pub dp_shard: u64,
-    /// The choice.
+    /// The chosen offloading.
     pub offload: Offload,
     /// Bytes on the device.
     pub bytes: [f64; 2],
     /// Exposed reductions between the last pass and the barrier, s.
     tail_s: [f64; 2],
-    /// Exposed gathers and updates behind the barrier, s.
+    /// Exposed gathers and updates after the barrier, s.
     step_s: [f64; 2],
-    /// What reductions and gathers of each stage take however little it holds, s.
+    /// Size-independent part of the reductions and of the gathers of each stage, s.
     starts_s: (f64, f64),
-    /// Gathers of a layer's weights before each pass, by kind, s.
+    /// By layer kind, gathers of a layer's weights before each pass, s.
     gather_s: Vec<f64>,
-    /// Reductions of a layer's gradients in a backward pass, by kind, s.
+    /// By layer kind, reductions of a layer's gradients in a backward pass, s.
     scatter_s: Vec<f64>,
-    /// Gathered and reduced units that lie beside everything else, bytes.
+    /// Buffers for gathered weights and reduced gradients, bytes.
     motion_bytes: f64,
     overlap: f64,
 }
 
 impl StateView {
-    /// The view of decisions' states; everything else of the decisions that matters is the mesh.
-    pub fn new(ground: &Ground<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
-        let state = StateCost::new(ground.cluster, ground.model, d, &ground.domains);
+    /// The parameter state that `d` chooses on its mesh.
+    pub fn new(cache: &CostCache<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
+        let state = StateCost::new(cache.cluster, cache.model, d, &cache.domains);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
         let least = |params| {
-            let time = |op, bytes, group: &_| bytes * ground.collective_line(op, group).1;
+            let time = |op, bytes, group: &_| bytes * cache.collective_line(op, group).1;
             state.least_exposed(params, time)
         };
-        let starts = state.least_exposed(DENSE, |op, _, group| ground.collective_line(op, group).0);
+        let starts = state.least_exposed(DENSE, |op, _, group| cache.collective_line(op, group).0);
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
-        let software = &ground.cluster.software;
+        let software = &cache.cluster.software;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
             let time = |k| time(k) * software.zero3_slowdown;
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
@@ -74,7 +76,7 @@ impl StateView {
         }
     }
 
-    /// What neither undercuts in anything, as decided as the first.
+    /// The componentwise minimum of two choices, under the name of the first.
     fn least(mut self, other: &Self) -> Self {
         let least = |own: &mut [f64], other: &[f64]| {
             own.iter_mut().zip(other).for_each(|(own, other)| *own = own.min(*other));
@@ -90,7 +92,7 @@ impl StateView {
         self
     }
 
-    /// Writes these decisions.
+    /// `d` with these choices.
     pub fn of(&self, d: &Decisions) -> Decisions {
         Decisions {
             rank_order: self.rank_order,
@@ -101,53 +103,55 @@ impl StateView {
         }
     }
 
-    /// Bytes of the states of parameters.
+    /// Bytes of the state of parameters.
     pub fn bytes_of(&self, params: LocalParams) -> f64 {
         params.dense * self.bytes[0] + params.expert * self.bytes[1]
     }
 
-    /// Least exposed reductions behind the passes of a device with these parameters in so many stages, s.
+    /// Lower bound on the exposed reductions after the last pass, s, for `params` parameters in
+    /// `stages` stages of one rank.
     pub fn tail_of_s(&self, params: LocalParams, stages: usize) -> f64 {
         let each_s = self.starts_s.0 * stages as f64;
         params.dense * self.tail_s[0] + params.expert * self.tail_s[1] + each_s
     }
 
-    /// Least work behind the barrier of a device with these parameters in so many stages, s.
+    /// Lower bound on the work after the barrier, s, for `params` parameters in `stages` stages of
+    /// one rank.
     pub fn step_of_s(&self, params: LocalParams, stages: usize) -> f64 {
         let each_s = self.starts_s.1 * stages as f64;
         params.dense * self.step_s[0] + params.expert * self.step_s[1] + each_s
     }
 
-    /// Buffers of gathers and reductions, bytes. Breadth-first loops keep a chunk of layers.
-    pub fn motion_bytes(&self, line: &Line, layers: usize) -> f64 {
-        let stages = line.devices * line.chunks;
-        match line.schedule {
+    /// Buffers of gathers and reductions, bytes. Breadth-first loops keep those of a whole chunk.
+    pub fn motion_bytes(&self, spec: &PipelineSpec, layers: usize) -> f64 {
+        let stages = spec.ranks * spec.chunks;
+        match spec.schedule {
             ScheduleName::LoopedBfs => self.motion_bytes * layers.div_ceil(stages) as f64,
             _ => self.motion_bytes,
         }
     }
 
-    /// Whether passes communicate for states.
+    /// Whether forward and backward passes communicate for the parameter state.
     pub fn in_passes(&self) -> bool {
         self.zero_stage >= 2
     }
 
-    /// What passes over layers of a kind cannot hide of gathers and reductions, forward and backward, s.
-    pub fn exposed_s(&self, index: usize, kind: &KindWork, line: &Line) -> (f64, f64) {
+    /// Gathers and reductions that the forward and the backward of a layer do not hide, s.
+    pub fn exposed_s(&self, index: usize, kind: &KindCost, spec: &PipelineSpec) -> (f64, f64) {
         // Breadth-first loops gather and reduce once for all micro-batches.
-        let shared = if line.schedule == ScheduleName::LoopedBfs { line.m() } else { 1.0 };
+        let shared = if spec.schedule == ScheduleName::LoopedBfs { spec.m() } else { 1.0 };
         let exposed = |comm_s: f64, compute_s: f64| comm_s - (comm_s * self.overlap).min(compute_s);
         let gather_s = self.gather_s[index] / shared;
         let both_s = gather_s + self.scatter_s[index] / shared;
         (exposed(gather_s, kind.forward_s), exposed(both_s, kind.backward_s))
     }
 
-    /// The work with what these states add to the passes over layers.
-    pub fn added_to(&self, work: &Work, line: &Line) -> Work {
+    /// `work` with what the parameter state adds to the passes of layers.
+    pub fn added_to(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> MicroBatchCost {
         let mut work = work.clone();
         if self.in_passes() {
             for (index, kind) in work.kinds.iter_mut().enumerate() {
-                let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+                let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
                 kind.forward_s += forward_s;
                 kind.backward_s += backward_s;
                 kind.input_s += backward_s;
@@ -157,25 +161,25 @@ impl StateView {
     }
 }
 
-/// All choices of states of a mesh.
+/// All choices of parameter state on a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct States {
-    /// The choices, in groups that differ in nothing but how many ranks share them.
-    pub groups: Vec<Alike>,
-    /// Rates that no choice undercuts: least bytes, nothing in passes.
+    /// The choices, in groups that differ only in the size of the shard group.
+    pub groups: Vec<ShardGroup>,
+    /// A relaxation of all choices: the least bytes, and no communication.
     pub least: StateView,
 }
 
-/// Choices of states that differ in nothing but how many ranks share them.
+/// Choices of parameter state that differ only in the size of the shard group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Alike {
+pub struct ShardGroup {
     /// The choices.
     pub views: Vec<StateView>,
-    /// What none of them undercuts in anything.
+    /// The componentwise minimum of the choices.
     pub least: StateView,
 }
 
-impl Alike {
+impl ShardGroup {
     fn new(views: Vec<StateView>) -> Option<Self> {
         let least = views.iter().cloned().reduce(|a, b| a.least(&b))?;
         Some(Self { views, least })
@@ -183,18 +187,23 @@ impl Alike {
 }
 
 impl States {
-    /// All that a node leaves open.
-    pub fn new(ground: &Ground<'_>, d: &Decisions, inner: &Inner, kinds: &[LocalParams]) -> Self {
+    /// All choices that a parallel layout leaves open.
+    pub fn new(
+        cache: &CostCache<'_>,
+        d: &Decisions,
+        choices: &PipelineChoices,
+        kinds: &[LocalParams],
+    ) -> Self {
         let mut groups = vec![];
-        for &rank_order in &inner.rank_order {
-            for shards in inner.shards.chunk_by(|a, b| a.0 == b.0) {
-                for &offload in &inner.offload {
+        for &rank_order in &choices.rank_order {
+            for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
+                for &offload in &choices.offload {
                     let view = |&(zero_stage, dp_shard): &(u8, u64)| {
                         let d =
                             Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
-                        StateView::new(ground, &d, kinds)
+                        StateView::new(cache, &d, kinds)
                     };
-                    groups.extend(Alike::new(shards.iter().map(view).collect()));
+                    groups.extend(ShardGroup::new(shards.iter().map(view).collect()));
                 }
             }
         }
@@ -219,63 +228,66 @@ impl States {
         Self { groups, least }
     }
 
-    /// The choices.
+    /// All choices, ungrouped.
     pub fn views(&self) -> impl Iterator<Item = &StateView> {
         self.groups.iter().flat_map(|group| &group.views)
     }
 
-    /// What choices add at least to the mean load of devices with the work's parameters on average (the work of
-    /// one micro-batch given): the choices that no other undercuts in bytes and seconds, least seconds first.
-    pub fn burdens(&self, work: &Work, line: &Line) -> Vec<Burden> {
-        let mean = work.params() * (1.0 / line.devices as f64);
+    /// Lower bounds on what the choices add to the mean load of a rank, with `work` as one
+    /// micro-batch. Choices that another one matches or betters in bytes and seconds are left out;
+    /// the fastest comes first.
+    pub fn overheads(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> Vec<StateOverhead> {
+        let mean = work.params() * (1.0 / spec.ranks as f64);
         let of = |view: &StateView| {
-            let passes_s = view.in_all_passes_s(work, line) / line.devices as f64;
+            let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
             let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
-            let fullest_s = work.fullest(line.devices, MOST_COPIES, |index, kind| {
-                let (forward_s, backward_s) = view.exposed_s(index, kind, line);
-                line.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
+            let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
+                let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
+                spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
             });
-            Burden { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
+            StateOverhead { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
         };
-        let mut all: Vec<Burden> = self.views().map(of).collect();
+        let mut all: Vec<StateOverhead> = self.views().map(of).collect();
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
-        let mut burdens: Vec<Burden> = vec![];
-        for burden in all {
-            // What is less on average may be more where one kind of layer lies.
-            let undercuts = |known: &Burden| {
-                let no_larger = known.bytes.iter().zip(burden.bytes).all(|(a, b)| *a <= b);
-                no_larger && known.fullest_s <= burden.fullest_s
+        let mut overheads: Vec<StateOverhead> = vec![];
+        for overhead in all {
+            // A choice that costs less on average may cost more where one kind of layer lies.
+            let undercuts = |known: &StateOverhead| {
+                let no_larger = known.bytes.iter().zip(overhead.bytes).all(|(a, b)| *a <= b);
+                no_larger && known.fullest_s <= overhead.fullest_s
             };
-            if !burdens.iter().any(undercuts) {
-                burdens.push(burden);
+            if !overheads.iter().any(undercuts) {
+                overheads.push(overhead);
             }
         }
-        burdens
+        overheads
     }
 }
 
-/// What a choice of states costs a device on average.
+/// Lower bounds on the cost of one choice of parameter state on a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Burden {
-    /// Bytes a parameter, dense and expert.
+pub struct StateOverhead {
+    /// Bytes per parameter, dense and expert.
     pub bytes: [f64; 2],
-    /// In passes, behind them and behind the barrier, with one stage each, s.
+    /// Seconds in passes, after them and after the barrier, for the mean of all ranks with one
+    /// stage each.
     pub added_s: f64,
-    /// All that a device does which has no more than some device must have of one kind of layer, s.
+    /// All seconds of a rank that holds only the layers of one kind which some rank must hold at
+    /// least; the largest over kinds.
     pub fullest_s: f64,
 }
 
 impl StateView {
-    /// What all micro-batches' passes over all layers cannot hide, s.
-    pub fn in_all_passes_s(&self, work: &Work, line: &Line) -> f64 {
+    /// What the passes of all micro-batches over all layers do not hide, s.
+    pub fn in_all_passes_s(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> f64 {
         if !self.in_passes() {
             return 0.0;
         }
         let all = work.kinds.iter().zip(&work.counts).enumerate();
-        let of = |(index, (kind, &count)): (usize, (&KindWork, &usize))| {
-            let (forward_s, backward_s) = self.exposed_s(index, kind, line);
+        let of = |(index, (kind, &count)): (usize, (&KindCost, &usize))| {
+            let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
             count as f64 * (forward_s + backward_s)
         };
-        line.m() * all.map(of).sum::<f64>()
+        spec.m() * all.map(of).sum::<f64>()
     }
 }

@@ -1,22 +1,24 @@
-//! A bound on what a search leaves out.
+//! Bounds what the search leaves out.
 //!
-//! Three families of configurations are not settled by the search: with several chunks a device and
-//! many cuts, the cuts that are on no list and the mixes of recomputation between levels; vocabulary
-//! passes in schedules that are not offered by default; and iterations without a barrier at their end
-//! (post-validation). The bounds of [`crate::bounds::closed`] hold for all of them: some device has at
-//! least the mean of the devices' work, whatever the cut and the order of passes. The least of them
-//! says how much faster than the plan a configuration may be that was left out.
+//! The search leaves out three families of configurations:
+//! - with several chunks per pipeline rank and many partitions, the partitions that are no
+//!   candidates, and recompute splits between the rungs of the ladder;
+//! - vocabulary passes in schedules that do not offer them by default;
+//! - iterations without a barrier at their end (post-validation).
+//!
+//! The bounds of [`crate::bounds::closed`] cover all of them: some rank has at least the mean load,
+//! whatever the partition and the order of passes. The least of these bounds says how much faster
+//! than the plan a configuration that was left out may be.
 
-use super::Task;
-use super::settle::{Context, Worker};
-use crate::case::pipelines::Pipelines;
-use crate::restrict::{Choice, Restrictions};
+use super::expand::{Context, Worker};
+use crate::pricing::pipelines::Pipelines;
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Restrictions};
 use models::schedule::ScheduleName;
 use std::sync::Arc;
 
-/// No configuration that the search leaves out takes less, finished, s; infinite where there is none.
-///
-/// `contexts` are all contexts with their bounds, finished, s.
+/// Lower bound on the configurations that the search leaves out, with overheads, s; infinite where
+/// it is no less than `best_s`. `contexts` are all contexts with their bounds, with overheads, s.
 pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64) -> f64 {
     let apart = !task.restrictions.schedule.is_restricted();
     let restrictions = offered(task.restrictions);
@@ -29,14 +31,14 @@ pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64
         if bound_s >= least_s {
             break;
         }
-        for node in worker.nodes_below(&context.item(bound_s), least_s) {
-            least_s = least_s.min(worker.left_open_s(&node, least_s, apart));
+        for parallel in worker.layouts_below(&context.node(bound_s), least_s) {
+            least_s = least_s.min(worker.left_open_s(&parallel, least_s, apart));
         }
     }
     if least_s < best_s { least_s } else { f64::INFINITY }
 }
 
-/// The same restrictions with vocabulary passes in every schedule that can host them.
+/// `asked` with vocabulary passes in every schedule that can host them.
 fn offered(asked: &Restrictions) -> Restrictions {
     let all = Choice::of(&ScheduleName::ALL);
     let schedule = if asked.schedule.is_restricted() { asked.schedule.clone() } else { all };

@@ -1,124 +1,43 @@
-//! The search: every combination is either priced exactly or cut by a bound.
+//! Best-first branch and bound over the space of combinations.
 //!
-//! Best first. Contexts (degrees, context parallelism, micro-batch) wait in a heap by their bound; the
-//! least is taken and replaced by its parts with tighter bounds: nodes by how experts are split, then
-//! pipelines (schedule, chunks, vocabulary placement, recomputation), whose states (ZeRO, shards, offload,
-//! rank order) are at last settled one by one, by a simulated placement that attains its bound, or by the
-//! integer program. What still waits when the least bound reaches the best time is cut. So nothing is
-//! looked into whose bound does not lie below the optimum, whatever is found first ([`queue`]). Items are
-//! worked on by several threads in batches that do not depend on how many there are ([`settle`]).
+//! A search node is a part of the space with an admissible lower bound on its time. The node with the
+//! least bound is expanded into parts with tighter bounds: contexts (degrees, context parallelism,
+//! micro-batch), parallel layouts (split of the experts), pipelines (schedule, chunks, vocabulary
+//! placement, recomputation), and at last states (ZeRO, shard group, offloading, rank order). A state
+//! is settled by a simulated placement that attains its bound, or by the integer program. Nodes whose
+//! bound reaches the incumbent's time are pruned ([`queue`]). Several threads expand nodes in batches
+//! that do not depend on the number of threads ([`expand`]), so the plan does not either.
 //!
-//! Four families are cut by dominance, each because another member of the space does as well
-//! (for the last: as far as passes go; ARCHITECTURE.md says what is not looked at):
-//! - uniform recomputation is one of the mixes of `per_layer`;
+//! Four parts of the space are pruned by dominance, because another part is at least as good
+//! (docs/design/search.md has the exceptions):
+//! - uniform recomputation is one of the splits of `per_layer`;
 //! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
 //! - `zb_auto` has the order of `zb_h1` or `zb_v` where there are enough micro-batches;
-//! - `gpipe` and `naive` are no faster than `1f1b` and keep no fewer micro-batches in flight: without
-//!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, which is what GPipe takes.
+//! - `gpipe` and `naive` are no faster than `1f1b` and hold no fewer micro-batches: without transfer
+//!   latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, GPipe's time.
 
+mod exhaustive;
+mod expand;
 mod left_open;
-mod one_by_one;
+mod local_search;
+pub mod partition_candidates;
+mod partition_problem;
 mod queue;
-mod settle;
 
-use crate::case::priced::{Placed, Priced};
-use crate::placement::ilp;
-use crate::restrict::{Choice, Restrictions};
-use crate::space::Space;
-use models::cluster::ClusterSpec;
+use crate::pricing::priced::{Placed, Priced};
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Restrictions};
 use models::decisions::Decisions;
-use models::model::ModelSpec;
+use models::plan::Proof;
 use models::schedule::ScheduleName;
-use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is to be planned.
-#[derive(Clone, Debug)]
-pub struct Task<'a> {
-    /// The model, with its sequence length and global batch.
-    pub model: &'a ModelSpec,
-    /// The cluster.
-    pub cluster: &'a ClusterSpec,
-    /// GPUs.
-    pub gpus: u64,
-    /// What the user narrowed.
-    pub restrictions: &'a Restrictions,
-    /// Places layers as if memory were endless, to say by how much a configuration does not fit.
-    pub ignore_memory: bool,
-    /// Cuts everything that is not faster than this, s.
-    pub cutoff_s: f64,
-    /// Work for integer programs in all, as [`ilp::Limits::work`] counts it.
-    pub solver_work: u64,
-    /// Where it turns true, the search ends with the best known.
-    pub stop: Option<&'a AtomicBool>,
-}
-
-impl<'a> Task<'a> {
-    /// A task with nothing relaxed.
-    pub fn new(
-        model: &'a ModelSpec,
-        cluster: &'a ClusterSpec,
-        gpus: u64,
-        restrictions: &'a Restrictions,
-    ) -> Self {
-        Self {
-            model,
-            cluster,
-            gpus,
-            restrictions,
-            ignore_memory: false,
-            cutoff_s: f64::INFINITY,
-            solver_work: ilp::MUCH_WORK,
-            stop: None,
-        }
-    }
-
-    /// Whether the search is to end.
-    pub fn is_stopped(&self) -> bool {
-        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
-    }
-
-    /// The task's space.
-    pub fn space(&self) -> Space<'a> {
-        Space {
-            model: self.model,
-            cluster: self.cluster,
-            gpus: self.gpus,
-            restrictions: self.restrictions,
-        }
-    }
-}
-
-/// How the search went: the proof.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    /// Combinations that satisfy every divisibility rule.
-    pub candidates: u64,
-    /// Cut: their bound on time is not below the plan's time.
-    pub cut_by_time: u64,
-    /// Cut: their bound on memory is above the device's.
-    pub cut_by_memory: u64,
-    /// Cut: another combination does as well in every respect.
-    pub cut_by_dominance: u64,
-    /// Placement problems looked into.
-    pub placed: u64,
-    /// Integer programs solved.
-    pub ilps: u64,
-    /// Mean wall time of an integer program, ms.
-    pub ms_per_ilp: f64,
-    /// Wall time of the search, s.
+/// What a search cost: wall times, which differ from run to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effort {
+    /// The search, s.
     pub elapsed_s: f64,
-    /// Nothing faster exists in the space, by this cost model: `gap` is 0.
-    pub proven_optimal: bool,
-    /// By what share of the plan's time another configuration may be faster at most: (time − bound) / time over
-    /// every cut of the layers and every mix of recomputation, vocabulary passes in every schedule, and iterations
-    /// without a barrier at their end. 1 where there is no bound.
-    pub gap: f64,
-    /// The same over the combinations and the cuts that are searched.
-    #[serde(default)]
-    pub searched_gap: f64,
-    /// Some combinations have several chunks a device and so many cuts that a family of them is tried.
-    pub family: bool,
+    /// Integer programs on average, ms.
+    pub ms_per_ilp: f64,
 }
 
 /// The best configuration found.
@@ -137,27 +56,26 @@ pub struct Found {
 pub struct Outcome {
     /// The fastest configuration that fits, if any.
     pub best: Option<Found>,
-    /// How it was found.
+    /// What is proven of it.
     pub proof: Proof,
+    /// What the search cost.
+    pub effort: Effort,
 }
 
-/// Most combinations that are priced one by one.
-pub const MOST_ONE_BY_ONE: u64 = 4096;
-
-/// Called now and then with the combinations settled and those in all.
+/// Called now and then with the number of combinations settled and of all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
-    // The bounds speak of iterations that end at a barrier.
+    // The bounds hold for iterations that end at a barrier.
     if task.restrictions.wants_post_validation() {
-        return one_by_one::run(task, progress);
+        return exhaustive::run(task, progress);
     }
     queue::run(task, progress)
 }
 
-/// The same; where vocabulary passes come first, they are looked for in every schedule that hosts them. By default they are
-/// searched with 1F1B alone.
+/// The same, and where a plan with vocabulary passes wins, a second search of every schedule that
+/// hosts them. The first search has them with 1F1B alone.
 pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let narrow = search(task, progress);
     let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
@@ -168,6 +86,7 @@ pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let restrictions = Restrictions { schedule, ..task.restrictions.clone() };
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
     let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
-    let elapsed_s = narrow.proof.elapsed_s + wide.proof.elapsed_s;
-    Outcome { best: wide.best.or(narrow.best), proof: Proof { elapsed_s, ..wide.proof } }
+    let elapsed_s = narrow.effort.elapsed_s + wide.effort.elapsed_s;
+    let effort = Effort { elapsed_s, ..wide.effort };
+    Outcome { best: wide.best.or(narrow.best), proof: wide.proof, effort }
 }

@@ -1,17 +1,20 @@
-//! The queue of what waits, least bound first, and the threads that work on it.
+//! Best-first branch and bound: a priority queue of search nodes, least bound first, and the
+//! threads that expand them.
 
+use super::expand::{Candidate, Context, Expansion, Open, Paths, SLACK, SearchNode, Worker};
 use super::left_open;
-use super::settle::{Candidate, Context, Item, Open, Paths, SLACK, Settled, Worker};
-use super::{Found, Outcome, Progress, Proof, Task};
-use crate::case::Case;
-use crate::case::family::is_family;
-use crate::case::pipelines::{PipelineKey, Pipelines};
-use crate::case::priced::Placed;
-use crate::placement::ilp;
-use crate::restrict::Restrictions;
+use super::{Effort, Found, Outcome, Progress};
+use crate::partition::ilp;
+use crate::pricing::Configuration;
+use crate::pricing::listed_cuts::is_family;
+use crate::pricing::pipelines::{PipelineKey, Pipelines};
+use crate::pricing::priced::Placed;
+use crate::request::Task;
+use crate::request::restrictions::Restrictions;
+use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
-use crate::space::{ExpertSplit, Inner, InnerKey};
 use models::decisions::{Decisions, Offload, RankOrder, Recompute};
+use models::plan::Proof;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,70 +24,71 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Items of a batch: enough to keep threads busy, few enough that the best time so far is fresh. Results
-/// depend on these, so they do not depend on how many threads there are.
+/// Search nodes per batch: enough to keep the threads busy, few enough that the incumbent stays
+/// fresh. Results depend on the batches, and so batches do not depend on the number of threads.
 const BATCH: usize = 128;
-/// Items of a batch that are settled, not split: each may find a better time for the others.
-const SETTLED_AT_ONCE: usize = 8;
-/// Items of a batch that are looked into before it is their turn.
+/// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
+const LEAVES_AT_ONCE: usize = 8;
+/// Search nodes of a batch that are expanded before their turn.
 const LEADING: usize = 4;
-/// One problem's integer programs take this part of the work left at most, so that others have some.
-const AT_ONCE: u64 = 8;
-/// Contexts bounded at a time by one thread. Neighbours share prices.
+/// The integer programs of one problem take at most this fraction (1/n) of the work left.
+const WORK_SHARE: u64 = 8;
+/// Contexts that one thread bounds at a time. Neighbours share layer costs.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let pipelines = Arc::new(Pipelines::default());
     std::thread::scope(|scope| {
         let mut team = Team::new(scope, task, &pipelines, threads);
         let mut run = Run::new(task, Arc::clone(&pipelines));
         run.bound_contexts(&mut team);
-        run.settle_all(&mut team, progress);
+        run.expand_all(&mut team, progress);
         drop(team);
-        run.settle_open();
+        run.prove_open();
         run.climb(threads);
         run.bound_left_open();
-        run.proof.elapsed_s = begun.elapsed().as_secs_f64();
+        run.effort.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
 }
 
-/// Work for all threads: they take one piece after another.
+/// Work for all threads, which take its pieces in turn.
 enum Batch {
     Contexts(Arc<[Context]>),
-    /// Items, the best time, the work that integer programs of one may take, and known chains.
-    Items(Vec<Item>, f64, u64, Arc<Paths>),
+    /// Search nodes, the incumbent's time, the work allowed to integer programs of one node, known
+    /// chains.
+    Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
 }
 
 enum Answer {
-    /// Bounds, s.
+    /// Bounds, with overheads, s.
     Contexts(Vec<f64>),
-    Settled(Box<Settled>),
+    Expansion(Box<Expansion>),
 }
 
-/// A batch on its way, by number; threads take its pieces in turn.
-type Order = (usize, Arc<Batch>, Arc<AtomicUsize>);
+/// A batch that was sent: its number, and the index of the next piece to take.
+type SentBatch = (usize, Arc<Batch>, Arc<AtomicUsize>);
 
-/// Answers to pieces of a batch.
+/// Answers, each with the index of its piece.
 type Answers = Vec<(usize, Answer)>;
 
-/// Threads that each have prices of their own.
+/// The threads, each with its own [`Worker`].
 struct Team<'scope> {
-    to: Vec<Sender<Order>>,
+    to: Vec<Sender<SentBatch>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
     from: Receiver<(usize, Answers)>,
     /// Batches sent so far.
     sent: usize,
-    /// What is not answered in full, oldest first: pieces, and answers that came.
+    /// Batches not answered in full, oldest first: the number of pieces, and the answers so far.
     under_way: VecDeque<(usize, Answers)>,
 }
 
-/// How long to wait before it is asked whether the threads are still there.
+/// Time without an answer after which the threads are checked for panics.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 impl<'scope> Team<'scope> {
@@ -106,11 +110,11 @@ impl<'scope> Team<'scope> {
         Self { to, threads: handles, from, sent: 0, under_way: VecDeque::new() }
     }
 
-    /// Gives a batch to the threads, who do one after another.
+    /// Sends a batch to the threads, which finish earlier batches first.
     fn send(&mut self, batch: Batch) {
         let pieces = match &batch {
             Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
-            Batch::Items(items, ..) => items.len(),
+            Batch::Nodes(nodes, ..) => nodes.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
@@ -120,10 +124,10 @@ impl<'scope> Team<'scope> {
         self.under_way.push_back((pieces, Vec::with_capacity(pieces)));
     }
 
-    /// Answers to the oldest batch on its way, in the order of its pieces.
+    /// Answers to the oldest batch, in the order of its pieces.
     ///
     /// # Panics
-    /// A thread did: our bug, passed on.
+    /// Passes on the panic of a thread.
     fn receive(&mut self) -> Vec<Answer> {
         while self.under_way.front().is_some_and(|(pieces, answers)| answers.len() < *pieces) {
             match self.from.recv_timeout(PATIENCE) {
@@ -141,7 +145,7 @@ impl<'scope> Team<'scope> {
 }
 
 impl Team<'_> {
-    /// Threads end before the team does only where they panic.
+    /// Threads end before the team is dropped only where they panic.
     fn pass_on_panics(&mut self) {
         let ended = self.threads.iter().position(ScopedJoinHandle::is_finished);
         if let Some(Err(panic)) = ended.map(|at| self.threads.swap_remove(at).join()) {
@@ -154,12 +158,12 @@ impl Team<'_> {
 fn serve(
     task: &Task<'_>,
     pipelines: Arc<Pipelines>,
-    work: &Receiver<Order>,
+    work: &Receiver<SentBatch>,
     answer: &Sender<(usize, Answers)>,
 ) {
     let mut worker = Worker::new(task, pipelines);
     for (number, batch, next) in work {
-        // One message a batch: waking the other side takes longer than many a piece.
+        // One message per batch: waking the receiver takes longer than many a piece.
         let mut answers = vec![];
         loop {
             let piece = next.fetch_add(1, Sharing::Relaxed);
@@ -168,8 +172,8 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Items(items, best_s, work, paths) => items.get(piece).map(|item| {
-                    Answer::Settled(Box::new(worker.settle(item, *best_s, *work, paths)))
+                Batch::Nodes(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
+                    Answer::Expansion(Box::new(worker.expand(node, *best_s, *work, paths)))
                 }),
             };
             let Some(done) = done else { break };
@@ -181,17 +185,18 @@ fn serve(
     }
 }
 
-/// Something in the heap; of equal bounds what came first.
+/// An entry of the heap; of equal bounds the first one pushed comes first.
 struct Waiting {
     bound_s: f64,
     number: u64,
     what: What,
 }
 
-/// What waits. Contexts are in a list, most of them to the end, and items boxed, because a heap moves what it holds.
+/// What waits. Contexts are indices because most are never expanded; search nodes are boxed because
+/// a heap moves its entries.
 enum What {
     Context(usize),
-    Item(Box<Item>),
+    SearchNode(Box<SearchNode>),
 }
 
 impl PartialEq for Waiting {
@@ -207,7 +212,7 @@ impl PartialOrd for Waiting {
 }
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> Ordering {
-        // The heap gives the largest first.
+        // `BinaryHeap` pops the largest.
         let by_bound = other.bound_s.total_cmp(&self.bound_s);
         by_bound.then(other.number.cmp(&self.number))
     }
@@ -217,26 +222,27 @@ struct Run<'a> {
     task: &'a Task<'a>,
     pipelines: Arc<Pipelines>,
     proof: Proof,
+    effort: Effort,
     contexts: Arc<[Context]>,
-    /// Bounds of the contexts, finished, s.
+    /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
-    /// Items to be looked into before it is their turn.
-    leading: Vec<Item>,
+    /// Search nodes to be expanded before their turn.
+    leading: Vec<SearchNode>,
     pushed: u64,
-    /// Finished iteration of the best so far, s.
+    /// The incumbent's time with overheads, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
     open: Vec<Open>,
     paths: Arc<Paths>,
-    /// Least bound of a configuration that an integer program gave up on.
+    /// Least bound of a configuration that an integer program gave up on, with overheads, s.
     open_bound_s: f64,
-    /// No configuration that was left out takes less, s.
+    /// Lower bound on the configurations that the search leaves out, with overheads, s.
     left_open_s: f64,
-    /// The best listed placements of configurations within [`SLACK`] of the best time.
+    /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
     near: Vec<Candidate>,
     ilp_s: f64,
-    /// Work of integer programs.
+    /// Work done by integer programs.
     work: u64,
 }
 
@@ -247,6 +253,7 @@ impl<'a> Run<'a> {
             task,
             pipelines,
             proof: Proof { family, ..Proof::default() },
+            effort: Effort::default(),
             contexts: Arc::from(contexts),
             contexts_s: vec![],
             waiting: BinaryHeap::new(),
@@ -264,13 +271,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Work that is left to integer programs.
+    /// Work left for integer programs.
     fn work_left(&self) -> u64 {
         self.task.solver_work.saturating_sub(self.work)
     }
 
-    fn push(&mut self, item: Item) {
-        self.wait(item.bound_s, What::Item(Box::new(item)));
+    fn push(&mut self, node: SearchNode) {
+        self.wait(node.bound_s, What::SearchNode(Box::new(node)));
     }
 
     fn wait(&mut self, bound_s: f64, what: What) {
@@ -278,7 +285,7 @@ impl<'a> Run<'a> {
         self.waiting.push(Waiting { bound_s, number: self.pushed, what });
     }
 
-    /// Fills the queue with all contexts.
+    /// Bounds all contexts and fills the queue with them.
     fn bound_contexts(&mut self, team: &mut Team<'_>) {
         self.proof.candidates = self.contexts.iter().map(Context::count).sum();
         team.send(Batch::Contexts(Arc::clone(&self.contexts)));
@@ -292,23 +299,23 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn settle_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
+    fn expand_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
         loop {
-            // While the answers to one batch are taken, threads have the next one to work on.
+            // The threads work on the next batch while the answers to one are taken.
             while team.under_way.len() < 2 {
-                let items = if self.task.is_stopped() { vec![] } else { self.next_batch() };
-                if items.is_empty() {
+                let nodes = if self.task.is_stopped() { vec![] } else { self.next_batch() };
+                if nodes.is_empty() {
                     break;
                 }
-                let work = self.work_left() / AT_ONCE;
-                team.send(Batch::Items(items, self.best_s, work, Arc::clone(&self.paths)));
+                let work = self.work_left() / WORK_SHARE;
+                team.send(Batch::Nodes(nodes, self.best_s, work, Arc::clone(&self.paths)));
             }
             if team.under_way.is_empty() {
                 break;
             }
             for answer in team.receive() {
-                if let Answer::Settled(settled) = answer {
-                    self.take(*settled);
+                if let Answer::Expansion(expansion) = answer {
+                    self.take(*expansion);
                 }
             }
             let proof = &self.proof;
@@ -317,71 +324,71 @@ impl<'a> Run<'a> {
         }
         if self.task.is_stopped() {
             let waiting = self.waiting.peek().map(|least| least.bound_s);
-            let leading = self.leading.iter().map(|item| item.bound_s);
+            let leading = self.leading.iter().map(|node| node.bound_s);
             let least_s = leading.chain(waiting).fold(f64::INFINITY, f64::min);
             self.open_bound_s = self.open_bound_s.min(least_s);
         }
         let contexts = &self.contexts;
         let count = |waiting: Waiting| match waiting.what {
             What::Context(index) => contexts[index].count(),
-            What::Item(item) => item.count,
+            What::SearchNode(node) => node.count,
         };
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
-    /// The most promising items, all below the best time.
-    fn next_batch(&mut self) -> Vec<Item> {
-        let mut items = self.leading_items();
-        let mut settling = items.iter().filter(|item| item.settles()).count();
-        while items.len() < BATCH && settling < SETTLED_AT_ONCE {
+    /// The search nodes with the least bounds below the incumbent, and some that lead.
+    fn next_batch(&mut self) -> Vec<SearchNode> {
+        let mut nodes = self.leading_nodes();
+        let mut leaves = nodes.iter().filter(|node| node.is_leaf()).count();
+        while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
             let best_s = self.best_s;
             if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
                 break;
             }
             let Some(Waiting { bound_s, what, .. }) = self.waiting.pop() else { break };
-            let item = match what {
-                What::Context(index) => self.contexts[index].item(bound_s),
-                What::Item(item) => *item,
+            let node = match what {
+                What::Context(index) => self.contexts[index].node(bound_s),
+                What::SearchNode(node) => *node,
             };
-            settling += usize::from(item.settles());
-            items.push(item);
+            leaves += usize::from(node.is_leaf());
+            nodes.push(node);
         }
-        items
+        nodes
     }
 
-    /// Items that may better the best time by much. Early on their bounds are far from the least, but the sooner
-    /// there is a good time, the less is looked into.
-    fn leading_items(&mut self) -> Vec<Item> {
+    /// Search nodes that may improve the incumbent by much. Their bounds are not the least yet, but
+    /// an early good incumbent prunes more.
+    fn leading_nodes(&mut self) -> Vec<SearchNode> {
         let mut leading = std::mem::take(&mut self.leading);
         leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         let behind = leading.split_off(leading.len().min(LEADING));
-        let (leading, overtaken): (Vec<Item>, Vec<Item>) =
-            leading.into_iter().partition(|item| item.leads(self.best_s));
-        overtaken.into_iter().chain(behind).for_each(|item| self.push(item));
+        let (leading, overtaken): (Vec<SearchNode>, Vec<SearchNode>) =
+            leading.into_iter().partition(|node| node.leads(self.best_s));
+        overtaken.into_iter().chain(behind).for_each(|node| self.push(node));
         leading
     }
 
-    fn take(&mut self, settled: Settled) {
-        self.proof.cut_by_time += settled.cut_by_time;
-        self.proof.cut_by_memory += settled.cut_by_memory;
-        self.proof.cut_by_dominance += settled.cut_by_dominance;
-        self.proof.placed += settled.placed;
-        self.proof.ilps += settled.ilps;
-        self.ilp_s += settled.ilp_s;
-        self.work += settled.work;
-        self.open_bound_s = self.open_bound_s.min(settled.open_s);
-        self.open.extend(settled.open);
-        self.near.extend(settled.near);
-        if !settled.paths.is_empty() {
+    fn take(&mut self, expansion: Expansion) {
+        self.proof.cut_by_time += expansion.cut_by_time;
+        self.proof.cut_by_memory += expansion.cut_by_memory;
+        self.proof.cut_by_dominance += expansion.cut_by_dominance;
+        self.proof.placed += expansion.placed;
+        self.proof.ilps += expansion.ilps;
+        self.ilp_s += expansion.ilp_s;
+        self.work += expansion.work;
+        self.open_bound_s = self.open_bound_s.min(expansion.open_s);
+        self.open.extend(expansion.open);
+        self.near.extend(expansion.near);
+        if !expansion.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
-            for (key, path) in settled.paths {
+            for (key, path) in expansion.paths {
                 remember(known.entry(key).or_default(), path);
             }
         }
-        for part in settled.parts {
+        for part in expansion.parts {
             if part.leads(self.best_s) { self.leading.push(part) } else { self.push(part) }
         }
-        if let Some(Candidate { decisions, placed, iteration_s }) = settled.best
+        if let Some(Candidate { decisions, placed, iteration_s }) = expansion.best
             && iteration_s < self.best_s
         {
             self.best_s = iteration_s;
@@ -389,35 +396,37 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Settles what bounds and incumbents left open, most promising first.
-    fn settle_open(&mut self) {
+    /// Settles the combinations left open by bounds and incumbents, most promising first.
+    fn prove_open(&mut self) {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
-        for item in open {
+        for node in open {
             let known =
-                self.paths.get(&PipelineKey::new(&item.decisions)).map_or(&[][..], Vec::as_slice);
-            if item.bound_s >= self.best_s || worker.is_cut_by(&item.decisions, self.best_s, known)
+                self.paths.get(&PipelineKey::new(&node.decisions)).map_or(&[][..], Vec::as_slice);
+            if node.bound_s >= self.best_s || worker.is_cut_by(&node.decisions, self.best_s, known)
             {
                 continue;
             }
             if self.work_left() == 0 || self.task.is_stopped() {
-                self.open_bound_s = self.open_bound_s.min(item.bound_s);
+                self.open_bound_s = self.open_bound_s.min(node.bound_s);
             } else {
-                self.prove(&mut worker, item);
+                self.prove(&mut worker, node);
             }
         }
     }
 
     /// Settles a combination by the integer program.
-    fn prove(&mut self, worker: &mut Worker<'_>, item: Open) {
-        let Ok(case) = Case::new(&worker.ground, item.decisions) else { return };
-        let cutoff_s = case.core_s(self.best_s);
-        let Some(problem) = case.problem(cutoff_s, self.task.ignore_memory) else { return };
-        // No program takes all that is left: others may need less.
-        let work = (self.task.solver_work / AT_ONCE).min(self.work_left());
+    fn prove(&mut self, worker: &mut Worker<'_>, node: Open) {
+        let Ok(configuration) = Configuration::new(&worker.cache, node.decisions) else { return };
+        let cutoff_s = configuration.pipeline_s(self.best_s);
+        let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
+            return;
+        };
+        // No combination takes all the work left: others may need less.
+        let work = (self.task.solver_work / WORK_SHARE).min(self.work_left());
         let limits = ilp::Limits { work, paths: true };
-        let key = PipelineKey::new(&case.decisions);
+        let key = PipelineKey::new(&configuration.decisions);
         let known = self.paths.get(&key).cloned().unwrap_or_default();
         let (report, more) =
             ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
@@ -427,22 +436,22 @@ impl<'a> Run<'a> {
         self.ilp_s += report.elapsed_s;
         self.work += report.work;
         if let Some((choice, value_s)) = &report.best {
-            let iteration_s = case.finish_s(*value_s);
+            let iteration_s = configuration.with_overheads_s(*value_s);
             if let Some(placed) =
-                case.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
+                configuration.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
             {
                 self.best_s = iteration_s;
-                self.best = Some((case.decisions.clone(), placed));
+                self.best = Some((configuration.decisions.clone(), placed));
             }
         }
         if !report.proven {
-            let bound_s = item.bound_s.max(case.finish_s(report.bound_s));
+            let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
             self.open_bound_s = self.open_bound_s.min(bound_s);
         }
     }
 
-    /// Goes on from the best listed cuts to cuts that nobody listed, from all that are near the best listed time:
-    /// which these are does not depend on the order in which they were found.
+    /// Local search from all candidate partitions within [`SLACK`] of the incumbent. Which ones
+    /// these are does not depend on the order in which they were found.
     fn climb(&mut self, threads: usize) {
         if self.task.is_stopped() {
             return;
@@ -478,7 +487,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Bounds what is not searched.
+    /// Bounds the configurations that the search leaves out.
     fn bound_left_open(&mut self) {
         if self.best.is_some() {
             let contexts: Vec<_> =
@@ -492,19 +501,19 @@ impl<'a> Run<'a> {
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
         self.proof.proven_optimal = self.proof.gap == 0.0;
-        self.proof.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
+        self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
-            let case = Case::new(&worker.ground, decisions).ok()?;
-            let priced = case.price(&placed, &mut worker.scratch);
-            Some(Found { decisions: case.decisions, placed, priced })
+            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
+            let priced = configuration.price(&placed, &mut worker.scratch);
+            Some(Found { decisions: configuration.decisions, placed, priced })
         });
-        Outcome { best, proof: self.proof }
+        Outcome { best, proof: self.proof, effort: self.effort }
     }
 }
 
-/// Configurations that differ in nothing but the states of parameters together, in the order they come.
+/// Groups configurations that differ only in parameter state, in the order in which they come.
 fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
     let mut groups: Vec<(Decisions, Vec<Candidate>)> = vec![];
     for candidate in all {
@@ -523,28 +532,28 @@ fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// Chains of a pipeline that are kept.
-const MOST_PATHS: usize = 8;
+/// Chains kept per pipeline.
+const MAX_PATHS: usize = 8;
 
 fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
-    if known.len() < MOST_PATHS && !known.contains(&path) {
+    if known.len() < MAX_PATHS && !known.contains(&path) {
         known.push(path);
     }
 }
 
-/// All contexts that have combinations, those with the same prices one after another, and whether only a family of cuts
-/// is tried of some.
+/// All contexts with combinations, those that share layer costs next to each other; and whether
+/// some pipeline tries only a family of partitions.
 fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     let space = task.space();
     let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
     let mut counter = space.counter();
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
-    for node in space.contexts() {
-        if !family && seen.insert(InnerKey::new(&node.decisions)) {
-            family = has_family(&space.inner(&node), &node.decisions, task.model.layers);
+    for parallel in space.contexts() {
+        if !family && seen.insert(PipelineChoicesKey::new(&parallel.decisions)) {
+            family = has_family(&space.choices(&parallel), &parallel.decisions, task.model.layers);
         }
-        let d = node.decisions;
+        let d = parallel.decisions;
         let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
         let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
         let each = counter.count(&d);
@@ -556,12 +565,13 @@ fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     (contexts, family)
 }
 
-/// Whether only a family of cuts is tried of some pipeline.
-fn has_family(inner: &Inner, d: &Decisions, layers: usize) -> bool {
-    inner.pipelines(d).any(|d| is_family(&d, layers))
+/// Whether only a family of partitions is tried of some pipeline.
+fn has_family(choices: &PipelineChoices, d: &Decisions, layers: usize) -> bool {
+    choices.pipelines(d).any(|d| is_family(&d, layers))
 }
 
-/// A mixed recomputation that turned out uniform goes by the uniform name, if that is allowed.
+/// Replaces `per_layer` by the uniform recomputation that the placement turned out to have, if
+/// allowed.
 pub(super) fn named_by_result(
     mut d: Decisions,
     placed: &Placed,
@@ -570,7 +580,8 @@ pub(super) fn named_by_result(
     if d.recompute != Recompute::PerLayer {
         return d;
     }
-    let used = |option: usize| placed.iter().any(|s| s.mix.iter().any(|split| split[option] > 0));
+    let used =
+        |option: usize| placed.iter().any(|s| s.recompute.iter().any(|split| split[option] > 0));
     let uniform = match (used(0), used(1), used(2)) {
         (_, false, false) => Recompute::None,
         (false, true, false) => Recompute::Selective,

@@ -1,11 +1,12 @@
-//! Iteration times without simulation: bounds for the search and checks for the simulator.
+//! Closed forms of iteration times, and bounds on them.
 //!
-//! Symbols: `p` devices, `m` micro-batches, `v` chunks a device; `forward_s` and `backward_s` (the whole
-//! backward, `B + W`) of one micro-batch on one device's whole share; `link_s` the latency between
-//! neighbouring devices. All results in seconds.
+//! Symbols: `p` pipeline ranks, `m` micro-batches, `v` chunks a rank; `forward_s` and `backward_s`
+//! (the whole backward, `B + W`) of one micro-batch on all chunks of one rank; `link_s` the latency
+//! between neighbouring ranks. All results are in seconds.
 
-/// Bubble of GPipe, `(p − 1)(F + B + W) + 2(p − 1)c` (Megatron PTD-P, arXiv 2104.04473, section 2.2.1;
-/// the latency term is the first micro-batch's way down and the last one's way back).
+/// Bubble of GPipe, `(p − 1)(F + B + W) + 2(p − 1)c` (Megatron PTD-P, arXiv 2104.04473, section
+/// 2.2.1). The latency term is the first micro-batch's forward path and the last one's backward
+/// path.
 pub fn gpipe_bubble_s(p: usize, forward_s: f64, backward_s: f64, link_s: f64) -> f64 {
     p.saturating_sub(1) as f64 * (forward_s + backward_s + 2.0 * link_s)
 }
@@ -16,9 +17,9 @@ pub fn one_f_one_b_bubble_s(p: usize, forward_s: f64, backward_s: f64) -> f64 {
     p.saturating_sub(1) as f64 * (forward_s + backward_s)
 }
 
-/// What latency adds to strict 1F1B, `2c((p − 1)m/p + p − 2)`, where `p` is at least 2 and divides `m`
-/// and `c` is short beside `F` and `B` (found by simulation: each `p` micro-batches wait once for a way
-/// there and back).
+/// Time that latency adds to strict 1F1B, `2c((p − 1)m/p + p − 2)`, where `p` is at least 2 and
+/// divides `m`, and `c` is short compared with `F` and `B`. Found by simulation: each group of `p`
+/// micro-batches waits once for a round trip.
 pub fn strict_1f1b_latency_s(p: usize, m: usize, link_s: f64) -> f64 {
     let (p, m) = (p as f64, m as f64);
     2.0 * link_s * ((p - 1.0) * m / p + p - 2.0)
@@ -31,14 +32,14 @@ pub fn interleaved_bubble_s(p: usize, v: usize, forward_s: f64, backward_s: f64)
     one_f_one_b_bubble_s(p, forward_s, backward_s) / v as f64
 }
 
-/// Stages of a pipeline of one chunk a device, with unequal times, s.
+/// Stages of a pipeline with one chunk a rank and unequal times, s.
 #[derive(Clone, Copy, Debug)]
 pub struct Stages<'a> {
     /// Forward of a micro-batch, by stage.
     pub forward: &'a [f64],
-    /// Whole backward of a micro-batch (with any recomputing), by stage.
+    /// Whole backward of a micro-batch (with any recomputation), by stage.
     pub backward: &'a [f64],
-    /// Latency from stage `j` to stage `j + 1` and back; missing ones are zero.
+    /// Latency between stages `j` and `j + 1`, either direction. Missing entries are zero.
     pub link_s: &'a [f64],
 }
 
@@ -48,7 +49,7 @@ impl Stages<'_> {
         self.forward[j] + self.backward[j]
     }
 
-    /// There and back between stages `j` and `j + 1`.
+    /// Round trip between stages `j` and `j + 1`.
     fn round_trip_s(&self, j: usize) -> f64 {
         let link_s = self.link_s.get(j).copied().unwrap_or(0.0);
         if j + 1 < self.forward.len() { 2.0 * link_s } else { 0.0 }
@@ -62,12 +63,17 @@ impl Stages<'_> {
 
 /// A lower bound on the makespan of 1F1B with unequal stages.
 ///
-/// For each stage `q`: the way to it and back, `Σ_{j<q} (F_j + B_j + 2c_j)`; its own work; and its
-/// idling at both ends (see `idle_s`), of which only the longer counts where the two may fall together,
-/// `m ≤ p − q`. Without latency and with idling only for the way to the last stage and back this is
-/// `Σ_{j<q} (F_j + B_j) + m(F_q + B_q) + max(0, D_q − w_q·F_q) + max(0, D_q − w_q·B_q)` with
-/// `D_q = Σ_{j>q} (F_j + B_j)` and `w_q = p − 1 − q`. Exact for equal stages without latency, and nearly so
-/// for unequal ones where backward is about two forwards.
+/// It is the maximum over stages `q` of three terms: the round trip to the stage,
+/// `Σ_{j<q} (F_j + B_j + 2c_j)`; the stage's own work; and its idle time in warm-up and cooldown
+/// (see `idle_s`). Where the two idle times may coincide, `m ≤ p − q`, only the longer counts.
+/// Without latency, and with idle time only for the round trip to the last stage, this is
+///
+/// ```text
+/// Σ_{j<q} (F_j + B_j) + m(F_q + B_q) + max(0, D_q − w_q·F_q) + max(0, D_q − w_q·B_q)
+/// ```
+///
+/// with `D_q = Σ_{j>q} (F_j + B_j)` and `w_q = p − 1 − q`. The bound is exact for equal stages
+/// without latency, and nearly exact for unequal ones where a backward takes about two forwards.
 pub fn one_f_one_b_lower_bound_s(stages: Stages<'_>, m: usize) -> f64 {
     let mut before_s = 0.0;
     let mut bound_s = 0.0_f64;
@@ -82,13 +88,14 @@ pub fn one_f_one_b_lower_bound_s(stages: Stages<'_>, m: usize) -> f64 {
     bound_s
 }
 
-/// What stage `q` must idle from the start of its first forward to the end of the same micro-batch's
-/// backward, with `times` those of forwards; by symmetry in time, with those of backwards, what it must
-/// idle for its last micro-batch.
+/// Least idle time of stage `q` from the start of its first forward to the end of the same
+/// micro-batch's backward, given `times` of forwards. By symmetry in time, given `times` of
+/// backwards, it is the idle time for the last micro-batch.
 ///
-/// A stage `r` behind it turns back the first micro-batch only after `n_r` more forwards
-/// ([`Stages::between`]), which come no faster than the slowest stage on the way lets them, so that
-/// `n_r·max_{q≤j≤r} F_j + Σ_{q≤j≤r} (F_j + B_j) + Σ_{q≤j<r} 2c_j` pass; of these `q` works `n_q·F_q + F_q + B_q`.
+/// A later stage `r` starts the first backward only after `n_r` more forwards
+/// ([`Stages::between`]), which arrive no faster than the slowest stage from `q` to `r` lets them.
+/// This takes `n_r·max_{q≤j≤r} F_j + Σ_{q≤j≤r} (F_j + B_j) + Σ_{q≤j<r} 2c_j`, of which `q` itself
+/// works for `n_q·F_q + F_q + B_q`.
 fn idle_s(stages: Stages<'_>, q: usize, m: usize, times: &[f64]) -> f64 {
     let mut slowest_s = 0.0_f64;
     let mut way_s = 0.0;
@@ -103,15 +110,17 @@ fn idle_s(stages: Stages<'_>, q: usize, m: usize, times: &[f64]) -> f64 {
 }
 
 /// An upper bound on the makespan of 1F1B with unequal stages,
-/// `(m − 1)(max_q F_q + max_q B_q) + Σ_q (F_q + B_q)`, in which a pass that sends takes its latency, too.
+/// `(m − 1)(max_q F_q + max_q B_q) + Σ_q (F_q + B_q)`, where each pass includes the latency of what
+/// it sends.
 ///
-/// The common estimate has `max_q (F_q + B_q)` instead (Alpa, arXiv 2201.12023, section 5.2), which is the
-/// same where the slowest forward and the slowest backward are on one stage, and too low elsewhere:
-/// stages wait for slow forwards of one and slow backwards of another in turn.
+/// The common estimate has `max_q (F_q + B_q)` instead (Alpa, arXiv 2201.12023, section 5.2). The
+/// two agree where one stage has both the slowest forward and the slowest backward. Elsewhere the
+/// estimate is too low: stages wait alternately for slow forwards of one stage and slow backwards
+/// of another.
 pub fn one_f_one_b_upper_bound_s(stages: Stages<'_>, m: usize) -> f64 {
     let p = stages.forward.len();
     let way_s = |j: usize| stages.round_trip_s(j) / 2.0;
-    // Forwards send over the link behind the stage, backwards over the one before it.
+    // Forwards send over the link after the stage, backwards over the one before it.
     let forward_s = || (0..p).map(|q| stages.forward[q] + way_s(q));
     let backward_s = || (0..p).map(|q| stages.backward[q] + q.checked_sub(1).map_or(0.0, way_s));
     let longest_s = forward_s().fold(0.0, f64::max) + backward_s().fold(0.0, f64::max);

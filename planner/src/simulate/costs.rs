@@ -1,65 +1,66 @@
-//! How long passes, transfers and barriers take, and their places in one flat table.
+//! Durations of passes, transfers and barriers, and their places in one flat table.
 
 use models::schedule::{Latency, Pass, PassKind, Schedule, Work};
 
-/// How long the passes of one micro-batch take, s.
+/// Durations of the passes of one micro-batch, s.
 ///
-/// A duration that the schedule needs and that is missing here counts as infinite.
+/// A missing duration that the schedule needs counts as infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durations {
     /// Forward, by stage.
     pub forward: Vec<f64>,
-    /// Backward to inputs, by stage; with weight gradients where none are given apart.
+    /// Backward to inputs, by stage. Includes weight gradients if `weight` is empty.
     pub backward: Vec<f64>,
-    /// Weight gradients by stage, which a whole backward takes on top; none where no backward is split.
+    /// Weight gradients, by stage. A whole backward takes them on top of `backward`. Empty where no
+    /// backward is split.
     pub weight: Vec<f64>,
-    /// By device, a forward and a whole backward that run together, by the forward's chunk; unused where
-    /// none do.
+    /// By pipeline rank: a forward and a whole backward run as a pair, indexed by the forward's
+    /// chunk. Unused without pairs.
     pub pair: Vec<[f64; 2]>,
-    /// Latency from stage `j` to stage `j + 1` and back; unused within a device.
+    /// Latency between stages `j` and `j + 1`, either direction. Unused where both are on one rank.
     pub link_s: Vec<f64>,
-    /// The vocabulary passes; unused without them.
+    /// Vocabulary passes. Unused where the schedule has none.
     pub vocab: VocabDurations,
 }
 
-/// How long the vocabulary passes of one micro-batch and their barriers take, s.
+/// Durations of the vocabulary passes of one micro-batch and their barriers, s.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabDurations {
-    /// `S` by device.
+    /// `S`, by pipeline rank.
     pub first: Vec<f64>,
-    /// `S2` by device; only `parallel_naive` has it.
+    /// `S2`, by rank. Only `parallel_naive` has it.
     pub middle: Vec<f64>,
-    /// `T` by device.
+    /// `T`, by rank.
     pub last: Vec<f64>,
-    /// Broadcast of the last stage's output to the other devices, before `S` (`C0`).
+    /// Broadcast of the last stage's output to the other ranks, before `S` (`C0`).
     pub broadcast_s: f64,
-    /// Barrier behind `S` (`C1`; with `parallel_2` it brings the input gradient, too).
+    /// Barrier after `S` (`C1`). With `parallel_2` it also brings the input gradient.
     pub after_first_s: f64,
-    /// Barrier behind `S2`.
+    /// Barrier after `S2`.
     pub after_middle_s: f64,
-    /// Barrier behind `T` (`C2`).
+    /// Barrier after `T` (`C2`).
     pub after_last_s: f64,
-    /// Those of the input layer; unused where the schedule has none.
+    /// Passes of the input layer. Unused where the schedule has none.
     pub input: InputDurations,
 }
 
-/// How long the passes of an input layer split over the devices take for one micro-batch, s.
+/// Durations of the input layer's passes for one micro-batch, the layer split over the ranks, s.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InputDurations {
-    /// `IF` by device.
+    /// `IF`, by rank.
     pub forward: Vec<f64>,
-    /// `IB` by device.
+    /// `IB`, by rank.
     pub backward: Vec<f64>,
-    /// Sum of the rows that devices looked up, before the first stage's forward.
+    /// All-reduce of the looked-up rows, before the first stage's forward.
     pub after_forward_s: f64,
     /// Broadcast of the first stage's input gradient, before `IB`.
     pub before_backward_s: f64,
 }
 
 impl Durations {
-    /// The same for every stage: `forward`, `backward` and `weight` are those of a device's whole
-    /// share, of which each of its chunks takes an equal part; `backward` is `B` alone, and a whole backward
-    /// takes `weight` on top. Pairs are as long as their parts.
+    /// The same durations on every stage. `forward`, `backward` and `weight` are those of all
+    /// chunks of one rank, shared equally by the chunks. `backward` is `B` alone; a whole backward
+    /// takes `weight` on top. A pair takes as long as its parts together.
     pub fn uniform(
         schedule: &Schedule,
         forward: f64,
@@ -79,7 +80,7 @@ impl Durations {
         }
     }
 
-    /// The whole backward of a stage.
+    /// Duration of the whole backward of a stage.
     fn whole_s(&self, stage: usize) -> f64 {
         self.backward.get(stage).copied().unwrap_or(f64::INFINITY)
             + self.weight.get(stage).copied().unwrap_or(0.0)
@@ -87,7 +88,7 @@ impl Durations {
 }
 
 impl VocabDurations {
-    /// The same `S` (and `S2`) and `T` on every device; barriers and passes of the input layer take no time.
+    /// The same `S` (and `S2`) and `T` on every rank. Barriers and input-layer passes take no time.
     pub fn uniform(devices: usize, first: f64, last: f64) -> Self {
         Self {
             first: vec![first; devices],
@@ -98,7 +99,7 @@ impl VocabDurations {
         }
     }
 
-    /// What lies between passes, in the order of the table.
+    /// Barriers and broadcasts, in the order of the table.
     pub(super) fn barriers(&self) -> [f64; BARRIERS] {
         let Self { broadcast_s, after_first_s, after_middle_s, after_last_s, input, .. } = self;
         let InputDurations { after_forward_s, before_backward_s, .. } = input;
@@ -114,17 +115,17 @@ impl VocabDurations {
 }
 
 impl InputDurations {
-    /// The same on every device, with nothing between them and other passes.
+    /// The same durations on every rank. The collectives take no time.
     pub fn uniform(devices: usize, forward: f64, backward: f64) -> Self {
         let (forward, backward) = (vec![forward; devices], vec![backward; devices]);
         Self { forward, backward, ..Self::default() }
     }
 }
 
-/// Barriers and broadcasts, each with an own place in the table.
+/// Number of barriers and broadcasts, each with its own place in the table.
 pub(super) const BARRIERS: usize = 6;
 
-/// Where each duration lies in a flat table whose first entry is zero.
+/// Layout of the flat table of durations. Its first entry is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     pub stages: usize,
@@ -136,12 +137,12 @@ impl Table {
         Self { stages: schedule.stages(), devices: schedule.devices }
     }
 
-    /// By stage: forward, backward, weight, link, whole backward.
+    /// Rows by stage: forward, backward, weight, link, whole backward.
     pub fn stage_row(self, row: usize) -> usize {
         1 + row * self.stages
     }
 
-    /// By device: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1, `IF`, `IB`.
+    /// Rows by rank: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1, `IF`, `IB`.
     pub fn device_row(self, row: usize) -> usize {
         self.stage_row(5) + row * self.devices
     }
@@ -154,7 +155,7 @@ impl Table {
         self.barriers() + BARRIERS
     }
 
-    /// Of what a node runs; the start of the table for a join.
+    /// Index of what a graph node runs. A join takes no time: index 0.
     pub fn of_work(self, schedule: &Schedule, device: usize, work: Work) -> usize {
         match work {
             Work::Join => 0,

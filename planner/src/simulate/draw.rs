@@ -1,19 +1,20 @@
-//! Timelines in plain characters.
+//! Timelines drawn in plain characters.
 
 use super::timeline::{Span, Timeline, runs_beside};
 use models::schedule::{Pass, PassKind};
 use std::iter::repeat_n;
 
-/// What idling looks like.
+/// Character for idle time.
 const IDLE: char = '.';
 
-/// What the characters of [`Timeline::draw`] mean.
-pub const LEGEND: &str = "F forward, B backward, W weight gradients, S U T output layer, I J input layer, . idle; \
-                          lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
+/// Explains the characters of [`Timeline::draw`].
+pub const LEGEND: &str = "F forward, B backward, W weight gradients, \
+    S U T output layer, I J input layer, . idle; \
+    lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
 
 impl Timeline {
-    /// One line a device, `width` columns at most: each pass from its start to its end with its mark,
-    /// its micro-batch if there is room, and a fill; see [`LEGEND`].
+    /// One line a pipeline rank, at most `width` columns. Each pass is drawn from its start to its
+    /// end: its letter, its micro-batch if there is room, and fill characters. See [`LEGEND`].
     pub fn draw(&self, width: usize) -> String {
         let most = self.spans.len().saturating_sub(1).to_string().len();
         let columns = width.saturating_sub(most + 2).max(1);
@@ -27,7 +28,7 @@ impl Timeline {
     fn draw_device(&self, spans: &[Span], columns: usize) -> Vec<char> {
         let mut cells = vec![IDLE; columns];
         let column = |time_s: f64| (time_s / self.makespan_s * columns as f64).round() as usize;
-        // A look-up that takes no time has no column.
+        // A look-up in the input layer that takes no time gets no column.
         let input = |kind: PassKind| matches!(kind, PassKind::IF | PassKind::IB);
         let seen = |span: &&Span| !(input(span.pass.kind) && span.start_s == span.end_s);
         let spans: Vec<&Span> = spans.iter().filter(seen).collect();
@@ -50,7 +51,7 @@ impl Timeline {
     }
 }
 
-/// The mark, the micro-batch if it fits, and the fill: exactly `width` characters.
+/// The pass's letter, its micro-batch if it fits, and fill: exactly `width` characters.
 fn pass_text(pass: Pass, width: usize) -> impl Iterator<Item = char> {
     let (mark, fill) = mark_and_fill(pass.kind);
     let mark = if pass.chunk % 2 == 1 { mark.to_ascii_lowercase() } else { mark };

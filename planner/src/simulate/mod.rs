@@ -1,11 +1,10 @@
-//! Runs a schedule against pass durations.
+//! Runs a schedule with given pass durations.
 //!
-//! Every device runs its passes in the schedule's order; each starts at the later of the device's
-//! being free and the arrival of what it waits for. A transfer or a barrier takes time but keeps no
-//! device busy.
+//! Every pipeline rank runs its passes in the schedule's order. A pass starts when its rank is free
+//! and its input has arrived. A transfer or a barrier takes time but keeps no rank busy.
 //!
-//! [`Prepared`] turns a schedule into flat arrays once; pricing it is then one walk over them, with
-//! no allocation, so that a search can price an order a hundred thousand times.
+//! [`Prepared`] turns a schedule into flat arrays once. Pricing it is then one walk over them
+//! without allocation, so that a search can price an order a hundred thousand times.
 
 pub mod closed_form;
 mod costs;
@@ -24,7 +23,7 @@ pub use timeline::{DeviceTime, Span, Timeline};
 
 use models::schedule::{Schedule, ScheduleError};
 
-/// Runs a schedule once and reports everything about it.
+/// Runs a schedule once and returns its timeline.
 ///
 /// # Errors
 /// The passes are incomplete or wait for one another.

@@ -1,34 +1,36 @@
-//! Longest paths as counts of durations.
+//! Critical paths as counts of durations.
 
 use super::costs::{BARRIERS, Durations, Table};
 
-/// How often each duration lies on a longest path through a schedule.
+/// How often each duration occurs on a critical path through a schedule.
 ///
-/// The sum of counts times durations is the makespan. With other durations it is a lower bound on
-/// the makespan of the same order, since that is the largest such sum over all paths: a linear cut.
+/// The sum of counts times durations is the makespan. With other durations the sum is a lower bound
+/// on the makespan of the same order, because the makespan is the maximum of such sums over all
+/// paths. It serves as a linear cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CriticalPath {
     /// Forwards, by stage.
     pub forward_count: Vec<u32>,
-    /// Backwards (whole or with respect to inputs), by stage.
+    /// Backwards (whole or to inputs), by stage.
     pub backward_count: Vec<u32>,
-    /// Weight gradients (apart or in a whole backward), by stage.
+    /// Weight gradients (split off or in a whole backward), by stage.
     pub weight_count: Vec<u32>,
-    /// Pairs with the forward of chunk 0 and of chunk 1, by device.
+    /// Pairs with the forward of chunk 0 and of chunk 1, by pipeline rank.
     pub pair_count: [Vec<u32>; 2],
-    /// Transfers between stages `j` and `j + 1`, both directions together; the last entry is unused.
+    /// Transfers between stages `j` and `j + 1`, both directions together. The last entry is
+    /// unused.
     pub link_count: Vec<u32>,
-    /// `S`, by device.
+    /// `S`, by rank.
     pub vocab_first_count: Vec<u32>,
-    /// `S2`, by device.
+    /// `S2`, by rank.
     pub vocab_middle_count: Vec<u32>,
-    /// `T`, by device.
+    /// `T`, by rank.
     pub vocab_last_count: Vec<u32>,
-    /// `IF` and `IB`, by device.
+    /// `IF` and `IB`, by rank.
     pub input_count: [Vec<u32>; 2],
-    /// Broadcasts, then barriers behind `S`, `S2`, `T` and `IF`, then broadcasts before `IB`.
+    /// Broadcasts, then barriers after `S`, `S2`, `T` and `IF`, then broadcasts before `IB`.
     pub barrier_count: [u32; BARRIERS],
-    /// The device whose last pass (with its tail) ends the iteration.
+    /// The rank whose last pass (with its tail) ends the iteration.
     pub end_device: usize,
 }
 

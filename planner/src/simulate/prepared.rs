@@ -4,7 +4,8 @@ use super::costs::{Durations, Table};
 use super::path::CriticalPath;
 use models::schedule::{Graph, NO_NODE, Node, Schedule, ScheduleError, Work};
 
-/// A pass or a join: it ends at `max(end[before], end[needs] + table[latency]) + table[duration]`.
+/// A pass, a pair or a join. It ends at
+/// `max(end[before], end[needs] + table[latency]) + table[duration]`.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     before: u32,
@@ -13,20 +14,19 @@ struct Step {
     duration: u32,
 }
 
-/// A schedule whose order is checked and whose dependencies are looked up, ready to be priced with
-/// any durations.
+/// A schedule with a valid order and resolved dependencies, ready to be priced with any durations.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     table: Table,
-    /// Step 0 is the start of the iteration; each step comes behind those it waits for.
+    /// Step 0 is the start of the iteration. Steps are in topological order.
     steps: Vec<Step>,
-    /// Last step of each device.
+    /// Last step of each pipeline rank.
     last: Vec<u32>,
-    /// The step of each pass, by device in order; both of a pair have the pair's.
+    /// The step of each pass, by pipeline rank in order. The two passes of a pair share a step.
     device_steps: Vec<Vec<u32>>,
 }
 
-/// Buffers for pricing; one serves any number of schedules.
+/// Buffers for pricing. One workspace serves any number of schedules.
 #[derive(Clone, Debug, Default)]
 pub struct Workspace {
     table: Vec<f64>,
@@ -54,7 +54,7 @@ impl Prepared {
         self.end_times(durations, workspace).iter().copied().fold(0.0, f64::max)
     }
 
-    /// End of each device's last pass, s.
+    /// End of each pipeline rank's last pass, s.
     pub fn end_times<'a>(&self, durations: &Durations, workspace: &'a mut Workspace) -> &'a [f64] {
         self.run(durations, workspace);
         let Workspace { end, device_end, .. } = workspace;
@@ -63,7 +63,7 @@ impl Prepared {
         device_end
     }
 
-    /// End of the iteration where device `i` has `tails[i]` seconds to do behind its last pass (its
+    /// End of the iteration where rank `i` works for `tails[i]` seconds after its last pass (on its
     /// optimizer step, say).
     pub fn makespan_with_tails(
         &self,
@@ -75,7 +75,7 @@ impl Prepared {
         ends.iter().zip(tails).map(|(end, tail)| end + tail).fold(0.0, f64::max)
     }
 
-    /// The longest time any device takes from its own first start to its own last end and its tail.
+    /// Longest time any rank takes from the start of its first pass to the end of its tail.
     pub fn longest_stage_with_tails(
         &self,
         durations: &Durations,
@@ -92,13 +92,13 @@ impl Prepared {
         self.device_steps.iter().zip(tails).map(stage_s).fold(0.0, f64::max)
     }
 
-    /// The longest path: what the makespan is the sum of.
+    /// The critical path: its durations add up to the makespan.
     pub fn critical_path(&self, durations: &Durations, workspace: &mut Workspace) -> CriticalPath {
         self.critical_path_with_tails(durations, &[], workspace)
     }
 
-    /// The longest path where device `i` has `tails[i]` seconds to do behind its last pass; it ends
-    /// at the device that is done last. Missing tails are zero.
+    /// The critical path where rank `i` works for `tails[i]` seconds after its last pass. It ends
+    /// on the rank that finishes last. Missing tails are zero.
     pub fn critical_path_with_tails(
         &self,
         durations: &Durations,
@@ -122,7 +122,7 @@ impl Prepared {
         CriticalPath::new(self.table, &counts, end_device)
     }
 
-    /// Start and end of each device's passes in order, s, as the latest pricing left them.
+    /// Start and end of each rank's passes in order, s, from the latest run with this workspace.
     pub(super) fn spans(&self, workspace: &Workspace) -> Vec<Vec<(f64, f64)>> {
         let span = |&n: &u32| {
             let end = workspace.end[n as usize];
@@ -145,7 +145,7 @@ impl Prepared {
         for (n, step) in self.steps.iter().enumerate() {
             let ready = end[step.needs as usize] + table[step.latency as usize];
             let free = end[step.before as usize];
-            // Not `f64::max`, which is slower for its care about NaN.
+            // Not `f64::max`, whose handling of NaN makes it slower.
             let start = if ready > free { ready } else { free };
             end[n] = start + table[step.duration as usize];
         }

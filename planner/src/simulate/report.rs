@@ -1,4 +1,4 @@
-//! What `plan schedule` answers.
+//! Request and report of `plan schedule`.
 
 use super::{Durations, InputDurations, Prepared, Timeline, VocabDurations, Workspace};
 use models::schedule::{
@@ -6,100 +6,102 @@ use models::schedule::{
 };
 use serde::Serialize;
 
-/// A schedule to be run with the same times on every device, in any unit of time.
+/// A schedule to run with the same times on every pipeline rank, in any unit of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// Which schedule.
+    /// Name of the schedule.
     pub schedule: ScheduleName,
-    /// Pipeline devices, `p`.
+    /// Pipeline ranks, `p`.
     pub stages: usize,
     /// Micro-batches an iteration, `m`.
     pub micro_batches: usize,
-    /// Chunks a device, `v`.
+    /// Chunks a rank, `v`.
     pub chunks: usize,
-    /// Forward of one micro-batch on one device's whole share, `F`.
+    /// Forward of one micro-batch through all chunks of one rank, `F`.
     pub forward: f64,
-    /// Its backward with respect to inputs, `B`.
+    /// Its backward to inputs, `B`.
     pub backward: f64,
-    /// Its backward with respect to weights, `W`.
+    /// Its weight gradients, `W`.
     pub weight: f64,
-    /// Latency between devices, `c`.
+    /// Latency between ranks, `c`.
     pub latency: f64,
-    /// Vocabulary passes, if the output layer is split over the devices.
+    /// Vocabulary passes, if the output layer is split over the ranks.
     pub vocab: Option<VocabRequest>,
-    /// How long a forward and a backward take that run together.
+    /// How long a forward and a backward take when they run together.
     pub pair: PairTime,
-    /// Activations of one micro-batch of one device's whole share and how many a device may hold, for
-    /// schedules that choose their order by them; by default those of [`AutoCosts::even`].
+    /// Activation sizes and memory limit, for schedules that choose their order by them. Missing
+    /// values are those of [`AutoCosts::even`].
     pub memory: MemoryRequest,
 }
 
-/// How long a forward takes together with a whole backward.
+/// Duration of a forward that runs together with a whole backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PairTime {
-    /// As long as both, one after the other.
+    /// The sum of both: one after the other.
     #[default]
     Sum,
-    /// As long as the longer: the shorter is hidden.
+    /// The longer of both: the shorter is hidden.
     Max,
 }
 
-/// Activations, in any unit.
+/// Activations of one micro-batch on one rank (all its chunks) and the limit of a rank, in any
+/// unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryRequest {
-    /// What backward to inputs frees.
+    /// Part freed by the backward to inputs.
     pub freed_by_b: Option<f64>,
-    /// What backward to weights frees.
+    /// Part freed by the weight gradients.
     pub freed_by_w: Option<f64>,
-    /// What a device may hold.
+    /// Most that a rank may hold.
     pub limit: Option<f64>,
 }
 
-/// Vocabulary passes with the same times on every device and barriers that take no time.
+/// Vocabulary passes with the same times on every rank and barriers that take no time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VocabRequest {
-    /// Which algorithm.
+    /// Algorithm of the vocabulary passes.
     pub passes: VocabPasses,
     /// `S` of one micro-batch (with `parallel_naive`, `S` and `S2` each).
     pub first: f64,
     /// `T` of one micro-batch.
     pub last: f64,
-    /// `IF` of one micro-batch: a look-up in the input layer.
+    /// `IF` of one micro-batch: the look-up in the input layer.
     pub look_up: f64,
-    /// `IB` of one micro-batch: its backward.
+    /// `IB` of one micro-batch: the look-up's backward.
     pub look_up_backward: f64,
 }
 
-/// The answer, by the names that `--json` has.
+/// The report. Field names are those of the `--json` output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// End of the last pass.
     pub makespan: f64,
-    /// Longest time from a device's own first start to its own last end.
+    /// Longest time from the start of a rank's first pass to the end of its last.
     pub stage_time: f64,
-    /// Idle share of the makespan, `1 − m(F + B + W)/makespan`; vocabulary passes are no idling.
+    /// Idle share of the makespan, `1 − m(F + B + W)/makespan`. Vocabulary passes do not count as
+    /// idle.
     pub bubble_fraction: f64,
-    /// By device: most activations held if `B` frees them, in those of one micro-batch of one device's
-    /// whole share.
+    /// By rank: most activations held at once if `B` frees them, in units of one micro-batch's
+    /// activations on one rank (all its chunks).
     pub peak_activations: Vec<f64>,
-    /// The same if they are held to `W`.
+    /// The same if activations are held until `W`.
     pub peak_activations_until_w: Vec<f64>,
-    /// Whether an integer program has proven that no order is shorter, where it was asked.
+    /// Whether an integer program has proven that no order is shorter. `None` where it was not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proven_optimal: Option<bool>,
-    /// How far its bound lies below this order, as a share.
+    /// Relative gap between this order and the program's lower bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<f64>,
-    /// By device, its passes in order, as in `F0@0`.
+    /// By rank, its passes in order, written as in `F0@0`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orders: Option<Vec<Vec<String>>>,
 }
 
 impl Request {
-    /// The schedule asked for.
+    /// Builds the schedule.
     ///
     /// # Errors
-    /// It does not exist for these counts; the error names the nearest that do.
+    /// The schedule does not exist for these counts. The error names the nearest counts that work.
     pub fn build(&self) -> Result<Schedule, ScheduleError> {
         let (p, m, v) = (self.stages, self.micro_batches, self.chunks);
         match self.vocab {
@@ -114,7 +116,7 @@ impl Request {
         }
     }
 
-    /// What an order is searched for.
+    /// Costs for the schedules that search their own order.
     pub fn auto_costs(&self) -> AutoCosts {
         let even = AutoCosts::even(self.stages);
         let MemoryRequest { freed_by_b, freed_by_w, limit } = self.memory;
@@ -136,14 +138,14 @@ impl Request {
             forward: self.forward,
             backward: self.backward,
             weight: self.weight,
-            // As long as `S`, which it divides with: see `VocabDurations::uniform`.
+            // The middle pass takes as long as `S`: see `VocabDurations::uniform`.
             vocab: [vocab.first, vocab.first, vocab.last],
             link: self.latency,
             ..PassTimes::default()
         }
     }
 
-    /// Micro-batches that one of the schedule's micro-batches stands for: all in `naive`, else one.
+    /// Real micro-batches in one micro-batch of the schedule: all of them for `naive`, else one.
     fn batch(&self) -> f64 {
         let run = self.schedule.micro_batches_run(self.micro_batches);
         self.micro_batches as f64 / run as f64
@@ -174,7 +176,7 @@ impl Request {
         self.run_order(self.build()?)
     }
 
-    /// Runs another order of the schedule.
+    /// Runs another order of the same schedule.
     ///
     /// # Errors
     /// The passes are incomplete or wait for one another.
@@ -190,7 +192,7 @@ impl Request {
 }
 
 impl Report {
-    /// The numbers of a run, without orders.
+    /// Numbers of a run, without orders.
     pub fn new(timeline: &Timeline) -> Self {
         Self {
             makespan: timeline.makespan_s,

@@ -1,21 +1,21 @@
-//! What a run of a schedule looked like.
+//! Timelines: when each pass of a schedule ran.
 
 use super::costs::Durations;
 use super::prepared::{Prepared, Workspace};
 use models::schedule::{Pass, Release, Schedule};
 
-/// One pass, in time. Both of a pair have the pair's.
+/// One pass in time. The two passes of a pair have the same span.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// What was run.
+    /// The pass.
     pub pass: Pass,
-    /// When it started, s.
+    /// Start, s.
     pub start_s: f64,
-    /// When it ended, s.
+    /// End, s.
     pub end_s: f64,
 }
 
-/// A device's share of a run.
+/// Summary of one pipeline rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceTime {
     /// Time spent in passes, s.
@@ -31,28 +31,29 @@ pub struct DeviceTime {
 pub struct Timeline {
     /// End of the last pass, s.
     pub makespan_s: f64,
-    /// Longest time from a device's own first start to its own last end, s: the iteration time where
-    /// devices step their optimizers without waiting for one another (Zero Bubble, arXiv 2401.10241,
-    /// section 2.3).
+    /// Longest time from the start of a rank's first pass to the end of its last, s. It is the
+    /// iteration time where ranks step their optimizers without waiting for one another (Zero
+    /// Bubble, arXiv 2401.10241, section 2.3).
     pub longest_stage_s: f64,
-    /// By device.
+    /// By rank.
     pub devices: Vec<DeviceTime>,
-    /// By device: most activations held if `B` frees them, in those of one micro-batch of one
-    /// device's whole share.
+    /// By rank: most activations held at once if `B` frees them, in units of one micro-batch's
+    /// activations on one rank (all its chunks).
     pub peak_activations: Vec<f64>,
-    /// The same if they are held to `W`.
+    /// The same if activations are held until `W`.
     pub peak_activations_until_w: Vec<f64>,
-    /// By device, its passes in order.
+    /// By rank, its passes in order.
     pub spans: Vec<Vec<Span>>,
 }
 
 impl Timeline {
-    /// Share of the makespan in which a device idles, on average over the devices.
+    /// Share of the makespan in which a rank is idle, averaged over the ranks.
     pub fn bubble_fraction(&self) -> f64 {
         1.0 - self.mean_busy_s() / self.makespan_s
     }
 
-    /// What lies between two moments, in time from the first; held and busy stay those of the whole.
+    /// The part between two moments, with times relative to the first. Busy times and peaks remain
+    /// those of the whole run.
     #[must_use]
     pub fn between(&self, from_s: f64, to_s: f64) -> Self {
         let within = |span: &&Span| span.end_s > from_s && span.start_s < to_s;
@@ -66,7 +67,7 @@ impl Timeline {
         Self { makespan_s: to_s - from_s, spans, ..self.clone() }
     }
 
-    /// The same with respect to the longest stage time.
+    /// Idle share as in [`Self::bubble_fraction`], but of the longest stage time.
     pub fn stage_bubble_fraction(&self) -> f64 {
         1.0 - self.mean_busy_s() / self.longest_stage_s
     }
@@ -78,7 +79,7 @@ impl Timeline {
 }
 
 impl Prepared {
-    /// Runs the schedule it was made from and reports everything about it.
+    /// Runs the schedule it was prepared from and returns its timeline.
     pub fn timeline(
         &self,
         schedule: &Schedule,
@@ -107,13 +108,13 @@ impl Prepared {
     }
 }
 
-/// Spans without those that run beside the one before.
+/// Spans, with the second pass of each pair left out.
 fn one_by_one(spans: &[Span]) -> impl Iterator<Item = &Span> {
     let beside = |n: usize| n > 0 && runs_beside(&spans[n - 1], &spans[n]);
     spans.iter().enumerate().filter(move |(n, _)| !beside(*n)).map(|(_, span)| span)
 }
 
-/// Whether two spans in a row are a pair's.
+/// Whether two consecutive spans belong to one pair.
 pub(super) fn runs_beside(one: &Span, other: &Span) -> bool {
     other.start_s < one.end_s
 }

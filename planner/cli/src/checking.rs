@@ -1,0 +1,155 @@
+//! `plan check` and `plan diff`: commands on existing plans.
+
+use crate::args::{CheckArgs, DiffArgs};
+use crate::failure::Failure;
+use crate::output;
+use models::check::check;
+use models::input::{InputError, Source};
+use models::plan::Plan;
+use planner::answer::changes::{Change, changes};
+use planner::answer::contradictions;
+use planner::answer::recheck::{Checked, NOT_VERIFIED, Prices, checked};
+use planner::answer::report::TOOL;
+use planner::answer::text::{bytes, line, seconds};
+use planner::request::flags::request_of;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Reads a plan.
+pub fn read(path: &Path) -> Result<Plan, InputError> {
+    Plan::read(&Source::open(path)?)
+}
+
+/// Reads a plan and refuses one that `plan check` would refuse.
+pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
+    let plan = read(path)?;
+    match check(&plan).first() {
+        None => Ok(plan),
+        Some(first) => {
+            let error = InputError::new(format!("{} does not work out: {first}", path.display()));
+            Err(error.help(format!("plan check {} lists everything", path.display())).into())
+        }
+    }
+}
+
+/// Checks a plan; exit code 2 if anything is wrong with it.
+pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+    let plan = read(&args.plan)?;
+    let found = checked(&plan, args.cluster.as_deref())?;
+    let notes = match found.violations.is_empty() {
+        true => {
+            let request = request_of(&plan, args.cluster.as_deref()).ok();
+            contradictions::notes(&plan, request.as_ref(), TOOL)
+        }
+        false => vec![],
+    };
+    if args.json {
+        output::print_json(&as_json(&found, &notes))?;
+    } else {
+        let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
+        output::print(&(as_text(&args.plan, &plan, &found) + &notes))?;
+    }
+    if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+fn as_json(found: &Checked, notes: &[String]) -> Value {
+    let moved =
+        |change: &Change| json!({"field": change.field, "found": change.a, "now": change.b});
+    let again = match &found.prices {
+        Prices::Again(now, _) => json!({
+            "iteration_s": now.plan.predicted.iteration_s,
+            "peak_memory_bytes": now.plan.predicted.peak_memory_bytes,
+            "agrees": found.prices.moved().is_empty(),
+        }),
+        _ => Value::Null,
+    };
+    json!({
+        "valid": found.violations.is_empty(),
+        "violations": found.violations,
+        "priced_again": again,
+        "moved": found.prices.moved().iter().map(moved).collect::<Vec<_>>(),
+        "other_version": found.other_version,
+        "not_verified": NOT_VERIFIED.map(|(part, _)| part),
+        "notes": notes,
+    })
+}
+
+fn as_text(path: &Path, plan: &Plan, found: &Checked) -> String {
+    let path = path.display();
+    if !found.violations.is_empty() {
+        let lines = found.violations.iter().map(|violation| format!("  {violation}\n"));
+        let help = match found.prices {
+            Prices::OtherCluster(_) => {
+                "was the plan made for a cluster file of its own? give that with --cluster FILE\n"
+            }
+            _ => "",
+        };
+        return format!("{path} does not work out:\n{}{help}", lines.collect::<String>());
+    }
+    format!("{path} works out: {}\n", priced_words(plan, found)) + &unverified()
+}
+
+/// The verdict on a valid plan, by how far its prices could be checked.
+fn priced_words(plan: &Plan, found: &Checked) -> String {
+    let version = found.other_version.as_deref().unwrap_or_default();
+    match (&found.prices, found.prices.moved()) {
+        (Prices::NoCluster, _) => {
+            let name = &plan.inputs.cluster.name;
+            format!(
+                "split, stages and schedule\nnot priced again: no cluster `{name}` is shipped; give the plan's own with --cluster FILE"
+            )
+        }
+        (_, []) => "split, stages, schedule; priced again, every figure is the same".to_owned(),
+        (_, moved) => {
+            let lines =
+                moved.iter().map(|Change { field, a, b }| format!("\n  {field}: {a}, here {b}"));
+            let lines: String = lines.collect();
+            format!(
+                "split, stages and schedule\n{version} wrote it, with other figures than {TOOL}:{lines}"
+            )
+        }
+    }
+}
+
+fn unverified() -> String {
+    let parts = NOT_VERIFIED.map(|(part, why)| format!("{part} ({why})"));
+    format!("not verified: {}\n", parts.join(", "))
+}
+
+/// Prints where two plans differ.
+pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
+    let (a, b) = (read(&args.a)?, read(&args.b)?);
+    let changes = changes(&serde_json::to_value(&a)?, &serde_json::to_value(&b)?);
+    if args.json {
+        let one = |change: &Change| json!({"field": change.field, "a": change.a, "b": change.b});
+        return output::print_json(&changes.iter().map(one).collect::<Vec<_>>());
+    }
+    output::print(&(summary(&a, &b) + &table(&changes)))
+}
+
+fn summary(a: &Plan, b: &Plan) -> String {
+    let (s, t) = (a.predicted.iteration_s, b.predicted.iteration_s);
+    let (m, n) = (a.predicted.peak_memory_bytes, b.predicted.peak_memory_bytes);
+    let percent = 100.0 * (t / s - 1.0);
+    line("time", &format!("{} -> {} a step ({percent:+.1} %)", seconds(s), seconds(t)))
+        + &line("memory", &format!("{} -> {} on the fullest rank", bytes(m), bytes(n)))
+        + "\n"
+}
+
+fn table(changes: &[Change]) -> String {
+    if changes.is_empty() {
+        return "the plans are the same\n".to_owned();
+    }
+    let width = changes.iter().map(|change| change.field.len()).max().unwrap_or(0);
+    let row =
+        |Change { field, a, b }: &Change| format!("{field:<width$}   {} -> {}\n", word(a), word(b));
+    changes.iter().map(row).collect()
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "absent".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

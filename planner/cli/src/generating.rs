@@ -1,0 +1,144 @@
+//! `plan generate`.
+
+use crate::args::GenerateArgs;
+use crate::failure::Failure;
+use crate::output;
+use codegen::escape::shell;
+use codegen::{GenerateError, RuntimeSource, generate};
+use models::input::{InputError, Source, in_words};
+use models::plan::Plan;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// The runtime of the workspace that this program was built from.
+pub const OWN_RUNTIME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../runtime");
+
+/// Writes a trainer.
+pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
+    let source = Source::open(&args.plan)?;
+    let plan = Plan::read(&source)?;
+    let runtime = runtime(args.runtime.as_deref())?;
+    let files = generate(&plan, source.text(), &runtime).map_err(|e| refused(&args.plan, e))?;
+    may_hold_a_trainer(&args.output)?;
+    for path in files.keys() {
+        no_link(&args.output, Path::new(path))?;
+    }
+    // The file by which the folder is recognized is written first.
+    let (known_by, others): (Vec<_>, Vec<_>) =
+        files.iter().partition(|(path, _)| **path == MANIFEST);
+    for (path, text) in known_by.into_iter().chain(others) {
+        write(&args.output.join(path), text)?;
+    }
+    let folder = args.output.display();
+    let word = shell(&folder.to_string());
+    output::print(&format!(
+        "wrote {folder}: {} files    next: plan launch {word} -- --data FILE --steps N\n",
+        files.len()
+    ))
+}
+
+/// The file whose first line marks a folder as a generated trainer's.
+const MANIFEST: &str = "Cargo.toml";
+
+/// Refuses a folder with other files: it may be missing, empty, or hold a generated trainer.
+fn may_hold_a_trainer(folder: &Path) -> Result<(), InputError> {
+    let name = folder.display();
+    let refused = |message: String| {
+        Err(InputError::new(message)
+            .help("give -o a new or an empty folder, or one made by `plan generate`"))
+    };
+    match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return refused(format!("cannot use {name}: {error}")),
+        Ok(found) if !found.is_dir() => {
+            return refused(format!("{name} is {}, no folder", in_words(found.file_type())));
+        }
+        Ok(_) => {}
+    }
+    let mut entries = fs::read_dir(folder)
+        .map_err(|error| InputError::new(format!("cannot read the folder {name}: {error}")))?;
+    if entries.next().is_none() || is_trainer(&folder.join(MANIFEST)) {
+        return Ok(());
+    }
+    refused(format!("{name} has files that `plan generate` did not make"))
+}
+
+/// Whether a manifest begins with the first line of generated manifests, `# Written by TOOL from
+/// plan HASH.`
+fn is_trainer(manifest: &Path) -> bool {
+    let regular = fs::symlink_metadata(manifest).is_ok_and(|found| found.is_file());
+    let hash = |line: &str| {
+        let (_, hash) = line.strip_prefix("# Written by ")?.rsplit_once(" from plan ")?;
+        Some(hash.strip_suffix('.')?.to_owned())
+    };
+    let source = Source::open(manifest).ok().filter(|_| regular);
+    let first = source.as_ref().and_then(|source| source.text().lines().next());
+    let hash = first.and_then(hash).unwrap_or_default();
+    hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Refuses to write through a symbolic link inside the folder, which may lead out of it.
+fn no_link(folder: &Path, file: &Path) -> Result<(), InputError> {
+    for part in file.ancestors().filter(|part| !part.as_os_str().is_empty()) {
+        let path = folder.join(part);
+        let found = fs::symlink_metadata(&path).map(|found| found.file_type());
+        let expected =
+            |kind: &fs::FileType| if part == file { kind.is_file() } else { kind.is_dir() };
+        if let Some(kind) = found.ok().filter(|kind| !expected(kind)) {
+            let message = format!("{} is {}", path.display(), in_words(kind));
+            return Err(InputError::new(message).help("remove it, or give -o another folder"));
+        }
+    }
+    Ok(())
+}
+
+fn runtime(named: Option<&str>) -> Result<RuntimeSource, InputError> {
+    match named {
+        Some(url) if url.contains("://") || url.starts_with("git@") => {
+            Ok(RuntimeSource::Git(url.to_owned()))
+        }
+        named => {
+            let folder = Path::new(named.unwrap_or(OWN_RUNTIME));
+            let found = folder.join("Cargo.toml").is_file().then(|| fs::canonicalize(folder).ok());
+            let missing = || {
+                InputError::new(format!("there is no runtime in {}", folder.display()))
+                    .help("--runtime takes the folder of the crate `runtime`, or a git URL")
+            };
+            let path = found.flatten().ok_or_else(missing)?;
+            let named = path.into_os_string().into_string();
+            Ok(RuntimeSource::Path(named.map_err(|path| {
+                InputError::new(format!("the path {} is not UTF-8", path.display()))
+                    .help("--runtime takes a folder whose path a Cargo.toml can hold")
+            })?))
+        }
+    }
+}
+
+fn refused(plan: &Path, error: GenerateError) -> Failure {
+    match error {
+        GenerateError::Template(error) => Failure::Bug(error.into()),
+        error => {
+            let path = plan.display();
+            let message = format!("no trainer can be made of {path}: {error}");
+            InputError::new(message).help(format!("plan check {path} says what works out")).into()
+        }
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), InputError> {
+    if let Some(folder) = path.parent() {
+        let failed = |error| {
+            InputError::new(format!("cannot make the folder {}: {error}", folder.display()))
+                .help("give a folder that you may write to")
+        };
+        fs::create_dir_all(folder).map_err(failed)?;
+    }
+    output::replace(path, text)?;
+    #[cfg(unix)]
+    if path.extension().is_some_and(|extension| extension == "sh") {
+        use std::os::unix::fs::PermissionsExt;
+        let _ = fs::set_permissions(path, fs::Permissions::from_mode(0o755));
+    }
+    Ok(())
+}

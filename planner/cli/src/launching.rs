@@ -1,0 +1,135 @@
+//! `plan launch`.
+
+use crate::args::LaunchArgs;
+use crate::children::{Asked, run_all, start};
+use crate::failure::Failure;
+use models::input::{InputError, Source};
+use models::plan::Plan;
+use serde_json::Value;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Environment variables for mpirun. They are ignored by other MPI libraries, as flags would not
+/// be.
+const MPI: [(&str, &str); 6] = [
+    // Allows more ranks than cores (Open MPI 4, 5).
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+    // Does not bind each rank to one core: a rank may have several threads (Open MPI 4, 5).
+    ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+    ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+    // Allows root, which is the usual user inside a container.
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
+
+/// Builds a trainer and runs it; this process ends with the trainer's exit code.
+pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
+    let manifest = args.trainer.join("Cargo.toml");
+    if !manifest.is_file() {
+        let message = format!("there is no trainer in {}", args.trainer.display());
+        return Err(InputError::new(message).help("plan generate PLAN -o DIR writes one").into());
+    }
+    if let Some(processes) = args.processes {
+        check_processes(&args.trainer.join("plan.yaml"), processes)?;
+    }
+    let features: &[&str] = match (args.mpi, args.gpu) {
+        (true, true) => &["--features", "mpi,cuda"],
+        (true, false) => &["--features", "mpi"],
+        (false, true) => &["--features", "cuda"],
+        (false, false) => &[],
+    };
+    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
+    let offline = [&["--offline"], features].concat();
+    let built = match build(&manifest, &offline)? {
+        Some(built) => Some(built),
+        None => build(&manifest, features)?,
+    };
+    let trainer = built.ok_or_else(|| not_built(args.mpi))?;
+    let with_flags = |mut command: Command| {
+        command.args(args.gpu.then_some("--gpu")).args(&args.flags);
+        command
+    };
+    let (commands, help) = match args.processes {
+        Some(processes) if args.mpi => (vec![mpirun(&trainer, processes)], MPIRUN),
+        Some(processes) => (side_by_side(&trainer, processes)?, REBUILD),
+        None => (vec![Command::new(trainer)], REBUILD),
+    };
+    run_all(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
+}
+
+const MPIRUN: &str = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
+const REBUILD: &str = "build the trainer anew";
+
+/// Checks that the number of processes is the plan's number of ranks, before anything is built.
+fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
+    let ranks = Plan::read(&Source::open(plan)?)?.inputs.gpus;
+    if processes == ranks {
+        return Ok(());
+    }
+    let message = format!("-n {processes}: {} is for {ranks} ranks", plan.display());
+    Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
+}
+
+/// The environment variable that holds the token by which ranks authenticate each other.
+const TOKEN: &str = "MESHWRIGHT_TOKEN";
+
+/// 64 random hexadecimal digits.
+fn random_token() -> Result<String, Failure> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::Bug(anyhow::anyhow!("{error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// One process per rank, which meet at a free port of this machine and authenticate each other by a
+/// random token. Their environment is the one torchrun would set.
+fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
+    let meeting = free.map_err(|error| Failure::Bug(error.into()))?.to_string();
+    let token = random_token()?;
+    let command = |rank: u64| {
+        let mut command = Command::new(trainer);
+        // Not on the command line, which every user of this machine can read.
+        command.env(TOKEN, &token);
+        let [rank, size] = [rank, processes].map(|n| n.to_string());
+        command.envs([("RANK", &rank), ("LOCAL_RANK", &rank)]);
+        command.envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)]);
+        command.args(["--rendezvous", &meeting]);
+        command
+    };
+    Ok((0..processes).map(command).collect())
+}
+
+/// The program that cargo built; `None` where the build failed.
+fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
+    command.arg("--manifest-path").arg(manifest).args(more).stdout(Stdio::piped());
+    let rust = "install Rust (https://rustup.rs), or put cargo on the PATH";
+    let output = start(&mut command, "cargo", rust)?.wait_with_output();
+    let output = output.map_err(|error| Failure::Bug(error.into()))?;
+    if !output.status.success() {
+        return Ok(None);
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut programs =
+        messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    Ok(programs.next_back())
+}
+
+fn not_built(mpi: bool) -> Failure {
+    if mpi {
+        let help = "--mpi needs an MPI and libclang (Debian: apt-get install openmpi-bin libopenmpi-dev libclang-dev)";
+        return InputError::new("the trainer does not build with MPI; see above").help(help).into();
+    }
+    Failure::Bug(anyhow::anyhow!("the trainer does not build; see above"))
+}
+
+fn mpirun(trainer: &Path, processes: u64) -> Command {
+    let mut command = Command::new("mpirun");
+    command.arg("-n").arg(processes.to_string()).arg(trainer).envs(MPI);
+    command
+}

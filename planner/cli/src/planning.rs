@@ -1,0 +1,253 @@
+//! `plan` and `plan estimate`.
+
+use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
+use crate::failure::Failure;
+use crate::output::{self, Progress, Written};
+use codegen::escape::shell;
+use models::cluster::shipped_names;
+use models::decisions::Offload;
+use models::input::InputError;
+use models::model::warnings;
+use models::plan::Predicted;
+use models::text::shown;
+use planner::answer::explain::{self, Asker};
+use planner::answer::explain_text;
+use planner::answer::report::{Alternative, Answer};
+use planner::answer::text::{self, bytes, line};
+use planner::order::choice::{self, How, Kept};
+use planner::request::Request;
+use planner::request::Task;
+use planner::request::restrictions::{Choice, Restrictions};
+use planner::search::search_wide;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Finds the fastest plan that fits, prints it and writes it.
+pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    let request = requested(&args.request)?;
+    args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
+    stop_at_interrupt(&request)?;
+    let Some(mut answer) = best(&request, args.objective) else {
+        return Err(nothing_fits(&request));
+    };
+    refuse_impossible(&answer)?;
+    answer.alternatives = alternatives(&request, &answer, args);
+    let (answer, order) = reordered(&request, answer, args)?;
+    if let Some(path) = &args.output {
+        output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
+    }
+    if args.request.json {
+        output::print_json(&answer.json())?;
+        return complete(&request);
+    }
+    let mut around = order + &text::close(&answer);
+    if args.objective == Objective::Time && args.top > 0 {
+        around += &binds(&request, &answer);
+    }
+    let around = if around.is_empty() { around } else { format!("\n{around}") };
+    let next = next(args.output.as_deref(), args.request.cluster.as_deref());
+    output::print(&format!("{}{around}\n{next}", text::screen(&answer)))?;
+    complete(&request)
+}
+
+/// Makes Ctrl-C stop the searches of a request, which return the best they know. A second Ctrl-C
+/// ends the program.
+pub fn stop_at_interrupt(request: &Request) -> Result<(), Failure> {
+    let stop = Arc::clone(&request.stop);
+    let handler = move || {
+        if stop.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    };
+    ctrlc::set_handler(handler).map_err(|error| anyhow::Error::new(error).into())
+}
+
+fn is_stopped(request: &Request) -> bool {
+    request.stop.load(Ordering::Relaxed)
+}
+
+/// Fails if the user interrupted the search, after its best answer was printed.
+pub fn complete(request: &Request) -> Result<(), Failure> {
+    if is_stopped(request) {
+        let text =
+            "this is the best that was known; how far from the best it may be is in its proof";
+        return Err(Failure::Interrupted(text));
+    }
+    Ok(())
+}
+
+/// Reads the request and prints the warnings about its model file.
+fn requested(args: &RequestArgs) -> Result<Request, InputError> {
+    let request = Request::new(&args.flags())?;
+    let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
+    for warning in warnings.unwrap_or_default() {
+        eprintln!("warning: {}", shown(&warning));
+    }
+    Ok(request)
+}
+
+/// Refuses an impossible prediction: the figures of the cluster file contradict each other.
+fn refuse_impossible(answer: &Answer) -> Result<(), InputError> {
+    let Predicted { iteration_s, mfu, .. } = answer.plan.predicted;
+    if iteration_s.is_finite() && iteration_s > 0.0 && (0.0..=1.0).contains(&mfu) {
+        return Ok(());
+    }
+    let cluster = &answer.plan.inputs.cluster.name;
+    let message = format!(
+        "by the figures of cluster `{cluster}` a step takes {iteration_s:e} s, {:.4e} % of its peak",
+        100.0 * mfu
+    );
+    Err(InputError::new(message)
+        .help("correct `peak_flops`, the slowdowns and `efficiency` in its file"))
+}
+
+/// The answer with an optimized order of passes, if `--order` asks for one and a faster one exists;
+/// and a line on the result.
+fn reordered(
+    request: &Request,
+    answer: Answer,
+    args: &PlanArgs,
+) -> Result<(Answer, String), Failure> {
+    let Some(order) = args.order else { return Ok((answer, String::new())) };
+    let seconds = args.time_limit.unwrap_or(60.0);
+    if !(0.0..=1e6).contains(&seconds) {
+        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
+        return Err(error.help("valid: 0 to 1000000 seconds").into());
+    }
+    let decisions = answer.plan.decisions.clone();
+    if order == Order::Auto && args.time_limit.is_some() {
+        let error = InputError::new("--time-limit has no effect on --order auto");
+        return Err(error.help("it is for --order ilp; leave it out").into());
+    }
+    let (how, by) = match order {
+        Order::Ilp => (How::Program(Duration::from_secs_f64(seconds)), "an integer program's"),
+        Order::Auto => (How::Greedy, "zb_auto's for these times"),
+    };
+    let named = decisions.schedule;
+    let proof = |proven: bool, gap: f64| match proven {
+        true => "by mean times none is shorter".to_owned(),
+        false => format!("by mean times another may be up to {:.2} % shorter", 100.0 * gap),
+    };
+    Ok(match choice::shorter(&request.task(), decisions, &answer.placed, how) {
+        Ok(found) => {
+            let saved = 1.0 - found.found.priced.iteration_s / answer.plan.predicted.iteration_s;
+            let proof = proof(found.proven, found.gap);
+            let text = format!("{by}, {:.2} % faster than {named}; {proof}", 100.0 * saved);
+            (answer.in_order(request, found), line("order", &text))
+        }
+        Err(Kept::Unknown(why)) => (answer, line("order", &format!("{named}'s: {why}"))),
+        Err(Kept::Shortest { proven, gap }) => {
+            let text = format!("{named}'s: no faster one was found; {}", proof(proven, gap));
+            (answer, line("order", &text))
+        }
+    })
+}
+
+fn best(request: &Request, objective: Objective) -> Option<Answer> {
+    if objective == Objective::Time {
+        return fastest(request);
+    }
+    let mut progress = Progress::new();
+    let outcome = explain::least_memory(request, &mut |settled, all| progress.show(settled, all));
+    Answer::new(request, outcome?)
+}
+
+/// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
+/// offloading.
+fn fastest(request: &Request) -> Option<Answer> {
+    let found = answer(request, &request.task())?;
+    if found.feasible {
+        return Some(found);
+    }
+    let offload = Choice::of(&[Offload::None]);
+    let kept = Restrictions { offload, ..request.restrictions.clone() };
+    let may = request.restrictions.offload.allows(Offload::None);
+    answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
+}
+
+/// Prices the pinned configuration, even if it does not fit. One that fits without the headroom is
+/// feasible, with a warning.
+pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
+    let request = requested(&args.request)?;
+    stop_at_interrupt(&request)?;
+    let without_headroom = request.without_headroom();
+    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
+    let found = answer(&request, &request.task())
+        .or_else(|| {
+            answer(&without_headroom, &without_headroom.task()).filter(|_| request.headroom > 0.0)
+        })
+        .or_else(|| answer(&without_headroom, &unlimited));
+    let Some(answer) = found else {
+        complete_nothing(&request)?;
+        return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
+    };
+    refuse_impossible(&answer)?;
+    if args.request.json {
+        output::print_json(&answer.json())?;
+    } else {
+        output::print(&text::screen(&answer))?;
+    }
+    complete(&request)
+}
+
+fn complete_nothing(request: &Request) -> Result<(), Failure> {
+    match is_stopped(request) {
+        true => Err(Failure::Interrupted("nothing that fits was known yet")),
+        false => Ok(()),
+    }
+}
+
+fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
+    let mut progress = Progress::new();
+    let outcome = search_wide(task, &mut |settled, all| progress.show(settled, all));
+    Answer::new(request, outcome)
+}
+
+/// Alternatives that are nearly as fast; none for `--objective memory`.
+fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alternative> {
+    if args.objective == Objective::Memory {
+        return vec![];
+    }
+    let mut progress = Progress::new();
+    let mut show = |settled, all| progress.show(settled, all);
+    let own_s = answer.plan.predicted.iteration_s;
+    Asker::new(request, own_s, &mut show).alternatives(&answer.plan.decisions, args.top)
+}
+
+/// What more memory per GPU would save.
+fn binds(request: &Request, answer: &Answer) -> String {
+    let mut progress = Progress::new();
+    let mut show = |settled, all| progress.show(settled, all);
+    let own_s = answer.plan.predicted.iteration_s;
+    let more = Asker::new(request, own_s, &mut show).more_memory();
+    more.map_or_else(String::new, |(more, best)| {
+        let gain = -100.0 * best.slower;
+        let shape = text::shape(&best.decisions);
+        let size = bytes(more as u64);
+        let way = format!("{shape} · micro-batch {}", best.decisions.micro_batch);
+        line("binds", &format!("memory: {size} more a GPU would save {gain:.2} % ({way})"))
+    })
+}
+
+fn nothing_fits(request: &Request) -> Failure {
+    if let Err(interrupted) = complete_nothing(request) {
+        return interrupted;
+    }
+    let mut progress = Progress::new();
+    let found = explain::shortage(request, &mut |settled, all| progress.show(settled, all));
+    Failure::Infeasible(explain_text::shortage(request, &found))
+}
+
+/// Which command to run next, quoted for a shell.
+fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
+    let Some(path) = path.map(Path::display) else {
+        return line("next:", "the same with -o plan.yaml, to keep it");
+    };
+    let path = shell(&path.to_string());
+    // A plan holds only the name of its cluster, which is enough for shipped ones.
+    let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
+    let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", shell(own)));
+    format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")
+}

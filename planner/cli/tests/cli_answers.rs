@@ -1,0 +1,395 @@
+//! What `plan` prints, as text, as JSON and in plan.yaml.
+
+mod cli_common;
+
+use cli_common::{plan, plan_with, scratch};
+use models::input::Source;
+use models::plan::Plan;
+use serde_json::{Value, json};
+
+/// Small enough to be searched at once.
+const SMALL: &str = "--model llama8b --gpus 8 --tokens 15T --set schedule=1f1b --set vocab=tensor,first_last --set micro_batch<=2";
+
+/// Masks wall times, which differ from run to run.
+fn masked(text: &str) -> String {
+    let mask = |line: &str| match line.starts_with("proven") {
+        true => line.rsplit_once(", ").map_or(line, |(head, _)| head).to_owned() + ", <time>\n",
+        false => line.trim_end().to_owned() + "\n",
+    };
+    text.lines().map(mask).collect()
+}
+
+fn snapshot(name: &str, found: &str) {
+    let path = format!("{}/tests/snapshots/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::create_dir_all(std::path::Path::new(&path).parent().unwrap()).unwrap();
+        std::fs::write(&path, found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "{name} has changed; if that is meant: \
+         UPDATE_SNAPSHOTS=1 cargo test -p meshwright-planner --test cli_answers\n\
+         --- expected\n{expected}\n--- found\n{found}"
+    );
+}
+
+#[test]
+fn the_screen_of_a_plan() {
+    let run = plan(SMALL);
+    assert_eq!(run.code, 0, "{run:?}");
+    snapshot("plan_llama8b.txt", &masked(&run.out));
+}
+
+#[test]
+fn the_screen_of_an_explanation() {
+    let path = scratch("explain.yaml");
+    let path = path.display();
+    assert_eq!(plan(&format!("{SMALL} --top 0 -o {path}")).code, 0);
+    let run = plan(&format!("explain {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    snapshot("explain_llama8b.txt", &masked(&run.out));
+}
+
+/// Every documented name is present.
+fn assert_names(value: &Value, names: &str) {
+    for name in names.split_whitespace() {
+        assert!(value.get(name).is_some(), "`{name}` is missing in {value}");
+    }
+}
+
+#[test]
+fn json_has_the_documented_names() {
+    for words in [format!("{SMALL} --json"), format!("estimate {SMALL} --json")] {
+        let json = plan(&words).json();
+        assert_names(
+            &json,
+            "model cluster gpus global_batch seq_len decisions feasible stages predicted search \
+             alternatives",
+        );
+        assert_names(
+            &json["decisions"],
+            "tp pp vpp cp cp_style cp_ulysses dp dp_shard ep etp zero_stage sequence_parallel \
+             micro_batch micro_batches schedule recompute vocab moe_overlap moe_overlap_degree \
+             capacity_factor aux_scope dtype offload rank_order post_validation",
+        );
+        assert_names(&json["stages"][0], "stage chunk layers vocab_share recompute memory");
+        assert_names(
+            &json["stages"][0]["memory"],
+            "parameters gradients optimizer activations workspace total",
+        );
+        assert_names(
+            &json["predicted"],
+            "iteration_s tokens_per_s_per_gpu model_tflops_per_gpu hardware_tflops_per_gpu mfu \
+             bubble_fraction error_band training_days peak_memory_bytes breakdown",
+        );
+        assert_names(
+            &json["predicted"]["breakdown"],
+            "compute_s tp_s cp_s ep_s pp_s dp_s bubble_s recompute_s optimizer_s",
+        );
+        assert_names(&json["search"], "candidates pruned solved elapsed_s proven_optimal gap");
+    }
+}
+
+#[test]
+fn the_parts_of_an_iteration_add_up() {
+    let json = plan(&format!("estimate {SMALL} --json")).json();
+    let predicted = &json["predicted"];
+    let parts = predicted["breakdown"].as_object().unwrap();
+    let sum: f64 = parts.values().map(|part| part.as_f64().unwrap()).sum();
+    let iteration_s = predicted["iteration_s"].as_f64().unwrap();
+    assert!((sum / iteration_s - 1.0).abs() < 1e-6, "{sum} {iteration_s}");
+}
+
+#[test]
+fn an_estimate_prices_what_does_not_fit() {
+    let words = "estimate --model llama70b --gpus 8 --set pp=1 --set tp=8 --set zero_stage=0 \
+                 --set recompute=none --set micro_batch=1 --set offload=none --json";
+    let run = plan(words);
+    assert_eq!(run.code, 0, "{run:?}");
+    let json = run.json();
+    assert_eq!(json["feasible"], false);
+    assert!(json["short_of_memory"]["bytes"].as_u64().unwrap() > 1_000_000_000);
+}
+
+#[test]
+fn the_same_question_gives_the_same_bytes_and_reads_back() {
+    let paths = [scratch("same_a.yaml"), scratch("same_b.yaml")];
+    let texts = paths.map(|path| {
+        let run = plan(&format!("{SMALL} --top 0 -o {}", path.display()));
+        assert_eq!(run.code, 0, "{run:?}");
+        std::fs::read(path).unwrap()
+    });
+    assert!(texts[0] == texts[1]);
+    let source = Source::from_bytes("plan.yaml", texts[0].clone()).unwrap();
+    let read = Plan::read(&source).unwrap();
+    assert_eq!(read.to_yaml().unwrap().into_bytes(), texts[0]);
+}
+
+#[test]
+fn plans_of_every_kind_of_model_read_back_and_check() {
+    let cases = [
+        ("gpt2_124m", "selene", "--set schedule=1f1b --set tp=1"),
+        ("gemma2_9b", "dgx_h100", "--set schedule=1f1b --set tp=8"),
+        (
+            "mixtral_8x7b",
+            "dgx_h100",
+            "--set schedule=1f1b --set tp=1 --set micro_batch=1 --set cp=1",
+        ),
+    ];
+    for (model, cluster, settings) in cases {
+        let path = scratch(&format!("{model}.yaml"));
+        let path = path.display();
+        let words =
+            format!("--model {model} --cluster {cluster} --gpus 16 {settings} --top 0 -o {path}");
+        let run = plan(&words);
+        assert_eq!(run.code, 0, "{model}: {run:?}");
+        let run = plan(&format!("check {path}"));
+        assert_eq!(run.code, 0, "{model}: {run:?}");
+    }
+}
+
+#[test]
+fn a_model_may_come_from_standard_input() {
+    let tiny = models::model::shipped_source("tiny").unwrap().unwrap();
+    let run = plan_with("--model - --gpus 1 --top 0 --json", tiny.text().as_bytes());
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(run.json()["model"], "tiny");
+}
+
+#[test]
+fn lists_name_what_is_shipped() {
+    for (words, name) in [("models", "llama70b"), ("clusters", "dgx_h100")] {
+        assert!(plan(words).out.contains(name), "{words}");
+        let json = plan(&format!("{words} --json")).json();
+        let names = json.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap());
+        assert!(names.collect::<Vec<_>>().contains(&name), "{words}");
+    }
+}
+
+#[test]
+fn a_schedule_is_reported_and_drawn() {
+    let run = plan("schedule 1f1b --stages 2 --micro-batches 4 --json --orders");
+    let json = run.json();
+    assert_eq!(json["makespan"], 15.0);
+    assert_eq!(json["orders"][1][0], "F0@1");
+    let drawn = plan("schedule 1f1b --stages 2 --micro-batches 4").out;
+    assert!(drawn.contains("d0 F0"), "{drawn}");
+}
+
+/// 33 and 27 units: `data/oracles.csv`.
+#[test]
+fn two_schedules_are_held_against_each_other() {
+    let words = "schedule zb_h1 --against 1f1b --stages 4 --micro-batches 8";
+    let out = plan(words).out;
+    assert!(out.contains("zb_h1\nd0 F0") && out.contains("1f1b\nd0 F0"), "{out}");
+    assert!(
+        out.contains("zb_h1 is 6 (18.2 %) shorter than 1f1b: on average a device waits"),
+        "{out}"
+    );
+    let json = plan(&format!("{words} --json")).json();
+    assert_eq!(json["report"]["makespan"], 27.0);
+    assert_eq!(json["comparison"]["against"]["makespan"], 33.0);
+    let last = &json["comparison"]["against"]["devices"][3];
+    assert_eq!((&last["work"], &last["drain_wait"]), (&24.0.into(), &6.0.into()));
+    for (flag, part) in [("--orders", "no effect"), ("--act-b 1", "no effect")] {
+        let run = plan(&format!("{words} {flag}"));
+        assert!(run.code != 0 && run.err.contains(part), "{run:?}");
+    }
+    let run = plan("schedule zb_h1 --against dualpipe --stages 3 --micro-batches 8");
+    assert!(run.code != 0 && run.err.contains("2 or 4 would do"), "{run:?}");
+}
+
+/// A plan says where its schedule beats 1F1B, and its explanation shows it.
+#[test]
+fn a_plan_says_why_its_schedule_wins() {
+    let path = scratch("why.yaml");
+    let path = path.display();
+    let words = "--model gpt_3.6b --gpus 8 --global-batch 96 --set tp=1 --set cp=1 --set pp=4 --set schedule=zb_v --set micro_batch=1";
+    let run = plan(&format!("{words} -o {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    let out = plan(&format!("explain {path}")).out;
+    assert!(out.contains("\nzb_v, its start and its end\nd0 F0"), "{out}");
+    assert!(out.contains("\n1f1b\nd0 FF"), "{out}");
+    assert!(out.contains("shorter than 1f1b: on average a device"), "{out}");
+}
+
+/// A plan with two copies of each stage is written and passes the check.
+#[test]
+fn a_plan_with_two_copies_works_out() {
+    let path = scratch("copies.yaml");
+    let file = path.display();
+    let words = "--model tiny --cluster laptop --gpus 4 --set pp=4 --set schedule=dualpipe --set micro_batch=1";
+    let run = plan(&format!("{words} -o {file}"));
+    assert!(run.out.contains("pp 4 (2 copies)") && run.out.contains("dualpipe"), "{run:?}");
+    assert_eq!(plan(&format!("check {file}")).code, 0);
+    let text = std::fs::read_to_string(&path).expect("it was written");
+    for (from, to, field) in [
+        ("  copy:\n    device: 3\n", "  copy:\n    device: 2\n", "stages[0].copy"),
+        ("schedule: dualpipe", "schedule: dualpipe_v", "stages"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replacen(from, to, 1)).expect("it can be written");
+        let refused = plan(&format!("check {file}"));
+        let said = format!("{}{}", refused.out, refused.err);
+        assert!(refused.code != 0 && said.contains(field), "{refused:?}");
+    }
+    let run = plan(&format!("explain {file}"));
+    assert_eq!(run.code, 2, "the file still says dualpipe_v: {run:?}");
+}
+
+#[test]
+fn post_validation_is_decided_by_hand() {
+    let words = "estimate --model llama8b --gpus 8 --set tp=1 --set cp=1 --set pp=4 --set micro_batch=1 --set post_validation=true";
+    let run = plan(&format!("{words} --set schedule=zb_h1"));
+    assert!(run.code == 0 && run.out.contains("post-validation"), "{run:?}");
+    let json = plan(&format!("{words} --set schedule=zb_h1 --json")).json();
+    assert_eq!(json["decisions"]["post_validation"], true);
+    for (setting, valid) in [
+        ("schedule=1f1b", "leaves nothing to choose from"),
+        ("vocab=parallel_1", "leaves nothing to choose from"),
+    ] {
+        let run = plan(&format!("{words} --set {setting}"));
+        assert!(run.code != 0 && run.err.contains(valid), "{run:?}");
+    }
+}
+
+/// The best order that the greedy runs find for a plan's times and memory.
+#[test]
+fn a_plan_keeps_the_order_of_greedy_runs() {
+    let file = scratch("greedy.yaml");
+    let path = file.display();
+    let words = "--model llama8b --gpus 8 --set tp=1 --set cp=1 --set pp=8 --set schedule=1f1b --set micro_batch=1 --set vocab=tensor";
+    let run = plan(&format!("{words} --order auto -o {path}"));
+    assert!(run.out.contains("zb_auto's for these times"), "{run:?}");
+    assert_eq!(plan(&format!("check {path}")).code, 0);
+    let run = plan(&format!("{words} --order auto --time-limit 3"));
+    assert!(run.code != 0 && run.err.contains("no effect"), "{run:?}");
+}
+
+/// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4
+/// within p.
+#[test]
+fn the_shortest_order_is_drawn_with_its_proof() {
+    let words = "schedule zb_auto --stages 3 --micro-batches 4 --optimal stage --memory-limit 6";
+    let json = plan(&format!("{words} --json --orders")).json();
+    assert_eq!((&json["stage_time"], &json["proven_optimal"]), (&13.0.into(), &true.into()));
+    assert_eq!(json["orders"].as_array().map(Vec::len), Some(3));
+    let drawn = plan("schedule zb_auto --stages 3 --micro-batches 4 --optimal makespan").out;
+    assert!(drawn.contains("proven: no order is shorter"), "{drawn}");
+    let hurried = "schedule zb_auto --stages 4 --micro-batches 12 --backward 1.3 --weight 0.6";
+    let hurried = plan(&format!("{hurried} --optimal makespan --time-limit 0.1")).out;
+    assert!(hurried.contains("shorter"), "{hurried}");
+}
+
+/// The order is in the file, and the file can be checked without solving again.
+#[test]
+fn a_plan_keeps_the_order_that_an_integer_program_found() {
+    let file = scratch("ordered.yaml");
+    let path = file.display();
+    let small = "--model tiny --cluster laptop --gpus 2 --set pp=2 --set vpp=1 --set schedule=1f1b \
+                 --set micro_batch=2 --set vocab=tensor";
+    let run = plan(&format!("{small} --order ilp --time-limit 30 -o {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.out.contains("an integer program's"), "{}", run.out);
+    let text = std::fs::read_to_string(&file).expect("it was written");
+    assert!(text.contains("order:\n") && text.contains("F0@0 F1@0"), "{text}");
+    assert_eq!(plan(&format!("check {path}")).code, 0);
+    let broken = text.replacen("F0@0 F1@0", "F1@0 F0@0", 1).replacen("B0@1", "B9@1", 1);
+    std::fs::write(&file, broken).expect("it can be written");
+    let refused = plan(&format!("check {path}"));
+    assert!(refused.code != 0, "{refused:?}");
+    assert!(format!("{}{}", refused.out, refused.err).contains("order"), "{refused:?}");
+}
+
+#[test]
+fn two_plans_are_compared_field_by_field() {
+    let (a, b) = (scratch("diff_a.yaml"), scratch("diff_b.yaml"));
+    let (a, b) = (a.display(), b.display());
+    assert_eq!(plan(&format!("{SMALL} --top 0 --set tp=1 -o {a}")).code, 0);
+    assert_eq!(plan(&format!("{SMALL} --top 0 --set tp=2 -o {b}")).code, 0);
+    let out = plan(&format!("diff {a} {b}")).out;
+    assert!(out.contains("decisions.tp") && out.contains("1 -> 2"), "{out}");
+    assert!(plan(&format!("diff {a} {a}")).out.contains("the same"));
+}
+
+#[test]
+fn nothing_is_offloaded_where_there_is_no_host_memory() {
+    let run = plan("--model tiny --cluster laptop --gpus 4 --top 0 --json");
+    assert_eq!(run.code, 0, "{run:?}");
+    let json = run.json();
+    assert_eq!((&json["feasible"], &json["decisions"]["offload"]), (&true.into(), &"none".into()));
+}
+
+/// What no measured run of the software had widens the error band, and is named.
+#[test]
+fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
+    let unseen = models::cluster::measured_runs().unwrap().unseen_band;
+    let words = "estimate --model mixtral_8x7b --gpus 32 --set tp=2 --set pp=4 --set ep=4 --set etp=1 --set schedule=1f1b \
+                 --set vocab=tensor --set cp=1 --set micro_batch=1 --set zero_stage=1 --set offload=none";
+    let seen = plan(&format!("{words} --set moe_overlap=none --json")).json();
+    let band = &seen["predicted"]["error_band"];
+    assert_eq!(band["basis"], "validated");
+    assert!(band["relative"].as_f64().unwrap() < unseen && band.get("unseen").is_none(), "{band}");
+    let cases = [
+        ("--set moe_overlap=ampipe", "ampipe"),
+        ("--set moe_overlap=none --set offload=optimizer", "offload optimizer"),
+        ("--set moe_overlap=none --set schedule=zb_h1", "zb_h1"),
+        ("--set moe_overlap=none --set zero_stage=2", "zero 2"),
+        (
+            "--set moe_overlap=none --seq-len 1024",
+            "1024 tokens a sequence (measured: 2048 to 1048576)",
+        ),
+        ("--set moe_overlap=none --cluster dgx_h200", "H200-SXM5-141GB"),
+    ];
+    for (change, named) in cases {
+        let json = plan(&format!("{} --json", changed(words, change))).json();
+        let band = &json["predicted"]["error_band"];
+        assert_eq!((&band["basis"], &band["relative"]), (&json!("unseen"), &json!(unseen)));
+        assert_eq!(band["unseen"], json!([named]), "{change}");
+    }
+    let screen = plan(&format!("{words} --set moe_overlap=ampipe")).out;
+    let line = format!("±{:.0} %: no measured run of this software has ampipe", 100.0 * unseen);
+    assert!(screen.contains(&line), "{screen}");
+}
+
+/// `words` without the settings that `more` sets again.
+fn changed(words: &str, more: &str) -> String {
+    let again =
+        |word: &str| more.split_whitespace().any(|given| given.split('=').next() == Some(word));
+    let settings: Vec<&str> = words.split(" --set ").collect();
+    let kept = settings[1..].iter().filter(|set| !again(set.split('=').next().unwrap_or_default()));
+    let kept = kept.map(|set| format!(" --set {}", set.trim()));
+    format!("{}{} {more}", settings[0], kept.collect::<String>())
+}
+
+/// There are three reasons: a configuration does not exist, does not fit, or takes too long.
+#[test]
+fn an_explanation_tells_why_something_is_not_considered() {
+    let words = "--model llama70b --gpus 64 --set tp=8 --set pp=8 --set cp=1 --set vpp=1 --set vocab=tensor \
+                 --set recompute=selective,none --set offload=none --set schedule=1f1b,naive,gpipe";
+    let reasons = |more: &str| -> Vec<(String, Value)> {
+        let path = scratch("why_not.yaml");
+        let run = plan(&format!("{words} {more} -o {}", path.display()));
+        assert_eq!(run.code, 0, "{run:?}");
+        let json = plan(&format!("explain {} --json", path.display())).json();
+        let considered = json["explanation"]["considered"].as_array().unwrap().clone();
+        let reason = |tried: &Value| {
+            assert_eq!(tried["best"].is_null(), !tried["why_not"].is_null(), "{tried}");
+            (tried["what"].as_str().unwrap().to_owned(), tried["why_not"].clone())
+        };
+        considered.iter().map(reason).collect()
+    };
+    let has = |found: &[(String, Value)], what: &str, why: &str| {
+        assert!(found.contains(&(what.to_owned(), json!(why))), "{what} {why}: {found:?}");
+    };
+    // One sequence per micro-batch: naive runs one micro-batch at a time, and GPipe keeps all
+    // 2,048.
+    let many = reasons("--set micro_batch=1");
+    has(&many, "naive", "does_not_exist");
+    has(&many, "zero 1", "does_not_exist");
+    has(&many, "gpipe", "does_not_fit");
+    // All 32 sequences in one micro-batch: each of the eight stages waits for the other seven.
+    let few = reasons("--global-batch 32 --seq-len 2048");
+    has(&few, "naive", "too_slow");
+}

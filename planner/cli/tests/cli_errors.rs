@@ -1,0 +1,233 @@
+//! Errors, with their exit codes and messages.
+
+mod cli_common;
+
+use cli_common::{file, plan, scratch};
+use std::time::{Duration, Instant};
+
+/// Asserts that the command ends with this code and prints all these parts.
+fn fails(words: &str, code: i32, parts: &[&str]) {
+    let begun = Instant::now();
+    let run = plan(words);
+    assert_eq!(run.code, code, "{words}: {run:?}");
+    assert!(run.out.is_empty(), "{words}: {run:?}");
+    for part in parts {
+        assert!(run.err.contains(part), "{words}: no `{part}` in {run:?}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "{words}");
+}
+
+const MODEL: &str = "\
+layers: 4
+hidden: 64
+heads: 6
+ffn: 96
+vocab: 100
+seq_len: 32
+global_batch: 8
+head_dim: 8
+";
+
+fn model(name: &str, text: &str) -> String {
+    file(name, text.as_bytes())
+}
+
+#[test]
+fn bad_files_are_refused_at_their_place() {
+    let cases: [(&str, Vec<u8>, &[&str]); 6] = [
+        (
+            "key.yaml",
+            format!("{MODEL}layerz: 4\n").into_bytes(),
+            &["unknown key `layerz`", "key.yaml:9"],
+        ),
+        (
+            "type.yaml",
+            MODEL.replace("64", "many").into_bytes(),
+            &["`hidden` cannot be `many`", "type.yaml:2:9"],
+        ),
+        ("empty.yaml", vec![], &["is empty"]),
+        ("binary.yaml", vec![b'a', 0xff, 0xfe], &["is not UTF-8"]),
+        ("bomb.yaml", bomb().into_bytes(), &["error: "]),
+        ("list.yaml", b"- 1\n- 2\n".to_vec(), &["a mapping of keys"]),
+    ];
+    for (name, text, parts) in cases {
+        let path = file(name, &text);
+        fails(&format!("--model {path} --gpus 8"), 2, parts);
+    }
+}
+
+/// Ten levels of ten aliases each.
+fn bomb() -> String {
+    let first = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    let level = |n: usize| {
+        let aliases = vec![format!("*a{}", n - 1); 10].join(", ");
+        format!("a{n}: &a{n} [{aliases}]\n")
+    };
+    first + &(1..10).map(level).collect::<String>()
+}
+
+#[test]
+fn a_folder_is_no_model() {
+    fails(&format!("--model {} --gpus 8", env!("CARGO_TARGET_TMPDIR")), 2, &["is a directory"]);
+}
+
+#[test]
+fn degrees_that_do_not_divide_name_what_would() {
+    let path = model("divide.yaml", MODEL);
+    let cases: [(&str, &[&str]); 9] = [
+        (
+            "--gpus 8 --set tp=4",
+            &["heads (6) cannot be split over tp = 4", "divide.yaml:3:8", "1, 2, 3, 6"],
+        ),
+        (
+            "--gpus 6 --set dp=6",
+            &["global_batch (8) cannot be split over dp = 6", "divide.yaml:7:15", "12"],
+        ),
+        ("--gpus 8 --set pp=8", &["layers (4) cannot be split over pp = 8", "1, 2, 4"]),
+        ("--gpus 8 --set tp=3", &["8 GPUs cannot be split over tp = 3", "1, 2, 4, 8"]),
+        (
+            "--gpus 8 --set dp=2 --set micro_batch=3",
+            &["cannot be split into micro_batch = 3", "1, 2, 4"],
+        ),
+        ("--gpus 8 --set ep=2", &["--set ep=2 leaves nothing", "ep can be 1"]),
+        ("--gpus 8 --set schedule=interleaved_1f1b --set pp=1", &["leaves nothing"]),
+        ("--gpus 7", &["7 GPUs cannot be split over this model", "--gpus 6 can"]),
+        ("--gpus 0", &["--gpus cannot be 0"]),
+    ];
+    for (words, parts) in cases {
+        fails(&format!("--model {path} {words}"), 2, parts);
+    }
+}
+
+#[test]
+fn names_and_flags_that_do_not_exist_suggest_some() {
+    let cases: [(&str, &[&str]); 23] = [
+        ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
+        ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
+        ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
+        ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
+        ("--model tiny --gpus eight", &["invalid value 'eight'"]),
+        ("schedule 1f1c --stages 4 --micro-batches 8", &["did you mean `1f1b`"]),
+        ("schedule 1f1b --stages 4 --micro-batches 8 --optimal stage", &["no effect on 1f1b"]),
+        (
+            "schedule zb_auto --stages 4 --micro-batches 8 --optimal best",
+            &["--optimal cannot be `best`", "makespan, stage"],
+        ),
+        (
+            "schedule zb_auto --stages 16 --micro-batches 64 --optimal stage",
+            &["16 stages x 64 micro-batches", "128 at most"],
+        ),
+        ("schedule zb_v --stages 4 --micro-batches 8 --chunks 3", &["2 would do"]),
+        (
+            "schedule 1f1b --stages 4 --micro-batches 8 --pair-time max",
+            &["--pair-time has no effect"],
+        ),
+        ("schedule 1f1b --stages 4 --micro-batches 8 --vocab-s 1", &["no effect without --vocab"]),
+        ("report plan.yaml", &["unrecognized subcommand"]),
+        ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
+        ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
+        ("launch nowhere --mpi", &["-n <N>"]),
+        ("launch nowhere -n 0", &["0 is not in 1.."]),
+        ("launch nowhere --local -n 8", &["cannot be used with"]),
+        ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
+        ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
+        ("calibrate --gpu --cluster laptop", &["threads of a processor", "dgx_h200"]),
+        ("calibrate --cluster laptop --measured nowhere", &["--gpu"]),
+        ("calibrate --gpu --cluster dgx_h200 --measured nowhere.json", &["nowhere.json"]),
+    ];
+    for (words, parts) in cases {
+        fails(words, 2, parts);
+    }
+}
+
+#[test]
+fn a_model_that_fits_nowhere_says_by_how_much_and_what_would_fit() {
+    let words = "--model llama8b --gpus 1 --set offload=none --set micro_batch=1";
+    fails(
+        words,
+        3,
+        &["nothing fits", "binds", "more than there is", "optimizer", "without --set offload=none"],
+    );
+}
+
+#[test]
+fn plans_that_are_none_are_refused() {
+    let path = file("no_plan.yaml", b"layers: 4\n");
+    fails(&format!("check {path}"), 2, &["is no plan", "no `version`"]);
+    let path = file("later_plan.yaml", b"version: 2\nnew: 1\n");
+    fails(&format!("check {path}"), 2, &["`version` cannot be 2", "later_plan.yaml:1:10"]);
+    fails("explain nowhere.yaml", 2, &["cannot read nowhere.yaml"]);
+    fails(&format!("generate {path} -o trainer"), 2, &["`version` cannot be 2"]);
+}
+
+#[test]
+fn a_plan_overwrites_plans_alone() {
+    let model = model("kept.yaml", MODEL);
+    let words = format!("--model {model} --cluster laptop --gpus 1");
+    fails(&format!("{words} -o {model}"), 2, &["kept.yaml exists and is no plan"]);
+    assert_eq!(std::fs::read_to_string(&model).unwrap(), MODEL);
+    let path = scratch("twice.yaml");
+    for _ in 0..2 {
+        assert_eq!(plan(&format!("{words} -o {}", path.display())).code, 0);
+    }
+}
+
+#[test]
+fn measurements_have_their_columns() {
+    let path = file("columns.csv", b"id,model_name,layers\na,b,3\n");
+    fails(&format!("validate --measured {path}"), 2, &["has no column `hidden`"]);
+    let papers = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/papers/measured.csv");
+    let header = std::fs::read_to_string(papers).unwrap();
+    let path = file("header.csv", header.lines().next().unwrap().as_bytes());
+    fails(&format!("validate --measured {path}"), 2, &["has no rows"]);
+}
+
+#[test]
+fn batches_are_no_larger_than_schedules() {
+    let words = "--model llama8b --gpus 8 --global-batch 100000000";
+    fails(words, 2, &["global_batch cannot be 100000000", "1 to 16777216"]);
+}
+
+#[test]
+fn no_trainer_is_made_of_a_plan_edited_by_hand() {
+    let folder = scratch("edited");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (good, edited) = (folder.join("plan.yaml"), folder.join("edited.yaml"));
+    let words = format!(
+        "--model {} --cluster laptop --gpus 2 --set tp=2 -o {}",
+        model("edited-model.yaml", MODEL),
+        good.display()
+    );
+    assert_eq!(plan(&words).code, 0);
+    let text = std::fs::read_to_string(&good).unwrap();
+    for (from, to, parts) in [
+        ("\n  tp: 2\n", "\n  tp: 3\n", &["tp", "plan check"][..]),
+        ("\n  layers: 4\n", "\n  layers: 3\n", &["layers", "plan check"]),
+        ("\n  dp: 1\n", "\n  dp: 7\n", &["dp cannot be 7", "plan check"]),
+        ("\n  dtype: f32\n", "\n  dtype: f33\n", &["f33", "edited.yaml:"]),
+        ("\nstages:", "\nstaged:", &["staged", "edited.yaml:"]),
+    ] {
+        assert!(text.contains(from), "no {from:?} in {text}");
+        std::fs::write(&edited, text.replacen(from, to, 1)).unwrap();
+        let trainer = folder.join("trainer");
+        let words = format!("generate {} -o {}", edited.display(), trainer.display());
+        fails(&words, 2, parts);
+        assert!(!trainer.exists(), "{to:?}: something was written");
+    }
+}
+
+#[test]
+fn processes_are_as_many_as_the_plan_has_ranks() {
+    let folder = scratch("processes");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (path, trainer) = (folder.join("plan.yaml"), folder.join("trainer"));
+    let model = model("processes-model.yaml", MODEL);
+    let words =
+        format!("--model {model} --cluster laptop --gpus 2 --set tp=2 -o {}", path.display());
+    assert_eq!(plan(&words).code, 0);
+    assert_eq!(plan(&format!("generate {} -o {}", path.display(), trainer.display())).code, 0);
+    for flags in ["-n 3", "--mpi -n 3", "--gpu -n 3"] {
+        let words = format!("launch {} {flags}", trainer.display());
+        fails(&words, 2, &["-n 3", "is for 2 ranks", "valid: -n 2"]);
+    }
+}

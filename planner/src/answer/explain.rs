@@ -1,0 +1,425 @@
+//! Why a plan is what it is: the search is repeated with one thing changed at a time.
+
+use crate::answer::report::Alternative;
+use crate::request::Request;
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Numbers, Restrictions};
+use crate::request::task::SOLVER_WORK;
+use crate::search::{Found, Outcome, Progress, search, search_wide};
+use models::cluster::ClusterSpec;
+use models::decisions::{Decisions, Offload, Recompute, Vocab};
+use models::plan::Proof;
+use models::schedule::ScheduleName;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// One alternative that was searched.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    /// The change: a pinned decision or other hardware, such as `tp 4` or `1 GB more memory`.
+    pub what: String,
+    /// The fastest configuration with this change, if one is worth pricing.
+    pub best: Option<Alternative>,
+    /// Why there is none.
+    pub why_not: Option<WhyNot>,
+}
+
+/// Why a change has no configuration worth pricing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// The user's settings exclude it.
+    Excluded,
+    /// No combination of decisions satisfies the divisibility rules.
+    DoesNotExist,
+    /// Every configuration takes more than [`FAR`] times the plan's time, even with unlimited
+    /// memory.
+    TooSlow,
+    /// Some configurations would be fast enough, but none of them fits.
+    DoesNotFit,
+    /// The work allowed for integer programs ran out.
+    Undecided,
+}
+
+/// Everything that `plan explain` finds by searching.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// Other values of single decisions, with the rest free.
+    pub considered: Vec<Tried>,
+    /// Slightly better hardware.
+    pub bought: Vec<Tried>,
+    /// 1F1B with the vocabulary on the first and last stage and an even partition.
+    pub plain: Tried,
+}
+
+/// Alternatives are searched up to these multiples of the plan's time in turn, until there are
+/// enough. A tight cut-off lets bounds prune most of the space.
+const CLOSE: [f64; 3] = [1.02, 1.08, 1.25];
+
+/// Alternatives beyond this multiple of the plan's time are not searched: too slow is reason
+/// enough.
+pub const FAR: f64 = 3.0;
+
+/// Work of integer programs for one question. An alternative need not be proven optimal.
+const QUESTION_WORK: u64 = SOLVER_WORK / 40;
+
+/// Additional memory that `plan` tries, bytes.
+const MORE_BYTES: f64 = 4e9;
+
+/// A request with the time of its plan, to be searched again with changes.
+pub struct Asker<'a> {
+    request: &'a Request,
+    own_s: f64,
+    progress: Progress<'a>,
+}
+
+impl<'a> Asker<'a> {
+    /// Prepares questions about `request`, whose plan takes `own_s`.
+    pub fn new(request: &'a Request, own_s: f64, progress: Progress<'a>) -> Self {
+        Self { request, own_s, progress }
+    }
+
+    fn ask(
+        &mut self,
+        cluster: &ClusterSpec,
+        r: &Restrictions,
+        cutoff_s: f64,
+    ) -> Option<Alternative> {
+        let found = self.search(cluster, r, cutoff_s, false).best?;
+        Some(alternative(&found, self.own_s))
+    }
+
+    fn search(
+        &mut self,
+        cluster: &ClusterSpec,
+        r: &Restrictions,
+        cutoff_s: f64,
+        ignore_memory: bool,
+    ) -> Outcome {
+        let task = Task {
+            cluster,
+            restrictions: r,
+            cutoff_s,
+            solver_work: QUESTION_WORK,
+            ignore_memory,
+            ..self.request.task()
+        };
+        search_wide(&task, self.progress)
+    }
+
+    fn with(&mut self, what: String, r: &Restrictions) -> Tried {
+        let Outcome { best, proof, .. } =
+            self.search(&self.request.cluster, r, FAR * self.own_s, false);
+        let best = best.map(|found| alternative(&found, self.own_s));
+        let why_not = best.is_none().then(|| self.why_not(&proof, r));
+        Tried { what, best, why_not }
+    }
+
+    /// Finds out why a search within [`FAR`] times the plan's time found nothing, by repeating it
+    /// without a memory limit.
+    fn why_not(&mut self, proof: &Proof, r: &Restrictions) -> WhyNot {
+        if proof.candidates == 0 {
+            return WhyNot::DoesNotExist;
+        }
+        if proof.searched_gap > 0.0 {
+            return WhyNot::Undecided;
+        }
+        let unlimited = self.search(&self.request.cluster, r, FAR * self.own_s, true);
+        match (unlimited.best, unlimited.proof.searched_gap == 0.0) {
+            (Some(_), _) => WhyNot::DoesNotFit,
+            (None, true) => WhyNot::TooSlow,
+            (None, false) => WhyNot::Undecided,
+        }
+    }
+
+    /// The `most` fastest alternatives: the best of every other pair of tp and pp, and of every
+    /// other schedule at the plan's own pair. None takes more than 1.25 times the plan's time.
+    pub fn alternatives(&mut self, own: &Decisions, most: usize) -> Vec<Alternative> {
+        let shapes = self.other_shapes(own);
+        let mut kept = vec![];
+        for multiple in CLOSE {
+            if kept.len() < most {
+                kept = self.fastest(&shapes, most, self.own_s * multiple);
+            }
+        }
+        kept
+    }
+
+    fn fastest(&mut self, shapes: &[Restrictions], most: usize, within_s: f64) -> Vec<Alternative> {
+        let mut kept: Vec<Alternative> = vec![];
+        for r in shapes {
+            let worst_s = kept.get(most - 1).map_or(within_s, |other| other.iteration_s);
+            kept.extend(self.ask(&self.request.cluster, r, worst_s));
+            kept.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
+            kept.truncate(most);
+        }
+        kept
+    }
+
+    /// Restrictions to try, those nearest to the plan's degrees first: good alternatives found
+    /// early make the bounds prune more.
+    fn other_shapes(&self, own: &Decisions) -> Vec<Restrictions> {
+        let r = &self.request.restrictions;
+        let layouts = self.request.task().space().contexts();
+        let pairs: BTreeSet<(u64, u64)> =
+            layouts.iter().map(|layout| (layout.decisions.tp, layout.decisions.pp)).collect();
+        let mut others: Vec<(u64, u64)> = pairs.into_iter().collect();
+        others.retain(|&pair| pair != (own.tp, own.pp));
+        others.sort_by(|&a, &b| distance(own, a).total_cmp(&distance(own, b)));
+        let shapes = others.into_iter().map(|(tp, pp)| shaped(r, tp, pp));
+        let schedules = r.schedule.among(&ScheduleName::ALL).into_iter();
+        let schedules = schedules.filter(|&schedule| schedule != own.schedule).map(|schedule| {
+            Restrictions { schedule: Choice::of(&[schedule]), ..shaped(r, own.tp, own.pp) }
+        });
+        schedules.chain(shapes).collect()
+    }
+
+    /// What more memory would allow, if anything: the additional bytes and the faster alternative.
+    pub fn more_memory(&mut self) -> Option<(f64, Alternative)> {
+        let cluster = with_memory(&self.request.cluster, MORE_BYTES);
+        let found = self.ask(&cluster, &self.request.restrictions, self.own_s * 0.999);
+        found.map(|found| (MORE_BYTES, found))
+    }
+
+    /// Runs all searches of the explanation.
+    pub fn explain(&mut self, own: &Decisions) -> Explanation {
+        let considered = self.considered(own);
+        let bought = self.bought();
+        let plain = self.plain();
+        Explanation { considered, bought, plain }
+    }
+
+    fn considered(&mut self, own: &Decisions) -> Vec<Tried> {
+        let others = self.other_values(own);
+        others.into_iter().map(|(what, r)| self.with(what, &r)).collect()
+    }
+
+    /// Single decisions at other values than the plan's, as far as the user allows.
+    fn other_values(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
+        let r = &self.request.restrictions;
+        let mut found = self.other_degrees(own);
+        for schedule in r.schedule.among(&ScheduleName::ALL) {
+            let narrowed = Restrictions { schedule: Choice::of(&[schedule]), ..r.clone() };
+            if schedule != own.schedule {
+                found.push((schedule.to_string(), narrowed));
+            }
+        }
+        for stage in (0..=3u8).filter(|&stage| stage != own.zero_stage) {
+            if r.zero_stage.allows(u64::from(stage)) {
+                let zero_stage = Numbers::only(u64::from(stage));
+                found.push((format!("zero {stage}"), Restrictions { zero_stage, ..r.clone() }));
+            }
+        }
+        for recompute in [Recompute::None, Recompute::Full] {
+            let narrowed = Restrictions { recompute: Choice::of(&[recompute]), ..r.clone() };
+            if recompute != own.recompute && r.recompute.allows(recompute) {
+                found.push((format!("recompute {recompute}"), narrowed));
+            }
+        }
+        if own.offload != Offload::None && r.offload.allows(Offload::None) {
+            let offload = Choice::of(&[Offload::None]);
+            found.push(("no offloading".to_owned(), Restrictions { offload, ..r.clone() }));
+        }
+        found
+    }
+
+    fn other_degrees(&self, own: &Decisions) -> Vec<(String, Restrictions)> {
+        let r = &self.request.restrictions;
+        let layouts = self.request.task().space().contexts();
+        let values = |of: fn(&Decisions) -> u64| -> Vec<u64> {
+            let all: BTreeSet<u64> = layouts.iter().map(|layout| of(&layout.decisions)).collect();
+            all.into_iter().filter(|&value| value != of(own)).collect()
+        };
+        let mut found = vec![];
+        for tp in values(|d| d.tp) {
+            found.push((format!("tp {tp}"), Restrictions { tp: Numbers::only(tp), ..r.clone() }));
+        }
+        for pp in values(|d| d.pp) {
+            found.push((format!("pp {pp}"), Restrictions { pp: Numbers::only(pp), ..r.clone() }));
+        }
+        for cp in values(|d| d.cp) {
+            found.push((format!("cp {cp}"), Restrictions { cp: Numbers::only(cp), ..r.clone() }));
+        }
+        let layouts = self.request.task().space().expert_layouts();
+        let eps: BTreeSet<u64> = layouts.iter().map(|layout| layout.decisions.ep).collect();
+        for ep in eps.into_iter().filter(|&ep| ep != own.ep) {
+            found.push((format!("ep {ep}"), Restrictions { ep: Numbers::only(ep), ..r.clone() }));
+        }
+        found
+    }
+
+    /// Hardware with a little more memory, or a little more bandwidth on one link level.
+    fn bought(&mut self) -> Vec<Tried> {
+        let cluster = &self.request.cluster;
+        let r = &self.request.restrictions;
+        let mut better: Vec<(String, ClusterSpec)> = vec![];
+        better.push(("1 GB more memory".to_owned(), with_memory(cluster, 1e9)));
+        for (index, level) in cluster.levels.iter().enumerate() {
+            let mut faster = cluster.clone();
+            faster.levels[index].bytes_per_s *= 1.1;
+            better.push((format!("10 % more {} bandwidth", level.name), faster));
+        }
+        let mut tried = vec![];
+        for (what, cluster) in better {
+            let best = self.ask(&cluster, r, FAR * self.own_s);
+            tried.push(Tried { what, best, why_not: None });
+        }
+        tried
+    }
+
+    fn plain(&mut self) -> Tried {
+        let r = &self.request.restrictions;
+        let what = "1f1b, vocabulary on first and last stage, even layers".to_owned();
+        let (schedule, vocab) = (ScheduleName::OneFOneB, Vocab::FirstLast);
+        if !r.schedule.allows(schedule) || !r.vocab.allows(vocab) {
+            return Tried { what, best: None, why_not: Some(WhyNot::Excluded) };
+        }
+        let schedule = Choice::of(&[schedule]);
+        let vocab = Choice::of(&[vocab]);
+        self.with(what, &Restrictions { schedule, vocab, ..r.clone() })
+    }
+}
+
+/// Number of doublings and halvings between degrees.
+fn distance(own: &Decisions, (tp, pp): (u64, u64)) -> f64 {
+    let doublings = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
+    doublings(own.tp, tp) + doublings(own.pp, pp)
+}
+
+fn shaped(r: &Restrictions, tp: u64, pp: u64) -> Restrictions {
+    Restrictions { tp: Numbers::only(tp), pp: Numbers::only(pp), ..r.clone() }
+}
+
+fn with_memory(cluster: &ClusterSpec, more_bytes: f64) -> ClusterSpec {
+    let mut larger = cluster.clone();
+    larger.device.hbm_bytes += more_bytes;
+    larger
+}
+
+fn alternative(found: &Found, own_s: f64) -> Alternative {
+    let priced = &found.priced;
+    Alternative {
+        decisions: found.decisions.clone(),
+        iteration_s: priced.iteration_s,
+        slower: priced.iteration_s / own_s - 1.0,
+        peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
+        breakdown: priced.breakdown.rounded(),
+    }
+}
+
+/// Why nothing fits, and what would.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// The configuration that needs the least memory, to 1 % of its bytes. `None` where none
+    /// exists.
+    pub leanest: Option<Found>,
+    /// Changes that make it fit: the text of each and the configuration that then fits.
+    pub remedies: Vec<(String, Found)>,
+}
+
+/// Finds by how much memory falls short, and the smallest changes that would suffice.
+///
+/// Only the leanest corner of the space is searched, as far as the user allows: 1F1B, which holds
+/// the fewest micro-batches, one sequence a micro-batch, and full recomputation.
+pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
+    let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
+    let leanest = leanest(&corner, progress);
+    let mut remedies: Vec<(String, Found)> = vec![];
+    remedies.extend(without_headroom(&corner, progress));
+    remedies.extend(without_a_setting(&corner, progress));
+    remedies.extend(more_gpus(&corner, progress));
+    Shortage { leanest, remedies }
+}
+
+fn lean(r: &Restrictions) -> Restrictions {
+    let mut lean = r.clone();
+    if r.recompute.allows(Recompute::Full) {
+        lean.recompute = Choice::of(&[Recompute::Full]);
+    }
+    if r.micro_batch.allows(1) {
+        lean.micro_batch = Numbers::only(1);
+    }
+    if r.schedule.allows(ScheduleName::OneFOneB) && r.vpp.allows(1) {
+        lean.schedule = Choice::of(&[ScheduleName::OneFOneB]);
+    }
+    lean
+}
+
+/// Doubles device memory until something fits, then narrows it down.
+fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
+    let mut factor = 2.0;
+    while factor < 1e6 && !request.task().is_stopped() {
+        if let Some(outcome) = with_factor(request, factor, progress) {
+            return close_in(request, factor / 2.0, (factor, outcome), progress).best;
+        }
+        factor *= 2.0;
+    }
+    None
+}
+
+/// The fastest configuration in the least device memory that anything fits into, to 1 %. `None`
+/// where nothing fits into the actual memory.
+pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
+    let cluster = &request.cluster;
+    let outcome = with_factor(request, 1.0, progress)?;
+    let low = (cluster.reserved_bytes() / cluster.device.hbm_bytes).max(1e-3);
+    Some(close_in(request, low, (1.0, outcome), progress))
+}
+
+/// Bisects between a factor of device memory that is too little and one that is enough.
+fn close_in(
+    request: &Request,
+    mut low: f64,
+    enough: (f64, Outcome),
+    progress: Progress<'_>,
+) -> Outcome {
+    let (mut high, mut outcome) = enough;
+    while high > 1.01 * low && !request.task().is_stopped() {
+        let middle = (low * high).sqrt();
+        match with_factor(request, middle, progress) {
+            Some(leaner) => (high, outcome) = (middle, leaner),
+            None => low = middle,
+        }
+    }
+    outcome
+}
+
+/// The search with device memory scaled by a factor, if anything fits.
+fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
+    let mut cluster = request.cluster.clone();
+    cluster.device.hbm_bytes *= factor;
+    let task = Task { cluster: &cluster, solver_work: QUESTION_WORK, ..request.task() };
+    let outcome = search(&task, progress);
+    outcome.best.is_some().then_some(outcome)
+}
+
+fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    if request.headroom == 0.0 {
+        return None;
+    }
+    let whole = request.without_headroom();
+    let found = search(&whole.task(), progress).best?;
+    Some(("--headroom 0".to_owned(), found))
+}
+
+fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    (0..request.settings.len()).find_map(|index| {
+        let mut settings = request.settings.clone();
+        let dropped = settings.remove(index);
+        let restrictions = lean(&Restrictions::parse(&settings).ok()?);
+        let task =
+            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
+        let found = search(&task, progress).best?;
+        Some((format!("without --set {dropped}"), found))
+    })
+}
+
+/// Tries two to eight times as many GPUs, then powers of two.
+fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
+        let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
+        let task = Task { gpus, solver_work: QUESTION_WORK, ..request.task() };
+        let found = search(&task, progress).best?;
+        Some((format!("--gpus {gpus}"), found))
+    })
+}

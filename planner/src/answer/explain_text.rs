@@ -1,0 +1,264 @@
+//! Explanations as text.
+
+use crate::answer::explain::{Explanation, FAR, Shortage, Tried, WhyNot};
+use crate::answer::report::fullest;
+use crate::answer::text::{
+    bytes, decisions, line, loss, seconds, shape, signed_percent, thousands,
+};
+use crate::request::Request;
+use models::mesh::Mesh;
+use models::placement::{RecomputeCounts, Stage, StageMemory};
+use models::plan::{Breakdown, Plan};
+
+/// Hosts of the rank grid that are drawn from the start.
+const NODES_DRAWN: u64 = 4;
+
+/// GPUs of a host that are drawn.
+const GPUS_DRAWN: u64 = 8;
+
+/// Stages listed before the table is cut in the middle.
+const STAGES_LISTED: usize = 24;
+
+/// The rank grid: one row a host, one cell a GPU. Axes of size one are left out.
+pub fn grid(plan: &Plan) -> String {
+    let (gpus, node) = (plan.inputs.gpus, plan.inputs.cluster.node_gpus);
+    let nodes = gpus.div_ceil(node);
+    let mesh = Mesh::new(&plan.decisions);
+    let mut text = format!("ranks, {} fastest; a row is a node\n", plan.decisions.rank_order);
+    for index in 0..nodes {
+        if index == NODES_DRAWN && nodes > NODES_DRAWN + 1 {
+            let left_out = nodes - NODES_DRAWN - 1;
+            text += &format!("  ... {} more\n", thousands(left_out));
+        }
+        if index < NODES_DRAWN || index + 1 == nodes {
+            text += &row(&mesh, index, index * node..((index + 1) * node).min(gpus));
+        }
+    }
+    text
+}
+
+fn row(mesh: &Mesh, node: u64, ranks: std::ops::Range<u64>) -> String {
+    let shown = ranks.clone().take(GPUS_DRAWN as usize);
+    let cells: Vec<String> = shown.map(|rank| cell(mesh, rank)).collect();
+    let more = if ranks.end - ranks.start > GPUS_DRAWN { "  ..." } else { "" };
+    format!("  {:>5}  {}{more}\n", thousands(node), cells.join("  "))
+}
+
+fn cell(mesh: &Mesh, rank: u64) -> String {
+    let at = mesh.coordinates(rank);
+    let axes = [
+        ('t', at.tp, mesh.tp),
+        ('c', at.cp, mesh.cp),
+        ('d', at.dp, mesh.dp),
+        ('p', at.pp, mesh.pp),
+    ];
+    let split = axes.into_iter().filter(|(_, _, size)| *size > 1);
+    let words: Vec<String> = split
+        .map(|(name, index, size)| {
+            let width = (size - 1).to_string().len();
+            format!("{name}{index:<width$}")
+        })
+        .collect();
+    if words.is_empty() { "all".to_owned() } else { words.join(" ") }
+}
+
+/// Stages with their layers, recomputation and memory.
+pub fn stages(plan: &Plan) -> String {
+    let mut text = format!(
+        "{:>5} {:>6} {:>5}  {:>9} {:>6}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+        "stage",
+        "device",
+        "chunk",
+        "layers",
+        "vocab",
+        "none/selective/full",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "workspace",
+        "total"
+    );
+    let count = plan.stages.len();
+    for (index, stage) in plan.stages.iter().enumerate() {
+        if count > STAGES_LISTED && index == STAGES_LISTED / 2 {
+            text += &format!("  ... {} more\n", count - STAGES_LISTED);
+        }
+        if count <= STAGES_LISTED || index < STAGES_LISTED / 2 || index + STAGES_LISTED / 2 >= count
+        {
+            for (copy, (device, memory)) in stage.held().enumerate() {
+                let chunk = if copy == 0 { stage.chunk } else { 1 };
+                text += &stage_row(stage, (device, chunk), &memory);
+            }
+        }
+    }
+    text
+}
+
+fn stage_row(stage: &Stage, (device, chunk): (usize, usize), memory: &StageMemory) -> String {
+    let end = stage.first_layer + stage.layers;
+    let layers = match stage.layers {
+        0 => "none".to_owned(),
+        _ => format!("{}-{}", stage.first_layer, end - 1),
+    };
+    let share = stage.vocab_share.input.max(stage.vocab_share.output);
+    let sum =
+        stage.recompute.values().fold(RecomputeCounts::default(), |sum, more| RecomputeCounts {
+            none: sum.none + more.none,
+            selective: sum.selective + more.selective,
+            full: sum.full + more.full,
+        });
+    format!(
+        "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+        stage.stage,
+        device,
+        chunk,
+        format!("{}/{}/{}", sum.none, sum.selective, sum.full),
+        bytes(memory.parameters),
+        bytes(memory.gradients),
+        bytes(memory.optimizer),
+        bytes(memory.activations),
+        bytes(memory.workspace),
+        bytes(memory.total),
+    )
+}
+
+/// All parts of the iteration time.
+pub fn spent(plan: &Plan) -> String {
+    let whole_s = plan.predicted.iteration_s;
+    let used = plan.predicted.breakdown.parts().into_iter().filter(|(_, part_s)| *part_s != 0.0);
+    used.map(|(name, part_s)| {
+        format!("  {name:<10} {:>8}  {:>5.1} %\n", seconds(part_s), 100.0 * part_s / whole_s)
+    })
+    .collect()
+}
+
+/// The binding constraint.
+pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
+    let (stage, memory, _) = fullest(plan);
+    let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
+    let left = format!("{room} left on the fullest rank (stage {stage})");
+    let gain =
+        bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
+    let words = if gain > 1e-4 {
+        format!("memory: 1 GB more would save {:.2} %; {left}", 100.0 * gain)
+    } else {
+        format!("not memory: 1 GB more changes nothing; {left}")
+    };
+    line("binds", &words)
+}
+
+/// Results of all searches of the explanation.
+pub fn explanation(plan: &Plan, found: &Explanation) -> String {
+    let own = &plan.predicted.breakdown;
+    let mut text = "considered, one decision changed and the others free\n".to_owned();
+    for tried in &found.considered {
+        text += &tried_row(own, tried);
+    }
+    text += "\nwhat more would buy\n";
+    for tried in &found.bought {
+        text += &bought_row(tried);
+    }
+    text += &format!("\nthe plain plan: {}\n", found.plain.what);
+    let plain = Tried { what: "1f1b".to_owned(), ..found.plain.clone() };
+    text + &tried_row(own, &plain)
+}
+
+fn tried_row(own: &Breakdown, tried: &Tried) -> String {
+    let what = format!("  {:<16}", tried.what);
+    match &tried.best {
+        None => format!("{what} {}\n", tried.why_not.map_or(String::new(), why_not)),
+        Some(best) => format!(
+            "{what} {:>10}  {:<52} {}\n",
+            signed_percent(best.slower),
+            format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
+            loss(own, best)
+        ),
+    }
+}
+
+fn why_not(why: WhyNot) -> String {
+    match why {
+        WhyNot::Excluded => "--set excludes it".to_owned(),
+        WhyNot::DoesNotExist => "does not exist: no other decisions allow it".to_owned(),
+        WhyNot::DoesNotFit => "does not fit".to_owned(),
+        WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
+        WhyNot::Undecided => "not decided in the time for integer programs".to_owned(),
+    }
+}
+
+fn bought_row(tried: &Tried) -> String {
+    let gain = tried.best.as_ref().map_or(0.0, |best| -best.slower);
+    let words = match &tried.best {
+        Some(best) if gain > 1e-5 => {
+            format!("{:.2} % less time: {}", 100.0 * gain, decisions(&best.decisions))
+        }
+        _ => "nothing".to_owned(),
+    };
+    format!("  {:<30} {words}\n", tried.what)
+}
+
+/// The message where nothing fits: by how much, what takes the memory, and what would fit.
+pub fn shortage(request: &Request, found: &Shortage) -> String {
+    let Request { model, gpus, cluster, .. } = request;
+    let device = &cluster.device;
+    let mut text =
+        format!("error: nothing fits: {} on {} x {}\n", model.name, thousands(*gpus), device.name);
+    if let Some(leanest) = &found.leanest {
+        let priced = &leanest.priced;
+        let (at, need) = priced
+            .device_bytes
+            .iter()
+            .enumerate()
+            .fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most });
+        let has = device.hbm_bytes * (1.0 - request.headroom);
+        let besides = match request.headroom {
+            0.0 => String::new(),
+            share => format!(" besides {:.0} % headroom", 100.0 * share),
+        };
+        text += &line(
+            "  binds",
+            &format!(
+                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
+                bytes(need as u64),
+                bytes((need - has).max(0.0) as u64)
+            ),
+        );
+        text += &line("  that is", &decisions(&leanest.decisions));
+        text += &line("  takes", &consumers(leanest, at));
+    }
+    if found.leanest.is_none() {
+        text += &line("  binds", "host memory, with what is offloaded to it");
+    }
+    for (index, (change, way)) in found.remedies.iter().enumerate() {
+        let label = if index == 0 { "  fits" } else { "" };
+        text += &line(label, &format!("{change}: {}", decisions(&way.decisions)));
+    }
+    if found.remedies.is_empty() {
+        text += &line("  fits", "nothing tried up to 1,024 times as many GPUs");
+    }
+    text
+}
+
+fn consumers(found: &crate::search::Found, device: usize) -> String {
+    let held = found.priced.stages.iter().chain(&found.priced.copies);
+    let stages = held.filter(|stage| stage.device == device);
+    let mut parts = [
+        ("parameters", 0.0),
+        ("gradients", 0.0),
+        ("optimizer", 0.0),
+        ("activations", 0.0),
+        ("workspace", 0.0),
+    ];
+    for stage in stages {
+        let m = &stage.memory;
+        let own = [m.parameters, m.gradients, m.optimizer, m.activations, m.workspace];
+        for (part, bytes) in parts.iter_mut().zip(own) {
+            part.1 += bytes;
+        }
+    }
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let words: Vec<String> =
+        parts.iter().map(|(name, size)| format!("{name} {}", bytes(*size as u64))).collect();
+    words.join(" · ")
+}

@@ -1,0 +1,10 @@
+//! Answers: plans, reports, explanations, comparisons, and checks of existing plans.
+
+pub mod changes;
+pub mod compare;
+pub mod contradictions;
+pub mod explain;
+pub mod explain_text;
+pub mod recheck;
+pub mod report;
+pub mod text;

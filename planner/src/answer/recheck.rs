@@ -1,0 +1,201 @@
+//! Checks a plan by pricing it again, beyond what the consistency of its figures shows.
+
+use crate::answer::changes::{Change, changes};
+use crate::answer::contradictions::contradictions;
+use crate::answer::report::{self, TOOL};
+use crate::partition::Scratch;
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
+use crate::pricing::priced::{Placed, PlacedStage};
+use crate::request::Request;
+use crate::request::flags::request_on;
+use crate::search::Found;
+use models::check::{Violation, check};
+use models::input::InputError;
+use models::placement::{Stage, kind_name};
+use models::plan::{ClusterFigures, Plan};
+use serde_json::{Value, json};
+
+/// The partition of a plan.
+pub fn placed_of(cache: &CostCache<'_>, stages: &[Stage]) -> Placed {
+    let of_kind = |stage: &Stage, kind| {
+        let counts = stage.recompute.get(kind_name(kind)).copied().unwrap_or_default();
+        [counts.none, counts.selective, counts.full]
+    };
+    let placed = |stage: &Stage| PlacedStage {
+        start: stage.first_layer,
+        end: stage.first_layer + stage.layers,
+        recompute: cache.layers.kinds.iter().map(|&kind| of_kind(stage, kind)).collect(),
+    };
+    stages.iter().map(placed).collect()
+}
+
+/// A plan with this version's prices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Repriced {
+    /// The same plan with the figures that follow from its decisions and stages.
+    pub plan: Plan,
+    /// Whether it fits, with the headroom it was made with.
+    pub fits: bool,
+}
+
+/// Prices the plan's decisions and partition. `None` where its schedule cannot be built.
+pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
+    let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
+    let configuration = Configuration::new(&cache, plan.decisions.clone()).ok()?;
+    let configuration = match plan.own_order().ok()? {
+        Some(order) => configuration.in_order(order),
+        None => configuration,
+    };
+    let placed = placed_of(&cache, &plan.stages);
+    let priced = configuration.price(&placed, &mut Scratch::default());
+    let fits = priced.fits;
+    let found = Found { decisions: plan.decisions.clone(), placed, priced };
+    let now = report::priced_plan(request, &found, plan.proof);
+    Some(Repriced { plan: Plan { order: plan.order.clone(), ..now }, fits })
+}
+
+impl Repriced {
+    /// Figures of `plan` that differ from these.
+    pub fn moved(&self, plan: &Plan) -> Vec<Change> {
+        let figures = |plan: &Plan| json!({"predicted": plan.predicted, "stages": plan.stages});
+        changed(&figures(plan), &figures(&self.plan))
+    }
+}
+
+/// Fields that differ by more than the digits that plans keep.
+fn changed(found: &Value, now: &Value) -> Vec<Change> {
+    let mut moved = changes(found, now);
+    moved.retain(|change| !alike(&change.a, &change.b));
+    moved
+}
+
+/// Whether two numbers differ by no more than rounding on another machine.
+fn alike(a: &Value, b: &Value) -> bool {
+    match (a.as_i64(), b.as_i64(), a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b), ..) => a.abs_diff(b) <= 1,
+        (.., Some(a), Some(b)) => (a - b).abs() <= 1e-6 * a.abs().max(b.abs()),
+        _ => false,
+    }
+}
+
+/// Result of pricing a plan again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prices {
+    /// Not priced: the plan is inconsistent.
+    NotAsked,
+    /// No cluster of its name is shipped, and none was given.
+    NoCluster,
+    /// Its cluster's figures differ from the shipped or given cluster's.
+    OtherCluster(Vec<Change>),
+    /// Its schedule cannot be built.
+    NoSchedule,
+    /// Priced, with the figures that differ from the plan's.
+    Again(Box<Repriced>, Vec<Change>),
+}
+
+/// The result of `plan check`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checked {
+    /// Violations: what makes the plan invalid for this version.
+    pub violations: Vec<Violation>,
+    /// Result of pricing it again.
+    pub prices: Prices,
+    /// The version that wrote the plan, where it is another one. Its figures may differ from this
+    /// one's.
+    pub other_version: Option<String>,
+}
+
+/// Parts of a plan that pricing it again cannot verify, and why.
+pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search again")];
+
+/// Checks a plan by itself, then prices it on the shipped cluster of its name or on the one given.
+///
+/// A figure that does not follow from the plan's decisions is a violation, unless another version
+/// of the tool wrote the plan.
+///
+/// # Errors
+/// The cluster given cannot be read.
+pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError> {
+    let mut violations = check(plan);
+    if violations.is_empty() {
+        violations = match request_on(plan, cluster) {
+            Ok(request) => contradictions(plan, request.as_ref()),
+            // Settings that cannot be parsed are violations of the plan, not errors.
+            Err(error) => {
+                Some(contradictions(plan, None)).filter(|v| !v.is_empty()).ok_or(error)?
+            }
+        };
+    }
+    let prices = match violations.is_empty() {
+        true => prices(plan, cluster)?,
+        false => Prices::NotAsked,
+    };
+    let other_version = (plan.tool != TOOL).then(|| plan.tool.clone());
+    violations.extend(prices.misfits());
+    if other_version.is_none() {
+        violations.extend(prices.moved().iter().map(|change| prices.violation(change)));
+    }
+    Ok(Checked { violations, prices, other_version })
+}
+
+fn prices(plan: &Plan, cluster: Option<&str>) -> Result<Prices, InputError> {
+    let Some(request) = request_on(plan, cluster)? else { return Ok(Prices::NoCluster) };
+    let here = ClusterFigures::new(&request.cluster, &plan.decisions);
+    if here != plan.inputs.cluster {
+        let figures = |figures: &ClusterFigures| json!({"inputs": {"cluster": figures}});
+        return Ok(Prices::OtherCluster(changes(&figures(&plan.inputs.cluster), &figures(&here))));
+    }
+    Ok(match repriced(&request, plan) {
+        None => Prices::NoSchedule,
+        Some(now) => {
+            let moved = now.moved(plan);
+            Prices::Again(Box::new(now), moved)
+        }
+    })
+}
+
+impl Prices {
+    /// Figures that differ: the plan's value and the right one.
+    pub fn moved(&self) -> &[Change] {
+        match self {
+            Self::OtherCluster(moved) | Self::Again(_, moved) => moved,
+            _ => &[],
+        }
+    }
+
+    /// Violations that another version's prices do not excuse.
+    fn misfits(&self) -> Option<Violation> {
+        let violation = |field: &str, found: String, valid: &str| {
+            Some(Violation { field: field.to_owned(), found, valid: valid.to_owned() })
+        };
+        match self {
+            Self::NoSchedule => violation(
+                "decisions.schedule",
+                "what cannot be made for these degrees".to_owned(),
+                "a schedule that exists for them",
+            ),
+            Self::Again(now, _) if !now.fits => violation(
+                "predicted.peak_memory_bytes",
+                format!(
+                    "what it says: priced again it is {}",
+                    now.plan.predicted.peak_memory_bytes
+                ),
+                "what a device has without inputs.headroom",
+            ),
+            _ => None,
+        }
+    }
+
+    fn violation(&self, change: &Change) -> Violation {
+        let whose = match self {
+            Self::OtherCluster(_) => "as the cluster has it",
+            _ => "which is what the decisions and stages give",
+        };
+        Violation {
+            field: change.field.clone(),
+            found: change.a.to_string(),
+            valid: format!("{}, {whose}", change.b),
+        }
+    }
+}

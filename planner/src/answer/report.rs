@@ -1,0 +1,254 @@
+//! A search's outcome as a plan and as JSON.
+
+use crate::order::choice::Ordered;
+use crate::order::vocab::timed;
+use crate::pricing::cost_cache::CostCache;
+use crate::pricing::priced::{MemoryBytes, Placed};
+use crate::pricing::recompute_split::RecomputeSplit;
+use crate::request::{DEFAULT_HEADROOM, Request};
+use crate::search::{Effort, Found, Outcome};
+use models::decisions::Decisions;
+use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
+use models::plan::{
+    Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION,
+    significant,
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Name and version, as plans carry them.
+pub const TOOL: &str = concat!("meshwright ", env!("CARGO_PKG_VERSION"));
+
+/// How model FLOPs count attention.
+const ATTENTION_FLOPS: &str =
+    "a query reads min(seq_len, window) keys, seq_len without a window; no causal credit";
+
+/// A plan, its proof, and alternatives.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The plan.
+    pub plan: Plan,
+    /// Whether it fits.
+    pub feasible: bool,
+    /// The placement of its layers.
+    pub placed: Placed,
+    /// What is proven of it.
+    pub proof: Proof,
+    /// What the search cost.
+    pub effort: Effort,
+    /// Other configurations, fastest first.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Another configuration, compared with the plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Alternative {
+    /// Its decisions.
+    pub decisions: Decisions,
+    /// Its iteration, s.
+    pub iteration_s: f64,
+    /// By what fraction of the plan's time it is slower.
+    pub slower: f64,
+    /// Memory of its fullest rank, bytes.
+    pub peak_memory_bytes: u64,
+    /// Where its iteration goes.
+    pub breakdown: Breakdown,
+}
+
+impl Answer {
+    /// The answer of a search that found something.
+    pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
+        let Outcome { best, proof, effort } = outcome;
+        let best = timed(&request.task(), best?);
+        let plan = plan(request, &best, &proof);
+        let (feasible, placed) = (best.priced.fits, best.placed);
+        Some(Self { plan, feasible, placed, proof, effort, alternatives: vec![] })
+    }
+
+    /// The same plan with another order of passes. The proof stays that of the search.
+    #[must_use]
+    pub fn in_order(self, request: &Request, ordered: Ordered) -> Self {
+        let plan = plan(request, &ordered.found, &self.proof);
+        Self { plan: Plan { order: ordered.order, ..plan }, ..self }
+    }
+
+    /// The largest stage on the fullest device, that device's memory, and by how many bytes it is too
+    /// large (negative where it fits).
+    pub fn fullest(&self) -> (usize, StageMemory, i64) {
+        fullest(&self.plan)
+    }
+
+    /// The answer as JSON, by its documented names.
+    pub fn json(&self) -> Value {
+        let Plan { inputs, decisions, predicted, stages, order, .. } = &self.plan;
+        let (stage, _, short) = self.fullest();
+        json!({
+            "model": inputs.model.name,
+            "cluster": inputs.cluster.name,
+            "gpus": inputs.gpus,
+            "global_batch": inputs.global_batch,
+            "seq_len": inputs.seq_len,
+            "tokens": inputs.tokens,
+            "headroom": inputs.headroom,
+            "assumptions": inputs.model.assumptions,
+            "decisions": decisions,
+            "feasible": self.feasible,
+            "short_of_memory": (!self.feasible).then(|| json!({"stage": stage, "bytes": short.max(0)})),
+            "warnings": warnings(&self.plan),
+            "stages": stages,
+            "order": (!order.is_empty()).then_some(order),
+            "predicted": predicted,
+            "attention_flops": ATTENTION_FLOPS,
+            "search": search_json(&self.proof, self.effort),
+            "alternatives": self.alternatives,
+            "tool": TOOL,
+        })
+    }
+}
+
+/// A warning where memory is filled beyond the default headroom, and yet fits.
+pub fn memory_warning(filled: f64) -> Option<String> {
+    let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
+    let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);
+    near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
+}
+
+/// Warnings about a plan.
+pub fn warnings(plan: &Plan) -> Vec<String> {
+    let (_, memory, _) = fullest(plan);
+    memory_warning(memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64).into_iter().collect()
+}
+
+/// The fullest device of a plan; see [`Answer::fullest`].
+pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
+    let devices = plan.device_memory();
+    let fullest = devices.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
+    let (device, memory) = fullest.unwrap_or_default();
+    let on_it = plan.stages.iter().flat_map(|stage| {
+        let here = stage.held().filter(|(holder, _)| *holder == device);
+        here.map(|(_, memory)| (stage.stage, memory.total))
+    });
+    let stage = on_it.max_by_key(|(_, total)| *total).map_or(0, |(stage, _)| stage);
+    let room = plan.inputs.cluster.hbm_bytes as i64;
+    (stage, memory, memory.total as i64 - room)
+}
+
+fn search_json(proof: &Proof, effort: Effort) -> Value {
+    let cut = [proof.cut_by_time, proof.cut_by_memory, proof.cut_by_dominance];
+    json!({
+        "candidates": proof.candidates,
+        "pruned": cut.iter().sum::<u64>(),
+        "pruned_by": {"time": cut[0], "memory": cut[1], "dominance": cut[2]},
+        "placed": proof.placed,
+        "solved": proof.ilps,
+        "ms_per_ilp": effort.ms_per_ilp,
+        "elapsed_s": effort.elapsed_s,
+        "proven_optimal": proof.proven_optimal,
+        "gap": proof.gap,
+        "searched_gap": proof.searched_gap,
+        "family": proof.family,
+    })
+}
+
+/// The plan of a found configuration.
+pub fn plan(request: &Request, found: &Found, proof: &Proof) -> Plan {
+    priced_plan(request, found, proof.rounded())
+}
+
+/// The plan of a found configuration, with a proof that is rounded already.
+pub fn priced_plan(request: &Request, found: &Found, proof: Proof) -> Plan {
+    let inputs = inputs(request, &found.decisions);
+    let stages = stages(request, found);
+    let timing = Timing {
+        iteration_s: significant(found.priced.iteration_s),
+        breakdown: found.priced.breakdown.rounded(),
+        error_band: ErrorBand::new(
+            &request.cluster,
+            &request.model,
+            request.gpus,
+            &found.decisions,
+        ),
+    };
+    let predicted = Predicted::new(&inputs, &found.decisions, &stages, timing);
+    Plan {
+        version: VERSION,
+        tool: TOOL.to_owned(),
+        inputs,
+        decisions: found.decisions.clone(),
+        predicted,
+        proof,
+        stages,
+        order: vec![],
+    }
+}
+
+fn inputs(request: &Request, d: &Decisions) -> Inputs {
+    Inputs {
+        gpus: request.gpus,
+        global_batch: request.model.global_batch,
+        seq_len: request.model.seq_len,
+        tokens: request.tokens,
+        settings: request.settings.clone(),
+        headroom: request.headroom,
+        cluster: ClusterFigures::new(&request.cluster, d),
+        model: request.model.clone(),
+    }
+}
+
+fn stages(request: &Request, found: &Found) -> Vec<Stage> {
+    let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
+    let names: Vec<&str> = cache.layers.kinds.iter().map(|&kind| kind_name(kind)).collect();
+    let priced = found.placed.iter().zip(&found.priced.stages).enumerate();
+    priced
+        .map(|(stage, (placed, price))| Stage {
+            stage,
+            device: price.device,
+            chunk: price.chunk,
+            first_layer: placed.start,
+            layers: placed.end - placed.start,
+            vocab_share: VocabShare::new(&found.decisions, stage),
+            recompute: recompute(&names, &placed.recompute),
+            memory: memory(&price.memory),
+            copy: found.priced.copies.get(stage).map(|copy| StageCopy {
+                device: copy.device,
+                chunk: copy.chunk,
+                memory: memory(&copy.memory),
+            }),
+        })
+        .collect()
+}
+
+fn recompute(names: &[&str], recompute: &RecomputeSplit) -> BTreeMap<String, RecomputeCounts> {
+    let named = names.iter().zip(recompute).filter(|(_, split)| split.iter().sum::<usize>() > 0);
+    named
+        .map(|(name, &[none, selective, full])| {
+            ((*name).to_owned(), RecomputeCounts { none, selective, full })
+        })
+        .collect()
+}
+
+/// Whole bytes, rounded down so that what fits still fits.
+fn memory(bytes: &MemoryBytes) -> StageMemory {
+    StageMemory {
+        parameters: bytes.parameters as u64,
+        gradients: bytes.gradients as u64,
+        optimizer: bytes.optimizer as u64,
+        activations: bytes.activations as u64,
+        workspace: bytes.workspace as u64,
+        total: 0,
+    }
+    .summed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::memory_warning;
+
+    #[test]
+    fn only_what_hardly_fits_is_warned_of() {
+        assert_eq!(memory_warning(0.95), None);
+        assert_eq!(memory_warning(1.001), None);
+        assert!(memory_warning(0.973).is_some_and(|text| text.contains("97.3 % full")));
+    }
+}

@@ -1,0 +1,323 @@
+//! Answers on one screen: aligned, without colour, units on every number.
+
+use crate::answer::report::{Alternative, Answer, fullest, warnings};
+use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
+use models::model::{ModelSpec, params};
+use models::placement::StageMemory;
+use models::plan::{Basis, Breakdown, ErrorBand, Plan, Predicted};
+
+/// A labelled line of the screen.
+pub fn line(label: &str, text: &str) -> String {
+    format!("{label:<11}{text}").trim_end().to_owned() + "\n"
+}
+
+/// A share as signed percent. A value that rounds to zero has no minus sign.
+pub fn signed_percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    format!("{:+.2} %", if percent.abs() < 0.005 { 0.0 } else { percent })
+}
+
+/// The screen of `plan` and `estimate`.
+pub fn screen(answer: &Answer) -> String {
+    let (stage, _, short) = fullest(&answer.plan);
+    let mut text = summary(&answer.plan);
+    if !answer.feasible {
+        text += &line("fits", &does_not_fit(stage, short));
+    }
+    text + &line("proven", &proven(answer))
+}
+
+/// The part of the screen that follows from the plan alone.
+pub fn summary(plan: &Plan) -> String {
+    let (stage, memory, _) = fullest(plan);
+    let warnings: String = warnings(plan).iter().map(|warning| line("warning", warning)).collect();
+    heading(plan)
+        + "\n"
+        + &line("plan", &parallel_decisions(&plan.decisions))
+        + &line("", &state_decisions(&plan.decisions))
+        + &line("time", &time(&plan.predicted))
+        + &unseen_software(&plan.predicted.error_band)
+        + &counted_attention(&plan.inputs.model)
+        + &line("memory", &memory_line(plan, stage, &memory))
+        + &warnings
+        + &line("spent", &spent(plan))
+}
+
+/// The model, the cluster and the batch.
+pub fn heading(plan: &Plan) -> String {
+    let inputs = &plan.inputs;
+    let (model, cluster) = (&inputs.model, &inputs.cluster);
+    let nodes = inputs.gpus.div_ceil(cluster.node_gpus);
+    let on_node = cluster.node_gpus.min(inputs.gpus);
+    let what =
+        format!("{} parameters, {} layers", count(params::total(model) as f64), model.layers);
+    let plural = if nodes == 1 { "node" } else { "nodes" };
+    let place =
+        format!("{}   {} {plural} x {on_node} {}", cluster.name, thousands(nodes), cluster.device);
+    let tokens = inputs.global_batch * inputs.seq_len;
+    let mut text = line(&format!("{:<10} ", model.name), &format!("{what}      {place}"));
+    text += &line(
+        "batch",
+        &format!(
+            "{} sequences x {} tokens    {} tokens a step",
+            thousands(inputs.global_batch),
+            thousands(inputs.seq_len),
+            count(tokens as f64)
+        ),
+    );
+    for assumption in &model.assumptions {
+        text += &line("assumed", assumption);
+    }
+    text
+}
+
+/// Decisions in one line, without those that have no effect.
+pub fn decisions(d: &Decisions) -> String {
+    format!("{}    {}", parallel_decisions(d), state_decisions(d))
+}
+
+/// Degrees, micro-batches and schedule.
+fn parallel_decisions(d: &Decisions) -> String {
+    let micro_batches = format!("micro-batch {} x {}", d.micro_batch, d.micro_batches);
+    format!("{}    {micro_batches}    {}", shape(d), d.schedule)
+}
+
+/// The decisions about state, memory and number format.
+fn state_decisions(d: &Decisions) -> String {
+    let mut parts = vec![format!("vocab {}", d.vocab), zero(d)];
+    if d.recompute != Recompute::None {
+        parts.push(format!("recompute {}", d.recompute));
+    }
+    if d.offload != Offload::None {
+        parts.push(format!("offload {}", d.offload));
+    }
+    if d.post_validation {
+        parts.push("post-validation".to_owned());
+    }
+    if d.moe_overlap != MoeOverlap::None {
+        parts.push(format!("{} {}", d.moe_overlap, d.moe_overlap_degree));
+    }
+    if d.rank_order != RankOrder::DpInner {
+        parts.push(format!("ranks {}", d.rank_order));
+    }
+    parts.push(d.dtype.to_string());
+    parts.join("    ")
+}
+
+/// Parallel degrees in one line.
+pub fn shape(d: &Decisions) -> String {
+    let chunks = match (d.layout().copies(), d.vpp) {
+        (1, 1) => String::new(),
+        (1, chunks) => format!(" ({chunks} chunks)"),
+        (copies, _) => format!(" ({copies} copies)"),
+    };
+    let sequence = if d.sequence_parallel { " +sp" } else { "" };
+    let mut parts = vec![format!("tp {}{sequence}", d.tp), format!("pp {}{chunks}", d.pp)];
+    if d.cp > 1 {
+        parts.push(format!("cp {} {}", d.cp, d.cp_style));
+    }
+    parts.push(format!("dp {}", d.dp));
+    if d.ep > 1 || d.etp > 1 {
+        parts.push(format!("ep {} etp {}", d.ep, d.etp));
+    }
+    parts.join(" · ")
+}
+
+fn zero(d: &Decisions) -> String {
+    if d.zero_stage == 0 || d.dp_shard == d.dp * d.cp {
+        format!("zero {}", d.zero_stage)
+    } else {
+        format!("zero {} over {}", d.zero_stage, d.dp_shard)
+    }
+}
+
+fn time(predicted: &Predicted) -> String {
+    let days =
+        predicted.training_days.map_or_else(String::new, |days| format!("    {days:.1} days"));
+    format!(
+        "{} a step {}    {} tokens/s/GPU    {:.1} % MFU{days}",
+        seconds(predicted.iteration_s),
+        band(&predicted.error_band),
+        thousands(predicted.tokens_per_s_per_gpu.round() as u64),
+        100.0 * predicted.mfu,
+    )
+}
+
+/// Why the error band is wider: software features that no measured run has.
+fn unseen_software(band: &ErrorBand) -> String {
+    if band.unseen.is_empty() {
+        return String::new();
+    }
+    let percent = 100.0 * band.relative;
+    let lacking = band.unseen.join(", ");
+    line("", &format!("±{percent:.0} %: no measured run of this software has {lacking}"))
+}
+
+/// Attention that MFU counts, where that is less than all of it.
+fn counted_attention(model: &ModelSpec) -> String {
+    let kinds = (0..model.layers).map(|index| model.layer_kind(index));
+    let windowed = kinds.filter(|kind| kind.windowed).count();
+    let Some(window) = model.attention.window.filter(|_| windowed > 0) else {
+        return String::new();
+    };
+    let [keys, all] = [window.tokens, model.seq_len].map(thousands);
+    let layers = model.layers;
+    line("", &format!("MFU counts {keys} of {all} keys a query in {windowed} of {layers} layers"))
+}
+
+fn band(band: &ErrorBand) -> String {
+    let words = match band.basis {
+        Basis::Uncalibrated => " (not yet validated)",
+        Basis::Validated | Basis::Unseen => "",
+    };
+    format!("±{:.0} %{words}", 100.0 * band.relative)
+}
+
+fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
+    let (part, most) = largest_part(memory);
+    let has_headroom = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
+    let headroom = if has_headroom { headroom(plan) } else { String::new() };
+    format!(
+        "{} of {} on the fullest rank (stage {stage}){headroom}; most of it: {part}, {}",
+        bytes(memory.total),
+        bytes(plan.inputs.cluster.hbm_bytes),
+        bytes(most)
+    )
+}
+
+fn headroom(plan: &Plan) -> String {
+    let percent = (1000.0 * plan.inputs.headroom).round() / 10.0;
+    format!(", {percent} % headroom kept")
+}
+
+fn largest_part(memory: &StageMemory) -> (&'static str, u64) {
+    memory.parts().into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(("parameters", 0))
+}
+
+fn does_not_fit(stage: usize, short: i64) -> String {
+    if short > 0 {
+        format!("no: stage {stage} needs {} more than there is", bytes(short as u64))
+    } else {
+        "no: host memory does not hold what is offloaded".to_owned()
+    }
+}
+
+/// Parts of the iteration time, largest first, without those below half a percent.
+fn spent(plan: &Plan) -> String {
+    let predicted = &plan.predicted;
+    let mut parts = predicted.breakdown.parts();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let percent = |seconds: f64| 100.0 * seconds / predicted.iteration_s;
+    let shown = parts.into_iter().filter(|(_, seconds)| percent(*seconds) >= 0.5);
+    let words = shown.map(|(name, seconds)| format!("{name} {:.0} %", percent(seconds)));
+    words.collect::<Vec<_>>().join(" · ")
+}
+
+fn proven(answer: &Answer) -> String {
+    let proof = &answer.proof;
+    let verdict = if proof.proven_optimal {
+        "optimal for this cost model".to_owned()
+    } else if proof.searched_gap == 0.0 && proof.gap < 1.0 {
+        let gap = 100.0 * proof.gap;
+        format!("optimal over the cuts tried; nothing left out saves more than {gap:.1} %")
+    } else if proof.gap >= 1.0 {
+        "the fastest of the placements tried, of others nothing is proven".to_owned()
+    } else {
+        format!("for this cost model nothing is faster by more than {:.2} %", 100.0 * proof.gap)
+    };
+    let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
+    format!(
+        "{verdict}: {} {combinations}, {} ILPs, {:.2} s",
+        thousands(proof.candidates),
+        proof.ilps,
+        answer.effort.elapsed_s
+    )
+}
+
+/// The lines of alternatives.
+pub fn close(answer: &Answer) -> String {
+    let mut text = String::new();
+    let own = &answer.plan.predicted.breakdown;
+    for (index, other) in answer.alternatives.iter().enumerate() {
+        let label = if index == 0 { "close" } else { "" };
+        let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
+        let slower = signed_percent(other.slower);
+        let words = format!("{shape:<52} {slower}   {}", loss(own, other));
+        text += &line(label, &words);
+    }
+    text
+}
+
+/// Seconds with a fitting unit, three significant digits.
+pub fn seconds(value_s: f64) -> String {
+    let (value, unit) = match value_s.abs() {
+        x if x >= 1.0 || x == 0.0 => (value_s, "s"),
+        x if x >= 1e-3 => (value_s * 1e3, "ms"),
+        _ => (value_s * 1e6, "µs"),
+    };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// Bytes in GB (or MB).
+pub fn bytes(value: u64) -> String {
+    let gb = value as f64 / 1e9;
+    if gb >= 0.1 { format!("{gb:.1} GB") } else { format!("{:.1} MB", value as f64 / 1e6) }
+}
+
+/// A count with K, M, B or T, three significant digits.
+pub fn count(value: f64) -> String {
+    let units = [(1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")];
+    let unit = units.into_iter().find(|(size, _)| value >= *size);
+    unit.map_or_else(|| format!("{value:.0}"), |(size, name)| three_digits(value / size) + name)
+}
+
+fn three_digits(value: f64) -> String {
+    let digits = match value.abs() {
+        x if x >= 99.95 => 0,
+        x if x >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}
+
+/// A whole number with thousands separators.
+pub fn thousands(value: u64) -> String {
+    let digits = value.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// The part of the iteration that grew most.
+pub fn loss(own: &Breakdown, other: &Alternative) -> String {
+    let grown = own.parts().into_iter().zip(other.breakdown.parts());
+    let most =
+        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
+    match most {
+        Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
+            format!("loses on {name}, +{}", seconds(more_s))
+        }
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(thousands(81_204_112), "81,204,112");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(count(70.6e9), "70.6 B");
+        assert_eq!(count(8.03e9), "8.03 B");
+        assert_eq!(seconds(1.1849), "1.18 s");
+        assert_eq!(seconds(0.0321), "32.1 ms");
+        assert_eq!(bytes(61_300_000_000), "61.3 GB");
+    }
+}

@@ -1,0 +1,45 @@
+//! Chain bounds of candidate partitions on bidirectional pipelines.
+
+use super::listed_cuts::Shape;
+use super::path_seconds::PathSeconds;
+use super::{ListedBound, params_of};
+use crate::partition::bidirectional::Bidirectional;
+
+impl ListedBound<'_> {
+    /// The longest chain of a candidate, s, where each pipeline rank recomputes for `recompute_s`
+    /// per micro-batch. Stops at the first chain that reaches `limit_s`.
+    pub(super) fn bidirectional_rows_s(
+        &self,
+        candidate: &Shape,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let spec = self.spec;
+        let path = PathSeconds::new(spec, self.work, &candidate.stages);
+        let whole = spec.schedule.is_whole();
+        let bidirectional = Bidirectional {
+            stages: &path.seconds,
+            down_s: &path.down_s,
+            back_s: &path.back_s,
+            runs: spec.runs(),
+            whole,
+        };
+        let tail_s = |rank: usize| {
+            let params = params_of(self.work, &candidate.ranks[rank].layers);
+            self.state.tail_of_s(params, spec.chunks)
+        };
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for rank in bidirectional.pairs() {
+            let own_s = recompute_s(rank);
+            // Where backwards are whole, the passes of other ranks follow, and the chain ends with
+            // the reductions of stage 0.
+            let behind_s = tail_s(if whole { 0 } else { rank });
+            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + behind_s);
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += own_s;
+        }
+        longest_s.max(path.round_trip_s(0, 0) + path.first_backward_s() + recomputing_s)
+    }
+}

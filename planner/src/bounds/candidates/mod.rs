@@ -1,0 +1,470 @@
+//! Bounds of candidate partitions by chains of passes.
+//!
+//! Rank `i` starts when the first micro-batch has passed the first chunks of the ranks before it.
+//! It runs all micro-batches of all its chunks one after another, and then the last micro-batch
+//! goes back through those first chunks to rank 0, whose reductions come last. In the naive, GPipe,
+//! 1F1B, interleaved and breadth-first orders each pass of that chain depends on the one before it.
+//! In other orders the chains are those between the milestones of each rank
+//! ([`crate::partition::milestones`]).
+
+mod bidirectional;
+mod listed_cuts;
+mod path_seconds;
+
+pub use listed_cuts::{ListedCuts, ListedCutsKey, Shapes};
+
+use super::recompute_knapsack::RecomputeKnapsack;
+use super::states::StateView;
+use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
+use crate::cost::state::LocalParams;
+use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::pricing::layers::Counts;
+use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
+use crate::simulate::CriticalPath;
+use listed_cuts::{ChunkGroup, RankChunks, Shape, holds_all};
+use path_seconds::PathSeconds;
+
+/// Computes the bounds of candidate partitions.
+#[derive(Clone, Copy)]
+pub struct ListedBound<'a> {
+    /// The pipeline.
+    pub spec: &'a PipelineSpec,
+    /// One micro-batch, with the communication that the parameter state adds to its passes.
+    pub work: &'a MicroBatchCost,
+    /// The parameter state.
+    pub state: &'a StateView,
+    /// Device memory for parameter state and activations; infinite where memory is ignored.
+    pub budget_bytes: f64,
+}
+
+impl ListedBound<'_> {
+    /// Lower bound on the passes and the reductions of rank 0 over all candidates, s; infinite
+    /// where none fits. A value of `limit_s` or more only proves that every candidate takes
+    /// `limit_s` or more.
+    pub fn bound_s(&self, candidates: &ListedCuts, limit_s: f64) -> f64 {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let mut least_s = f64::INFINITY;
+        for &position in &candidates.shapes.evenest_first {
+            let candidate = &candidates.shapes.shapes[position];
+            least_s = least_s.min(self.candidate_s(
+                candidates,
+                candidate,
+                &knapsack,
+                limit_s.min(least_s),
+            ));
+        }
+        least_s
+    }
+
+    /// Whether the bound of some candidate lies below `limit_s`.
+    pub fn is_below(&self, candidates: &ListedCuts, limit_s: f64) -> bool {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let shapes =
+            candidates.shapes.evenest_first.iter().map(|&at| &candidates.shapes.shapes[at]);
+        shapes
+            .into_iter()
+            .any(|shape| self.candidate_s(candidates, shape, &knapsack, limit_s) < limit_s)
+    }
+
+    /// The candidates below `limit_s`, by index, with their bounds.
+    pub fn below(&self, candidates: &ListedCuts, limit_s: f64) -> Vec<(usize, f64)> {
+        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
+        let of = |candidate| self.candidate_s(candidates, candidate, &knapsack, limit_s);
+        let bounds = candidates.shapes.shapes.iter().map(of).enumerate();
+        bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
+    }
+
+    /// The longest of some chains of passes under candidate `at`, s, without reductions and
+    /// recomputation. The order of passes depends on the pipeline alone, so that a chain found in
+    /// one configuration bounds every other on that pipeline.
+    pub fn longest_s(&self, candidates: &ListedCuts, at: usize, chains: &[&CriticalPath]) -> f64 {
+        if chains.is_empty() {
+            return 0.0;
+        }
+        let path = PathSeconds::new(self.spec, self.work, &candidates.shapes.shapes[at].stages);
+        chains.iter().map(|chain| path.chain_s(chain)).fold(0.0, f64::max)
+    }
+
+    /// The least of [`Self::longest_s`] over all candidates, s.
+    pub fn least_longest_s(&self, candidates: &ListedCuts, chains: &[&CriticalPath]) -> f64 {
+        let all = 0..candidates.shapes.shapes.len();
+        all.map(|at| self.longest_s(candidates, at, chains)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The bound of one candidate; infinite where it does not fit. A value of `limit_s` or more
+    /// only proves that the candidate takes `limit_s` or more.
+    fn candidate_s(
+        &self,
+        candidates: &ListedCuts,
+        candidate: &Shape,
+        knapsack: &RecomputeKnapsack,
+        limit_s: f64,
+    ) -> f64 {
+        let pinned_s = |rank: usize| knapsack.at_first(&candidate.ranks[rank].layers).0;
+        let free_s = self.rows_s(
+            candidates,
+            candidate,
+            candidate.corners.iter().copied(),
+            limit_s,
+            pinned_s,
+        );
+        if free_s >= limit_s {
+            return free_s;
+        }
+        if self.budget_bytes == f64::INFINITY {
+            return free_s;
+        }
+        self.fitting_s(candidates, candidate, knapsack, (free_s, limit_s))
+    }
+
+    /// The bound with the recomputation that memory makes necessary.
+    fn fitting_s(
+        &self,
+        candidates: &ListedCuts,
+        candidate: &Shape,
+        knapsack: &RecomputeKnapsack,
+        (free_s, limit_s): (f64, f64),
+    ) -> f64 {
+        let p = self.spec.ranks;
+        let all = || 0..p;
+        let chunks_of = |rank: usize| &candidate.ranks[rank];
+        let free = |rank: usize| self.free_bytes(candidate, rank, candidates.held[rank]);
+        if self.spec.chunks == 1 {
+            let needs_s = |rank: usize| {
+                let of = &candidate.ranks[rank];
+                knapsack.least_s(&of.layers, candidates.held[rank].0 * self.scale(), free(rank))
+            };
+            return self.rows_s(candidates, candidate, all(), limit_s, needs_s);
+        }
+        // Pipelines that do not fit mostly fail on rank 0.
+        if !self.leanest_fits(candidates, &candidate.ranks[0], free(0)) {
+            return f64::INFINITY;
+        }
+        if candidates.holds_nothing {
+            return free_s;
+        }
+        if let Some(most) = &candidates.open {
+            let needs_s = |rank: usize| {
+                self.any_split_s(candidates, chunks_of(rank), knapsack, (most[rank], free(rank)))
+            };
+            return self.rows_s(candidates, candidate, all(), limit_s, needs_s);
+        }
+        let orders = RecomputeLadder::chains(self.spec.recompute);
+        let mut least_s = f64::INFINITY;
+        for &order in orders {
+            // Mirrored ranks hold the same stages.
+            let apart = p / self.spec.copies();
+            let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
+            for (rank, own_s) in recompute_s.iter_mut().enumerate() {
+                *own_s = self.ladder_s(candidates, chunks_of(rank), order, free(rank));
+                any |= *own_s > 0.0;
+                // The first ranks hold most. Once one of them reaches the limit, the rest need not
+                // be looked at.
+                beyond_s =
+                    Some(self.row_s(candidate, rank, *own_s)).filter(|row_s| *row_s >= limit_s);
+                if beyond_s.is_some() {
+                    break;
+                }
+            }
+            if !any {
+                // Without recomputation the bound is the one that ignores memory.
+                return least_s.min(free_s);
+            }
+            let own_s = |rank: usize| recompute_s[if rank < apart { rank } else { p - 1 - rank }];
+            let rows_s = || self.rows_s(candidates, candidate, all(), limit_s, own_s);
+            least_s = least_s.min(beyond_s.unwrap_or_else(rows_s));
+        }
+        least_s
+    }
+
+    /// Micro-batches per count of [`ListedCuts`].
+    fn scale(&self) -> f64 {
+        if holds_all(self.spec) { self.spec.m() } else { 1.0 }
+    }
+
+    /// Bytes left on a rank for the activations of layers.
+    fn free_bytes(&self, candidate: &Shape, rank: usize, held: (f64, f64)) -> f64 {
+        let mut params = params_of(self.work, &candidate.ranks[rank].layers);
+        let mut fixed = 0.0;
+        let (embedding, head) = (&self.work.embedding, &self.work.head);
+        if self.spec.passes.is_some() {
+            params.dense += embedding.params + head.params;
+        } else {
+            let mut hold = |end: &VocabEnd, held: f64| {
+                params.dense += end.params;
+                fixed += end.workspace_bytes + held * self.scale() * end.in_flight_bytes;
+            };
+            if self.spec.copies() > 1 {
+                // Either end of a bidirectional pipeline holds both vocabulary layers, one per
+                // direction.
+                if rank == 0 || rank + 1 == self.spec.ranks {
+                    let (first, second) =
+                        if rank == 0 { (embedding, head) } else { (head, embedding) };
+                    hold(first, held.0);
+                    hold(second, held.1);
+                }
+            } else {
+                if rank == 0 {
+                    hold(embedding, held.0);
+                }
+                if rank == self.head_rank() {
+                    hold(head, held.1);
+                }
+            }
+        }
+        // Another order of summation must not rule out what just fits.
+        self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed
+    }
+
+    fn leanest_fits(&self, candidates: &ListedCuts, rank: &RankChunks, free: f64) -> bool {
+        let options = self.spec.options();
+        let leanest = |kind: &KindCost| {
+            options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
+        };
+        let of = |(alike, held): (&ChunkGroup, &f64)| {
+            let layers = self.work.kinds.iter().zip(&alike.layers);
+            held * layers.map(|(kind, &count)| count as f64 * leanest(kind)).sum::<f64>()
+        };
+        let alike = rank.alike.iter().zip(candidates.held_on(rank));
+        alike.map(of).sum::<f64>() * self.scale() <= free
+    }
+
+    /// Relaxed recomputation of a rank, s, where every recompute split is allowed: the bytes beyond
+    /// its memory must be saved, and a second of recomputation saves a layer's bytes at most as
+    /// often as micro-batches of a chunk are in flight (`most_held`).
+    fn any_split_s(
+        &self,
+        candidates: &ListedCuts,
+        rank: &RankChunks,
+        knapsack: &RecomputeKnapsack,
+        (most_held, free): (f64, f64),
+    ) -> f64 {
+        let first_s = knapsack.at_first(&rank.layers).0;
+        let of = |(alike, held): (&ChunkGroup, &f64)| held * knapsack.at_first(&alike.layers).1;
+        let alike = rank.alike.iter().zip(candidates.held_on(rank));
+        let held = alike.map(of).sum::<f64>() * self.scale();
+        let excess = (held - free) / (most_held * self.scale());
+        if excess <= 0.0 { first_s } else { knapsack.saving_s(&rank.layers, first_s, excess) }
+    }
+
+    /// Recomputation on the lowest rung at which a rank fits, s, at one moment that every execution
+    /// reaches.
+    fn ladder_s(
+        &self,
+        candidates: &ListedCuts,
+        rank: &RankChunks,
+        order: LadderOrder,
+        free: f64,
+    ) -> f64 {
+        let ladder = RecomputeLadder::new(order, self.spec.recompute, rank.longest);
+        let rung = ladder.least(|rung| self.held_bytes(candidates, rank, ladder, rung) <= free);
+        let Some(rung) = rung else { return f64::INFINITY };
+        rank.alike
+            .iter()
+            .map(|alike| alike.chunks * self.stage_s(ladder, rung, &alike.layers))
+            .sum()
+    }
+
+    fn held_bytes(
+        &self,
+        candidates: &ListedCuts,
+        rank: &RankChunks,
+        ladder: RecomputeLadder,
+        rung: usize,
+    ) -> f64 {
+        let of = |(alike, held): (&ChunkGroup, &f64)| {
+            let (each, buffer) = self.stage_bytes(ladder, rung, &alike.layers);
+            held * self.scale() * each + alike.chunks * buffer
+        };
+        rank.alike.iter().zip(candidates.held_on(rank)).map(of).sum()
+    }
+
+    /// Activation bytes of a micro-batch in a stage, and the bytes of its recompute buffer.
+    fn stage_bytes(&self, ladder: RecomputeLadder, rung: usize, layers: &Counts) -> (f64, f64) {
+        let (mut each, mut buffer) = (0.0, 0.0_f64);
+        for (kind, &count) in self.work.kinds.iter().zip(layers) {
+            let split = ladder.split(rung, count);
+            let layers = split.iter().zip(kind.saved_bytes);
+            each += layers.map(|(&count, bytes)| count as f64 * bytes).sum::<f64>();
+            let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);
+            buffer = buffer.max(kind.saved_bytes[0] - kind.saved_bytes[leanest]);
+        }
+        (each, buffer)
+    }
+
+    fn stage_s(&self, ladder: RecomputeLadder, rung: usize, layers: &Counts) -> f64 {
+        let of = |(kind, &count): (&KindCost, &usize)| -> f64 {
+            let split = ladder.split(rung, count);
+            (0..3).map(|option| split[option] as f64 * kind.recompute_s[option]).sum()
+        };
+        self.work.kinds.iter().zip(layers).map(of).sum()
+    }
+
+    /// The longest chain over some ranks, s, where each rank recomputes for `recompute_s` per
+    /// micro-batch. Stops at the first chain that reaches `limit_s`.
+    fn rows_s(
+        &self,
+        candidates: &ListedCuts,
+        candidate: &Shape,
+        ranks: impl Iterator<Item = usize>,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        if self.spec.copies() > 1 {
+            return self.bidirectional_rows_s(candidate, limit_s, recompute_s);
+        }
+        if !candidates.milestones.is_empty() {
+            return self.milestone_rows_s(candidates, candidate, limit_s, recompute_s);
+        }
+        let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
+        for rank in ranks {
+            let own_s = recompute_s(rank);
+            longest_s = longest_s.max(self.row_s(candidate, rank, own_s));
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += own_s;
+        }
+        let latency_s = self.spec.boundaries() as f64 * self.spec.round_trip_s();
+        let total_s = self.whole_s() + recomputing_s;
+        let way_s = total_s + latency_s + self.others_s(candidate, total_s);
+        let params = params_of(self.work, &candidate.ranks[0].layers);
+        let tail_s = self.state.tail_of_s(params, self.spec.chunks);
+        longest_s.max(way_s) + tail_s
+    }
+
+    /// [`Self::rows_s`] with the chains between milestones.
+    fn milestone_rows_s(
+        &self,
+        candidates: &ListedCuts,
+        candidate: &Shape,
+        limit_s: f64,
+        recompute_s: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let spec = self.spec;
+        // A rank runs all its passes, however long it waits for them.
+        let head = self.head_rank();
+        for rank in [candidate.fullest, 0, head] {
+            let layers_s = load_s(self.work, &candidate.ranks[rank].layers);
+            let ends = [(0, &self.work.embedding), (head, &self.work.head)];
+            let here = ends.iter().filter(|(at, _)| *at == rank && spec.passes.is_none());
+            let ends_s: f64 = here.map(|(_, end)| end.load_s()).sum();
+            let own_s = spec.m() * (layers_s + ends_s + recompute_s(rank) + spec.passes_s());
+            if own_s >= limit_s {
+                return own_s;
+            }
+        }
+        let path = PathSeconds::new(spec, self.work, &candidate.stages);
+        let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
+        for (rank, milestones) in candidates.milestones.iter().enumerate() {
+            let shared_s = recompute_s(rank);
+            let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
+            chunks.clear();
+            chunks.extend((0..spec.chunks).map(|chunk| path.seconds[stage_of(chunk)]));
+            let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: spec.passes_s() };
+            let around = ArrivalTimes {
+                arrive_s: path.down_s[rank],
+                ready_s: path.round_trip_s(0, stage_of(milestones.first_chunk)),
+                way_s: path.round_trip_s(rank + 1, rank) + path.link_s(rank),
+            };
+            let ends = milestones.ends(&own, &around);
+            let params = params_of(self.work, &candidate.ranks[rank].layers);
+            let tail_s = self.state.tail_of_s(params, spec.chunks);
+            let last_s = ends.last_backward_s + path.back_s[rank];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            if longest_s >= limit_s {
+                return longest_s;
+            }
+            recomputing_s += shared_s;
+        }
+        longest_s.max(path.round_trip_s(0, 0) + path.first_backward_s() + recomputing_s)
+    }
+
+    /// What one micro-batch's forward and backward path waits for the other micro-batches, s. GPipe
+    /// and breadth-first loops run the other m − 1 forwards of the stage with the longest forward
+    /// before the last micro-batch goes on, and as many backwards of some stage before the first
+    /// micro-batch goes back.
+    fn others_s(&self, candidate: &Shape, total_s: f64) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        if !holds_all(spec) || spec.micro_batches == 1 {
+            return 0.0;
+        }
+        let layers_s = |counts: &Counts, value: fn(&KindCost) -> f64| -> f64 {
+            work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * value(kind)).sum()
+        };
+        let last = candidate.stages.len() - 1;
+        let end_s = |stage: usize, value: fn(&VocabEnd) -> f64| {
+            let ends = [(0, &work.embedding), (last, &work.head)];
+            let here = ends.into_iter().filter(|(at, _)| *at == stage && spec.passes.is_none());
+            here.map(|(_, end)| value(end)).sum::<f64>()
+        };
+        let crossing_s = self.crossing_s();
+        let longest_s = |of_kind: fn(&KindCost) -> f64, of_end: fn(&VocabEnd) -> f64| {
+            let ends = [0, last]
+                .map(|stage| layers_s(&candidate.stages[stage], of_kind) + end_s(stage, of_end));
+            let inner = candidate.inner.iter().map(|counts| layers_s(counts, of_kind) + crossing_s);
+            inner.chain(ends).fold(0.0, f64::max)
+        };
+        let forward_s = longest_s(|kind| kind.forward_s, |end| end.forward_s);
+        let backward_s = longest_s(|kind| kind.backward_s, |end| end.backward_s);
+        (spec.m() - 1.0) * (forward_s + backward_s).max(total_s / spec.stages() as f64)
+    }
+
+    /// The rank of the output layer.
+    fn head_rank(&self) -> usize {
+        self.spec.layout().device_of(self.spec.ranks, self.spec.stages() - 1)
+    }
+
+    /// The chain of one rank, s.
+    fn row_s(&self, candidate: &Shape, rank: usize, recompute_s: f64) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        let layers_s = load_s(work, &candidate.ranks[rank].layers);
+        let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
+        let crossings_s: f64 = (0..spec.chunks)
+            .map(|chunk| spec.crossings_s(stage_of(chunk)))
+            .map(|(forward_s, backward_s)| forward_s + backward_s)
+            .sum();
+        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + spec.passes_s(), 0.0);
+        let head = self.head_rank();
+        let bidirectional = spec.copies() > 1;
+        if spec.passes.is_none() {
+            let ends = [(0, &work.embedding), (head, &work.head)];
+            let here = |at: usize| at == rank || bidirectional && spec.ranks - 1 - at == rank;
+            own_s += ends.iter().filter(|end| here(end.0)).map(|end| end.1.load_s()).sum::<f64>();
+            ramp_s += if rank > 0 { work.embedding.load_s() } else { 0.0 };
+        }
+        if rank > 0 {
+            ramp_s += load_s(work, &candidate.before[rank]);
+            ramp_s += self.crossing_s() * (2 * rank - 1) as f64;
+            ramp_s += spec.round_trip_s() * rank as f64;
+        }
+        // A bidirectional rank may be nearer to the other end, and separate weight gradients fill a
+        // rank's waits: no ramp is certain there.
+        let ramp_s = if spec.schedule.is_whole() && !bidirectional { ramp_s } else { 0.0 };
+        ramp_s + spec.runs() * own_s
+    }
+
+    /// A blocking transfer, s.
+    fn crossing_s(&self) -> f64 {
+        if self.spec.ranks > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
+    }
+
+    /// One micro-batch's forward and backward over the whole model, s.
+    fn whole_s(&self) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        let ends_s = match spec.passes {
+            Some(_) => 0.0,
+            None => work.embedding.load_s() + work.head.load_s(),
+        };
+        work.load_s() + ends_s + 2.0 * (spec.stages() - 1) as f64 * self.crossing_s()
+    }
+}
+
+fn load_s(work: &MicroBatchCost, counts: &Counts) -> f64 {
+    work.kinds.iter().zip(counts).map(|(kind, &count)| count as f64 * kind.load_s()).sum()
+}
+
+fn params_of(work: &MicroBatchCost, counts: &Counts) -> LocalParams {
+    let all = work.kinds.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (kind, &count)| sum + kind.params * count as f64)
+}

@@ -1,0 +1,73 @@
+//! Placement of vocabulary passes by a configuration's own times.
+//!
+//! A search compares configurations with one order for each schedule and its counts. That order
+//! suits any times, and the input layer's passes are part of `T`. A configuration that a search has
+//! found, or that is priced by itself, has its vocabulary passes placed again by the mean times of
+//! its passes, transfers and barriers. The input layer then has passes of its own. This is the
+//! order that runs.
+
+use crate::partition::{Problem, Scratch};
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
+use crate::pricing::priced::{Placed, Priced};
+use crate::request::Task;
+use crate::search::Found;
+use models::decisions::{Decisions, Vocab};
+use models::schedule::{PassRatios, PassTimes};
+
+/// The result of a search, with vocabulary passes placed by its own times.
+pub fn timed(task: &Task<'_>, found: Found) -> Found {
+    let cache = CostCache::new(task.model, task.cluster, task.gpus);
+    let Found { decisions, placed, priced } = found;
+    let (decisions, priced) = match by_own_times(&cache, &decisions, &placed, &priced) {
+        Some(timed) => timed,
+        None => (decisions, priced),
+    };
+    Found { decisions, placed, priced }
+}
+
+/// The same decisions with vocabulary passes placed by this partition's times, or by default times
+/// where those are faster or alone fit. `now` is the current price: where it fits, only orders that
+/// fit are considered. `None` without vocabulary passes, and for interlaced ones, whose places are
+/// fixed.
+pub fn by_own_times(
+    cache: &CostCache<'_>,
+    decisions: &Decisions,
+    placed: &Placed,
+    now: &Priced,
+) -> Option<(Decisions, Priced)> {
+    if !decisions.vocab.over_pipeline() || decisions.vocab == Vocab::Interlaced {
+        return None;
+    }
+    let priced = |pass_times: PassRatios| {
+        let decisions = Decisions { pass_times: Some(pass_times), ..decisions.clone() };
+        let configuration = Configuration::new(cache, decisions).ok()?;
+        let priced = configuration.price(placed, &mut Scratch::default());
+        (priced.fits || !now.fits).then(|| (configuration.decisions.clone(), priced))
+    };
+    let default = PassRatios::nearest(PassTimes::default())?;
+    let with_input_passes = Decisions { pass_times: Some(default), ..decisions.clone() };
+    let configuration = Configuration::new(cache, with_input_passes).ok()?;
+    let problem = configuration.problem_of(configuration.columns_of_placed(placed));
+    let own = PassRatios::nearest(mean_times(&configuration, &problem));
+    // Stages differ from their mean, so placement by mean times is not always the faster.
+    let candidates = own.into_iter().chain([default]).filter_map(priced);
+    candidates.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
+}
+
+/// Mean times over pipeline ranks.
+fn mean_times(configuration: &Configuration<'_>, problem: &Problem) -> PassTimes {
+    let columns = || problem.columns.iter().filter_map(|columns| columns.first());
+    let (devices, fixed) = (configuration.devices() as f64, &problem.fixed);
+    let vocab = &fixed.vocab;
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    PassTimes {
+        forward: columns().map(|column| column.forward_s).sum::<f64>() / devices,
+        backward: columns().map(|column| column.backward_s).sum::<f64>() / devices,
+        weight: columns().map(|column| column.weight_s).sum::<f64>() / devices,
+        vocab: [&vocab.first, &vocab.middle, &vocab.last].map(|times| mean(times)),
+        link: configuration.mean_link_s(),
+        broadcast: vocab.broadcast_s,
+        barriers: [vocab.after_first_s, vocab.after_middle_s, vocab.after_last_s],
+    }
+}

@@ -1,0 +1,359 @@
+//! Dynamic program over (stage, first layer): the exact optimum of a closed form.
+//!
+//! For strict 1F1B with unequal stages the iteration takes at least
+//!
+//! ```text
+//! max_q [ Σ_{j<q} (F_j + B_j + 2c_j) + m(F_q + B_q)
+//!         + max(0, D_q − w_q F_q) + max(0, D_q − w_q B_q) ]
+//! ```
+//!
+//! with `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`. The terms, in order: the
+//! first micro-batch's forward path to stage `q` and the last one's backward path from it; the
+//! stage's own `m` micro-batches; its wait for its first backward in warm-up; and its wait after
+//! its last forward in cooldown. Each wait is the round trip to the last stage minus the passes
+//! that stage `q` runs meanwhile. Every term is the length of a chain of passes that must follow
+//! one another, so the value never exceeds the simulated time. Where the two waits may coincide
+//! (`m < w_q + 2`) only the longer counts. With vocabulary passes, more forwards come first and the
+//! round trip leads through those passes (`Warm`).
+//!
+//! Where all forwards come before the first backward (GPipe and naive, one chunk a rank) the
+//! iteration takes exactly
+//!
+//! ```text
+//! Σ F + (m − 1) max F + Σ c + max_q [ Σ_{j≥q} (B_j + c_j) + (m − 1) max_{j≥q} B_j + tail_q ]
+//! ```
+//!
+//! Among stages that run the same micro-batches one after another, only the slowest delays the
+//! others, in forwards and in backwards.
+//!
+//! Where backward is split, the backward path leaves out the weight gradients, which may also run
+//! after the last backward. The chains are then those between the milestones of the order
+//! ([`super::milestones`]).
+
+use super::milestones::{ArrivalTimes, OwnSeconds};
+use super::{Choice, Column, Problem};
+use models::schedule::VocabPasses;
+
+/// The optimum of the closed form and a choice that attains it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bounded {
+    /// Lower bound on the iteration time of every choice that fits, s.
+    pub bound_s: f64,
+    /// A choice whose closed form equals the bound.
+    pub choice: Choice,
+}
+
+/// A way to fill the stages from one stage to the last, reduced to what earlier stages need of it.
+#[derive(Clone, Copy, Debug)]
+struct Label {
+    /// Σ (F + B) of these stages and 2c of the boundaries between them, s.
+    load_s: f64,
+    /// From the start of the first forward on these stages to the end of the last backward, s.
+    span_s: f64,
+    /// From the same start to the end of their last pass, s. Where weight gradients may run after
+    /// the last backward, it includes the ranks' reductions.
+    end_s: f64,
+    /// Longest step after the barrier among them, s.
+    step_s: f64,
+    /// Longest forward and longest backward, s, used where all forwards come first. There `load_s`
+    /// is the forward path, `span_s` the backward path, and `end_s` is counted from the first
+    /// backward.
+    longest_s: [f64; 2],
+    column: usize,
+    next: usize,
+}
+
+/// Solves the closed form of a problem with one chunk a rank. `None` where nothing fits.
+///
+/// Memory is checked column by column: with one chunk a rank, a rank is a stage. A label is dropped
+/// when another is no worse in load, span, end and step. This keeps the optimum because the value
+/// of a longer chain never falls when any of these grows.
+pub fn solve(problem: &Problem) -> Option<Bounded> {
+    let stages = problem.stages();
+    let first_layers = first_layer_ranges(problem);
+    let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
+    for stage in (0..stages).rev() {
+        let below = table.get(stage + 1).map(Vec::as_slice);
+        table[stage] = fill_stage(problem, stage, below, first_layers[stage]);
+    }
+    let (index, bound_s) = best_start(problem, &table[0][0])?;
+    Some(Bounded { bound_s, choice: trace(problem, &table, index) })
+}
+
+/// Range of first layers that each stage may have. The stages before it hold at least their fewest
+/// and at most their most layers, and so do the stages from it on.
+fn first_layer_ranges(problem: &Problem) -> Vec<(usize, usize)> {
+    let counts = |columns: &Vec<Column>| {
+        let layers = columns.iter().map(Column::layers);
+        (layers.clone().min().unwrap_or(0), layers.max().unwrap_or(0))
+    };
+    let fewest_and_most: Vec<(usize, usize)> = problem.columns.iter().map(counts).collect();
+    let all = fewest_and_most.iter().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
+    let mut before = (0, 0);
+    fewest_and_most
+        .iter()
+        .map(|own| {
+            let from_here = (all.0 - before.0, all.1 - before.1);
+            let least = before.0.max(problem.layers.saturating_sub(from_here.1));
+            let most = before.1.min(problem.layers.saturating_sub(from_here.0));
+            before = (before.0 + own.0, before.1 + own.1);
+            (least, most)
+        })
+        .collect()
+}
+
+fn fill_stage(
+    problem: &Problem,
+    stage: usize,
+    below: Option<&[Vec<Label>]>,
+    first_layers: (usize, usize),
+) -> Vec<Vec<Label>> {
+    let uniform = problem.is_uniform();
+    let mut by_start = vec![vec![]; problem.layers + 1];
+    for (column, c) in problem.columns[stage].iter().enumerate() {
+        if !fits_alone(problem, stage, column) {
+            continue;
+        }
+        let starts = if uniform { first_layers.0..=first_layers.1 } else { c.start..=c.start };
+        for start in starts.take_while(|start| start + c.layers() <= problem.layers) {
+            extend(problem, stage, column, start + c.layers(), below, &mut by_start[start]);
+        }
+    }
+    by_start
+}
+
+fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
+    let c = &problem.columns[stage][column];
+    let device = problem.pipeline.device_of[stage];
+    let bytes = c.state_bytes + problem.most_in_flight(stage) * c.in_flight_bytes;
+    bytes <= problem.budget_bytes[device]
+}
+
+/// Adds to `labels` every way to put `column` before the stages after it, which start at layer
+/// `end`.
+fn extend(
+    problem: &Problem,
+    stage: usize,
+    column: usize,
+    end: usize,
+    below: Option<&[Vec<Label>]>,
+    labels: &mut Vec<Label>,
+) {
+    match below {
+        None if end == problem.layers => {
+            let label = join(problem, stage, column, 0, None);
+            insert(labels, label);
+        }
+        None => {}
+        Some(below) => {
+            for (next, after) in below[end].iter().enumerate() {
+                let label = join(problem, stage, column, next, Some(after));
+                insert(labels, label);
+            }
+        }
+    }
+}
+
+fn join(
+    problem: &Problem,
+    stage: usize,
+    column: usize,
+    next: usize,
+    after: Option<&Label>,
+) -> Label {
+    let c = &problem.columns[stage][column];
+    let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
+    if problem.pipeline.forwards_first {
+        return Label { column, next, ..join_forwards_first(problem, c, link_s, after) };
+    }
+    if !problem.pipeline.milestones.is_empty() {
+        return Label { column, next, ..join_split(problem, stage, c, link_s, after) };
+    }
+    let (below_s, span_below_s, step_below_s) = after.map_or((0.0, 0.0, 0.0), |label| {
+        (label.load_s + 2.0 * link_s, label.span_s + 2.0 * link_s, label.step_s)
+    });
+    let m = problem.pipeline.micro_batches as f64;
+    let first_s = waiting(problem, stage, c.forward_s, below_s);
+    let last_s = waiting(problem, stage, c.backward_s, below_s);
+    let micro_batches = problem.pipeline.micro_batches;
+    let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
+    let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
+    // The first stage finishes its passes last, so nothing hides its tail.
+    let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
+    let span_s = own_s.max(c.load_s() + span_below_s) + tail_s;
+    Label {
+        load_s: c.load_s() + below_s,
+        span_s,
+        end_s: span_s,
+        step_s: c.step_s.max(step_below_s),
+        longest_s: [0.0; 2],
+        column,
+        next,
+    }
+}
+
+/// Adds a stage before those after it, where all forwards come before the first backward.
+fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option<&Label>) -> Label {
+    let m = problem.pipeline.micro_batches as f64;
+    let [forward_s, backward_s] = after.map_or([0.0; 2], |below| below.longest_s);
+    let longest_s = [forward_s.max(c.forward_s), backward_s.max(c.backward_s)];
+    let below = |value: fn(&Label) -> f64| after.map_or(0.0, |below| value(below) + link_s);
+    let span_s = c.backward_s + below(|below| below.span_s);
+    let own_s = span_s + (m - 1.0) * longest_s[1] + c.tail_s;
+    Label {
+        load_s: c.forward_s + below(|below| below.load_s),
+        span_s,
+        end_s: own_s.max(after.map_or(0.0, |below| below.end_s)),
+        step_s: c.step_s.max(after.map_or(0.0, |below| below.step_s)),
+        longest_s,
+        column: 0,
+        next: 0,
+    }
+}
+
+/// Adds a stage with split backward before those after it. `load_s` is a micro-batch's round trip
+/// through these stages.
+fn join_split(
+    problem: &Problem,
+    stage: usize,
+    c: &Column,
+    link_s: f64,
+    after: Option<&Label>,
+) -> Label {
+    let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
+    let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
+    let own = OwnSeconds { chunks: &seconds, shared_s: 0.0, vocab_s: problem.vocab.passes_s };
+    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
+    let milestones = &problem.pipeline.milestones[stage];
+    let behind_s = milestones.ends(&own, &ArrivalTimes::default());
+    let behind_s = behind_s.own_s - behind_s.last_backward_s;
+    let mut span_s = milestones.ends(&own, &arrivals).last_backward_s;
+    if let Some(below) = after {
+        span_s = span_s.max(c.forward_s + link_s + below.span_s + link_s + c.backward_s);
+    }
+    let own_end_s = span_s + behind_s + c.tail_s;
+    let end_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.end_s);
+    Label {
+        load_s: c.forward_s + c.backward_s + way_s,
+        span_s,
+        end_s: own_end_s.max(end_below_s),
+        step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
+        longest_s: [0.0; 2],
+        column: 0,
+        next: 0,
+    }
+}
+
+/// Time a stage waits for a round trip through later stages, beyond what its warm-up passes fill.
+fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
+    if !problem.pipeline.one_f_one_b {
+        return 0.0;
+    }
+    Warm::new(problem, stage).wait_s(pass_s, below_s)
+}
+
+/// What a stage of 1F1B can run during the round trip of its first micro-batch to the last stage,
+/// and by symmetry during that of its last.
+///
+/// In its order, `forwards` forwards come before the first backward. With vocabulary passes there
+/// is one more for each barrier, and the round trip leads through the vocabulary layers. Of the
+/// vocabulary passes, only those of micro-batches whose forwards come before the first backward can
+/// run before it, and one more where a pass lags behind the barrier that the backward waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Warm {
+    forwards: f64,
+    vocab: VocabWay,
+}
+
+/// The vocabulary passes that every micro-batch goes through.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct VocabWay {
+    /// All vocabulary passes of one micro-batch on one rank, s.
+    pub passes_s: f64,
+    /// From the end of the last stage's forward to the start of its backward, s.
+    pub way_s: f64,
+    /// Their algorithm, which determines how many micro-batches are in flight.
+    pub passes: Option<VocabPasses>,
+}
+
+impl Warm {
+    pub(crate) fn of(devices: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
+        let plain = devices - stage;
+        let forwards = vocab.passes.map_or(plain, |passes| passes.in_flight(plain));
+        Self { forwards: forwards.min(micro_batches) as f64, vocab }
+    }
+
+    pub(super) fn new(problem: &Problem, stage: usize) -> Self {
+        let pipeline = &problem.pipeline;
+        Self::of(pipeline.devices, pipeline.micro_batches, stage, problem.vocab)
+    }
+
+    /// Time by which the round trip through later stages (`below_s`) exceeds the stage's own passes
+    /// in the meantime. `pass_s` is the duration of a forward (in cooldown, of a backward).
+    pub(crate) fn wait_s(&self, pass_s: f64, below_s: f64) -> f64 {
+        (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
+    }
+
+    /// Forwards between the first micro-batch's own and its backward.
+    pub(super) fn passes(&self) -> f64 {
+        self.forwards - 1.0
+    }
+
+    /// Time through the vocabulary layers, less the most vocabulary passes that run meanwhile, s.
+    pub(super) fn vocab_s(&self) -> f64 {
+        let vocab = &self.vocab;
+        let run_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
+        vocab.way_s - run_s
+    }
+
+    /// Whether the waits in warm-up and cooldown are distinct. With few micro-batches they may
+    /// coincide.
+    pub(super) fn apart(&self, micro_batches: usize) -> bool {
+        micro_batches as f64 >= self.forwards + 1.0
+    }
+
+    /// Both waits together, or the longer where they may coincide.
+    pub(crate) fn both_s(&self, micro_batches: usize, first_s: f64, last_s: f64) -> f64 {
+        let apart = self.apart(micro_batches);
+        if apart { first_s + last_s } else { first_s.max(last_s) }
+    }
+}
+
+fn insert(labels: &mut Vec<Label>, new: Label) {
+    let no_worse = |a: &Label, b: &Label| {
+        let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.end_s <= b.end_s;
+        let [forward, backward] = [0, 1].map(|pass| a.longest_s[pass] <= b.longest_s[pass]);
+        faster && a.step_s <= b.step_s && forward && backward
+    };
+    if labels.iter().any(|old| no_worse(old, &new)) {
+        return;
+    }
+    labels.retain(|old| !no_worse(&new, old));
+    labels.push(new);
+}
+
+/// The best label that starts at layer 0, with its value.
+fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
+    let others = problem.pipeline.micro_batches as f64 - 1.0;
+    let down_s = |label: &Label| match problem.pipeline.forwards_first {
+        true => label.load_s + others * label.longest_s[0],
+        false => 0.0,
+    };
+    let value = |label: &Label| down_s(label) + label.end_s + label.step_s;
+    labels
+        .iter()
+        .enumerate()
+        .map(|(index, label)| (index, value(label)))
+        .min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn trace(problem: &Problem, table: &[Vec<Vec<Label>>], mut index: usize) -> Choice {
+    let (mut start, mut choice) = (0, vec![]);
+    for stage in table {
+        let label = &stage[start][index];
+        choice.push(label.column);
+        start += problem.columns[choice.len() - 1][label.column].layers();
+        index = label.next;
+    }
+    choice
+}

@@ -1,0 +1,480 @@
+//! The partition as an integer linear program, exact with respect to the simulation.
+//!
+//! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the
+//! last pipeline rank reaches the global barrier; `step_s ≥ 0`, the longest step after it.
+//!
+//! Minimise `barrier_s + step_s` subject to
+//! - *one column*: `Σ_c y[q,c] = 1` for every stage;
+//! - *contiguity*: layers end to end. Where columns depend only on their number of layers,
+//!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else, for every stage boundary and layer, as many columns of
+//!   the stage end there as columns of the next stage start there;
+//! - *memory*: for every rank and every combination of micro-batches in flight,
+//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
+//! - *rank load*: `barrier_s ≥ m·load_i + tail_i` for every rank `i`;
+//! - *closed form* (1F1B): the rows of [`super::dynamic_program`], with their two waits as
+//!   variables;
+//! - *milestones* (split backward): the chains of [`super::milestones`];
+//! - *step*: `step_s ≥ Σ step(c)·y` for every rank;
+//! - *paths*: for a fixed order of passes the simulated time is the maximum over chains of passes,
+//!   each linear in the columns' seconds. Whenever the simulation of a solution takes longer than
+//!   the program's optimum, its critical path becomes a row and the program is solved again. There
+//!   are finitely many chains and each is a lower bound for every partition, so the loop ends at
+//!   the optimum;
+//! - *cut-off*: `barrier_s + step_s ≤` the best value known.
+
+use super::dynamic_program::Warm;
+use super::milestones::{At, PassCounts};
+use super::{Choice, Problem, Scratch};
+use crate::simulate::{CriticalPath, Durations};
+use good_lp::{
+    Expression, SolverModel, Variable, constraint,
+    solvers::highs::{HighsProblem, highs},
+    variable, variables,
+};
+use highs::{HighsModelStatus, HighsSolutionStatus, SolvedModel};
+use std::time::Instant;
+
+/// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility
+/// tolerance, with times scaled to about a thousand.
+pub const PROOF_TOLERANCE: f64 = 1e-7;
+
+/// Result and effort of solving one problem.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The best choice found that beats the cut-off, with its simulated iteration time, s.
+    pub best: Option<(Choice, f64)>,
+    /// Whether it is proven that nothing better than `best` (or the cut-off) exists.
+    pub proven: bool,
+    /// Programs solved.
+    pub solves: usize,
+    /// Path rows added.
+    pub paths: usize,
+    /// Wall time of all programs, s.
+    pub elapsed_s: f64,
+    /// Work of all programs, counted as in [`Limits::work`].
+    pub work: u64,
+    /// Largest proven lower bound on every partition, s.
+    pub bound_s: f64,
+}
+
+/// Limits on work and precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Work for one problem: simplex iterations times rows and columns of their program, the same
+    /// on every machine. It is enforced by a limit on branch-and-bound nodes, so a program's root
+    /// relaxation may exceed it.
+    pub work: u64,
+    /// Whether path rows are added until the program agrees with the simulation. Without them the
+    /// program is the closed form alone.
+    pub paths: bool,
+}
+
+/// Simplex iterations that a branch-and-bound node takes on average, to turn work into nodes.
+const ITERATIONS_A_NODE: u64 = 20;
+
+/// Finds the best partition with an iteration time below `cutoff_s`, starting from `incumbent`.
+pub fn solve(
+    problem: &Problem,
+    incumbent: Option<(Choice, f64)>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> Report {
+    let best = incumbent.filter(|(_, value)| *value < cutoff_s);
+    let report = Report { best, ..Report::default() };
+    let paths = first_paths(problem, &report, limits, scratch);
+    run(problem, report, paths, cutoff_s, limits, scratch).0
+}
+
+/// Solves without an incumbent, but with critical paths known from other problems on the same
+/// pipeline. Returns all paths.
+pub fn solve_with(
+    problem: &Problem,
+    known: Vec<CriticalPath>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> (Report, Vec<CriticalPath>) {
+    run(problem, Report::default(), known, cutoff_s, limits, scratch)
+}
+
+fn run(
+    problem: &Problem,
+    mut report: Report,
+    mut paths: Vec<CriticalPath>,
+    cutoff_s: f64,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> (Report, Vec<CriticalPath>) {
+    let begun = Instant::now();
+    loop {
+        let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
+        let left = limits.work.saturating_sub(report.work);
+        if left == 0 {
+            break;
+        }
+        let Some(program) = Program::build(problem, &paths, bar_s) else {
+            report.proven = true;
+            report.bound_s = bar_s;
+            break;
+        };
+        report.solves += 1;
+        let solved = program.solve(left);
+        report.work += solved.work.max(1);
+        if solved.nothing_below {
+            report.proven = true;
+            report.bound_s = bar_s;
+            break;
+        }
+        // Every program is a relaxation, so its bound holds for all later ones.
+        report.bound_s = report.bound_s.max(solved.bound_s.min(bar_s));
+        let Some(choice) = solved.choice else { break };
+        let value_s = match limits.paths {
+            true => problem.iteration_s(&choice, scratch),
+            false => solved.bound_s,
+        };
+        let path = limits.paths.then(|| problem.critical_path(&choice, scratch));
+        if value_s < bar_s && (solved.finished || limits.paths) {
+            report.best = Some((choice, value_s));
+        }
+        if value_s.min(bar_s) <= report.bound_s * (1.0 + PROOF_TOLERANCE) {
+            report.proven = true;
+            break;
+        }
+        if !solved.finished {
+            break;
+        }
+        paths.extend(path);
+    }
+    report.paths = paths.len();
+    report.elapsed_s = begun.elapsed().as_secs_f64();
+    (report, paths)
+}
+
+fn first_paths(
+    problem: &Problem,
+    report: &Report,
+    limits: Limits,
+    scratch: &mut Scratch,
+) -> Vec<CriticalPath> {
+    let known = report.best.as_ref().filter(|_| limits.paths);
+    known.map(|(choice, _)| problem.critical_path(choice, scratch)).into_iter().collect()
+}
+
+/// Result of one program.
+#[derive(Default)]
+struct Solved {
+    /// The best choice known, if any.
+    choice: Option<Choice>,
+    /// Lower bound on the objective of every choice, s.
+    bound_s: f64,
+    /// Whether the choice is the program's optimum.
+    finished: bool,
+    /// Whether no choice lies below the cut-off.
+    nothing_below: bool,
+    work: u64,
+}
+
+/// A program with the map from its variables to columns.
+struct Program {
+    model: HighsProblem,
+    /// By stage, columns with their variables, which come first in the program, stage after stage.
+    chosen: Vec<Vec<(usize, Variable)>>,
+    /// Approximate number of variables and rows.
+    size: u64,
+    scale: f64,
+    presolve: &'static str,
+}
+
+/// State while rows are written.
+struct Writer<'a> {
+    problem: &'a Problem,
+    chosen: Vec<Vec<(usize, Variable)>>,
+    barrier: Variable,
+    step: Variable,
+    waits: Vec<(Variable, Variable)>,
+    scale: f64,
+}
+
+impl Program {
+    /// `None` where no column of some stage could lie below the cut-off.
+    fn build(problem: &Problem, paths: &[CriticalPath], bar_s: f64) -> Option<Self> {
+        let mut vars = variables!();
+        let mut chosen = vec![];
+        for stage in 0..problem.stages() {
+            let kept: Vec<(usize, Variable)> = (0..problem.columns[stage].len())
+                .filter(|&column| could_beat(problem, stage, column, bar_s))
+                .map(|column| (column, vars.add(variable().binary())))
+                .collect();
+            if kept.is_empty() {
+                return None;
+            }
+            chosen.push(kept);
+        }
+        let barrier = vars.add(variable().min(0.0));
+        let step = vars.add(variable().min(0.0));
+        // Only the closed form has waits.
+        let waiting = if problem.pipeline.one_f_one_b { problem.stages() } else { 0 };
+        let waits = (0..waiting)
+            .map(|_| (vars.add(variable().min(0.0)), vars.add(variable().min(0.0))))
+            .collect();
+        // Times are scaled so that the solver's absolute tolerances are relative ones.
+        let scale = 1000.0 / if bar_s.is_finite() { bar_s } else { 1.0 };
+        let writer = Writer { problem, chosen, barrier, step, waits, scale };
+        let objective: Expression = Expression::from(barrier) + step;
+        let model = vars.minimise(objective).using(highs);
+        let model = writer.rows(model, paths, bar_s);
+        let columns: usize = writer.chosen.iter().map(Vec::len).sum();
+        let rows = paths.len() + problem.stages() * 2 + problem.pipeline.devices * 2;
+        let (size, presolve) = ((columns + rows) as u64, presolve(problem));
+        Some(Self { model, chosen: writer.chosen, size, scale, presolve })
+    }
+
+    /// Solves the program with at most this much work, counted as in [`Limits::work`].
+    fn solve(self, work: u64) -> Solved {
+        let Ok(mut model) = self.model.try_into_inner() else { return Solved::default() };
+        let nodes = work / (self.size * ITERATIONS_A_NODE).max(1);
+        model.set_option("presolve", self.presolve);
+        model.set_option("mip_feasibility_tolerance", 1e-9);
+        model.set_option("primal_feasibility_tolerance", 1e-9);
+        model.set_option("mip_rel_gap", 0.0);
+        model.set_option("mip_abs_gap", 1e-6);
+        model.set_option("threads", 1);
+        model.set_option("mip_max_nodes", i32::try_from(nodes.max(1)).unwrap_or(i32::MAX));
+        let Ok(solved) = model.try_solve() else { return Solved::default() };
+        let work = self.size * solved.simplex_iteration_count().max(1) as u64;
+        let finished = matches!(solved.status(), HighsModelStatus::Optimal);
+        let nothing_below = matches!(
+            solved.status(),
+            HighsModelStatus::Infeasible | HighsModelStatus::UnboundedOrInfeasible
+        );
+        let bound = if finished { Some(solved.objective_value()) } else { dual_bound(&solved) };
+        let choice = choice(&self.chosen, &solved);
+        let bound_s = bound.unwrap_or(0.0).max(0.0) / self.scale;
+        Solved { choice, bound_s, finished, nothing_below, work }
+    }
+}
+
+/// Lower bound that branch and bound has proven on the objective.
+fn dual_bound(solved: &SolvedModel) -> Option<f64> {
+    solved.double_info_value(c"mip_dual_bound").ok().filter(|bound| bound.is_finite())
+}
+
+/// The columns of a feasible solution.
+fn choice(chosen: &[Vec<(usize, Variable)>], solved: &SolvedModel) -> Option<Choice> {
+    if solved.primal_solution_status() != HighsSolutionStatus::Feasible {
+        return None;
+    }
+    let solution = solved.get_solution();
+    let mut values = solution.columns();
+    let picked = |stage: &Vec<(usize, Variable)>| {
+        let (own, rest) = values.split_at(stage.len());
+        values = rest;
+        let best = stage.iter().zip(own).max_by(|a, b| a.1.total_cmp(b.1));
+        best.map_or(0, |((column, _), _)| *column)
+    };
+    Some(chosen.iter().map(picked).collect())
+}
+
+/// HiGHS 1.15's presolve cuts off optima of programs without rows of a closed form or milestones,
+/// about one in a thousand small random ones (`tests/tests/placement_oracle.rs`). Without presolve
+/// it finds them all. Of the other programs, which are larger, none has been seen to go wrong.
+fn presolve(problem: &Problem) -> &'static str {
+    let pipeline = &problem.pipeline;
+    let rows = pipeline.one_f_one_b || pipeline.milestones.len() == problem.stages();
+    if rows { "choose" } else { "off" }
+}
+
+/// Whether a stage's own work with a column stays below the cut-off. Other columns are dropped.
+fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
+    let c = &problem.columns[stage][column];
+    let runs = problem.pipeline.runs();
+    runs * (c.load_s() + problem.vocab.passes_s) + c.tail_s + c.step_s < bar_s
+}
+
+impl Writer<'_> {
+    fn rows(&self, mut model: HighsProblem, paths: &[CriticalPath], bar_s: f64) -> HighsProblem {
+        for stage in &self.chosen {
+            let columns: Expression = stage.iter().map(|&(_, y)| y).sum();
+            model.add_constraint(constraint!(columns == 1));
+        }
+        self.contiguity(&mut model);
+        self.memory(&mut model);
+        self.device_loads(&mut model);
+        if self.problem.pipeline.one_f_one_b {
+            self.closed_form(&mut model);
+        } else if self.problem.pipeline.milestones.len() == self.problem.stages() {
+            self.milestones(&mut model);
+        }
+        for path in paths {
+            let row = self.path(path);
+            model.add_constraint(constraint!(self.barrier >= row));
+        }
+        if bar_s.is_finite() {
+            let bar = bar_s * self.scale;
+            model.add_constraint(constraint!(self.barrier + self.step <= bar));
+        }
+        model
+    }
+
+    /// Σ value(c)·y over one stage's columns.
+    fn sum(&self, stage: usize, value: impl Fn(&super::Column) -> f64) -> Expression {
+        let columns = &self.problem.columns[stage];
+        self.chosen[stage].iter().map(|&(column, y)| value(&columns[column]) * y).sum()
+    }
+
+    /// As [`Self::sum`], for seconds.
+    fn seconds(&self, stage: usize, value: impl Fn(&super::Column) -> f64) -> Expression {
+        self.sum(stage, |column| value(column) * self.scale)
+    }
+
+    fn contiguity(&self, model: &mut HighsProblem) {
+        let stages = self.problem.stages();
+        if self.problem.is_uniform() {
+            let layers: Expression =
+                (0..stages).map(|stage| self.sum(stage, |c| c.layers() as f64)).sum();
+            model.add_constraint(constraint!(layers == self.problem.layers as f64));
+            return;
+        }
+        let at = |here: bool| if here { 1.0 } else { 0.0 };
+        let first = self.sum(0, |c| at(c.start == 0));
+        model.add_constraint(constraint!(first == 1));
+        for boundary in 1..stages {
+            for layer in 0..=self.problem.layers {
+                let ending = self.sum(boundary - 1, |c| at(c.end == layer));
+                let starting = self.sum(boundary, |c| at(c.start == layer));
+                model.add_constraint(constraint!(ending == starting));
+            }
+        }
+        let last = self.sum(stages - 1, |c| at(c.end == self.problem.layers));
+        model.add_constraint(constraint!(last == 1));
+    }
+
+    fn memory(&self, model: &mut HighsProblem) {
+        let pipeline = &self.problem.pipeline;
+        for device in 0..pipeline.devices {
+            let budget = self.problem.budget_bytes[device];
+            for counts in &pipeline.in_flight[device] {
+                // In units of the budget, so that coefficients are of order one.
+                let used: Expression = pipeline
+                    .stages_on(device)
+                    .map(|(stage, chunk)| {
+                        let in_flight = f64::from(counts[chunk]);
+                        self.sum(stage, |c| {
+                            (c.state_bytes + in_flight * c.in_flight_bytes) / budget
+                        })
+                    })
+                    .sum();
+                model.add_constraint(constraint!(used <= 1));
+            }
+        }
+    }
+
+    fn device_loads(&self, model: &mut HighsProblem) {
+        let pipeline = &self.problem.pipeline;
+        let (m, runs) = (pipeline.micro_batches as f64, pipeline.runs());
+        let vocab = m * self.problem.vocab.passes_s * self.scale;
+        for device in 0..pipeline.devices {
+            let stages = || pipeline.stages_on(device).map(|(stage, _)| stage);
+            let work: Expression =
+                stages().map(|stage| self.seconds(stage, |c| runs * c.load_s() + c.tail_s)).sum();
+            model.add_constraint(constraint!(self.barrier >= work + vocab));
+            let step: Expression = stages().map(|stage| self.seconds(stage, |c| c.step_s)).sum();
+            model.add_constraint(constraint!(self.step >= step));
+        }
+    }
+
+    fn closed_form(&self, model: &mut HighsProblem) {
+        let problem = self.problem;
+        let stages = problem.stages();
+        let m = problem.pipeline.micro_batches as f64;
+        let link = |stage: usize| {
+            2.0 * problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale
+        };
+        let load = |stage: usize| self.seconds(stage, super::Column::load_s);
+        let tail = self.seconds(0, |c| c.tail_s);
+        for stage in 0..stages {
+            let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
+            let own =
+                self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
+            let (first, last) = self.waits[stage];
+            let row = ramp + own + tail.clone();
+            let warm = Warm::new(problem, stage);
+            if warm.apart(problem.pipeline.micro_batches) {
+                model.add_constraint(constraint!(self.barrier >= row + first + last));
+            } else {
+                model.add_constraint(constraint!(self.barrier >= row.clone() + first));
+                model.add_constraint(constraint!(self.barrier >= row + last));
+            }
+            let below: Expression = (stage + 1..stages).map(|j| load(j) + link(j - 1)).sum();
+            let beyond = below + warm.vocab_s() * self.scale;
+            let forward = self.seconds(stage, |c| warm.passes() * c.forward_s);
+            let backward = self.seconds(stage, |c| warm.passes() * c.backward_s);
+            model.add_constraint(constraint!(first >= beyond.clone() - forward));
+            model.add_constraint(constraint!(last >= beyond - backward));
+        }
+    }
+
+    /// Rows of the chains between milestones, with one chunk a rank.
+    fn milestones(&self, model: &mut HighsProblem) {
+        let problem = self.problem;
+        let (milestones, stages) = (&problem.pipeline.milestones, problem.stages());
+        let link =
+            |stage: usize| problem.fixed.link_s.get(stage).copied().unwrap_or(0.0) * self.scale;
+        let passes = |stage: usize, [f, b, w]: PassCounts| {
+            self.seconds(stage, |c| f * c.forward_s + b * c.backward_s + w * c.weight_s)
+        };
+        let own = |stage: usize, from: At, to: At| {
+            let (counts, sets) = milestones[stage].between(from, to);
+            passes(stage, counts) + sets * problem.vocab.passes_s * self.scale
+        };
+        let tail = |stage: usize| self.seconds(stage, |c| c.tail_s);
+        for (stage, own_milestones) in milestones.iter().enumerate() {
+            let ramp: Expression = (0..stage).map(|j| passes(j, [1.0, 0.0, 0.0]) + link(j)).sum();
+            let back: Expression = (0..stage).map(|j| passes(j, [0.0, 1.0, 0.0]) + link(j)).sum();
+            let below: Expression =
+                (stage + 1..stages).map(|j| passes(j, [1.0, 1.0, 0.0]) + 2.0 * link(j - 1)).sum();
+            let ready = ramp.clone() + passes(stage, [1.0, 0.0, 0.0]) + below.clone();
+            let starts = [(ramp, At::Start), (ready, At::FirstBackward)];
+            let ends = [
+                own(stage, At::LastBackward, At::End) + tail(stage),
+                back + own(0, At::LastBackward, At::End) + tail(0),
+            ];
+            for (start, from) in starts {
+                let through = start.clone() + own(stage, from, At::LastBackward);
+                let mut rows = vec![through];
+                if from == At::Start || own_milestones.apart {
+                    let way = below.clone() + passes(stage, [0.0, 1.0, 0.0]);
+                    rows.push(start + own(stage, from, At::LastForward) + way);
+                }
+                for (row, end) in rows.iter().flat_map(|row| ends.iter().map(move |end| (row, end)))
+                {
+                    model.add_constraint(constraint!(self.barrier >= row.clone() + end.clone()));
+                }
+            }
+        }
+    }
+
+    /// Length of one chain of passes as a function of the columns.
+    fn path(&self, path: &CriticalPath) -> Expression {
+        let stages = self.problem.stages();
+        let mut fixed: Durations = self.problem.fixed.clone();
+        fixed.forward = vec![0.0; stages];
+        fixed.backward = vec![0.0; stages];
+        let mut row = Expression::from(path.length_s(&fixed) * self.scale);
+        for stage in 0..stages {
+            let counts = self.problem.pipeline.counts_on(path, stage);
+            let [forward, backward, weight] = counts.map(f64::from);
+            let mut holders = self.problem.pipeline.holders(stage);
+            let ends_here = holders.any(|(device, _)| device == path.end_device);
+            let tail = if ends_here { 1.0 } else { 0.0 };
+            row += self.seconds(stage, |c| {
+                forward * c.forward_s
+                    + backward * c.backward_s
+                    + weight * c.weight_s
+                    + tail * c.tail_s
+            });
+        }
+        row
+    }
+}

@@ -1,0 +1,326 @@
+//! Milestones of a pipeline rank's order of passes, and lower bounds from the chains between them.
+//!
+//! Where backward is split or stages lie on a V, no closed form of the whole iteration is known.
+//! But every order has the same few milestones on each rank: its first backward, the last forward
+//! and the last backward of its first chunk, and its end. The passes between them follow from the
+//! order. A chain starts when the first micro-batch arrives at the rank, or when its backward does.
+//! It continues with the rank's own passes, or with the last micro-batch's round trip to the last
+//! stage. It ends with the rank's own weight gradients and reductions, or with the last
+//! micro-batch's backward path to the first rank. Every such chain is a lower bound on the
+//! iteration time.
+
+use models::schedule::{PassKind, Schedule, ScheduleName};
+
+/// Passes of one chunk: forwards, backwards to inputs, weight gradients. A whole backward counts as
+/// one of each of the latter two.
+pub type PassCounts = [f64; 3];
+
+/// Passes of one chunk up to each milestone of its rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ChunkMilestones {
+    /// Before the rank's first backward.
+    pub first_backward: PassCounts,
+    /// Up to the last forward of the rank's first chunk.
+    pub last_forward: PassCounts,
+    /// Up to the last backward of the rank's first chunk.
+    pub last_backward: PassCounts,
+}
+
+/// The milestones of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OrderMilestones {
+    /// By chunk.
+    pub chunks: Vec<ChunkMilestones>,
+    /// Vocabulary passes of each kind up to the three milestones.
+    vocab: [[f64; 3]; 3],
+    /// Chunk of the first backward.
+    pub first_chunk: usize,
+    /// Whether the first backward comes before the last forward of the first chunk.
+    pub apart: bool,
+    /// Whether the milestones hold for any order: weight gradients counted after the last backward
+    /// may then also run before it. See [`Self::of_any`].
+    any_order: bool,
+    micro_batches: f64,
+}
+
+/// When a rank's passes can start, and how long they wait for other ranks, s.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ArrivalTimes {
+    /// Arrival of the first micro-batch at the rank's first chunk.
+    pub arrive_s: f64,
+    /// Earliest start of the first backward.
+    pub ready_s: f64,
+    /// From the end of a forward of the first chunk to the start of the same micro-batch's
+    /// backward.
+    pub way_s: f64,
+}
+
+/// Earliest ends of a rank's work, s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EndTimes {
+    /// End of the last backward of the first chunk.
+    pub last_backward_s: f64,
+    /// End of the rank's last pass.
+    pub own_s: f64,
+}
+
+/// Durations of a rank's passes, s.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnSeconds<'a> {
+    /// Forward, backward to inputs and weight gradients, by chunk.
+    pub chunks: &'a [PassCounts],
+    /// Time that the backwards of a micro-batch take on top, whichever chunk spends it.
+    pub shared_s: f64,
+    /// All vocabulary passes of a micro-batch.
+    pub vocab_s: f64,
+}
+
+/// A milestone, or the start or end of the order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum At {
+    Start,
+    FirstBackward,
+    LastForward,
+    LastBackward,
+    End,
+}
+
+impl OrderMilestones {
+    /// The milestones of a rank's order.
+    pub fn of(schedule: &Schedule, device: usize) -> Self {
+        let order = schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
+        let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
+        let first = order.iter().position(|pass| is_backward(pass.kind)).unwrap_or(order.len());
+        let last = |wanted: &dyn Fn(PassKind) -> bool| {
+            order
+                .iter()
+                .rposition(|pass| pass.chunk == 0 && wanted(pass.kind))
+                .map_or(0, |place| place + 1)
+        };
+        let forward = last(&|kind| kind == PassKind::F);
+        let milestones = [first, forward, last(&is_backward)];
+        let chunk = |chunk: usize| {
+            let [first_backward, last_forward, last_backward] = milestones.map(|end| {
+                let own = || order[..end].iter().filter(|pass| usize::from(pass.chunk) == chunk);
+                let of = |kind| own().filter(|pass| pass.kind == kind).count() as f64;
+                let whole = of(PassKind::BW);
+                [of(PassKind::F), of(PassKind::B) + whole, of(PassKind::W) + whole]
+            });
+            ChunkMilestones { first_backward, last_forward, last_backward }
+        };
+        let vocab = milestones.map(|end| {
+            let of = |kind| order[..end].iter().filter(|pass| pass.kind == kind).count() as f64;
+            let (first, middle, rest) = (of(PassKind::S), of(PassKind::S2), of(PassKind::T));
+            let has_middle = order.iter().any(|pass| pass.kind == PassKind::S2);
+            [first, if has_middle { middle } else { first }, rest]
+        });
+        Self {
+            chunks: (0..schedule.chunks).map(chunk).collect(),
+            vocab,
+            first_chunk: order.get(first).map_or(0, |pass| usize::from(pass.chunk)),
+            apart: first < forward,
+            any_order: false,
+            micro_batches: schedule.micro_batches as f64,
+        }
+    }
+
+    /// The same milestones by counting, for `zb_h1`, `zb_h2` and `interleaved_zb`. Their orders
+    /// begin with warm-up forwards, then repeat backward to inputs, weight gradients of an earlier
+    /// backward, and forward.
+    pub fn counted(
+        schedule: ScheduleName,
+        (devices, micro_batches, chunks): (usize, usize, usize),
+        device: usize,
+    ) -> Option<Self> {
+        let (p, m, v) = (devices, micro_batches, chunks);
+        let (warm_up, lag) = match schedule {
+            ScheduleName::ZbH1 => (p - device, device),
+            ScheduleName::ZbH2 => (2 * (p - device) - 1, 2 * device),
+            ScheduleName::InterleavedZb => (p - device + (v - 1) * p, device),
+            _ => return None,
+        };
+        let all = m * v;
+        let warm_up = warm_up.min(all);
+        // Index of the first chunk's last forward among all forwards.
+        let last = all + p - 1 - p * v;
+        let backwards = if last < warm_up { 0 } else { last - warm_up + 1 };
+        let weights = |backwards: usize| backwards.saturating_sub(lag);
+        let before_last = weights(all - 1);
+        let milestones =
+            [(warm_up, 0, 0), (last + 1, backwards, weights(backwards)), (all, all, before_last)];
+        let chunk = |chunk: usize| {
+            let of = |items: usize, chunk: usize| {
+                let (rounds, rest) = (items / (p * v), items % (p * v));
+                (rounds * p + rest.saturating_sub(chunk * p).min(p)) as f64
+            };
+            let back = v - 1 - chunk;
+            let [first_backward, last_forward, last_backward] =
+                milestones.map(|(f, b, w)| [of(f, chunk), of(b, back), of(w, back)]);
+            ChunkMilestones { first_backward, last_forward, last_backward }
+        };
+        Some(Self {
+            chunks: (0..v).map(chunk).collect(),
+            vocab: [[0.0; 3]; 3],
+            first_chunk: v - 1,
+            apart: warm_up <= last,
+            any_order: false,
+            micro_batches: m as f64,
+        })
+    }
+
+    /// Milestones that hold for any order without vocabulary passes: all forwards may come before
+    /// the first backward, and all weight gradients after the last.
+    pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
+        let m = micro_batches as f64;
+        let chunk = |chunk: usize| ChunkMilestones {
+            first_backward: [m, 0.0, 0.0],
+            last_forward: [if chunk == 0 { m } else { 0.0 }, 0.0, 0.0],
+            last_backward: [m, m, 0.0],
+        };
+        Self {
+            chunks: (0..chunks).map(chunk).collect(),
+            vocab: [[0.0; 3]; 3],
+            first_chunk: chunks - 1,
+            apart: false,
+            any_order: true,
+            micro_batches: m,
+        }
+    }
+
+    /// Earliest times of the last milestones.
+    pub fn ends(&self, own: &OwnSeconds<'_>, arrivals: &ArrivalTimes) -> EndTimes {
+        let work_s = |from: At, to: At| self.work_s(own, from, to);
+        let mut forward_s = arrivals.arrive_s + work_s(At::Start, At::LastForward);
+        let mut backward_s = arrivals.arrive_s + work_s(At::Start, At::LastBackward);
+        if self.apart {
+            let ready_s = arrivals.ready_s + work_s(At::FirstBackward, At::LastForward);
+            forward_s = forward_s.max(ready_s);
+        }
+        backward_s = backward_s.max(arrivals.ready_s + work_s(At::FirstBackward, At::LastBackward));
+        let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
+        let last_backward_s = backward_s.max(forward_s + arrivals.way_s + first_s);
+        if self.any_order {
+            // Weight gradients of other micro-batches may run wherever the rank waits.
+            let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
+            let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
+            let behind_s = arrivals.ready_s + work_s(At::FirstBackward, At::End);
+            return EndTimes {
+                last_backward_s,
+                own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
+            };
+        }
+        EndTimes { last_backward_s, own_s: last_backward_s + work_s(At::LastBackward, At::End) }
+    }
+
+    /// Passes of the only chunk between two milestones, and whole sets of vocabulary passes.
+    pub(super) fn between(&self, from: At, to: At) -> (PassCounts, f64) {
+        let chunk = self.chunks.first().copied().unwrap_or_default();
+        let (before, until) = (self.counts(&chunk, from), self.counts(&chunk, to));
+        (difference(until, before), self.sets_between(from, to))
+    }
+
+    fn sets_between(&self, from: At, to: At) -> f64 {
+        let sets = difference(self.sets(to), self.sets(from));
+        sets.into_iter().fold(f64::INFINITY, f64::min).max(0.0)
+    }
+
+    fn counts(&self, chunk: &ChunkMilestones, at: At) -> PassCounts {
+        match at {
+            At::Start => [0.0; 3],
+            At::FirstBackward => chunk.first_backward,
+            At::LastForward => chunk.last_forward,
+            At::LastBackward => chunk.last_backward,
+            At::End => [self.micro_batches; 3],
+        }
+    }
+
+    fn sets(&self, at: At) -> [f64; 3] {
+        match at {
+            At::Start => [0.0; 3],
+            At::FirstBackward => self.vocab[0],
+            At::LastForward => self.vocab[1],
+            At::LastBackward => self.vocab[2],
+            At::End => [self.micro_batches; 3],
+        }
+    }
+
+    /// Lower bound on the seconds of the rank's passes between two milestones.
+    fn work_s(&self, own: &OwnSeconds<'_>, from: At, to: At) -> f64 {
+        let (mut sum_s, mut fewest) = (0.0, f64::INFINITY);
+        for (milestones, seconds) in self.chunks.iter().zip(own.chunks) {
+            let done = difference(self.counts(milestones, to), self.counts(milestones, from));
+            sum_s += done[0] * seconds[0] + done[1] * seconds[1] + done[2] * seconds[2];
+            fewest = fewest.min(done[1]);
+        }
+        if own.shared_s > 0.0 {
+            sum_s += fewest * own.shared_s;
+        }
+        if own.vocab_s > 0.0 {
+            sum_s += self.sets_between(from, to) * own.vocab_s;
+        }
+        sum_s
+    }
+}
+
+fn difference(until: PassCounts, before: PassCounts) -> PassCounts {
+    [until[0] - before[0], until[1] - before[1], until[2] - before[2]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Durations that differ with the seed.
+    fn seconds(seed: usize, count: usize) -> Vec<PassCounts> {
+        let value = |n: usize| 0.2 + ((seed * 7919 + n * 104_729) % 997) as f64 / 500.0;
+        (0..count).map(|n| [value(3 * n), value(3 * n + 1), value(3 * n + 2)]).collect()
+    }
+
+    #[test]
+    fn ends_of_any_order_are_no_later_than_those_of_one_order() {
+        let mut compared = 0;
+        let split = |name: &ScheduleName| !name.is_whole() && name.layout(2).copies() == 1;
+        for schedule in ScheduleName::ALL.into_iter().filter(split) {
+            for (p, m, v) in [(2, 1, 2), (2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 2, 1)] {
+                let Ok(order) = schedule.build(p, m, v) else { continue };
+                for device in 0..p {
+                    let (any, own) =
+                        (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, device));
+                    let chunks = seconds(compared, v);
+                    let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
+                    let way_s = [2.0, 20.0][compared % 2];
+                    let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
+                    let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
+                    let none_later = any.own_s <= one.own_s + 1e-9
+                        && any.last_backward_s <= one.last_backward_s + 1e-9;
+                    assert!(none_later, "{schedule} {p} {m} {v} device {device}: {any:?} {one:?}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 60, "{compared}");
+    }
+
+    #[test]
+    fn counted_milestones_are_those_of_the_order() {
+        let mut compared = 0;
+        for schedule in [ScheduleName::ZbH1, ScheduleName::ZbH2, ScheduleName::InterleavedZb] {
+            for (p, m, v) in (1..=5)
+                .flat_map(|p| (1..=12).map(move |m| (p, m)))
+                .flat_map(|(p, m)| (1..=3).map(move |v| (p, m, v)))
+            {
+                let Ok(order) = schedule.build(p, m, v) else { continue };
+                for device in 0..p {
+                    let counted = OrderMilestones::counted(schedule, (p, m, v), device);
+                    assert_eq!(
+                        counted.as_ref(),
+                        Some(&OrderMilestones::of(&order, device)),
+                        "{schedule} p {p} m {m} v {v} device {device}"
+                    );
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 300);
+    }
+}

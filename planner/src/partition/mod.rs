@@ -1,0 +1,292 @@
+//! Which layers a stage holds and what it recomputes: the inner problem of the search.
+//!
+//! A [`Problem`] is abstract: choose one [`Column`] for every stage so that the columns' layer
+//! ranges join end to end and every pipeline rank's memory fits its budget. The objective is the
+//! simulated iteration time. Where the columns' seconds and bytes come from is the business of
+//! `crate::pricing`. [`dynamic_program`] gives incumbents and bounds, [`ilp`] the exact answer.
+
+pub mod bidirectional;
+pub mod dynamic_program;
+pub mod ilp;
+pub mod milestones;
+
+pub use dynamic_program::VocabWay;
+pub use milestones::OrderMilestones;
+
+use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
+use std::sync::{Arc, LazyLock};
+
+/// One way to fill a stage: a layer range and a recompute choice, with their costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Column {
+    /// First layer.
+    pub start: usize,
+    /// One past the last layer.
+    pub end: usize,
+    /// Recompute choice: an index that only the maker of the column interprets.
+    pub recompute: usize,
+    /// Forward pass of one micro-batch, s.
+    pub forward_s: f64,
+    /// Backward pass of one micro-batch with its recomputation, s. Backward to inputs alone where
+    /// the schedule splits it.
+    pub backward_s: f64,
+    /// Weight gradients of one micro-batch, s, where the schedule splits the backward; else 0.
+    pub weight_s: f64,
+    /// Work for this stage between the rank's last pass and the global barrier, s.
+    pub tail_s: f64,
+    /// Work for this stage after the global barrier, s.
+    pub step_s: f64,
+    /// Activation bytes of one micro-batch in flight.
+    pub in_flight_bytes: f64,
+    /// Bytes held during the whole iteration.
+    pub state_bytes: f64,
+}
+
+impl Column {
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Seconds of one micro-batch: forward, backward and weight gradients.
+    pub fn load_s(&self) -> f64 {
+        self.forward_s + self.backward_s + self.weight_s
+    }
+}
+
+/// An order of passes, prepared when it is first priced.
+pub type LazyPrepared = LazyLock<Prepared, Box<dyn FnOnce() -> Prepared + Send>>;
+
+/// A pipeline with a fixed order of passes.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// The prepared order.
+    pub prepared: LazyPrepared,
+    /// Pipeline ranks, `p`.
+    pub devices: usize,
+    /// Micro-batches, `m`.
+    pub micro_batches: usize,
+    /// Rank of each stage; the first direction's copy where the pipeline is bidirectional.
+    pub device_of: Vec<usize>,
+    /// Chunk of each stage on its rank.
+    pub chunk_of: Vec<usize>,
+    /// The pipeline is bidirectional: every stage has two copies. The second copy is chunk 1 of
+    /// rank `p − 1 − i`, where rank `i` holds the first. Each copy runs half of the micro-batches.
+    pub bidirectional: bool,
+    /// By rank, micro-batches in flight per chunk: all maximal combinations.
+    pub in_flight: Vec<Vec<Vec<u32>>>,
+    /// Some backward is split: columns have weight gradients of their own.
+    pub splits_backward: bool,
+    /// Some forward runs paired with a backward. A pair takes as long as both.
+    pub pairs: bool,
+    /// Ranks update without waiting for one another and roll back an update that validation rejects
+    /// (Zero Bubble, arXiv 2401.10241, section 4). An iteration then lasts from the start of a
+    /// rank's first pass to the end of its own work.
+    pub post_validation: bool,
+    /// The order is 1F1B with one chunk a rank, with or without vocabulary passes: its closed form
+    /// holds.
+    pub one_f_one_b: bool,
+    /// All forwards come before the first backward, with one chunk a rank: a closed form is exact.
+    pub forwards_first: bool,
+    /// By rank, milestones of orders without a known closed form: those with split backwards or on
+    /// a V of stages. Empty for others.
+    pub milestones: Vec<OrderMilestones>,
+}
+
+impl Pipeline {
+    /// Rank and chunk of each copy of a stage.
+    pub fn holders(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
+        let second = self.bidirectional.then(|| (self.devices - 1 - device, 1));
+        std::iter::once((device, chunk)).chain(second)
+    }
+
+    /// Stages of a rank, each with its chunk.
+    pub fn stages_on(&self, device: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let on = move |stage| {
+            let here = self.holders(stage).find(|&(holder, _)| holder == device);
+            here.map(|(_, chunk)| (stage, chunk))
+        };
+        (0..self.device_of.len()).filter_map(on)
+    }
+
+    /// Most micro-batches of a stage in flight on one rank.
+    pub fn most_in_flight(&self, stage: usize) -> f64 {
+        let counts = |(device, chunk): (usize, usize)| {
+            self.in_flight[device].iter().map(move |vector| vector[chunk])
+        };
+        f64::from(self.holders(stage).flat_map(counts).max().unwrap_or(0))
+    }
+
+    /// Micro-batches that one copy of a stage runs.
+    pub fn runs(&self) -> f64 {
+        self.micro_batches as f64 / if self.bidirectional { 2.0 } else { 1.0 }
+    }
+
+    /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in
+    /// pairs included.
+    pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
+        let pairs = |forward: usize, device: usize| {
+            path.pair_count.get(forward).and_then(|counts| counts.get(device)).copied().unwrap_or(0)
+        };
+        let (mut forward, mut backward) = (0, 0);
+        for (device, chunk) in self.holders(stage).filter(|_| self.pairs) {
+            // A pair runs the forward of one chunk and the whole backward of the other.
+            forward += pairs(chunk, device);
+            backward += pairs(1 - chunk, device);
+        }
+        [
+            path.forward_count[stage] + forward,
+            path.backward_count[stage] + backward,
+            path.weight_count[stage] + backward,
+        ]
+    }
+}
+
+/// A partition problem.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The order of passes.
+    pub pipeline: Arc<Pipeline>,
+    /// Latencies and vocabulary passes. Forward and backward are filled in from columns.
+    pub fixed: Durations,
+    /// Vocabulary passes that a micro-batch goes through, for bounds.
+    pub vocab: VocabWay,
+    /// Layers of the model.
+    pub layers: usize,
+    /// By stage, its columns.
+    pub columns: Vec<Vec<Column>>,
+    /// Bytes each pipeline rank has for states and activations.
+    pub budget_bytes: Vec<f64>,
+}
+
+/// A choice of one column for every stage, by index.
+pub type Choice = Vec<usize>;
+
+/// Buffers for pricing choices.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    durations: Durations,
+    tails: Vec<f64>,
+    workspace: Workspace,
+}
+
+impl Problem {
+    /// Stages, p·v.
+    pub fn stages(&self) -> usize {
+        self.columns.len()
+    }
+
+    fn chosen<'a>(&'a self, choice: &'a [usize]) -> impl Iterator<Item = (usize, &'a Column)> {
+        choice.iter().enumerate().map(|(stage, &index)| (stage, &self.columns[stage][index]))
+    }
+
+    /// Durations of every pass under a choice.
+    pub fn durations(&self, choice: &[usize]) -> Durations {
+        let mut durations = self.fixed.clone();
+        durations.forward = self.chosen(choice).map(|(_, column)| column.forward_s).collect();
+        durations.backward = self.chosen(choice).map(|(_, column)| column.backward_s).collect();
+        self.fill_split(choice, &mut durations);
+        durations
+    }
+
+    /// Fills in weight gradients and pairs, where the pipeline has any.
+    fn fill_split(&self, choice: &[usize], durations: &mut Durations) {
+        if self.pipeline.splits_backward {
+            durations.weight = self.chosen(choice).map(|(_, column)| column.weight_s).collect();
+        }
+        if self.pipeline.pairs {
+            durations.pair = vec![[0.0; 2]; self.pipeline.devices];
+            for (stage, column) in self.chosen(choice) {
+                for (device, chunk) in self.pipeline.holders(stage) {
+                    let pair = &mut durations.pair[device];
+                    pair[chunk] += column.forward_s;
+                    pair[1 - chunk] += column.backward_s + column.weight_s;
+                }
+            }
+        }
+    }
+
+    fn fill(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
+        let Scratch { durations, tails, .. } = scratch;
+        durations.clone_from(&self.fixed);
+        tails.clear();
+        tails.resize(self.pipeline.devices, 0.0);
+        let mut steps = vec![0.0; self.pipeline.devices];
+        for (stage, column) in self.chosen(choice) {
+            durations.forward.push(column.forward_s);
+            durations.backward.push(column.backward_s);
+            for (device, _) in self.pipeline.holders(stage) {
+                tails[device] += column.tail_s;
+                steps[device] += column.step_s;
+            }
+        }
+        self.fill_split(choice, durations);
+        if self.pipeline.post_validation {
+            tails.iter_mut().zip(&steps).for_each(|(tail, step)| *tail += step);
+            return 0.0;
+        }
+        steps.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Iteration time of a choice, s, whether or not it fits in memory: the simulated passes and
+    /// tails up to the barrier, then the longest step after it. Without a barrier it is the longest
+    /// time any rank takes for all of that.
+    pub fn iteration_s(&self, choice: &[usize], scratch: &mut Scratch) -> f64 {
+        let step_s = self.fill(choice, scratch);
+        let Scratch { durations, tails, workspace } = scratch;
+        let prepared = &self.pipeline.prepared;
+        if self.pipeline.post_validation {
+            return prepared.longest_stage_with_tails(durations, tails, workspace);
+        }
+        prepared.makespan_with_tails(durations, tails, workspace) + step_s
+    }
+
+    /// Length of a path under a choice, with the tail of its last rank and the longest step after
+    /// the barrier, s. It is at most [`Self::iteration_s`] where there is a barrier.
+    pub fn path_s(&self, choice: &[usize], path: &CriticalPath, scratch: &mut Scratch) -> f64 {
+        let step_s = self.fill(choice, scratch);
+        path.length_s(&scratch.durations) + scratch.tails[path.end_device] + step_s
+    }
+
+    /// The critical path under a choice, including the tail of its last rank.
+    pub fn critical_path(&self, choice: &[usize], scratch: &mut Scratch) -> CriticalPath {
+        self.fill(choice, scratch);
+        let Scratch { durations, tails, workspace } = scratch;
+        self.pipeline.prepared.critical_path_with_tails(durations, tails, workspace)
+    }
+
+    /// Peak bytes of each rank under a choice.
+    pub fn memory_bytes(&self, choice: &[usize]) -> Vec<f64> {
+        let mut states = vec![0.0; self.pipeline.devices];
+        let mut activations: Vec<Vec<f64>> =
+            self.pipeline.in_flight.iter().map(|vectors| vec![0.0; vectors.len()]).collect();
+        for (stage, column) in self.chosen(choice) {
+            for (device, chunk) in self.pipeline.holders(stage) {
+                states[device] += column.state_bytes;
+                let vectors = &self.pipeline.in_flight[device];
+                for (bytes, counts) in activations[device].iter_mut().zip(vectors) {
+                    *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
+                }
+            }
+        }
+        let peak = |vectors: &Vec<f64>| vectors.iter().copied().fold(0.0, f64::max);
+        states.iter().zip(&activations).map(|(state, vectors)| state + peak(vectors)).collect()
+    }
+
+    /// Whether every rank's memory suffices.
+    pub fn fits(&self, choice: &[usize]) -> bool {
+        let used = self.memory_bytes(choice);
+        used.iter().zip(&self.budget_bytes).all(|(used, budget)| used <= budget)
+    }
+
+    /// Most micro-batches of a stage in flight on one rank.
+    pub fn most_in_flight(&self, stage: usize) -> f64 {
+        self.pipeline.most_in_flight(stage)
+    }
+
+    /// Whether columns of a stage depend only on their number of layers, not on where they start.
+    pub fn is_uniform(&self) -> bool {
+        self.columns.iter().all(|columns| columns.iter().all(|column| column.start == 0))
+    }
+}

@@ -1,0 +1,454 @@
+//! What all configurations of one request share: the model's layers, the cluster's link domains,
+//! and a cache of prices.
+
+use super::layers::Layers;
+use super::listed_cuts::{
+    CutList, Ranges, even_counts, every_cut, few_cuts, lighter_ends, to_ranges,
+};
+use super::pipelines::{PipelineKey, Pipelines};
+use super::recompute_split::{self, RecomputeCost};
+use crate::cost::collective::{self, Collective};
+use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
+use crate::cost::layer::{ThreePasses, VocabCost};
+use crate::cost::state::{LocalParams, layer_params};
+use crate::partition::Pipeline;
+use crate::request::space::divisors;
+use models::cluster::ClusterSpec;
+use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute, Vocab};
+use models::formulas::vocabulary;
+use models::layer::Split;
+use models::mesh::{Axis, GroupShape, Mesh};
+use models::model::{LayerKind, ModelSpec, params};
+use models::schedule::ScheduleError;
+use rustc_hash::FxHashMap as HashMap;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Tokens of a rank, tensor-parallel degree, sequence parallelism and number format.
+type BodyKey = (u64, u64, bool, Dtype);
+
+/// A model on a cluster of a given size, with a cache of what has been priced.
+#[derive(Debug)]
+pub struct CostCache<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// The model's layers by kind.
+    pub layers: Layers,
+    /// GPUs in a domain of each link level.
+    pub domains: Vec<u64>,
+    pipelines: Arc<Pipelines>,
+    layer_costs: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
+    floors: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
+    /// By everything but the split of the experts.
+    shared: RefCell<HashMap<LayerCostsKey, Rc<Shared>>>,
+    /// By kind of layer.
+    bodies: RefCell<HashMap<BodyKey, Rc<[Body]>>>,
+    experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
+    /// By resident tokens, tensor-parallel degree and number format.
+    expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
+    lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
+    vocab_shards: RefCell<HashMap<(LayerCostsKey, u64), VocabCost>>,
+}
+
+/// Costs of the layers under one split of a micro-batch.
+#[derive(Clone, Debug)]
+pub struct LayerCosts {
+    /// Cost of a layer, by kind.
+    pub layer: Vec<LayerCost>,
+    /// Parameters of a layer on one rank, by kind.
+    pub params: Vec<LocalParams>,
+    /// Vocabulary layers split over tensor-parallel ranks.
+    pub vocab: VocabCost,
+    /// Tokens of a micro-batch on one rank.
+    pub tokens: f64,
+    /// Bytes of the hidden states of one micro-batch on one rank.
+    pub hidden_bytes: f64,
+    /// Bytes of the hidden states that a rank holds between layers: with sequence parallelism,
+    /// those of its own tokens.
+    pub resident_bytes: f64,
+    /// Largest temporaries of a layer's backward pass: gradients of the widest activations, and
+    /// placeholders for weight gradients.
+    pub transient_bytes: f64,
+    recompute_choices: RefCell<KnownSplits>,
+}
+
+/// Resident tokens, expert-parallel and expert-tensor-parallel degrees, number format and
+/// expert-parallel group.
+type ExpertKey = (u64, u64, u64, Dtype, GroupShape);
+
+/// Most layer costs kept in the cache, at one or two kilobytes each.
+const MOST_LAYER_COSTS: usize = 1 << 14;
+
+/// Costs that all splits of the experts share.
+#[derive(Debug)]
+struct Shared {
+    /// Pieces of a layer's cost, by kind.
+    pieces: Vec<Pieces>,
+    /// Everything but the layers.
+    ends: LayerCosts,
+}
+
+/// Undominated recompute splits, by the number of layers of each kind and the recomputation
+/// allowed.
+type KnownSplits = HashMap<(Vec<usize>, Recompute), Rc<Vec<RecomputeCost>>>;
+
+impl LayerCosts {
+    /// Undominated recompute splits of a stage with `counts[k]` layers of kind `k`, fastest first.
+    pub fn recompute_choices(
+        &self,
+        counts: Vec<usize>,
+        allowed: Recompute,
+    ) -> Rc<Vec<RecomputeCost>> {
+        let key = (counts, allowed);
+        if let Some(known) = self.recompute_choices.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let found = Rc::new(recompute_split::undominated(&self.layer, &key.0, allowed));
+        self.recompute_choices.borrow_mut().insert(key, Rc::clone(&found));
+        found
+    }
+}
+
+/// Everything that the costs of layers depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerCostsKey {
+    split: Split,
+    cp_style: models::decisions::CpStyle,
+    moe_overlap: MoeOverlap,
+    moe_overlap_degree: u64,
+    dtype: Dtype,
+    ep_group: GroupShape,
+}
+
+impl LayerCostsKey {
+    fn new(shape: &Shape) -> Self {
+        Self {
+            split: shape.split,
+            cp_style: shape.cp_style,
+            moe_overlap: shape.moe_overlap,
+            moe_overlap_degree: shape.moe_overlap_degree,
+            dtype: shape.dtype,
+            ep_group: shape.ep_group.clone(),
+        }
+    }
+}
+
+impl<'a> CostCache<'a> {
+    /// An empty cache.
+    pub fn new(model: &'a ModelSpec, cluster: &'a ClusterSpec, gpus: u64) -> Self {
+        Self {
+            model,
+            cluster,
+            gpus,
+            layers: Layers::new(model),
+            domains: cluster.level_sizes(gpus),
+            pipelines: Arc::default(),
+            layer_costs: RefCell::default(),
+            floors: RefCell::default(),
+            shared: RefCell::default(),
+            bodies: RefCell::default(),
+            experts: RefCell::default(),
+            expert_floors: RefCell::default(),
+            vocab_shards: RefCell::default(),
+            lines: RefCell::default(),
+        }
+    }
+
+    /// The same cache with pipelines shared between threads.
+    pub fn sharing(self, pipelines: Arc<Pipelines>) -> Self {
+        Self { pipelines, ..self }
+    }
+
+    /// Checks that the schedule of the decisions exists for their counts.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_pipeline(&self, d: &Decisions) -> Result<(), ScheduleError> {
+        let (devices, chunks) = (d.pp as usize, d.vpp as usize);
+        d.schedule.check(devices, d.micro_batches as usize, chunks)
+    }
+
+    /// The pipeline of decisions that [`Self::check_pipeline`] accepts.
+    pub fn pipeline(&self, d: &Decisions) -> Arc<Pipeline> {
+        self.pipelines.get(PipelineKey::new(d))
+    }
+
+    /// The pipeline of a key whose counts its schedule accepts.
+    pub fn pipeline_of(&self, key: PipelineKey) -> Arc<Pipeline> {
+        self.pipelines.get(key)
+    }
+
+    /// The key of the layer costs under the decisions.
+    pub fn layer_costs_key(&self, d: &Decisions) -> LayerCostsKey {
+        LayerCostsKey::new(&self.shape(d))
+    }
+
+    /// Layer costs under the decisions.
+    pub fn layer_costs(&self, d: &Decisions) -> Rc<LayerCosts> {
+        let shape = self.shape(d);
+        let key = LayerCostsKey::new(&shape);
+        if let Some(layer_costs) = self.layer_costs.borrow().get(&key) {
+            return Rc::clone(layer_costs);
+        }
+        let layer_costs = Rc::new(self.price(&shape));
+        let mut known = self.layer_costs.borrow_mut();
+        if known.len() >= MOST_LAYER_COSTS {
+            known.clear();
+        }
+        known.insert(key, Rc::clone(&layer_costs));
+        layer_costs
+    }
+
+    /// A lower bound on the layer costs over all splits of the experts. It ignores whether a split
+    /// folds into the layout's ranks, so layouts that differ in pipeline degree and replicas share
+    /// it.
+    pub fn floor_layer_costs(&self, d: &Decisions) -> Rc<LayerCosts> {
+        let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
+        let key = LayerCostsKey::new(&shape);
+        if let Some(layer_costs) = self.floors.borrow().get(&key) {
+            return Rc::clone(layer_costs);
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let experts = self.expert_floor(&shape);
+        let floor = |(&kind, pieces): (&LayerKind, &Pieces)| {
+            pricer.layer_floor(kind, &shape, pieces, experts)
+        };
+        let shared = self.price_shared(&shape);
+        let layer = self.layers.kinds.iter().zip(&shared.pieces).map(floor).collect();
+        let layer_costs = Rc::new(self.layer_costs_of(layer, &shape, &shared));
+        self.floors.borrow_mut().insert(key, Rc::clone(&layer_costs));
+        layer_costs
+    }
+
+    fn expert_floor(&self, shape: &Shape) -> ThreePasses {
+        let resident = shape.split.resident_tokens(self.model);
+        let key = (resident, shape.split.tp, shape.dtype);
+        let price = || {
+            let (experts, ffn) =
+                self.model.moe.as_ref().map_or((1, 1), |moe| (moe.experts, moe.ffn));
+            let ways = divisors(shape.split.tp).into_iter().filter(|etp| ffn.is_multiple_of(*etp));
+            let of = |etp| divisors(experts).into_iter().map(move |ep| (ep, etp));
+            let splits: Vec<Split> =
+                ways.flat_map(of).map(|(ep, etp)| Split { ep, etp, ..shape.split }).collect();
+            let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+            pricer.expert_floor(shape, &splits)
+        };
+        *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
+    }
+
+    /// Layer ranges of the cuts in a list. Cuts with an empty stage are left out where the
+    /// vocabulary is split over the pipeline: then no stage may be empty.
+    pub fn listed_ranges(&self, list: CutList, stages: usize, vocab: Vocab) -> Vec<Ranges> {
+        let layers = self.layers.len();
+        let counts = match list {
+            CutList::Even => vec![even_counts(layers, stages)],
+            CutList::Redis => vec![self.redis_counts(stages)],
+            CutList::Family if few_cuts(layers, stages) => every_cut(layers, stages),
+            CutList::Family => {
+                let mut family = lighter_ends(layers, stages);
+                family.push(self.redis_counts(stages));
+                family.sort_unstable();
+                family.dedup();
+                family
+            }
+        };
+        let full = |counts: &Vec<usize>| !vocab.over_pipeline() || !counts.contains(&0);
+        counts.into_iter().filter(full).map(to_ranges).collect()
+    }
+
+    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
+    /// section 3; its appendix's FLOP counts).
+    fn redis_counts(&self, stages: usize) -> Vec<usize> {
+        let (vocab, hidden) = (self.model.vocab as f64, self.model.hidden as f64);
+        let seq_len = self.model.seq_len as f64;
+        let ratio = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
+        let input = vocabulary::input_compute_ratio(hidden, seq_len);
+        let layers = self.layers.len() as u64;
+        let (_, counts) = vocabulary::redis(layers, stages as u64, input, ratio);
+        counts.into_iter().map(|count| count as usize).collect()
+    }
+
+    /// How the decisions split one micro-batch, with its communication groups.
+    pub fn shape(&self, d: &Decisions) -> Shape {
+        let mesh = Mesh::new(d);
+        let group = |size, stride| GroupShape::strided(size, stride, &self.domains);
+        // Without expert parallelism the order of the outer axes does not affect a layer.
+        let ep_mesh = if d.ep == 1 { Mesh { order: RankOrder::DpInner, ..mesh } } else { mesh };
+        Shape {
+            split: Split {
+                tp: d.tp,
+                cp: d.cp,
+                cp_ulysses: d.cp_ulysses,
+                ep: d.ep,
+                etp: d.etp,
+                sequence_parallel: d.sequence_parallel,
+                micro_batch: d.micro_batch,
+            },
+            cp_style: d.cp_style,
+            moe_overlap: d.moe_overlap,
+            moe_overlap_degree: d.moe_overlap_degree,
+            dtype: d.dtype,
+            tp_group: group(d.tp, 1),
+            cp_group: group(d.cp, mesh.stride(Axis::Cp)),
+            ep_group: ep_mesh.expert_group(d.ep, d.etp, &self.domains),
+            etp_group: group(d.etp, 1),
+        }
+    }
+
+    /// Layer costs under the decisions, not cached: for callers that try many splits of the
+    /// experts.
+    pub fn price_of(&self, d: &Decisions) -> LayerCosts {
+        self.price(&self.shape(d))
+    }
+
+    fn price(&self, shape: &Shape) -> LayerCosts {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let shared = self.shared(shape);
+        let dense = self.model.moe.is_none();
+        let experts = if dense { ExpertPieces::default() } else { self.experts(shape) };
+        let layer =
+            |(&kind, pieces): (&LayerKind, &Pieces)| pricer.layer_of(kind, shape, pieces, &experts);
+        let layers = self.layers.kinds.iter().zip(&shared.pieces).map(layer).collect();
+        self.layer_costs_of(layers, shape, &shared)
+    }
+
+    fn layer_costs_of(&self, layer: Vec<LayerCost>, shape: &Shape, shared: &Shared) -> LayerCosts {
+        let params = |&kind: &LayerKind| layer_params(self.model, kind, &shape.split);
+        LayerCosts {
+            layer,
+            params: self.layers.kinds.iter().map(params).collect(),
+            vocab: shared.ends.vocab,
+            tokens: shared.ends.tokens,
+            hidden_bytes: shared.ends.hidden_bytes,
+            resident_bytes: shared.ends.resident_bytes,
+            transient_bytes: shared.ends.transient_bytes,
+            recompute_choices: RefCell::default(),
+        }
+    }
+
+    /// Costs that all splits of the experts share, cached.
+    fn shared(&self, shape: &Shape) -> Rc<Shared> {
+        let split = Split { ep: 1, etp: 1, ..shape.split };
+        let ep_group = GroupShape { within: vec![] };
+        let (moe_overlap, moe_overlap_degree) = (MoeOverlap::None, 1);
+        let key = LayerCostsKey {
+            split,
+            moe_overlap,
+            moe_overlap_degree,
+            ep_group,
+            ..LayerCostsKey::new(shape)
+        };
+        if let Some(known) = self.shared.borrow().get(&key) {
+            return Rc::clone(known);
+        }
+        let shared = Rc::new(self.price_shared(shape));
+        self.shared.borrow_mut().insert(key, Rc::clone(&shared));
+        shared
+    }
+
+    fn price_shared(&self, shape: &Shape) -> Shared {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let bodies = self.bodies(shape);
+        let kinds = self.layers.kinds.iter().zip(bodies.iter());
+        let pieces = kinds.map(|(&kind, body)| pricer.pieces(kind, shape, body)).collect();
+        Shared { pieces, ends: self.price_ends(shape) }
+    }
+
+    fn bodies(&self, shape: &Shape) -> Rc<[Body]> {
+        let split = &shape.split;
+        let key = (split.tokens(self.model), split.tp, split.sequence_parallel, shape.dtype);
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let price = || self.layers.kinds.iter().map(|&kind| pricer.body(kind, shape)).collect();
+        Rc::clone(self.bodies.borrow_mut().entry(key).or_insert_with(price))
+    }
+
+    fn experts(&self, shape: &Shape) -> ExpertPieces {
+        let split = &shape.split;
+        let resident = split.resident_tokens(self.model);
+        let key = (resident, split.ep, split.etp, shape.dtype, shape.ep_group.clone());
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
+    }
+
+    /// Everything of the layer costs but the layers' own times.
+    fn price_ends(&self, shape: &Shape) -> LayerCosts {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let kinds = &self.layers.kinds;
+        let tokens = shape.split.tokens(self.model) as f64;
+        let resident = shape.split.resident_tokens(self.model) as f64;
+        let e = shape.dtype.storage_bytes();
+        let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
+        let params: Vec<LocalParams> =
+            kinds.iter().map(|&kind| layer_params(self.model, kind, &shape.split)).collect();
+        let largest = params.iter().map(|params| params.dense).fold(0.0, f64::max);
+        let placeholder_bytes = self.cluster.software.placeholder_bytes * largest;
+        LayerCosts {
+            layer: vec![],
+            params,
+            vocab: pricer.vocabulary(shape, shape.split.tp, &shape.tp_group),
+            tokens,
+            hidden_bytes: tokens * self.model.hidden as f64 * e,
+            resident_bytes: resident * self.model.hidden as f64 * e,
+            transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
+            recompute_choices: RefCell::default(),
+        }
+    }
+
+    /// Vocabulary layers split over tensor-parallel and pipeline ranks.
+    pub fn vocabulary_over_pipeline(&self, d: &Decisions) -> VocabCost {
+        let shape = self.shape(d);
+        let key = (LayerCostsKey::new(&shape), d.pp);
+        if let Some(known) = self.vocab_shards.borrow().get(&key) {
+            return *known;
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let cost = pricer.vocabulary(&shape, d.tp * d.pp, &shape.tp_group);
+        self.vocab_shards.borrow_mut().insert(key, cost);
+        cost
+    }
+
+    /// Linear lower bound on the time of a collective of up to `MOST_BYTES`: intercept, s, and
+    /// slope, s a byte.
+    ///
+    /// Times are sampled at sizes a factor `STEP` apart. Between two samples the time is at least
+    /// the smaller's and the bytes are at most the larger's, because collectives never get faster
+    /// with size. The slope is a little less than the least time a byte, so that the extra time of
+    /// small sizes goes into the intercept.
+    pub fn collective_line(&self, op: Collective, group: &GroupShape) -> (f64, f64) {
+        const MOST_BYTES: f64 = 1e13;
+        const STEP: f64 = 1.03;
+        const SLOPE: f64 = 0.98;
+        if group.size() == 1 {
+            return (0.0, 0.0);
+        }
+        let key = (op, group.clone());
+        if let Some(&known) = self.lines.borrow().get(&key) {
+            return known;
+        }
+        let sizes = std::iter::successors(Some(1.0), |bytes| Some(bytes * STEP));
+        let times: Vec<(f64, f64)> = sizes
+            .take_while(|&bytes| bytes < MOST_BYTES)
+            .map(|bytes| (bytes * STEP, collective::time_s(self.cluster, op, bytes, group)))
+            .collect();
+        let least = |value: &dyn Fn(f64, f64) -> f64| {
+            times.iter().map(|&(bytes, s)| value(bytes, s)).fold(f64::INFINITY, f64::min)
+        };
+        let slope = SLOPE * least(&|bytes, s| s / bytes);
+        let line = (least(&|bytes, s| s - slope * bytes).max(0.0), slope);
+        self.lines.borrow_mut().insert(key, line);
+        line
+    }
+
+    /// Parameters of one of `ways` shards: of the embedding with its learned positions, and of the
+    /// output matrix.
+    pub fn vocab_params(&self, ways: u64) -> (f64, f64) {
+        let rows = (self.model.vocab.div_ceil(ways) * self.model.hidden) as f64;
+        let positions = params::positions(self.model) as f64;
+        (rows + positions, rows)
+    }
+}

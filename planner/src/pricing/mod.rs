@@ -1,0 +1,549 @@
+//! One fully pinned configuration: its partition problem, and the price of any partition.
+//!
+//! This is the only entry to the cost model: `estimate`, the search, the exhaustive oracle and the
+//! checker of predictions all price configurations here.
+
+pub mod cost_cache;
+pub mod layers;
+pub mod listed_cuts;
+pub mod pipelines;
+pub mod priced;
+pub mod recompute_ladder;
+pub mod recompute_split;
+pub(crate) mod stage_transfers;
+
+use crate::cost::collective::{self, Collective};
+use crate::cost::parts::Parts;
+use crate::cost::state::{LocalParams, StateCost};
+use crate::partition::{Column, Pipeline, Problem, VocabWay};
+use crate::simulate::Durations;
+use cost_cache::{CostCache, LayerCosts};
+use listed_cuts::{CutList, Ranges};
+use models::decisions::{Decisions, Recompute, Vocab};
+use models::mesh::{Axis, GroupShape, Mesh};
+use models::schedule::{Schedule, ScheduleError, ScheduleName};
+use priced::Placed;
+use recompute_split::{self, RecomputeCost, RecomputeSplit};
+use stage_transfers::{P2pTransfer, VocabPassCost, copies_s, gap_s, p2p_transfer, vocab_passes};
+use std::cell::OnceCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A configuration: every decision but the partition of layers.
+#[derive(Debug)]
+pub struct Configuration<'a> {
+    /// What it shares with other configurations.
+    pub cache: &'a CostCache<'a>,
+    /// The decisions.
+    pub decisions: Decisions,
+    pipeline: OnceCell<Arc<Pipeline>>,
+    pub(crate) layer_costs: Rc<LayerCosts>,
+    pub(crate) state: StateCost<'a>,
+    pub(crate) p2p_transfer: P2pTransfer,
+    passes: Option<VocabPassCost>,
+}
+
+/// Costs of one stage before its recomputation is decided.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageCost {
+    /// Forward pass of one micro-batch.
+    pub forward: Parts,
+    /// Backward pass of one micro-batch without recomputation.
+    pub backward: Parts,
+    /// Part of the backward pass that is weight gradients in a pass of their own, s; 0 where none
+    /// are split off.
+    pub weight_s: f64,
+    /// Parameters on one rank.
+    pub params: LocalParams,
+    /// Activation bytes in flight besides the layers'.
+    pub extra_in_flight_bytes: f64,
+    /// Bytes of this stage that do not depend on micro-batches in flight, such as logits and their
+    /// gradient.
+    pub workspace_bytes: f64,
+    /// Exposed reductions between the last pass and the barrier, s.
+    pub tail_s: f64,
+    /// Optimizer update after the barrier, s.
+    pub optimizer_s: f64,
+    /// Exposed all-gathers after the barrier, s.
+    pub gather_s: f64,
+}
+
+impl StageCost {
+    /// Seconds of one micro-batch, forward and backward.
+    pub fn load_s(&self) -> f64 {
+        self.forward.total_s() + self.backward.total_s()
+    }
+}
+
+impl<'a> Configuration<'a> {
+    /// Prices everything that does not depend on the partition.
+    ///
+    /// # Errors
+    /// The schedule does not exist for these counts.
+    pub fn new(cache: &'a CostCache<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
+        cache.check_pipeline(&decisions)?;
+        let layer_costs = cache.layer_costs(&decisions);
+        let state = StateCost::new(cache.cluster, cache.model, &decisions, &cache.domains);
+        let p2p_transfer = p2p_transfer(cache, &decisions, &layer_costs);
+        let passes = vocab_passes(cache, &decisions, &layer_costs);
+        Ok(Self {
+            cache,
+            decisions,
+            pipeline: OnceCell::new(),
+            layer_costs,
+            state,
+            p2p_transfer,
+            passes,
+        })
+    }
+
+    /// The same configuration with another order of passes.
+    #[must_use]
+    pub fn in_order(self, schedule: Schedule) -> Self {
+        let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
+        Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
+    }
+
+    /// The same configuration with another order of passes, in which no rank holds the activations
+    /// of more than `held` micro-batches.
+    #[must_use]
+    pub fn in_order_within(self, schedule: Schedule, held: u32) -> Self {
+        let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
+        let in_flight = vec![vec![vec![held]]; pipeline.devices];
+        let pipeline = Pipeline { in_flight, ..pipeline };
+        Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
+    }
+
+    /// The pipeline, built on first use: many configurations are pruned without it.
+    pub fn pipeline(&self) -> &Arc<Pipeline> {
+        self.pipeline.get_or_init(|| self.cache.pipeline(&self.decisions))
+    }
+
+    /// Pipeline rank of a stage; the first direction's copy where the pipeline is bidirectional.
+    pub fn device_of(&self, stage: usize) -> usize {
+        self.decisions.layout().device_of(self.devices(), stage)
+    }
+
+    /// Pipeline ranks that hold a copy of a stage.
+    pub fn holders_of(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
+        let (layout, devices) = (self.decisions.layout(), self.devices());
+        (0..layout.copies()).map(move |copy| layout.holder(devices, stage, copy as u16).0)
+    }
+
+    /// Stages of a pipeline rank, by chunk.
+    pub fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + use<> {
+        let (devices, chunks) = (self.devices(), self.decisions.vpp as usize);
+        let layout = self.decisions.layout();
+        (0..chunks).map(move |chunk| layout.stage_of(devices, device, chunk))
+    }
+
+    /// Pipeline ranks, p.
+    pub fn devices(&self) -> usize {
+        self.decisions.pp as usize
+    }
+
+    /// Micro-batches, m.
+    pub fn micro_batches(&self) -> f64 {
+        self.decisions.micro_batches as f64
+    }
+
+    /// Pipeline stages: p·v, or half as many in a bidirectional pipeline.
+    pub fn stages(&self) -> usize {
+        self.decisions.stages()
+    }
+
+    /// Bytes that a rank has for everything that depends on the partition.
+    pub fn budget_bytes(&self) -> f64 {
+        self.cache.cluster.usable_bytes() - self.common_workspace_bytes()
+    }
+
+    /// Workspace that every rank needs: temporaries of a backward pass, a received micro-batch in
+    /// each direction, the vocabulary shard's logits and input, and the units that ZeRO gathers or
+    /// reduces at a time.
+    pub fn common_workspace_bytes(&self) -> f64 {
+        let received =
+            if self.decisions.pp > 1 { 2.0 * self.layer_costs.resident_bytes } else { 0.0 };
+        let vocab = self.passes.as_ref().map_or(0.0, |passes| passes.workspace_bytes);
+        self.layer_costs.transient_bytes + received + vocab + self.in_motion_bytes()
+    }
+
+    /// Bytes of the units that ZeRO gathers or reduces at a time. A unit is a layer, plus the
+    /// weights of the next one, which arrive meanwhile. For looped breadth-first, which keeps a
+    /// chunk gathered for all its micro-batches, it is a chunk.
+    fn in_motion_bytes(&self) -> f64 {
+        let d = &self.decisions;
+        let layer = self.layer_costs.params.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        let chunk = self.cache.layers.len().div_ceil(self.stages()) as f64;
+        let unit = layer * if d.schedule == ScheduleName::LoopedBfs { chunk } else { 1.0 };
+        unit * self.state.motion_bytes_a_parameter(d.dtype)
+    }
+
+    /// Cost of a stage that holds layers `start..end`.
+    pub fn stage(&self, stage: usize, start: usize, end: usize) -> StageCost {
+        let layers = self.stage_of_layers(start, end);
+        let mut cost = self.stage_ends(stage);
+        cost.tail_s += self.tied_exposed_s(stage, layers.weight_s);
+        cost.forward += layers.forward;
+        cost.backward += layers.backward;
+        cost.weight_s += layers.weight_s;
+        cost.params = cost.params + layers.params;
+        let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
+        cost.tail_s += self.reduced_s(stage, cost.params, backward_s);
+        cost.optimizer_s = self.state.optimizer_s(cost.params);
+        cost.gather_s = self.state.gather_exposed_s(cost.params, forward_s);
+        cost
+    }
+
+    /// Time of the gradient reductions of a stage that passes do not hide, s. In a bidirectional
+    /// pipeline the two copies exchange their gradients after the last pass, and only then are the
+    /// replicas' gradients summed.
+    fn reduced_s(&self, stage: usize, params: LocalParams, backward_s: f64) -> f64 {
+        let d = &self.decisions;
+        if d.layout().copies() == 1 {
+            return self.state.reduce_exposed_s(params, backward_s);
+        }
+        let bytes = self.state.copied_bytes(params);
+        copies_s(self.cache, d, stage, bytes) + self.state.reduce_exposed_s(params, 0.0)
+    }
+
+    /// Passes and parameters of the layers alone.
+    fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
+        let counts = self.cache.layers.counts(start, end);
+        let mut cost = StageCost::default();
+        let software = &self.cache.cluster.software;
+        let slowdown = match (&self.passes, self.decisions.vocab) {
+            (None, _) => 1.0,
+            (_, Vocab::Interlaced) => software.interlaced_slowdown,
+            _ => software.vocab_slowdown,
+        };
+        let slowed = |parts: Parts| parts.slowed(slowdown);
+        for (kind, &count) in counts.iter().enumerate() {
+            let layer = &self.layer_costs.layer[kind];
+            let params = self.layer_costs.params[kind];
+            let (forward, backward) = (slowed(layer.forward), slowed(layer.backward()));
+            cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
+            cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
+            cost.params = cost.params + params * count as f64;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += slowed(layer.backward_weight).total_s() * count as f64;
+            }
+        }
+        cost
+    }
+
+    /// Adds the communication of ZeRO stages 2 and 3 for one layer and one micro-batch that the
+    /// pass does not hide. Looped breadth-first runs a chunk's micro-batches one after another, so
+    /// it gathers and reduces once for all of them.
+    fn with_gather(
+        &self,
+        mut pass: Parts,
+        params: LocalParams,
+        gathers: f64,
+        reductions: f64,
+    ) -> Parts {
+        let d = &self.decisions;
+        let gather_s = if d.zero_stage >= 3 { gathers * self.state.gather_s(params) } else { 0.0 };
+        let reduce_s =
+            if d.zero_stage >= 2 { reductions * self.state.reduce_scatter_s(params) } else { 0.0 };
+        if gather_s + reduce_s > 0.0 {
+            let shared =
+                if d.schedule == ScheduleName::LoopedBfs { d.micro_batches as f64 } else { 1.0 };
+            pass.dp_s += self.state.pass_exposed_s((gather_s + reduce_s) / shared, pass.total_s());
+        }
+        pass
+    }
+
+    /// Costs of a stage besides its layers: vocabulary layers, transfers and gaps between passes.
+    fn stage_ends(&self, stage: usize) -> StageCost {
+        let mut cost = StageCost::default();
+        self.add_transfers(stage, &mut cost);
+        self.add_gaps(&mut cost);
+        if self.passes.is_some() {
+            self.add_vocab_shard(stage, &mut cost);
+        } else {
+            self.add_vocab_ends(stage, &mut cost);
+        }
+        cost
+    }
+
+    fn add_transfers(&self, stage: usize, cost: &mut StageCost) {
+        if !self.p2p_transfer.blocks {
+            return;
+        }
+        let behind = |stage| Parts { pp_s: self.transfer_behind_s(stage), ..Parts::default() };
+        if stage > 0 {
+            cost.forward += behind(stage - 1);
+        }
+        if stage + 1 < self.stages() {
+            cost.backward += behind(stage);
+        }
+    }
+
+    /// Adds the gap with which every pass starts.
+    fn add_gaps(&self, cost: &mut StageCost) {
+        let gap_s = gap_s(self.cache, &self.decisions);
+        let gap = Parts { pp_s: gap_s, ..Parts::default() };
+        cost.forward += gap;
+        cost.backward += gap;
+        if self.decisions.schedule.splits_backward() {
+            cost.backward += gap;
+            cost.weight_s += gap_s;
+        }
+    }
+
+    /// Adds the embedding on the first stage and the output layer on the last.
+    fn add_vocab_ends(&self, stage: usize, cost: &mut StageCost) {
+        let (vocab, tied) = (&self.layer_costs.vocab, self.cache.model.tied_embeddings);
+        let (embedding, head) = self.cache.vocab_params(self.decisions.tp);
+        let (first, last) = (stage == 0, stage + 1 == self.stages());
+        if first {
+            cost.forward += vocab.embed_forward;
+            cost.backward += vocab.embed_backward;
+            cost.params.dense += embedding;
+            cost.extra_in_flight_bytes += vocab.embed_saved_bytes;
+        }
+        if last {
+            cost.forward += vocab.head_forward;
+            cost.backward += vocab.head_backward_input + vocab.head_backward_weight;
+            if self.decisions.schedule.splits_backward() {
+                cost.weight_s += vocab.head_backward_weight.total_s();
+            }
+            cost.params.dense += if tied && first { 0.0 } else { head };
+            cost.extra_in_flight_bytes += vocab.head_saved_bytes;
+            cost.workspace_bytes += vocab.logits_bytes;
+        }
+    }
+
+    /// Exposed time of summing a tied embedding's gradients, s. `layers_weight_s` are the weight
+    /// gradients of the stage's layers, which come after those of the output layer and may hide the
+    /// sum.
+    fn tied_exposed_s(&self, stage: usize, layers_weight_s: f64) -> f64 {
+        let (first, last) = (stage == 0, stage + 1 == self.stages());
+        // On a V of stages the first rank holds both copies of the embedding. In a bidirectional
+        // pipeline each end does.
+        let apart =
+            || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
+        let summed = self.cache.model.tied_embeddings && self.passes.is_none();
+        if !summed || first == last || !apart() {
+            return 0.0;
+        }
+        let under = self.cache.cluster.software.tied_under_weights;
+        let hidden_s = if under { layers_weight_s } else { 0.0 };
+        (self.tied_gradient_s() - hidden_s).max(0.0)
+    }
+
+    /// Time to sum the gradients of a tied embedding on the first and the last stage.
+    fn tied_gradient_s(&self) -> f64 {
+        let (_, rows) = self.cache.vocab_params(self.decisions.tp);
+        let mesh = Mesh::new(&self.decisions);
+        let stride = mesh.stride(Axis::Pp) * (self.decisions.pp - 1);
+        let pair = GroupShape::strided(2, stride, &self.cache.domains);
+        let bytes = rows * self.state.reduced_bytes();
+        let (cluster, senders) = (self.cache.cluster, mesh.stride(Axis::Pp));
+        collective::time_of_some_s(cluster, Collective::AllReduce, bytes, &pair, senders)
+    }
+
+    /// Adds one shard of both vocabulary layers on every rank.
+    fn add_vocab_shard(&self, stage: usize, cost: &mut StageCost) {
+        if stage >= self.devices() {
+            return;
+        }
+        let (embedding, head) = self.cache.vocab_params(self.decisions.tp * self.decisions.pp);
+        cost.params.dense += embedding;
+        cost.params.dense += if self.cache.model.tied_embeddings { 0.0 } else { head };
+    }
+
+    /// Recompute choices of a stage over layers `start..end`, fastest first.
+    pub fn recompute_choices(&self, start: usize, end: usize) -> Rc<Vec<RecomputeCost>> {
+        let counts = self.cache.layers.counts(start, end);
+        self.layer_costs.recompute_choices(counts, self.decisions.recompute)
+    }
+
+    /// The first of [`Self::recompute_choices`], computed without the others.
+    pub fn least_recompute(&self, start: usize, end: usize) -> RecomputeCost {
+        let counts = self.cache.layers.counts(start, end);
+        recompute_split::least_recomputing(
+            &self.layer_costs.layer,
+            &counts,
+            self.decisions.recompute,
+        )
+    }
+
+    /// Seconds that a recompute split recomputes, by cause.
+    pub fn recompute_parts(&self, recompute: &RecomputeSplit) -> Parts {
+        let of_kind = |(kind, split): (usize, &[usize; 3])| -> Parts {
+            let layer = &self.layer_costs.layer[kind];
+            (0..3).map(|option| layer.recompute[option] * split[option] as f64).sum()
+        };
+        recompute.iter().enumerate().map(of_kind).sum()
+    }
+
+    /// Bytes of the full activations of one layer while it is recomputed, besides what is kept.
+    pub fn recompute_workspace_bytes(&self, recompute: &RecomputeSplit) -> f64 {
+        let layers = recompute.iter().zip(&self.layer_costs.layer);
+        layers.map(|(split, layer)| recompute_split::buffer_bytes(layer, split)).fold(0.0, f64::max)
+    }
+
+    /// The column of a stage cost with a recompute choice.
+    pub fn column(
+        &self,
+        range: (usize, usize),
+        index: usize,
+        cost: &StageCost,
+        recompute: &RecomputeCost,
+    ) -> Column {
+        Column {
+            start: range.0,
+            end: range.1,
+            recompute: index,
+            forward_s: cost.forward.total_s(),
+            backward_s: cost.backward.total_s() - cost.weight_s + recompute.recompute_s,
+            weight_s: cost.weight_s,
+            tail_s: cost.tail_s,
+            step_s: cost.optimizer_s + cost.gather_s,
+            in_flight_bytes: recompute.in_flight_bytes + cost.extra_in_flight_bytes,
+            state_bytes: self.state.memory(cost.params).device_bytes()
+                + cost.workspace_bytes
+                + self.recompute_workspace_bytes(&recompute.recompute),
+        }
+    }
+
+    /// State memory of a stage.
+    pub fn state_memory(&self, params: LocalParams) -> crate::cost::state::StateMemory {
+        self.state.memory(params)
+    }
+
+    /// The partition problem over given columns.
+    pub fn problem_of(&self, columns: Vec<Vec<Column>>) -> Problem {
+        let vocab = self.passes.as_ref().map(|p| p.durations.clone()).unwrap_or_default();
+        Problem {
+            pipeline: Arc::clone(self.pipeline()),
+            fixed: Durations {
+                link_s: (1..self.stages()).map(|stage| self.link_behind_s(stage - 1)).collect(),
+                vocab,
+                ..Durations::default()
+            },
+            vocab: self
+                .passes
+                .as_ref()
+                .map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
+            layers: self.cache.layers.len(),
+            columns,
+            budget_bytes: vec![self.budget_bytes(); self.devices()],
+        }
+    }
+
+    /// Seconds of all vocabulary passes of one micro-batch on one rank.
+    pub fn vocab_pass_s(&self) -> f64 {
+        self.passes.as_ref().map_or(0.0, |passes| passes.parts.total_s())
+    }
+
+    /// The same time by cause.
+    pub fn vocab_pass_parts(&self) -> Parts {
+        self.passes.as_ref().map_or_else(Parts::default, |passes| passes.parts)
+    }
+
+    /// Mean latency of a transfer between ranks, s; 0 where transfers are part of passes.
+    pub fn mean_link_s(&self) -> f64 {
+        if self.p2p_transfer.blocks { 0.0 } else { self.p2p_transfer.mean_s() }
+    }
+
+    /// Latency between a stage and the next that is not part of their passes, s.
+    pub(crate) fn link_behind_s(&self, stage: usize) -> f64 {
+        if self.p2p_transfer.blocks || stage + 1 >= self.stages() {
+            return 0.0;
+        }
+        self.transfer_behind_s(stage)
+    }
+
+    /// Time of a transfer between a stage and the next, s.
+    fn transfer_behind_s(&self, stage: usize) -> f64 {
+        self.p2p_transfer.behind_s(self.decisions.layout(), self.devices(), stage)
+    }
+
+    /// The fastest recompute choice with which a stage fits if the rank's other chunks are empty.
+    pub(crate) fn fastest_recompute(
+        &self,
+        stage: usize,
+        range: (usize, usize),
+        cost: &StageCost,
+        budget: f64,
+    ) -> Option<RecomputeCost> {
+        let fits = |recompute: &RecomputeCost| {
+            self.fits_alone(stage, &self.column(range, 0, cost, recompute), budget)
+        };
+        let first = self.least_recompute(range.0, range.1);
+        if fits(&first) {
+            return Some(first);
+        }
+        let counts = self.cache.layers.counts(range.0, range.1);
+        if counts.len() > 2 || self.decisions.recompute != Recompute::PerLayer {
+            return self
+                .recompute_choices(range.0, range.1)
+                .iter()
+                .find(|recompute| fits(recompute))
+                .cloned();
+        }
+        let n = self.most_in_flight(stage);
+        let states = self.state.memory(cost.params).device_bytes() + cost.workspace_bytes;
+        let bytes = budget - states - n * cost.extra_in_flight_bytes;
+        // Rounding may make the first answer too large by a tiny amount.
+        let tries = [0.0, 1e-13, 1e-11, 1e-9];
+        let found = tries.iter().filter_map(|less| {
+            recompute_split::fastest_of_two(
+                &self.layer_costs.layer,
+                &counts,
+                n,
+                bytes - budget * less,
+            )
+        });
+        found.into_iter().find(|recompute| fits(recompute))
+    }
+
+    /// Gives each stage the fastest recompute choice with which it fits if the rank's other chunks
+    /// are empty. Stages that fit with none stay unchanged.
+    pub fn recompute_as_must_be(&self, placed: &mut Placed) {
+        let budget = self.budget_bytes();
+        for (stage, placed) in placed.iter_mut().enumerate() {
+            let cost = self.stage(stage, placed.start, placed.end);
+            let range = (placed.start, placed.end);
+            if let Some(found) = self.fastest_recompute(stage, range, &cost, budget) {
+                placed.recompute = found.recompute;
+            }
+        }
+    }
+
+    /// Largest host memory that the stages of one rank need, bytes.
+    pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
+        let mut host = vec![0.0; self.devices()];
+        for (stage, cost) in stages.iter().enumerate() {
+            for device in self.holders_of(stage) {
+                host[device] += self.state_memory(cost.params).host;
+            }
+        }
+        host.into_iter().fold(0.0, f64::max)
+    }
+
+    /// The layer ranges to try, where they are listed: a single one for `first_last` and
+    /// `redistribute`, several for more than one chunk. `None` where the solver places layers
+    /// freely.
+    pub fn listed_ranges(&self) -> Option<Vec<Ranges>> {
+        let list = CutList::of(self.decisions.vocab, self.decisions.vpp)?;
+        Some(self.cache.listed_ranges(list, self.stages(), self.decisions.vocab))
+    }
+
+    /// Whether a rank's share of host memory holds this many bytes.
+    pub(crate) fn fits_host(&self, bytes: f64) -> bool {
+        bytes <= self.cache.cluster.host.memory_bytes
+    }
+
+    /// Whether a column fits if the rank's other chunks are empty.
+    fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
+        column.state_bytes + self.most_in_flight(stage) * column.in_flight_bytes <= budget
+    }
+
+    /// Most micro-batches of a stage in flight.
+    fn most_in_flight(&self, stage: usize) -> f64 {
+        self.pipeline().most_in_flight(stage)
+    }
+}

@@ -1,0 +1,273 @@
+//! Settings that contradict each other or the model, found before any search.
+
+use crate::request::Request;
+use crate::request::restrictions::Restrictions;
+use crate::request::space::{ParallelLayout, PipelineChoices, Space, divisors};
+use crate::request::task::MOST_ONE_BY_ONE;
+use models::decisions::{Decision, Decisions};
+use models::input::{InputError, Place, Source};
+use std::collections::BTreeSet;
+
+/// Refuses a request whose space is empty; names the setting to blame and its valid values.
+///
+/// # Errors
+/// No combination satisfies every rule.
+pub fn check(request: &Request) -> Result<(), InputError> {
+    let degrees = Degrees::new(&request.restrictions);
+    let known = [split_heads, split_layers, split_gpus, split_batch, split_micro_batch];
+    for conflict in known {
+        if let Some(error) = conflict(request, &degrees) {
+            return Err(error);
+        }
+    }
+    if is_empty(&space(request, &request.restrictions)) {
+        return Err(blame(request));
+    }
+    unsearched(request)
+}
+
+/// Post-validation has no admissible bounds, so every combination is priced.
+fn unsearched(request: &Request) -> Result<(), InputError> {
+    let apart = request.restrictions.wants_post_validation();
+    if apart { few(request, "post_validation=true") } else { Ok(()) }
+}
+
+/// Refuses more combinations than can be priced one by one.
+fn few(request: &Request, setting: &str) -> Result<(), InputError> {
+    let space = space(request, &request.restrictions);
+    let count: u64 = space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
+    if count <= MOST_ONE_BY_ONE {
+        return Ok(());
+    }
+    Err(InputError::new(format!("--set {setting} leaves {count} combinations")).help(format!(
+        "they are priced one by one, so far {MOST_ONE_BY_ONE} at most: set more decisions"
+    )))
+}
+
+/// The degrees that the user pinned.
+struct Degrees {
+    tp: Option<u64>,
+    pp: Option<u64>,
+    cp: Option<u64>,
+    dp: Option<u64>,
+    micro_batch: Option<u64>,
+}
+
+impl Degrees {
+    fn new(r: &Restrictions) -> Self {
+        Self {
+            tp: r.tp.pinned(),
+            pp: r.pp.pinned(),
+            cp: r.cp.pinned(),
+            dp: r.dp.pinned(),
+            micro_batch: r.micro_batch.pinned(),
+        }
+    }
+
+    /// The data parallel degree, pinned or left over by the others.
+    fn replicas(&self, gpus: u64) -> Option<u64> {
+        self.dp.or_else(|| Some(gpus / (self.tp? * self.pp? * self.cp?)).filter(|&dp| dp > 0))
+    }
+}
+
+fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> {
+    let Request { model, cluster, gpus, .. } = request;
+    Space { model, cluster, gpus: *gpus, restrictions }
+}
+
+fn is_empty(space: &Space<'_>) -> bool {
+    !space.contexts().iter().any(|parallel| {
+        space.choices(parallel).count() > 0 && !space.expert_splits(&parallel.decisions).is_empty()
+    })
+}
+
+fn split_heads(request: &Request, degrees: &Degrees) -> Option<InputError> {
+    let (tp, model, row) = (degrees.tp?, &request.model, Decision::named("tp"));
+    let (size, width) = row.undivided(model, tp)?;
+    let divides = |&tp: &u64| row.undivided(model, tp).is_none();
+    let valid: Vec<u64> = divisors(model.attention.heads).into_iter().filter(divides).collect();
+    let name = size.key();
+    let error = InputError::new(format!("{name} ({width}) cannot be split over tp = {tp}"))
+        .help(format!("tp must divide this; --set tp= takes {}", list(&valid)));
+    Some(pointing(request, error, &keys_of(name)))
+}
+
+fn split_layers(request: &Request, degrees: &Degrees) -> Option<InputError> {
+    let (pp, layers) = (degrees.pp?, request.model.layers as u64);
+    let fitting =
+        || divisors(request.gpus).into_iter().filter(|&pp| pp <= layers).collect::<Vec<_>>();
+    let error = InputError::new(format!("layers ({layers}) cannot be split over pp = {pp}"));
+    let error =
+        error.help(format!("each stage holds one at least; --set pp= takes {}", list(&fitting())));
+    (pp > layers).then(|| pointing(request, error, &["layers", "num_hidden_layers", "n_layer"]))
+}
+
+fn split_gpus(request: &Request, degrees: &Degrees) -> Option<InputError> {
+    let named = [("tp", degrees.tp), ("pp", degrees.pp), ("cp", degrees.cp), ("dp", degrees.dp)];
+    let pinned: Vec<(&str, u64)> =
+        named.into_iter().filter_map(|(name, degree)| Some((name, degree?))).collect();
+    let product = pinned.iter().try_fold(1u64, |product, (_, degree)| product.checked_mul(*degree));
+    let product = product.unwrap_or(u64::MAX);
+    let left_over = pinned.len() == 4 && product != request.gpus;
+    if request.gpus.is_multiple_of(product) && !left_over {
+        return None;
+    }
+    let words: Vec<String> =
+        pinned.iter().map(|(name, degree)| format!("{name} = {degree}")).collect();
+    let gpus = request.gpus;
+    Some(
+        InputError::new(format!("{gpus} GPUs cannot be split over {}", words.join(" · ")))
+            .help(format!("tp·pp·cp·dp = gpus: each divides {gpus}: {}", list(&divisors(gpus)))),
+    )
+}
+
+fn split_batch(request: &Request, degrees: &Degrees) -> Option<InputError> {
+    let (dp, batch) = (degrees.replicas(request.gpus)?, request.model.global_batch);
+    if batch.is_multiple_of(dp) {
+        return None;
+    }
+    let near = [batch / dp * dp, (batch / dp + 1) * dp];
+    let near: Vec<u64> = near.into_iter().filter(|&batch| batch > 0).collect();
+    let words = format!("dp must divide this; --global-batch takes {}, ...", list(&near));
+    let error = InputError::new(format!("global_batch ({batch}) cannot be split over dp = {dp}"));
+    Some(pointing(request, error.help(words), &["global_batch"]))
+}
+
+fn split_micro_batch(request: &Request, degrees: &Degrees) -> Option<InputError> {
+    let (dp, batch) = (degrees.replicas(request.gpus)?, request.model.global_batch);
+    let (own, micro_batch) = (batch / dp, degrees.micro_batch?);
+    let error = InputError::new(format!(
+        "a replica's batch ({batch} / dp {dp} = {own}) cannot be split into micro_batch = {micro_batch}"
+    ));
+    let error = error.help(format!("--set micro_batch= takes {}", list(&divisors(own))));
+    (!own.is_multiple_of(micro_batch)).then_some(error)
+}
+
+/// Keys of a field in our model files and in Hugging Face's config.json.
+fn keys_of(name: &str) -> Vec<&str> {
+    match name {
+        "heads" => vec!["heads", "num_attention_heads", "n_head"],
+        "ffn" => vec!["ffn", "intermediate_size", "n_inner"],
+        name => vec![name],
+    }
+}
+
+/// Adds the place in the model's file of the first of these keys that it has.
+fn pointing(request: &Request, error: InputError, keys: &[&str]) -> InputError {
+    let place = request.file.as_ref().and_then(|file| keys.iter().find_map(|key| find(file, key)));
+    match place {
+        Some(place) => error.at(place),
+        None => error,
+    }
+}
+
+/// The value of the first line that gives `key`.
+fn find(file: &Source, key: &str) -> Option<Place> {
+    file.text().lines().enumerate().find_map(|(index, line)| {
+        let start = line.len() - line.trim_start().len();
+        let rest = line.trim_start().trim_start_matches('"').strip_prefix(key)?;
+        let value = rest.trim_start_matches('"').trim_start().strip_prefix(':')?;
+        let value = value.split([',', '#']).next().unwrap_or_default().trim();
+        let column = start + line[start..].find(value)? + 1;
+        (!value.is_empty()).then(|| file.place(index + 1, column, value.chars().count()))
+    })
+}
+
+/// Names a setting without which some combination would be left.
+fn blame(request: &Request) -> InputError {
+    for (index, setting) in request.settings.iter().enumerate() {
+        let mut others = request.settings.clone();
+        others.remove(index);
+        let Ok(restrictions) = Restrictions::parse(&others) else { continue };
+        let space = space(request, &restrictions);
+        if !is_empty(&space) {
+            return without(setting, &space, others.is_empty());
+        }
+    }
+    let none = request.settings.is_empty();
+    if none { no_split(request) } else { all_together(request) }
+}
+
+fn without(setting: &str, space: &Space<'_>, alone: bool) -> InputError {
+    let name = setting.split(['=', '<', '>']).next().unwrap_or_default().trim();
+    let valid = values(space, name);
+    let context = if alone { "this model, batch and number of GPUs" } else { "the other settings" };
+    InputError::new(format!("--set {setting} leaves nothing to choose from"))
+        .help(format!("with {context}, {name} can be {}", shortened(&valid)))
+}
+
+fn no_split(request: &Request) -> InputError {
+    let Request { gpus, model, .. } = request;
+    let near = (1..gpus.saturating_mul(2)).map(|away| [gpus.saturating_sub(away), gpus + away]);
+    let works = |&gpus: &u64| {
+        gpus > 0 && !is_empty(&space(&Request { gpus, ..request.clone() }, &request.restrictions))
+    };
+    let nearest = near.take(64).flatten().find(works);
+    let hint = nearest.map_or_else(String::new, |gpus| format!("; --gpus {gpus} can"));
+    InputError::new(format!("{gpus} GPUs cannot be split over this model"))
+        .help(format!(
+            "tp divides heads ({}) and ffn ({}), pp is at most layers ({}), dp divides the batch ({}){hint}",
+            model.attention.heads, model.mlp.ffn, model.layers, model.global_batch
+        ))
+}
+
+fn all_together(request: &Request) -> InputError {
+    InputError::new(format!("--set {} exclude one another", request.settings.join(" --set ")))
+        .help("no combination is left even without any one of them; leave out two or more")
+}
+
+/// The values that a decision takes in a space.
+fn values(space: &Space<'_>, name: &str) -> Vec<String> {
+    let mut numbers = BTreeSet::new();
+    let mut words = vec![];
+    let of_experts = ["ep", "etp", "moe_overlap", "moe_overlap_degree"].contains(&name);
+    let layouts = if of_experts { space.expert_layouts() } else { space.contexts() };
+    for parallel in layouts {
+        let choices = space.choices(&parallel);
+        if choices.count() == 0 {
+            continue;
+        }
+        for value in values_of(&parallel, &choices, name) {
+            match value.parse::<u64>() {
+                Ok(number) => drop(numbers.insert(number)),
+                Err(_) if !words.contains(&value) => words.push(value),
+                Err(_) => {}
+            }
+        }
+    }
+    numbers.into_iter().map(|number| number.to_string()).chain(words).collect()
+}
+
+fn values_of(parallel: &ParallelLayout, choices: &PipelineChoices, name: &str) -> Vec<String> {
+    let pipelines = &choices.schedules;
+    match name {
+        "schedule" => pipelines.iter().map(|(schedule, ..)| schedule.to_string()).collect(),
+        "vpp" => pipelines.iter().map(|(_, vpp, _)| vpp.to_string()).collect(),
+        "vocab" => pipelines.iter().flat_map(|(.., all)| all).map(ToString::to_string).collect(),
+        "recompute" => choices.recompute.iter().map(ToString::to_string).collect(),
+        "zero_stage" => choices.shards.iter().map(|(stage, _)| stage.to_string()).collect(),
+        "dp_shard" => choices.shards.iter().map(|(_, size)| size.to_string()).collect(),
+        "offload" => choices.offload.iter().map(ToString::to_string).collect(),
+        "rank_order" => choices.rank_order.iter().map(ToString::to_string).collect(),
+        _ => of_decisions(&parallel.decisions, name).into_iter().collect(),
+    }
+}
+
+/// A decision of a layout, as plan.yaml writes it.
+fn of_decisions(d: &Decisions, name: &str) -> Option<String> {
+    debug_assert!(Decision::names().any(|known| known == name), "{name}");
+    let value = serde_json::to_value(d).ok()?;
+    let value = value.get(name)?;
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+fn list(values: &[u64]) -> String {
+    shortened(&values.iter().map(ToString::to_string).collect::<Vec<_>>())
+}
+
+/// At most sixteen values.
+fn shortened(values: &[String]) -> String {
+    let more = if values.len() > 16 { ", ..." } else { "" };
+    let shown: Vec<&str> = values.iter().take(16).map(String::as_str).collect();
+    format!("{}{more}", shown.join(", "))
+}

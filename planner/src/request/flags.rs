@@ -1,0 +1,262 @@
+//! Turns flags as typed into a finished [`Request`].
+
+use crate::request::conflicts;
+use crate::request::restrictions::{Choice, Restrictions};
+use crate::request::{DEFAULT_HEADROOM, Request};
+use models::cluster::{self, ClusterSpec};
+use models::decisions::Offload;
+use models::input::{InputError, Source, nearest};
+use models::model::{self, ModelSpec};
+use models::plan::{ClusterFigures, MOST_HEADROOM, Plan};
+use models::program::RUNNABLE;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The default cluster.
+pub const DEFAULT_CLUSTER: &str = "dgx_h100";
+
+/// Largest number of GPUs that a plan is made for.
+pub const MOST_GPUS: u64 = 1 << 20;
+
+/// Flags as typed.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// Path, shipped name, `config.json`, or `-`.
+    pub model: String,
+    /// Path or shipped name.
+    pub cluster: Option<String>,
+    /// GPUs.
+    pub gpus: u64,
+    /// Sequences an iteration.
+    pub global_batch: Option<u64>,
+    /// Tokens a sequence.
+    pub seq_len: Option<u64>,
+    /// Percent of each device's memory to leave free.
+    pub headroom: Option<f64>,
+    /// Tokens to train on, such as `15T`.
+    pub tokens: Option<String>,
+    /// Every `--set`.
+    pub settings: Vec<String>,
+}
+
+impl Request {
+    /// Finishes flags.
+    ///
+    /// # Errors
+    /// What cannot be read, does not exist, or does not go together; with what would.
+    pub fn new(flags: &Flags) -> Result<Self, InputError> {
+        let (model, file) = read_model(&flags.model)?;
+        let gpus = gpu_count(flags.gpus)?;
+        let cluster = read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
+        let headroom = headroom(flags.headroom)?;
+        let cluster = cluster.shared_by(gpus).with_headroom(headroom);
+        let restrictions = restrictions(&flags.settings, &cluster)?;
+        let model = model.with_run(flags.seq_len, flags.global_batch)?;
+        let request = Self {
+            stop: Arc::default(),
+            model: with_capacity(model, restrictions.capacity_factor)?,
+            file,
+            cluster,
+            gpus,
+            headroom,
+            tokens: flags.tokens.as_deref().map(token_count).transpose()?,
+            settings: flags.settings.clone(),
+            restrictions,
+        };
+        conflicts::check(&request)?;
+        Ok(request)
+    }
+}
+
+/// The user's settings as restrictions. Two defaults are added where the user says nothing: no
+/// offloading without host memory, and on clusters that our own runtime trains on, only what it can
+/// run yet.
+///
+/// # Errors
+/// A setting with a value that its decision does not take.
+pub fn restrictions(
+    settings: &[String],
+    cluster: &ClusterSpec,
+) -> Result<Restrictions, InputError> {
+    let asked = |key: &str| {
+        settings.iter().any(|setting| setting.split(['=', '<', '>']).next() == Some(key))
+    };
+    let runnable = RUNNABLE.iter().filter(|_| cluster.any_gpu_count);
+    let added = runnable.filter(|setting| !asked(setting.split('=').next().unwrap_or_default()));
+    let all: Vec<&str> = settings.iter().map(String::as_str).chain(added.copied()).collect();
+    let mut found = Restrictions::typed(&all)?;
+    if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {
+        found.offload = Choice::of(&[Offload::None]);
+    }
+    Ok(found)
+}
+
+/// The request that a plan answers, on the named cluster or else the shipped one of the plan's name.
+///
+/// # Errors
+/// There is no such cluster, or the plan was made for another one of that name.
+pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputError> {
+    let name = &plan.inputs.cluster.name;
+    let help = "give the plan's own with --cluster FILE, or plan again";
+    let Some(request) = request_on(plan, cluster)? else {
+        return Err(InputError::new(format!("no cluster `{name}` is shipped")).help(help));
+    };
+    if ClusterFigures::new(&request.cluster, &plan.decisions) != plan.inputs.cluster {
+        let message = format!("the plan was made for another `{name}` than this one");
+        return Err(InputError::new(message).help(help));
+    }
+    Ok(request)
+}
+
+/// The request that a plan answers, whether or not the cluster's figures are those of the plan;
+/// `None` where no cluster is named and none of the plan's name is shipped. The plan's text is never
+/// used as a path.
+///
+/// # Errors
+/// The cluster named cannot be read, or the plan's settings cannot be.
+pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>, InputError> {
+    let inputs = &plan.inputs;
+    let found = match cluster {
+        Some(named) => Some(read_cluster(named)?),
+        None => cluster::shipped(&inputs.cluster.name).transpose()?,
+    };
+    let Some(cluster) = found else { return Ok(None) };
+    let cluster = cluster.shared_by(inputs.gpus);
+    let restrictions = restrictions(&inputs.settings, &cluster)?;
+    Ok(Some(Request {
+        stop: Arc::default(),
+        model: inputs.model.clone(),
+        file: None,
+        cluster: cluster.with_headroom(inputs.headroom),
+        gpus: inputs.gpus,
+        headroom: inputs.headroom,
+        tokens: inputs.tokens,
+        settings: inputs.settings.clone(),
+        restrictions,
+    }))
+}
+
+/// A percentage as a fraction.
+fn headroom(percent: Option<f64>) -> Result<f64, InputError> {
+    let Some(percent) = percent else { return Ok(DEFAULT_HEADROOM) };
+    let most = 100.0 * MOST_HEADROOM;
+    let refused = || InputError::new(format!("--headroom cannot be {percent}"));
+    let valid = (0.0..=most).contains(&percent);
+    let help = format!("valid: 0 to {most}, percent of a device's memory");
+    valid.then_some(percent / 100.0).ok_or_else(|| refused().help(help))
+}
+
+/// Writes a pinned capacity factor into the model: it changes what the experts compute.
+fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec, InputError> {
+    let Some(factor) = pinned else { return Ok(model) };
+    let Some(moe) = &mut model.moe else {
+        return Err(InputError::new(format!(
+            "--set capacity_factor={factor}: {} has no experts",
+            model.name
+        ))
+        .help("leave it out: only mixture-of-experts models have a capacity"));
+    };
+    moe.capacity_factor = Some(factor);
+    Ok(model)
+}
+
+fn gpu_count(gpus: u64) -> Result<u64, InputError> {
+    let refused = || InputError::new(format!("--gpus cannot be {gpus}"));
+    let valid = (1..=MOST_GPUS).contains(&gpus);
+    valid.then_some(gpus).ok_or_else(|| refused().help(format!("valid: 1 to {MOST_GPUS}")))
+}
+
+/// Reads `15T`, `300B`, `1.5e12` or `4096`.
+///
+/// # Errors
+/// Anything else.
+pub fn token_count(text: &str) -> Result<u64, InputError> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 1e3),
+        Some((at, 'M')) => (&text[..at], 1e6),
+        Some((at, 'B' | 'G')) => (&text[..at], 1e9),
+        Some((at, 'T')) => (&text[..at], 1e12),
+        _ => (text, 1.0),
+    };
+    let tokens = digits.trim().parse::<f64>().ok().map(|number| number * unit);
+    let refused = || InputError::new(format!("--tokens cannot be `{text}`"));
+    let valid = tokens.filter(|tokens| (1.0..=1e18).contains(tokens));
+    valid
+        .map(|tokens| tokens.round() as u64)
+        .ok_or_else(|| refused().help("valid: a number of tokens, such as 15T, 300B or 1.5e12"))
+}
+
+/// A model by path, shipped name, or `-` for standard input; with its file unless shipped.
+///
+/// # Errors
+/// It cannot be read, or no model has this name.
+pub fn read_model(name: &str) -> Result<(ModelSpec, Option<Source>), InputError> {
+    if name == "-" {
+        let source = standard_input()?;
+        return Ok((model::read(&source)?, Some(source)));
+    }
+    if !Path::new(name).exists() {
+        if let Some(shipped) = model::shipped(name) {
+            return Ok((shipped?, None));
+        }
+        let names: Vec<&str> = model::shipped_names().collect();
+        return Err(unknown("model", name, &names));
+    }
+    let source = Source::open(name)?;
+    Ok((model::read(&source)?, Some(source)))
+}
+
+/// A cluster by path or shipped name.
+///
+/// # Errors
+/// It cannot be read, or no cluster has this name.
+pub fn read_cluster(name: &str) -> Result<ClusterSpec, InputError> {
+    if !Path::new(name).exists() {
+        let names: Vec<&str> = cluster::shipped_names().collect();
+        return cluster::shipped(name).unwrap_or_else(|| Err(unknown("cluster", name, &names)));
+    }
+    cluster::read(&Source::open(name)?)
+}
+
+fn standard_input() -> Result<Source, InputError> {
+    let mut bytes = vec![];
+    let most = models::input::MAX_SOURCE_BYTES as u64 + 1;
+    std::io::stdin()
+        .lock()
+        .take(most)
+        .read_to_end(&mut bytes)
+        .map_err(|error| InputError::new(format!("cannot read standard input: {error}")))?;
+    Source::from_bytes("standard input", bytes)
+}
+
+/// The error for a name that is neither a file nor shipped.
+fn unknown(what: &str, name: &str, names: &[&str]) -> InputError {
+    let stem = name.strip_suffix(".yaml").unwrap_or(name);
+    let hint =
+        nearest(stem, names).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
+    InputError::new(format!("there is no {what} `{name}`: no such file, no shipped {what}"))
+        .help(format!("{hint}`plan {what}s` lists the shipped ones"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_have_units() {
+        for (text, tokens) in [("15T", 15_000_000_000_000), ("1.5e12", 1_500_000_000_000), ("7", 7)]
+        {
+            assert_eq!(token_count(text), Ok(tokens), "{text}");
+        }
+        for text in ["", "T", "-1", "15 T T", "inf", "0"] {
+            assert!(token_count(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_suggest_the_nearest() {
+        let error = read_model("lama70b").expect_err("no such model").to_string();
+        assert!(error.contains("did you mean `llama70b`"), "{error}");
+    }
+}

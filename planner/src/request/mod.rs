@@ -1,0 +1,58 @@
+//! What the user asks for: flags and settings, the finished request, the space it spans.
+
+pub mod conflicts;
+pub mod flags;
+pub mod restrictions;
+pub mod space;
+pub mod task;
+
+pub use task::Task;
+
+use models::cluster::ClusterSpec;
+use models::input::Source;
+use models::model::ModelSpec;
+use restrictions::Restrictions;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A finished request: every value is present and none contradicts another.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model.
+    pub model: ModelSpec,
+    /// Its file, for error messages; `None` for a shipped model.
+    pub file: Option<Source>,
+    /// The cluster.
+    pub cluster: ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// Fraction of each device's memory that is left free. [`Request::cluster`] has it too, except
+    /// in an estimate.
+    pub headroom: f64,
+    /// Tokens to train on.
+    pub tokens: Option<u64>,
+    /// Every `--set` as typed.
+    pub settings: Vec<String>,
+    /// The same as restrictions.
+    pub restrictions: Restrictions,
+    /// Set to end a search early with the best plan so far.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Default headroom. A run fails where it needs more memory than predicted; nine in ten groups of
+/// published runs need at most 4.9 % more (docs/validation.md), rounded up here.
+pub const DEFAULT_HEADROOM: f64 = 0.05;
+
+impl Request {
+    /// The same without headroom: estimates are feasible up to the whole memory of a device.
+    #[must_use]
+    pub fn without_headroom(&self) -> Self {
+        Self { cluster: self.cluster.clone().with_headroom(0.0), ..self.clone() }
+    }
+
+    /// The search that answers it.
+    pub fn task(&self) -> Task<'_> {
+        let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
+        Task { stop: Some(&self.stop), ..task }
+    }
+}

@@ -1,0 +1,341 @@
+//! Turns `--set key=value` into restrictions on decisions.
+
+use models::decisions::{
+    AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+};
+use models::input::{InputError, nearest};
+use models::schedule::ScheduleName;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// The allowed whole numbers: a list, bounds, or both. All by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    list: Option<Vec<u64>>,
+    least: Option<u64>,
+    most: Option<u64>,
+}
+
+impl Numbers {
+    /// Whether a value is allowed.
+    pub fn allows(&self, value: u64) -> bool {
+        self.list.as_ref().is_none_or(|list| list.contains(&value))
+            && self.least.is_none_or(|least| value >= least)
+            && self.most.is_none_or(|most| value <= most)
+    }
+
+    /// Whether the user restricted it.
+    pub fn is_restricted(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// The only value allowed, if there is just one.
+    pub fn pinned(&self) -> Option<u64> {
+        match self.list.as_deref() {
+            Some([only]) => Some(*only),
+            _ => None,
+        }
+    }
+
+    /// Allows `value` alone.
+    pub fn only(value: u64) -> Self {
+        Self { list: Some(vec![value]), ..Self::default() }
+    }
+
+    fn narrow(&mut self, relation: Relation, values: Vec<u64>) {
+        match (relation, values.as_slice()) {
+            (Relation::AtMost, [bound]) => self.most = Some(*bound),
+            (Relation::AtLeast, [bound]) => self.least = Some(*bound),
+            _ => self.list = Some(values),
+        }
+    }
+}
+
+/// The allowed values of a closed set. All by default.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice<T>(Option<Vec<T>>);
+
+impl<T> Default for Choice<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: PartialEq + Copy> Choice<T> {
+    /// Whether a value is allowed.
+    pub fn allows(&self, value: T) -> bool {
+        self.0.as_ref().is_none_or(|list| list.contains(&value))
+    }
+
+    /// Allows `values` alone.
+    pub fn of(values: &[T]) -> Self {
+        Self(Some(values.to_vec()))
+    }
+
+    /// Whether the user restricted it.
+    pub fn is_restricted(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The only value allowed, if there is just one.
+    pub fn pinned(&self) -> Option<T> {
+        match self.0.as_deref() {
+            Some([only]) => Some(*only),
+            _ => None,
+        }
+    }
+
+    /// The allowed values among `all`, in their order.
+    pub fn among(&self, all: &[T]) -> Vec<T> {
+        all.iter().copied().filter(|&value| self.allows(value)).collect()
+    }
+}
+
+/// The restriction that a kind of decision takes.
+macro_rules! restriction {
+    (number, $type:ty) => { Numbers };
+    (choice, $type:ty) => { Choice<$type> };
+    (switch, $type:ty) => { Choice<$type> };
+    (factor, $type:ty) => { $type };
+}
+
+/// Reads a setting into the restriction of its decision.
+macro_rules! read {
+    (number, $set:ident, $into:expr) => {
+        $set.numbers(&mut $into)
+    };
+    (choice, $set:ident, $into:expr) => {
+        $set.choice(&mut $into)
+    };
+    (switch, $set:ident, $into:expr) => {
+        $set.switch(&mut $into)
+    };
+    (factor, $set:ident, $into:expr) => {
+        $set.factor(&mut $into)
+    };
+}
+
+/// A field for each decision that users set, from [`models::with_decisions`]. Rows are taken one
+/// at a time, so that derived decisions can be left out.
+macro_rules! declare {
+    (@[$($out:tt)*]) => { declare! { #$($out)* } };
+    (@[$($out:tt)*] $(#[$a:meta])* $name:ident: $type:ty = derived $range:tt, $sizes:tt, $help:literal; $($rest:tt)*) => {
+        declare! { @[$($out)*] $($rest)* }
+    };
+    (@[$($out:tt)*] $(#[$a:meta])* $name:ident: $type:ty = $kind:ident $range:tt, $sizes:tt, $help:literal; $($rest:tt)*) => {
+        declare! { @[$($out)* $name: $type = $kind, $help;] $($rest)* }
+    };
+    (#$($name:ident: $type:ty = $kind:ident, $help:literal;)+) => {
+        /// What each decision may be.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct Restrictions {
+            $(#[doc = $help] pub $name: restriction!($kind, $type),)+
+        }
+
+        impl Restrictions {
+            fn apply(&mut self, set: &Setting<'_>) -> Result<(), InputError> {
+                match set.key {
+                    $(stringify!($name) => read!($kind, set, self.$name),)+
+                    _ => Err(set.unknown()),
+                }
+            }
+        }
+    };
+    ($($rows:tt)+) => { declare! { @[] $($rows)+ } };
+}
+
+models::with_decisions!(declare);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    OneOf,
+    AtMost,
+    AtLeast,
+}
+
+/// One `--set`, split into its parts.
+struct Setting<'a> {
+    text: &'a str,
+    key: &'a str,
+    relation: Relation,
+    values: Vec<&'a str>,
+}
+
+impl Restrictions {
+    /// Whether optimizer post-validation is asked for.
+    pub fn wants_post_validation(&self) -> bool {
+        self.post_validation.pinned() == Some(true)
+    }
+
+    /// Reads all `--set key=value`, `key=a,b`, `key<=n` and `key>=n`.
+    ///
+    /// # Errors
+    /// An unknown name, or a value that the name does not take.
+    pub fn parse<S: AsRef<str>>(settings: &[S]) -> Result<Self, InputError> {
+        let mut restrictions = Self::default();
+        for text in settings {
+            restrictions.apply(&Setting::parse(text.as_ref())?)?;
+        }
+        Ok(restrictions)
+    }
+
+    /// The same for settings a user typed, where giving a decision's values twice is an error.
+    ///
+    /// # Errors
+    /// Those of [`Self::parse`], or a name whose values are given twice.
+    pub fn typed<S: AsRef<str>>(settings: &[S]) -> Result<Self, InputError> {
+        let mut given: Vec<Setting<'_>> = vec![];
+        for text in settings {
+            let set = Setting::parse(text.as_ref())?;
+            if set.relation == Relation::OneOf {
+                if let Some(before) = given.iter().find(|other| other.key == set.key) {
+                    return Err(set.repeats(before));
+                }
+                given.push(set);
+            }
+        }
+        Self::parse(settings)
+    }
+}
+
+impl<'a> Setting<'a> {
+    fn parse(text: &'a str) -> Result<Self, InputError> {
+        let split = [("<=", Relation::AtMost), (">=", Relation::AtLeast), ("=", Relation::OneOf)]
+            .into_iter()
+            .find_map(|(sign, relation)| {
+                text.split_once(sign).map(|(key, value)| (key, relation, value))
+            });
+        let Some((key, relation, value)) = split else {
+            return Err(InputError::new(format!("--set {text} has no value"))
+                .help("write --set tp=8, --set schedule=1f1b,gpipe or --set 'tp<=8'"));
+        };
+        let values = value.split(',').map(str::trim).collect();
+        Ok(Self { text, key: key.trim(), relation, values })
+    }
+
+    fn unknown(&self) -> InputError {
+        let names: Vec<&str> = Decision::names().collect();
+        let hint = nearest(self.key, &names)
+            .map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+        InputError::new(format!("--set {}: there is no decision `{}`", self.text, self.key))
+            .help(format!("{hint}decisions are {}", names.join(" ")))
+    }
+
+    fn repeats(&self, before: &Self) -> InputError {
+        let (key, text) = (self.key, self.text);
+        let message =
+            format!("--set {text}: values of `{key}` are given already by {}", before.text);
+        let all = [before.values.as_slice(), &self.values].concat().join(",");
+        InputError::new(message)
+            .help(format!("give them once: --set {key}={all} allows all of them"))
+    }
+
+    fn wrong(&self, value: &str, valid: &str) -> InputError {
+        InputError::new(format!("--set {}: {} cannot be `{value}`", self.text, self.key))
+            .help(format!("{} takes {valid}", self.key))
+    }
+
+    fn decision(&self) -> &'static Decision {
+        Decision::named(self.key)
+    }
+
+    fn numbers(&self, into: &mut Numbers) -> Result<(), InputError> {
+        let valid = self.decision().values;
+        let mut values = vec![];
+        for value in &self.values {
+            let number = value.parse().ok().filter(|&number: &u64| valid.contains(number));
+            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words()))?);
+        }
+        into.narrow(self.relation, values);
+        Ok(())
+    }
+
+    fn numbers_in_words(&self) -> String {
+        let words = self.decision().values.in_words();
+        if words.starts_with("whole") {
+            format!("{words}: {0}=8, {0}=2,4 or {0}<=8", self.key)
+        } else {
+            words
+        }
+    }
+
+    fn choice<T: Copy + DeserializeOwned>(&self, into: &mut Choice<T>) -> Result<(), InputError> {
+        let valid = || self.decision().values.in_words();
+        let mut values = vec![];
+        for value in &self.values {
+            let known = named(value).filter(|_| self.relation == Relation::OneOf);
+            values.push(known.ok_or_else(|| self.wrong(value, &valid()))?);
+        }
+        into.0 = Some(values);
+        Ok(())
+    }
+
+    fn factor(&self, into: &mut Option<f64>) -> Result<(), InputError> {
+        let number = self.values.first().and_then(|value| value.parse().ok());
+        let valid = number.filter(|n: &f64| n.is_finite() && *n > 0.0);
+        let valid = valid.filter(|_| self.values.len() == 1 && self.relation == Relation::OneOf);
+        let wrong = || self.wrong(&self.values.join(","), &self.decision().values.in_words());
+        *into = Some(valid.ok_or_else(wrong)?);
+        Ok(())
+    }
+
+    /// True or false, not both: the search does not choose between them.
+    fn switch(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
+        match self.values.as_slice() {
+            [_] => self.choice(into),
+            _ => Err(self.wrong(&self.values.join(","), "true or false")),
+        }
+    }
+}
+
+/// The value of a closed set by the name that plans have.
+fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
+    let word = match name.parse() {
+        Ok(switch) => Value::Bool(switch),
+        Err(_) => Value::String(name.to_owned()),
+    };
+    serde_json::from_value(word).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_given_once_and_bounds_narrow_them() {
+        let parsed = |settings: &[&str]| Restrictions::typed(settings).map(|set| set.tp);
+        let error = parsed(&["tp=8", "pp=2", "tp=4"]).expect_err("which of them?").to_string();
+        assert!(error.contains("given already by tp=8") && error.contains("tp=8,4"), "{error}");
+        let narrowed = parsed(&["tp=2,8", "tp<=4", "tp>=2"]).expect("they go together");
+        assert!(narrowed.allows(2) && !narrowed.allows(8) && !narrowed.allows(4));
+    }
+
+    #[test]
+    fn settings_pin_list_and_bound() -> Result<(), InputError> {
+        let set = Restrictions::parse(&["tp=8", "schedule=1f1b,gpipe", "pp<=16", "pp>=4"])?;
+        assert!(set.tp.allows(8) && !set.tp.allows(4));
+        assert!(set.schedule.allows(ScheduleName::GPipe));
+        assert!(!set.schedule.allows(ScheduleName::LoopedBfs));
+        assert!(set.pp.allows(4) && set.pp.allows(16) && !set.pp.allows(2) && !set.pp.allows(32));
+        Ok(())
+    }
+
+    #[test]
+    fn bad_settings_say_what_is_valid() {
+        for (setting, part) in [
+            ("tq=8", "did you mean `tp`"),
+            ("tp", "has no value"),
+            ("tp=zero", "whole numbers"),
+            ("tp=0", "whole numbers"),
+            ("schedule=2f2b", "1f1b"),
+            ("zero_stage=4", "0, 1, 2 or 3"),
+            ("vocab<=tensor", "first_last"),
+            ("post_validation=true,false", "true or false"),
+            ("post_validation=maybe", "false, true"),
+            ("capacity_factor=-1", "positive"),
+        ] {
+            let error = Restrictions::parse(&[setting]).expect_err(setting).to_string();
+            assert!(error.contains(part), "{setting}: {error}");
+        }
+    }
+}

@@ -1,0 +1,504 @@
+//! The space of combinations: which decisions go together.
+//!
+//! A [`ParallelLayout`] fixes the decisions that the cost of a layer depends on. The remaining
+//! decisions, its [`PipelineChoices`], are independent of one another, so combinations are counted
+//! without being visited.
+
+use crate::request::restrictions::Restrictions;
+use models::cluster::ClusterSpec;
+use models::decisions::{
+    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+};
+use models::model::ModelSpec;
+use models::schedule::ScheduleName;
+use rustc_hash::FxHashMap as HashMap;
+use std::collections::HashSet;
+
+/// What defines the combinations.
+#[derive(Clone, Copy, Debug)]
+pub struct Space<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// The cluster.
+    pub cluster: &'a ClusterSpec,
+    /// GPUs.
+    pub gpus: u64,
+    /// The user's restrictions.
+    pub restrictions: &'a Restrictions,
+}
+
+/// The decisions that the cost of a layer depends on: degrees, context-parallel style, sequence
+/// parallelism, split of the experts, micro-batch, number format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelLayout {
+    /// The decisions; schedule, chunks, vocabulary, recompute, ZeRO, offload and rank order are
+    /// placeholders.
+    pub decisions: Decisions,
+}
+
+/// How experts are split over ranks and how their all-to-all is overlapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertSplit {
+    /// Expert parallel degree.
+    pub ep: u64,
+    /// Tensor parallel degree inside an expert.
+    pub etp: u64,
+    /// Overlap of the all-to-all.
+    pub overlap: MoeOverlap,
+    /// Chunks of that overlap.
+    pub degree: u64,
+}
+
+impl ExpertSplit {
+    /// Every expert whole on every rank, no overlap: the only split of a dense model.
+    pub const NONE: Self = Self { ep: 1, etp: 1, overlap: MoeOverlap::None, degree: 1 };
+
+    /// Decisions with this split.
+    pub fn of(self, d: &Decisions) -> Decisions {
+        Decisions {
+            ep: self.ep,
+            etp: self.etp,
+            moe_overlap: self.overlap,
+            moe_overlap_degree: self.degree,
+            ..d.clone()
+        }
+    }
+}
+
+/// Values of the decisions that a parallel layout leaves open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineChoices {
+    /// Schedules with their chunks, and the vocabulary placements each allows.
+    pub schedules: Vec<(ScheduleName, u64, Vec<Vocab>)>,
+    /// Recomputation.
+    pub recompute: Vec<Recompute>,
+    /// ZeRO stages with shard group sizes.
+    pub shards: Vec<(u8, u64)>,
+    /// Offloading.
+    pub offload: Vec<Offload>,
+    /// Rank orders.
+    pub rank_order: Vec<RankOrder>,
+}
+
+impl PipelineChoices {
+    /// Number of combinations.
+    pub fn count(&self) -> u64 {
+        let pipelines: usize = self.schedules.iter().map(|(_, _, vocabs)| vocabs.len()).sum();
+        (pipelines * self.per_pipeline()) as u64
+    }
+
+    /// `d` with each combination of schedule, chunks and vocabulary placement.
+    pub fn pipelines<'a>(&'a self, d: &'a Decisions) -> impl Iterator<Item = Decisions> + 'a {
+        self.schedules.iter().flat_map(move |(schedule, vpp, vocabs)| {
+            let of = |&vocab| Decisions { schedule: *schedule, vpp: *vpp, vocab, ..d.clone() };
+            vocabs.iter().map(of)
+        })
+    }
+
+    /// Combinations for one schedule, chunk count and vocabulary placement.
+    pub fn per_pipeline(&self) -> usize {
+        self.recompute.len() * self.shards.len() * self.offload.len() * self.rank_order.len()
+    }
+}
+
+/// What [`PipelineChoices`] depend on: layouts with equal keys leave the same choices open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PipelineChoicesKey {
+    pp: u64,
+    replicas: u64,
+    one_replica: bool,
+    one_micro_batch: bool,
+    /// Whether the pipeline divides the micro-batches.
+    divides: bool,
+    /// Whether there are at least twice as many micro-batches as pipeline ranks.
+    fills: bool,
+    /// Whether the micro-batches divide evenly between two directions.
+    halves: bool,
+}
+
+impl PipelineChoicesKey {
+    /// The key of decisions.
+    pub fn new(d: &Decisions) -> Self {
+        Self {
+            pp: d.pp,
+            replicas: d.cp * d.dp,
+            one_replica: d.dp == 1,
+            one_micro_batch: d.micro_batches == 1,
+            divides: d.micro_batches.is_multiple_of(d.pp),
+            fills: d.micro_batches >= 2 * d.pp,
+            halves: d.micro_batches.is_multiple_of(2),
+        }
+    }
+}
+
+/// Counts the choices of layouts, remembering each key's count.
+#[derive(Debug)]
+pub struct Counter<'a> {
+    space: Space<'a>,
+    known: HashMap<PipelineChoicesKey, u64>,
+}
+
+impl Counter<'_> {
+    /// Combinations of a layout for each way to split its experts.
+    pub fn count(&mut self, d: &Decisions) -> u64 {
+        let space = self.space;
+        let count = || space.choices(&ParallelLayout { decisions: d.clone() }).count();
+        *self.known.entry(PipelineChoicesKey::new(d)).or_insert_with(count)
+    }
+}
+
+/// Divisors of `n`, ascending.
+pub fn divisors(n: u64) -> Vec<u64> {
+    let mut small: Vec<u64> =
+        (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = small.iter().rev().map(|d| n / d).filter(|d| d * d > n).collect();
+    small.extend(large);
+    small
+}
+
+impl<'a> Space<'a> {
+    /// A counter of the choices that layouts leave open.
+    pub fn counter(&self) -> Counter<'a> {
+        Counter { space: *self, known: HashMap::default() }
+    }
+
+    /// All parallel layouts.
+    pub fn layouts(&self) -> Vec<ParallelLayout> {
+        let splits = |context: ParallelLayout| {
+            let found = self.expert_splits(&context.decisions);
+            found
+                .into_iter()
+                .map(move |split| ParallelLayout { decisions: split.of(&context.decisions) })
+        };
+        self.contexts().into_iter().flat_map(splits).collect()
+    }
+
+    /// Parallel layouts before experts are split ([`Self::expert_splits`]).
+    pub fn contexts(&self) -> Vec<ParallelLayout> {
+        let mut contexts = vec![];
+        for template in self.degrees() {
+            for template in self.context_styles(&template) {
+                self.micro_batches(&template, &mut contexts);
+            }
+        }
+        contexts
+    }
+
+    /// One layout for every way to split experts. Contexts that offer the same splits count once,
+    /// so every value of the decisions about experts is among the layouts.
+    pub fn expert_layouts(&self) -> Vec<ParallelLayout> {
+        let mut seen = HashSet::new();
+        let mut contexts = self.contexts();
+        contexts.retain(|context| {
+            let d = &context.decisions;
+            seen.insert((d.tp, d.cp, d.dp, d.sequence_parallel))
+        });
+        let splits = |context: ParallelLayout| {
+            let found = self.expert_splits(&context.decisions);
+            found
+                .into_iter()
+                .map(move |split| ParallelLayout { decisions: split.of(&context.decisions) })
+        };
+        contexts.into_iter().flat_map(splits).collect()
+    }
+
+    /// Number of combinations in the space.
+    pub fn count(&self) -> u64 {
+        let of = |context: &ParallelLayout| {
+            self.choices(context).count() * self.expert_splits(&context.decisions).len() as u64
+        };
+        self.contexts().iter().map(of).sum()
+    }
+
+    /// Number formats to try: the user's, else the cluster's usual one.
+    pub fn dtypes(&self) -> Vec<Dtype> {
+        let restriction = &self.restrictions.dtype;
+        if restriction.is_restricted() {
+            return restriction.among(&Dtype::ALL);
+        }
+        vec![default_dtype(self.cluster)]
+    }
+
+    /// Tensor-, pipeline-, context- and data-parallel degrees whose product is the number of GPUs.
+    fn degrees(&self) -> Vec<Decisions> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        for tp in
+            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.divides("tp", tp))
+        {
+            for pp in divisors(self.gpus / tp).into_iter().filter(|&pp| self.pp_possible(pp)) {
+                for cp in divisors(self.gpus / tp / pp).into_iter().filter(|&cp| r.cp.allows(cp)) {
+                    let dp = self.gpus / tp / pp / cp;
+                    if r.dp.allows(dp) && self.divides("dp", dp) {
+                        found.extend(
+                            self.dtypes()
+                                .into_iter()
+                                .map(|dtype| self.template(tp, pp, cp, dp, dtype)),
+                        );
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether a degree divides the sizes of the model that its decision must divide.
+    fn divides(&self, name: &str, degree: u64) -> bool {
+        Decision::named(name).undivided(self.model, degree).is_none()
+    }
+
+    fn pp_possible(&self, pp: u64) -> bool {
+        self.restrictions.pp.allows(pp) && pp <= self.model.layers as u64
+    }
+
+    fn template(&self, tp: u64, pp: u64, cp: u64, dp: u64, dtype: Dtype) -> Decisions {
+        let own = self.model.moe.as_ref().and_then(|moe| moe.capacity_factor);
+        let capacity = self.restrictions.capacity_factor.or(own);
+        Decisions {
+            tp,
+            pp,
+            vpp: 1,
+            cp,
+            cp_style: CpStyle::Ring,
+            cp_ulysses: 1,
+            dp,
+            dp_shard: 1,
+            ep: 1,
+            etp: 1,
+            zero_stage: 0,
+            sequence_parallel: false,
+            micro_batch: 1,
+            micro_batches: 1,
+            schedule: ScheduleName::OneFOneB,
+            recompute: Recompute::PerLayer,
+            vocab: Vocab::Tensor,
+            moe_overlap: MoeOverlap::None,
+            moe_overlap_degree: 1,
+            capacity_factor: capacity,
+            aux_scope: self.restrictions.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch),
+            dtype,
+            offload: Offload::None,
+            rank_order: RankOrder::DpInner,
+            post_validation: self.restrictions.wants_post_validation(),
+            pass_times: None,
+        }
+    }
+
+    /// Context-parallel styles, and sequence parallelism on and off.
+    fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
+        let mut found = vec![];
+        for (cp_style, cp_ulysses) in self.styles(d) {
+            for sequence_parallel in self.sequence_parallel(d) {
+                found.push(Decisions { cp_style, cp_ulysses, sequence_parallel, ..d.clone() });
+            }
+        }
+        found
+    }
+
+    fn styles(&self, d: &Decisions) -> Vec<(CpStyle, u64)> {
+        let r = self.restrictions;
+        if d.cp == 1 {
+            // The style has no effect: count one combination, of a style that is allowed.
+            let style = CpStyle::ALL.iter().copied().find(|&style| r.cp_style.allows(style));
+            return style.map(|style| (style, 1)).into_iter().collect();
+        }
+        let of_style = |style: CpStyle| -> Vec<(CpStyle, u64)> {
+            let ulysses = match style {
+                CpStyle::Ulysses => vec![d.cp],
+                CpStyle::Hybrid => {
+                    divisors(d.cp).into_iter().filter(|&u| u > 1 && u < d.cp).collect()
+                }
+                _ => vec![1],
+            };
+            ulysses.into_iter().map(|u| (style, u)).collect()
+        };
+        r.cp_style
+            .among(CpStyle::ALL)
+            .into_iter()
+            .flat_map(of_style)
+            .filter(|&(style, ulysses)| self.style_divides(d, style, ulysses))
+            .collect()
+    }
+
+    fn style_divides(&self, d: &Decisions, style: CpStyle, ulysses: u64) -> bool {
+        let s = self.model.seq_len;
+        let pieces = match style {
+            CpStyle::Ring | CpStyle::Ulysses => d.cp,
+            CpStyle::Zigzag | CpStyle::AllGather => 2 * d.cp,
+            CpStyle::Hybrid => 2 * d.cp / ulysses * ulysses,
+        };
+        let restricted = &self.restrictions.cp_ulysses;
+        s.is_multiple_of(pieces)
+            && self.model.attention.heads.is_multiple_of(d.tp * ulysses)
+            && (!restricted.is_restricted() || restricted.allows(ulysses))
+    }
+
+    fn sequence_parallel(&self, d: &Decisions) -> Vec<bool> {
+        let available = d.tp > 1
+            && self.cluster.software.sequence_parallel
+            && (self.model.seq_len / d.cp).is_multiple_of(d.tp);
+        let all: &[bool] = if available { &[true, false] } else { &[false] };
+        self.restrictions.sequence_parallel.among(all)
+    }
+
+    /// Expert-parallel degrees and overlaps open to a context. Tensor-parallel ranks that hold the
+    /// same tokens would send them to experts twice, so expert parallelism with tensor parallelism
+    /// requires sequence parallelism.
+    pub fn expert_splits(&self, d: &Decisions) -> Vec<ExpertSplit> {
+        let r = self.restrictions;
+        let Some(moe) = &self.model.moe else {
+            let dense = r.ep.allows(1)
+                && r.etp.allows(1)
+                && r.moe_overlap.allows(MoeOverlap::None)
+                && r.moe_overlap_degree.allows(1);
+            return if dense { vec![ExpertSplit::NONE] } else { vec![] };
+        };
+        let world = d.tp * d.cp * d.dp;
+        let mut found = vec![];
+        for etp in
+            divisors(d.tp).into_iter().filter(|&etp| r.etp.allows(etp) && self.divides("etp", etp))
+        {
+            for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
+                let folds = world.is_multiple_of(etp * ep);
+                if folds && (ep == 1 || d.tp == 1 || d.sequence_parallel) {
+                    let overlaps = self.overlaps(d, ep).into_iter();
+                    found.extend(overlaps.map(|(overlap, degree)| ExpertSplit {
+                        ep,
+                        etp,
+                        overlap,
+                        degree,
+                    }));
+                }
+            }
+        }
+        found
+    }
+
+    fn overlaps(&self, d: &Decisions, ep: u64) -> Vec<(MoeOverlap, u64)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        for overlap in r.moe_overlap.among(MoeOverlap::ALL) {
+            let degrees: &[u64] = match overlap {
+                MoeOverlap::None => &[1],
+                _ if ep > 1 => &[2, 4, 8],
+                _ => &[],
+            };
+            let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
+            let wanted =
+                |degree: u64| overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
+            found.extend(possible.map(|&degree| (overlap, degree)));
+        }
+        found
+    }
+
+    fn micro_batches(&self, d: &Decisions, layouts: &mut Vec<ParallelLayout>) {
+        let sequences = self.model.global_batch / d.dp;
+        for micro_batch in divisors(sequences) {
+            if self.restrictions.micro_batch.allows(micro_batch) {
+                let micro_batches = sequences / micro_batch;
+                layouts.push(ParallelLayout {
+                    decisions: Decisions { micro_batch, micro_batches, ..d.clone() },
+                });
+            }
+        }
+    }
+
+    /// The choices that a parallel layout leaves open.
+    pub fn choices(&self, parallel: &ParallelLayout) -> PipelineChoices {
+        let d = &parallel.decisions;
+        let r = self.restrictions;
+        let orders: &[RankOrder] =
+            if d.pp > 1 && d.dp > 1 { RankOrder::ALL } else { &[RankOrder::DpInner] };
+        let orders = if orders.len() == 1 && !r.rank_order.allows(RankOrder::DpInner) {
+            vec![RankOrder::PpInner]
+        } else {
+            r.rank_order.among(orders)
+        };
+        PipelineChoices {
+            schedules: self.schedules(d),
+            recompute: r.recompute.among(Recompute::ALL),
+            shards: self.shards(d),
+            offload: r.offload.among(Offload::ALL),
+            rank_order: orders,
+        }
+    }
+
+    fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        let mut known = r.schedule.among(&ScheduleName::ALL);
+        // Post-validation has nothing to overlap with where backward is not split.
+        known.retain(|schedule| !d.post_validation || schedule.splits_backward());
+        for schedule in known {
+            for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
+                let vocabs = self.vocabs(schedule, vpp, d);
+                if !vocabs.is_empty() {
+                    found.push((schedule, vpp, vocabs));
+                }
+            }
+        }
+        found
+    }
+
+    /// Chunk counts of a schedule. Several chunks need several pipeline ranks, and a layer each.
+    fn chunks(&self, schedule: ScheduleName, d: &Decisions) -> Vec<u64> {
+        let most = self.model.layers as u64 / d.pp;
+        match schedule {
+            ScheduleName::Naive if d.micro_batches > 1 => vec![],
+            ScheduleName::Naive | ScheduleName::GPipe | ScheduleName::OneFOneB => vec![1],
+            ScheduleName::Interleaved1F1B if !d.micro_batches.is_multiple_of(d.pp) => vec![],
+            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
+                (2..=most).collect()
+            }
+            other => {
+                let (p, m) = (d.pp as usize, d.micro_batches as usize);
+                let exists = |&v: &u64| other.check(p, m, v as usize).is_ok();
+                // Bidirectional schedules hold two copies of each stage: two chunks, one stage's layers.
+                let copies = |v: u64| other.layout(v as usize).copies() as u64;
+                let filled = |&v: &u64| v <= most * copies(v);
+                (1..=2 * most).filter(filled).filter(exists).filter(|_| p > 1).collect()
+            }
+        }
+    }
+
+    /// Vocabulary placements of a schedule. `first_last`, Megatron's baseline, needs equal chunks.
+    fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
+        let plain = schedule == ScheduleName::OneFOneB;
+        let wanted = self.restrictions.schedule.is_restricted();
+        let hosts_passes =
+            (plain || wanted && !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
+        let layout = schedule.layout(vpp as usize);
+        let stages = layout.stages(d.pp as usize, vpp as usize);
+        let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
+        let possible = |vocab: &Vocab| match vocab {
+            vocab if vocab.over_pipeline() && d.post_validation => false,
+            Vocab::FirstLast => equal,
+            Vocab::Interlaced => plain && d.pp > 1,
+            vocab => !vocab.over_pipeline() || hosts_passes,
+        };
+        self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
+    }
+
+    /// ZeRO stages with the sizes of their shard groups: 1 for stage 0, for the others any divisor
+    /// above 1 of dp·cp (less than all of it is hybrid sharding).
+    fn shards(&self, d: &Decisions) -> Vec<(u8, u64)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        if r.zero_stage.allows(0) && r.dp_shard.allows(1) {
+            found.push((0, 1));
+        }
+        for stage in (1..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
+            let sizes =
+                divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
+            found.extend(sizes.map(|size| (stage, size)));
+        }
+        found
+    }
+}
+
+/// The number format a cluster usually trains in: bf16, else fp16, else f32.
+pub fn default_dtype(cluster: &ClusterSpec) -> Dtype {
+    let has = |dtype: &Dtype| cluster.device.peak_flops.contains_key(dtype);
+    [Dtype::Bf16, Dtype::Fp16, Dtype::F32].into_iter().find(has).unwrap_or(Dtype::F32)
+}

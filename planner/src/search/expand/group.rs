@@ -1,0 +1,222 @@
+//! Expands parallel layouts: from one bound for a whole layout to a bound for each of its
+//! pipelines.
+
+use super::layout::{BoundSource, LayoutView, PipelineBound};
+use super::{Expansion, Paths, SearchNode, Stage, Worker};
+use crate::pricing::listed_cuts::is_complete;
+use crate::request::space::ExpertSplit;
+use models::decisions::Decisions;
+use models::schedule::ScheduleName;
+use std::sync::Arc;
+
+/// Parallel layouts that differ only in how the all-to-all is overlapped, or a single one.
+#[derive(Clone, Debug)]
+pub(in crate::search) struct Group {
+    /// The expert splits, one per layout.
+    pub(super) splits: Arc<[ExpertSplit]>,
+    /// By pipeline, as ordered by [`Worker::pipeline_choices`]; empty before the first is bounded.
+    bounds: Arc<[PipelineBound]>,
+}
+
+/// How far beyond its bound a layout is looked into at a time, as a factor. What is put back may be
+/// pruned in the meantime.
+const LOOK_AHEAD: f64 = 1.1;
+/// How far beyond that limit the bound of a single pipeline is tightened, as a factor.
+const TIGHTEN_AHEAD: f64 = 1.2;
+
+impl Group {
+    pub(super) fn new(splits: Arc<[ExpertSplit]>) -> Self {
+        Self { splits, bounds: Arc::from([]) }
+    }
+
+    /// One layout of the group. A bound for all layouts holds for each.
+    fn single(&self, split: ExpertSplit) -> Self {
+        let of_others =
+            |bound: &PipelineBound| PipelineBound { source: BoundSource::Others, ..*bound };
+        Self { splits: Arc::from([split]), bounds: self.bounds.iter().map(of_others).collect() }
+    }
+}
+
+/// A parallel layout with its bound, with overheads, s.
+pub(in crate::search) struct BoundedLayout {
+    bound_s: f64,
+    decisions: Decisions,
+}
+
+impl Worker<'_> {
+    /// The parallel layouts in a search node that may take less than `limit_s` (with overheads),
+    /// least bound first.
+    pub fn layouts_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
+        let (mut parts, mut layouts) = (vec![node.clone()], vec![]);
+        while let Some(part) = parts.pop() {
+            match &part.stage {
+                Stage::Context(splits) => parts.extend(self.split(&part, splits, limit_s).parts),
+                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
+                    parts.extend(self.single_layouts(&part, group, limit_s).parts);
+                }
+                _ => {
+                    layouts
+                        .push(BoundedLayout { bound_s: part.bound_s, decisions: part.decisions });
+                }
+            }
+        }
+        layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        layouts
+    }
+
+    /// The least bound over the configurations of a layout that the search leaves out, with
+    /// overheads, s; infinite where it is `limit_s` or more. `offered_apart` says that vocabulary
+    /// passes are searched with 1F1B alone.
+    pub fn left_open_s(
+        &mut self,
+        parallel: &BoundedLayout,
+        limit_s: f64,
+        offered_apart: bool,
+    ) -> f64 {
+        if parallel.bound_s >= limit_s {
+            return f64::INFINITY;
+        }
+        let layers = self.cache.layers.len();
+        let without_barrier = self.task.restrictions.post_validation.allows(true);
+        self.with_layout(&parallel.decisions, |own, view| {
+            let pipelines = own.pipeline_choices(&view.choices, &parallel.decisions);
+            let all = pipelines.into_iter().map(|pipeline| pipeline.of(&parallel.decisions));
+            let of = |d: Decisions| {
+                let passes = d.vocab.over_pipeline();
+                let apart = passes && offered_apart && d.schedule != ScheduleName::OneFOneB;
+                let mut least_s = f64::INFINITY;
+                if apart || !is_complete(&d, layers) {
+                    least_s = own.any_cut_s(view, &d);
+                }
+                if without_barrier && !passes && d.schedule.splits_backward() {
+                    least_s = least_s.min(own.without_barrier_s(view, &d, limit_s));
+                }
+                least_s
+            };
+            all.map(of).fold(f64::INFINITY, f64::min).max(parallel.bound_s)
+        })
+    }
+
+    /// Expands a group into its layouts.
+    pub(super) fn single_layouts(
+        &mut self,
+        node: &SearchNode,
+        group: &Group,
+        best_s: f64,
+    ) -> Expansion {
+        let mut expansion = Expansion::default();
+        let count = node.count / group.splits.len() as u64;
+        for split in group.splits.iter() {
+            let decisions = split.of(&node.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s = self.layers_s(&decisions, &work).max(node.bound_s);
+            if bound_s >= best_s {
+                expansion.cut_by_time += count;
+            } else {
+                let stage = Stage::ParallelLayout(group.single(*split));
+                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
+            }
+        }
+        expansion
+    }
+
+    /// Tightens the bound of a group to the least bound of its pipelines. Only pipelines that may
+    /// be the least are bounded, and none far beyond the current bound.
+    pub(super) fn bound_group(
+        &mut self,
+        node: &SearchNode,
+        group: &Group,
+        best_s: f64,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let parallel = &mut self.view(d);
+        if group.splits.len() > 1 {
+            parallel.work = self.least_work(d, &group.splits);
+        }
+        let limit_s = best_s.min(LOOK_AHEAD * node.bound_s);
+        let pipelines = self.pipeline_choices(&parallel.choices, d);
+        let mut bounds = group.bounds.to_vec();
+        bounds.resize(
+            pipelines.len(),
+            PipelineBound { bound_s: node.bound_s, source: BoundSource::Others },
+        );
+        for (pipeline, bound) in pipelines.iter().zip(&mut bounds) {
+            if bound.source == BoundSource::Others && bound.bound_s < limit_s {
+                let quick_s = self.quick_s(parallel, &pipeline.of(d), limit_s);
+                *bound = PipelineBound {
+                    bound_s: quick_s.max(bound.bound_s),
+                    source: BoundSource::Degrees,
+                };
+            }
+        }
+        let far_s = best_s.min(TIGHTEN_AHEAD * limit_s);
+        let mut least_s = f64::INFINITY;
+        while let Some((at, least)) = least_of(&bounds) {
+            least_s = least.bound_s;
+            if least.source == BoundSource::Memory || least_s >= limit_s {
+                break;
+            }
+            let checked = self.checked_s(parallel, &pipelines[at].of(d), (limit_s, far_s));
+            bounds[at] = PipelineBound { bound_s: checked.bound_s.max(least_s), ..checked };
+        }
+        if least_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let group = Group { splits: Arc::clone(&group.splits), bounds: Arc::from(bounds) };
+        let stage =
+            if least_s >= limit_s { Stage::ParallelLayout(group) } else { Stage::Bounded(group) };
+        let part = SearchNode { bound_s: least_s.max(node.bound_s), stage, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+
+    /// Expands a layout into its pipelines.
+    pub(super) fn pipelines(&mut self, node: &SearchNode, group: &Group, best_s: f64) -> Expansion {
+        let mut expansion = Expansion::default();
+        let choices = self.choices(&node.decisions);
+        let states = (choices.per_pipeline() / choices.recompute.len()) as u64;
+        let pipelines = self.pipeline_choices(&choices, &node.decisions);
+        expansion.cut_by_dominance = node.count - pipelines.len() as u64 * states;
+        for (pipeline, bound) in pipelines.into_iter().zip(group.bounds.iter()) {
+            let bound_s = bound.bound_s.max(node.bound_s);
+            if bound_s >= best_s {
+                expansion.cut_by_time += states;
+            } else {
+                let (decisions, stage) =
+                    (pipeline.of(&node.decisions), Stage::Pipeline(bound.source));
+                expansion.parts.push(SearchNode { bound_s, decisions, count: states, stage });
+            }
+        }
+        expansion
+    }
+
+    /// Tightens the bound of a pipeline by the recomputation that memory makes necessary and by
+    /// known chains.
+    pub(super) fn check_pipeline(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        source: BoundSource,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let mut bound_s = node.bound_s;
+        if source != BoundSource::Memory {
+            bound_s = bound_s.max(self.checked_s(parallel, d, (best_s, best_s)).bound_s);
+        }
+        if bound_s < best_s {
+            bound_s = bound_s.max(self.paths_s(parallel, d, best_s, paths));
+        }
+        if bound_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let part = SearchNode { bound_s, stage: Stage::Checked, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+}
+
+/// The pipeline with the least bound, the first of equals.
+fn least_of(bounds: &[PipelineBound]) -> Option<(usize, PipelineBound)> {
+    let all = bounds.iter().copied().enumerate();
+    all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))
+}

@@ -1,0 +1,541 @@
+//! The pipelines of a parallel layout, and lower bounds on their time.
+
+use super::Worker;
+use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
+use crate::bounds::closed;
+use crate::bounds::cuts::PartitionBound;
+use crate::bounds::recompute_knapsack::RecomputeKnapsack;
+use crate::bounds::states::{StateOverhead, StateView, States};
+use crate::bounds::workload::{KindCost, MicroBatchCost, PipelineSpec};
+use crate::partition::VocabWay;
+use crate::pricing::cost_cache::LayerCosts;
+use crate::pricing::listed_cuts::CutList;
+use crate::pricing::recompute_split::options;
+use crate::pricing::stage_transfers;
+use crate::request::space::{ParallelLayout, PipelineChoices, PipelineChoicesKey};
+use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Recompute, Vocab};
+use models::schedule::{ScheduleName, StageLayout};
+use rustc_hash::FxHashMap as HashMap;
+use std::rc::Rc;
+
+/// A parallel layout with the inputs of its pipelines' bounds.
+pub(super) struct LayoutView {
+    pub(super) choices: Rc<PipelineChoices>,
+    pub(super) layer_costs: Rc<LayerCosts>,
+    pub(super) work: Rc<MicroBatchCost>,
+    pub(super) states: Rc<States>,
+    /// Lower bound on a transfer between neighbouring ranks over all rank orders, s.
+    pub(super) transfer_s: f64,
+    /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
+    /// vocabulary passes.
+    pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
+    /// Lower bounds on the cost of parameter state: where each micro-batch communicates for itself,
+    /// and where all micro-batches share one communication.
+    pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
+    pub(super) knapsacks: HashMap<Recompute, Rc<RecomputeKnapsack>>,
+    /// By cut list, stage layout, recomputation and whether the backward is split: a bound for any
+    /// order of passes, and the limit up to which it was computed, with overheads, s.
+    any_order_s: HashMap<(CutList, StageLayout, Recompute, bool), (f64, f64)>,
+}
+
+/// Lower bound on a pipeline, with overheads, s.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PipelineBound {
+    pub(super) bound_s: f64,
+    pub(super) source: BoundSource,
+}
+
+/// What a bound of a pipeline comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::search) enum BoundSource {
+    /// A bound for a group of layouts.
+    Others,
+    /// Degrees and load, or a tighter bound that stopped early at its limit.
+    Degrees,
+    /// The recomputation that memory makes necessary: the tightest bound before parameter state is
+    /// chosen.
+    Memory,
+}
+
+/// A pipeline with its micro-batch cost, and its candidate partitions where these are known.
+#[derive(Clone, Copy)]
+struct PipelineInputs<'a> {
+    spec: &'a PipelineSpec,
+    work: &'a MicroBatchCost,
+    candidates: Option<&'a ListedCuts>,
+    /// See [`Worker::slack`].
+    slack: f64,
+}
+
+impl PipelineInputs<'_> {
+    /// Lower bound on the recomputation of one micro-batch in the whole model, s, where state takes
+    /// `state_bytes` per parameter.
+    fn recompute_s(self, knapsack: &RecomputeKnapsack, state_bytes: [f64; 2], budget: f64) -> f64 {
+        match self.candidates {
+            Some(candidates) => {
+                candidates.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
+            }
+            None => knapsack.at_first(&self.work.counts).0,
+        }
+    }
+}
+
+/// Key of a parallel layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LayoutKey {
+    degrees: [u64; 8],
+    micro_batch: u64,
+    cp_style: CpStyle,
+    sequence_parallel: bool,
+    dtype: Dtype,
+    overlap: (MoeOverlap, u64),
+}
+
+impl LayoutKey {
+    fn new(d: &Decisions) -> Self {
+        Self {
+            degrees: [d.tp, d.pp, d.cp, d.cp_ulysses, d.dp, d.ep, d.etp, d.micro_batches],
+            micro_batch: d.micro_batch,
+            cp_style: d.cp_style,
+            sequence_parallel: d.sequence_parallel,
+            dtype: d.dtype,
+            overlap: (d.moe_overlap, d.moe_overlap_degree),
+        }
+    }
+}
+
+/// Parallel layouts kept in the cache, a few kilobytes each.
+const MAX_LAYOUTS: usize = 1 << 10;
+
+impl LayoutView {
+    /// The knapsack of what `recompute` allows.
+    pub(super) fn knapsack(&mut self, recompute: Recompute) -> Rc<RecomputeKnapsack> {
+        let kinds = &self.work.kinds;
+        let knapsack = self.knapsacks.entry(recompute);
+        Rc::clone(
+            knapsack.or_insert_with(|| Rc::new(RecomputeKnapsack::new(kinds, options(recompute)))),
+        )
+    }
+}
+
+/// The choices that make a pipeline of a parallel layout.
+#[derive(Clone, Copy)]
+pub(super) struct PipelineChoice {
+    schedule: ScheduleName,
+    vpp: u64,
+    vocab: Vocab,
+    recompute: Recompute,
+}
+
+impl PipelineChoice {
+    pub(super) fn of(self, d: &Decisions) -> Decisions {
+        let Self { schedule, vpp, vocab, recompute } = self;
+        Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
+    }
+}
+
+impl Worker<'_> {
+    /// Runs `work` on the cached view of a layout, whose pipelines come one after another.
+    pub(super) fn with_layout<R>(
+        &mut self,
+        d: &Decisions,
+        work: impl FnOnce(&mut Self, &mut LayoutView) -> R,
+    ) -> R {
+        let key = LayoutKey::new(d);
+        let mut parallel = self.layouts.remove(&key).unwrap_or_else(|| self.view(d));
+        let result = work(self, &mut parallel);
+        if self.layouts.len() >= MAX_LAYOUTS {
+            self.layouts.clear();
+        }
+        self.layouts.insert(key, parallel);
+        result
+    }
+
+    pub(super) fn view(&mut self, d: &Decisions) -> LayoutView {
+        let choices = self.choices(d);
+        let layer_costs = self.cache.layer_costs(d);
+        let work = Rc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
+        let states = self.states(d, &choices, &layer_costs);
+        let transfers = choices.rank_order.iter().map(|&rank_order| {
+            // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
+            // longer.
+            let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
+            stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs).least_s()
+        });
+        let transfer_s = transfers.fold(f64::INFINITY, f64::min);
+        LayoutView {
+            choices,
+            layer_costs,
+            work,
+            states,
+            transfer_s,
+            passes: HashMap::default(),
+            overheads: [None, None],
+            knapsacks: HashMap::default(),
+            any_order_s: HashMap::default(),
+        }
+    }
+
+    pub(super) fn choices(&mut self, d: &Decisions) -> Rc<PipelineChoices> {
+        let space = self.space;
+        let of = || Rc::new(space.choices(&ParallelLayout { decisions: d.clone() }));
+        Rc::clone(self.choices.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
+    }
+
+    pub(super) fn states(
+        &mut self,
+        d: &Decisions,
+        choices: &PipelineChoices,
+        layer_costs: &LayerCosts,
+    ) -> Rc<States> {
+        let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
+        if let Some(known) = self.states.get(&key) {
+            return Rc::clone(known);
+        }
+        let states = Rc::new(States::new(&self.cache, d, choices, &layer_costs.params));
+        self.states.insert(key, Rc::clone(&states));
+        states
+    }
+
+    /// A pipeline without vocabulary passes.
+    pub(super) fn bare_spec(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
+        PipelineSpec {
+            schedule: d.schedule,
+            ranks: d.pp as usize,
+            chunks: d.vpp as usize,
+            micro_batches: d.micro_batches as usize,
+            transfer_s,
+            transfer_blocks: stage_transfers::transfer_blocks(&self.cache, d),
+            vocab: d.vocab,
+            passes: None,
+            recompute: d.recompute,
+        }
+    }
+
+    /// Lower bounds on the pipeline and its micro-batch cost over all rank orders.
+    pub(super) fn spec(
+        &self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+    ) -> (PipelineSpec, Rc<MicroBatchCost>) {
+        let mut spec = self.bare_spec(parallel.transfer_s, d);
+        if !d.vocab.over_pipeline() {
+            return (spec, Rc::clone(&parallel.work));
+        }
+        let (cache, layer_costs, choices) = (&self.cache, &parallel.layer_costs, &parallel.choices);
+        let (work, way) = parallel.passes.entry(d.vocab).or_insert_with(|| {
+            let ways = choices.rank_order.iter().filter_map(|&rank_order| {
+                PipelineSpec::new(cache, &Decisions { rank_order, ..d.clone() }, layer_costs).passes
+            });
+            let least = ways.reduce(|a, b| VocabWay {
+                passes_s: a.passes_s.min(b.passes_s),
+                way_s: a.way_s.min(b.way_s),
+                passes: a.passes,
+            });
+            (Rc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())
+        });
+        spec.passes = Some(*way);
+        (spec, Rc::clone(work))
+    }
+
+    /// The pipelines of the layout `d` that are not dominated.
+    pub(super) fn pipeline_choices(
+        &self,
+        choices: &PipelineChoices,
+        d: &Decisions,
+    ) -> Vec<PipelineChoice> {
+        let mut pipelines = vec![];
+        let (p, m) = (d.pp as usize, d.micro_batches as usize);
+        for (schedule, vpp, vocabs) in &choices.schedules {
+            let same = schedule.made_by_hand(p, m, *vpp as usize);
+            let is_open = |vocab: &&Vocab| {
+                !is_dominated(choices, *schedule, **vocab)
+                    && !is_named_otherwise(choices, same, **vocab)
+            };
+            for &vocab in vocabs.iter().filter(is_open) {
+                let of =
+                    |recompute| PipelineChoice { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                pipelines.extend(recompute_choices(choices).into_iter().map(of));
+            }
+        }
+        pipelines
+    }
+
+    /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
+    /// overheads, s. Stops early once the bound reaches `enough_s`.
+    pub(super) fn quick_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        enough_s: f64,
+    ) -> f64 {
+        if d.vocab.over_pipeline() {
+            // Layers and their bubble alone: pricing vocabulary passes takes longer.
+            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_spec(0.0, d) };
+            let layers_s = self.with_overheads_s(closed::passes_s(&spec, &parallel.work, 0.0));
+            if layers_s >= enough_s {
+                return layers_s;
+            }
+        }
+        let (spec, work) = self.spec(parallel, d);
+        // Orders of passes that would have to be generated are left out here.
+        let list =
+            CutList::of(d.vocab, d.vpp).filter(|_| d.vpp > 1 && spec.is_known_without_order());
+        let slack = list.map_or(1.0, |list| self.slack(list, &spec));
+        let candidates = list.map(|list| self.candidates(list, &spec));
+        let inputs =
+            PipelineInputs { spec: &spec, work: &work, candidates: candidates.as_deref(), slack };
+        let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
+        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
+        let spent_s = inputs.recompute_s(&knapsack, least, budget);
+        let passes_s = self.with_overheads_s(closed::passes_s(&spec, &work, spent_s) / slack);
+        passes_s.max(self.cheapest_state_s(parallel, inputs, budget))
+    }
+
+    /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
+    /// with overheads, s.
+    pub(super) fn any_cut_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
+        let (spec, work) = self.spec(parallel, d);
+        let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
+        let passes_s = closed::passes_s(&spec, &work, spent_s);
+        self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
+    }
+
+    /// The same without a barrier at the end of the iteration, which then lasts from a rank's own
+    /// first start to its own last end. No rank starts later than the first micro-batch has passed
+    /// all layers. A value of `limit_s` or more only proves that the time is `limit_s` or more.
+    pub(super) fn without_barrier_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        limit_s: f64,
+    ) -> f64 {
+        let (spec, work) = self.spec(parallel, d);
+        let load_s = self.mean_load_s(parallel, (&spec, &work));
+        if load_s >= limit_s {
+            return load_s;
+        }
+        let start_s = self.latest_start_s(parallel, d, &spec);
+        let states = Rc::clone(&parallel.states);
+        let passes_s = if CutList::of(d.vocab, d.vpp).is_none() {
+            let within_s = self.with_overheads_s(self.pipeline_s(limit_s) + start_s);
+            self.placed_s(&spec, &work, &states.least, within_s)
+        } else {
+            let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
+            closed::passes_s(&spec, &work, spent_s)
+        };
+        load_s.max(self.with_overheads_s(passes_s - start_s))
+    }
+
+    /// Upper bound on the start of any rank of a pipeline, s.
+    fn latest_start_s(&self, parallel: &LayoutView, d: &Decisions, spec: &PipelineSpec) -> f64 {
+        let gathers_s = |index: usize, kind: &KindCost| {
+            let exposed = parallel.states.views().map(|view| view.exposed_s(index, kind, spec).0);
+            exposed.fold(0.0, f64::max)
+        };
+        let all = parallel.work.kinds.iter().zip(&parallel.work.counts).enumerate();
+        let layers_s: f64 = all
+            .map(|(index, (kind, &count))| count as f64 * (kind.forward_s + gathers_s(index, kind)))
+            .sum();
+        let transfers = parallel.choices.rank_order.iter().map(|&rank_order| {
+            stage_transfers::p2p_transfer(
+                &self.cache,
+                &Decisions { rank_order, ..d.clone() },
+                &parallel.layer_costs,
+            )
+            .most_s()
+        });
+        let between_s = transfers.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
+        layers_s + parallel.work.embedding.forward_s + d.pp as f64 * between_s
+    }
+
+    fn mean_load_s(
+        &self,
+        parallel: &mut LayoutView,
+        (spec, work): (&PipelineSpec, &MicroBatchCost),
+    ) -> f64 {
+        let inputs = PipelineInputs { spec, work, candidates: None, slack: 1.0 };
+        let budget = self.budget_bytes(spec, work, &parallel.states.least);
+        self.cheapest_state_s(parallel, inputs, budget)
+    }
+
+    /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all
+    /// ranks or from the layers of one kind that some rank must hold, with overheads, s; infinite
+    /// where nothing fits.
+    fn cheapest_state_s(
+        &self,
+        parallel: &mut LayoutView,
+        inputs: PipelineInputs<'_>,
+        budget: f64,
+    ) -> f64 {
+        let PipelineInputs { spec, work, slack, .. } = inputs;
+        let shared = usize::from(spec.schedule == ScheduleName::LoopedBfs);
+        let states = Rc::clone(&parallel.states);
+        let of = || Rc::from(states.overheads(work, spec));
+        let overheads = Rc::clone(parallel.overheads[shared].get_or_insert_with(of));
+        let knapsack = parallel.knapsack(spec.recompute);
+        let first_s = knapsack.at_first(&work.counts).0;
+        let vocab_s = spec.m() * spec.passes_s();
+        let mean_s =
+            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.ranks as f64 + vocab_s;
+        let mut least_s = f64::INFINITY;
+        for overhead in overheads.iter() {
+            if mean_s(first_s) + overhead.added_s >= least_s {
+                break;
+            }
+            if closed::least_bytes(spec, work, overhead.bytes) <= budget * (1.0 + 1e-9) {
+                let spent_s = inputs.recompute_s(&knapsack, overhead.bytes, budget);
+                let rank_s = (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
+                least_s = least_s.min(rank_s);
+            }
+        }
+        self.with_overheads_s(least_s / slack)
+    }
+
+    /// Bound of a pipeline with the recomputation that the leanest parameter state makes necessary,
+    /// with overheads, s; infinite where it does not fit. A value of `far_s` or more only proves
+    /// that the time is `far_s` or more. The order of passes is not generated where the bound for
+    /// any order reaches `near_s`.
+    pub(super) fn checked_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        (near_s, far_s): (f64, f64),
+    ) -> PipelineBound {
+        let (spec, work) = self.spec(parallel, d);
+        let states = Rc::clone(&parallel.states);
+        let any_order_s = self.any_order_s(parallel, &spec, &work, near_s);
+        if any_order_s >= near_s {
+            return PipelineBound { bound_s: any_order_s, source: BoundSource::Degrees };
+        }
+        let pipeline_s = self.placed_s(&spec, &work, &states.least, far_s);
+        let bound_s = self.with_overheads_s(pipeline_s);
+        PipelineBound {
+            bound_s,
+            source: if bound_s < far_s { BoundSource::Memory } else { BoundSource::Degrees },
+        }
+    }
+
+    /// Bound of a pipeline under any order of passes, with overheads, s. It prunes most pipelines
+    /// before their order is generated. Schedules that split the backward share it.
+    fn any_order_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        limit_s: f64,
+    ) -> f64 {
+        let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else { return 0.0 };
+        let Some(candidates) = self.any_order_candidates(list, spec) else { return 0.0 };
+        let key = (list, spec.layout(), spec.recompute, spec.splits_backward());
+        if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
+            && (known_s < looked_s || known_s >= limit_s)
+        {
+            return known_s;
+        }
+        let state = &parallel.states.least;
+        let budget_bytes = self.budget_bytes(spec, work, state);
+        let (listed_bound, slack) =
+            (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
+        let pipeline_s = listed_bound.bound_s(&candidates, self.pipeline_s(limit_s) * slack);
+        let bound_s = self.with_overheads_s(pipeline_s / slack);
+        parallel.any_order_s.insert(key, (bound_s, limit_s));
+        bound_s
+    }
+
+    /// Lower bound on the passes of any placement with the parameter state `state`, s; infinite
+    /// where none fits. A value that reaches `best_s` only proves that none is faster. `work`
+    /// includes what the parameter state adds to passes.
+    pub(super) fn placed_s(
+        &mut self,
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        state: &StateView,
+        best_s: f64,
+    ) -> f64 {
+        let limit_s = self.pipeline_s(best_s);
+        let budget_bytes = self.budget_bytes(spec, work, state);
+        match CutList::of(spec.vocab, spec.chunks as u64) {
+            Some(list) => {
+                let (listed_bound, slack) =
+                    (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
+                listed_bound.bound_s(&self.candidates(list, spec), limit_s * slack) / slack
+            }
+            None => {
+                let partition_bound =
+                    PartitionBound::new(spec, work, state, &self.cache.layers, budget_bytes);
+                partition_bound.in_made_order(&self.cache).least_s(limit_s)
+            }
+        }
+    }
+
+    /// Candidate partitions under any order of passes, for pipelines whose own order has to be
+    /// generated. Whether this thread has generated it already is not asked: the proof must not
+    /// depend on that.
+    fn any_order_candidates(
+        &mut self,
+        list: CutList,
+        spec: &PipelineSpec,
+    ) -> Option<Rc<ListedCuts>> {
+        if spec.is_known_without_order() || spec.passes.is_some() {
+            return None;
+        }
+        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks);
+        if let Some(known) = self.any_order_candidates.get(&key) {
+            return Some(Rc::clone(known));
+        }
+        let candidates = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
+        self.any_order_candidates.insert(key, Rc::clone(&candidates));
+        Some(candidates)
+    }
+
+    pub(super) fn candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
+        let key = (list, ListedCuts::key(spec));
+        if let Some(known) = self.candidates.get(&key) {
+            return Rc::clone(known);
+        }
+        let shapes = self.shapes(list, spec);
+        let pipeline = || self.cache.pipeline_of(spec.key());
+        let candidates = Rc::new(ListedCuts::new(spec, shapes, pipeline));
+        self.candidates.insert(key, Rc::clone(&candidates));
+        candidates
+    }
+
+    fn shapes(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<Shapes> {
+        let PipelineSpec { ranks, chunks, vocab, .. } = *spec;
+        let cache = &self.cache;
+        let key = (list, ranks, chunks, spec.layout(), vocab.over_pipeline());
+        let shapes = self.shapes.entry(key).or_insert_with(|| {
+            let ranges = cache.listed_ranges(list, spec.stages(), vocab);
+            Rc::new(Shapes::new(&cache.layers, spec, ranges))
+        });
+        Rc::clone(shapes)
+    }
+}
+
+/// The recompute choices that are not dominated: uniform recomputation is a special case of
+/// `per_layer`.
+fn recompute_choices(choices: &PipelineChoices) -> Vec<Recompute> {
+    let all = &choices.recompute;
+    if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
+}
+
+/// Whether another vocabulary placement or schedule does as well: see [`crate::search`].
+fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab) -> bool {
+    let vocabs = |name: ScheduleName| {
+        choices.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
+    };
+    let here = vocabs(schedule);
+    let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
+    if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+        return true;
+    }
+    let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);
+    plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
+}
+
+/// Whether another schedule in the space has the same order of passes: see [`crate::search`].
+fn is_named_otherwise(choices: &PipelineChoices, same: Option<ScheduleName>, vocab: Vocab) -> bool {
+    let has = |name| choices.schedules.iter().any(|(s, _, all)| *s == name && all.contains(&vocab));
+    !vocab.over_pipeline() && same.is_some_and(has)
+}

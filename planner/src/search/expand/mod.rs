@@ -1,0 +1,417 @@
+//! Expands a search node: bounds its parts, or prices the configurations that are left in it.
+
+mod group;
+mod layout;
+mod place;
+
+use group::Group;
+use layout::{BoundSource, LayoutKey, LayoutView};
+
+use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
+use crate::bounds::cuts::PartitionBound;
+use crate::bounds::states::{StateView, States};
+use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
+use crate::partition::Scratch;
+use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
+use crate::pricing::listed_cuts::{CutList, few_cuts};
+use crate::pricing::pipelines::{PipelineKey, Pipelines};
+use crate::pricing::priced::Placed;
+use crate::pricing::stage_transfers::fixed_durations;
+use crate::request::Task;
+use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
+use crate::simulate::CriticalPath;
+use models::decisions::{CpStyle, Decisions, Dtype, Recompute};
+use models::schedule::StageLayout;
+use rustc_hash::FxHashMap as HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A part of the search space, with the decisions that are made in it.
+#[derive(Clone, Debug)]
+pub(super) struct SearchNode {
+    /// Admissible lower bound on its configurations, with overheads, s.
+    pub bound_s: f64,
+    /// Its decisions; those left open hold placeholders.
+    pub decisions: Decisions,
+    /// Number of combinations.
+    pub count: u64,
+    /// How far it is decided.
+    pub stage: Stage,
+}
+
+/// Parallel degrees, context parallelism and micro-batch size: a search node before it is expanded.
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    /// The decisions, without the expert split.
+    pub decisions: Decisions,
+    /// The expert splits.
+    pub splits: Arc<[ExpertSplit]>,
+    /// Combinations per expert split.
+    pub each: u64,
+}
+
+/// Number format, degrees that split a micro-batch, and sequences in a micro-batch.
+type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
+
+impl Context {
+    /// Number of combinations.
+    pub fn count(&self) -> u64 {
+        self.each * self.splits.len() as u64
+    }
+
+    /// What the costs of layers depend on. Contexts that differ only in pipeline and replicas share
+    /// it.
+    pub fn priced_by(&self) -> PricedBy {
+        let d = &self.decisions;
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
+    }
+
+    /// The search node of this context. A dense model has one parallel layout per context.
+    pub fn node(&self, bound_s: f64) -> SearchNode {
+        let splits = Arc::clone(&self.splits);
+        let dense = self.splits[..] == [ExpertSplit::NONE];
+        let stage =
+            if dense { Stage::ParallelLayout(Group::new(splits)) } else { Stage::Context(splits) };
+        SearchNode { bound_s, decisions: self.decisions.clone(), count: self.count(), stage }
+    }
+}
+
+/// A search node is expanded before its turn if its bound is better than the incumbent by this
+/// factor.
+const LEAD: f64 = 1.04;
+
+impl SearchNode {
+    /// Whether its configurations are priced next.
+    pub fn is_leaf(&self) -> bool {
+        matches!(self.stage, Stage::Checked)
+    }
+
+    /// Whether it is nearly decided and may improve on the incumbent by [`LEAD`].
+    pub fn leads(&self, best_s: f64) -> bool {
+        let near = match &self.stage {
+            Stage::Bounded(group) => group.splits.len() == 1,
+            Stage::Pipeline(_) | Stage::Checked => true,
+            Stage::Context(_) | Stage::ParallelLayout(_) => false,
+        };
+        near && LEAD * self.bound_s < best_s
+    }
+}
+
+/// Where only a family of partitions is tried, local search starts from every candidate within this
+/// fraction of the best candidate's time: moving layers rarely gains more.
+pub(super) const SLACK: f64 = 0.01;
+
+/// How far a search node is decided.
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// All but the expert split and what follows it.
+    Context(Arc<[ExpertSplit]>),
+    /// Parallel layouts whose pipelines are being bounded.
+    ParallelLayout(Group),
+    /// Parallel layouts with the least bound of their pipelines.
+    Bounded(Group),
+    /// One pipeline, with the source of its bound.
+    Pipeline(BoundSource),
+    /// One pipeline, bounded with the recomputation that memory makes necessary. Parameter state is
+    /// open.
+    Checked,
+}
+
+/// A combination whose bound lies below the incumbent after its placement was priced.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub decisions: Decisions,
+    pub bound_s: f64,
+}
+
+/// A configuration that was found.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub decisions: Decisions,
+    pub placed: Placed,
+    pub iteration_s: f64,
+}
+
+/// The result of expanding a search node.
+#[derive(Clone, Debug)]
+pub(super) struct Expansion {
+    pub parts: Vec<SearchNode>,
+    pub best: Option<Candidate>,
+    pub open: Vec<Open>,
+    pub cut_by_time: u64,
+    pub cut_by_memory: u64,
+    pub cut_by_dominance: u64,
+    pub placed: u64,
+    /// Critical paths of placements that take longer than the closed form says.
+    pub paths: Vec<(PipelineKey, CriticalPath)>,
+    /// Integer programs solved.
+    pub ilps: u64,
+    /// Wall time of these programs, s.
+    pub ilp_s: f64,
+    /// Work of these programs, in the unit of [`crate::partition::ilp::Limits::work`].
+    pub work: u64,
+    /// Least bound of a program that ran out of work, with overheads, s; infinite where none did.
+    pub open_s: f64,
+    /// Starts for local search: the best candidate partitions of configurations with a family of
+    /// them, within [`SLACK`] of the incumbent.
+    pub near: Vec<Candidate>,
+}
+
+impl Default for Expansion {
+    fn default() -> Self {
+        Self {
+            parts: vec![],
+            best: None,
+            open: vec![],
+            cut_by_time: 0,
+            cut_by_memory: 0,
+            cut_by_dominance: 0,
+            placed: 0,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            work: 0,
+            open_s: f64::INFINITY,
+            near: vec![],
+        }
+    }
+}
+
+/// Critical paths by pipeline. A path bounds every configuration on its pipeline.
+pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
+
+impl Expansion {
+    fn cut(count: u64) -> Self {
+        Self { cut_by_time: count, ..Self::default() }
+    }
+
+    fn bar_s(&self, best_s: f64) -> f64 {
+        self.best.as_ref().map_or(best_s, |found| found.iteration_s.min(best_s))
+    }
+}
+
+/// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
+type StatesKey = (u64, u64, u64, u64, u64, Dtype);
+
+/// Entries kept of [`Worker::least_work`], half a kilobyte each.
+const MAX_LEAST_WORKS: usize = 1 << 13;
+
+/// Prices and bounds search nodes. Each thread has its own, with its own caches.
+pub(super) struct Worker<'a> {
+    task: &'a Task<'a>,
+    space: Space<'a>,
+    pub cache: CostCache<'a>,
+    pub scratch: Scratch,
+    states: HashMap<StatesKey, Rc<States>>,
+    /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
+    /// pipeline.
+    shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
+    candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
+    /// By cut list, stage layout, ranks, micro-batches and chunks: candidates under any order of
+    /// passes.
+    any_order_candidates: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
+    choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
+    /// By cost key of the first split, number of splits and whether there are several stages.
+    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
+    layouts: HashMap<LayoutKey, LayoutView>,
+    /// Work left for the integer programs of the current search node.
+    work: u64,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+        Self {
+            task,
+            space: task.space(),
+            cache: CostCache::new(task.model, task.cluster, task.gpus).sharing(pipelines),
+            scratch: Scratch::default(),
+            states: HashMap::default(),
+            shapes: HashMap::default(),
+            candidates: HashMap::default(),
+            any_order_candidates: HashMap::default(),
+            choices: HashMap::default(),
+            least_works: HashMap::default(),
+            layouts: HashMap::default(),
+            work: u64::MAX,
+        }
+    }
+
+    /// Expands a search node against the incumbent's time `best_s`. Its integer programs take no
+    /// more than `work`.
+    pub fn expand(
+        &mut self,
+        node: &SearchNode,
+        best_s: f64,
+        work: u64,
+        paths: &Paths,
+    ) -> Expansion {
+        self.work = work;
+        match &node.stage {
+            Stage::Context(splits) => self.split(node, splits, best_s),
+            Stage::ParallelLayout(group) => self.bound_group(node, group, best_s),
+            Stage::Bounded(group) if group.splits.len() > 1 => {
+                self.single_layouts(node, group, best_s)
+            }
+            Stage::Bounded(group) => self.pipelines(node, group, best_s),
+            Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
+                own.check_pipeline(node, parallel, *source, best_s, paths)
+            }),
+            Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
+                own.expand_states(node, parallel, best_s, paths)
+            }),
+        }
+    }
+
+    fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        pipeline_s * crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
+            + software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::with_overheads_s`].
+    fn pipeline_s(&self, iteration_s: f64) -> f64 {
+        let software = &self.task.cluster.software;
+        (iteration_s - software.step_overhead_s)
+            / crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
+    }
+
+    /// Bound of a parallel layout from its layers, with overheads, s. Some rank has at least the
+    /// mean load, or as many layers of one kind as some rank must hold, and runs its micro-batches
+    /// one after another; and one micro-batch takes its forward and backward path. The least
+    /// recomputation allowed is counted.
+    fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
+        let least = least_recompute(self.task);
+        let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
+        let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
+        let rank_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
+        self.with_overheads_s((d.micro_batches as f64 * rank_s).max(way_s))
+    }
+
+    /// Bounds of contexts over all their expert splits, with overheads, s.
+    pub fn contexts_s(&self, contexts: &[Context]) -> Vec<f64> {
+        let mut bounds_s = Vec::with_capacity(contexts.len());
+        for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
+            let d = &alike[0].decisions;
+            let dense = self.task.model.moe.is_none();
+            let layer_costs =
+                if dense { self.cache.layer_costs(d) } else { self.cache.floor_layer_costs(d) };
+            let work = MicroBatchCost::new(&self.cache, d, &layer_costs);
+            bounds_s.extend(alike.iter().map(|context| self.layers_s(&context.decisions, &work)));
+        }
+        bounds_s
+    }
+
+    /// Expands a context by the degrees of its experts; the overlap of the all-to-all is decided
+    /// later.
+    fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
+        let mut expansion = Expansion::default();
+        let count = node.count / splits.len() as u64;
+        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
+            let count = count * alike.len() as u64;
+            let work = self.least_work(&alike[0].of(&node.decisions), alike);
+            let bound_s = self.layers_s(&node.decisions, &work).max(node.bound_s);
+            if bound_s >= best_s {
+                expansion.cut_by_time += count;
+            } else {
+                let decisions = alike[0].of(&node.decisions);
+                let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
+                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
+            }
+        }
+        expansion
+    }
+
+    /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
+    /// differ only in how the all-to-all is overlapped. Layouts that differ only in pipeline and
+    /// replicas share it.
+    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
+        if splits.len() == 1 {
+            return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        }
+        let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
+        if let Some(known) = self.least_works.get(&key) {
+            return Rc::clone(known);
+        }
+        let of = |split: &ExpertSplit| {
+            let d = split.of(d);
+            MicroBatchCost::new(&self.cache, &d, &self.cache.price_of(&d))
+        };
+        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+        let least = least
+            .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        if self.least_works.len() >= MAX_LEAST_WORKS {
+            self.least_works.clear();
+        }
+        let least = Rc::new(least);
+        self.least_works.insert(key, Rc::clone(&least));
+        least
+    }
+
+    /// Factor on the incumbent's time up to which candidate partitions are kept as starts for local
+    /// search.
+    pub(super) fn slack(&self, list: CutList, spec: &PipelineSpec) -> f64 {
+        let family = list == CutList::Family && !few_cuts(self.cache.layers.len(), spec.stages());
+        if family { 1.0 + SLACK } else { 1.0 }
+    }
+
+    /// The longest known chain of a pipeline with the cheapest parameter state and rank order, with
+    /// overheads, s; `limit_s` where no partition lies below that.
+    fn paths_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        limit_s: f64,
+        paths: &Paths,
+    ) -> f64 {
+        let Some(known) = paths.get(&PipelineKey::new(d)) else { return 0.0 };
+        let (spec, work) = self.spec(parallel, d);
+        if let Some(list) = CutList::of(d.vocab, d.vpp) {
+            let (state, known) = (&parallel.states.least, known.iter().collect::<Vec<_>>());
+            let listed_bound =
+                ListedBound { spec: &spec, work: &work, state, budget_bytes: f64::INFINITY };
+            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
+            return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
+        }
+        let fixed: Vec<_> = parallel
+            .choices
+            .rank_order
+            .iter()
+            .map(|&rank_order| {
+                let d = Decisions { rank_order, ..d.clone() };
+                fixed_durations(&self.cache, &d, &parallel.layer_costs)
+            })
+            .collect();
+        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
+        let partition_bound =
+            PartitionBound::new(&spec, &work, &parallel.states.least, &self.cache.layers, budget);
+        let partition_bound = partition_bound.in_made_order(&self.cache);
+        let Some(cuts) = partition_bound.solve(self.pipeline_s(limit_s)) else { return limit_s };
+        let of = |path: &CriticalPath| {
+            let lengths = fixed.iter().map(|durations| path.length_s(durations));
+            partition_bound.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
+        };
+        self.with_overheads_s(known.iter().map(of).fold(0.0, f64::max))
+    }
+
+    /// Device memory for parameter state and activations, bytes.
+    fn budget_bytes(&self, spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
+        if self.task.ignore_memory {
+            return f64::INFINITY;
+        }
+        let moving = state.motion_bytes(spec, self.cache.layers.len());
+        self.task.cluster.usable_bytes() - work.workspace_bytes - moving
+    }
+}
+
+/// Index into `RECOMPUTE_OPTIONS` of the cheapest recomputation that is allowed.
+fn least_recompute(task: &Task<'_>) -> usize {
+    let allows = |option| task.restrictions.recompute.allows(option);
+    if allows(Recompute::None) || allows(Recompute::PerLayer) {
+        0
+    } else if allows(Recompute::Selective) {
+        1
+    } else {
+        2
+    }
+}

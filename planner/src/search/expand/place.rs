@@ -1,0 +1,365 @@
+//! Prices the choices of parameter state of one pipeline, or prunes them by a bound.
+
+use super::layout::LayoutView;
+use super::{Candidate, Expansion, Open, Paths, SearchNode, Worker};
+use crate::bounds::candidates::ListedBound;
+use crate::bounds::closed;
+use crate::bounds::cuts::PartitionBound;
+use crate::bounds::states::StateView;
+use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
+use crate::cost::state::LocalParams;
+use crate::partition::{dynamic_program, ilp};
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::{CostCache, LayerCosts};
+use crate::pricing::listed_cuts::{CutList, Ranges};
+use crate::pricing::pipelines::PipelineKey;
+use crate::pricing::priced::Placed;
+use crate::pricing::stage_transfers::fixed_durations;
+use crate::search::partition_candidates::{BestListed, Limits};
+use crate::simulate::CriticalPath;
+use models::decisions::Decisions;
+use std::rc::Rc;
+
+impl Expansion {
+    /// Records the result for candidate partitions of a configuration, and `best` if it beats
+    /// `bar_s`.
+    fn take_listed(
+        &mut self,
+        key: PipelineKey,
+        found: BestListed,
+        best: Option<Candidate>,
+        bar_s: f64,
+    ) {
+        self.ilps += found.ilps;
+        self.ilp_s += found.ilp_s;
+        self.work += found.work;
+        self.open_s = self.open_s.min(found.open_s);
+        self.paths.extend(found.paths.into_iter().map(|path| (key, path)));
+        if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
+            self.best = best;
+        }
+    }
+}
+
+/// From this many choices on, a group is first bounded as a whole.
+const WORTH_A_LOOK: usize = 3;
+
+impl Worker<'_> {
+    /// Settles every ZeRO stage, shard group, offloading and rank order of one pipeline.
+    pub(super) fn expand_states(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        best_s: f64,
+        paths: &Paths,
+    ) -> Expansion {
+        let (spec, work) = self.spec(parallel, &node.decisions);
+        let states = Rc::clone(&parallel.states);
+        let mut expansion = Expansion::default();
+        let bound_s = |view: &StateView| self.state_s(&spec, &work, view).max(node.bound_s);
+        let mut groups: Vec<_> =
+            states.groups.iter().map(|group| (bound_s(&group.least), group)).collect();
+        groups.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (least_s, group) in groups {
+            let bar_s = expansion.bar_s(best_s);
+            let mut views = vec![];
+            if least_s < bar_s {
+                let bound_s = |view| self.state_s(&spec, &work, view).max(node.bound_s);
+                views.extend(group.views.iter().map(|view| (bound_s(view), view)));
+                views.retain(|(bound_s, _)| *bound_s < bar_s);
+            }
+            let d = group.least.of(&node.decisions);
+            if views.len() >= WORTH_A_LOOK && self.is_beyond(&d, &group.least, parallel, bar_s) {
+                views.clear();
+            }
+            expansion.cut_by_time += (group.views.len() - views.len()) as u64;
+            views.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for (bound_s, view) in views {
+                if bound_s >= expansion.bar_s(best_s) {
+                    expansion.cut_by_time += 1;
+                } else {
+                    let d = view.of(&node.decisions);
+                    self.price_state(d, view, parallel, (bound_s, best_s), paths, &mut expansion);
+                }
+            }
+        }
+        expansion
+    }
+
+    /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.
+    fn is_beyond(
+        &mut self,
+        d: &Decisions,
+        least: &StateView,
+        parallel: &LayoutView,
+        bar_s: f64,
+    ) -> bool {
+        let (spec, plain, work) = self.stated(d, least, parallel);
+        let mean = mean_params(&spec, &work);
+        let limit_s = self.pipeline_s(bar_s) - least.step_of_s(mean, spec.chunks);
+        let budget_bytes = self.budget_bytes(&spec, &plain, least);
+        match CutList::of(d.vocab, d.vpp) {
+            Some(list) => {
+                let listed_bound =
+                    ListedBound { spec: &spec, work: &work, state: least, budget_bytes };
+                let limit_s = limit_s * self.slack(list, &spec);
+                !listed_bound.is_below(&self.candidates(list, &spec), limit_s)
+            }
+            None => {
+                let layers = &self.cache.layers;
+                let partition_bound =
+                    PartitionBound::new(&spec, &work, least, layers, budget_bytes);
+                partition_bound.in_made_order(&self.cache).solve(limit_s).is_none()
+            }
+        }
+    }
+
+    /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
+    /// passes.
+    fn stated(
+        &self,
+        d: &Decisions,
+        view: &StateView,
+        parallel: &LayoutView,
+    ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
+        let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
+        let plain = match d.vocab.over_pipeline() {
+            true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
+            false => Rc::clone(&parallel.work),
+        };
+        let work = view.added_to(&plain, &spec);
+        (spec, plain, work)
+    }
+
+    /// Bound of a pipeline with parameter state `view` from the mean load, without memory, with
+    /// overheads, s.
+    pub(super) fn state_s(
+        &self,
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        view: &StateView,
+    ) -> f64 {
+        let p = spec.ranks as f64;
+        let mean = mean_params(spec, work);
+        let first = spec.options()[0];
+        let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
+        let passes_s = view.in_all_passes_s(work, spec) + spec.m() * layers_s;
+        let mean_s = passes_s / p + spec.m() * spec.passes_s() + view.tail_of_s(mean, spec.chunks);
+        self.with_overheads_s(mean_s + view.step_of_s(mean, spec.chunks))
+    }
+
+    pub(super) fn price_state(
+        &mut self,
+        d: Decisions,
+        view: &StateView,
+        parallel: &LayoutView,
+        (bound_s, best_s): (f64, f64),
+        paths: &Paths,
+        expansion: &mut Expansion,
+    ) {
+        let bar_s = expansion.bar_s(best_s);
+        let (spec, plain, work) = self.stated(&d, view, parallel);
+        let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
+        let least = closed::least_bytes(&spec, &plain, view.bytes);
+        if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
+            expansion.cut_by_memory += 1;
+            return;
+        }
+        let mean = mean_params(&spec, &work);
+        let step_s = view.step_of_s(mean, spec.chunks);
+        if let Some(list) = CutList::of(d.vocab, d.vpp) {
+            let budget_bytes = self.budget_bytes(&spec, &plain, view);
+            let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
+            let candidates = self.candidates(list, &spec);
+            let slack = self.slack(list, &spec);
+            let limit_s = self.pipeline_s(bar_s) * slack - step_s;
+            let mut below = listed_bound.below(&candidates, limit_s);
+            let key = PipelineKey::new(&d);
+            let known = known_paths(&key, paths, &expansion.paths);
+            below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &known) < limit_s);
+            if below.is_empty() {
+                expansion.cut_by_time += 1;
+                return;
+            }
+            expansion.placed += 1;
+            below.sort_by(|a, b| a.1.total_cmp(&b.1));
+            let cuts: Vec<_> =
+                below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
+            if let Some((found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
+                self.work = self.work.saturating_sub(found.work);
+                if slack > 1.0 {
+                    expansion.near.extend(best.clone());
+                }
+                expansion.take_listed(key, found, best, bar_s);
+            }
+            return;
+        }
+        let mut pipeline_s = self.placed_s(&spec, &work, view, bar_s) + step_s;
+        if spec.chunks == 1 && self.with_overheads_s(pipeline_s) < bar_s {
+            let known = known_paths(&PipelineKey::new(&d), paths, &expansion.paths);
+            pipeline_s = pipeline_s
+                .max(self.chains_s(&d, &parallel.layer_costs, view, bar_s, &known) + step_s);
+        }
+        let bound_s = bound_s.max(self.with_overheads_s(pipeline_s));
+        if bound_s >= bar_s {
+            expansion.cut_by_time += 1;
+            return;
+        }
+        expansion.placed += 1;
+        self.place(d, bound_s, bar_s, expansion);
+    }
+
+    /// The longest known chain of a configuration, s; infinite where no partition lies below
+    /// `bar_s`.
+    pub(super) fn chains_s(
+        &self,
+        d: &Decisions,
+        layer_costs: &LayerCosts,
+        view: &StateView,
+        bar_s: f64,
+        known: &[&CriticalPath],
+    ) -> f64 {
+        if known.is_empty() || CutList::of(d.vocab, d.vpp).is_some() {
+            return 0.0;
+        }
+        let spec = PipelineSpec::new(&self.cache, d, layer_costs);
+        let plain = MicroBatchCost::of(&self.cache, d, layer_costs);
+        let budget = self.budget_bytes(&spec, &plain, view);
+        let work = view.added_to(&plain, &spec);
+        let fixed = fixed_durations(&self.cache, d, layer_costs);
+        let partition_bound = PartitionBound::new(&spec, &work, view, &self.cache.layers, budget);
+        let partition_bound = partition_bound.in_made_order(&self.cache);
+        let Some(cuts) = partition_bound.solve(self.pipeline_s(bar_s)) else {
+            return f64::INFINITY;
+        };
+        let path_s =
+            |path: &&CriticalPath| partition_bound.path_s(&cuts, path, path.length_s(&fixed));
+        known.iter().map(path_s).fold(0.0, f64::max)
+    }
+
+    /// Whether known chains prune an open combination.
+    pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
+        let layer_costs = self.cache.layer_costs(d);
+        let view = StateView::new(&self.cache, d, &layer_costs.params);
+        let mean = layer_params(&self.cache, &layer_costs) * (1.0 / d.pp as f64);
+        let known: Vec<_> = known.iter().collect();
+        let pipeline_s = self.chains_s(d, &layer_costs, &view, best_s, &known);
+        self.with_overheads_s(pipeline_s + view.step_of_s(mean, 1)) >= best_s
+    }
+
+    /// The best of the candidate partitions that takes less than `bar_s` times `slack`.
+    fn place_listed(
+        &mut self,
+        d: Decisions,
+        cuts: &[Ranges],
+        bar_s: f64,
+        known: &[&CriticalPath],
+        slack: f64,
+    ) -> Option<(BestListed, Option<Candidate>)> {
+        let configuration = Configuration::new(&self.cache, d).ok()?;
+        let limits = Limits {
+            cutoff_s: configuration.pipeline_s(bar_s) * slack,
+            ignore_memory: self.task.ignore_memory,
+            known,
+            work: self.work,
+        };
+        let mut found = configuration.best_listed(cuts, limits, &mut self.scratch);
+        found.open_s = configuration.with_overheads_s(found.open_s);
+        let best = found.best.take();
+        let best = best.and_then(|(placed, pipeline_s)| {
+            offer(&configuration, placed, pipeline_s, f64::INFINITY)
+        });
+        Some((found, best))
+    }
+
+    /// Local search from placements of one pipeline, fastest first. Each start also tries the
+    /// partitions that earlier starts ended in, and is skipped unless it is then faster than the
+    /// best so far.
+    pub fn climb(&mut self, mut near: Vec<Candidate>) -> Option<Candidate> {
+        near.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
+        let mut cuts: Vec<Ranges> = vec![];
+        let mut best: Option<Candidate> = None;
+        for start in near {
+            let Ok(configuration) = Configuration::new(&self.cache, start.decisions) else {
+                continue;
+            };
+            let (ignore_memory, scratch) = (self.task.ignore_memory, &mut self.scratch);
+            let own_s = configuration.pipeline_s(start.iteration_s);
+            let limits = Limits { ignore_memory, ..Limits::below(own_s) };
+            let other = configuration.best_listed(&cuts, limits, scratch).best;
+            let start = other.unwrap_or((start.placed, own_s));
+            let bar_s = best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
+            if configuration.with_overheads_s(start.1) >= bar_s {
+                continue;
+            }
+            let (placed, pipeline_s) = configuration.hill_climb(start, ignore_memory, scratch);
+            cuts.push(placed.iter().map(|stage| (stage.start, stage.end)).collect());
+            best = offer(&configuration, placed, pipeline_s, bar_s).or(best);
+        }
+        best
+    }
+
+    /// Prices the placement that the dynamic program finds, and leaves the combination open where a
+    /// better placement than the incumbent may remain.
+    pub(super) fn place(
+        &mut self,
+        d: Decisions,
+        bound_s: f64,
+        bar_s: f64,
+        expansion: &mut Expansion,
+    ) {
+        let Ok(configuration) = Configuration::new(&self.cache, d) else { return };
+        let cutoff_s = configuration.pipeline_s(bar_s);
+        let ignore_memory = self.task.ignore_memory;
+        let Some(problem) = configuration.problem(cutoff_s, ignore_memory) else { return };
+        let Some(bounded) = dynamic_program::solve(&problem) else { return };
+        let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
+        if bound_s >= bar_s {
+            return;
+        }
+        let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
+        if let Some(placed) = configuration.placed(&problem, &bounded.choice) {
+            expansion.best =
+                offer(&configuration, placed, value_s, bar_s).or(expansion.best.take());
+        }
+        if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+            let path = problem.critical_path(&bounded.choice, &mut self.scratch);
+            expansion.paths.push((PipelineKey::new(&configuration.decisions), path));
+            expansion.open.push(Open { decisions: configuration.decisions, bound_s });
+        }
+    }
+}
+
+/// Known chains of a pipeline, with those just found.
+fn known_paths<'p>(
+    key: &PipelineKey,
+    paths: &'p Paths,
+    own: &'p [(PipelineKey, CriticalPath)],
+) -> Vec<&'p CriticalPath> {
+    let own = own.iter().filter(|(of, _)| of == key).map(|(_, path)| path);
+    paths.get(key).into_iter().flatten().chain(own).collect()
+}
+
+/// A candidate, if it is faster than `bar_s`.
+fn offer(
+    configuration: &Configuration<'_>,
+    placed: Placed,
+    pipeline_s: f64,
+    bar_s: f64,
+) -> Option<Candidate> {
+    let iteration_s = configuration.with_overheads_s(pipeline_s);
+    let decisions = || configuration.decisions.clone();
+    (iteration_s < bar_s).then(|| Candidate { decisions: decisions(), placed, iteration_s })
+}
+
+/// Parameters of the layers of a rank, on average.
+fn mean_params(spec: &PipelineSpec, work: &MicroBatchCost) -> LocalParams {
+    work.params() * (spec.copies() as f64 / spec.ranks as f64)
+}
+
+/// Parameters of all layers.
+fn layer_params(cache: &CostCache<'_>, layer_costs: &LayerCosts) -> LocalParams {
+    let counts = cache.layers.between(0, cache.layers.len());
+    let all = layer_costs.params.iter().zip(counts);
+    all.fold(LocalParams::default(), |sum, (&params, count)| sum + params * count as f64)
+}

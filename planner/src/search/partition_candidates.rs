@@ -1,0 +1,506 @@
+//! Candidate partitions of schedules with several chunks per pipeline rank: a list short enough to
+//! price in full. A placement is a partition with a recompute split for every stage.
+//!
+//! - At most [`FEW_CUTS`] ways to cut the layers into stages: all of them. Each is priced with
+//!   every recompute split, which the integer program decides. Bidirectional pipelines use the
+//!   rungs of the recompute ladder instead: their two stages have few cuts at any depth, and the
+//!   integer programs would take minutes.
+//! - More than that: a family. Chunks are as even as possible, except that the first and the last
+//!   stage, which also hold the vocabulary layers, may have up to [`LIGHTER`] layers fewer, or as
+//!   many as the min–max rule of layer redistribution gives them. Every rank recomputes on the
+//!   lowest rung of a ladder ([`crate::pricing::recompute_ladder`]) that fits.
+//!
+//! Within the candidates the search is exact. From the best of a family, `super::local_search`
+//! goes on to other partitions. With one chunk per rank every contiguous partition and recompute
+//! split is open, and the integer program decides (`super::partition_problem`).
+//!
+//! [`FEW_CUTS`]: crate::pricing::listed_cuts::FEW_CUTS
+//! [`LIGHTER`]: crate::pricing::listed_cuts::LIGHTER
+
+use crate::partition::bidirectional::Bidirectional;
+use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::partition::{Column, Problem, Scratch, ilp};
+use crate::pricing::listed_cuts::{Ranges, even_counts, few_cuts, to_ranges};
+use crate::pricing::priced::{Placed, PlacedStage};
+use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
+use crate::pricing::recompute_split::{RecomputeCost, options};
+use crate::pricing::{Configuration, StageCost};
+use crate::request::task::SOLVER_WORK;
+use crate::simulate::CriticalPath;
+use models::schedule::ScheduleName;
+use rustc_hash::FxHashMap as HashMap;
+
+impl Configuration<'_> {
+    /// Whether every partition and recompute split is open with several chunks per rank.
+    pub fn is_open(&self) -> bool {
+        let once = self.decisions.vpp > 1 && self.decisions.layout().copies() == 1;
+        once && few_cuts(self.cache.layers.len(), self.stages())
+    }
+
+    /// The best placement over candidate partitions within limits.
+    pub fn best_listed(
+        &self,
+        list: &[Ranges],
+        limits: Limits<'_>,
+        scratch: &mut Scratch,
+    ) -> BestListed {
+        let Limits { cutoff_s, ignore_memory, known, work } = limits;
+        let mut costs = HashMap::default();
+        let mut found = BestListed { cutoff_s, ..BestListed::default() };
+        for ranges in list {
+            let stages = self.stage_costs(ranges, &mut costs);
+            let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
+            if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= found.limit_s() {
+                continue;
+            }
+            let first = self.least_recomputes(ranges);
+            let open = self.is_open() && !ignore_memory && !self.fits(ranges, &stages, &first);
+            for recompute_choices in
+                self.fitting_recomputes(ranges, &stages, ignore_memory, found.limit_s())
+            {
+                let columns = self.columns_at(ranges, &stages, &recompute_choices);
+                if self.chain_s(&columns) >= found.limit_s() {
+                    continue;
+                }
+                let problem = self.problem_of(columns.into_iter().map(|c| vec![c]).collect());
+                if let Some(value_s) = self.value_s(&problem, known, &mut found, scratch) {
+                    found.offer(placed(ranges, recompute_choices), value_s);
+                }
+            }
+            // The rows of the integer program are chains from the start of the iteration to its
+            // end.
+            if open && !self.decisions.post_validation {
+                self.best_recomputes(ranges, &stages, work, &mut found, scratch);
+            }
+        }
+        found
+    }
+
+    /// Time of the only choice of `problem` before overheads, s; `None` where a known chain shows
+    /// that it is no better than the best found. If it turns out no better, its critical path is
+    /// kept.
+    fn value_s(
+        &self,
+        problem: &Problem,
+        known: &[&CriticalPath],
+        found: &mut BestListed,
+        scratch: &mut Scratch,
+    ) -> Option<f64> {
+        let choice = vec![0; problem.stages()];
+        let limit_s = found.limit_s();
+        let chains = !self.decisions.post_validation;
+        let mut all = known.iter().copied().chain(&found.paths);
+        if chains && all.any(|path| problem.path_s(&choice, path, scratch) >= limit_s) {
+            return None;
+        }
+        let value_s = problem.iteration_s(&choice, scratch);
+        if chains && value_s >= limit_s {
+            found.paths.push(problem.critical_path(&choice, scratch));
+        }
+        Some(value_s)
+    }
+
+    /// Searches all recompute splits of a partition by the integer program.
+    fn best_recomputes(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        work: u64,
+        found: &mut BestListed,
+        scratch: &mut Scratch,
+    ) {
+        let all: Vec<_> =
+            ranges.iter().map(|&(start, end)| self.recompute_choices(start, end)).collect();
+        let columns =
+            ranges.iter().zip(stages).zip(&all).map(|((&range, cost), recompute_choices)| {
+                let column = |(index, recompute)| self.column(range, index, cost, recompute);
+                recompute_choices.iter().enumerate().map(column).collect()
+            });
+        let problem = self.problem_of(columns.collect());
+        let limits = ilp::Limits { work: work.saturating_sub(found.work), paths: true };
+        let report = ilp::solve(&problem, None, found.limit_s(), limits, scratch);
+        found.ilps += report.solves as u64;
+        found.ilp_s += report.elapsed_s;
+        found.work += report.work;
+        if let Some((choice, value_s)) = &report.best {
+            let chosen = choice
+                .iter()
+                .zip(&all)
+                .map(|(&index, recompute_choices)| recompute_choices[index].clone());
+            found.offer(placed(ranges, chosen.collect()), *value_s);
+        }
+        if !report.proven {
+            let chain_s = self.chain_s(&self.pinned_columns(ranges, stages));
+            found.open_s = found.open_s.min(report.bound_s.max(chain_s));
+        }
+    }
+
+    /// Lower bound on the passes of every placement in any order, s: some rank has at least the
+    /// mean load and runs its passes one after another.
+    pub fn mean_load_s(&self) -> f64 {
+        let ranges = to_ranges(even_counts(self.cache.layers.len(), self.stages()));
+        let stages = self.stage_costs(&ranges, &mut HashMap::default());
+        // The sum does not depend on the partition.
+        let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
+        self.micro_batches() * (work_s / self.devices() as f64 + self.vocab_pass_s())
+    }
+
+    /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
+    /// may also end with the reductions of its own rank.
+    fn chain_s(&self, columns: &[Column]) -> f64 {
+        // Without a barrier, ranks do not wait for what comes before their first and after their
+        // last pass.
+        if self.decisions.post_validation {
+            return 0.0;
+        }
+        if self.decisions.layout().copies() > 1 {
+            return self.bidirectional_chain_s(columns);
+        }
+        if !self.decisions.schedule.is_whole() {
+            return self.milestone_chain_s(columns);
+        }
+        let ranks = self.devices();
+        let m = self.micro_batches();
+        let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
+        let first_tail_s: f64 = columns.iter().step_by(ranks).map(|column| column.tail_s).sum();
+        for rank in 0..ranks {
+            // Stage j·p + i is chunk j of rank i.
+            let own = || columns.iter().skip(rank).step_by(ranks);
+            let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
+            let tail_s = own().map(|column| column.tail_s).sum::<f64>();
+            longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
+            step_s = step_s.max(own().map(|column| column.step_s).sum());
+            let link_s = self.link_behind_s(rank);
+            down_s += columns[rank].forward_s + link_s;
+            back_s += columns[rank].backward_s + link_s;
+        }
+        longest_s.max(self.looped_way_s(columns) + first_tail_s) + step_s
+    }
+
+    /// Breadth-first loops: the forward and backward path of one micro-batch, with the passes of
+    /// the others on the stages where they take longest, s.
+    fn looped_way_s(&self, columns: &[Column]) -> f64 {
+        if self.decisions.schedule != ScheduleName::LoopedBfs {
+            return 0.0;
+        }
+        let longest_s = |value: fn(&Column) -> f64| columns.iter().map(value).fold(0.0, f64::max);
+        let others_s = longest_s(|column| column.forward_s) + longest_s(|column| column.backward_s);
+        let way_s: f64 = columns.iter().map(Column::load_s).sum();
+        let links_s: f64 = (0..columns.len()).map(|stage| self.link_behind_s(stage)).sum();
+        way_s + 2.0 * links_s + (self.micro_batches() - 1.0) * others_s
+    }
+
+    /// The longest chain of a bidirectional pipeline; see [`crate::partition::bidirectional`].
+    fn bidirectional_chain_s(&self, columns: &[Column]) -> f64 {
+        let (down_s, back_s) = self.ways_s(columns);
+        let seconds: Vec<_> =
+            columns.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
+        let whole = self.decisions.schedule.is_whole();
+        let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
+        let (stages, down_s, back_s) = (&seconds[..], &down_s[..], &back_s[..]);
+        let bidirectional = Bidirectional { stages, down_s, back_s, runs, whole };
+        let both_s = |rank: usize, value: fn(&Column) -> f64| -> f64 {
+            self.stages_of(rank).map(|stage| value(&columns[stage])).sum()
+        };
+        let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
+        for rank in bidirectional.pairs() {
+            let tail_s = both_s(if whole { 0 } else { rank }, |column| column.tail_s);
+            longest_s = longest_s.max(bidirectional.end_s(rank, 0.0) + tail_s);
+            step_s = step_s.max(both_s(rank, |column| column.step_s));
+        }
+        longest_s + step_s
+    }
+
+    /// By stage, the forwards and the backwards of the stages before it with the links between, s.
+    fn ways_s(&self, columns: &[Column]) -> (Vec<f64>, Vec<f64>) {
+        let (mut down_s, mut back_s) = (vec![0.0], vec![0.0]);
+        for (stage, column) in columns.iter().enumerate() {
+            let link_s = self.link_behind_s(stage);
+            down_s.push(down_s[stage] + column.forward_s + link_s);
+            back_s.push(back_s[stage] + column.backward_s + link_s);
+        }
+        (down_s, back_s)
+    }
+
+    /// The longest chain between milestones; see [`crate::partition::milestones`].
+    fn milestone_chain_s(&self, columns: &[Column]) -> f64 {
+        let (ranks, stages) = (self.devices(), columns.len());
+        let link_s = |stage: usize| self.link_behind_s(stage);
+        let (down_s, back_s) = self.ways_s(columns);
+        let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
+        let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
+        for (rank, milestones) in self.pipeline().milestones.iter().enumerate() {
+            let stage_of = |chunk: usize| layout.stage_of(ranks, rank, chunk);
+            let own: Vec<&Column> =
+                (0..milestones.chunks.len()).map(|chunk| &columns[stage_of(chunk)]).collect();
+            let chunks: Vec<_> =
+                own.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
+            let seconds =
+                OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.vocab_pass_s() };
+            let behind_s = |stage: usize| back_s[stages] - back_s[stage + 1] + link_s(stage);
+            let around = ArrivalTimes {
+                arrive_s: down_s[rank],
+                ready_s: down_s[stages] + behind_s(stage_of(milestones.first_chunk)),
+                way_s: link_s(rank) + down_s[stages] - down_s[rank + 1] + behind_s(rank),
+            };
+            let ends = milestones.ends(&seconds, &around);
+            let tail_s: f64 = own.iter().map(|column| column.tail_s).sum();
+            let last_s = ends.last_backward_s + back_s[rank];
+            longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            step_s = step_s.max(own.iter().map(|column| column.step_s).sum());
+        }
+        longest_s + step_s
+    }
+
+    /// Costs of the stages. Where all layers are of one kind, equal stages are priced once.
+    fn stage_costs(&self, ranges: &Ranges, known: &mut StageCosts) -> Vec<StageCost> {
+        let stages = ranges.len();
+        let uniform = self.cache.layers.is_uniform();
+        let cost = |(stage, &(start, end)): (usize, &(usize, usize))| {
+            // Inner stages cost the same if there are no vocabulary shards, which only first chunks
+            // hold, and if both neighbours lie on other ranks at the same distance.
+            let inside = stage > 0
+                && stage + 1 < stages
+                && self.vocab_pass_s() == 0.0
+                && (self.p2p_transfer.is_alike() || !self.p2p_transfer.blocks);
+            let own = self.device_of(stage);
+            let is_shared =
+                inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;
+            let key = match (is_shared, uniform) {
+                (true, true) => (1, 0, end - start),
+                (false, true) => (stage, 0, end - start),
+                (_, false) => (stage, start, end),
+            };
+            known.entry(key).or_insert_with(|| self.stage(stage, start, end)).clone()
+        };
+        ranges.iter().enumerate().map(cost).collect()
+    }
+
+    /// Columns of the stages with the least recomputation allowed.
+    fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
+        let first = options(self.decisions.recompute)[0];
+        let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
+            let layers = self.layer_costs.layer.iter().zip(self.cache.layers.between(start, end));
+            let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);
+            Column {
+                forward_s: cost.forward.total_s(),
+                backward_s: cost.backward.total_s() - cost.weight_s + recompute.sum::<f64>(),
+                weight_s: cost.weight_s,
+                tail_s: cost.tail_s,
+                step_s: cost.optimizer_s + cost.gather_s,
+                ..Column::default()
+            }
+        };
+        ranges.iter().zip(stages).map(column).collect()
+    }
+
+    fn columns_at(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        recompute_choices: &[RecomputeCost],
+    ) -> Vec<Column> {
+        let all = ranges.iter().zip(stages).zip(recompute_choices);
+        all.map(|((&range, cost), recompute)| self.column(range, 0, cost, recompute)).collect()
+    }
+
+    fn least_recomputes(&self, ranges: &Ranges) -> Vec<RecomputeCost> {
+        ranges.iter().map(|&(start, end)| self.least_recompute(start, end)).collect()
+    }
+
+    /// The fastest recompute splits with which every rank fits. With one chunk per rank all splits
+    /// are considered; with several, one result for each ladder order on which no rank's own passes
+    /// take `limit_s`.
+    fn fitting_recomputes(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        ignore_memory: bool,
+        limit_s: f64,
+    ) -> Vec<Vec<RecomputeCost>> {
+        let first = self.least_recomputes(ranges);
+        let fits =
+            |recompute_choices: &[RecomputeCost]| self.fits(ranges, stages, recompute_choices);
+        if ignore_memory || fits(&first) {
+            return vec![first];
+        }
+        if self.decisions.vpp == 1 {
+            let budget = self.budget_bytes();
+            let stage = |(stage, cost): (usize, &StageCost)| {
+                let (start, end) = ranges[stage];
+                self.fastest_recompute(stage, (start, end), cost, budget)
+            };
+            return stages
+                .iter()
+                .enumerate()
+                .map(stage)
+                .collect::<Option<Vec<_>>>()
+                .into_iter()
+                .collect();
+        }
+        let orders = RecomputeLadder::chains(self.decisions.recompute).iter();
+        orders.filter_map(|&order| self.ladder_recomputes(ranges, stages, order, limit_s)).collect()
+    }
+
+    fn fits(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        recompute_choices: &[RecomputeCost],
+    ) -> bool {
+        let columns = self.columns_at(ranges, stages, recompute_choices);
+        self.problem_of(columns.into_iter().map(|c| vec![c]).collect()).fits(&vec![0; ranges.len()])
+    }
+
+    /// The recompute splits on every rank's lowest rung that fits.
+    fn ladder_recomputes(
+        &self,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        order: LadderOrder,
+        limit_s: f64,
+    ) -> Option<Vec<RecomputeCost>> {
+        let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
+        let mut recompute_choices = self.least_recomputes(ranges);
+        // Mirrored ranks hold the same stages.
+        for rank in 0..self.devices() / self.decisions.layout().copies() {
+            let ladder = self.ladder_of(rank, ranges, order);
+            let rung = ladder.least(|rung| {
+                let mut holders = self.holders_of(rank);
+                holders.all(|rank| self.rank_fits(rank, ranges, stages, ladder, rung))
+            })?;
+            let mut own_s = 0.0;
+            for stage in self.stages_of(rank) {
+                recompute_choices[stage] = self.recompute_at(ranges[stage], ladder, rung);
+                own_s += stages[stage].load_s() + recompute_choices[stage].recompute_s;
+            }
+            if runs * own_s >= limit_s {
+                return None;
+            }
+        }
+        Some(recompute_choices)
+    }
+
+    /// The recompute ladder of the chunks of a rank.
+    pub fn ladder_of(&self, rank: usize, ranges: &Ranges, order: LadderOrder) -> RecomputeLadder {
+        let chunks = self.stages_of(rank).map(|stage| ranges[stage]);
+        let longest = chunks.flat_map(|(start, end)| self.cache.layers.between(start, end)).max();
+        RecomputeLadder::new(order, self.decisions.recompute, longest.unwrap_or(0))
+    }
+
+    fn recompute_at(
+        &self,
+        range: (usize, usize),
+        ladder: RecomputeLadder,
+        rung: usize,
+    ) -> RecomputeCost {
+        self.recompute_cost(&ladder.recompute(rung, &self.cache.layers.counts(range.0, range.1)))
+    }
+
+    fn rank_fits(
+        &self,
+        rank: usize,
+        ranges: &Ranges,
+        stages: &[StageCost],
+        ladder: RecomputeLadder,
+        rung: usize,
+    ) -> bool {
+        let columns: Vec<Column> = self
+            .stages_of(rank)
+            .map(|stage| {
+                self.column(
+                    ranges[stage],
+                    0,
+                    &stages[stage],
+                    &self.recompute_at(ranges[stage], ladder, rung),
+                )
+            })
+            .collect();
+        let states: f64 = columns.iter().map(|column| column.state_bytes).sum();
+        let held = |counts: &Vec<u32>| -> f64 {
+            counts
+                .iter()
+                .zip(&columns)
+                .map(|(&n, column)| f64::from(n) * column.in_flight_bytes)
+                .sum()
+        };
+        let most = self.pipeline().in_flight[rank].iter().map(held).fold(0.0, f64::max);
+        states + most <= self.budget_bytes()
+    }
+}
+
+/// Limits on the placements of candidate partitions.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// Only placements below this time count, s.
+    pub cutoff_s: f64,
+    /// Whether to ignore memory.
+    pub ignore_memory: bool,
+    /// Chains of passes of the same order. What one of them shows to take too long is not
+    /// simulated.
+    pub known: &'a [&'a CriticalPath],
+    /// Work of integer programs, in the unit of [`ilp::Limits::work`].
+    pub work: u64,
+}
+
+impl Limits<'_> {
+    /// All placements below a cutoff that fit. Integer programs get a part of the work of a search.
+    pub fn below(cutoff_s: f64) -> Self {
+        Self { cutoff_s, ignore_memory: false, known: &[], work: SOLVER_WORK / 8 }
+    }
+}
+
+/// The best of some candidate partitions below a cutoff.
+#[derive(Clone, Debug)]
+pub struct BestListed {
+    cutoff_s: f64,
+    /// The best placement, with its time before overheads, s.
+    pub best: Option<(Placed, f64)>,
+    /// Critical paths of placements that were no better than the cutoff or the best before them.
+    pub paths: Vec<CriticalPath>,
+    /// Integer programs solved.
+    pub ilps: u64,
+    /// Wall time of these programs, s.
+    pub ilp_s: f64,
+    /// Their work, in the unit of [`ilp::Limits::work`].
+    pub work: u64,
+    /// Least bound of a program that ran out of work, s; infinite where none did.
+    pub open_s: f64,
+}
+
+impl Default for BestListed {
+    fn default() -> Self {
+        Self {
+            cutoff_s: f64::INFINITY,
+            best: None,
+            paths: vec![],
+            ilps: 0,
+            ilp_s: 0.0,
+            work: 0,
+            open_s: f64::INFINITY,
+        }
+    }
+}
+
+impl BestListed {
+    fn limit_s(&self) -> f64 {
+        self.best.as_ref().map_or(self.cutoff_s, |(_, best_s)| *best_s)
+    }
+
+    fn offer(&mut self, placed: Placed, value_s: f64) {
+        if value_s < self.limit_s() {
+            self.best = Some((placed, value_s));
+        }
+    }
+}
+
+fn placed(ranges: &Ranges, recompute_choices: Vec<RecomputeCost>) -> Placed {
+    let stage = |(&(start, end), recompute): (&(usize, usize), RecomputeCost)| PlacedStage {
+        start,
+        end,
+        recompute: recompute.recompute,
+    };
+    ranges.iter().zip(recompute_choices).map(stage).collect()
+}
+
+type StageCosts = HashMap<(usize, usize, usize), StageCost>;
