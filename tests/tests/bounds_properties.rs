@@ -27,7 +27,7 @@ const MOST_PLACEMENTS: usize = 3000;
 struct Subject<'a> {
     case: &'a Configuration<'a>,
     spec: PipelineSpec,
-    /// Without and with what states add to passes.
+    /// Costs of passes without and with those of states.
     plain: MicroBatchCost,
     work: MicroBatchCost,
     state: StateView,
@@ -121,7 +121,7 @@ impl<'a> Subject<'a> {
         let pipeline = || Arc::clone(self.case.pipeline());
         let shapes = Rc::new(Shapes::new(layers, spec, list));
         let members = ListedCuts::new(spec, Rc::clone(&shapes), pipeline);
-        // Chains of the placements that are not the best.
+        // Chains of placements other than the best.
         let (list, scratch) = (&shapes.list, &mut Scratch::default());
         let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
         let paths = self.case.best_listed(list, limits, scratch).paths;

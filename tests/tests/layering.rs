@@ -56,7 +56,7 @@ fn names(parts: &[&str]) -> BTreeSet<String> {
     parts.iter().map(|part| format!("{OURS}{part}")).collect()
 }
 
-/// Everything a package is built from.
+/// All packages that a package is built from.
 fn tree(graph: &Graph, package: &str) -> BTreeSet<String> {
     let mut open = vec![package.to_owned()];
     let mut seen = BTreeSet::new();

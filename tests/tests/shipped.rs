@@ -115,7 +115,8 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
 fn agree(name: &str, problem: &Problem) {
     let limits = ilp::Limits { paths: false, work: SOLVER_WORK };
     let dynamic_s = dynamic_program::solve(problem).expect("memory is endless").bound_s;
-    // Above the optimum, so that it cuts nothing that matters but gives the program its scale.
+    // A cutoff above the optimum: it excludes nothing that matters, but gives the integer program
+    // its scale.
     let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());
     let program_s = report.best.expect("something lies below").1;
     assert!(close(program_s, dynamic_s), "{name}: program {program_s}, dynamic {dynamic_s}");

@@ -146,7 +146,7 @@ fn an_iteration_is_its_passes_with_what_comes_behind() {
     for schedule in COPIED {
         let (d, _, _) = priced(schedule, 1, 0);
         let case = Configuration::new(&cache, d.clone()).unwrap();
-        // Uneven, so that no two stages take as long.
+        // An uneven cut, so that no two stages take equally long.
         let bounds = [0, 1, 4, 6, 8];
         let stage = |n: usize| PlacedStage {
             start: bounds[n],
