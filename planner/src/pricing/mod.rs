@@ -23,7 +23,7 @@ use models::decisions::{Decisions, Recompute, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
-use recompute_split::{self, RecomputeCost, RecomputeSplit};
+use recompute_split::{RecomputeCost, RecomputeSplit};
 use stage_transfers::{P2pTransfer, VocabPassCost, copies_s, gap_s, p2p_transfer, vocab_passes};
 use std::cell::OnceCell;
 use std::rc::Rc;

@@ -84,12 +84,12 @@ impl Configuration<'_> {
     pub(crate) fn recompute_cost(
         &self,
         recompute: &RecomputeSplit,
-    ) -> super::recompute_choices::RecomputeCost {
+    ) -> super::recompute_split::RecomputeCost {
         let bytes = |(kind, split): (usize, &[usize; 3])| -> f64 {
             let layer = &self.layer_costs.layer[kind];
             (0..3).map(|option| split[option] as f64 * layer.saved_bytes[option]).sum()
         };
-        super::recompute_choices::RecomputeCost {
+        super::recompute_split::RecomputeCost {
             recompute: recompute.clone(),
             recompute_s: self.recompute_parts(recompute).total_s(),
             in_flight_bytes: recompute.iter().enumerate().map(bytes).sum(),
