@@ -91,7 +91,7 @@ impl Groups {
         all.into_iter().try_for_each(|group| group.settle())?;
         let Some(vocab) = &self.vocab else { return Ok(()) };
         let VocabGroups { first, middle, last, input, input_gradient, .. } = vocab;
-        let lanes = [first, middle, last, input, input_gradient];
-        lanes.into_iter().try_for_each(|group| group.settle())
+        let vocab_groups = [first, middle, last, input, input_gradient];
+        vocab_groups.into_iter().try_for_each(|group| group.settle())
     }
 }

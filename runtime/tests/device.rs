@@ -3,14 +3,14 @@
 
 mod channels;
 mod common;
-mod opaque;
+mod fake_async_device;
 
 use channels::run_wired;
 use common::{Run, Split, check, model, open, train, train_on};
+use fake_async_device::{FakeAsyncDevice, Machine};
 use half::bf16;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use opaque::{Machine, Opaque};
 use runtime::comm::{CommError, Options, run_ranks};
 use runtime::device::DeviceError;
 use runtime::program::{Program, Recompute};
@@ -27,7 +27,7 @@ fn train_opaque<S: Number, W: Scalar, const MASTERS: bool>(
 ) -> Run {
     let (program, samples) = (split.program(&model(case)), open(case));
     let run = |world| {
-        let device = Opaque::<S, W, MASTERS>::on(machine);
+        let device = FakeAsyncDevice::<S, W, MASTERS>::on(machine);
         train_on(device, &program, split, steps, Some(case), &*samples, world)
     };
     run_ranks(split.ranks(), Options::default(), run).swap_remove(0).unwrap()
@@ -135,7 +135,7 @@ fn a_step_reads_two_sums_and_nothing_else() {
         let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
         let (program, samples) = (split.program(&model(case)), open(case));
         run_ranks(split.ranks(), Options::default(), |world| {
-            let device = Opaque::<f32, f32>::on(&machine);
+            let device = FakeAsyncDevice::<f32, f32>::on(&machine);
             let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
             rank.initialise();
             rank.groups().world.barrier().unwrap();
@@ -166,7 +166,7 @@ fn ranks_as_processes_go_by_way_of_the_host() {
     let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
     let (program, samples) = (split.program(&model(case)), open(case));
     let run = |world| {
-        let device = Opaque::<f32, f32>::on(&machine);
+        let device = FakeAsyncDevice::<f32, f32>::on(&machine);
         train_on(device, &program, &split, 2, Some(case), &*samples, world)
     };
     let found = run_wired(split.ranks(), Options::default(), run).swap_remove(0).unwrap();
@@ -197,8 +197,8 @@ fn post_validation_on_a_device() {
     }
     let machine = Arc::new(Machine::default());
     let host = ahead(&program, runtime::Host::<f32>::serial);
-    assert_eq!(ahead(&program, || Opaque::<f32, f32>::on(&machine)), host);
-    assert_eq!(ahead(&program, || Opaque::<f32, f32, true>::on(&machine)), host);
+    assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32>::on(&machine)), host);
+    assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32, true>::on(&machine)), host);
 }
 
 /// What fails on the device is told by the next call that waits, and ends all ranks.
@@ -208,7 +208,7 @@ fn a_device_that_fails_ends_the_run() {
     let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
     let (program, samples) = (split.program(&model(case)), open(case));
     let ends = run_ranks(split.ranks(), Options::default(), |world| {
-        let device = Opaque::<f32, f32>::on(&machine);
+        let device = FakeAsyncDevice::<f32, f32>::on(&machine);
         let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
         rank.initialise();
         rank.gradients(&*samples, 0, None).unwrap();

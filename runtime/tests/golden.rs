@@ -5,9 +5,9 @@ mod common;
 
 use common::{Split, check, expected, golden, model, open, train};
 use models::schedule::ScheduleName;
-use runtime::checkpoint::{Checkpoint, TensorFile};
 use runtime::comm::run_ranks;
 use runtime::program::Recompute;
+use runtime::state::checkpoint::{Checkpoint, TensorFile};
 use runtime::{Host, Rank, Scalar};
 
 /// Each case on one rank, in one micro-batch, all 20 steps.

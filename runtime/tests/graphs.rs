@@ -7,13 +7,13 @@ use common::{Split, model, open};
 use models::decisions::Vocab;
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
-use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
 use runtime::kernels::cuda::{self, Lagging, Rehearsal, machine::Machine};
 use runtime::program::{Program, Recompute};
-use runtime::{Host, LrSchedule, Optimizer, Rank, Replays, Shape};
+use runtime::state::checkpoint::{Checkpoint, Whole};
+use runtime::{Host, LrSchedule, LrShape, Optimizer, Rank, Replays};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn train(
     world: Box<dyn Communicator>,
     refused: Option<&'static str>,
 ) -> (Option<Ended>, Replays) {
-    let lr = LrSchedule { peak: 1e-2, shape: Shape::Cosine, warmup: 2, steps: STEPS };
+    let lr = LrSchedule { peak: 1e-2, shape: LrShape::Cosine, warmup: 2, steps: STEPS };
     let clip = Some(0.9);
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip };
     let samples = Masked(open(case));

@@ -3,7 +3,7 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkfifo};
-use runtime::checkpoint::TensorFile;
+use runtime::state::checkpoint::TensorFile;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader};

@@ -222,7 +222,7 @@ fn stages_of_any_length() {
 
 #[test]
 fn a_checkpoint_in_shards() {
-    use runtime::checkpoint::{Checkpoint, TensorFile, write};
+    use runtime::state::checkpoint::{Checkpoint, TensorFile, write};
     let folder = std::env::temp_dir().join(format!("meshwright-shards-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = TensorFile::open(&golden("llama_gqa").join("model.safetensors")).unwrap();

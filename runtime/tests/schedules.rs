@@ -17,7 +17,7 @@ use models::schedule::{Pass, PassKind, Schedule, ScheduleName, StageLayout};
 use runtime::comm::{Delays, Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Gradients, Host, Optimizer, Rank};
+use runtime::{Error, Host, Optimizer, Rank, StepResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -504,7 +504,7 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
 }
 
 /// Rank 0's numbers, and its last gradients.
-fn finished(rank: &Rank<'_, Host<f64>>, results: &[Gradients]) -> Option<Run> {
+fn finished(rank: &Rank<'_, Host<f64>>, results: &[StepResult]) -> Option<Run> {
     let (gradients, weights) = (rank.whole_gradients().unwrap(), rank.whole_weights().unwrap());
     let losses = results.iter().map(|result| result.loss).collect();
     let norms = results.iter().map(|result| result.norm).collect();

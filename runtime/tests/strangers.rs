@@ -50,8 +50,8 @@ fn free_port() -> String {
 }
 
 /// Rank `rank` of four with a token, which meet at an address.
-fn rank_of_four(mut command: Command, rank: usize, meeting: &str) -> Child {
-    as_rank(&mut command, rank).args(["--rendezvous", meeting, "--time-limit-s", "50"]);
+fn rank_of_four(mut command: Command, rank: usize, rendezvous: &str) -> Child {
+    as_rank(&mut command, rank).args(["--rendezvous", rendezvous, "--time-limit-s", "50"]);
     command.env("MESHWRIGHT_TOKEN", TOKEN).spawn().unwrap()
 }
 
@@ -119,14 +119,14 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     let (code, said) = ended(golden(&alone, 5).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
 
-    let meeting = free_port();
-    let start = |rank| rank_of_four(golden(&disturbed, 5), rank, &meeting);
+    let rendezvous = free_port();
+    let start = |rank| rank_of_four(golden(&disturbed, 5), rank, &rendezvous);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let ports: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
     // Only where it was said.
     assert!(ports.iter().all(|port| port.ip().is_loopback()), "{ports:?}");
-    assert!(ports.iter().any(|port| port.to_string() == meeting), "{ports:?}");
+    assert!(ports.iter().any(|port| port.to_string() == rendezvous), "{ports:?}");
     let mut open = Vec::new();
     for &port in &ports {
         for attack in attacks() {
@@ -171,8 +171,8 @@ fn a_run_that_trains_listens_nowhere() {
     let (code, said) = ended(golden_on(&alone, steps, &data).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
 
-    let meeting = free_port();
-    let start = |rank| rank_of_four(golden_on(&disturbed, steps, &data), rank, &meeting);
+    let rendezvous = free_port();
+    let start = |rank| rank_of_four(golden_on(&disturbed, steps, &data), rank, &rendezvous);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let before: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
@@ -208,14 +208,14 @@ fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
     stream.write_all(list)
 }
 
-/// What a rank comes to where somebody else listens at the meeting point.
+/// What a rank comes to where somebody else listens at the rendezvous point.
 fn meets(
     list: Option<Vec<u8>>,
     answer: &'static [u8],
     token: Option<&str>,
 ) -> (Option<i32>, String) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let meeting = listener.local_addr().unwrap().to_string();
+    let rendezvous = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
         let mut open = Vec::new();
         for mut stream in listener.incoming().flatten() {
@@ -227,7 +227,7 @@ fn meets(
         }
     });
     let mut command = golden(&folder("impostor"), 3);
-    as_rank(&mut command, 1).args(["--rendezvous", &meeting, "--time-limit-s", "3"]);
+    as_rank(&mut command, 1).args(["--rendezvous", &rendezvous, "--time-limit-s", "3"]);
     command.envs(token.map(|token| ("MESHWRIGHT_TOKEN", token)));
     let begun = Instant::now();
     let end = ended(command.spawn().unwrap());
@@ -269,10 +269,10 @@ fn lists_of_a_rank_0_that_cannot_be_are_errors() {
 
 #[test]
 fn a_rank_with_another_token_does_not_come_in() {
-    let (folder, meeting) = (folder("token"), free_port());
+    let (folder, rendezvous) = (folder("token"), free_port());
     let start = |rank: usize| {
         let mut command = golden(&folder, 3);
-        as_rank(&mut command, rank).args(["--rendezvous", &meeting, "--time-limit-s", "3"]);
+        as_rank(&mut command, rank).args(["--rendezvous", &rendezvous, "--time-limit-s", "3"]);
         let token = if rank == 2 { "fedcba9876543210" } else { TOKEN };
         command.env("MESHWRIGHT_TOKEN", token).spawn().unwrap()
     };

@@ -5,7 +5,7 @@
 
 use clap::Parser;
 use models::cluster::MeasuredGpu;
-use runtime::calibration::{Bench, GpuBench, Part, Sweep, measure};
+use runtime::calibration::{Bench, BenchPart, GpuBench, Sweep, measure};
 use runtime::kernels::cuda::Gpu;
 use runtime::models;
 use std::fmt::Display;
@@ -29,7 +29,7 @@ struct Flags {
         value_delimiter = ',',
         default_value = "memory,products,attention,collectives,steps"
     )]
-    parts: Vec<Part>,
+    parts: Vec<BenchPart>,
     /// Ranks that share the GPU in collectives; 1 measures none
     #[arg(long, default_value_t = 1)]
     ranks: usize,

@@ -2,7 +2,7 @@
 
 use super::{Bench, LayerSize, program_of, training};
 use crate::comm::{CommError, Op, Options, Solo, run_ranks};
-use crate::device::{DeviceError, Gpu as Device, Group, Space};
+use crate::device::{DeviceError, DeviceGroup, Gpu as Device, Space};
 use crate::error::Error;
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
@@ -303,7 +303,7 @@ impl Bench for GpuBench {
         let run = |world: Box<dyn crate::comm::Communicator>| -> Result<f64, Error> {
             let queue = gpu.fork().map_err(failed)?;
             let device = Device::<f32>::new(queue.clone());
-            let group = Group::new(&device, world.as_ref());
+            let group = DeviceGroup::new(&device, world.as_ref());
             let len = bytes / 4;
             let one = || -> Result<(), Error> {
                 let memory = device.zeros::<f32>(match kind {

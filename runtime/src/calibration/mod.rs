@@ -17,7 +17,7 @@ use models::cluster::{
 
 /// What can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub enum BenchPart {
     /// Launches, copies, elementwise kernels, the optimizer.
     Memory,
     /// Matrix products.
@@ -187,15 +187,15 @@ pub trait Bench {
 pub fn measure(
     bench: &mut dyn Bench,
     sweep: &Sweep,
-    part: Part,
+    part: BenchPart,
     measured: &mut MeasuredGpu,
 ) -> Result<(), Error> {
     match part {
-        Part::Memory => memory(bench, sweep, measured),
-        Part::Products => products(bench, sweep, measured),
-        Part::Attention => attention(bench, sweep, measured),
-        Part::Collectives => collectives(bench, sweep, measured),
-        Part::Steps => steps(bench, sweep, measured),
+        BenchPart::Memory => memory(bench, sweep, measured),
+        BenchPart::Products => products(bench, sweep, measured),
+        BenchPart::Attention => attention(bench, sweep, measured),
+        BenchPart::Collectives => collectives(bench, sweep, measured),
+        BenchPart::Steps => steps(bench, sweep, measured),
     }
 }
 

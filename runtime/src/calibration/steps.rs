@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::program::{Program, Recompute, StageProgram};
 use crate::rank::{Optimizer, Rank};
-use crate::reduce::Reduction;
+use crate::step::reduce::Reduction;
 use models::decisions::RankOrder;
 use models::input::Source;
 use models::mesh::Mesh;

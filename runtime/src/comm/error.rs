@@ -1,6 +1,6 @@
 //! What can go wrong between ranks.
 
-use crate::device::DeviceError;
+use crate::device_error::DeviceError;
 use std::fmt::{self, Display};
 use thiserror::Error;
 

@@ -20,7 +20,8 @@
 mod call;
 mod combine;
 mod error;
-mod hub;
+mod host_name;
+mod liveness;
 mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -35,10 +36,11 @@ pub mod wire;
 
 pub use call::{Call, Kind, Op, Tag};
 pub use error::{CommError, Peer};
+pub(crate) use host_name::host_name;
 pub use local::{LocalComm, run_ranks, world};
-pub use nccl::{Freight, NcclComm};
+pub use nccl::{NcclBuffer, NcclComm};
 pub use options::{Delays, Options};
-pub use payload::{Cargo, Dtype, Element, Payload};
+pub use payload::{DeviceBuffer, Dtype, Element, Payload};
 pub use solo::Solo;
 pub use stats::{Counted, Stats, Traffic, since};
 pub use typed::Request;

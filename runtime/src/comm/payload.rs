@@ -1,7 +1,7 @@
 //! What travels: vectors of a few element types, and memory of devices.
 
-use super::{Freight, Op};
-use crate::device::DeviceError;
+use super::{NcclBuffer, Op};
+use crate::device_error::DeviceError;
 use half::bf16;
 use std::any::Any;
 use std::fmt::Debug;
@@ -50,9 +50,9 @@ impl Dtype {
 
 /// Memory of a device on its way between ranks whose process shares the device.
 ///
-/// What is computed here is queued on the stream of the rank that gave this cargo, behind what others gave, and keeps
+/// What is computed here is queued on the stream of the rank that gave this buffer, behind what others gave, and keeps
 /// alive what it reads until it has run.
-pub trait Cargo: Any + Debug + Send + Sync {
+pub trait DeviceBuffer: Any + Debug + Send + Sync {
     /// Its element type.
     fn dtype(&self) -> Dtype;
 
@@ -68,7 +68,7 @@ pub trait Cargo: Any + Debug + Send + Sync {
     fn as_any(&self) -> &dyn Any;
 
     /// As NCCL takes it, where it is memory of a GPU.
-    fn freight(&mut self) -> Option<&mut dyn Freight> {
+    fn nccl_buffer(&mut self) -> Option<&mut dyn NcclBuffer> {
         None
     }
 
@@ -81,16 +81,19 @@ pub trait Cargo: Any + Debug + Send + Sync {
     /// They are of another device or element type.
     fn reduced(
         &self,
-        given: &[&dyn Cargo],
+        given: &[&dyn DeviceBuffer],
         range: Range<usize>,
         op: Op,
-    ) -> Result<Box<dyn Cargo>, DeviceError>;
+    ) -> Result<Box<dyn DeviceBuffer>, DeviceError>;
 
     /// Ranges of several, one behind the other.
     ///
     /// # Errors
     /// They are of another device or element type.
-    fn joined(&self, parts: &[(&dyn Cargo, Range<usize>)]) -> Result<Box<dyn Cargo>, DeviceError>;
+    fn joined(
+        &self,
+        parts: &[(&dyn DeviceBuffer, Range<usize>)],
+    ) -> Result<Box<dyn DeviceBuffer>, DeviceError>;
 }
 
 /// A vector of one of the element types, or memory of a device.
@@ -107,7 +110,7 @@ pub enum Payload {
     /// 16-bit floats.
     Bf16(Vec<bf16>),
     /// Memory of a device, where the communicator carries it.
-    Device(Box<dyn Cargo>),
+    Device(Box<dyn DeviceBuffer>),
 }
 
 impl Payload {
@@ -130,7 +133,7 @@ impl Payload {
             Self::I64(_) => Dtype::I64,
             Self::U8(_) => Dtype::U8,
             Self::Bf16(_) => Dtype::Bf16,
-            Self::Device(cargo) => cargo.dtype(),
+            Self::Device(buffer) => buffer.dtype(),
         }
     }
 
@@ -168,7 +171,7 @@ impl Payload {
             Self::I64(v) => v.len(),
             Self::U8(v) => v.len(),
             Self::Bf16(v) => v.len(),
-            Self::Device(cargo) => cargo.len(),
+            Self::Device(buffer) => buffer.len(),
         }
     }
 

@@ -6,20 +6,20 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 /// A group of ranks, and the device of this one.
-pub struct Group<'a, D> {
+pub struct DeviceGroup<'a, D> {
     device: &'a D,
     comm: &'a dyn Communicator,
 }
 
 /// A call under way, which gives back memory. What was given to it is out of reach until then.
 #[must_use = "a call that nobody waits for may never finish"]
-pub struct Moving<D, E> {
+pub struct DeviceRequest<D, E> {
     pending: Box<dyn Pending>,
     call: Call,
     element: PhantomData<fn() -> (D, E)>,
 }
 
-impl<D: Space, E: Element> Moving<D, E> {
+impl<D: Space, E: Element> DeviceRequest<D, E> {
     /// Waits for the call on the host, and takes what came back, which may be still under way on the device.
     ///
     /// # Errors
@@ -34,9 +34,9 @@ impl<D: Space, E: Element> Moving<D, E> {
     }
 }
 
-/// Errors of all operations are those of [`Moving::wait`] and [`Communicator::start`].
+/// Errors of all operations are those of [`DeviceRequest::wait`] and [`Communicator::start`].
 #[allow(clippy::missing_errors_doc)]
-impl<'a, D: Device> Group<'a, D> {
+impl<'a, D: Device> DeviceGroup<'a, D> {
     /// These ranks.
     pub fn new(device: &'a D, comm: &'a dyn Communicator) -> Self {
         Self { device, comm }
@@ -48,11 +48,11 @@ impl<'a, D: Device> Group<'a, D> {
         kind: Kind,
         count: usize,
         memory: D::Memory<E>,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         let call = Call { kind, dtype: E::DTYPE, count, site: Location::caller() };
         let payload = self.device.wrap(memory, self.comm)?;
         let pending = self.comm.start(call.clone(), payload)?;
-        Ok(Moving { pending, call, element: PhantomData })
+        Ok(DeviceRequest { pending, call, element: PhantomData })
     }
 
     /// Starts sending to a rank.
@@ -62,7 +62,7 @@ impl<'a, D: Device> Group<'a, D> {
         memory: D::Memory<E>,
         to: usize,
         tag: Tag,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::Send { to, tag }, D::len(&memory), memory)
     }
 
@@ -83,7 +83,7 @@ impl<'a, D: Device> Group<'a, D> {
         &self,
         memory: D::Memory<E>,
         root: usize,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::Broadcast { root }, D::len(&memory), memory)
     }
 
@@ -93,7 +93,7 @@ impl<'a, D: Device> Group<'a, D> {
         &self,
         memory: D::Memory<E>,
         op: Op,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::AllReduce { op }, D::len(&memory), memory)
     }
 
@@ -112,7 +112,7 @@ impl<'a, D: Device> Group<'a, D> {
     pub fn start_all_gather<E: Element>(
         &self,
         memory: D::Memory<E>,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::AllGather, D::len(&memory), memory)
     }
 
@@ -128,7 +128,7 @@ impl<'a, D: Device> Group<'a, D> {
         &self,
         memory: D::Memory<E>,
         op: Op,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         let (count, size) = (D::len(&memory), self.comm.size());
         let kind = Kind::ReduceScatter { op };
         if !count.is_multiple_of(size) {

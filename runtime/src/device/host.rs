@@ -71,7 +71,7 @@ impl<T: Scalar> Space for Host<T> {
         view.split_at_mut(at)
     }
 
-    fn lane(&self) -> Self {
+    fn fork_stream(&self) -> Self {
         Self::serial()
     }
 

@@ -18,8 +18,10 @@ mod group;
 mod host;
 
 pub use gpu::Gpu;
-pub use group::{Group, Moving};
+pub use group::{DeviceGroup, DeviceRequest};
 pub use host::Host;
+
+pub use crate::device_error::DeviceError;
 
 use crate::comm::{CommError, Communicator, Element, Payload};
 use crate::scalar::{Number, Scalar};
@@ -38,12 +40,6 @@ use kernels::{Cpu, Output};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use thiserror::Error;
-
-/// What a device says went wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the device failed: {0}")]
-pub struct DeviceError(pub String);
 
 /// What a device's memory came to: what was reserved for all ranks that share it, how much of that was used at most, and
 /// what was taken beyond it.
@@ -110,7 +106,7 @@ pub trait Space: Sized + Send + Sync + 'static {
 
     /// A handle for another thread of this rank: what it is asked comes behind all that was asked here so far.
     #[must_use]
-    fn lane(&self) -> Self;
+    fn fork_stream(&self) -> Self;
 
     /// Threads for what a rank does on the host.
     fn host(&self) -> &Cpu;
@@ -160,7 +156,7 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// What is asked from now on comes behind that mark of another stream.
     fn wait_for(&self, mark: &Self::Mark);
 
-    /// Memory as a communicator's cargo: as it is where the communicator carries this device's memory, else a copy
+    /// Memory as a communicator's buffer: as it is where the communicator carries this device's memory, else a copy
     /// on the host.
     ///
     /// # Errors

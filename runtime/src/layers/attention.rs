@@ -1,11 +1,13 @@
 //! Self-attention over this rank's heads, from the normed stream to partial sums of its output.
 
-use super::inner::{Inner, Kept};
 use super::linear::Linear;
-use super::{Context, Names, WeightWork};
-use crate::buffer::{Buffer, WideBuffer};
+use super::sublayer::{KeptActivations, Sublayer};
+use super::{Context, TensorNames, WeightWork};
 use crate::device::{Device, Gradients, Saved, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, Placement, RowBlock, SharedBuffer,
+};
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
 use kernels::{Output, rope};
 use models::model::{ModelSpec, Positions};
@@ -35,11 +37,11 @@ pub struct AttentionKept<D: Space> {
     q: Buffer<D>,
     k: Buffer<D>,
     v: Buffer<D>,
-    out: Shared<D>,
+    out: SharedBuffer<D>,
     lse: WideBuffer<D>,
 }
 
-impl<D: Space> Kept for AttentionKept<D> {
+impl<D: Space> KeptActivations for AttentionKept<D> {
     fn bytes(&self) -> usize {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Buffer::bytes);
         q + k + v + self.out.bytes() + self.lse.bytes()
@@ -61,7 +63,7 @@ impl Attention {
     /// key/value heads that its query heads use, copies where there are fewer than ranks, whose
     /// gradients are then parts of the whole.
     pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
-        let (names, spec, tp) = (Names::of(model), &model.attention, inventory.tp());
+        let (names, spec, tp) = (TensorNames::of(model), &model.attention, inventory.tp());
         let (hidden, head_dim) = (model.hidden as usize, spec.head_dim as usize);
         let (total_heads, total_kv) = (spec.heads as usize, spec.kv_heads as usize);
         let (heads, kv_heads) = (total_heads / tp, (total_kv / tp).max(1));
@@ -127,9 +129,9 @@ impl Attention {
     }
 }
 
-impl<D: Device> Inner<D> for Attention {
+impl<D: Device> Sublayer<D> for Attention {
     type Kept = AttentionKept<D>;
-    type Work = AttentionWork<D>;
+    type Work = AttentionWeightWork<D>;
 
     fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> AttentionKept<D> {
         let (device, n) = (ctx.device, ctx.tokens());
@@ -157,8 +159,8 @@ impl<D: Device> Inner<D> for Attention {
         &self,
         ctx: &Context<'_, D>,
         kept: &AttentionKept<D>,
-        dy: &Shared<D>,
-    ) -> (Buffer<D>, AttentionWork<D>) {
+        dy: &SharedBuffer<D>,
+    ) -> (Buffer<D>, AttentionWeightWork<D>) {
         let (device, n) = (ctx.device, ctx.tokens());
         let mut dout = ctx.buffer(kept.out.len());
         self.o.backward_input(ctx, dy, &mut dout, Output::Overwrite);
@@ -178,13 +180,13 @@ impl<D: Device> Inner<D> for Attention {
         self.q.backward_input(ctx, &dq, &mut dh, Output::Overwrite);
         self.k.backward_input(ctx, &dk, &mut dh, Output::Accumulate);
         self.v.backward_input(ctx, &dv, &mut dh, Output::Accumulate);
-        let work = AttentionWork { out: kept.out.clone(), dy: dy.clone(), dq, dk, dv };
+        let work = AttentionWeightWork { out: kept.out.clone(), dy: dy.clone(), dq, dk, dv };
         (dh, work)
     }
 
-    fn weights(&self, work: AttentionWork<D>, h: &Shared<D>) -> Vec<WeightWork<D>> {
-        let AttentionWork { out, dy, dq, dk, dv } = work;
-        let of = |linear: Linear, x: &Shared<D>, dy: Shared<D>| WeightWork::Linear {
+    fn weights(&self, work: AttentionWeightWork<D>, h: &SharedBuffer<D>) -> Vec<WeightWork<D>> {
+        let AttentionWeightWork { out, dy, dq, dk, dv } = work;
+        let of = |linear: Linear, x: &SharedBuffer<D>, dy: SharedBuffer<D>| WeightWork::Linear {
             linear,
             x: x.clone(),
             dy,
@@ -199,16 +201,16 @@ impl<D: Device> Inner<D> for Attention {
 }
 
 /// What the work on weights reads, apart from the layer's input.
-pub struct AttentionWork<D: Space> {
-    out: Shared<D>,
-    dy: Shared<D>,
+pub struct AttentionWeightWork<D: Space> {
+    out: SharedBuffer<D>,
+    dy: SharedBuffer<D>,
     dq: Buffer<D>,
     dk: Buffer<D>,
     dv: Buffer<D>,
 }
 
 /// Shape of a matrix in its checkpoint.
-pub(super) fn oriented(names: Names, outputs: usize, inputs: usize) -> Vec<usize> {
+pub(super) fn oriented(names: TensorNames, outputs: usize, inputs: usize) -> Vec<usize> {
     if names.is_gpt2() { vec![inputs, outputs] } else { vec![outputs, inputs] }
 }
 
@@ -224,7 +226,11 @@ impl Widths {
         if self.kv.ways < tp { Gradient::Partial } else { Gradient::Whole }
     }
 
-    fn linear(&self, weight: crate::params::Part, bias: Option<crate::params::Part>) -> Linear {
+    fn linear(
+        &self,
+        weight: crate::state::params::ParameterSlice,
+        bias: Option<crate::state::params::ParameterSlice>,
+    ) -> Linear {
         let outputs = weight.len / self.hidden;
         Linear { weight, bias, inputs: self.hidden, outputs }
     }

@@ -1,11 +1,11 @@
 //! Token embedding, split over the vocabulary, and learned positions. Where the vocabulary is split over the
 //! whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only positions.
 
-use super::{Context, Names, Numbers, WeightWork, Weights};
-use crate::buffer::Buffer;
+use super::{Context, TensorNames, TokenIds, WeightGradients, WeightWork};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement};
+use crate::state::buffer::Buffer;
+use crate::state::params::{Declaration, Gradient, Init, Inventory, ParameterSlice, Placement};
 use kernels::embedding::Embedding;
 use models::model::{ModelSpec, Positions};
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub struct EmbeddingLayer {
     /// The token table, unless it is split over the pipeline.
-    table: Option<Part>,
-    positions: Option<(Part, usize)>,
+    table: Option<ParameterSlice>,
+    positions: Option<(ParameterSlice, usize)>,
     hidden: usize,
     /// Vocabulary rows on each rank.
     rows: usize,
@@ -44,7 +44,7 @@ impl EmbeddingLayer {
         sequence_parallel: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let (names, hidden) = (Names::of(model), model.hidden as usize);
+        let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
         let table = tokens.then(|| inventory.declare(table(model, names.embedding(), false)));
         let positions = match model.positions {
             Positions::Rope => None,
@@ -67,7 +67,7 @@ impl EmbeddingLayer {
     }
 
     /// The token table, where the output layer may share it.
-    pub fn table(&self) -> Option<Part> {
+    pub fn table(&self) -> Option<ParameterSlice> {
         self.table
     }
 
@@ -82,7 +82,7 @@ impl EmbeddingLayer {
     }
 
     /// Learned positions of this rank's rows of the stream.
-    fn positions<D: Device>(&self, ctx: &Context<'_, D>, rows: usize) -> (Embedding, Numbers<D>) {
+    fn positions<D: Device>(&self, ctx: &Context<'_, D>, rows: usize) -> (Embedding, TokenIds<D>) {
         let tokens = ctx.rows();
         let ids = ctx.batch.positions.part(ctx.first_row(), tokens);
         (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
@@ -114,7 +114,7 @@ impl EmbeddingLayer {
     fn look_up<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        table: Part,
+        table: ParameterSlice,
     ) -> Result<Buffer<D>, CommError> {
         let shape = self.vocabulary(ctx);
         let mut partial = ctx.buffer(shape.tokens * self.hidden);
@@ -132,7 +132,7 @@ impl EmbeddingLayer {
         &self,
         ctx: &Context<'_, D>,
         mut dx: Buffer<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);
         let dx = Rc::new(dx);

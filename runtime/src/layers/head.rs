@@ -3,11 +3,11 @@
 
 use super::linear::Linear;
 use super::norm::{Norm, Residual, Statistics};
-use super::{Context, Names, WeightWork, Weights};
-use crate::buffer::{Buffer, WideBuffer};
+use super::{Context, TensorNames, WeightGradients, WeightWork};
 use crate::comm::{CommError, Op};
 use crate::device::{Device, RowSums, Space};
-use crate::params::{Inventory, Part, Shared};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{Inventory, ParameterSlice, SharedBuffer};
 use kernels::Output;
 use kernels::cross_entropy::Logits;
 use models::model::ModelSpec;
@@ -24,9 +24,9 @@ pub struct HeadLayer {
 
 /// What the backward pass of a micro-batch needs.
 pub struct HeadKept<D: Space> {
-    x: Shared<D>,
+    x: SharedBuffer<D>,
     statistics: Rc<Statistics<D>>,
-    h: Shared<D>,
+    h: SharedBuffer<D>,
     logits: Buffer<D>,
     max: WideBuffer<D>,
     sum_exp: WideBuffer<D>,
@@ -50,11 +50,11 @@ impl HeadLayer {
     /// that it is tied to.
     pub fn declare(
         model: &ModelSpec,
-        shared: Option<Part>,
+        shared: Option<ParameterSlice>,
         sequence_parallel: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let names = Names::of(model);
+        let names = TensorNames::of(model);
         let norm = Norm::declare(model, names.final_norm(), sequence_parallel, inventory);
         let name = if model.tied_embeddings { names.embedding() } else { "lm_head.weight" };
         let declare =
@@ -125,7 +125,7 @@ impl HeadLayer {
         &self,
         ctx: &Context<'_, D>,
         kept: HeadKept<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         let (device, shape) = (ctx.device, self.shape(ctx));
         let HeadKept { x, statistics, h, mut logits, max, sum_exp } = kept;

@@ -1,9 +1,9 @@
 //! `y = x W^T + bias` on what one rank holds of `W`.
 
 use super::Context;
-use crate::buffer::Buffer;
 use crate::device::Device;
-use crate::params::{Part, Store};
+use crate::state::buffer::Buffer;
+use crate::state::params::{ParameterSlice, Store};
 use kernels::Output;
 use kernels::gemm::Shape;
 
@@ -12,12 +12,12 @@ use kernels::gemm::Shape;
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
-    pub weight: Part,
+    pub weight: ParameterSlice,
     /// `[outputs]`
-    pub bias: Option<Part>,
-    /// Local inputs.
+    pub bias: Option<ParameterSlice>,
+    /// ShardLocal inputs.
     pub inputs: usize,
-    /// Local outputs.
+    /// ShardLocal outputs.
     pub outputs: usize,
 }
 

@@ -18,24 +18,26 @@ mod attention;
 mod block;
 mod embedding;
 mod head;
-mod inner;
 mod linear;
 mod mlp;
 mod names;
 mod norm;
+mod sublayer;
 mod vocabulary;
 
 pub use block::{Block, BlockKept};
 pub use embedding::EmbeddingLayer;
 pub use head::{HeadKept, HeadLayer};
-pub use names::Names;
+pub use names::TensorNames;
 pub use norm::{Norm, Residual, Statistics};
-pub use vocabulary::{Local, Parts, Reduced, ShardKept, Sums, VocabularyShard};
+pub use vocabulary::{
+    GradientParts, ShardKept, ShardLocal, ShardReduced, SoftmaxSums, VocabularyShard,
+};
 
-use crate::buffer::{Buffer, Pools, WideBuffer};
 use crate::comm::{CommError, Communicator, Op};
-use crate::device::{Device, Group, Moving, Space};
-use crate::params::{Part, Shared, Store, WeightStore};
+use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
+use crate::state::buffer::{Buffer, Pools, WideBuffer};
+use crate::state::params::{ParameterSlice, SharedBuffer, Store, WeightStore};
 use kernels::dropout::Dropout;
 use kernels::embedding as rows;
 use kernels::random::{Stream, View};
@@ -54,13 +56,13 @@ pub struct MicroBatch<D: Space> {
     /// Number of its first sequence within the iteration's batch.
     pub first_sequence: usize,
     /// `[b, s]` token ids.
-    pub tokens: Numbers<D>,
+    pub tokens: TokenIds<D>,
     /// `[b, s]` ids to predict, -1 for none.
-    pub labels: Numbers<D>,
+    pub labels: TokenIds<D>,
     /// The same ids out of reach of any vocabulary, -1 for none; where a shard's softmax is taken before its targets.
-    pub elsewhere: Option<Numbers<D>>,
+    pub elsewhere: Option<TokenIds<D>>,
     /// `[b, s]` positions.
-    pub positions: Numbers<D>,
+    pub positions: TokenIds<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
     pub rope: Rc<WideBuffer<D>>,
     /// What each token's loss counts for: one over the valid tokens of the iteration.
@@ -68,18 +70,18 @@ pub struct MicroBatch<D: Space> {
 }
 
 /// Ids, a run of which may be looked at.
-pub struct Numbers<D: Space> {
+pub struct TokenIds<D: Space> {
     memory: Arc<D::Memory<i64>>,
     range: Range<usize>,
 }
 
-impl<D: Space> Clone for Numbers<D> {
+impl<D: Space> Clone for TokenIds<D> {
     fn clone(&self) -> Self {
         Self { memory: self.memory.clone(), range: self.range.clone() }
     }
 }
 
-impl<D: Space> Numbers<D> {
+impl<D: Space> TokenIds<D> {
     /// These.
     pub fn new(device: &D, values: Vec<i64>) -> Self {
         let range = 0..values.len();
@@ -131,7 +133,7 @@ impl<D: Space> Numbers<D> {
 
 /// Which draws dropout uses.
 #[derive(Clone, Copy, Debug)]
-pub struct Draws {
+pub struct DropoutDraws {
     /// Probability.
     pub p: f64,
     /// The run's seed.
@@ -153,7 +155,7 @@ pub struct Context<'a, D: Space> {
     /// The tokens.
     pub batch: &'a MicroBatch<D>,
     /// Dropout, where there is any.
-    pub draws: Option<Draws>,
+    pub draws: Option<DropoutDraws>,
     /// Memory.
     pub pools: &'a Pools<D>,
 }
@@ -190,13 +192,13 @@ impl<'a, D: Device> Context<'a, D> {
     }
 
     /// The buffer itself where nobody shares it, else a copy.
-    pub(crate) fn own(&self, shared: Shared<D>) -> Buffer<D> {
+    pub(crate) fn own(&self, shared: SharedBuffer<D>) -> Buffer<D> {
         Rc::try_unwrap(shared).unwrap_or_else(|shared| self.copy_of(&shared))
     }
 
     /// Tensor-parallel ranks, for what lies on the device.
-    pub(crate) fn group(&self) -> Group<'a, D> {
-        Group::new(self.device, self.tp)
+    pub(crate) fn group(&self) -> DeviceGroup<'a, D> {
+        DeviceGroup::new(self.device, self.tp)
     }
 
     fn splits(&self) -> bool {
@@ -207,7 +209,7 @@ impl<'a, D: Device> Context<'a, D> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn enter(&self, x: &Shared<D>) -> Result<Shared<D>, CommError> {
+    pub fn enter(&self, x: &SharedBuffer<D>) -> Result<SharedBuffer<D>, CommError> {
         self.start_enter(x)?.wait(self)
     }
 
@@ -215,7 +217,7 @@ impl<'a, D: Device> Context<'a, D> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn start_enter(&self, x: &Shared<D>) -> Result<Entering<D>, CommError> {
+    pub fn start_enter(&self, x: &SharedBuffer<D>) -> Result<Entering<D>, CommError> {
         if self.splits() {
             let own = self.copy_of(x).into_memory();
             return self.group().start_all_gather(own).map(Entering::Gathered);
@@ -258,7 +260,7 @@ impl<'a, D: Device> Context<'a, D> {
     }
 }
 
-impl Draws {
+impl DropoutDraws {
     fn at(&self, place: u32) -> Dropout {
         Dropout { p: self.p, stream: Stream { seed: self.seed, tensor: place, step: self.step } }
     }
@@ -267,9 +269,9 @@ impl Draws {
 /// The input of split work, under way.
 pub enum Entering<D: Space> {
     /// Nothing to do.
-    Same(Shared<D>),
+    Same(SharedBuffer<D>),
     /// Gathered from other ranks.
-    Gathered(Moving<D, D::Stored>),
+    Gathered(DeviceRequest<D, D::Stored>),
 }
 
 impl<D: Device> Entering<D> {
@@ -277,7 +279,7 @@ impl<D: Device> Entering<D> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn wait(self, ctx: &Context<'_, D>) -> Result<Shared<D>, CommError> {
+    pub fn wait(self, ctx: &Context<'_, D>) -> Result<SharedBuffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
             Self::Gathered(moving) => {
@@ -292,7 +294,7 @@ pub enum Leaving<D: Space> {
     /// Nothing to do.
     Same(Buffer<D>),
     /// Summed over other ranks.
-    Reduced(Moving<D, D::Stored>),
+    Reduced(DeviceRequest<D, D::Stored>),
 }
 
 impl<D: Device> Leaving<D> {
@@ -315,38 +317,38 @@ pub enum WeightWork<D: Space> {
         /// The layer.
         linear: Linear,
         /// Its input, `[n, in]`.
-        x: Shared<D>,
+        x: SharedBuffer<D>,
         /// Gradient of its output, `[n, out]`.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
     /// `db += sum of rows of dy`.
     Bias {
         /// The bias.
-        bias: Part,
+        bias: ParameterSlice,
         /// Gradient of what it was added to.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
     /// Scale and shift of a norm.
     Norm {
         /// The norm.
         norm: Norm,
         /// Its input, `[r, h]`.
-        x: Shared<D>,
+        x: SharedBuffer<D>,
         /// Of its rows.
         statistics: Rc<Statistics<D>>,
         /// Gradient of its output.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
     /// Rows of an embedding.
     Embedding {
         /// Range and shape.
         shape: rows::Embedding,
         /// The table.
-        table: Part,
+        table: ParameterSlice,
         /// Rows taken.
-        ids: Numbers<D>,
+        ids: TokenIds<D>,
         /// Gradient of the rows.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
 }
 
@@ -373,7 +375,7 @@ impl<D: Device> WeightWork<D> {
         buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.bytes()).sum()
     }
 
-    fn buffers(&self) -> [Option<&Shared<D>>; 2] {
+    fn buffers(&self) -> [Option<&SharedBuffer<D>>; 2] {
         match self {
             Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
@@ -382,7 +384,7 @@ impl<D: Device> WeightWork<D> {
 }
 
 /// When the backward pass to weights is done.
-pub enum Weights<'a, D: Space> {
+pub enum WeightGradients<'a, D: Space> {
     /// As soon as possible, while reductions of input gradients are under way.
     Now(&'a mut Store<D>),
     /// Later: it is collected, but for sums over rows, which cost next to nothing and would keep a norm's input
@@ -390,7 +392,7 @@ pub enum Weights<'a, D: Space> {
     Later(&'a mut Vec<WeightWork<D>>, &'a mut Store<D>),
 }
 
-impl<D: Device> Weights<'_, D> {
+impl<D: Device> WeightGradients<'_, D> {
     /// Does or collects it.
     pub(crate) fn take(&mut self, device: &D, works: impl IntoIterator<Item = WeightWork<D>>) {
         match self {

@@ -2,16 +2,16 @@
 
 use models::model::{ModelSpec, NormKind};
 
-/// Names of one family of models.
+/// TensorNames of one family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum TensorNames {
     /// GPT-2's: LayerNorm models.
     Gpt2,
     /// Llama's, which Mistral, Qwen and Gemma share: RMSNorm models.
     Llama,
 }
 
-impl Names {
+impl TensorNames {
     /// The family of a model.
     pub fn of(model: &ModelSpec) -> Self {
         match model.norm.kind {

@@ -1,9 +1,11 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
 use super::Context;
-use crate::buffer::{Buffer, WideBuffer};
 use crate::device::{Device, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared, Store};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer, Store,
+};
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
 use kernels::rms_norm::RmsNorm;
@@ -13,9 +15,9 @@ use std::rc::Rc;
 /// A norm over the hidden size.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    weight: Part,
+    weight: ParameterSlice,
     /// Shift; LayerNorm has one, RMSNorm none.
-    bias: Option<Part>,
+    bias: Option<ParameterSlice>,
     columns: usize,
     eps: f64,
     unit_offset: bool,
@@ -24,9 +26,9 @@ pub struct Norm {
 /// The residual stream, `[r, h]`.
 pub enum Residual<D: Space> {
     /// As it is.
-    Whole(Shared<D>),
+    Whole(SharedBuffer<D>),
     /// What half a layer took and what it adds, for the norm behind it to add up on its way.
-    Split(Shared<D>, Buffer<D>),
+    Split(SharedBuffer<D>, Buffer<D>),
 }
 
 impl<D: Device> Residual<D> {
@@ -43,7 +45,7 @@ impl<D: Device> Residual<D> {
 }
 
 /// What a norm makes of the stream: the stream as it is, its own output, and what its backward pass needs.
-pub type Normed<D> = (Shared<D>, Buffer<D>, Statistics<D>);
+pub type Normed<D> = (SharedBuffer<D>, Buffer<D>, Statistics<D>);
 
 /// What the backward pass needs to know of each row.
 pub struct Statistics<D: Space> {

@@ -5,7 +5,7 @@ use crate::comm::{CommError, Op};
 use crate::data::{Sample, Samples};
 use crate::device::{Device, DeviceError, Space, StepNumbers};
 use crate::error::Error;
-use crate::layers::{MicroBatch, Numbers};
+use crate::layers::{MicroBatch, TokenIds};
 use crate::program::Program;
 use crate::scalar::Scalar;
 use kernels::cross_entropy::IGNORED;
@@ -15,7 +15,7 @@ use models::schedule::VocabPasses;
 use std::ops::Range;
 
 /// What a step reads, in memory that stays where it is.
-pub(super) struct Inputs<D: Space> {
+pub(super) struct StepInputs<D: Space> {
     /// This replica's micro-batches.
     pub batches: Vec<MicroBatch<D>>,
     /// The step, as draws are to be given it.
@@ -27,7 +27,7 @@ pub(super) struct Inputs<D: Space> {
 /// Which of an iteration's sequences, their tokens and labels.
 pub(super) type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
 
-impl<D: Device> Inputs<D> {
+impl<D: Device> StepInputs<D> {
     /// Takes those of a step, where those of the step before lay; gives the valid tokens of all replicas.
     pub fn take(
         &mut self,
@@ -136,7 +136,7 @@ impl<D: Device> Fixed<'_, D> {
 
     fn micro_batch(&self, (numbers, tokens, labels): Tokens, loss_scale: f64) -> MicroBatch<D> {
         let elsewhere = self.elsewhere(&labels);
-        let numbers_of = |values| Numbers::new(&self.device, values);
+        let numbers_of = |values| TokenIds::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
             seq_len: self.program.seq_len(),

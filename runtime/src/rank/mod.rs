@@ -1,37 +1,37 @@
 //! One rank's part of a training run: its parameters, and what a step does with them.
 
 mod batches;
+mod gather;
 mod state;
 mod sums;
-mod whole;
 
 pub use state::Optimizer;
 
-use crate::buffer::{Pools, WideBuffer};
-use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator};
 use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space, Target};
 use crate::error::Error;
-use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
-use crate::layers::{Draws, Numbers, VocabularyShard};
-use crate::params::{Init, Inventory, Store, WeightStore};
+use crate::layers::{DropoutDraws, TokenIds, VocabularyShard};
 use crate::program::Program;
-use crate::reduce::{Reducer, Reduction, Span};
 use crate::scalar::Number;
-use crate::stage::Stage;
-use crate::steady::{Done, Replays, Steady};
-use batches::{Inputs, positions, rope_table};
+use crate::state::buffer::{Pools, WideBuffer};
+use crate::state::checkpoint::{Checkpoint, Tensors};
+use crate::state::params::{Init, Inventory, Store, WeightStore};
+use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
+use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
+use crate::step::reduce::{Reducer, Reduction, ReductionSpan};
+use crate::step::stage::Stage;
+use batches::{StepInputs, positions, rope_table};
 use kernels::Real;
-use state::{Pending, State, draw_normal};
+use state::{PendingUpdate, TrainingState, draw_normal};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use sums::{mean, root};
 
 /// What a step's gradients came to, the same on all ranks.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct StepResult {
     /// Mean cross-entropy of the iteration's tokens, before the update.
     pub loss: f64,
     /// Tokens that counted.
@@ -41,7 +41,7 @@ pub struct Gradients {
     /// How this rank's passes ran.
     pub outcome: Outcome,
     /// How its replicas' gradients were summed.
-    pub reductions: Vec<Span>,
+    pub reductions: Vec<ReductionSpan>,
 }
 
 /// What does not change from step to step.
@@ -56,7 +56,7 @@ struct Fixed<'a, D: Space> {
     reduction: Reduction,
     seed: u64,
     /// Positions and their table, the same for every micro-batch of whole sequences.
-    positions: Numbers<D>,
+    positions: TokenIds<D>,
     rope: Rc<WideBuffer<D>>,
     pools: Pools<D>,
 }
@@ -64,16 +64,16 @@ struct Fixed<'a, D: Space> {
 /// One rank of a run.
 pub struct Rank<'a, D: Space> {
     // First: a library that is part of what was recorded must outlive it.
-    steady: Steady<D>,
-    inputs: Inputs<D>,
+    graph_replay: GraphReplay<D>,
+    inputs: StepInputs<D>,
     fixed: Fixed<'a, D>,
-    state: State<D>,
+    state: TrainingState<D>,
     gradients: Store<D>,
-    pending: Option<Pending>,
+    pending: Option<PendingUpdate>,
 }
 
 impl<'a, D: Device> Rank<'a, D> {
-    /// Takes this rank's place in the program. Weights are zero until initialised or loaded.
+    /// Takes this rank's place in the program. WeightGradients are zero until initialised or loaded.
     ///
     /// # Errors
     /// As any collective call.
@@ -91,10 +91,10 @@ impl<'a, D: Device> Rank<'a, D> {
         let table = device.taken(rope_table(program, device.host(), &positions));
         let rope = Rc::new(pools.wide.adopt(table));
         let positions = positions.into_iter().map(i64::from).collect();
-        let positions = Numbers::new(&device, positions);
+        let positions = TokenIds::new(&device, positions);
         let zeros = || Store::new(&device, &inventory);
         let exact = (D::MASTERS || program.post_validation).then(zeros);
-        let state = State {
+        let state = TrainingState {
             weights: Store::new(&device, &inventory),
             exact,
             moments: [zeros(), zeros()],
@@ -102,8 +102,8 @@ impl<'a, D: Device> Rank<'a, D> {
             completed: 0,
         };
         Ok(Self {
-            steady: Steady::new(),
-            inputs: Inputs { batches: Vec::new(), step: 0, ahead: None },
+            graph_replay: GraphReplay::new(),
+            inputs: StepInputs { batches: Vec::new(), step: 0, ahead: None },
             gradients: zeros(),
             state,
             pending: None,
@@ -160,7 +160,7 @@ impl<'a, D: Device> Rank<'a, D> {
         self.fixed.device.memory_use()
     }
 
-    /// Replays steady steps as recorded work, where device, ranks and program allow it and nobody refuses it; the same on
+    /// Replays graph_replay steps as recorded work, where device, ranks and program allow it and nobody refuses it; the same on
     /// all ranks.
     pub fn replay_steps(&mut self, refused: Option<&'static str>) {
         let Fixed { program, groups, device, .. } = &self.fixed;
@@ -169,12 +169,12 @@ impl<'a, D: Device> Rank<'a, D> {
             .or_else(|| device.not_recordable())
             .or_else(|| groups.world.not_recordable())
             .or(program.post_validation.then_some(decides));
-        self.steady.set(why_not);
+        self.graph_replay.set(why_not);
     }
 
     /// What was replayed so far.
     pub fn replays(&self) -> Replays {
-        self.steady.replays()
+        self.graph_replay.replays()
     }
 
     /// The kernels that its device chose by measurement, where it does.
@@ -182,7 +182,7 @@ impl<'a, D: Device> Rank<'a, D> {
         self.fixed.device.chosen_kernels()
     }
 
-    /// Draws initial weights by seed, name and global index: the same ones for every split.
+    /// DropoutDraws initial weights by seed, name and global index: the same ones for every split.
     pub fn initialise(&mut self) {
         let Fixed { inventory, device, seed, .. } = &self.fixed;
         for held in inventory.all() {
@@ -223,22 +223,24 @@ impl<'a, D: Device> Rank<'a, D> {
         &mut self,
         samples: &dyn Samples,
         step: u64,
-        watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Gradients, Error> {
-        let Self { fixed, state, gradients, inputs, steady, .. } = self;
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<StepResult, Error> {
+        let Self { fixed, state, gradients, inputs, graph_replay, .. } = self;
         let valid_tokens = inputs.take(fixed, samples, step)?;
         let weights = &state.weights;
-        let done = match watch {
-            None => steady.step(&fixed.device, &fixed.groups, || {
+        let done = match observer {
+            None => graph_replay.step(&fixed.device, &fixed.groups, || {
                 fixed.passes(weights, inputs, gradients, None)
             })?,
-            watch => steady.launch(|| fixed.passes(weights, inputs, gradients, watch))?,
+            observer => {
+                graph_replay.launch(|| fixed.passes(weights, inputs, gradients, observer))?
+            }
         };
         let loss_sum = fixed.device.read(&done.loss).map_err(CommError::from)?;
         let loss = mean(fixed.start_loss(loss_sum)?, valid_tokens)?;
         let norm = root(fixed.start_norm(&done.squares)?)?;
         let outcome = Outcome { loss_sum, ..done.outcome.clone() };
-        Ok(Gradients { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
+        Ok(StepResult { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
     }
 
     /// Runs step `step` and proposes its update, without waiting for its gradient norm: the first forwards run
@@ -257,7 +259,7 @@ impl<'a, D: Device> Rank<'a, D> {
         step: u64,
         optimizer: &Optimizer,
         lr: f64,
-    ) -> Result<Option<Gradients>, Error> {
+    ) -> Result<Option<StepResult>, Error> {
         let valid_tokens = self.inputs.take(&self.fixed, samples, step)?;
         let mut before = None;
         let (outcome, reductions) = match self.run_ahead(false, &mut before)? {
@@ -265,7 +267,7 @@ impl<'a, D: Device> Rank<'a, D> {
             None => {
                 self.state.take_exact(&self.fixed);
                 let finite =
-                    |before: &Gradients| before.norm.is_finite() && before.loss.is_finite();
+                    |before: &StepResult| before.norm.is_finite() && before.loss.is_finite();
                 if !before.as_ref().is_some_and(finite) {
                     return Ok(before);
                 }
@@ -281,7 +283,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let adamw = state.next_step(optimizer, lr, 1.0);
         state.propose(fixed, optimizer, &adamw, gradients);
         let optimizer = *optimizer;
-        self.pending = Some(Pending {
+        self.pending = Some(PendingUpdate {
             squares,
             loss_sum,
             optimizer,
@@ -302,9 +304,9 @@ impl<'a, D: Device> Rank<'a, D> {
     ///
     /// # Errors
     /// As any collective call.
-    pub fn settle(&mut self) -> Result<Option<Gradients>, Error> {
+    pub fn settle(&mut self) -> Result<Option<StepResult>, Error> {
         let Some(pending) = self.pending.take() else { return Ok(None) };
-        let State { exact: Some(exact), moments, completed, .. } = &mut self.state else {
+        let TrainingState { exact: Some(exact), moments, completed, .. } = &mut self.state else {
             return Ok(None);
         };
         let (result, _) =
@@ -317,10 +319,10 @@ impl<'a, D: Device> Rank<'a, D> {
     fn run_ahead(
         &mut self,
         again: bool,
-        before: &mut Option<Gradients>,
-    ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
+        before: &mut Option<StepResult>,
+    ) -> Result<Option<(Outcome, Vec<ReductionSpan>)>, Error> {
         let Self { fixed, state, gradients, pending, inputs, .. } = self;
-        let State { weights, exact, moments, completed, .. } = state;
+        let TrainingState { weights, exact, moments, completed, .. } = state;
         let mut gate = |gradients: &mut Store<D>| {
             let mut right = true;
             if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
@@ -389,7 +391,7 @@ impl<D: Device> Fixed<'_, D> {
             pp: &*self.groups.pp,
             stages: &self.stages,
             vocab: match (&self.shard, &self.groups.vocab) {
-                (Some(shard), Some(groups)) => Some(OverPipeline { shard, groups }),
+                (Some(shard), Some(groups)) => Some(VocabOverPipeline { shard, groups }),
                 _ => None,
             },
             inventory: &self.inventory,
@@ -401,10 +403,14 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     /// What a step's passes read.
-    fn given<'b>(&'b self, weights: &'b WeightStore<D>, inputs: &'b Inputs<D>) -> Given<'b, D> {
+    fn given<'b>(
+        &'b self,
+        weights: &'b WeightStore<D>,
+        inputs: &'b StepInputs<D>,
+    ) -> PassInputs<'b, D> {
         let p = self.program.model.dropout;
-        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: inputs.step });
-        Given { weights, batches: &inputs.batches, draws, pools: &self.pools }
+        let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });
+        PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }
     }
 
     /// A step's passes and sums: nothing here waits for the device, and no number is other than in the step before but what
@@ -412,18 +418,18 @@ impl<D: Device> Fixed<'_, D> {
     fn passes(
         &self,
         weights: &WeightStore<D>,
-        inputs: &Inputs<D>,
+        inputs: &StepInputs<D>,
         gradients: &mut Store<D>,
-        watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Done<D>, Error> {
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<LaunchedStep<D>, Error> {
         self.device.fill(gradients.all_mut(), D::Wide::ZERO);
         let mut reducer = self.reducer();
         let given = self.given(weights, inputs);
-        let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, watch)?;
+        let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, observer)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients(gradients)?;
         self.sum_tied_gradients(gradients)?;
-        Ok(Done { outcome, loss, squares: self.squares(gradients), reductions })
+        Ok(LaunchedStep { outcome, loss, squares: self.squares(gradients), reductions })
     }
 }
 

@@ -2,15 +2,15 @@
 
 use super::Fixed;
 use crate::comm::{CommError, Op, Request};
-use crate::device::{Device, Group};
-use crate::params::{Gradient, Held, Store};
+use crate::device::{Device, DeviceGroup};
+use crate::state::params::{Gradient, HeldParameter, Store};
 
 impl<D: Device> Fixed<'_, D> {
     /// Sums over tensor-parallel ranks what each has only a part of: all such parameters in one call,
     /// each in its place of the whole, so that copies meet whoever holds them.
     pub(super) fn sum_partial_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        let partial = |held: &&Held| held.declaration.gradient == Gradient::Partial;
-        let held: Vec<&Held> = self.inventory.all().iter().filter(partial).collect();
+        let partial = |held: &&HeldParameter| held.declaration.gradient == Gradient::Partial;
+        let held: Vec<&HeldParameter> = self.inventory.all().iter().filter(partial).collect();
         if self.groups.tp.size() == 1 || held.is_empty() {
             return Ok(());
         }
@@ -29,7 +29,7 @@ impl<D: Device> Fixed<'_, D> {
             let to = D::view_mut(&mut all, whole.clone());
             device.copy(gradients.range(own.clone()), to);
         }
-        let all = Group::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
+        let all = DeviceGroup::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
         for (own, whole) in runs {
             device.copy(D::view(&all, whole), gradients.range_mut(own));
         }
@@ -46,11 +46,11 @@ impl<D: Device> Fixed<'_, D> {
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
-        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
         let Some(held) = self.inventory.named(name) else { return Ok(()) };
         let (part, device) = (held.part, &self.device);
         let own = device.copied(gradients.get(part));
-        let sum = Group::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
+        let sum = DeviceGroup::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
         device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
         Ok(())
     }
@@ -58,7 +58,7 @@ impl<D: Device> Fixed<'_, D> {
     /// The same where each device at an end holds a copy of both stages, each with a table, of which it has the sum
     /// over both copies: they become what they come to together.
     fn sum_tied_copies(&self, gradients: &mut Store<D>) {
-        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
         let tables = self.inventory.all().iter().filter(|held| held.declaration.name == name);
         // The first stage's is not the copy: both devices add in this order, to the same bits.
         let (mut first, mut last) = (None, None);

@@ -2,9 +2,8 @@
 //! with another program, other flags or other data is named, instead of training on silently.
 
 use super::{Flags, Job};
-use crate::comm::{CommError, Communicator};
+use crate::comm::{CommError, Communicator, host_name};
 use crate::error::Error;
-use crate::launched::host_name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;

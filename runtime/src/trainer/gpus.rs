@@ -1,8 +1,8 @@
 //! The GPU that a process trains on, and its memory.
 
-use super::{Flags, Trained};
+use super::{Flags, TrainedDtype};
 use crate::error::Error;
-use crate::launched::{self, Place};
+use crate::launch::launcher::{self, ProcessPlace};
 use crate::program::Program;
 use kernels::cuda::{self, GpuError};
 
@@ -10,10 +10,10 @@ pub(super) const ONLY_GPU: &str =
     "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
 
 /// The GPU that is asked for, with the memory that the plan gives to so many ranks; nothing where none is.
-pub(super) fn open_gpu<T: Trained>(
+pub(super) fn open_gpu<T: TrainedDtype>(
     program: &Program,
     flags: &Flags,
-    place: Option<&Place>,
+    place: Option<&ProcessPlace>,
     ranks: usize,
 ) -> Result<Option<cuda::Gpu>, Error> {
     let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
@@ -29,14 +29,14 @@ pub(super) fn open_gpu<T: Trained>(
         let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
         return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
     }
-    let number = launched::gpu_of(asked, place, |name| std::env::var(name).ok())?;
+    let number = launcher::gpu_of(asked, place, |name| std::env::var(name).ok())?;
     let gpu = cuda::Gpu::open(number).map_err(|error| wrong(why_no_gpu(&error, place)))?;
     reserve(&gpu, program.planned_memory_bytes, ranks)?;
     Ok(Some(gpu))
 }
 
 /// What is wrong with the GPU, and with the processes where there are more of them than GPUs.
-fn why_no_gpu(error: &GpuError, place: Option<&Place>) -> String {
+fn why_no_gpu(error: &GpuError, place: Option<&ProcessPlace>) -> String {
     match (error, place) {
         (GpuError::NoSuchGpu { .. }, Some(place)) => format!(
             "{error}; {} started a process for each GPU: valid: as many on each machine as it has GPUs, or one process \
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::calibration::program_of;
     use crate::comm::Solo;
-    use crate::interrupt::Interrupt;
+    use crate::launch::interrupt::Interrupt;
     use clap::Parser;
     use kernels::cuda::Lagging;
     use kernels::cuda::machine::Machine;
@@ -120,8 +120,8 @@ mod tests {
         assert!(said["why_not"].is_null());
         let trace = format!("--trace={}", folder.join("trace").display());
         for flag in ["--no-cuda-graphs", &trace] {
-            let (launched, said) = trained(&folder, &[flag]);
-            assert_eq!((&launched, &said["replayed_steps"]), (&losses, &Value::from(0)));
+            let (launcher, said) = trained(&folder, &[flag]);
+            assert_eq!((&launcher, &said["replayed_steps"]), (&losses, &Value::from(0)));
             let why = said["why_not"].as_str().unwrap();
             assert!(why.starts_with(flag.split('=').next().unwrap()), "{why}");
         }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
-use runtime::comm::tcp::{Joining, Meeting, TcpWire};
+use runtime::comm::tcp::{Joining, Rendezvous, TcpWire};
 use runtime::comm::wire::{Wire, WireComm};
 use runtime::comm::{Communicator, Options};
 use std::path::Path;
@@ -67,14 +67,15 @@ pub fn run_over_tcp<R: Send>(
 ) -> Vec<R> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("meeting-{}-{number}", std::process::id());
-    let meeting = Meeting::File(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
-    let (program, meeting) = (&program, &meeting);
+    let name = format!("rendezvous-{}-{number}", std::process::id());
+    let rendezvous = Rendezvous::File(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let (program, rendezvous) = (&program, &rendezvous);
     std::thread::scope(|scope| {
         let run = |rank| {
             scope.spawn(move || {
                 // Its own time limit is for the test.
-                let wire = TcpWire::meet(meeting, &Joining::openly(rank, size), Options::default());
+                let wire =
+                    TcpWire::meet(rendezvous, &Joining::openly(rank, size), Options::default());
                 let wire = wire.unwrap();
                 program(Box::new(WireComm::new(wire, options)))
             })

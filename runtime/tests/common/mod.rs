@@ -8,11 +8,11 @@ use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
 use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
-use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Device, Host, LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
+use runtime::state::checkpoint::{Checkpoint, Whole};
+use runtime::{Device, Host, LrSchedule, LrShape, Optimizer, Rank, Reduction, Scalar};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -227,7 +227,7 @@ pub fn train_on<D: Device>(
     samples: &dyn Samples,
     world: Box<dyn Communicator>,
 ) -> Option<Run> {
-    let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
+    let lr = LrSchedule { peak: 1e-3, shape: LrShape::Constant, warmup: 0, steps: steps as u64 };
     let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
@@ -259,7 +259,8 @@ pub fn expected(case: &str) -> Value {
 
 pub fn golden_gradients(case: &str) -> BTreeMap<String, Whole<f64>> {
     let file =
-        runtime::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors")).unwrap();
+        runtime::state::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors"))
+            .unwrap();
     file.names().into_iter().map(|name| (name.clone(), file.read(&name).unwrap())).collect()
 }
 

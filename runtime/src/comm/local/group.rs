@@ -1,21 +1,21 @@
 //! Groups of threads, and who of them is there.
 
 use super::collect::Slot;
-use super::mail::Mailbox;
+use super::mailbox::Mailbox;
 use crate::comm::Tag;
-use crate::comm::hub::{Hub, Members, lock};
+use crate::comm::liveness::{Liveness, Members, lock};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// That a rank is there; dropped when its thread ends, however it ends.
 pub(super) struct Presence {
-    hub: Arc<Hub>,
+    liveness: Arc<Liveness>,
     rank: usize,
 }
 
 impl Presence {
-    pub fn new(hub: Arc<Hub>, rank: usize) -> Self {
-        Self { hub, rank }
+    pub fn new(liveness: Arc<Liveness>, rank: usize) -> Self {
+        Self { liveness, rank }
     }
 
     /// Rank of the world.
@@ -26,7 +26,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.hub.set_gone(self.rank);
+        self.liveness.set_gone(self.rank);
     }
 }
 
@@ -34,7 +34,7 @@ impl Drop for Presence {
 pub(super) struct Group {
     pub members: Arc<Members>,
     slots: Mutex<HashMap<u64, Arc<Slot>>>,
-    mail: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
+    mailboxes: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
     /// By number of the splitting call and colour.
     subgroups: Mutex<HashMap<(u64, usize), Arc<Group>>>,
 }
@@ -44,7 +44,7 @@ impl Group {
         Self {
             members: Arc::new(Members { name: name.to_owned(), ranks }),
             slots: Mutex::default(),
-            mail: Mutex::default(),
+            mailboxes: Mutex::default(),
             subgroups: Mutex::default(),
         }
     }
@@ -61,7 +61,7 @@ impl Group {
     }
 
     pub fn mailbox(&self, from: usize, to: usize, tag: Tag) -> Arc<Mailbox> {
-        lock(&self.mail).entry((from, to, tag)).or_default().clone()
+        lock(&self.mailboxes).entry((from, to, tag)).or_default().clone()
     }
 
     /// The subgroup of one colour, made by whoever comes first.

@@ -3,11 +3,11 @@
 //!
 //! So each direction between two ranks is a *link*: a group of the two, with a queue and, at the sending end, a thread of
 //! its own. A sender announces each message over the control, in order; a receiver takes what is announced, in order, until
-//! it has the tag that it looks for, and keeps the others.
+//! it has the tag that it polling for, and keeps the others.
 
-use super::{Freight, Inner, World, numbers};
-use crate::comm::hub::lock;
-use crate::comm::payload::Cargo;
+use super::{Inner, NcclBuffer, World, numbers};
+use crate::comm::liveness::lock;
+use crate::comm::payload::DeviceBuffer;
 use crate::comm::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Tag};
 use kernels::cuda::nccl::{Group, ID_BYTES, Id, Move, Transfer};
 use kernels::cuda::{Gpu, Span};
@@ -21,7 +21,7 @@ use std::time::Duration;
 const ID: Tag = 0;
 const MESSAGE: Tag = 1;
 
-/// How often one looks whether something went wrong while a link settles.
+/// How often one polling whether something went wrong while a link settles.
 const SETTLED: Duration = Duration::from_millis(10);
 
 /// A rank's links with the members of a group.
@@ -35,7 +35,7 @@ pub(super) struct Links {
 /// What a link's thread is given.
 enum Sent {
     /// A message on its way.
-    Message(Call, Box<dyn Cargo>),
+    Message(Call, Box<dyn DeviceBuffer>),
     /// Somebody waits until all before is queued.
     Settle(Sender<()>),
 }
@@ -45,13 +45,13 @@ enum Sent {
 struct Incoming {
     open: Option<Open>,
     /// What came before it was looked for.
-    early: HashMap<Tag, VecDeque<Box<dyn Cargo>>>,
+    early: HashMap<Tag, VecDeque<Box<dyn DeviceBuffer>>>,
 }
 
 /// A link that is connected, and its queue.
 struct Open {
     group: Arc<dyn Group>,
-    lane: Gpu,
+    stream: Gpu,
 }
 
 impl Links {
@@ -73,10 +73,10 @@ impl Links {
         inner: &Arc<Inner>,
         [to, tag]: [usize; 2],
         call: Call,
-        mut cargo: Box<dyn Cargo>,
+        mut buffer: Box<dyn DeviceBuffer>,
     ) -> Result<(), CommError> {
         let told = self.told(&call)?;
-        let Some(freight) = cargo.freight() else {
+        let Some(nccl_buffer) = buffer.nccl_buffer() else {
             return Err(inner.invalid(&call, "its memory is no GPU's"));
         };
         let mut outgoing = lock(&self.outgoing);
@@ -85,15 +85,16 @@ impl Links {
             Entry::Vacant(place) => {
                 let id = inner.world.or_fail("a new link", inner.world.library.new_id())?;
                 told.start_send(id.to_vec(), to, ID)?.wait()?;
-                let lane = inner.world.or_fail("a queue for transfers", freight.gpu().fork())?;
-                place.insert(open_outgoing(inner, told.clone(), lane, id))
+                let stream =
+                    inner.world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
+                place.insert(open_outgoing(inner, told.clone(), stream, id))
             }
         };
         let dtype = Dtype::ALL.iter().position(|of| *of == call.dtype).unwrap_or_default();
         let announced = vec![tag as i64, call.count as i64, dtype as i64];
         told.start_send(announced, to, MESSAGE)?.wait()?;
         // A link that has ended has left a failure, which the next call finds.
-        let _ended = link.send(Sent::Message(call, cargo));
+        let _ended = link.send(Sent::Message(call, buffer));
         Ok(())
     }
 
@@ -104,16 +105,16 @@ impl Links {
             let (told, settled) = channel();
             // A link that has ended has left a failure.
             let _ended = link.send(Sent::Settle(told));
-            let looks = super::watch::Looks::new();
+            let polling = super::watchdog::Polling::new();
             while let Err(RecvTimeoutError::Timeout) = settled.recv_timeout(SETTLED) {
-                inner.world.watch.health()?;
+                inner.world.watchdog.health()?;
                 let what = &"queuing messages";
-                if let Some(error) = looks.given_up(&*inner.control, inner.world.options, what) {
-                    return Err(inner.world.watch.fail(error));
+                if let Some(error) = polling.given_up(&*inner.control, inner.world.options, what) {
+                    return Err(inner.world.watchdog.fail(error));
                 }
             }
         }
-        inner.world.watch.health()
+        inner.world.watchdog.health()
     }
 }
 
@@ -121,14 +122,14 @@ impl Links {
 fn open_outgoing(
     inner: &Arc<Inner>,
     told: Arc<dyn Communicator>,
-    lane: Gpu,
+    stream: Gpu,
     id: Id,
 ) -> Sender<Sent> {
     let (sender, given) = channel();
     let world = inner.world.clone();
     std::thread::spawn(move || {
-        // Whoever fails here has told the watch, which tells everybody.
-        let _told = carry(&world, &*told, &lane, &id, &given);
+        // Whoever fails here has told the watchdog, which tells everybody.
+        let _told = carry(&world, &*told, &stream, &id, &given);
     });
     sender
 }
@@ -136,22 +137,22 @@ fn open_outgoing(
 fn carry(
     world: &Arc<World>,
     told: &dyn Communicator,
-    lane: &Gpu,
+    stream: &Gpu,
     id: &Id,
     given: &Receiver<Sent>,
 ) -> Result<(), CommError> {
-    let group = connect(world, told, lane, (id, 0))?;
+    let group = connect(world, told, stream, (id, 0))?;
     for sent in given {
-        let (call, mut cargo) = match sent {
-            Sent::Message(call, cargo) => (call, cargo),
+        let (call, mut buffer) = match sent {
+            Sent::Message(call, buffer) => (call, buffer),
             Sent::Settle(told) => {
                 let _gone = told.send(());
                 continue;
             }
         };
-        let Some(freight) = cargo.freight() else { continue };
-        let event = message(world, told, (&*group, lane), &call, freight, Move::Send(1))?;
-        freight.busy_until(event);
+        let Some(nccl_buffer) = buffer.nccl_buffer() else { continue };
+        let event = message(world, told, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
+        nccl_buffer.busy_until(event);
     }
     Ok(())
 }
@@ -159,12 +160,12 @@ fn carry(
 fn connect(
     world: &World,
     told: &dyn Communicator,
-    lane: &Gpu,
+    stream: &Gpu,
     (id, end): (&Id, usize),
 ) -> Result<Arc<dyn Group>, CommError> {
-    let group = world.or_fail("a link", world.library.join(lane, id, 2, end))?;
+    let group = world.or_fail("a link", world.library.join(stream, id, 2, end))?;
     let group: Arc<dyn Group> = group.into();
-    world.watch.add(&group);
+    world.watchdog.add(&group);
     world.until_ready(&*group, told, &"connecting a link")?;
     Ok(group)
 }
@@ -173,19 +174,19 @@ fn connect(
 fn message(
     world: &World,
     told: &dyn Communicator,
-    (group, lane): (&dyn Group, &Gpu),
+    (group, stream): (&dyn Group, &Gpu),
     call: &Call,
-    freight: &dyn Freight,
+    nccl_buffer: &dyn NcclBuffer,
     moves: Move,
 ) -> Result<kernels::cuda::Event, CommError> {
     let what = call.to_string();
-    let span = freight.span().unwrap_or_default();
+    let span = nccl_buffer.span().unwrap_or_default();
     if span.len() != call.count {
         let reason = "the GPU has no memory left".to_owned();
-        return Err(world.watch.fail(CommError::Invalid { call: what, reason }));
+        return Err(world.watchdog.fail(CommError::Invalid { call: what, reason }));
     }
-    if let Some(event) = freight.ready() {
-        world.or_fail(&what, lane.wait(event))?;
+    if let Some(event) = nccl_buffer.ready() {
+        world.or_fail(&what, stream.wait(event))?;
     }
     if !span.is_empty() {
         let of = numbers(call.dtype);
@@ -193,11 +194,11 @@ fn message(
             Move::Send(_) => Transfer { moves, of, from: span, to: Span::default() },
             _ => Transfer { moves, of, from: Span::default(), to: span },
         };
-        world.or_fail(&what, group.queue(lane, &[transfer]))?;
+        world.or_fail(&what, group.queue(stream, &[transfer]))?;
         world.until_ready(group, told, call)?;
     }
-    let event = world.or_fail(&what, lane.record())?;
-    world.watch.note(super::Queued::of_link(event.clone(), what));
+    let event = world.or_fail(&what, stream.record())?;
+    world.watchdog.note(super::Queued::of_link(event.clone(), what));
     Ok(event)
 }
 
@@ -208,7 +209,7 @@ pub(super) struct Receipt {
     pub tag: Tag,
     pub call: Call,
     /// Empty; says whose device takes it.
-    pub own: Box<dyn Cargo>,
+    pub own: Box<dyn DeviceBuffer>,
 }
 
 impl Pending for Receipt {
@@ -217,21 +218,21 @@ impl Pending for Receipt {
         let mut incoming = lock(&incoming);
         loop {
             let kept = incoming.early.get_mut(&self.tag).and_then(VecDeque::pop_front);
-            if let Some(cargo) = kept {
-                return self.checked(cargo);
+            if let Some(buffer) = kept {
+                return self.checked(buffer);
             }
-            let (tag, cargo) = self.next(&mut incoming)?;
-            incoming.early.entry(tag).or_default().push_back(cargo);
+            let (tag, buffer) = self.next(&mut incoming)?;
+            incoming.early.entry(tag).or_default().push_back(buffer);
         }
     }
 }
 
 impl Receipt {
     /// What both ends said must be the same.
-    fn checked(&self, cargo: Box<dyn Cargo>) -> Result<Payload, CommError> {
-        let (len, dtype) = (cargo.len(), cargo.dtype());
+    fn checked(&self, buffer: Box<dyn DeviceBuffer>) -> Result<Payload, CommError> {
+        let (len, dtype) = (buffer.len(), buffer.dtype());
         if len == self.call.count && dtype == self.call.dtype {
-            return Ok(Payload::Device(cargo));
+            return Ok(Payload::Device(buffer));
         }
         Err(self.mismatch(len, dtype.name()))
     }
@@ -242,22 +243,22 @@ impl Receipt {
         let first = format!("{} sent {len} x {dtype}", control.peer(self.from));
         let second = format!("{} called {}", control.peer(control.rank()), self.call);
         let group = control.group().to_owned();
-        self.inner.world.watch.fail(CommError::Mismatch { group, first, second })
+        self.inner.world.watchdog.fail(CommError::Mismatch { group, first, second })
     }
 
     /// Takes the next message that was announced, whatever its tag.
-    fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn Cargo>), CommError> {
+    fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn DeviceBuffer>), CommError> {
         let (inner, from) = (self.inner.clone(), self.from);
         let (world, told) = (&inner.world, inner.links.told(&self.call)?);
-        world.watch.health()?;
+        world.watchdog.health()?;
         if incoming.open.is_none() {
             let id: Vec<u8> = self.hear(&**told, Dtype::U8, ID_BYTES, ID)?;
             let id: Id = id.try_into().unwrap_or([0; ID_BYTES]);
             let not_ours = || inner.invalid(&self.call, "its memory is no GPU's");
-            let freight = self.own.freight().ok_or_else(not_ours)?;
-            let lane = world.or_fail("a queue for transfers", freight.gpu().fork())?;
-            let group = connect(world, &**told, &lane, (&id, 1))?;
-            incoming.open = Some(Open { group, lane });
+            let nccl_buffer = self.own.nccl_buffer().ok_or_else(not_ours)?;
+            let stream = world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
+            let group = connect(world, &**told, &stream, (&id, 1))?;
+            incoming.open = Some(Open { group, stream });
         }
         let announced: Vec<i64> = self.hear(&**told, Dtype::I64, 3, MESSAGE)?;
         let [tag, count, dtype] = announced[..] else {
@@ -268,19 +269,20 @@ impl Receipt {
         if dtype != Some(self.call.dtype) {
             return Err(self.mismatch(count, dtype.map_or("?", Dtype::name)));
         }
-        let Some(Open { group, lane }) = &incoming.open else {
+        let Some(Open { group, stream }) = &incoming.open else {
             return Err(inner.invalid(&self.call, "its link has ended"));
         };
-        let Some(freight) = self.own.freight() else {
+        let Some(nccl_buffer) = self.own.nccl_buffer() else {
             return Err(inner.invalid(&self.call, "its memory is no GPU's"));
         };
-        let mut cargo = freight.like(lane, count);
+        let mut buffer = nccl_buffer.like(stream, count);
         let call = Call { kind: Kind::Recv { from, tag }, count, ..self.call.clone() };
-        if let Some(freight) = cargo.freight() {
-            let done = message(world, &**told, (&**group, lane), &call, freight, Move::Receive(0))?;
-            freight.set_ready(done);
+        if let Some(nccl_buffer) = buffer.nccl_buffer() {
+            let done =
+                message(world, &**told, (&**group, stream), &call, nccl_buffer, Move::Receive(0))?;
+            nccl_buffer.set_ready(done);
         }
-        Ok((tag, cargo))
+        Ok((tag, buffer))
     }
 
     /// Something that the sender tells of its link.
@@ -294,7 +296,7 @@ impl Receipt {
         let kind = Kind::Recv { from: self.from, tag };
         let call = Call { kind, dtype, count, site: self.call.site };
         let heard = told.start(call.clone(), Payload::empty(dtype))?.wait();
-        let payload = heard.map_err(|error| self.inner.world.watch.fail(error))?;
+        let payload = heard.map_err(|error| self.inner.world.watchdog.fail(error))?;
         T::unwrap(payload).ok_or_else(|| self.inner.invalid(&call, "came back with another type"))
     }
 }

@@ -5,15 +5,15 @@
 //! ranks meet, at the address that was named or the one by which it reaches rank 0, and lets in who proves to have the
 //! run's key. Once all have met nobody listens any more.
 
-mod door;
-mod hello;
-mod meet;
+mod handshake;
+mod listener;
+mod rendezvous;
 
-pub use hello::Key;
+pub use handshake::Key;
 
 use super::wire::{Wire, WireComm, gone};
 use super::{Communicator, Options};
-use hello::{Clock, is_timeout};
+use handshake::{Deadline, is_timeout};
 use std::fmt::{self, Display};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -26,14 +26,14 @@ use thiserror::Error;
 
 /// Where processes find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
+pub enum Rendezvous {
     /// At `host:port`, where rank 0 listens.
     Address(String),
     /// In a file that all can read, into which rank 0 writes where it listens and, where no key is given, a random one.
     File(PathBuf),
 }
 
-impl Meeting {
+impl Rendezvous {
     /// `host:port`, or the path of a file.
     pub fn parse(text: &str) -> Self {
         let address = text.rsplit_once(':').filter(|(host, _)| !host.contains('/'));
@@ -44,7 +44,7 @@ impl Meeting {
     }
 }
 
-impl Display for Meeting {
+impl Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => f.write_str(address),
@@ -76,16 +76,16 @@ impl Joining<'_> {
 
 /// Why processes did not find each other.
 #[derive(Debug, Error)]
-pub enum MeetingError {
+pub enum RendezvousError {
     /// Some did not come.
     #[error(
-        "ranks {ranks:?} did not come to {meeting} within {limit_s} s: start them, or let them reach it{noticed}"
+        "ranks {ranks:?} did not come to {rendezvous} within {limit_s} s: start them, or let them reach it{noticed}"
     )]
     Missing {
         /// Those.
         ranks: Vec<usize>,
         /// Where.
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         /// The limit, s.
         limit_s: u64,
         /// What else rank 0 has noticed.
@@ -93,14 +93,14 @@ pub enum MeetingError {
     },
     /// Rank 0 is not there.
     #[error(
-        "rank {rank} cannot reach rank 0 at {meeting} within {limit_s} s ({why}): start it, or name an address or a file \
+        "rank {rank} cannot reach rank 0 at {rendezvous} within {limit_s} s ({why}): start it, or name an address or a file \
          that all processes can reach"
     )]
     Unreachable {
         /// Who looked.
         rank: usize,
         /// Where.
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         /// The limit, s.
         limit_s: u64,
         /// What the system says.
@@ -124,7 +124,7 @@ pub enum MeetingError {
     /// Somebody ended the run before all were there.
     #[error("interrupted before all ranks had met")]
     Interrupted,
-    /// Another process has said it is this rank, or means another world, or the meeting point cannot be.
+    /// Another process has said it is this rank, or means another world, or the rendezvous point cannot be.
     #[error("{0}")]
     Stranger(String),
     /// The system.
@@ -137,9 +137,9 @@ pub enum MeetingError {
     },
 }
 
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> MeetingError {
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RendezvousError {
     let what = what.into();
-    move |source| MeetingError::Io { what, source }
+    move |source| RendezvousError::Io { what, source }
 }
 
 /// No message of a rank is as long, 64 GiB: whoever says so is not to be believed.
@@ -170,21 +170,21 @@ impl TcpWire {
     /// # Errors
     /// Those that are not there in time, or that are of another run.
     pub fn meet(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         joining: &Joining<'_>,
         options: Options,
-    ) -> Result<Self, MeetingError> {
+    ) -> Result<Self, RendezvousError> {
         let (begun, limit) = (Instant::now(), options.time_limit);
-        let clock = Clock { begun, limit, interrupted: joining.interrupted };
+        let deadline = Deadline { begun, limit, interrupted: joining.interrupted };
         let (told, arrived) = channel();
         let listen = |from: usize, stream: TcpStream| connected(from, stream, options, &told);
         let met = match joining.rank {
-            0 => meet::gather(meeting, joining, &clock, &listen),
-            _ => meet::report(meeting, joining, &clock, &listen),
+            0 => rendezvous::gather(rendezvous, joining, &deadline, &listen),
+            _ => rendezvous::report(rendezvous, joining, &deadline, &listen),
         };
         let interrupted = (joining.interrupted)();
         let connections = met.map_err(|error| match interrupted {
-            true => MeetingError::Interrupted,
+            true => RendezvousError::Interrupted,
             false => error,
         })?;
         let (rank, arrived) = (joining.rank, Mutex::new(arrived));
@@ -196,11 +196,11 @@ impl TcpWire {
     /// # Errors
     /// As [`TcpWire::meet`].
     pub fn world(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         joining: &Joining<'_>,
         options: Options,
-    ) -> Result<Box<dyn Communicator>, MeetingError> {
-        Ok(Box::new(WireComm::new(Self::meet(meeting, joining, options)?, options)))
+    ) -> Result<Box<dyn Communicator>, RendezvousError> {
+        Ok(Box::new(WireComm::new(Self::meet(rendezvous, joining, options)?, options)))
     }
 }
 
@@ -210,7 +210,7 @@ fn connected(
     stream: TcpStream,
     options: Options,
     told: &Sender<(usize, Vec<u8>)>,
-) -> Result<Arc<Connection>, MeetingError> {
+) -> Result<Arc<Connection>, RendezvousError> {
     let set = stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(None))

@@ -6,16 +6,16 @@
 //! as between threads and to the same bits, and calls that differ are found. Between few processes
 //! this is quick enough; a world of hundreds wants a backend that lets its library reduce.
 
-mod letter;
-mod station;
+mod endpoint;
+mod message;
 
 use super::combine::{joined, part_for};
-use super::hub::{Members, Waiter};
+use super::liveness::{Members, Waiter};
 use super::{
     Call, CommError, Communicator, Dtype, Element, Kind, Options, Payload, Peer, Pending, Stats,
 };
-use letter::{Address, Letter};
-use station::Station;
+use endpoint::Endpoint;
+use message::{Address, Message};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub struct WireComm {
     members: Arc<Members>,
     /// Tells groups apart on the wire, the same on all their ranks.
     id: u64,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
     stats: Stats,
     sequence: AtomicU64,
 }
@@ -62,7 +62,7 @@ impl WireComm {
             rank,
             members: Arc::new(members),
             id: 0,
-            station: Arc::new(Station::new(Arc::new(wire), options)),
+            endpoint: Arc::new(Endpoint::new(Arc::new(wire), options)),
             stats: Stats::default(),
             sequence: AtomicU64::new(0),
         }
@@ -70,14 +70,14 @@ impl WireComm {
 
     fn send(&self, to: usize, stream: u64, call: &Call, payload: &Payload) {
         let address = Address { group: self.id, from: self.rank, stream };
-        let letter = Letter {
+        let message = Message {
             address,
             signature: call.signature(),
             call: call.to_string(),
             dtype: payload.dtype(),
             bytes: payload.to_bytes(),
         };
-        self.station.send(self.members.ranks[to], &letter);
+        self.endpoint.send(self.members.ranks[to], &message);
     }
 
     /// Posts everybody their part, and keeps this rank's own.
@@ -90,14 +90,14 @@ impl WireComm {
             self.send(to, stream, &call, &T::wrap(part(to)));
         }
         let own = part(rank);
-        let (members, station, id) = (self.members.clone(), self.station.clone(), self.id);
-        Box::new(Collective { own, call, rank, members, station, group: id, stream })
+        let (members, endpoint, id) = (self.members.clone(), self.endpoint.clone(), self.id);
+        Box::new(Collective { own, call, rank, members, endpoint, group: id, stream })
     }
 }
 
 /// What a rank says last, for wires that notice that one has ended.
 pub(super) fn gone() -> Vec<u8> {
-    letter::Message::Gone.encode()
+    message::Packet::Gone.encode()
 }
 
 /// Marks streams of collectives; tags of messages are below it.
@@ -109,7 +109,7 @@ struct Collective<T> {
     call: Call,
     rank: usize,
     members: Arc<Members>,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
     group: u64,
     stream: u64,
 }
@@ -129,11 +129,11 @@ impl<T: Element> Collective<T> {
     fn part(&self, from: usize) -> Result<Vec<T>, CommError> {
         let address = Address { group: self.group, from, stream: self.stream };
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
-        let letter = self.station.take(address, &waiter, true)?;
-        if letter.signature != self.call.signature() {
-            return Err(self.station.mismatch(&waiter, from, &letter));
+        let message = self.endpoint.take(address, &waiter, true)?;
+        if message.signature != self.call.signature() {
+            return Err(self.endpoint.mismatch(&waiter, from, &message));
         }
-        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
+        let payload = Payload::from_bytes(message.dtype, &message.bytes);
         Ok(T::unwrap(payload).unwrap_or_default())
     }
 }
@@ -144,22 +144,22 @@ struct Receipt {
     call: Call,
     rank: usize,
     members: Arc<Members>,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
 }
 
 impl Pending for Receipt {
     fn wait(self: Box<Self>) -> Result<Payload, CommError> {
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
-        let letter = self.station.take(self.address, &waiter, false)?;
-        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
-        if letter.dtype == self.call.dtype && payload.len() == self.call.count {
+        let message = self.endpoint.take(self.address, &waiter, false)?;
+        let payload = Payload::from_bytes(message.dtype, &message.bytes);
+        if message.dtype == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
-        Err(self.station.mismatch(&waiter, self.address.from, &letter))
+        Err(self.endpoint.mismatch(&waiter, self.address.from, &message))
     }
 }
 
-/// A send: the station has a copy.
+/// A send: the endpoint has a copy.
 struct Sent(Dtype);
 
 impl Pending for Sent {
@@ -187,7 +187,7 @@ impl Communicator for WireComm {
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         call.check_ranks(self.size())?;
-        self.station.ready()?;
+        self.endpoint.ready()?;
         self.stats.count(&self.members.name, &call, payload.len());
         match (&call.kind, &payload) {
             (_, Payload::Device(_)) => {
@@ -200,8 +200,8 @@ impl Communicator for WireComm {
             }
             (&Kind::Recv { from, tag }, _) => {
                 let address = Address { group: self.id, from, stream: tag };
-                let (members, station) = (self.members.clone(), self.station.clone());
-                Ok(Box::new(Receipt { address, call, rank: self.rank, members, station }))
+                let (members, endpoint) = (self.members.clone(), self.endpoint.clone());
+                Ok(Box::new(Receipt { address, call, rank: self.rank, members, endpoint }))
             }
             (_, Payload::F32(data)) => Ok(self.start_collective(call, data)),
             (_, Payload::F64(data)) => Ok(self.start_collective(call, data)),
@@ -227,14 +227,14 @@ impl Communicator for WireComm {
             rank,
             members: Arc::new(Members { name: name.to_owned(), ranks }),
             id: subgroup_id(self.id, number, color as u64),
-            station: self.station.clone(),
+            endpoint: self.endpoint.clone(),
             stats: self.stats.clone(),
             sequence: AtomicU64::new(0),
         }))
     }
 
     fn abort(&self, reason: &str) {
-        self.station.abort(reason);
+        self.endpoint.abort(reason);
     }
 
     fn twin(&self) -> Option<Box<dyn Communicator>> {
@@ -242,27 +242,27 @@ impl Communicator for WireComm {
             rank: self.rank,
             members: self.members.clone(),
             id: subgroup_id(self.id, u64::MAX, 0),
-            station: self.station.clone(),
+            endpoint: self.endpoint.clone(),
             stats: Stats::default(),
             sequence: AtomicU64::new(0),
         }))
     }
 
     fn health(&self) -> Result<(), CommError> {
-        self.station.health()
+        self.endpoint.health()
     }
 
     fn lost(&self, call: &str) -> Option<CommError> {
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &call };
-        self.station.lost(&waiter)
+        self.endpoint.lost(&waiter)
     }
 
     fn peer(&self, rank: usize) -> Peer {
-        self.station.peer(self.members.ranks[rank])
+        self.endpoint.peer(self.members.ranks[rank])
     }
 
     fn introduce(&self, processes: Vec<String>) {
-        self.station.introduce(processes);
+        self.endpoint.introduce(processes);
     }
 }
 

@@ -13,12 +13,6 @@ pub(super) struct Queue {
     pub failure: Arc<OnceLock<DeviceError>>,
 }
 
-impl From<GpuError> for DeviceError {
-    fn from(error: GpuError) -> Self {
-        Self(error.to_string())
-    }
-}
-
 impl Queue {
     /// Another queue of the rank; this one, where there cannot be another.
     pub(super) fn fork(&self) -> Self {
@@ -58,19 +52,20 @@ impl Queue {
         fill: impl FnOnce(&cuda::Gpu) -> Result<cuda::Memory<E>, GpuError>,
     ) -> Memory<E> {
         let memory = if len == 0 { None } else { self.kept(fill(&self.gpu)) };
-        let held = memory.map(|memory| Held { memory: Some(memory), users: Mutex::default() });
-        Memory { held, len }
+        let allocation =
+            memory.map(|memory| Allocation { memory: Some(memory), users: Mutex::default() });
+        Memory { allocation, len }
     }
 }
 
 /// Memory of the GPU. Where the device had none left there is none behind it, and whatever is asked of it is not done:
 /// the device has kept why.
 pub struct Memory<E: Element> {
-    held: Option<Held<E>>,
+    allocation: Option<Allocation<E>>,
     pub(super) len: usize,
 }
 
-struct Held<E: Element> {
+struct Allocation<E: Element> {
     memory: Option<cuda::Memory<E>>,
     /// Other queues that may use it.
     users: Mutex<Vec<Queue>>,
@@ -78,7 +73,12 @@ struct Held<E: Element> {
 
 impl<E: Element> Memory<E> {
     pub(super) fn view(&self, range: Range<usize>) -> View<'_, E> {
-        View(self.held.as_ref().and_then(|held| held.memory.as_ref()).map(|of| of.slice(range)))
+        View(
+            self.allocation
+                .as_ref()
+                .and_then(|allocation| allocation.memory.as_ref())
+                .map(|of| of.slice(range)),
+        )
     }
 
     pub(super) fn all(&self) -> View<'_, E> {
@@ -86,7 +86,7 @@ impl<E: Element> Memory<E> {
     }
 
     pub(super) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_, E> {
-        let memory = self.held.as_mut().and_then(|held| held.memory.as_mut());
+        let memory = self.allocation.as_mut().and_then(|allocation| allocation.memory.as_mut());
         ViewMut(memory.map(|of| of.slice_mut(range)))
     }
 
@@ -96,25 +96,27 @@ impl<E: Element> Memory<E> {
 
     /// None at all.
     pub(super) const fn empty() -> Self {
-        Self { held: None, len: 0 }
+        Self { allocation: None, len: 0 }
     }
 
     /// It is in use until then.
     pub(super) fn busy_until(&self, event: Event) {
-        if let Some(memory) = self.held.as_ref().and_then(|held| held.memory.as_ref()) {
+        if let Some(memory) =
+            self.allocation.as_ref().and_then(|allocation| allocation.memory.as_ref())
+        {
             memory.busy_until(event);
         }
     }
 
     /// It will be used on that queue, too.
     pub(super) fn used_on(&self, queue: &Queue) {
-        if let Some(held) = &self.held {
-            held.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
+        if let Some(allocation) = &self.allocation {
+            allocation.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
         }
     }
 }
 
-impl<E: Element> Drop for Held<E> {
+impl<E: Element> Drop for Allocation<E> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         // Its own queue hands the memory out again: behind what others have been asked to do with it.
