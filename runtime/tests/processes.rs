@@ -1,15 +1,15 @@
 //! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the numbers and the traffic of ranks as
 //! threads, to the byte, and an end for all where one ends.
 
-mod processes_common;
+mod trainer_runs;
 
-use processes_common::{
-    as_rank, ended, endless_tokens, folder, golden, golden_data, golden_on, lines, process, signal,
-    wait_until,
-};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use trainer_runs::{
+    as_rank, comparable_lines, ended, endless_tokens, folder, golden, golden_data, golden_on,
+    process, signal, wait_until,
+};
 
 #[test]
 fn processes_come_to_the_bytes_of_threads() {
@@ -22,7 +22,7 @@ fn processes_come_to_the_bytes_of_threads() {
     let (code, said) = ended(golden(&together, 3).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
     for file in ["m", "r"] {
-        assert_eq!(lines(&apart.join(file)), lines(&together.join(file)));
+        assert_eq!(comparable_lines(&apart.join(file)), comparable_lines(&together.join(file)));
     }
     let weights = |folder: &Path| std::fs::read(folder.join("w")).unwrap();
     assert!(weights(&apart) == weights(&together));

@@ -3,18 +3,18 @@
 
 #![cfg(target_os = "linux")]
 
-mod processes_common;
+mod trainer_runs;
 
 use hmac::{Hmac, Mac};
-use processes_common::{
-    as_rank, ended, endless_tokens, folder, golden, golden_on, lines, wait_until,
-};
 use sha2::Sha256;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use trainer_runs::{
+    as_rank, comparable_lines, ended, endless_tokens, folder, golden, golden_on, wait_until,
+};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -158,7 +158,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     drop(open);
     drips.join().unwrap();
-    assert_eq!(lines(&disturbed.join("m")), lines(&alone.join("m")));
+    assert_eq!(comparable_lines(&disturbed.join("m")), comparable_lines(&alone.join("m")));
     let weights = |folder: &Path| std::fs::read(folder.join("w")).unwrap();
     assert!(weights(&disturbed) == weights(&alone));
 }
@@ -189,7 +189,7 @@ fn a_run_that_trains_listens_nowhere() {
         let (code, said) = ended(child);
         assert_eq!(code, Some(0), "{said}");
     }
-    assert_eq!(lines(&disturbed.join("m")), lines(&alone.join("m")));
+    assert_eq!(comparable_lines(&disturbed.join("m")), comparable_lines(&alone.join("m")));
 }
 
 fn code(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
@@ -293,7 +293,7 @@ fn a_rank_with_another_token_does_not_come_in() {
 fn a_file_to_meet_in_is_for_its_owner_and_holds_a_token() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder("file");
-    let child = processes_common::process(&folder, 0, &["--time-limit-s", "2"]);
+    let child = trainer_runs::process(&folder, 0, &["--time-limit-s", "2"]);
     let path = folder.join("meeting");
     wait_until("a file", || path.is_file());
     let text = std::fs::read_to_string(&path).unwrap();

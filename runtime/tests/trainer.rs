@@ -1,36 +1,18 @@
 //! The front door: flags in, files out, and what wrong input is told.
 
 mod common;
+mod trainer_runs;
 
 use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
 use runtime::program::Program;
+use runtime::state::checkpoint;
 use runtime::trainer::{Flags, train};
-use runtime::{Error, Interrupt, checkpoint};
+use runtime::{Error, Interrupt};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// A directory of its own, gone afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("meshwright-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use trainer_runs::{Folder, json_lines};
 
 fn flags(case: &str, more: &[(&str, &Path)]) -> Flags {
     let (init, data) = (golden(case), golden(case).join("tokens.safetensors"));
@@ -51,11 +33,6 @@ fn program() -> Program {
     split().program(&model("llama_gqa"))
 }
 
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 #[test]
 fn defaults_replay_a_golden_case() {
     let folder = Folder::new("replay");
@@ -64,7 +41,7 @@ fn defaults_replay_a_golden_case() {
     let named: [(&str, &Path); 3] =
         [("metrics", &metrics), ("dump-gradients", &gradients), ("dump-weights", &weights)];
     train::<f32>(&program(), &flags("llama_gqa", &named), &Interrupt::default()).unwrap();
-    let lines = lines(&metrics);
+    let lines = json_lines(&metrics);
     assert_eq!(lines.len(), 3);
     let of = |key: &str| lines.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<_>>();
     check_trajectory_of("llama_gqa", &of("loss"), &of("grad_norm"));
@@ -102,7 +79,7 @@ fn the_rank_report_covers_every_tensor_once() {
         let flags = flags(case, &[("rank-report", &path)]);
         let program = split.program(&model(case));
         train::<f32>(&program, &flags, &Interrupt::default()).unwrap();
-        let ranks = lines(&path);
+        let ranks = json_lines(&path);
         assert_eq!(ranks.len(), split.ranks());
         let mut covered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for rank in ranks.iter().filter(|rank| rank["at"]["dp"] == 0) {
@@ -167,7 +144,7 @@ fn the_rank_report_counts_what_was_sent() {
     let program = program();
     train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)]), &Interrupt::default())
         .unwrap();
-    for rank in lines(&path) {
+    for rank in json_lines(&path) {
         let device = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
         // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device: half
@@ -284,6 +261,6 @@ fn an_interrupted_run_ends_behind_its_step_with_everything_written() {
     interrupt.ask();
     let ended = train::<f32>(&program(), &flags, &interrupt).unwrap_err();
     assert!(matches!(ended, Error::Interrupted { steps: 1 }), "{ended}");
-    assert_eq!((lines(&metrics).len(), lines(&report).len()), (1, 8));
+    assert_eq!((json_lines(&metrics).len(), json_lines(&report).len()), (1, 8));
     assert!(checkpoint::TensorFile::open(&weights).is_ok());
 }
