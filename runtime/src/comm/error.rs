@@ -4,10 +4,10 @@ use crate::device_error::DeviceError;
 use std::fmt::{self, Display};
 use thiserror::Error;
 
-/// A rank of the world, as errors name it: `rank 3 (host a, pid 123)`.
+/// A world rank, as errors name it: `rank 3 (host a, pid 123)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its rank of the world.
+    /// Its world rank.
     pub rank: usize,
     /// Where it runs, for example `host a, pid 123`, where ranks are processes.
     pub process: Option<String>,
@@ -43,7 +43,7 @@ pub enum CommError {
     Lost {
         /// Who has ended.
         peer: Peer,
-        /// The rank of the world that waits.
+        /// The world rank that waits.
         by: usize,
         /// The group.
         group: String,
@@ -58,7 +58,7 @@ pub enum CommError {
     TimedOut {
         /// Who is not heard of.
         peers: Vec<Peer>,
-        /// The rank of the world that waits.
+        /// The world rank that waits.
         by: usize,
         /// The group.
         group: String,

@@ -30,7 +30,7 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Its rank of the world.
+    /// Its world rank.
     fn world_rank(&self) -> usize {
         self.members.ranks[self.rank]
     }
@@ -63,18 +63,18 @@ impl Liveness {
         self.failure.get_or_init(|| error).clone()
     }
 
-    /// Notes that a rank of the world has ended.
+    /// Notes that a world rank has ended.
     pub fn set_gone(&self, rank: usize) {
         self.gone[rank].store(true, Ordering::Release);
     }
 
-    /// Takes up where each rank of the world runs.
+    /// Takes up where each world rank runs.
     pub fn introduce(&self, processes: Vec<String>) {
         // They say so once.
         let _known = self.processes.set(processes);
     }
 
-    /// How errors name a rank of the world.
+    /// How errors name a world rank.
     pub fn peer(&self, rank: usize) -> Peer {
         let process = self.processes.get().and_then(|processes| processes.get(rank)).cloned();
         Peer { rank, process }

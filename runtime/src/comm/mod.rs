@@ -92,7 +92,7 @@ pub trait Communicator: Send + Sync {
     /// All ranks of this group must call it. The group gets the name `name`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     fn split(
         &self,
         name: &str,
@@ -126,7 +126,7 @@ pub trait Communicator: Send + Sync {
         Peer { rank, process: None }
     }
 
-    /// Takes up where each rank of the world runs, for example `host a, pid 123`: errors say so from now on.
+    /// Takes up where each world rank runs, for example `host a, pid 123`: errors say so from now on.
     fn introduce(&self, _processes: Vec<String>) {}
 }
 

@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM: a run that is asked to end does so behind its step, with everything written
-//! that was asked for.
+//! Ctrl-C and SIGTERM: an interrupted run ends after its current step, with all requested files
+//! written.
 
 use crate::error::Error;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Whether somebody wants the run to end.
+/// Whether somebody has asked the run to end.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     state: Arc<State>,
@@ -18,31 +18,31 @@ pub struct Interrupt {
 struct State {
     asked: AtomicBool,
     progress: AtomicU8,
-    /// Files that are not worth keeping where the process ends at once.
+    /// Files that are worthless if the process ends at once.
     unfinished: Mutex<Vec<PathBuf>>,
 }
 
-/// No step is done yet: there is nothing to wait for.
+/// No step is done yet, so there is nothing to wait for.
 const STARTING: u8 = 0;
 /// Between the first step and the last.
 const STEPPING: u8 = 1;
-/// No step is to come: what was asked for is being written.
+/// All steps are done; files are being written.
 const FINISHING: u8 = 2;
 
-/// Writes a line for whoever watches; nobody need.
+/// Writes a line to standard error; it does not matter if nobody reads it.
 pub(crate) fn say(line: &str) {
     let _nobody_reads = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// The exit code of an interrupted run: what a shell reports of a program that Ctrl-C ended.
+/// Exit code of an interrupted run: what shells report of a program that Ctrl-C ended.
 pub const INTERRUPTED: u8 = 130;
 
 impl Interrupt {
-    /// Listens for Ctrl-C, SIGTERM and SIGHUP. The first ends the run behind its step, at the latest
-    /// after `patience`, or at once while no step is done; the second ends it at once.
+    /// Listens for Ctrl-C, SIGTERM and SIGHUP. The first ends the run after its current step, at
+    /// the latest after `patience`, or at once if no step is done yet. The second ends it at once.
     ///
     /// # Errors
-    /// The system does not let it, or this process listens already.
+    /// The system refuses, or this process listens already.
     pub fn listen(patience: Duration) -> Result<Self, Error> {
         let interrupt = Self::default();
         let state = interrupt.state.clone();
@@ -53,12 +53,12 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Asks the run to end once `input` does, as a first Ctrl-C would: a launcher holds its other end, however the
-    /// launcher ends.
+    /// Asks the run to end when `input` ends, like a first Ctrl-C. A launcher holds the other end
+    /// of `input`, which closes however the launcher ends.
     pub fn ask_at_end_of(&self, mut input: impl Read + Send + 'static, patience: Duration) {
         let interrupt = self.clone();
         std::thread::spawn(move || {
-            // An input that cannot be read has ended, too.
+            // An input that cannot be read counts as ended.
             let _ended = std::io::copy(&mut input, &mut std::io::sink());
             if !interrupt.is_asked() {
                 say("the launcher has ended");
@@ -72,22 +72,22 @@ impl Interrupt {
         self.state.asked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has been asked to.
+    /// Whether the run has been asked to end.
     pub fn is_asked(&self) -> bool {
         self.state.asked.load(Ordering::Relaxed)
     }
 
-    /// A step is done.
+    /// Notes that a step is done.
     pub(crate) fn stepped(&self) {
         self.state.progress.fetch_max(STEPPING, Ordering::Relaxed);
     }
 
-    /// No step is to come.
+    /// Notes that no more steps follow.
     pub(crate) fn finishing(&self) {
         self.state.progress.store(FINISHING, Ordering::Relaxed);
     }
 
-    /// Where the process ends at once, these files go.
+    /// Adds files to remove if the process ends at once.
     pub(crate) fn removes(&self, unfinished: Vec<PathBuf>) {
         self.state.unfinished.lock().unwrap_or_else(PoisonError::into_inner).extend(unfinished);
     }
@@ -123,7 +123,7 @@ impl State {
         say(why);
         let unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
         for path in unfinished.iter() {
-            // Those that have taken their place are no longer there.
+            // Files that are already renamed are no longer there.
             let _gone = std::fs::remove_file(path);
         }
         std::process::exit(i32::from(INTERRUPTED));

@@ -1,23 +1,24 @@
-//! Who started this process, and as which of how many: what launchers tell in environment variables.
+//! Which launcher started this process, and its rank and world size, from environment variables.
 
 use crate::error::Error;
 
-/// Who starts processes.
+/// A program that starts the processes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `mpirun` of Open MPI (its documentation, "Environment variables set for MPI applications").
     OpenMpi,
-    /// `mpirun` of MPICH and its kin, or anything that speaks PMI.
+    /// `mpirun` of MPICH and its derivatives, or anything that speaks PMI.
     Pmi,
     /// PyTorch's `torchrun`.
     Torchrun,
-    /// Slurm's `srun`. A batch script outside `srun` also has `SLURM_PROCID`, but not the step's size.
+    /// Slurm's `srun`. A batch script outside `srun` has `SLURM_PROCID` too, but not the step's
+    /// size.
     Slurm,
-    /// A Kubernetes JobSet (or indexed Job): Kubernetes gives the index, the manifest the size.
+    /// A Kubernetes JobSet (or indexed Job): Kubernetes sets the index, the manifest the size.
     JobSet,
 }
 
-/// Which variables a launcher sets.
+/// The variables that a launcher sets.
 struct Variables {
     launcher: Launcher,
     rank: &'static str,
@@ -26,7 +27,8 @@ struct Variables {
     local_rank: &'static str,
 }
 
-/// Launchers, those that others run inside of first: `mpirun` within Slurm is `mpirun`'s.
+/// Launchers in the order of lookup: one that may run inside another comes first, so that `mpirun`
+/// within Slurm counts as `mpirun`.
 const KNOWN: [Variables; 5] = [
     Variables {
         launcher: Launcher::OpenMpi,
@@ -68,20 +70,20 @@ const KNOWN: [Variables; 5] = [
 /// A process's place among those that were started together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessPlace {
-    /// Who started them.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Which this is, 0-based.
+    /// This process's rank, 0-based.
     pub rank: usize,
-    /// How many there are.
+    /// Number of processes.
     pub world: usize,
-    /// How many of them are on this machine, where the launcher says so.
+    /// Number of them on this host, if the launcher says so.
     pub local_size: Option<usize>,
-    /// Which of those on this machine this is, where the launcher says so.
+    /// This process's rank on this host, if the launcher says so.
     pub local_rank: Option<usize>,
 }
 
-/// The place that environment variables tell; nothing where nobody launched several processes' kind of
-/// program. `variable` looks one up.
+/// The place that environment variables give, or `None` if no launcher started this process.
+/// `variable` looks a variable up.
 ///
 /// # Errors
 /// Variables of a launcher that make no sense.
@@ -101,7 +103,7 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
             let valid = format!("0 to {}, since {} is {world}", world - 1, known.world);
             return Err(wrong(known.rank, &rank.to_string(), &valid));
         }
-        // Slurm writes lists there, too, such as `4(x2),3`, which say nothing of this machine.
+        // Slurm also writes lists here, such as `4(x2),3`, which say nothing about this host.
         let local_size = number(known.local_size).unwrap_or_default();
         if local_size == Some(0) {
             return Err(wrong(known.local_size, "0", "1 or more"));
@@ -118,11 +120,11 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
     Ok(None)
 }
 
-/// Where launched processes find each other, as environment variables tell it: `MASTER_ADDR` and `MASTER_PORT`.
-/// torchrun keeps a store of its own at that port, so its processes meet at the next.
+/// Where launched processes meet, from `MASTER_ADDR` and `MASTER_PORT`. torchrun keeps a store of
+/// its own at that port, so its processes meet at the next port.
 ///
 /// # Errors
-/// A port that is none.
+/// A port that is not a number.
 pub fn rendezvous(
     launcher: Launcher,
     variable: impl Fn(&str) -> Option<String>,
@@ -135,10 +137,12 @@ pub fn rendezvous(
     Ok(Some(format!("{}:{port}", host.trim())))
 }
 
-/// Set by a launcher that holds the other end of its processes' standard input and ends with it, however it ends.
+/// Set by a launcher that holds the other end of its processes' standard input, which closes
+/// however the launcher ends.
 const ENDS_WITH_INPUT: &str = "MESHWRIGHT_ENDS_WITH_STDIN";
 
-/// Whether this process is to end when its standard input does. Of MPI's processes only rank 0 has the launcher's.
+/// Whether this process must end when its standard input does. Under MPI only rank 0 has the
+/// launcher's standard input.
 pub fn ends_with_input(
     place: Option<&ProcessPlace>,
     variable: impl Fn(&str) -> Option<String>,
@@ -149,10 +153,11 @@ pub fn ends_with_input(
     has_it && variable(ENDS_WITH_INPUT).is_some_and(|value| value == "1")
 }
 
-/// The GPU of a process: the number that is asked for; else the only one that it sees; else its place on the machine.
+/// The GPU of a process: the number that is asked for, else the only visible GPU, else the
+/// process's rank on its host.
 ///
 /// # Errors
-/// A launcher that does not say the place.
+/// A launcher that does not say the rank on the host.
 pub fn gpu_of(
     asked: Option<usize>,
     place: Option<&ProcessPlace>,
@@ -179,7 +184,7 @@ fn wrong(name: &str, found: &str, valid: &str) -> Error {
 }
 
 impl Launcher {
-    /// Its name for messages.
+    /// Name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::OpenMpi => "mpirun",
@@ -289,7 +294,7 @@ mod tests {
     #[test]
     fn nobody_launched_anything() {
         assert_eq!(of(&[]), Ok(None));
-        // A batch script of Slurm, and a shell in a pod of a Job that says no size.
+        // A batch script of Slurm, and a shell in a pod of a Job without a size.
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
         assert_eq!(of(&[("JOB_COMPLETION_INDEX", "0")]), Ok(None));
         assert_eq!(of(&[("WORLD_SIZE", "8")]), Ok(None));

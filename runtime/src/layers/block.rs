@@ -91,7 +91,7 @@ impl Block {
     /// `x[r, h] -> y[r, h]`
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -116,7 +116,7 @@ impl Block {
     /// `dy[r, h] -> dx[r, h]`
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,

@@ -91,7 +91,7 @@ impl EmbeddingLayer {
     /// The stream's first rows, `[r, h]`. `looked_up` are the tokens' where their table is elsewhere.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -127,7 +127,7 @@ impl EmbeddingLayer {
     /// tokens' rows, `[r, h]`, where their table is elsewhere; else nothing.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,

@@ -80,7 +80,7 @@ impl HeadLayer {
     /// Each token's loss, `[n]`, 0 where there is none.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -120,7 +120,7 @@ impl HeadLayer {
     /// Gradient of the stream's last rows, `[r, h]`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,

@@ -208,7 +208,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// From the stream `[r, w]` to the input of split work `[n, w]`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn enter(&self, x: &SharedBuffer<D>) -> Result<SharedBuffer<D>, CommError> {
         self.start_enter(x)?.wait(self)
     }
@@ -216,7 +216,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// Starts [`Self::enter`].
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn start_enter(&self, x: &SharedBuffer<D>) -> Result<Entering<D>, CommError> {
         if self.splits() {
             let own = self.copy_of(x).into_memory();
@@ -228,7 +228,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// From partial sums `[n, w]` to the stream `[r, w]`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn leave(&self, partial: Buffer<D>) -> Result<Buffer<D>, CommError> {
         self.start_leave(partial)?.wait(self)
     }
@@ -236,7 +236,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// Starts [`Self::leave`].
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn start_leave(&self, partial: Buffer<D>) -> Result<Leaving<D>, CommError> {
         if self.tp.size() == 1 {
             return Ok(Leaving::Same(partial));
@@ -278,7 +278,7 @@ impl<D: Device> Entering<D> {
     /// The input.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn wait(self, ctx: &Context<'_, D>) -> Result<SharedBuffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
@@ -301,7 +301,7 @@ impl<D: Device> Leaving<D> {
     /// The rows.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn wait(self, ctx: &Context<'_, D>) -> Result<Buffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),

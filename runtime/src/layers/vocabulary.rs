@@ -1,4 +1,4 @@
-//! Input and output layer of a vocabulary that is split over all pipeline devices and their tensor-parallel
+//! Input and output layer of a vocabulary that is split over all pipeline ranks and their tensor-parallel
 //! ranks: what one rank computes in the passes `S`, `S2` and `T`, and what is reduced between them
 //! (Vocabulary Parallelism, Yeung et al. 2024, arXiv 2411.05288, sections 4 and 6.1).
 //!
@@ -204,7 +204,7 @@ fn unknown(what: &str) -> CommError {
 }
 
 impl VocabularyShard {
-    /// Declares the tables' rows on a rank of pipeline device `device`; `None` where stages hold them.
+    /// Declares the tables' rows on a rank of pipeline rank `device`; `None` where stages hold them.
     pub fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Option<Self> {
         let (model, passes) = (&program.model, program.vocab?);
         let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
@@ -294,7 +294,7 @@ impl VocabularyShard {
     /// `S`: logits of the output layer's input, `h[r, h]`, and what is known of them here.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn first<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -363,7 +363,7 @@ impl VocabularyShard {
     /// `T`: adds to the output matrix's gradient. Gives what is left to be reduced.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn last<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -434,7 +434,7 @@ impl<D: Device> ShardLocal<D> {
     /// Reduces it over all shards.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn reduce(self, comm: &dyn Communicator, device: &D) -> Result<ShardReduced<D>, CommError> {
         let group = DeviceGroup::new(device, comm);
         let (known, gradient) = match self {

@@ -1,4 +1,4 @@
-//! Tensors put together from all ranks.
+//! Whole tensors, gathered from all ranks onto rank 0.
 
 use super::{Fixed, declare};
 use crate::comm::CommError;
@@ -9,7 +9,7 @@ use kernels::Real;
 use std::collections::BTreeMap;
 
 impl<D: Device> Fixed<'_, D> {
-    /// Elements of the model's parameters.
+    /// Elements of all of the model's parameters.
     pub(super) fn elements_of_model(&self) -> usize {
         let ranks = (0..self.groups.world.size()).filter_map(|rank| self.inventory_of(rank));
         let counted = |inventory: Inventory| -> usize {
@@ -19,7 +19,7 @@ impl<D: Device> Fixed<'_, D> {
         ranks.map(counted).sum()
     }
 
-    /// What a rank of the first replica holds; nothing of the others.
+    /// The parameters of a rank of the first replica; `None` for other ranks.
     fn inventory_of(&self, rank: usize) -> Option<Inventory> {
         let at = self.program.mesh.coordinates(rank as u64);
         if at.dp > 0 {
@@ -30,8 +30,8 @@ impl<D: Device> Fixed<'_, D> {
         Some(inventory)
     }
 
-    /// Every rank of the first replica sends what it counts; rank 0, who can declare what others
-    /// hold, puts it together.
+    /// Gathers whole tensors on rank 0. Every rank of the first replica sends the parameters that
+    /// it counts; rank 0 can declare what the others hold, and so knows where each part belongs.
     pub(super) fn whole(
         &self,
         read: impl Fn(ParameterSlice) -> Result<Vec<D::Wide>, DeviceError>,

@@ -1,4 +1,4 @@
-//! WeightGradients and the optimizer's state, and how a step changes them.
+//! Weights and optimizer state, and how a step changes them.
 
 use super::sums::{mean, root};
 use super::{Fixed, StepResult};
@@ -11,21 +11,21 @@ use crate::step::reduce::ReductionSpan;
 use kernels::adamw::AdamW;
 use kernels::random::{Stream, View};
 
-/// How weights are updated.
+/// AdamW's settings, and clipping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// Decay of the moments.
+    /// Decay rates of the moments.
     pub betas: (f64, f64),
-    /// Added to the root of the second moment.
+    /// AdamW's epsilon, added to the root of the second moment.
     pub eps: f64,
-    /// Decay of matrices.
+    /// Weight decay of matrices.
     pub weight_decay: f64,
-    /// Largest gradient norm; `None` does not clip.
+    /// Largest gradient norm; `None` for no clipping.
     pub clip: Option<f64>,
 }
 
 impl Optimizer {
-    /// Factor of gradients of norm `norm`.
+    /// Factor that clips gradients of norm `norm`.
     pub(super) fn gradient_scale(&self, norm: f64) -> f64 {
         self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0))
     }
@@ -35,30 +35,29 @@ impl Optimizer {
     }
 }
 
-/// A step whose gradients are there, and whose norm is still being summed.
+/// A step whose gradients are complete, and whose norm is still being summed.
 pub(super) struct PendingUpdate {
-    /// Of this rank's tensor-parallel group, on its way over the pipeline: the squared norm.
+    /// The squared norm, summed over the tensor-parallel group, in flight over the pipeline.
     pub(super) squares: Request<f64>,
     pub(super) loss_sum: Request<f64>,
     pub(super) optimizer: Optimizer,
-    /// Without clipping.
+    /// The proposed update, without clipping.
     pub(super) adamw: AdamW,
     pub(super) valid_tokens: u64,
     pub(super) outcome: Outcome,
     pub(super) reductions: Vec<ReductionSpan>,
 }
 
-/// WeightGradients, and the state that belongs to them.
+/// Weights and optimizer state.
 pub(super) struct TrainingState<D: Space> {
-    /// As passes read them.
+    /// Weights as passes read them.
     pub(super) weights: WeightStore<D>,
-    /// As they are known to be right, where those that passes read are rounded, or, where steps begin ahead of the
-    /// norm, proposals.
+    /// Exact weights, if those that passes read are rounded (bf16) or proposals (post-validation).
     pub(super) exact: Option<Store<D>>,
     pub(super) moments: [Store<D>; 2],
-    /// Updates made or proposed so far.
+    /// Number of updates made or proposed.
     pub(super) updates: u32,
-    /// Steps whose update the exact weights have.
+    /// Number of steps whose update is in the exact weights.
     pub(super) completed: u64,
 }
 
@@ -116,14 +115,14 @@ impl<D: Device> TrainingState<D> {
         device.round(D::view(&values, 0..part.len), weights);
     }
 
-    /// Passes read the exact weights from now on.
+    /// Sets the weights that passes read to the exact ones.
     pub(super) fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
         if let Some(exact) = &self.exact {
             fixed.device.round(exact.all(), self.weights.all_mut());
         }
     }
 
-    /// TokenIds of the next update.
+    /// Arguments of the next update.
     pub(super) fn next_step(
         &mut self,
         optimizer: &Optimizer,
@@ -141,7 +140,7 @@ impl<D: Device> TrainingState<D> {
         }
     }
 
-    /// WeightGradients for passes as they are behind a step; the state stays.
+    /// Sets the weights that passes read as if the step were not clipped; the exact state stays.
     pub(super) fn propose(
         &mut self,
         fixed: &Fixed<'_, D>,
@@ -161,8 +160,8 @@ impl<D: Device> TrainingState<D> {
 }
 
 impl PendingUpdate {
-    /// Waits for the norm and updates the exact weights, unless the numbers are not finite. Says what the step came
-    /// to, and whether its proposal was right.
+    /// Waits for the norm and updates the exact weights if loss and norm are finite. Returns the
+    /// step's result, and whether its proposal was right.
     pub(super) fn settle<D: Device>(
         self,
         fixed: &Fixed<'_, D>,
@@ -186,7 +185,8 @@ impl PendingUpdate {
     }
 }
 
-/// Fills what a rank holds with normal numbers by their place in the tensor as stored.
+/// Fills a rank's part of a parameter with normal numbers, each drawn by its index in the whole
+/// tensor as stored.
 pub(super) fn draw_normal<D: Device>(
     device: &D,
     held: &HeldParameter,
@@ -206,7 +206,7 @@ pub(super) fn draw_normal<D: Device>(
     }
 }
 
-/// FNV-1a, 32 bits: which random numbers a tensor draws.
+/// FNV-1a, 32 bits: selects the random numbers that a tensor draws.
 fn name_hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

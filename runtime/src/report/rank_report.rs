@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 /// What one rank held, did and sent.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankReport {
-    /// Rank of the world.
+    /// World rank.
     pub rank: usize,
-    /// Where it is in the mesh.
+    /// Its coordinates in the mesh.
     pub at: MeshPosition,
     /// Its pieces of the model's tensors.
     pub tensors: Vec<TensorPiece>,
@@ -25,47 +25,49 @@ pub struct RankReport {
     pub gradient_bytes: u64,
     /// Bytes of its moments.
     pub optimizer_bytes: u64,
-    /// Most bytes kept for backward passes at a time.
+    /// Most bytes kept for backward passes at any time.
     pub peak_activation_bytes: u64,
-    /// Most micro-batches in flight at a time, those of all chunks together.
+    /// Most micro-batches in flight at any time, over all chunks.
     pub peak_in_flight: usize,
     /// Passes of a step in the order run: kind, micro-batch, chunk (`F0.1`).
     pub passes: Vec<String>,
-    /// Steps run.
+    /// Number of steps run.
     pub steps: u64,
-    /// What its process held, behind the last step.
+    /// Memory of its process after the last step.
     pub process_memory: ProcessMemory,
-    /// What the device's memory came to, of all ranks that share it, beside what the plan gives each; where it is counted.
+    /// Memory of its device over all ranks that share it, beside the plan's figure for each rank;
+    /// absent if it is not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemory>,
-    /// How many steps were replayed as a CUDA graph, or why none was; where it is on a GPU.
+    /// On a GPU: how many steps were replayed as a CUDA graph, or why none was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda_graphs: Option<Replays>,
-    /// Which kernels the device chose by measurement, and what each took, by what was asked of them; where it does.
+    /// The kernels that the device chose by measurement, and the time of each candidate, by shape;
+    /// absent if the device does not choose.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub chosen_kernels: BTreeMap<String, Vec<String>>,
-    /// In all steps together, by group and call.
+    /// Traffic of all steps, by group and call.
     pub traffic: BTreeMap<String, BTreeMap<&'static str, CallTraffic>>,
 }
 
-/// Planned and seen.
+/// Planned and measured memory of a device.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct DeviceMemory {
-    /// For a rank.
+    /// Planned for one rank.
     pub planned_bytes: u64,
-    /// Of all ranks.
+    /// Measured over all ranks that share the device.
     #[serde(flatten)]
     pub seen: MemoryUse,
 }
 
-/// Memory of a rank's process on the host: tensors on a processor, buffers, code and everything else.
+/// Memory of a rank's process on the host: tensors on a CPU, buffers, code and everything else.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ProcessMemory {
-    /// Its resident set, bytes; 0 where the system does not tell.
+    /// Its resident set, bytes; 0 if the system does not say.
     pub resident_bytes: u64,
-    /// The most that has been since the process began, bytes.
+    /// The largest resident set since the process began, bytes.
     pub peak_resident_bytes: u64,
-    /// Ranks that are threads of the process, and share this memory.
+    /// Ranks that are threads of the process and share this memory.
     pub ranks: usize,
 }
 
@@ -74,36 +76,37 @@ pub struct ProcessMemory {
 pub struct MeshPosition {
     /// Tensor parallel index.
     pub tp: u64,
-    /// Pipeline device.
+    /// Pipeline rank.
     pub pp: u64,
     /// Replica.
     pub dp: u64,
 }
 
-/// A box of a tensor, in the checkpoint's dimensions. A fused tensor may be held in several.
+/// A rectangular piece of a tensor, in the checkpoint's dimensions. A fused tensor may be held in
+/// several.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorPiece {
     /// Hugging Face name.
     pub name: String,
-    /// Shape of the whole.
+    /// Shape of the whole tensor.
     pub global_shape: Vec<usize>,
     /// Where the piece begins.
     pub global_offset: Vec<usize>,
-    /// Its shape.
+    /// Shape of the piece.
     pub local_shape: Vec<usize>,
-    /// Rows of zeros stored behind it.
+    /// Rows of zeros stored after it.
     pub padding_rows: usize,
-    /// Stage of the model.
+    /// Pipeline stage.
     pub stage: usize,
-    /// Another rank of the replica holds the same piece and counts it.
+    /// Whether another rank of the replica holds the same piece and counts it.
     pub copy: bool,
-    /// Its gradient is summed over tensor-parallel ranks.
+    /// Whether its gradient is summed over tensor-parallel ranks.
     pub partial_gradient: bool,
-    /// Weight decay applies.
+    /// Whether weight decay applies.
     pub decays: bool,
 }
 
-/// Calls and bytes handed in.
+/// Number of calls, and bytes handed in.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CallTraffic {
     /// Calls.
@@ -118,8 +121,8 @@ pub fn pass_name(pass: &Pass) -> String {
 }
 
 impl RankReport {
-    /// Of a rank after `steps` steps, the last of which ended in `outcome`; bytes of an element of weights, and of
-    /// one of gradients and moments.
+    /// The report of a rank after `steps` steps, the last of which ran as `outcome`. `stored`,
+    /// `wide`: bytes of one weight, and of one gradient or moment.
     pub fn new(
         groups: &Groups,
         inventory: &Inventory,

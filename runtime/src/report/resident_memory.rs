@@ -1,20 +1,19 @@
-//! What the operating system says this process holds in memory.
+//! Resident memory of this process, as the operating system counts it.
 
 use std::fs;
 
-/// The process's resident set, as Linux counts it (proc_pid_status(5)): pages of tensors, of buffers
-/// that communicators hold, of code and of everything else. Ranks that are threads of one process
-/// share it.
+/// The process's resident set, from Linux (proc_pid_status(5)): pages of tensors, communicator
+/// buffers, code and everything else. Ranks that are threads of one process share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resident {
     /// Now (`VmRSS`).
     pub now_bytes: u64,
-    /// The most it has been since the process began (`VmHWM`).
+    /// The largest since the process began (`VmHWM`).
     pub peak_bytes: u64,
 }
 
 impl Resident {
-    /// Reads it; zeros where the system does not tell.
+    /// Reads it; zeros if the system does not say.
     pub fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name| field_kib(&status, name).map_or(0, |kib| kib << 10);

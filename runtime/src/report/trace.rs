@@ -1,4 +1,4 @@
-//! A run's passes as Perfetto reads them: one lane for each rank, in microseconds.
+//! Trace of a run's passes for Perfetto: one process track for each rank, times in microseconds.
 
 use super::rank_report::pass_name;
 use crate::step::executor::PassTiming;
@@ -6,7 +6,7 @@ use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
 use std::time::Instant;
 
-/// One slice of a lane (Chrome's trace event format, complete events).
+/// One slice of a track (Chrome's trace event format, complete events).
 #[derive(Clone, Debug, Serialize)]
 pub struct Event {
     name: String,
@@ -28,7 +28,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Nothing yet; times count from `begin`.
+    /// An empty trace; times count from `begin`.
     pub fn new(begin: Instant, rank: usize) -> Self {
         Self { begin, rank, events: Vec::new() }
     }
@@ -56,12 +56,12 @@ impl Trace {
         }
     }
 
-    /// Anything else that takes time.
+    /// Another named phase of a step.
     pub fn phase(&mut self, name: &str, from: Instant, to: Instant) {
         self.add(name.to_owned(), "step", 0, from, to);
     }
 
-    /// The events, a JSON object each.
+    /// The events, one JSON object each.
     pub fn lines(&self) -> Vec<String> {
         let text = |event: &Event| serde_json::to_string(event).unwrap_or_default();
         self.events.iter().map(text).collect()

@@ -1,11 +1,11 @@
-//! Memory for activations and gradients, used again and again.
+//! Pooled memory for activations and gradients.
 //!
-//! A step asks for the same lengths as the step before. Handing buffers back to a pool instead of the
-//! operating system saves the zeroing and the page faults, about a tenth of a step on a CPU.
+//! A step asks for the same lengths as the step before. Returning buffers to a pool instead of the
+//! operating system saves zeroing and page faults, about a tenth of a step on a CPU.
 //!
-//! Collectives take buffers away and bring others, sometimes of another length: what goes out is not
-//! what comes back. So a pool never holds more of a length, in use and free together, than were in use
-//! at one time; what would be too much goes back to the operating system.
+//! Collectives take buffers away and bring others, sometimes of another length. So a pool never
+//! holds more buffers of a length, in use and free together, than were in use at one time; the
+//! excess is freed.
 
 use crate::comm::Element;
 use crate::device::Space;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Memory of one length.
+/// The buffers of one length.
 struct Shelf<M> {
     free: Vec<M>,
     /// Buffers in use now.
@@ -36,31 +36,32 @@ impl<M> Shelf<M> {
         self.most_used = self.most_used.max(self.used);
     }
 
-    /// Memory that is free, to be used from now on; the caller makes some where there is none.
+    /// Takes a free buffer into use; the caller allocates one if there is none.
     fn take(&mut self) -> Option<M> {
         self.enter();
         self.free.pop()
     }
 
-    /// Memory from elsewhere is used from now on; gives what that makes one too many.
+    /// Takes a buffer from outside the pool into use. Returns a free buffer if there is now one too
+    /// many.
     fn adopt(&mut self) -> Option<M> {
         self.enter();
         if self.free.len() + self.used > self.most_used { self.free.pop() } else { None }
     }
 
-    /// Memory in use has gone elsewhere.
+    /// A buffer in use has left the pool.
     fn leave(&mut self) {
         self.used -= 1;
     }
 
-    /// Memory in use is free.
+    /// A buffer in use is free again.
     fn give(&mut self, memory: M) {
         self.leave();
         self.free.push(memory);
     }
 }
 
-/// Memory by its length.
+/// Buffers by their length.
 type ByLength<M> = HashMap<usize, Shelf<M>>;
 
 /// One rank's buffers of one element type.
@@ -95,8 +96,9 @@ impl<D: Space, E: Element> Clone for Pool<D, E> {
 }
 
 impl<D: Space, E: Number> Pool<D, E> {
-    /// A buffer of `len` elements that are anything: whoever takes it writes all of them before
-    /// reading any. Builds with debug assertions fill it with NaN, so that tests see who does not.
+    /// A buffer of `len` elements with arbitrary contents: the caller must write all of them before
+    /// reading any. Builds with debug assertions fill it with NaN, so that tests notice a caller
+    /// that does not.
     pub fn take(&self, device: &D, len: usize) -> Buffer<D, E> {
         let free = self.on_shelf(len, Shelf::take);
         let memory = free.unwrap_or_else(|| device.zeros(len));
@@ -116,7 +118,7 @@ impl<D: Space, E: Number> Pool<D, E> {
 }
 
 impl<D: Space, E: Element> Pool<D, E> {
-    /// A buffer of what came from elsewhere.
+    /// A buffer around memory from outside the pool.
     pub fn adopt(&self, memory: D::Memory<E>) -> Buffer<D, E> {
         let too_many = self.on_shelf(D::len(&memory), Shelf::adopt);
         drop(too_many);
@@ -128,7 +130,7 @@ impl<D: Space, E: Element> Pool<D, E> {
     }
 }
 
-/// Elements that go back to their pool when dropped: activations, unless said otherwise.
+/// Elements that return to their pool when dropped: activations unless the type says otherwise.
 pub struct Buffer<D: Space, E: Element = <D as Space>::Stored> {
     memory: D::Memory<E>,
     pool: Option<Pool<D, E>>,
@@ -174,7 +176,7 @@ impl<D: Space, E: Element> Buffer<D, E> {
         D::view_mut(&mut self.memory, 0..len)
     }
 
-    /// The elements, for good: the pool does not get them back.
+    /// Takes the memory out of the buffer for good: it does not return to the pool.
     pub fn into_memory(mut self) -> D::Memory<E> {
         let memory = std::mem::replace(&mut self.memory, D::empty());
         if let Some(pool) = self.pool.take() {
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(free(&pool, 5), 1);
     }
 
-    /// As an all-gather has it: short buffers go out, long ones come from elsewhere, step after step.
+    /// As in an all-gather: short buffers leave and long ones arrive, step after step.
     #[test]
     fn memory_from_elsewhere_does_not_pile_up() {
         let (device, pool) = (Host::<f32>::serial(), TestPool::default());
@@ -232,7 +234,7 @@ mod tests {
         }
     }
 
-    /// As an all-reduce has it: what goes out comes back as other memory of the same length.
+    /// As in an all-reduce: other memory of the same length returns.
     #[test]
     fn memory_that_comes_for_what_went_is_kept() {
         let (device, pool) = (Host::<f32>::serial(), TestPool::default());

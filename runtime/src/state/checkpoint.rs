@@ -1,4 +1,5 @@
-//! Hugging Face safetensors: read into any split, and written whole.
+//! Hugging Face safetensors files: tensors are read whole and written whole, however the model is
+//! split.
 
 use crate::error::Error;
 use crate::scalar::Scalar;
@@ -28,7 +29,7 @@ impl TensorFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// A file that is missing, no safetensors file, or truncated.
+    /// A file that is missing, truncated, or not in safetensors format.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut file = File::open(path).map_err(Error::unopened(path))?;
         let length = file.metadata().map_err(Error::io(path))?.len();
@@ -57,10 +58,10 @@ impl TensorFile {
         self.metadata.tensors().into_keys().collect()
     }
 
-    /// What the header says of a tensor.
+    /// The header's entry of a tensor.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The file has no tensor of that name.
     pub fn info(&self, name: &str) -> Result<&TensorInfo, Error> {
         let missing = || Error::file(&self.path, format!("there is no tensor `{name}`"));
         self.metadata.info(name).ok_or_else(missing)
@@ -74,10 +75,10 @@ impl TensorFile {
         Ok(bytes)
     }
 
-    /// A tensor of numbers.
+    /// Reads a tensor of numbers.
     ///
     /// # Errors
-    /// It is missing or of a type that cannot be read.
+    /// The tensor is missing, or of a type that cannot be read.
     pub fn read<T: Scalar>(&self, name: &str) -> Result<Whole<T>, Error> {
         let info = self.info(name)?;
         let bytes = self.bytes(info)?;
@@ -95,10 +96,10 @@ impl TensorFile {
         Ok((info.shape.clone(), values.into_iter().map(T::from_f64).collect()))
     }
 
-    /// Elements `begin..begin + count` of a tensor of integers.
+    /// Reads elements `begin..begin + count` of a tensor of integers.
     ///
     /// # Errors
-    /// It is missing, of another type, or shorter.
+    /// The tensor is missing, of another type, or shorter.
     pub fn read_integers(&self, name: &str, begin: u64, count: usize) -> Result<Vec<i64>, Error> {
         let info = self.info(name)?;
         if info.dtype != Dtype::I64 {
@@ -123,15 +124,15 @@ pub struct Checkpoint {
     file_of: HashMap<String, usize>,
 }
 
-/// The part of `model.safetensors.index.json` that says where tensors are.
+/// The part of `model.safetensors.index.json` that maps tensors to files.
 #[derive(serde::Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
-    /// Opens a directory (`model.safetensors`, or shards with `model.safetensors.index.json`) or one
-    /// file.
+    /// Opens a directory (`model.safetensors`, or shards with `model.safetensors.index.json`) or
+    /// one file.
     ///
     /// # Errors
     /// Files that are missing or broken.
@@ -151,10 +152,10 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), file_of: named.collect(), files })
     }
 
-    /// A tensor.
+    /// Reads a tensor.
     ///
     /// # Errors
-    /// It is missing, or has another shape.
+    /// The tensor is missing, or has another shape.
     pub fn read<T: Scalar>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>, Error> {
         let Some(&file) = self.file_of.get(name) else {
             return Err(Error::file(&self.path, format!("there is no tensor `{name}`")));
@@ -181,7 +182,7 @@ fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
 /// Writes whole tensors, in the order and layout of the safetensors library, one at a time.
 ///
 /// # Errors
-/// What the operating system says.
+/// Those of the operating system.
 pub fn write<T: Scalar>(to: &mut dyn Write, tensors: &Tensors<T>) -> std::io::Result<()> {
     let wide = size_of::<T>() == 8;
     let dtype = if wide { Dtype::F64 } else { Dtype::F32 };

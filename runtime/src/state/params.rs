@@ -1,10 +1,10 @@
-//! Declarations of parameters, and where their values, gradients and moments lie.
+//! Declarations of parameters, and the storage of their values, gradients and moments.
 //!
-//! Every tensor is declared once: its Hugging Face name and shape, and what each tensor-parallel rank
-//! holds of it. Loading, initialisation, gradient reduction, counting for the clip norm, dumps and the rank
+//! Every tensor is declared once: its Hugging Face name and shape, and what each tensor-parallel
+//! rank holds of it. Loading, initialisation, gradient reduction, the clip norm, dumps and the rank
 //! report all follow from the declaration. Over data-parallel ranks a parameter is always
-//! replicated and its gradient a partial sum; over the pipeline it lies on its stage, or, a vocabulary's,
-//! on all devices.
+//! replicated and its gradient a partial sum. Over the pipeline a parameter lies on its stage; one
+//! of a split vocabulary lies on all pipeline ranks.
 
 use crate::comm::Element;
 use crate::device::Space;
@@ -17,9 +17,9 @@ use std::rc::Rc;
 /// ranks means copies: neighbouring ranks hold the same part (key/value heads).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBlock {
-    /// Rows of the whole.
+    /// Rows of the whole block.
     pub rows: usize,
-    /// Parts.
+    /// Number of parts.
     pub ways: usize,
 }
 
@@ -32,25 +32,25 @@ pub enum Placement {
     Rows(Vec<RowBlock>),
     /// Columns: row-parallel weights `[out, in]`.
     Columns,
-    /// Rows of the vocabulary, padded at the end until all ranks hold as many.
+    /// Rows of the vocabulary, padded at the end so that all ranks hold the same number.
     Vocabulary,
-    /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline devices, device after
-    /// device, padded at the end until all hold the same even number (Vocabulary Parallelism,
-    /// arXiv 2411.05288, section 6.1).
+    /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline ranks, one pipeline
+    /// rank after the other, padded at the end so that all hold the same even number (Vocabulary
+    /// Parallelism, arXiv 2411.05288, section 6.1).
     OverPipeline {
-        /// The device that declares it.
+        /// The pipeline rank that declares it.
         device: usize,
-        /// Devices.
+        /// Number of pipeline ranks.
         devices: usize,
     },
 }
 
-/// How ranks of the tensor-parallel group come to the whole gradient.
+/// What a tensor-parallel rank has of the gradient of the elements it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradient {
-    /// Each already has it for what it holds.
+    /// The whole gradient.
     Whole,
-    /// Each has a part, to be summed over those that hold the same.
+    /// A partial sum, to be summed over the ranks that hold the same elements.
     Partial,
 }
 
@@ -67,8 +67,8 @@ pub struct Declaration {
     pub placement: Placement,
     /// What they have of its gradient.
     pub gradient: Gradient,
-    /// A further copy of a tensor that an earlier stage holds: its gradient is summed with that
-    /// one's, and it is not counted again.
+    /// Whether an earlier stage holds the same tensor. The gradient is summed with that stage's,
+    /// and the tensor is not counted again.
     pub tied_copy: bool,
     /// How it is initialised.
     pub init: Init,
@@ -77,9 +77,9 @@ pub struct Declaration {
 /// Initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// All the same.
+    /// All elements equal.
     Constant(f64),
-    /// Normal with mean 0 and this deviation.
+    /// Normal with mean 0 and this standard deviation.
     Normal(f64),
 }
 
@@ -92,7 +92,7 @@ pub struct Extent {
     pub rows: Vec<Range<usize>>,
     /// Global columns.
     pub columns: Range<usize>,
-    /// Rows of zeros behind them, which belong to nothing.
+    /// Rows of zeros after them, which belong to no tensor.
     pub padding: usize,
 }
 
@@ -109,7 +109,7 @@ impl Extent {
 }
 
 impl Declaration {
-    /// Rows and columns as stored; a vector is a column.
+    /// Rows and columns as stored; a vector is one column.
     pub fn stored_shape(&self) -> (usize, usize) {
         match (self.shape.as_slice(), self.transposed) {
             ([rows, columns], false) | ([columns, rows], true) => (*rows, *columns),
@@ -148,14 +148,14 @@ impl Declaration {
         }
     }
 
-    /// Whether rank `rank` of `tp` is the first that holds what it holds: summing over these ranks
-    /// counts every element once.
+    /// Whether rank `rank` of `tp` is the first that holds these elements: summing over counted
+    /// ranks counts every element once.
     pub fn counted(&self, rank: usize, tp: usize) -> bool {
         let mine = self.extent(rank, tp);
         !self.tied_copy && (0..rank).all(|other| self.extent(other, tp) != mine)
     }
 
-    /// What `extent` covers of the whole tensor, which is given as in the checkpoint.
+    /// Extracts what `extent` covers from the whole tensor, which is in the checkpoint's layout.
     pub fn extract<T: Copy + Default>(&self, extent: &Extent, whole: &[T]) -> Vec<T> {
         let mut local = Vec::with_capacity(extent.elements());
         for row in extent.rows.iter().flat_map(Clone::clone) {
@@ -165,7 +165,7 @@ impl Declaration {
         local
     }
 
-    /// Puts what `extent` covers into the whole tensor.
+    /// Inserts what `extent` covers into the whole tensor.
     pub fn insert<T: Copy>(&self, extent: &Extent, local: &[T], whole: &mut [T]) {
         let mut values = local.iter();
         for row in extent.rows.iter().flat_map(Clone::clone) {
@@ -180,14 +180,14 @@ impl Declaration {
         self.shape.iter().product()
     }
 
-    /// What `extent` covers of the whole tensor as stored: for each run of elements where it begins here, where it
-    /// begins in the whole, and how many there are.
+    /// What `extent` covers of the whole tensor as stored. For each run of elements: its beginning
+    /// here, its beginning in the whole tensor, and its length.
     pub fn runs(&self, extent: &Extent) -> Vec<(usize, usize, usize)> {
         let (_, columns) = self.stored_shape();
         let (width, mut local) = (extent.columns.len(), 0);
         let mut runs = Vec::new();
         for rows in &extent.rows {
-            // Whole rows lie one behind the other.
+            // Whole rows are contiguous.
             let (count, len) = match width == columns {
                 true => (1, rows.len() * width),
                 false => (rows.len(), width),
@@ -200,19 +200,19 @@ impl Declaration {
         runs
     }
 
-    /// Place of a stored row and column in the checkpoint's order.
+    /// Index of a stored row and column in the checkpoint's layout.
     fn index(&self, row: usize, column: usize) -> usize {
         let (rows, columns) = self.stored_shape();
         if self.transposed { column * rows + row } else { row * columns + column }
     }
 
-    /// Weight decay applies to what is a matrix in the Hugging Face checkpoint.
+    /// Whether weight decay applies: to matrices of the Hugging Face checkpoint.
     pub fn decays(&self) -> bool {
         self.shape.len() == 2
     }
 }
 
-/// The `n`-th of shards of `each` rows.
+/// The `n`-th shard of `each` rows.
 fn vocabulary_rows(rows: usize, each: usize, n: usize, columns: usize) -> Extent {
     let range = (n * each).min(rows)..((n + 1) * each).min(rows);
     let padding = each - range.len();
@@ -223,7 +223,7 @@ fn vocabulary_rows(rows: usize, each: usize, n: usize, columns: usize) -> Extent
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParameterId(usize);
 
-/// A run of elements of one parameter.
+/// Consecutive elements of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterSlice {
     /// The parameter.
@@ -253,7 +253,7 @@ pub struct HeldParameter {
     pub declaration: Declaration,
     /// What this rank holds.
     pub extent: Extent,
-    /// Where.
+    /// Where it lies among the rank's parameters.
     pub part: ParameterSlice,
     /// The stage it belongs to.
     pub stage: usize,
@@ -273,17 +273,17 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Nothing yet, for rank `tp_rank` of `tp`.
+    /// An empty inventory for rank `tp_rank` of `tp`.
     pub fn new(tp_rank: usize, tp: usize) -> Self {
         Self { tp, tp_rank, ..Self::default() }
     }
 
-    /// What is declared from now on belongs to `stage`.
+    /// Assigns later declarations to `stage`.
     pub fn enter_stage(&mut self, stage: usize) {
         self.stage = stage;
     }
 
-    /// What is declared from now on is held and counted by another pipeline device, too.
+    /// Marks later declarations as held and counted by another pipeline rank too.
     pub fn enter_copies(&mut self) {
         self.copies = true;
     }
@@ -314,7 +314,7 @@ impl Inventory {
         &self.held
     }
 
-    /// Elements of all of them.
+    /// Elements of all parameters.
     pub fn elements(&self) -> usize {
         self.elements
     }
@@ -325,7 +325,8 @@ impl Inventory {
     }
 }
 
-/// One number for each element of a rank's parameters: gradients, moments or exact weights, unless said otherwise.
+/// One number for each element of a rank's parameters: gradients, moments or exact weights unless
+/// the type says otherwise.
 pub struct Store<D: Space, E: Element = <D as Space>::Wide> {
     memory: D::Memory<E>,
 }
@@ -339,17 +340,17 @@ impl<D: Space, E: Element> Store<D, E> {
         Self { memory: device.zeros(inventory.elements()) }
     }
 
-    /// The elements of a part.
+    /// The elements of a slice.
     pub fn get(&self, part: ParameterSlice) -> D::View<'_, E> {
         self.range(part.range())
     }
 
-    /// The elements of a part.
+    /// The elements of a slice.
     pub fn get_mut(&mut self, part: ParameterSlice) -> D::ViewMut<'_, E> {
         self.range_mut(part.range())
     }
 
-    /// The elements of two parts, of which the first lies before the second.
+    /// The elements of two slices, of which the first lies before the second.
     pub fn get_pair_mut(
         &mut self,
         first: ParameterSlice,
@@ -372,22 +373,22 @@ impl<D: Space, E: Element> Store<D, E> {
         views
     }
 
-    /// A run of elements, in the inventory's order.
+    /// Consecutive elements, in the inventory's order.
     pub fn range(&self, range: Range<usize>) -> D::View<'_, E> {
         D::view(&self.memory, range)
     }
 
-    /// A run of elements, in the inventory's order.
+    /// Consecutive elements, in the inventory's order.
     pub fn range_mut(&mut self, range: Range<usize>) -> D::ViewMut<'_, E> {
         D::view_mut(&mut self.memory, range)
     }
 
-    /// All of them, in the inventory's order.
+    /// All elements, in the inventory's order.
     pub fn all(&self) -> D::View<'_, E> {
         self.range(0..D::len(&self.memory))
     }
 
-    /// All of them, in the inventory's order.
+    /// All elements, in the inventory's order.
     pub fn all_mut(&mut self) -> D::ViewMut<'_, E> {
         self.range_mut(0..D::len(&self.memory))
     }

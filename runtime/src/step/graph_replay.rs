@@ -1,8 +1,10 @@
-//! GraphReplay steps: recorded once on the device and replayed, where a step would launch the same work again and again.
+//! Records a step on the device once and replays it, instead of launching the same kernels again
+//! and again.
 //!
-//! A recorded step is all from zeroing the gradients to the sums of losses and squares. What is other in the next step lies
-//! in memory at the same addresses: tokens and labels, which are uploaded before, and [`crate::device::StepNumbers`]. The
-//! host then reads both sums, as it does after a step that was launched, and asks for the update, which knows what they are.
+//! The recording spans everything from zeroing the gradients to the sums of losses and of squared
+//! gradients. What changes from step to step lies in memory at fixed addresses: tokens and labels,
+//! which are uploaded beforehand, and [`crate::device::StepNumbers`]. After a replay the host reads
+//! both sums, as after a launched step, and launches the update, whose arguments depend on them.
 
 use crate::comm::{CommError, Traffic, since};
 use crate::device::{Device, DeviceError, Space};
@@ -12,36 +14,36 @@ use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
 
-/// Steps that are launched before one is recorded: kernels are compiled, products' algorithms chosen, memory taken and
-/// ranks connected by then.
+/// Steps launched before one is recorded. By then kernels are compiled, matrix-product algorithms
+/// chosen, memory allocated and ranks connected.
 const WARM_UP: u64 = 2;
 
-/// How many steps were replayed; where none was, why.
+/// How many steps were replayed, or why none was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replays {
-    /// Steps.
+    /// Number of steps replayed.
     pub replayed_steps: u64,
-    /// Why they were all launched kernel by kernel.
+    /// Why every step was launched kernel by kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
 }
 
-/// What passes leave: on the host what they were, on the device what they came to.
+/// What the passes of a step leave: their outcome on the host, their sums on the device.
 pub(crate) struct LaunchedStep<D: Space> {
     pub outcome: Outcome,
     /// Sum of this rank's losses.
     pub loss: D::Total,
-    /// Sum of squares of the gradients that this rank counts.
+    /// Sum of squares of the gradients that this rank counts towards the norm.
     pub squares: D::Total,
     pub reductions: Vec<ReductionSpan>,
 }
 
-/// A rank's steps.
+/// One rank's recorded step, if there is one.
 pub(crate) struct GraphReplay<D: Space> {
-    // In this order: what is recorded goes before the memory that it writes.
+    // Field order matters: the recording is dropped before the memory that it writes.
     recording: Option<D::Recording>,
     done: Option<LaunchedStep<D>>,
-    /// What a replayed step sends.
+    /// Traffic of one replayed step.
     sent: Traffic,
     why_not: Option<&'static str>,
     launched: u64,
@@ -60,7 +62,7 @@ impl<D: Device> GraphReplay<D> {
         }
     }
 
-    /// Replays steps from now on where they can be; `why_not` where they cannot.
+    /// Replays later steps, unless `why_not` gives a reason against it.
     pub fn set(&mut self, why_not: Option<&'static str>) {
         self.why_not = why_not;
     }
@@ -71,7 +73,7 @@ impl<D: Device> GraphReplay<D> {
         Replays { replayed_steps: self.replayed, why_not: none.map(str::to_owned) }
     }
 
-    /// Launches a step whatever was recorded.
+    /// Launches a step, whatever was recorded, and forgets the recording.
     pub fn launch(
         &mut self,
         launch: impl FnOnce() -> Result<LaunchedStep<D>, Error>,
@@ -81,7 +83,7 @@ impl<D: Device> GraphReplay<D> {
         Ok(self.done.insert(launch()?))
     }
 
-    /// A step that `launch` asks the device for: launched, recorded or replayed.
+    /// Runs a step that `launch` would launch: launches, records or replays it.
     pub fn step(
         &mut self,
         device: &D,
@@ -93,7 +95,7 @@ impl<D: Device> GraphReplay<D> {
         }
         match &self.recording {
             None => self.record(device, groups, launch)?,
-            // Recording has counted the first.
+            // For the first replay, recording has already counted the traffic.
             Some(_) => groups.world.stats().add(&self.sent),
         }
         if let Some(recording) = &self.recording {
@@ -120,7 +122,7 @@ impl<D: Device> GraphReplay<D> {
             groups.settle()?;
             Ok(done)
         });
-        // Ends it, whatever came of it.
+        // Recording must end even if launching failed.
         let recording = device.finish_recording().map_err(failed);
         self.done = Some(done?);
         self.recording = Some(recording?);

@@ -1,15 +1,16 @@
-//! Which forwards each device runs before it must know that the step before was right.
+//! The forwards that each pipeline rank runs before it must know that the previous step was right.
 //!
-//! With optimizer post-validation (Zero Bubble, arXiv 2401.10241, section 4) devices begin a step with weights
-//! that are proposed, not yet settled: the norm of the gradients is still being summed. A device runs the
-//! forwards of its warm-up meanwhile. Where the proposal was wrong, all devices throw these away and
-//! begin again.
+//! With optimizer post-validation (Zero Bubble, arXiv 2401.10241, section 4) a step begins with
+//! proposed weights, while the norm of the previous step's gradients is still being summed.
+//! Meanwhile a pipeline rank runs the forwards of its warm-up. If the proposal was wrong, all
+//! pipeline ranks discard these forwards and begin the step again.
 
 use crate::program::Program;
 use models::schedule::{Pass, PassKind};
 
-/// For each device, how many passes it runs before it waits: forwards alone, and only those whose inputs are
-/// such forwards, too, so that all devices come to the point where they wait.
+/// For each pipeline rank, the number of passes it runs before it waits. These are forwards only,
+/// and only those whose inputs come from such forwards too, so that every rank reaches the point
+/// where it waits.
 pub fn passes_ahead(program: &Program) -> Vec<usize> {
     let is_forward = |pass: &Pass| pass.kind == PassKind::F;
     let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
@@ -31,7 +32,8 @@ pub fn passes_ahead(program: &Program) -> Vec<usize> {
     }
 }
 
-/// The forward whose output a forward takes, and the device that runs it; `None` for the first stage's.
+/// The forward whose output a forward reads, and the pipeline rank that runs it; `None` for the
+/// first stage.
 pub fn input(program: &Program, device: usize, pass: Pass) -> Option<(usize, Pass)> {
     let (layout, devices) = (program.layout, program.mesh.pp as usize);
     let stage = layout.stage_of(devices, device, usize::from(pass.chunk));
@@ -39,7 +41,8 @@ pub fn input(program: &Program, device: usize, pass: Pass) -> Option<(usize, Pas
     Some((other, Pass { chunk, ..pass }))
 }
 
-/// Forwards that a device has run ahead of one of this device's, which has not.
+/// The forwards of this pipeline rank whose input another rank has sent ahead, but which this rank
+/// has not run.
 pub fn left_over(program: &Program, ahead: &[usize], device: usize) -> Vec<Pass> {
     let of = |device: usize| &program.passes[device][..ahead[device]];
     let forwards = program.passes[device].iter().filter(|pass| pass.kind == PassKind::F);
@@ -87,7 +90,7 @@ mod tests {
         assert_eq!(ahead(ScheduleName::GPipe), [8, 8, 8, 8]);
     }
 
-    /// Every forward that runs ahead has its input from one that does.
+    /// Every forward that runs ahead reads from a forward that runs ahead.
     #[test]
     fn inputs_of_what_runs_ahead_run_ahead() {
         for name in ScheduleName::ALL {

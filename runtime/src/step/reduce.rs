@@ -1,4 +1,4 @@
-//! Gradients of data-parallel replicas, summed: in buckets, while the backward pass goes on.
+//! Sums the gradients of data-parallel replicas in buckets, overlapped with the backward pass.
 
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-/// When replicas' gradients are summed.
+/// When the gradients of replicas are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// All at once, behind the last pass.
+    /// All at once, after the last pass.
     AtEnd,
-    /// Each parameter as soon as it is complete.
+    /// Each parameter as soon as its gradient is complete.
     PerParameter,
-    /// As soon as so many bytes are complete.
+    /// As soon as this many bytes are complete.
     Buckets {
         /// Bytes.
         bytes: usize,
@@ -28,48 +28,48 @@ impl Default for Reduction {
     }
 }
 
-/// One sum: when it was started, and when it was needed and there.
+/// One all-reduce of gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct ReductionSpan {
-    /// Of the gradients.
+    /// Bytes of the gradients.
     pub bytes: usize,
-    /// When.
+    /// When it was started.
     pub started: Instant,
-    /// When.
+    /// When its result had been waited for.
     pub ended: Instant,
 }
 
-/// Sums under way. The element type is that of the gradients: f32 or wider.
+/// All-reduces of gradients in flight. Gradients are f32 or wider.
 pub struct Reducer<'a, D: Space> {
     device: &'a D,
     dp: &'a dyn Communicator,
     how: Reduction,
     pending: Vec<Started<D>>,
-    /// By the end of each stage's elements, how far they are.
+    /// Progress of each stage, by the end of the stage's elements.
     progress: BTreeMap<usize, Progress>,
 }
 
-/// A sum under way: of which elements, and since when.
+/// An all-reduce in flight: its elements, its request and when it started.
 type Started<D> = (Range<usize>, DeviceRequest<D, <D as Space>::Wide>, Instant);
 
-/// How far down from its end a stage is.
+/// Progress of a stage, which completes from its end downwards.
 struct Progress {
     /// Elements from here on are complete.
     complete: usize,
-    /// Elements from here on are on their way.
+    /// Elements from here on are being reduced.
     started: usize,
 }
 
 impl<'a, D: Device> Reducer<'a, D> {
-    /// Nothing under way.
+    /// No reduction in flight.
     pub fn new(device: &'a D, dp: &'a dyn Communicator, how: Reduction) -> Self {
         Self { device, dp, how, pending: Vec::new(), progress: BTreeMap::new() }
     }
 
-    /// The elements from `from` to `end`, where their stage ends, have got their last contribution.
+    /// Notes that the elements from `from` to `end`, the end of their stage, are complete.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn complete(
         &mut self,
         inventory: &Inventory,
@@ -102,10 +102,10 @@ impl<'a, D: Device> Reducer<'a, D> {
         Ok(())
     }
 
-    /// Starts what is left, and waits for everything.
+    /// Starts the reductions that remain, and waits for all of them.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn finish(mut self, gradients: &mut Store<D>) -> Result<Vec<ReductionSpan>, CommError> {
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
@@ -121,7 +121,7 @@ impl<'a, D: Device> Reducer<'a, D> {
     }
 }
 
-/// The parameters in a range of elements, last first: the order in which they are complete.
+/// The parameters within a range of elements, last first: the order in which they complete.
 fn parameters_within(inventory: &Inventory, ready: &Range<usize>) -> Vec<Range<usize>> {
     let parts = inventory.all().iter().rev().map(|held| held.part);
     let ranges = parts.map(|part| part.begin..part.begin + part.len);

@@ -1,5 +1,6 @@
-//! A pipeline stage: a run of layers, with the embedding before the first and the output layer behind
-//! the last. Where the vocabulary is split over the pipeline, these are positions and the last norm.
+//! A pipeline stage: consecutive layers, with the embedding before the first and the output layer
+//! after the last. With a vocabulary split over the pipeline, the two ends are learned positions
+//! and the final norm.
 
 use crate::comm::CommError;
 use crate::device::{Device, Space};
@@ -19,13 +20,14 @@ pub struct Stage {
     embedding: Option<EmbeddingLayer>,
     blocks: Vec<Block>,
     head: Option<HeadLayer>,
-    /// The norm in front of an output layer that all devices share.
+    /// The norm before an output layer that all pipeline ranks share.
     norm: Option<Norm>,
-    /// First element of the embedding's, each block's and the head's parameters, and the end.
+    /// First element of the parameters of the embedding, of each block and of the head; then the
+    /// end.
     bounds: Vec<usize>,
 }
 
-/// What comes out of a stage.
+/// Output of a stage.
 pub enum StageOutput<D: Space> {
     /// The residual stream, `[r, h]`, for the next stage.
     Stream(Buffer<D>),
@@ -33,12 +35,12 @@ pub enum StageOutput<D: Space> {
     Losses(WideBuffer<D>),
 }
 
-/// What a stage keeps of a micro-batch.
+/// What a stage keeps of a micro-batch for the backward pass.
 pub struct StageKept<D: Space> {
     blocks: Vec<BlockKept<D>>,
-    /// The output layer's.
+    /// Of the output layer.
     pub head: Option<HeadKept<D>>,
-    /// The last norm's, where the output layer is elsewhere.
+    /// Of the final norm, where all pipeline ranks share the output layer.
     norm: Option<NormKept<D>>,
 }
 
@@ -57,12 +59,11 @@ impl<D: Space> StageKept<D> {
     }
 }
 
-/// Told when the gradients of the parameters from an element on, up to the end of the stage, are
-/// complete.
+/// Called when the gradients are complete from this element to the end of the stage.
 pub type Finished<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
 
 impl Stage {
-    /// Declares stage `index`. `embedding` is the table where this rank already holds it.
+    /// Declares stage `index`. `embedding` is the table, if this rank already holds it.
     pub fn declare(
         program: &Program,
         index: usize,
@@ -91,7 +92,7 @@ impl Stage {
         Self { embedding: first, blocks, head, norm, bounds }
     }
 
-    /// The embedding's table, if it is here.
+    /// The embedding table, if this stage has it.
     pub fn table(&self) -> Option<ParameterSlice> {
         self.embedding.as_ref().and_then(EmbeddingLayer::table)
     }
@@ -106,11 +107,12 @@ impl Stage {
         self.bounds.last().copied().unwrap_or(0)
     }
 
-    /// Forward; `x[r, h]` from the stage before; for the first nothing, or the tokens' rows where all devices
-    /// look them up. Gives the stream, behind the last norm where all devices share the output layer.
+    /// Forward pass. `x[r, h]` comes from the previous stage. The first stage gets an empty buffer,
+    /// or the embedding rows of its tokens if all pipeline ranks look them up. Returns the residual
+    /// stream, normed if all pipeline ranks share the output layer.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -141,12 +143,13 @@ impl Stage {
         Ok((StageOutput::Stream(y), StageKept { blocks, head: None, norm: Some(norm) }))
     }
 
-    /// Backward; `dy[r, h]` from the stage behind or from the shared output layer, nothing for a last stage
-    /// that has its own. Gives the gradient for the stage before, or, of the first stage, for the
-    /// shared input layer; empty where it has its own.
+    /// Backward pass. `dy[r, h]` comes from the next stage or from the shared output layer; it is
+    /// empty for a last stage with its own output layer. Returns the gradient for the previous
+    /// stage. For the first stage that is the gradient of the shared input layer, or empty if it
+    /// has its own.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,

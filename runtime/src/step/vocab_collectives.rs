@@ -1,13 +1,14 @@
-//! VocabCollectives: threads of a rank that carry the collectives of a vocabulary split over the pipeline, while its
-//! passes go on.
+//! Collectives of a vocabulary split over the pipeline, on threads of their own beside the rank's
+//! passes.
 //!
-//! Each kind of reduction has a group of its own, and so an order of its own: that of its passes, which is the
-//! same on all devices (the schedule's check says so). A lane waits for nothing but the same lane of
-//! other ranks and what this rank's passes give it, passes wait for collectives, and a schedule that runs to its
-//! end with its barriers runs to its end so.
+//! Each kind of reduction has a group and a thread of its own, and follows the order of its passes.
+//! That order is the same on all pipeline ranks: the schedule's check requires it. A thread waits
+//! only for the same thread of other ranks and for input from this rank's passes, and passes wait
+//! for threads. So a schedule that completes when its reductions are barriers completes here too.
 //!
-//! The input layer has two collectives (Vocabulary Parallelism, arXiv 2411.05288, appendix C): one sums what all ranks looked
-//! up, ahead of the first stage's forwards; one tells all ranks what its backwards leave.
+//! The input layer has two threads (Vocabulary Parallelism, arXiv 2411.05288, appendix C). One sums
+//! the looked-up embedding rows of all ranks before the first stage's forwards; the other
+//! broadcasts the row gradients of the first stage's backwards.
 
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Space};
@@ -19,14 +20,14 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
-/// Activations.
+/// Memory of activations.
 type Activations<D> = <D as Space>::Memory<<D as Space>::Stored>;
-/// What a lane's reduction came to.
+/// Result of an output-layer reduction.
 type ReductionResult<D> = Result<Marked<D, ShardReduced<D>>, CommError>;
-/// What a lane of the input layer came to for a micro-batch.
+/// A micro-batch, and the result of an input-layer collective for it.
 type RowsResult<D> = (u32, Result<Marked<D, Activations<D>>, CommError>);
 
-/// What one thread of a rank hands to another, and where on its stream it is ready.
+/// A value that one thread of a rank hands to another, and the mark after which it is ready.
 struct Marked<D: Space, V> {
     value: V,
     mark: D::Mark,
@@ -37,7 +38,8 @@ impl<D: Space, V> Marked<D, V> {
         Self { value, mark: device.mark() }
     }
 
-    /// Memory in it goes back to the stream that made it, and `adopt` says which there is.
+    /// Waits for the mark on `device`. `adopt` tells `device` about each memory in the value,
+    /// because memory returns to the stream that allocated it.
     fn take(self, device: &D, adopt: impl FnOnce(&V)) -> V {
         device.wait_for(&self.mark);
         adopt(&self.value);
@@ -45,22 +47,22 @@ impl<D: Space, V> Marked<D, V> {
     }
 }
 
-/// One rank's collectives during one step.
+/// One rank's collective threads during one step.
 pub struct VocabCollectives<'scope, D: Space> {
     device: &'scope D,
-    /// Behind `S`, `S2` and `T`.
+    /// After the passes `S`, `S2` and `T`.
     barriers: [ReductionThread<'scope, D>; 3],
     rows: RowSumThread<'scope, D>,
     row_gradients: RowGradientThread<'scope, D>,
 }
 
-/// What collectives read.
+/// What the threads need.
 pub struct CollectiveInputs<'a, D: Space> {
-    /// Where they work.
+    /// The rank's device; each thread forks a stream of it.
     pub device: &'a D,
     /// The program.
     pub program: &'a Program,
-    /// The collectives' groups.
+    /// The groups of the collectives.
     pub groups: &'a VocabGroups,
 }
 
@@ -73,7 +75,8 @@ impl<D: Space> Clone for CollectiveInputs<'_, D> {
 impl<D: Space> Copy for CollectiveInputs<'_, D> {}
 
 impl<'scope, D: Device> VocabCollectives<'scope, D> {
-    /// Starts them; `elements` of the tokens' rows, by micro-batch.
+    /// Starts the threads. `elements`: elements of the tokens' embedding rows, for each
+    /// micro-batch.
     pub fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         read: CollectiveInputs<'env, D>,
@@ -91,16 +94,16 @@ impl<'scope, D: Device> VocabCollectives<'scope, D> {
         }
     }
 
-    /// Reduces what a pass left.
+    /// Starts reducing what a pass left.
     pub fn reduce(&mut self, behind: PassKind, micro_batch: u32, local: ShardLocal<D>) {
         let local = Marked::new(self.device, local);
         self.barrier(behind).start(micro_batch, local);
     }
 
-    /// What the reduction behind a pass knows of the logits; once.
+    /// What the reduction after a pass found out about the logits; can be taken once.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn sums(
         &mut self,
         behind: PassKind,
@@ -116,10 +119,10 @@ impl<'scope, D: Device> VocabCollectives<'scope, D> {
         }
     }
 
-    /// The output layer's input gradient, `[n, h]`; once, on ranks of the last stage.
+    /// Input gradient of the output layer, `[n, h]`; can be taken once, on ranks of the last stage.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn gradient(
         &mut self,
         behind: PassKind,
@@ -144,40 +147,43 @@ impl<'scope, D: Device> VocabCollectives<'scope, D> {
         }
     }
 
-    /// Sums the rows that this rank looked up, `[n, h]`, with those of all others.
+    /// Starts summing the embedding rows that this rank looked up, `[n, h]`, with those of all
+    /// others.
     pub fn sum_rows(&self, micro_batch: u32, own: Activations<D>) {
-        // A lane that has ended says why when it is waited for.
+        // If the thread has ended, the next wait for it reports why.
         let _ended = self.rows.todo.send((micro_batch, Marked::new(self.device, own)));
     }
 
-    /// RowSumThread of a micro-batch's tokens, `[n, h]`; once, on ranks of the first stage.
+    /// Embedding rows of a micro-batch's tokens, `[n, h]`; can be taken once, on ranks of the first
+    /// stage.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn rows(&mut self, micro_batch: u32) -> Result<Activations<D>, CommError> {
         self.rows.done.take(self.device, micro_batch)
     }
 
-    /// Tells all ranks the gradient of a micro-batch's rows, `[n, h]`; on the first rank of the first stage.
+    /// Broadcasts the gradient of a micro-batch's embedding rows, `[n, h]`, from the first rank of
+    /// the first stage.
     pub fn tell_row_gradient(&self, gradient: Activations<D>) {
         if let Some(todo) = &self.row_gradients.todo {
-            // A lane that has ended says why when it is waited for.
+            // If the thread has ended, the next wait for it reports why.
             let _ended = todo.send(Marked::new(self.device, gradient));
         }
     }
 
-    /// The gradient of a micro-batch's rows, `[n, h]`; once.
+    /// The gradient of a micro-batch's embedding rows, `[n, h]`; can be taken once.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn row_gradient(&mut self, micro_batch: u32) -> Result<Activations<D>, CommError> {
         self.row_gradients.done.take(self.device, micro_batch)
     }
 
-    /// Waits for all of them, and for what they read.
+    /// Waits for all threads and for the work on their streams.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn close(self) -> Result<(), CommError> {
         let Self { device, barriers, rows, row_gradients } = self;
         barriers.into_iter().try_for_each(|barrier| barrier.close(device))?;
@@ -191,11 +197,11 @@ impl<'scope, D: Device> VocabCollectives<'scope, D> {
     }
 }
 
-/// Reductions behind one kind of pass, in the order in which they are asked for.
+/// The reductions after one kind of pass, in the order in which they are started.
 struct ReductionThread<'scope, D: Space> {
     todo: Sender<(u32, Marked<D, ShardLocal<D>>)>,
     done: Receiver<(u32, ReductionResult<D>)>,
-    /// What came, by micro-batch, until it is asked for.
+    /// Results by micro-batch, until they are taken.
     sums: HashMap<u32, ShardReduced<D>>,
     gradients: HashMap<u32, Activations<D>>,
     thread: ScopedJoinHandle<'scope, D::Mark>,
@@ -228,11 +234,11 @@ impl<'scope, D: Device> ReductionThread<'scope, D> {
     }
 
     fn start(&self, micro_batch: u32, local: Marked<D, ShardLocal<D>>) {
-        // A lane that has ended says why when it is waited for.
+        // If the thread has ended, the next wait for it reports why.
         let _ended = self.todo.send((micro_batch, local));
     }
 
-    /// Waits for the next of them, of whichever micro-batch.
+    /// Waits for the next result, of any micro-batch.
     fn next(&mut self, device: &D) -> Result<(), CommError> {
         let (micro_batch, reduced) = self.done.recv().map_err(|_| ended("a reduction"))?;
         let mut reduced = reduced?.take(device, |reduced| reduced.adopt(device));
@@ -245,7 +251,7 @@ impl<'scope, D: Device> ReductionThread<'scope, D> {
         Ok(())
     }
 
-    /// Waits for what nobody has waited for.
+    /// Waits for all remaining results.
     fn close(self, device: &D) -> Result<(), CommError> {
         drop(self.todo);
         for (_, reduced) in self.done {
@@ -256,7 +262,7 @@ impl<'scope, D: Device> ReductionThread<'scope, D> {
     }
 }
 
-/// What a lane of the input layer gives, by micro-batch, until it is asked for.
+/// Results of an input-layer thread by micro-batch, until they are taken.
 struct Inbox<D: Space> {
     done: Receiver<RowsResult<D>>,
     there: HashMap<u32, Activations<D>>,
@@ -277,13 +283,13 @@ impl<D: Device> Inbox<D> {
         }
     }
 
-    /// Waits for what nobody has waited for.
+    /// Waits for all remaining results.
     fn close(self) -> Result<(), CommError> {
         self.done.into_iter().try_for_each(|(_, rows)| rows.map(drop))
     }
 }
 
-/// RowSumThread of the input layer, looked up everywhere, summed in the order in which they are.
+/// All-reduces of the looked-up embedding rows, in the order in which they are looked up.
 struct RowSumThread<'scope, D: Space> {
     todo: Sender<(u32, Marked<D, Activations<D>>)>,
     done: Inbox<D>,
@@ -300,7 +306,7 @@ impl<'scope, D: Device> RowSumThread<'scope, D> {
             for (micro_batch, own) in given {
                 let own = own.take(&device, |own| device.adopt(own));
                 let rows = group.all_reduce(own, Op::Sum).map(|rows| Marked::new(&device, rows));
-                // Others have no use for them, unless it went wrong.
+                // Other ranks need only learn of an error.
                 let wanted = groups.on_first_stage || rows.is_err();
                 if wanted && told.send((micro_batch, rows)).is_err() {
                     break;
@@ -312,9 +318,9 @@ impl<'scope, D: Device> RowSumThread<'scope, D> {
     }
 }
 
-/// Gradients of the input layer's rows, told everywhere in the order of the first stage's backwards.
+/// Broadcasts of the embedding rows' gradients, in the order of the first stage's backwards.
 struct RowGradientThread<'scope, D: Space> {
-    /// On the rank that tells.
+    /// Input on the rank that broadcasts.
     todo: Option<Sender<Marked<D, Activations<D>>>>,
     done: Inbox<D>,
     thread: ScopedJoinHandle<'scope, D::Mark>,
@@ -336,7 +342,7 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
             for (micro_batch, elements) in order {
                 let own = match tells.then(|| given.recv()) {
                     Some(Ok(own)) => own.take(&device, |own| device.adopt(own)),
-                    // The passes have ended early, and say why.
+                    // The passes ended early, and report why.
                     Some(Err(_)) => break,
                     None => device.zeros(elements),
                 };
@@ -353,7 +359,8 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
     }
 }
 
-/// Micro-batches with the elements of their tokens' rows in the order of the first stage's backwards.
+/// Micro-batches, and the elements of their tokens' embedding rows, in the order of the first
+/// stage's backwards.
 fn in_order(program: &Program, elements: &[usize]) -> Vec<(u32, usize)> {
     let passes = program.passes.first().map_or(&[][..], Vec::as_slice);
     let backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);

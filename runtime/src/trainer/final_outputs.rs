@@ -1,4 +1,4 @@
-//! What a run writes once its steps are over: weights, rank report, trace, and a line on memory.
+//! What a run writes after its last step: weights, rank report, trace, and a line about memory.
 
 use super::metrics::PeakMemory;
 use super::outputs::NewFile;
@@ -12,7 +12,7 @@ use crate::state::checkpoint::{self, Tensors};
 use indicatif::HumanBytes;
 
 impl<D: Device> TrainingRun<'_, '_, D> {
-    /// Says what memory came to, beside what was planned.
+    /// Prints peak memory beside the planned figure.
     pub(super) fn say_memory(&self) {
         let PeakMemory { peak_tensor_bytes, peak_resident_bytes, .. } = self.memory;
         if self.rank.groups().world.rank() > 0 || peak_resident_bytes == 0 {
@@ -33,7 +33,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         );
     }
 
-    /// Writes the weights, where they are asked for.
+    /// Writes the weights if asked for.
     pub(super) fn write_weights(&mut self) -> Result<(), Error> {
         if self.job.flags.dump_weights.is_none() {
             return Ok(());
@@ -42,8 +42,8 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         write_tensors(self.outputs.weights.take(), weights)
     }
 
-    /// Writes the weights of a run that a failure ended, where they can still be put together; rank
-    /// 0 says what became of them.
+    /// After a failure, writes the weights if they can still be gathered; rank 0 prints what became
+    /// of them.
     pub(super) fn save_weights(&mut self, failure: &Failure) {
         let Some(path) = &self.job.flags.dump_weights else { return };
         let (steps, ranks) = (self.rank.completed_steps(), self.rank.ranks_of_model());
@@ -109,7 +109,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
     }
 }
 
-/// Rank 0 gets everybody's text.
+/// Gathers every rank's text on rank 0.
 fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String>>, CommError> {
     const TAG: u64 = (1 << 61) + 1;
     let lengths = world.gather(&[text.len() as i64], 0)?;
@@ -125,13 +125,13 @@ fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String
     Ok(Some(all))
 }
 
-/// On rank 0, which has both.
+/// Writes lines on rank 0, the only rank that has both arguments.
 fn write_lines(file: Option<NewFile>, lines: Option<Vec<String>>) -> Result<(), Error> {
     let (Some(file), Some(lines)) = (file, lines) else { return Ok(()) };
     file.write(|to| lines.iter().try_for_each(|line| writeln!(to, "{line}")))
 }
 
-/// On rank 0, which has both.
+/// Writes tensors on rank 0, the only rank that has both arguments.
 pub(super) fn write_tensors<T: Scalar>(
     file: Option<NewFile>,
     tensors: Option<Tensors<T>>,

@@ -37,7 +37,7 @@ pub struct Flags {
     /// Largest gradient norm; 0 does not clip.
     #[arg(long, default_value_t = 1.0)]
     pub clip: f64,
-    /// LrShape of the learning rate behind its warm-up.
+    /// Shape of the learning rate behind its warm-up.
     #[arg(long, value_enum, default_value_t = LrShape::Constant)]
     pub lr_schedule: LrShape,
     /// Steps over which the learning rate rises.
@@ -66,14 +66,15 @@ pub struct Flags {
     /// many as cores where not said.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Train on an NVIDIA GPU, of this number where there are several: ranks of one process share it; processes that a
-    /// launcher starts have one each, by their place on the machine.
+    /// Train on an NVIDIA GPU, of this number where there are several: ranks of one process share
+    /// it; processes that a launcher starts have one each, by their place on the machine.
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     pub gpu: Option<Option<usize>>,
-    /// Where processes that a launcher starts find each other: an address at which rank 0 listens, or a file that all can
-    /// read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI. Set MESHWRIGHT_TOKEN to the same secret for all ranks,
-    /// for example with `openssl rand -hex 32`: ranks then prove to each other that they have it. Without it whoever
-    /// reaches the address before all have met can take a rank's place; a file holds a secret of its own. Nothing is
+    /// Where processes that a launcher starts find each other: an address at which rank 0 listens,
+    /// or a file that all can read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI. Set
+    /// MESHWRIGHT_TOKEN to the same secret for all ranks, for example with `openssl rand -hex 32`:
+    /// ranks then prove to each other that they have it. Without it whoever reaches the address
+    /// before all have met can take a rank's place; a file holds a secret of its own. Nothing is
     /// encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
@@ -87,7 +88,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Refuses values that cannot be.
+    /// Refuses invalid values.
     pub(super) fn check(&self) -> Result<(), Error> {
         let in_unit = |x: f64| (0.0..1.0).contains(&x);
         let threads = 1..=most_threads();
@@ -112,7 +113,7 @@ impl Flags {
         wrong.map_or(Ok(()), |(flag, _, valid)| refuse(flag, valid))
     }
 
-    /// Why steps are not to be replayed.
+    /// Why steps must not be replayed, if there is a reason.
     pub(super) fn refuse_graphs(&self) -> Option<&'static str> {
         let traced = self.trace.is_some().then_some("--trace shows when each pass is launcher");
         self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced)
@@ -128,7 +129,7 @@ impl Flags {
     }
 }
 
-/// `0.9,0.95`
+/// Parses two numbers: `0.9,0.95`.
 fn pair(text: &str) -> Result<(f64, f64), String> {
     let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
     match numbers {
@@ -149,7 +150,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The most threads that a user may ask for: more than a few on a core only take turns.
+/// The most threads that may be asked for: more than a few on a core only take turns.
 fn most_threads() -> usize {
     16 * cores()
 }

@@ -1,8 +1,8 @@
-//! Learning rates over steps.
+//! Learning-rate schedules.
 
 use clap::ValueEnum;
 
-/// LrShape of the learning rate behind its warm-up.
+/// Shape of the learning rate behind its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LrShape {
     /// Stays.
@@ -22,16 +22,16 @@ pub enum LrShape {
 pub struct LrSchedule {
     /// Highest rate.
     pub peak: f64,
-    /// LrShape behind the warm-up.
+    /// Shape after the warm-up.
     pub shape: LrShape,
-    /// Steps over which the rate rises in a straight line.
+    /// Steps over which the rate rises linearly.
     pub warmup: u64,
     /// Steps of the whole run.
     pub steps: u64,
 }
 
 impl LrSchedule {
-    /// The rate of step `step`, 0-based.
+    /// The learning rate of step `step`, 0-based.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.peak * (step + 1) as f64 / self.warmup as f64;

@@ -1,4 +1,4 @@
-//! One line of metrics a step, over which all ranks also agree whether to go on.
+//! One line of metrics a step. Exchanging it, all ranks also agree whether to go on.
 
 use super::run::{Continuation, Failure, TrainingRun};
 use crate::comm::{Op, Request};
@@ -19,33 +19,32 @@ struct Metrics {
     lr: f64,
     tokens_per_s: f64,
     model_flops_per_s: f64,
-    /// The most that tensors of a rank came to so far: weights, gradients, moments, and activations
-    /// kept for backward passes. What a plan counts, but for what it reserves beside.
+    /// Largest tensor memory of a rank so far: weights, gradients, moments, and activations kept
+    /// for backward passes. It is what a plan counts, without the plan's reserves.
     peak_tensor_bytes: u64,
-    /// What the plan gives a rank; 0 where it does not say.
+    /// Planned memory of a rank; 0 if the plan does not say.
     planned_memory_bytes: u64,
-    /// Resident set of the process that has most, behind this step: everything it holds, for all of
-    /// its ranks.
+    /// Largest resident set of a process after this step, including all of the process's ranks.
     resident_bytes: u64,
-    /// The most that a process's resident set has been.
+    /// Largest resident set of a process so far.
     peak_resident_bytes: u64,
-    /// Ranks that are threads of rank 0's process, and share its memory.
+    /// Ranks that are threads of rank 0's process and share its memory.
     ranks_in_process: usize,
 }
 
-/// The most memory so far: of a rank in tensors, and of a process in all.
+/// Peak memory so far: of a rank in tensors, and of a process in total.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PeakMemory {
     pub(super) peak_tensor_bytes: u64,
     pub(super) peak_resident_bytes: u64,
 }
 
-/// What a step tells of itself, beside what its gradients came to.
+/// A step's metrics apart from its result, with an all-reduce in flight.
 pub(super) struct PendingMetrics {
     pub(super) step: u64,
     pub(super) lr: f64,
     pub(super) seconds: f64,
-    /// The largest of all ranks' numbers, in the order of [`TrainingRun::start_telling`].
+    /// The maxima over all ranks, in the order of [`TrainingRun::start_telling`].
     pub(super) most: Request<i64>,
 }
 
@@ -60,15 +59,15 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let (world, asked) = (&self.rank.groups().world, self.job.interrupt.is_asked());
         let Resident { now_bytes, peak_bytes } = Resident::read();
         let tensor_bytes = self.rank.state_bytes() + self.peak_bytes as u64;
-        // A rank that cannot read is named by a number above 0.
+        // A rank that cannot read its data contributes its number plus 1.
         let unread = if unread { world.rank() as u64 + 1 } else { 0 };
         let most = [tensor_bytes, now_bytes, peak_bytes, asked.into(), unread];
         let most = most.map(|number| number as i64).to_vec();
         Ok(PendingMetrics { step, lr, seconds, most: world.start_all_reduce(most, Op::Max)? })
     }
 
-    /// Writes a step's metrics. All ranks agree here on whether they were asked to end, and on
-    /// whether the next step can be read, which `next` says of this rank.
+    /// Writes a step's metrics. Here all ranks agree whether any was asked to end, and whether all
+    /// can read the next step; `next` says so of this rank.
     pub(super) fn tell(
         &mut self,
         told: PendingMetrics,

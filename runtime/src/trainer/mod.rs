@@ -30,15 +30,15 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Reads the command line, trains, and says with the exit code how it went: 0 done, 2 the user's
-/// input, 130 interrupted, 1 anything else. Ranks are threads of this process, or, where a launcher
-/// started several, the launcher's processes.
+/// Reads the command line, trains, and returns the exit code: 0 for success, 2 for an error in the
+/// user's input, 130 if interrupted, 1 otherwise. Ranks are threads of this process, or one process
+/// each if a launcher started several.
 pub fn main<T: TrainedDtype>(program: &Program) -> ExitCode {
     let flags = Flags::parse();
     match start::<T>(program, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // In one piece: other processes write there too.
+            // In one write: other processes write to the terminal too.
             let line = format!("error: {error}\n");
             let _closed = std::io::stderr().write_all(line.as_bytes());
             ExitCode::from(exit_code(&error))
@@ -46,7 +46,7 @@ pub fn main<T: TrainedDtype>(program: &Program) -> ExitCode {
     }
 }
 
-/// 2 where the user must act, 130 where they did.
+/// The exit code: 2 if the user must act, 130 if the user interrupted.
 fn exit_code(error: &Error) -> u8 {
     match error {
         Error::File { .. } | Error::Flag { .. } | Error::World { .. } => 2,
@@ -75,7 +75,7 @@ fn start<T: TrainedDtype>(program: &Program, flags: &Flags) -> Result<(), Error>
 /// Trains with all ranks as threads of this process.
 ///
 /// # Errors
-/// Of the ranks' errors the one that made the others end.
+/// The error of the rank that made the others end.
 pub fn train<T: TrainedDtype>(
     program: &Program,
     flags: &Flags,
@@ -87,7 +87,7 @@ pub fn train<T: TrainedDtype>(
     let job = Job { program, flags, interrupt, ranks_in_process: size };
     let run = |world: Box<dyn Communicator>| {
         let rank = world.rank();
-        // Ranks that come first get what is left over.
+        // The first ranks get the remaining threads.
         let share = threads / size + usize::from(rank < threads % size);
         T::train(job, gpu.as_ref(), world, share.max(1))
     };
@@ -98,7 +98,7 @@ pub fn train<T: TrainedDtype>(
     results.into_iter().filter_map(Result::err).min_by_key(consequence).map_or(Ok(()), Err)
 }
 
-/// How far an error is from the cause: those that only tell of another rank's come last.
+/// Distance of an error from the cause: errors that only report another rank's come last.
 fn consequence(error: &Error) -> u8 {
     match error {
         Error::Comm(CommError::Lost { .. } | CommError::Aborted { .. }) => 2,
@@ -108,7 +108,7 @@ fn consequence(error: &Error) -> u8 {
     }
 }
 
-/// What a run is told.
+/// What a run is given.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
     program: &'a Program,
@@ -118,15 +118,15 @@ pub struct Job<'a> {
     ranks_in_process: usize,
 }
 
-/// The element types of plans.
+/// Element types of plans.
 pub trait TrainedDtype {
-    /// Whether a GPU trains in it, and whether only a GPU does.
+    /// Whether it trains on a GPU, and whether it trains only on a GPU.
     const ON_GPU: (bool, bool);
 
-    /// One rank's run, on a GPU or without, whatever connects it with the others.
+    /// Trains one rank, on a GPU or on the CPU, over any communicator.
     ///
     /// # Errors
-    /// Its own, or what the others did to it; the others are told.
+    /// This rank's error, which it tells the others, or one that another rank caused.
     fn train(
         job: Job<'_>,
         gpu: Option<&cuda::Gpu>,
@@ -185,7 +185,7 @@ fn own_queue<S>(gpu: &cuda::Gpu) -> Result<Gpu<S>, Error> {
     Ok(Gpu::new(queue))
 }
 
-/// One rank's run on a device.
+/// Trains one rank on a device.
 fn train_rank<D: Device>(
     job: Job<'_>,
     device: D,
@@ -196,7 +196,7 @@ fn train_rank<D: Device>(
     rank.replay_steps(flags.refuse_graphs());
     let ended = TrainingRun::new(job, &mut rank).and_then(TrainingRun::train);
     ended.map_err(|Failure { error, together }| {
-        // Where all ranks end so, some do later.
+        // If all ranks end alike, there is nobody to tell.
         if !together {
             rank.groups().world.abort(&error.to_string());
         }

@@ -1,7 +1,7 @@
-//! Ranks as processes that a launcher started: how they find each other, and what connects them.
+//! Ranks as processes that a launcher started: how they meet, and which communicators they use.
 //!
-//! On processors they talk over TCP, or MPI where the trainer is built with it. On GPUs, one for each process, NCCL carries
-//! what lies on them, and the same TCP or MPI the rest.
+//! On CPUs they communicate over TCP, or over MPI if the trainer is built with it. On GPUs, one for
+//! each process, NCCL carries device memory, and TCP or MPI everything else.
 
 use super::agreement::agree;
 use super::{Job, TrainedDtype, open_gpu, options, threads};
@@ -24,13 +24,13 @@ pub(super) fn train<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Resu
         }
         #[cfg(feature = "mpi")]
         None => over_mpi::<T>(job, place),
-        // Without MPI there is a rendezvous, or it was an error.
+        // Without MPI there is a rendezvous, or its absence was an error.
         #[cfg(not(feature = "mpi"))]
         None => Ok(()),
     }
 }
 
-/// The world over TCP: all have met, and proved to have the same token.
+/// Connects all processes over TCP, once all have proved that they have the same token.
 fn over_tcp(
     job: Job<'_>,
     place: &ProcessPlace,
@@ -56,14 +56,14 @@ fn over_tcp(
     })
 }
 
-/// Whether processes of other machines may reach where ranks meet. In a file they find a random key as well.
+/// Whether processes on other hosts can reach the rendezvous. A file also holds a random key.
 fn is_open(rendezvous: &Rendezvous) -> bool {
     let Rendezvous::Address(address) = rendezvous else { return false };
     let mut addresses = address.to_socket_addrs().into_iter().flatten();
     addresses.any(|address| !address.ip().is_loopback())
 }
 
-/// As many processes as ranks.
+/// Checks that there are as many processes as planned ranks.
 fn check_world(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
     let (found, planned, who) = (place.world, job.program.world_size(), place.launcher.name());
     if found == planned {
@@ -77,7 +77,7 @@ fn check_world(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
     })
 }
 
-/// Where processes find each other; nothing where MPI connects them.
+/// Where the processes meet; `None` if MPI connects them.
 fn rendezvous(job: Job<'_>, place: &ProcessPlace) -> Result<Option<Rendezvous>, Error> {
     if let Some(said) = &job.flags.rendezvous {
         return Ok(Some(Rendezvous::parse(said)));
@@ -105,7 +105,7 @@ fn run<T: TrainedDtype>(
     control: Box<dyn Communicator>,
 ) -> Result<(), Error> {
     let told = |error: Error| {
-        // Else the others would wait for this one.
+        // Otherwise the others would wait for this rank.
         control.abort(&error.to_string());
         error
     };
@@ -120,7 +120,7 @@ fn run<T: TrainedDtype>(
     T::train(job, gpu, world, share.max(1))
 }
 
-/// NCCL beside what connects the hosts.
+/// NCCL, with `control` for everything that lies on the host.
 fn on_gpus(
     job: Job<'_>,
     gpu: &cuda::Gpu,

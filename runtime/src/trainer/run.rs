@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Instant;
 
-/// A rank on its way through the steps.
+/// The run of one rank, as it goes through the steps.
 pub(super) struct TrainingRun<'a, 'p, D: Space> {
     pub(super) job: Job<'a>,
     pub(super) rank: &'a mut Rank<'p, D>,
@@ -26,21 +26,21 @@ pub(super) struct TrainingRun<'a, 'p, D: Space> {
     pub(super) outputs: Outputs,
     pub(super) bar: ProgressBar,
     pub(super) trace: Option<Trace>,
-    /// What was sent before the first step.
+    /// Traffic before the first step.
     pub(super) before: Traffic,
     /// The last step's result; `None` before the first.
     pub(super) last: Option<StepResult>,
-    /// Of the last step, where its norm is not awaited.
+    /// Metrics of the last step, if its norm is not awaited.
     pub(super) told: Option<PendingMetrics>,
     pub(super) peak_bytes: usize,
-    /// What the last step told of memory.
+    /// Peak memory, as of the last step.
     pub(super) memory: PeakMemory,
 }
 
-/// Why steps ended before their time.
+/// Why the run ended early.
 pub(super) struct Failure {
     pub(super) error: Error,
-    /// All ranks ended for it behind the same step, and can still call each other.
+    /// Whether all ranks ended for it after the same step, and so can still communicate.
     pub(super) together: bool,
 }
 
@@ -50,7 +50,7 @@ impl<E: Into<Error>> From<E> for Failure {
     }
 }
 
-/// How the steps went on.
+/// Whether the run goes on after a step.
 pub(super) enum Continuation {
     Continue,
     /// A rank was asked to end.
@@ -58,7 +58,7 @@ pub(super) enum Continuation {
 }
 
 impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
-    /// Opens what the flags name, and fills the weights.
+    /// Opens the files that the flags name, and initialises or loads the weights.
     pub(super) fn new(job: Job<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Failure> {
         let Job { program, flags, .. } = job;
         let number = rank.groups().world.rank();
@@ -99,7 +99,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         self.bar.finish();
         self.say_memory();
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
-        // All of them, whatever becomes of one: other ranks take part in each.
+        // All three, even if one fails: other ranks take part in each.
         let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
         written.into_iter().collect::<Result<(), Error>>()?;
         match interrupted {
@@ -108,7 +108,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         }
     }
 
-    /// Runs the steps; says whether somebody ended them early.
+    /// Runs the steps; returns the error if somebody ended them early.
     fn steps(&mut self) -> Result<Option<Error>, Failure> {
         let mut interrupted = None;
         for step in 0..self.job.flags.steps {
@@ -152,7 +152,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         Ok(goes)
     }
 
-    /// Reads what the next step trains on: all ranks learn in time where one cannot.
+    /// Reads the data of the next step, so that all ranks learn in time if one cannot.
     fn read_ahead(&mut self, step: u64) -> Result<(), Error> {
         if step == self.job.flags.steps {
             return Ok(());
@@ -160,8 +160,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         self.rank.read_ahead(&*self.samples, step)
     }
 
-    /// The same without waiting for the norm: tells of the step before, and says whether any rank was asked to
-    /// end by then.
+    /// Runs a step without waiting for its norm, and reports the previous step.
     fn step_ahead(&mut self, step: u64) -> Result<Continuation, Failure> {
         let (begin, lr) = (Instant::now(), self.lr.at(step));
         let optimizer = self.job.flags.optimizer();
@@ -176,7 +175,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         Ok(goes)
     }
 
-    /// Takes up what a step came to whose norm was not awaited.
+    /// Reports a step whose norm was not awaited.
     fn settled(&mut self, result: StepResult) -> Result<Continuation, Failure> {
         let Some(told) = self.told.take() else { return Ok(Continuation::Continue) };
         finite(told.step, "loss", result.loss)?;
@@ -190,7 +189,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         Ok(goes)
     }
 
-    /// Writes the first step's gradients, where they are asked for.
+    /// Writes the first step's gradients if asked for.
     fn dump_gradients(&mut self, step: u64) -> Result<(), Error> {
         if step > 0 || self.job.flags.dump_gradients.is_none() {
             return Ok(());
@@ -200,7 +199,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
     }
 }
 
-/// All ranks have the same value.
+/// Checks a value that is the same on all ranks.
 fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Failure> {
     let failure = || Failure { error: Error::NotFinite { step, what, value }, together: true };
     value.is_finite().then_some(()).ok_or_else(failure)
@@ -220,7 +219,7 @@ fn enough_samples(samples: &dyn Samples, flags: &Flags, program: &Program) -> Re
     Err(Error::Flag { flag: "steps", problem })
 }
 
-/// A bar on rank 0 of a run that somebody watches.
+/// A progress bar on rank 0, if standard error is a terminal.
 fn progress_bar(first: bool, steps: u64) -> ProgressBar {
     if !first || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -75,7 +75,7 @@ impl Endpoint {
         self.shared.liveness.lost(waiter)
     }
 
-    /// How errors name a rank of the world.
+    /// How errors name a world rank.
     pub fn peer(&self, rank: usize) -> Peer {
         self.shared.liveness.peer(rank)
     }

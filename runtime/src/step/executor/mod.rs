@@ -1,9 +1,9 @@
-//! Runs one rank's list of passes: the same list that was planned, costed and checked.
+//! Executes one rank's list of passes: the list that was planned, costed and checked.
 //!
-//! Transfers between stages are tagged by direction, stage and micro-batch. Sends never wait for their
-//! receiver, and a pass waits only for what it reads, so an order that the schedule's own check
-//! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline go on beside the passes,
-//! in [`crate::step::vocab_collectives`].
+//! Transfers between stages are tagged by direction, stage and micro-batch. Sends never wait for
+//! their receiver, and a pass waits only for what it reads, so an order that the schedule's check
+//! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline run beside the
+//! passes, in [`crate::step::vocab_collectives`].
 
 mod transfers;
 mod vocabulary;
@@ -27,42 +27,42 @@ use std::collections::HashMap;
 use std::time::Instant;
 use transfers::{AGAIN, Carried, tag};
 
-/// What does not change from step to step.
+/// What stays the same from step to step.
 pub struct Executor<'a, D: Space> {
     /// The program.
     pub program: &'a Program,
-    /// Where tensors lie.
+    /// The rank's device.
     pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
-    /// Pipeline devices.
+    /// Pipeline ranks.
     pub pp: &'a dyn Communicator,
-    /// This device's stages, by chunk.
+    /// This pipeline rank's stages, by chunk.
     pub stages: &'a [Stage],
-    /// Its part of a vocabulary split over the pipeline.
+    /// This rank's shard of a vocabulary split over the pipeline.
     pub vocab: Option<VocabOverPipeline<'a>>,
     /// This rank's parameters.
     pub inventory: &'a Inventory,
 }
 
-/// One rank's part of a vocabulary split over the pipeline, and with whom it shares.
+/// One rank's shard of a vocabulary split over the pipeline, and the groups that share it.
 #[derive(Clone, Copy)]
 pub struct VocabOverPipeline<'a> {
-    /// Its rows.
+    /// This rank's rows of the vocabulary.
     pub shard: &'a VocabularyShard,
-    /// All ranks of its replica.
+    /// All ranks of the replica.
     pub groups: &'a VocabGroups,
 }
 
-/// What a step reads.
+/// Input of a step's passes.
 pub struct PassInputs<'a, D: Space> {
-    /// The rank's weights.
+    /// This rank's weights.
     pub weights: &'a WeightStore<D>,
-    /// Its replica's micro-batches.
+    /// This replica's micro-batches.
     pub batches: &'a [MicroBatch<D>],
-    /// Dropout, where there is any.
+    /// Dropout, if the model has any.
     pub draws: Option<DropoutDraws>,
-    /// Memory.
+    /// Pools of buffers.
     pub pools: &'a Pools<D>,
 }
 
@@ -74,20 +74,21 @@ impl<D: Space> Clone for PassInputs<'_, D> {
 
 impl<D: Space> Copy for PassInputs<'_, D> {}
 
-/// Looks at what the output layer computes; not where that is split over the pipeline, and no rank has the
-/// losses beside its logits.
+/// Observes the losses and logits that the output layer computes. Not called if the vocabulary is
+/// split over the pipeline: no rank then has the losses beside its logits.
 pub type LossObserver<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 
-/// Whether a step may go on: asked behind the forwards that run ahead ([`crate::step::post_validation`]), before anything is
-/// added to the gradients, which are of the step before until then.
+/// Whether a step may go on. Asked after the forwards that run ahead
+/// ([`crate::step::post_validation`]), before anything is added to the gradients, which until then
+/// are the previous step's.
 pub type Gate<'a, D> = &'a mut dyn FnMut(&mut Store<D>) -> Result<bool, CommError>;
 
-/// One pass, as it ran.
+/// When one pass ran.
 #[derive(Clone, Copy, Debug)]
 pub struct PassTiming {
     /// The pass.
     pub pass: Pass,
-    /// When it began, with what it waited for.
+    /// When it began, including its wait for input.
     pub begin: Instant,
     /// When its computation began.
     pub computing: Instant,
@@ -95,37 +96,38 @@ pub struct PassTiming {
     pub end: Instant,
 }
 
-/// What came of a step's passes.
+/// How a step's passes ran.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Sum of the losses of this rank's tokens, once it is read; 0 where the output layer is elsewhere.
+    /// Sum of the losses of this rank's tokens, once read from the device; 0 without an output
+    /// layer.
     pub loss_sum: f64,
-    /// Most bytes kept for backward passes at a time.
+    /// Most bytes kept for backward passes at any time.
     pub peak_bytes: usize,
-    /// Most micro-batches in flight at a time, all chunks together.
+    /// Most micro-batches in flight at any time, over all chunks.
     pub peak_in_flight: usize,
     /// The passes, in the order run.
     pub ran: Vec<PassTiming>,
 }
 
-/// What came of a step's passes, and the sum of its losses, which is on the device yet.
+/// How a step's passes ran, and the sum of its losses, still on the device.
 pub type Ended<D> = (Outcome, <D as Space>::Total);
 
-/// State of one step.
+/// State of one step in progress.
 struct StepState<'a, 'l, D: Space> {
     executor: &'a Executor<'a, D>,
     given: PassInputs<'a, D>,
-    /// Reductions of a vocabulary split over the pipeline.
+    /// Collectives of a vocabulary split over the pipeline.
     collectives: Option<VocabCollectives<'l, D>>,
-    /// Set in the tags of a step that is begun again.
+    /// Set in the tags of a step that is run again.
     again: Tag,
-    /// What the vocabulary's passes keep of a micro-batch.
+    /// What the vocabulary passes keep, by micro-batch.
     shards: HashMap<u32, ShardKept<D>>,
-    /// What a chunk keeps of a micro-batch.
+    /// What stages keep, by chunk and micro-batch.
     kept: HashMap<(u16, u32), StageKept<D>>,
-    /// Work on weights that waits for its pass.
+    /// Deferred weight gradients, by chunk and micro-batch.
     later: HashMap<(u16, u32), Vec<WeightWork<D>>>,
-    /// What goes from one of this device's stages to another.
+    /// Transfers between two stages of this pipeline rank.
     here: HashMap<Tag, Buffer<D>>,
     sends: Vec<DeviceRequest<D, D::Stored>>,
     /// Sum of the losses so far.
@@ -135,10 +137,10 @@ struct StepState<'a, 'l, D: Space> {
 }
 
 impl<D: Device> Executor<'_, D> {
-    /// Runs all passes; gradients add to what is there.
+    /// Runs all passes. Gradients are added to `gradients`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn run(
         &self,
         given: PassInputs<'_, D>,
@@ -161,18 +163,18 @@ impl<D: Device> Executor<'_, D> {
             let collectives = VocabCollectives::open(scope, read, &elements);
             let outcome = self.run_passes(given, Some(collectives), gradients, reducer, observer);
             if let Err(error) = &outcome {
-                // Else this rank's collectives would wait for the others', and theirs for this rank.
+                // Otherwise this rank's threads and the others' would wait for each other.
                 self.pp.abort(&error.to_string());
             }
             outcome
         })
     }
 
-    /// Runs all passes, the first of them ahead of what `gate` waits for: `None` where it says that they were
-    /// in vain. `again` where that has been so once.
+    /// Runs all passes. The forwards that run ahead do not wait for `gate`. Returns `None` if the
+    /// gate says that they were in vain; `again` says that this has happened once.
     ///
     /// # Errors
-    /// As any collective call, and as the gate.
+    /// Those of any collective call and of the gate.
     pub fn run_gated(
         &self,
         given: PassInputs<'_, D>,
@@ -227,7 +229,7 @@ impl<D: Device> Executor<'_, D> {
         }
     }
 
-    /// Runs the passes from a place on, and what comes behind the last.
+    /// Runs the passes from index `from`, and what follows the last pass.
     fn rest(
         &self,
         mut step: StepState<'_, '_, D>,
@@ -237,8 +239,8 @@ impl<D: Device> Executor<'_, D> {
         mut observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
         let passes = &self.program.passes[self.pp.rank()];
-        // The output layer adds to a table that it shares with the first chunk, which is then complete
-        // only behind all passes.
+        // An output layer that shares its table with the first chunk adds to the table's gradient,
+        // which is then complete only after all passes.
         let shared = self.program.shares_table(self.pp.rank());
         let copied = self.program.layout.copies() > 1;
         for (n, &pass) in passes.iter().enumerate().skip(from) {
@@ -261,8 +263,8 @@ impl<D: Device> Executor<'_, D> {
         Ok((step.outcome, step.loss))
     }
 
-    /// Gives both copies of each stage the sum of their gradients. Two numbers have the same sum in either
-    /// order, so that the copies stay equal to the last bit.
+    /// Gives both copies of each stage the sum of their gradients. Addition of two numbers
+    /// commutes, so the copies stay equal to the last bit.
     fn add_copies(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
         let (other, group) = (self.pp.size() - 1 - self.pp.rank(), self.pp());
         let mut sends = Vec::new();
@@ -271,7 +273,7 @@ impl<D: Device> Executor<'_, D> {
             sends.push(group.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
         }
         for (chunk, stage) in self.stages.iter().enumerate() {
-            // What is chunk 0 here is chunk 1 there.
+            // Chunk 0 here is chunk 1 there.
             let (count, tag) = (stage.end() - stage.begin(), tag(Carried::Copy, 1 - chunk, 0));
             let theirs = group.recv(count, other, tag)?;
             let own = gradients.range_mut(stage.begin()..stage.end());
@@ -280,13 +282,13 @@ impl<D: Device> Executor<'_, D> {
         sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
     }
 
-    /// Pipeline devices, for what lies on the device.
+    /// Pipeline ranks, for memory of the device.
     fn pp(&self) -> DeviceGroup<'_, D> {
         DeviceGroup::new(self.device, self.pp)
     }
 }
 
-/// Whether no later pass of the chunk adds to its gradients.
+/// Whether pass `n` is the last that adds to its chunk's gradients.
 fn last_of_chunk(passes: &[Pass], n: usize) -> bool {
     let weighs = |pass: &Pass| matches!(pass.kind, PassKind::BW | PassKind::W);
     let same = |pass: &Pass| pass.chunk == passes[n].chunk && weighs(pass);
@@ -386,7 +388,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
     }
 
-    /// Backward to inputs; to weights too unless they have a pass of their own.
+    /// Gradients of inputs, and of weights unless the schedule has separate passes for them.
     fn backward(
         &mut self,
         pass: Pass,
@@ -426,7 +428,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         }
     }
 
-    /// Backward to weights, of what an earlier pass left.
+    /// Gradients of weights, from the work that an earlier pass deferred.
     fn weights(
         &mut self,
         pass: Pass,
@@ -446,13 +448,13 @@ impl<'a, D: Device> StepState<'a, '_, D> {
     }
 }
 
-/// A vocabulary split over the pipeline without passes of the input layer, for which forwards would wait for ever.
+/// The error of a split vocabulary without passes of the input layer: forwards would wait for ever.
 fn no_look_ups() -> CommError {
     let reason = "its schedule has no passes of the input layer: make it with `with_input_passes`";
     CommError::Invalid { call: "a split vocabulary".to_owned(), reason: reason.to_owned() }
 }
 
-/// A pass whose input no earlier pass made: the schedule's check refuses such lists.
+/// The error of a pass whose input no earlier pass made. The schedule's check refuses such lists.
 fn missing(pass: Pass) -> CommError {
     let reason = "no earlier pass made what it reads".to_owned();
     CommError::Invalid { call: format!("{pass:?}"), reason }

@@ -1,4 +1,4 @@
-//! What goes from one stage to another.
+//! Transfers between stages.
 
 use super::{StepState, missing};
 use crate::comm::{CommError, Tag};
@@ -12,13 +12,13 @@ use models::schedule::Pass;
 pub(super) enum Carried {
     Stream = 0,
     Gradient = 1,
-    /// One of two copies' gradients of a stage's parameters, by chunk.
+    /// Gradients of one of a stage's two copies, by chunk.
     Copy = 2,
-    /// The last stage's output, for an output layer that all devices share.
+    /// The last stage's output, for an output layer that all pipeline ranks share.
     Output = 3,
 }
 
-/// Marks transfers of a step that is begun again.
+/// Marks the transfers of a step that is run again.
 pub(super) const AGAIN: Tag = 1 << 59;
 
 /// Tags stay below bit 63, which marks collectives on a wire.
@@ -27,19 +27,19 @@ pub(super) fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
 }
 
 impl<D: Device> StepState<'_, '_, D> {
-    /// Elements of the stream that a stage hands to the next.
+    /// Elements of the residual stream that one stage sends to the next.
     pub(super) fn stream_elements(&self, pass: Pass) -> usize {
         self.context(pass).rows() * self.executor.program.model.hidden as usize
     }
 
-    /// Into how many parts a transfer is cut: where tensor-parallel ranks hold the same stream, each
-    /// sends its part and the receivers gather (Megatron PTD-P, arXiv 2104.04473, section 4.1).
+    /// Number of parts of a transfer. If all tensor-parallel ranks hold the same stream, each sends
+    /// one part and the receivers all-gather (Megatron PTD-P, arXiv 2104.04473, section 4.1).
     pub(super) fn ways(&self, pass: Pass) -> usize {
         let (tp, split) = (self.executor.tp.size(), self.executor.program.sequence_parallel);
         if split || !self.stream_elements(pass).is_multiple_of(tp) { 1 } else { tp }
     }
 
-    /// The device that runs a neighbouring stage for the same micro-batch.
+    /// The pipeline rank that runs a neighbouring stage for the same micro-batch.
     pub(super) fn device_of(&self, stage: usize, pass: Pass) -> usize {
         let layout = self.executor.program.layout;
         layout.holder(self.executor.pp.size(), stage, pass.chunk).0
@@ -106,7 +106,7 @@ impl<D: Device> StepState<'_, '_, D> {
         Ok(())
     }
 
-    /// Takes what other devices' forwards have sent in vain, and sees own transfers to their end.
+    /// Receives and drops what other ranks' forwards sent in vain, and completes this rank's sends.
     pub(super) fn drop_left_over(self, ahead: &[usize]) -> Result<(), CommError> {
         let (executor, program) = (self.executor, self.executor.program);
         for pass in left_over(program, ahead, executor.pp.rank()) {

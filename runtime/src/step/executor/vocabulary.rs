@@ -1,4 +1,4 @@
-//! Passes of a vocabulary split over the pipeline, and its part in others.
+//! Passes of a vocabulary split over the pipeline, and how other passes use them.
 
 use super::transfers::{Carried, tag};
 use super::{StepState, missing};
@@ -17,14 +17,14 @@ impl<D: Device> StepState<'_, '_, D> {
         stage + 1 == self.executor.program.stages.len()
     }
 
-    /// Rows of the tokens, `[r, h]`, where all devices look them up; else nothing.
+    /// Embedding rows of the tokens, `[r, h]`, if all pipeline ranks look them up; else empty.
     pub(super) fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
         let rows = collectives.rows(pass.micro_batch)?;
         Ok(self.own_rows(pass, rows))
     }
 
-    /// This rank's rows of the stream, `[r, h]`, of the micro-batch's `[n, h]`.
+    /// This rank's rows of the stream, `[r, h]`, from all rows of the micro-batch, `[n, h]`.
     pub(super) fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
         let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
         let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
@@ -35,7 +35,7 @@ impl<D: Device> StepState<'_, '_, D> {
         self.given.pools.stored.adopt(own)
     }
 
-    /// The last stage's output for all devices, which share the output layer (`C0`).
+    /// Sends the last stage's output to all pipeline ranks, which share the output layer (`C0`).
     pub(super) fn send_to_all(&mut self, pass: Pass, y: Buffer<D>) -> Result<(), CommError> {
         let tag = tag(Carried::Output, 0, pass.micro_batch);
         let (devices, own) = (self.executor.pp.size(), self.executor.pp.rank());
@@ -50,14 +50,14 @@ impl<D: Device> StepState<'_, '_, D> {
         self.executor.vocab.map(|vocab| vocab.shard).ok_or_else(|| missing(pass))
     }
 
-    /// Gives what a pass left to its lane.
+    /// Hands what a pass left to the reduction that follows it.
     pub(super) fn reduce(&mut self, pass: Pass, local: ShardLocal<D>) -> Result<(), CommError> {
         let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
         collectives.reduce(pass.kind, pass.micro_batch, local);
         Ok(())
     }
 
-    /// What the reduction behind a pass of the same micro-batch knows of the logits.
+    /// What the reduction after pass `behind` of the same micro-batch found out about the logits.
     pub(super) fn sums(
         &mut self,
         behind: PassKind,
@@ -95,7 +95,7 @@ impl<D: Device> StepState<'_, '_, D> {
         let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
-        // All devices know the same losses: the last stage's tells.
+        // All pipeline ranks know the same losses; the last stage's rank counts them.
         let tells = self.executor.pp.rank() == self.executor.program.last_device();
         if tells {
             shard.add_loss(&ctx, &reduced, &mut self.loss)?;
@@ -104,7 +104,8 @@ impl<D: Device> StepState<'_, '_, D> {
         left.map_or(Ok(()), |local| self.reduce(pass, local))
     }
 
-    /// Gradient of the last stage's output, `[r, h]`, where all devices share the output layer; else nothing.
+    /// Gradient of the last stage's output, `[r, h]`, if all pipeline ranks share the output layer;
+    /// else empty.
     pub(super) fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
         let two = self.executor.program.vocab == Some(VocabPasses::Two);
@@ -113,7 +114,7 @@ impl<D: Device> StepState<'_, '_, D> {
         Ok(self.own_rows(pass, whole))
     }
 
-    /// Hands on the gradient of the tokens' rows where all devices hold the input layer.
+    /// Broadcasts the gradient of the embedding rows if all pipeline ranks share the input layer.
     pub(super) fn tell_input_gradient(
         &mut self,
         pass: Pass,
@@ -129,7 +130,7 @@ impl<D: Device> StepState<'_, '_, D> {
         Ok(())
     }
 
-    /// Rows of the tokens that are here, for the sum over all devices.
+    /// Looks up the tokens whose rows are on this rank, and starts the sum over all ranks.
     pub(super) fn look_up(&mut self, pass: Pass) -> Result<(), CommError> {
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         let tokens = &ctx.batch.tokens;
@@ -138,7 +139,7 @@ impl<D: Device> StepState<'_, '_, D> {
         Ok(())
     }
 
-    /// Adds the gradient of the tokens' rows to those that are here.
+    /// Adds the gradient of the tokens' embedding rows to the rows on this rank.
     pub(super) fn add_to_rows(
         &mut self,
         pass: Pass,
@@ -153,7 +154,7 @@ impl<D: Device> StepState<'_, '_, D> {
         Ok(())
     }
 
-    /// Waits for what is under way.
+    /// Waits for all collectives.
     pub(super) fn close_collectives(&mut self) -> Result<(), CommError> {
         self.collectives.take().map_or(Ok(()), VocabCollectives::close)
     }
