@@ -1,4 +1,4 @@
-//! What waiting ranks look at: failures, who is still there, and the clock.
+//! What waiting ranks check: failures, ranks that have ended, and the time limit.
 
 use super::{CommError, Options, Peer};
 use std::fmt::Display;
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a sleeping rank looks for failures elsewhere.
+/// How often a sleeping rank checks for failures elsewhere.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Locks; a rank that panicked meanwhile is reported as lost, not here.
+/// Locks a mutex, also a poisoned one: a rank that panicked is reported as lost, not here.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A group's name and its ranks of the world, in the group's order.
+/// A group's name, and its world ranks in the group's order.
 #[derive(Clone, Debug)]
 pub(super) struct Members {
     pub name: String,
     pub ranks: Vec<usize>,
 }
 
-/// Who waits, and in which call.
+/// The rank that waits, and its call.
 pub(super) struct Waiter<'a> {
     pub members: &'a Members,
     /// Its rank within the group.
@@ -36,12 +36,12 @@ impl Waiter<'_> {
     }
 }
 
-/// The ranks of a world, as a process sees them.
+/// State of the ranks of a world, as one process knows it.
 pub(super) struct Liveness {
     options: Options,
     gone: Vec<AtomicBool>,
     failure: OnceLock<CommError>,
-    /// Where each rank runs, once they have said so.
+    /// Where each rank runs, once the ranks have said so.
     processes: OnceLock<Vec<String>>,
 }
 
@@ -51,26 +51,26 @@ impl Liveness {
         Self { options, gone, failure: OnceLock::new(), processes: OnceLock::new() }
     }
 
-    /// Sleeps as long as the tests want.
+    /// Sleeps for the random delay that tests ask for.
     pub fn delay(&self, rank: usize, call: u64) {
         if let Some(delays) = self.options.delays {
             std::thread::sleep(delays.before(rank, call));
         }
     }
 
-    /// Notes the first failure and gives it back: everybody fails with the same.
+    /// Records the first failure and returns it: all ranks fail with the same error.
     pub fn fail(&self, error: CommError) -> CommError {
         self.failure.get_or_init(|| error).clone()
     }
 
-    /// Notes that a world rank has ended.
+    /// Records that a world rank has ended.
     pub fn set_gone(&self, rank: usize) {
         self.gone[rank].store(true, Ordering::Release);
     }
 
-    /// Takes up where each world rank runs.
+    /// Records where each world rank runs.
     pub fn introduce(&self, processes: Vec<String>) {
-        // They say so once.
+        // Set only once.
         let _known = self.processes.set(processes);
     }
 
@@ -80,7 +80,7 @@ impl Liveness {
         Peer { rank, process }
     }
 
-    /// The error of the first rank of a group that has ended.
+    /// The error of a group's first rank that has ended, if any has.
     pub fn lost(&self, waiter: &Waiter<'_>) -> Option<CommError> {
         let mut ranks = waiter.members.ranks.iter();
         let gone = ranks.find(|&&rank| self.gone[rank].load(Ordering::Acquire))?;
@@ -96,7 +96,8 @@ impl Liveness {
         }
     }
 
-    /// The error of calls that do not belong together: `theirs` of rank `from` of the group, and the waiter's.
+    /// The error of calls that do not match: `theirs` by rank `from` of the group, and the
+    /// waiter's.
     pub fn mismatch(&self, waiter: &Waiter<'_>, from: usize, theirs: &dyn Display) -> CommError {
         let peer = |rank: usize| self.peer(waiter.members.ranks[rank]);
         CommError::Mismatch {
@@ -116,8 +117,8 @@ impl Liveness {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// Sleeps until `ready` says something of the guarded value, or there is reason to give up.
-    /// `missing` names the ranks (of `group`) that are still waited for.
+    /// Sleeps until `ready` returns a result for the guarded value, or there is reason to give up.
+    /// `missing` names the group's ranks that are still waited for.
     pub fn wait<'a, T, R>(
         &self,
         mut guard: MutexGuard<'a, T>,
@@ -136,7 +137,7 @@ impl Liveness {
             let world = |&rank: &usize| waiter.members.ranks[rank];
             let gone = |rank: &&usize| self.gone[world(rank)].load(Ordering::Acquire);
             if let Some(rank) = waited_for.iter().find(gone) {
-                // What it did before it went has arrived: look once more.
+                // What the rank did before it ended has arrived by now: check once more.
                 if let Some(result) = ready(&mut guard) {
                     return Ok(result);
                 }

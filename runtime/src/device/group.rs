@@ -1,17 +1,17 @@
-//! A communicator as a device uses it: the same calls, on the device's memory.
+//! A communicator for device memory: the same calls as [`Communicator`]'s, on memory of a device.
 
 use super::{Device, Space};
 use crate::comm::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
 use std::marker::PhantomData;
 use std::panic::Location;
 
-/// A group of ranks, and the device of this one.
+/// A group of ranks, with this rank's device.
 pub struct DeviceGroup<'a, D> {
     device: &'a D,
     comm: &'a dyn Communicator,
 }
 
-/// A call under way, which gives back memory. What was given to it is out of reach until then.
+/// A call in flight that returns device memory. Its input cannot be touched until then.
 #[must_use = "a call that nobody waits for may never finish"]
 pub struct DeviceRequest<D, E> {
     pending: Box<dyn Pending>,
@@ -20,10 +20,11 @@ pub struct DeviceRequest<D, E> {
 }
 
 impl<D: Space, E: Element> DeviceRequest<D, E> {
-    /// Waits for the call on the host, and takes what came back, which may be still under way on the device.
+    /// Waits for the call on the host and returns its result, on which the device may still be
+    /// working.
     ///
     /// # Errors
-    /// As [`crate::comm::Request::wait`].
+    /// Those of [`crate::comm::Request::wait`].
     pub fn wait(self, device: &D) -> Result<D::Memory<E>, CommError> {
         let payload = self.pending.wait()?;
         let wrong = || CommError::Invalid {
@@ -37,7 +38,7 @@ impl<D: Space, E: Element> DeviceRequest<D, E> {
 /// Errors of all operations are those of [`DeviceRequest::wait`] and [`Communicator::start`].
 #[allow(clippy::missing_errors_doc)]
 impl<'a, D: Device> DeviceGroup<'a, D> {
-    /// These ranks.
+    /// The group of a communicator.
     pub fn new(device: &'a D, comm: &'a dyn Communicator) -> Self {
         Self { device, comm }
     }
@@ -66,7 +67,7 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         self.ask(Kind::Send { to, tag }, D::len(&memory), memory)
     }
 
-    /// `count` elements from a rank.
+    /// Receives `count` elements from a rank.
     #[track_caller]
     pub fn recv<E: Element>(
         &self,
@@ -77,7 +78,7 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         self.ask(Kind::Recv { from, tag }, count, D::empty())?.wait(self.device)
     }
 
-    /// Starts giving `root`'s memory to all.
+    /// Starts broadcasting `root`'s memory.
     #[track_caller]
     pub fn start_broadcast<E: Element>(
         &self,
@@ -107,7 +108,7 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         self.start_all_reduce(memory, op)?.wait(self.device)
     }
 
-    /// Starts gathering everybody's memory, in the order of ranks.
+    /// Starts gathering all ranks' memory, in the order of ranks.
     #[track_caller]
     pub fn start_all_gather<E: Element>(
         &self,
@@ -116,13 +117,13 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         self.ask(Kind::AllGather, D::len(&memory), memory)
     }
 
-    /// Everybody's memory, in the order of ranks.
+    /// Gathers all ranks' memory, in the order of ranks.
     #[track_caller]
     pub fn all_gather<E: Element>(&self, memory: D::Memory<E>) -> Result<D::Memory<E>, CommError> {
         self.start_all_gather(memory)?.wait(self.device)
     }
 
-    /// Starts reducing over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    /// Starts reducing over all ranks; rank `i` gets the `i`-th of `size` equal pieces.
     #[track_caller]
     pub fn start_reduce_scatter<E: Element>(
         &self,

@@ -1,17 +1,20 @@
-//! Where a rank's tensors lie, and who computes on them: the one door between the runtime and a machine.
+//! Where a rank's tensors lie and what computes on them: the only interface between the runtime and
+//! CPU or GPU.
 //!
-//! [`Space`] is memory: owned runs of elements, borrowed parts of them, copies to and from the host. [`Device`]
-//! adds what layers and the optimizer compute. Nothing else in this crate reads or writes an element of a tensor.
+//! [`Space`] is memory: allocations, views of them, copies to and from the host. [`Device`] adds
+//! what layers and the optimizer compute. Nothing else in this crate reads or writes an element of
+//! a tensor.
 //!
-//! - **Two element types.** Weights as layers read them and activations are [`Space::Stored`]; gradients, moments,
-//!   statistics of rows and exact weights are [`Space::Wide`]. On a processor both are the same type.
-//! - **Order.** A handle of a device is a stream: what is asked of it is done in the order asked, maybe later.
-//!   Whoever hands memory to another handle sends a [`Space::mark`] with it, and the other waits for that
-//!   ([`Space::wait_for`]); communicators do so themselves.
-//! - **Who waits.** Only [`Space::download`] and [`Space::read`] wait for results: a step reads its loss and one sum of
-//!   squares, once each, and downloads nothing.
-//! - **Failures** of what runs later are kept by the device and told by the next call that waits, and by
-//!   [`Space::health`].
+//! - **Two element types.** Weights as layers read them and activations are [`Space::Stored`].
+//!   Gradients, moments, row statistics and exact weights are [`Space::Wide`]. On a CPU both are
+//!   the same type.
+//! - **Order.** A handle of a device is a stream: it does what is asked in the order asked, maybe
+//!   later. To hand memory to another handle, send a [`Space::mark`] with it for the other to wait
+//!   for ([`Space::wait_for`]); communicators do so themselves.
+//! - **Waiting.** Only [`Space::download`] and [`Space::read`] wait for results. A step reads its
+//!   loss and one sum of squares, once each, and downloads nothing.
+//! - **Failures** of asynchronous work are recorded by the device and returned by the next call
+//!   that waits, and by [`Space::health`].
 
 mod gpu;
 mod group;
@@ -41,98 +44,101 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a device's memory came to: what was reserved for all ranks that share it, how much of that was used at most, and
-/// what was taken beyond it.
+/// A device's memory: bytes reserved for all ranks that share it, the most used of them, and bytes
+/// allocated beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
-    /// Bytes.
+    /// Reserved bytes.
     pub reserved_bytes: u64,
-    /// Bytes.
+    /// Most reserved bytes in use at a time.
     pub used_bytes: u64,
-    /// Bytes; 0 where enough was reserved.
+    /// Bytes allocated beyond the reserve; 0 if the reserve was large enough.
     pub beyond_bytes: u64,
 }
 
-/// Numbers that change from step to step, beside tokens and labels.
+/// Numbers that change from step to step, besides tokens and labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepNumbers {
-    /// The training step, for what is drawn anew in each.
+    /// The training step, for random draws that differ in each.
     pub step: u32,
-    /// What each token's loss counts for.
+    /// Weight of each token's loss.
     pub loss_scale: f64,
 }
 
 /// Memory of one device, as one of its streams sees it.
 pub trait Space: Sized + Send + Sync + 'static {
-    /// What weights that layers read and activations are stored in.
+    /// Element type of activations and of the weights that layers read.
     type Stored: Number;
-    /// What gradients, moments and statistics are stored in, f32 or wider, and what the host is told.
+    /// Element type of gradients, moments and statistics, and of downloads: f32 or wider.
     type Wide: Scalar;
-    /// The optimizer's weights are apart from those that layers read, which are rounded copies.
+    /// Whether the optimizer's exact weights are separate from those that layers read, which are
+    /// rounded copies.
     const MASTERS: bool;
-    /// A run of elements, owned.
+    /// Owned memory.
     type Memory<E: Element>: Send + Sync + 'static;
-    /// Elements to read.
+    /// A view to read.
     type View<'a, E: Element>: Copy;
-    /// Elements to write.
+    /// A view to write.
     type ViewMut<'a, E: Element>;
-    /// A sum in f64 that stays on the device until it is asked for.
+    /// A sum in f64 that stays on the device until it is read.
     type Total: Send;
-    /// A point in the order of a stream's work.
+    /// A point in a stream's work (on a GPU, an event).
     type Mark: Send;
-    /// Work that was recorded, to be done as often as is liked.
+    /// Recorded work (on a GPU, a graph).
     type Recording: Send;
 
     /// No elements.
     fn empty<E: Element>() -> Self::Memory<E>;
 
-    /// Elements of a run.
+    /// Number of elements.
     fn len<E: Element>(memory: &Self::Memory<E>) -> usize;
 
-    /// Some of them, to be read.
+    /// A view of some elements, to read.
     fn view<E: Element>(memory: &Self::Memory<E>, range: Range<usize>) -> Self::View<'_, E>;
 
-    /// Some of them, to be written.
+    /// A view of some elements, to write.
     fn view_mut<E: Element>(
         memory: &mut Self::Memory<E>,
         range: Range<usize>,
     ) -> Self::ViewMut<'_, E>;
 
-    /// The first `at` elements, and the others.
+    /// Splits a view after the first `at` elements.
     fn split<'a, E: Element>(
         view: Self::ViewMut<'a, E>,
         at: usize,
     ) -> (Self::ViewMut<'a, E>, Self::ViewMut<'a, E>);
 
-    /// A handle for another thread of this rank: what it is asked comes behind all that was asked here so far.
+    /// A new stream for another thread of this rank. Its work comes after everything asked of this
+    /// stream so far.
     #[must_use]
     fn fork_stream(&self) -> Self;
 
-    /// Threads for what a rank does on the host.
+    /// CPU threads for a rank's work on the host.
     fn host(&self) -> &Cpu;
 
-    /// Memory that another stream of this rank made is used on this one, too: it must not be used again before.
+    /// Notes that memory of another of this rank's streams is used on this one too, so that it is
+    /// not reused before.
     fn adopt<E: Element>(&self, _memory: &Self::Memory<E>) {}
 
     /// Zeros.
     fn zeros<E: Element>(&self, len: usize) -> Self::Memory<E>;
 
-    /// These elements. Costs nothing where the host's memory is the device's.
+    /// Memory with these elements. Costs nothing if the host's memory is the device's.
     fn taken<E: Element>(&self, values: Vec<E>) -> Self::Memory<E>;
 
-    /// A copy of elements.
+    /// A copy of the elements.
     fn copied<E: Element>(&self, from: Self::View<'_, E>) -> Self::Memory<E>;
 
-    /// Copies elements, as many as there are.
+    /// Copies elements between views of the same length.
     fn copy<E: Element>(&self, from: Self::View<'_, E>, to: Self::ViewMut<'_, E>);
 
-    /// Sets elements to one value.
+    /// Sets all elements to one value.
     fn fill<E: Element>(&self, to: Self::ViewMut<'_, E>, value: E);
 
-    /// Sets elements to the host's.
+    /// Copies elements from the host.
     fn upload<E: Element>(&self, from: &[E], to: Self::ViewMut<'_, E>);
 
-    /// The host's copy of elements; waits for them.
+    /// Copies elements to the host; waits for them.
     ///
     /// # Errors
     /// The device has failed.
@@ -141,23 +147,23 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// Rounds exact weights to those that layers read.
     fn round(&self, from: Wide<'_, Self>, to: StoredMut<'_, Self>);
 
-    /// A sum, 0 so far.
+    /// A new sum, 0 so far.
     fn total(&self) -> Self::Total;
 
-    /// What a sum has come to; waits for it.
+    /// Reads a sum; waits for it.
     ///
     /// # Errors
     /// The device has failed.
     fn read(&self, total: &Self::Total) -> Result<f64, DeviceError>;
 
-    /// Where this stream's work is now.
+    /// This stream's current point.
     fn mark(&self) -> Self::Mark;
 
-    /// What is asked from now on comes behind that mark of another stream.
+    /// Orders later work of this stream after another stream's mark.
     fn wait_for(&self, mark: &Self::Mark);
 
-    /// Memory as a communicator's buffer: as it is where the communicator carries this device's memory, else a copy
-    /// on the host.
+    /// Memory as a payload: device memory if the communicator transfers it, else a copy on the
+    /// host.
     ///
     /// # Errors
     /// The device has failed.
@@ -167,30 +173,32 @@ pub trait Space: Sized + Send + Sync + 'static {
         comm: &dyn Communicator,
     ) -> Result<Payload, CommError>;
 
-    /// What a communicator brought; `None` if it is of another type.
+    /// The memory of a received payload; `None` if it has another type.
     fn unwrap<E: Element>(&self, payload: Payload) -> Option<Self::Memory<E>>;
 
-    /// Whether all that ran so far ran well.
+    /// Whether all work so far has succeeded.
     ///
     /// # Errors
     /// The device has failed.
     fn health(&self) -> Result<(), DeviceError>;
 
-    /// Takes the numbers that change from step to step, and says what calls of that step are to be given for them: the same,
-    /// or, where kernels read them from memory, so that a step may be recorded, what stands for those there.
+    /// Sets the numbers that change from step to step. Returns what later calls of the step pass
+    /// for them: the numbers themselves, or placeholders if kernels read them from memory, so that
+    /// the step can be recorded.
     fn step_numbers(&self, numbers: StepNumbers) -> StepNumbers {
         numbers
     }
 
-    /// Why no work can be recorded here; nothing where it can.
+    /// Why work cannot be recorded; `None` if it can.
     fn not_recordable(&self) -> Option<&'static str> {
         Some("the rank is on a processor")
     }
 
-    /// From now on work is recorded and not done, also what lanes are asked. Nothing can be uploaded or read meanwhile.
+    /// Starts recording: from now on work is recorded and not executed, also on forked streams.
+    /// Nothing can be uploaded or read meanwhile.
     ///
     /// # Errors
-    /// The device has failed, or records nothing ([`Space::not_recordable`]).
+    /// The device has failed, or cannot record ([`Space::not_recordable`]).
     fn start_recording(&self) -> Result<(), DeviceError> {
         Err(DeviceError("this device records nothing: our bug".to_owned()))
     }
@@ -198,12 +206,13 @@ pub trait Space: Sized + Send + Sync + 'static {
     /// Ends [`Space::start_recording`].
     ///
     /// # Errors
-    /// The device has failed, or was asked for what cannot be recorded.
+    /// The device has failed, or was asked for something that cannot be recorded.
     fn finish_recording(&self) -> Result<Self::Recording, DeviceError> {
         Err(DeviceError("this device records nothing: our bug".to_owned()))
     }
 
-    /// Does recorded work, on the memory that it was recorded with; transfers over `world` and its groups are part of it.
+    /// Executes recorded work on the memory that it was recorded with, including transfers over
+    /// `world` and its groups.
     ///
     /// # Errors
     /// The device has failed.
@@ -215,13 +224,13 @@ pub trait Space: Sized + Send + Sync + 'static {
         Err(DeviceError("this device records nothing: our bug".to_owned()))
     }
 
-    /// What the device's memory came to so far; nothing where nobody counts it.
+    /// The device's memory use so far; `None` if it is not counted.
     fn memory_use(&self) -> Option<MemoryUse> {
         None
     }
 
-    /// For each shape that several kernels can do, and what it was measured for: the kernel in use first, then what each
-    /// took. Empty where there is nothing to choose from.
+    /// For each shape with several kernels that was measured: the kernel in use, then the time of
+    /// each. Empty if there is no choice.
     fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
         BTreeMap::new()
     }
@@ -238,7 +247,7 @@ pub type WideMut<'a, D> = <D as Space>::ViewMut<'a, <D as Space>::Wide>;
 /// Token ids, labels or positions.
 pub type Ids<'a, D> = <D as Space>::View<'a, i64>;
 
-/// What attention's backward pass reads; see [`kernels::attention::Saved`].
+/// Input of attention's backward pass; see [`kernels::attention::Saved`].
 pub struct Saved<'a, D: Space> {
     /// Queries.
     pub q: Stored<'a, D>,
@@ -252,7 +261,7 @@ pub struct Saved<'a, D: Space> {
     pub lse: Wide<'a, D>,
 }
 
-/// What attention's backward pass writes; see [`kernels::attention::Gradients`].
+/// Output of attention's backward pass; see [`kernels::attention::Gradients`].
 pub struct Gradients<'a, D: Space> {
     /// Of the queries.
     pub dq: StoredMut<'a, D>,
@@ -262,7 +271,7 @@ pub struct Gradients<'a, D: Space> {
     pub dv: StoredMut<'a, D>,
 }
 
-/// A row's maximum and sum of exponentials around it, `[rows]` each.
+/// Each row's maximum, and its sum of exponentials relative to that, `[rows]` each.
 pub struct RowSums<'a, D: Space> {
     /// Maxima.
     pub max: Wide<'a, D>,
@@ -270,13 +279,13 @@ pub struct RowSums<'a, D: Space> {
     pub sum_exp: Wide<'a, D>,
 }
 
-/// Which weights an update changes.
+/// The weights that an update changes.
 pub enum Target<'a, D: Space> {
-    /// Those that layers read.
+    /// The weights that layers read.
     Read(StoredMut<'a, D>),
-    /// The exact ones.
+    /// The exact weights.
     Exact(WideMut<'a, D>),
-    /// The exact ones, and those that layers read are rounded from them.
+    /// The exact weights, from which those that layers read are rounded.
     Both(WideMut<'a, D>, StoredMut<'a, D>),
 }
 
@@ -294,9 +303,9 @@ pub struct Parameter<'a, D: Space> {
     pub decay: f64,
 }
 
-/// One parameter's update, proposed; see [`kernels::adamw::Proposal`].
+/// One parameter's proposed update; see [`kernels::adamw::Proposal`].
 pub struct Proposal<'a, D: Space> {
-    /// Where the weights go.
+    /// Where the proposed weights go.
     pub to: StoredMut<'a, D>,
     /// Exact weights.
     pub w: Wide<'a, D>,
@@ -310,8 +319,9 @@ pub struct Proposal<'a, D: Space> {
     pub decay: f64,
 }
 
-/// What layers and the optimizer compute, on views of this device's memory. Shapes, formulas and what is saved are
-/// those of the operations of the same names in [`kernels`]; slices of the wrong length panic at the door.
+/// What layers and the optimizer compute, on views of this device's memory. Shapes, formulas and
+/// saved values are those of the operations of the same names in [`kernels`]. Views of the wrong
+/// length panic.
 pub trait Device: Space {
     /// `c = op(a) op(b)`, stored or added.
     fn gemm(

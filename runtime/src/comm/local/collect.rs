@@ -1,4 +1,5 @@
-//! Collectives: everybody's buffers in one place, and what each rank takes from them.
+//! Collectives between threads: all ranks' buffers in one place, and what each rank takes from
+//! them.
 
 use crate::comm::combine::{for_rank, range_for_rank, reduced};
 use crate::comm::liveness::{Liveness, Members, Waiter, lock};
@@ -24,15 +25,15 @@ struct Arrivals {
     missing: usize,
 }
 
-/// Everybody's buffers, in the order of ranks.
+/// All ranks' buffers, in the order of ranks.
 struct Complete {
     given: Vec<(Payload, Kind)>,
     sums: Sums,
-    /// What was reduced on the device that ranks share, by whoever came first.
+    /// The reduction on a shared device, computed by the first rank that waits.
     on_device: OnceLock<Result<Box<dyn DeviceBuffer>, DeviceError>>,
 }
 
-/// Pieces of an all-reduce, each summed by whichever rank gets to it first.
+/// Pieces of an all-reduce, each summed by the first rank that reaches it.
 enum Sums {
     F32(Vec<OnceLock<Vec<f32>>>),
     F64(Vec<OnceLock<Vec<f64>>>),
@@ -49,7 +50,7 @@ impl Slot {
         Self { arrivals, changed, complete: OnceLock::new() }
     }
 
-    /// Hands in a rank's buffer; says whether it was the last.
+    /// Posts a rank's buffer; returns whether it was the last.
     pub fn post(
         &self,
         liveness: &Liveness,
@@ -92,7 +93,7 @@ impl Sums {
     }
 }
 
-/// One rank's part in a collective.
+/// One rank's side of a collective.
 pub(super) struct Collective {
     pub slot: Arc<Slot>,
     pub call: Call,
@@ -141,7 +142,7 @@ impl Collective {
         )
     }
 
-    /// What this rank takes from everybody's buffers.
+    /// Computes this rank's result from all ranks' buffers.
     fn take<T: Element>(
         &self,
         complete: &Complete,
@@ -180,8 +181,8 @@ impl Collective {
         }))
     }
 
-    /// What this rank takes from everybody's memory on the device that they share. Its own part is there to say
-    /// whose stream does the work.
+    /// Computes this rank's result from all ranks' buffers on a shared device, on the stream of
+    /// this rank's own buffer.
     fn take_on_device(&self, complete: &Complete) -> Result<Payload, CommError> {
         let mut given: Vec<&dyn DeviceBuffer> = Vec::with_capacity(complete.given.len());
         for (payload, _) in &complete.given {
@@ -223,7 +224,8 @@ impl Collective {
         Ok(Payload::Device(taken?))
     }
 
-    /// Sums pieces that nobody has summed yet, beginning at this rank's share, and copies the others.
+    /// Sums the pieces that no rank has summed yet, beginning at this rank's share, and copies the
+    /// others.
     fn all_reduced<T: Element>(&self, given: &[&[T]], op: Op, sums: &[OnceLock<Vec<T>>]) -> Vec<T> {
         let count = self.call.count;
         let sum = |n: usize| {

@@ -1,4 +1,4 @@
-//! Groups of threads, and who of them is there.
+//! Groups of ranks that are threads.
 
 use super::collect::Slot;
 use super::mailbox::Mailbox;
@@ -7,7 +7,7 @@ use crate::comm::liveness::{Liveness, Members, lock};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// That a rank is there; dropped when its thread ends, however it ends.
+/// Marks a rank as present; dropped when its thread ends, in whatever way.
 pub(super) struct Presence {
     liveness: Arc<Liveness>,
     rank: usize,
@@ -18,7 +18,7 @@ impl Presence {
         Self { liveness, rank }
     }
 
-    /// Rank of the world.
+    /// World rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -35,7 +35,7 @@ pub(super) struct Group {
     pub members: Arc<Members>,
     slots: Mutex<HashMap<u64, Arc<Slot>>>,
     mailboxes: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
-    /// By number of the splitting call and colour.
+    /// By number of the splitting call, and colour.
     subgroups: Mutex<HashMap<(u64, usize), Arc<Group>>>,
 }
 
@@ -55,7 +55,7 @@ impl Group {
         slots.entry(number).or_insert_with(|| Arc::new(Slot::new(self.members.ranks.len()))).clone()
     }
 
-    /// Forgets a collective that everybody has joined.
+    /// Forgets a collective that all ranks have joined.
     pub fn retire(&self, number: u64) {
         lock(&self.slots).remove(&number);
     }
@@ -64,7 +64,7 @@ impl Group {
         lock(&self.mailboxes).entry((from, to, tag)).or_default().clone()
     }
 
-    /// The subgroup of one colour, made by whoever comes first.
+    /// The subgroup of one colour, created by the first rank that asks.
     pub fn subgroup(&self, number: u64, color: usize, make: impl FnOnce() -> Self) -> Arc<Self> {
         lock(&self.subgroups).entry((number, color)).or_insert_with(|| Arc::new(make())).clone()
     }

@@ -1,11 +1,11 @@
-//! Messages from one rank to another.
+//! Messages between two ranks.
 
 use crate::comm::liveness::{Liveness, Members, Waiter, lock};
 use crate::comm::{Call, CommError, Payload, Pending};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Messages under way between two ranks with one tag, oldest first.
+/// Messages in flight between two ranks with one tag, oldest first.
 #[derive(Default)]
 pub(super) struct Mailbox {
     messages: Mutex<VecDeque<(Call, Payload)>>,
@@ -19,7 +19,7 @@ impl Mailbox {
     }
 }
 
-/// A receive under way.
+/// A receive in flight.
 pub(super) struct Receipt {
     pub mailbox: Arc<Mailbox>,
     pub call: Call,

@@ -1,13 +1,13 @@
-//! Ranks as threads of one process: the default backend, which needs nothing installed.
+//! Ranks as threads of one process: the default backend.
 //!
-//! Who starts a call puts its buffer into the group's slot for that call (collectives are numbered
-//! per group; point-to-point goes by sender, receiver and tag) and goes on. Who waits sleeps until
-//! everybody's buffer is there and takes what it needs. Nobody depends on another rank's waiting, so
-//! any number of calls may be under way in any order of waits. Sums are taken in the order of ranks,
-//! whoever comes first.
+//! To start a collective, a rank posts its buffer in the group's slot for that call and goes on;
+//! collectives are numbered within a group. Messages go by sender, receiver and tag. To wait, a
+//! rank sleeps until all buffers are there and computes its result from them. No rank depends on
+//! another rank's waiting, so any number of calls may be in flight and waits may come in any order.
+//! Sums are taken in the order of ranks, whichever arrives first.
 //!
-//! Ranks that share a device hand each other its memory in the same way (loopback): nothing is copied to the host, and
-//! what ranks combine is queued on the device.
+//! Ranks that share a device exchange its memory in the same way (loopback): nothing is copied to
+//! the host, and reductions are queued on the device.
 
 mod collect;
 mod group;
@@ -22,14 +22,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 
-/// One rank's end of a group of threads.
+/// One rank's handle to a group of threads.
 pub struct LocalComm {
     rank: usize,
     group: Arc<Group>,
     liveness: Arc<Liveness>,
     presence: Arc<Presence>,
     stats: Stats,
-    /// Collectives started so far: the number of the next.
+    /// Number of the next collective.
     sequence: AtomicU64,
 }
 
@@ -48,8 +48,8 @@ pub fn world(size: usize, options: Options) -> Vec<LocalComm> {
     (0..size).map(rank).collect()
 }
 
-/// Runs `program` on `size` threads and gives back what each came to. A thread that panics is
-/// reported to the others as a lost rank and panics here once all have ended.
+/// Runs `program` on `size` threads and returns their results. A thread that panics is reported to
+/// the others as a lost rank; the panic continues here once all have ended.
 pub fn run_ranks<R: Send>(
     size: usize,
     options: Options,
@@ -109,7 +109,7 @@ impl Communicator for LocalComm {
     }
 
     fn not_recordable(&self) -> Option<&'static str> {
-        // Each waits on the host for what others have queued.
+        // Each waits on the host for work that others have queued.
         Some("ranks share the GPU")
     }
 

@@ -1,9 +1,11 @@
-//! Messages between two ranks, as communicators here have them: found by tag in any order, sent without waiting for the
-//! receiver. NCCL's are received in the order sent, and a send holds its queue until then.
+//! Messages between two ranks with this crate's semantics: matched by tag in any order, and sent
+//! without waiting for the receiver. NCCL receives messages in the order sent, and its sends block
+//! their stream until then.
 //!
-//! So each direction between two ranks is a *link*: a group of the two, with a queue and, at the sending end, a thread of
-//! its own. A sender announces each message over the control, in order; a receiver takes what is announced, in order, until
-//! it has the tag that it polling for, and keeps the others.
+//! So each direction between two ranks is a *link*: an NCCL group of the two, with a stream of its
+//! own and, at the sending end, a thread. A sender announces each message over the control
+//! communicator, in order. A receiver takes announced messages in order until it has the tag that
+//! it wants, and keeps the others.
 
 use super::{Inner, NcclBuffer, World, numbers};
 use crate::comm::liveness::lock;
@@ -17,26 +19,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Tags of what is told over the control: a link's id, and messages.
+/// Tags on the control communicator: a link's NCCL id, and announcements of messages.
 const ID: Tag = 0;
 const MESSAGE: Tag = 1;
 
-/// How often one polling whether something went wrong while a link settles.
+/// How often to check for failures while a link settles.
 const SETTLED: Duration = Duration::from_millis(10);
 
 /// A rank's links with the members of a group.
 pub(super) struct Links {
-    /// The group's control, for announcements, which are not counted as calls.
+    /// A twin of the group's control for announcements, which are not counted as traffic.
     told: Option<Arc<dyn Communicator>>,
     outgoing: Mutex<HashMap<usize, Sender<Sent>>>,
     incoming: Mutex<HashMap<usize, Arc<Mutex<Incoming>>>>,
 }
 
-/// What a link's thread is given.
+/// Work for a link's thread.
 enum Sent {
-    /// A message on its way.
+    /// A message to send.
     Message(Call, Box<dyn DeviceBuffer>),
-    /// Somebody waits until all before is queued.
+    /// To be answered once all earlier messages are queued.
     Settle(Sender<()>),
 }
 
@@ -44,11 +46,11 @@ enum Sent {
 #[derive(Default)]
 struct Incoming {
     open: Option<Open>,
-    /// What came before it was looked for.
+    /// Messages received before they were asked for.
     early: HashMap<Tag, VecDeque<Box<dyn DeviceBuffer>>>,
 }
 
-/// A link that is connected, and its queue.
+/// A connected link and its stream.
 struct Open {
     group: Arc<dyn Group>,
     stream: Gpu,
@@ -67,7 +69,7 @@ impl Links {
         })
     }
 
-    /// Announces a message and leaves it to its link.
+    /// Announces a message and hands it to its link.
     pub fn send(
         &self,
         inner: &Arc<Inner>,
@@ -93,7 +95,7 @@ impl Links {
         let dtype = Dtype::ALL.iter().position(|of| *of == call.dtype).unwrap_or_default();
         let announced = vec![tag as i64, call.count as i64, dtype as i64];
         told.start_send(announced, to, MESSAGE)?.wait()?;
-        // A link that has ended has left a failure, which the next call finds.
+        // A link that has ended has recorded a failure, which the next call returns.
         let _ended = link.send(Sent::Message(call, buffer));
         Ok(())
     }
@@ -103,7 +105,7 @@ impl Links {
         let links: Vec<Sender<Sent>> = lock(&self.outgoing).values().cloned().collect();
         for link in links {
             let (told, settled) = channel();
-            // A link that has ended has left a failure.
+            // A link that has ended has recorded a failure.
             let _ended = link.send(Sent::Settle(told));
             let polling = super::watchdog::Polling::new();
             while let Err(RecvTimeoutError::Timeout) = settled.recv_timeout(SETTLED) {
@@ -118,7 +120,7 @@ impl Links {
     }
 }
 
-/// The sending end: a thread, so that nobody waits until the receiver connects.
+/// Starts the sending end: a thread, so that nobody waits until the receiver connects.
 fn open_outgoing(
     inner: &Arc<Inner>,
     told: Arc<dyn Communicator>,
@@ -128,7 +130,7 @@ fn open_outgoing(
     let (sender, given) = channel();
     let world = inner.world.clone();
     std::thread::spawn(move || {
-        // Whoever fails here has told the watchdog, which tells everybody.
+        // A failure here has been recorded by the watchdog, which tells all ranks.
         let _told = carry(&world, &*told, &stream, &id, &given);
     });
     sender
@@ -170,7 +172,7 @@ fn connect(
     Ok(group)
 }
 
-/// Queues one end of a message; gives where it is done.
+/// Queues one end of a message; returns the event of its completion.
 fn message(
     world: &World,
     told: &dyn Communicator,
@@ -202,13 +204,13 @@ fn message(
     Ok(event)
 }
 
-/// A receive under way.
+/// A receive in flight.
 pub(super) struct Receipt {
     pub inner: Arc<Inner>,
     pub from: usize,
     pub tag: Tag,
     pub call: Call,
-    /// Empty; says whose device takes it.
+    /// An empty buffer of the device that receives.
     pub own: Box<dyn DeviceBuffer>,
 }
 
@@ -228,7 +230,7 @@ impl Pending for Receipt {
 }
 
 impl Receipt {
-    /// What both ends said must be the same.
+    /// Checks that both ends agree on length and type.
     fn checked(&self, buffer: Box<dyn DeviceBuffer>) -> Result<Payload, CommError> {
         let (len, dtype) = (buffer.len(), buffer.dtype());
         if len == self.call.count && dtype == self.call.dtype {
@@ -237,7 +239,7 @@ impl Receipt {
         Err(self.mismatch(len, dtype.name()))
     }
 
-    /// The failure of ends that do not belong together; everybody is told.
+    /// Reports ends that do not match to all ranks; returns the error.
     fn mismatch(&self, len: usize, dtype: &str) -> CommError {
         let control = &self.inner.control;
         let first = format!("{} sent {len} x {dtype}", control.peer(self.from));
@@ -246,7 +248,7 @@ impl Receipt {
         self.inner.world.watchdog.fail(CommError::Mismatch { group, first, second })
     }
 
-    /// Takes the next message that was announced, whatever its tag.
+    /// Receives the next announced message, whatever its tag.
     fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn DeviceBuffer>), CommError> {
         let (inner, from) = (self.inner.clone(), self.from);
         let (world, told) = (&inner.world, inner.links.told(&self.call)?);
@@ -285,7 +287,7 @@ impl Receipt {
         Ok((tag, buffer))
     }
 
-    /// Something that the sender tells of its link.
+    /// Receives what the sender says of its link.
     fn hear<T: crate::comm::Element>(
         &self,
         told: &dyn Communicator,
@@ -301,7 +303,7 @@ impl Receipt {
     }
 }
 
-/// For an all-to-all-v: elements from each rank.
+/// For an all-to-all-v: number of elements from each rank.
 pub(super) fn counts(links: &Links, call: &Call, size: usize) -> Result<Vec<usize>, CommError> {
     let Kind::AllToAllV { send_counts } = &call.kind else { return Ok(Vec::new()) };
     let told = links.told(call)?;

@@ -1,21 +1,26 @@
-//! Ranks on GPUs of their own: collectives by NCCL on the GPUs' memory, and whatever lies on the host by another
-//! communicator, the *control*, which also tells who has gone or given up. Ids of new groups travel over it.
+//! Ranks on GPUs of their own. NCCL transfers the GPUs' memory. Another communicator, the
+//! *control*, transfers what lies on the host, carries the ids of new groups, and reports ranks
+//! that have ended or given up.
 //!
-//! - Every group has a queue of its own for its transfers. What a rank gives is read behind the event that came with it,
-//!   what it gets carries an event, and memory is used again behind its transfer: nothing here holds the rank's own queue.
-//! - Collectives are queued when they are started, by who starts them, in the order in which all members call them.
-//!   The first of a group waits on the host until the others have come to it (NCCL connects then); no other does.
-//! - Messages go over *links*, groups of two for each direction, since NCCL's sends hold their queue until they are received
-//!   and this crate's do not ([`links`]).
-//! - A thread watches what is queued ([`watchdog`]): errors of NCCL, ranks that are gone or gave up, and the time limit end all
-//!   groups of the rank, so that its queues go on, with anything in memory, and its next call says why. A step ends with
-//!   such calls, before anything is updated.
+//! - Every group has a CUDA stream of its own for transfers. An input is read after the event that
+//!   came with it, a result carries an event, and memory is reused only after its transfer. Nothing
+//!   here blocks the rank's own stream.
+//! - Collectives are queued by the thread that starts them, in the order in which all members call
+//!   them. Only the first of a group waits on the host for the other ranks, because NCCL connects
+//!   then.
+//! - Messages go over *links*, groups of two for each direction: NCCL's sends block their stream
+//!   until they are received, and this crate's do not ([`links`]).
+//! - A thread watches queued work ([`watchdog`]). Errors of NCCL, ranks that end or give up, and
+//!   the time limit abort all groups of the rank. Its streams then go on with arbitrary data in
+//!   memory, and its next call returns the reason. Every step ends with such calls before anything
+//!   is updated.
 //!
-//! A step may be recorded: its calls are queued as always, by whichever thread, and become part of the recording; nobody
-//! polling after them, but after the whole, each time that it is replayed.
+//! A step may be recorded: its calls are queued as usual, by whichever thread, and become part of
+//! the recording. The watchdog then watches each replay as a whole instead of single calls.
 //!
-//! Sums are NCCL's: in f32 for f32, and rounded at every step for bf16, in an order that is the same every time on the same
-//! machines. What NCCL does not notice is calls that differ: they end at the time limit, and every rank says where it was.
+//! Sums are NCCL's: in f32 for f32, rounded after every addition for bf16, in an order that is the
+//! same every time on the same machines. NCCL does not notice calls that differ: they end at the
+//! time limit, and every rank reports where it was.
 
 mod links;
 mod watchdog;
@@ -32,33 +37,33 @@ use watchdog::{Queued, Watchdog};
 
 /// Memory of a GPU, as NCCL takes it.
 pub trait NcclBuffer {
-    /// All of it; nothing where the GPU had none left.
+    /// All of the memory; `None` if the GPU had none left.
     fn span(&self) -> Option<Span>;
 
-    /// The queue of who gave it.
+    /// The stream of the rank that gave it.
     fn gpu(&self) -> &Gpu;
 
-    /// Where what is in it is ready.
+    /// The event after which its contents are ready.
     fn ready(&self) -> Option<&Event>;
 
-    /// What is in it is ready at `event`, and its memory is in use until then.
+    /// Its contents are ready at `event`, and its memory is in use until then.
     fn set_ready(&mut self, event: Event);
 
-    /// It is in use until `event`.
+    /// Its memory is in use until `event`.
     fn busy_until(&self, event: Event);
 
-    /// New memory for `len` such elements, of the queue `stream`.
+    /// New memory for `len` elements of this type, allocated on `stream`.
     fn like(&self, stream: &Gpu, len: usize) -> Box<dyn DeviceBuffer>;
 }
 
-/// What a rank's groups share.
+/// State shared by a rank's groups.
 struct World {
     library: Arc<dyn Library>,
     watchdog: Watchdog,
     options: Options,
 }
 
-/// One rank's end of a group.
+/// One rank's handle to a group.
 pub struct NcclComm {
     inner: Arc<Inner>,
 }
@@ -66,18 +71,18 @@ pub struct NcclComm {
 struct Inner {
     control: Arc<dyn Communicator>,
     world: Arc<World>,
-    /// The library's; nothing where the rank is alone.
+    /// NCCL's group; `None` if the rank is alone.
     group: Option<Arc<dyn Group>>,
-    /// The group's queue, once it is used.
+    /// The group's stream, from its first use on.
     stream: Mutex<Option<Gpu>>,
     links: Links,
 }
 
 impl NcclComm {
-    /// The world of a control, on the GPUs of the ranks' queues.
+    /// The world of a control communicator, on the GPUs of the ranks' streams.
     ///
     /// # Errors
-    /// What NCCL says, and as any collective call.
+    /// NCCL's errors, and those of any collective call.
     pub fn new(
         control: Box<dyn Communicator>,
         library: Arc<dyn Library>,
@@ -123,12 +128,12 @@ impl World {
         Ok(group)
     }
 
-    /// What a library says, as an error that ends everybody.
+    /// Turns an NCCL error into one that ends all ranks.
     fn or_fail<R>(&self, what: &str, result: Result<R, GpuError>) -> Result<R, CommError> {
         result.map_err(|error| self.watchdog.broke(what, &error))
     }
 
-    /// Polling until a group is ready.
+    /// Polls until a group is ready.
     fn until_ready(
         &self,
         group: &dyn Group,
@@ -148,7 +153,7 @@ impl World {
 }
 
 impl Inner {
-    /// The queue of this group's transfers; another one of the device of `gpu`.
+    /// The stream of this group's transfers, on the device of `gpu`.
     fn transfer_stream(&self, gpu: &Gpu) -> Result<Gpu, CommError> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         match &*stream {
@@ -164,7 +169,7 @@ impl Inner {
         CommError::Invalid { call: call.to_string(), reason: reason.to_owned() }
     }
 
-    /// A collective of all members: its result, on its way.
+    /// Queues a collective of all members; returns its result, still in flight.
     fn collective(
         &self,
         group: &dyn Group,
@@ -228,7 +233,7 @@ impl Inner {
         self.world.until_ready(group, &*self.control, call)
     }
 
-    /// Where what was just queued is done; watched from now on.
+    /// The event after everything queued so far, watched from now on.
     fn done(&self, _group: &dyn Group, stream: &Gpu, call: &Call) -> Result<Event, CommError> {
         let event = self.world.or_fail(&call.to_string(), stream.record())?;
         let (control, call) = (self.control.clone(), call.to_string());
@@ -254,7 +259,7 @@ fn combine(op: Op) -> Combine {
     }
 }
 
-/// Elements that a rank hands in; nothing where the call says none of them.
+/// Number of elements that a rank must hand in; `None` if the call does not say.
 fn sent(kind: &Kind, count: usize, [rank, size]: [usize; 2]) -> Option<usize> {
     match kind {
         Kind::AllToAllV { send_counts } => Some(send_counts.iter().sum()),
@@ -264,7 +269,7 @@ fn sent(kind: &Kind, count: usize, [rank, size]: [usize; 2]) -> Option<usize> {
     }
 }
 
-/// Elements that a rank gets.
+/// Number of elements that a rank receives.
 fn received(kind: &Kind, count: usize, counts: &[usize], [rank, size]: [usize; 2]) -> usize {
     match kind {
         Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll => {
@@ -279,8 +284,8 @@ fn received(kind: &Kind, count: usize, counts: &[usize], [rank, size]: [usize; 2
     }
 }
 
-/// A collective as calls of the library, which go on together. `counts`: elements from each rank, for those of any
-/// length.
+/// A collective as NCCL calls, to be queued as one group. `counts`: elements from each rank, for an
+/// all-to-all-v.
 fn transfers(
     call: &Call,
     [from, to]: [Span; 2],
@@ -428,7 +433,7 @@ impl Communicator for NcclComm {
         let Some(group) = &inner.group else {
             return Ok(Box::new(Self::of(control, world.clone(), None)?));
         };
-        // Who is alone needs no group, but all must call.
+        // A rank that is alone needs no group, but all ranks must call split.
         let call = format!("split `{name}` off `{}`", inner.control.group());
         let mine = (control.size() > 1).then_some(color);
         let made = world.or_fail(&call, group.split(mine, control.rank()))?;

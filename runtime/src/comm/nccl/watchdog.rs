@@ -1,4 +1,4 @@
-//! Who polling after what is queued: a thread of the rank, since nobody else does while queues run.
+//! Watches queued work: a thread of each rank, since nothing on the host waits while streams run.
 
 use crate::comm::liveness::lock;
 use crate::comm::{CommError, Communicator, Options};
@@ -11,19 +11,21 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often it polling.
+/// How often it checks.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// How long a rank may be gone until what was queued with it counts as lost: it may have ended as it should, its part done.
+/// How long after a rank has ended the work queued with it counts as lost. The rank may have ended
+/// normally, with its part done.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long one waits to hear why a library's group broke: it notices that a member ended before its reason arrives.
+/// How long to wait for the reason after NCCL reports an error: NCCL may notice that a member has
+/// ended before its reason arrives.
 const REASON: Duration = Duration::from_secs(1);
 
-/// A transfer that was queued.
+/// Queued work.
 pub(super) struct Queued {
     event: Event,
-    /// Of its group; nothing for a message, whose sender is not waited for here.
+    /// The group's control; `None` for a message, whose sender is not waited for here.
     control: Option<Arc<dyn Communicator>>,
     call: String,
     since: Instant,
@@ -39,7 +41,7 @@ impl Queued {
         Self { event, control: None, call, since: Instant::now(), lonely: None }
     }
 
-    /// Why it will not be done any more.
+    /// Why the work will never complete, if so.
     fn hopeless(&mut self, options: Options) -> Option<CommError> {
         let control = self.control.as_deref()?;
         if let Some(lost) = control.lost(&self.call) {
@@ -52,7 +54,7 @@ impl Queued {
     }
 }
 
-/// The error of who has waited too long for the others of a group.
+/// The error of a rank that has waited too long for the others of its group.
 fn late(
     since: Instant,
     control: &dyn Communicator,
@@ -72,7 +74,7 @@ fn late(
     })
 }
 
-/// How long somebody has looked at a group that is not ready.
+/// Repeated checks of a group that is not ready.
 pub(super) struct Polling {
     since: Instant,
     count: u32,
@@ -83,7 +85,7 @@ impl Polling {
         Self { since: Instant::now(), count: 0 }
     }
 
-    /// Why one need look no longer.
+    /// Why to stop checking, if there is a reason.
     pub fn given_up(
         &self,
         control: &dyn Communicator,
@@ -101,7 +103,8 @@ impl Polling {
         late(self.since, control, options, call)
     }
 
-    /// At first a moment, which is what queuing takes; then longer, since others are late.
+    /// Pauses: at first briefly, the time that queuing takes; later longer, because other ranks are
+    /// late.
     pub fn rest(&mut self) {
         self.count += 1;
         match self.count {
@@ -149,17 +152,17 @@ impl Watchdog {
         Self { shared, thread: Some(thread) }
     }
 
-    /// The number of the next call.
+    /// Number of the next call.
     pub fn next(&self) -> u64 {
         self.shared.calls.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A group to look after.
+    /// Adds a group to watch.
     pub fn add(&self, group: &Arc<dyn Group>) {
         lock(&self.shared.groups).push(Arc::downgrade(group));
     }
 
-    /// A transfer to look after; not one that is recorded, which is looked after as part of the whole.
+    /// Adds queued work to watch. Recorded work is watched as part of its recording instead.
     pub fn note(&self, queued: Queued) {
         if queued.event.is_recorded() {
             return;
@@ -167,17 +170,18 @@ impl Watchdog {
         lock(&self.shared.queued).push(queued);
     }
 
-    /// Whether nothing has gone wrong.
+    /// The first failure, as an error.
     pub fn health(&self) -> Result<(), CommError> {
         self.shared.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// Ends all that is under way, here and, since they are told, on the others; gives back what went wrong first.
+    /// Ends everything in flight, here and, by telling them, on the other ranks; returns the first
+    /// failure.
     pub fn fail(&self, error: CommError) -> CommError {
         self.shared.fail(error)
     }
 
-    /// The same for what a library says of `call`, where nobody has told a reason that lies deeper.
+    /// As [`Self::fail`] for an NCCL error in `call`, unless another rank has reported the cause.
     pub fn broke(&self, call: &str, said: &GpuError) -> CommError {
         self.shared.broke(call, said)
     }
@@ -248,7 +252,7 @@ impl Drop for Watchdog {
         self.shared.closing.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It holds nothing but what it shares with this.
+            // The thread holds only state that it shares with this watchdog.
             let _panicked = thread.join();
         }
     }

@@ -1,9 +1,10 @@
-//! How two ranks make sure of each other before anything else is read.
+//! The handshake by which two ranks authenticate each other before anything else is read.
 //!
-//! Who listens sends a challenge, 32 random bytes. Who connects answers with its rank, a challenge of its own, and an
-//! HMAC-SHA-256 of both under the run's key. Who listens proves in the same way that it has the key. So the key never
-//! goes over the network, and neither side trusts the other without it. What follows is neither signed nor encrypted:
-//! this keeps strangers out, not somebody who can alter or read packets on their way.
+//! The listener sends a challenge of 32 random bytes. The connecting rank answers with its rank, a
+//! challenge of its own, and an HMAC-SHA-256 of both under the run's key. The listener proves in
+//! the same way that it has the key. So the key never crosses the network, and neither side trusts
+//! the other without it. Later traffic is neither signed nor encrypted: this keeps strangers out,
+//! not somebody who can read or alter packets.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -12,13 +13,13 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Begins what each side sends; the last digits are the protocol's version.
+/// First number that each side sends; the last digits are the protocol's version.
 const MAGIC: u64 = 0x6d65_7368_7772_0002;
 
 /// How long a handshake may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a read waits until it looks whether it is still wanted.
+/// How often a read checks whether to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Bytes of an HMAC-SHA-256.
@@ -27,10 +28,10 @@ const MAC_BYTES: usize = 32;
 /// Bytes of a challenge: the magic number and a nonce.
 pub(super) const CHALLENGE_BYTES: usize = 40;
 
-/// Bytes of a hello: five numbers, a nonce, and the code that proves them.
+/// Bytes of a hello: five numbers, a nonce, and their HMAC.
 pub(super) const HELLO_BYTES: usize = 40 + 32 + MAC_BYTES;
 
-/// The secret that the ranks of a run share. An empty one proves nothing: everybody has it.
+/// The secret that the ranks of a run share. An empty key proves nothing.
 #[derive(Clone, Default)]
 pub struct Key(Vec<u8>);
 
@@ -41,7 +42,7 @@ impl Key {
     /// Shorter tokens could be guessed.
     const LEAST_BYTES: usize = 16;
 
-    /// The key that a token makes.
+    /// The key of a token.
     ///
     /// # Errors
     /// A token that is too short, with what would be valid.
@@ -57,15 +58,15 @@ impl Key {
         Ok(Self(token.to_vec()))
     }
 
-    /// 64 random hexadecimal digits.
+    /// A token of 64 random hexadecimal digits.
     ///
     /// # Errors
-    /// The system has no randomness to give.
+    /// The system provides no randomness.
     pub fn random_token() -> io::Result<String> {
         Ok(nonce()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Whether everybody has it.
+    /// Whether there is no secret.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -91,7 +92,7 @@ pub(super) fn nonce() -> io::Result<[u8; 32]> {
     Ok(bytes)
 }
 
-/// How long the whole rendezvous may take, and whether somebody has ended it.
+/// Time limit of the rendezvous, and whether somebody has ended it.
 #[derive(Clone, Copy)]
 pub(super) struct Deadline<'a> {
     pub begun: Instant,
@@ -100,7 +101,7 @@ pub(super) struct Deadline<'a> {
 }
 
 impl Deadline<'_> {
-    /// What is left of the time; nothing where somebody has ended the run.
+    /// The remaining time; zero if somebody has ended the run.
     pub fn left(&self) -> Duration {
         match (self.interrupted)() {
             true => Duration::ZERO,
@@ -112,7 +113,7 @@ impl Deadline<'_> {
         self.left().is_zero()
     }
 
-    /// Fills `bytes` within `patience` and what is left of the time, however slowly they come.
+    /// Fills `bytes` within `patience` and the remaining time, however slowly they arrive.
     pub fn read(&self, from: &TcpStream, bytes: &mut [u8], patience: Duration) -> io::Result<()> {
         from.set_read_timeout(Some(LOOK_EVERY))?;
         let (begun, mut filled) = (Instant::now(), 0);
@@ -131,21 +132,21 @@ impl Deadline<'_> {
     }
 }
 
-/// Whether a read or a write has taken as long as it may.
+/// Whether a read or a write has reached its time limit.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// What who connects says of itself.
+/// What a connecting rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// Ranks of its world.
+    /// Number of ranks of its world.
     pub size: u64,
     /// Its rank.
     pub from: u64,
     /// The rank that it wants to reach.
     pub to: u64,
-    /// Where it listens itself; 0 where it does not.
+    /// The port at which it listens; 0 if it does not.
     pub port: u64,
 }
 
@@ -155,7 +156,8 @@ impl Hello {
         [numbers.as_flattened(), nonce].concat()
     }
 
-    /// Reads what answers the challenge `nonce`; nothing where it does not prove that the sender has the key.
+    /// Decodes the answer to challenge `nonce`; `None` unless it proves that the sender has the
+    /// key.
     pub fn checked(bytes: &[u8; HELLO_BYTES], key: &Key, nonce: &[u8; 32]) -> Option<Self> {
         let (said, code) = bytes.split_at(HELLO_BYTES - MAC_BYTES);
         key.code(&[b"connect", nonce, said]).verify_slice(code).ok()?;
@@ -167,7 +169,7 @@ impl Hello {
     }
 }
 
-/// What who listens sends first.
+/// The listener's first message.
 pub(super) fn challenge(nonce: &[u8; 32]) -> [u8; CHALLENGE_BYTES] {
     let mut bytes = [0; CHALLENGE_BYTES];
     bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -175,7 +177,7 @@ pub(super) fn challenge(nonce: &[u8; 32]) -> [u8; CHALLENGE_BYTES] {
     bytes
 }
 
-/// Who listens proves that it has the key, too.
+/// The listener's proof that it has the key.
 pub(super) fn prove(
     mut stream: &TcpStream,
     key: &Key,
@@ -186,7 +188,7 @@ pub(super) fn prove(
     stream.write_all(&proof)
 }
 
-/// Who connects: introduces itself, and makes sure of the other side.
+/// The connecting side: introduces itself and authenticates the listener.
 pub(super) fn introduce(
     mut stream: &TcpStream,
     hello: Hello,

@@ -1,5 +1,5 @@
-//! Where a rank lets others in while a run starts: all who knock are served side by side, so that nobody who is silent
-//! holds up the others, and only ranks with the run's key come in.
+//! The listener of a rank while ranks meet. It serves all connections side by side, so that a
+//! silent one does not hold up others, and admits only ranks with the run's key.
 
 use super::handshake::{Deadline, HELLO_BYTES, Hello, Key, PATIENCE, challenge, nonce, prove};
 use super::{RendezvousError, io_error};
@@ -7,13 +7,13 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How often the listener is looked at.
+/// How often the listener is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 
-/// How many may stand at the listener; the one that has stood there longest makes room.
+/// Most connections that may be pending; the oldest makes room.
 const MOST_PENDING: usize = 256;
 
-/// Who has connected and not yet said who it is.
+/// A connection that has not yet introduced itself.
 struct PendingConnection {
     stream: TcpStream,
     nonce: [u8; 32],
@@ -22,22 +22,22 @@ struct PendingConnection {
     since: Instant,
 }
 
-/// A rank that has come in.
+/// A rank that was admitted.
 pub(super) struct JoinedRank {
     pub rank: usize,
-    /// Where it listens; port 0 where it does not.
+    /// Where it listens; port 0 if it does not.
     pub address: SocketAddr,
     pub stream: TcpStream,
 }
 
-/// A listener that only ranks of this run pass.
+/// A listener that admits only ranks of this run.
 pub(super) struct RankListener {
     listener: TcpListener,
     rank: usize,
     size: usize,
     key: Key,
     pending: Vec<PendingConnection>,
-    /// Who was turned away last, and how many were.
+    /// Address of the connection refused last, and how many were.
     pub refused: Option<(SocketAddr, usize)>,
 }
 
@@ -54,12 +54,12 @@ impl RankListener {
         Ok(Self { listener, rank, size, key, pending: Vec::new(), refused: None })
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> Result<SocketAddr, RendezvousError> {
         self.listener.local_addr().map_err(io_error("cannot listen"))
     }
 
-    /// Waits a moment for whoever comes in next; nothing where nobody does.
+    /// Polls once; returns the ranks that were admitted.
     pub fn next(&mut self, deadline: &Deadline<'_>) -> Result<Vec<JoinedRank>, RendezvousError> {
         std::thread::sleep(LOOK_EVERY.min(deadline.left()));
         self.accept();
@@ -74,7 +74,8 @@ impl RankListener {
         Ok(joined_ranks)
     }
 
-    /// Takes the connections that have come. A failure to take one is no reason to end a run: it is tried again.
+    /// Accepts new connections. A failure to accept one is not an error of the run; the next poll
+    /// tries again.
     fn accept(&mut self) {
         for _ in 0..MOST_PENDING {
             let Ok((stream, _)) = self.listener.accept() else { return };
@@ -87,7 +88,7 @@ impl RankListener {
         }
     }
 
-    /// Lets in who has said who it is and proved it.
+    /// Admits a connection that has introduced itself and proved its key.
     fn admit(
         &mut self,
         pending: &PendingConnection,
@@ -103,7 +104,7 @@ impl RankListener {
                 format!("a process says that it is rank {rank} of {theirs}; this world has {ours}");
             return Err(RendezvousError::Stranger(problem));
         }
-        // It has left where this fails, and tries again.
+        // If this fails, the rank has left and will try again.
         Ok(pending.welcome(&self.key, hello).ok())
     }
 
@@ -118,12 +119,12 @@ impl PendingConnection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         let nonce = nonce()?;
         stream.set_nonblocking(true)?;
-        // A new connection has room for this.
+        // A new connection's buffer has room for this.
         (&stream).write_all(&challenge(&nonce))?;
         Ok(Self { stream, nonce, bytes: [0; HELLO_BYTES], filled: 0, since: Instant::now() })
     }
 
-    /// Reads what is there; says whether it is the whole hello.
+    /// Reads what has arrived; returns whether the hello is complete.
     fn read(&mut self) -> io::Result<bool> {
         while self.filled < HELLO_BYTES {
             match self.stream.read(&mut self.bytes[self.filled..]) {

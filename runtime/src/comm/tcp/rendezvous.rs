@@ -1,5 +1,5 @@
-//! How ranks come to be connected: each greets rank 0, which tells all where everybody listens; then each connects to
-//! the ranks below it. The connection with rank 0 stays.
+//! How ranks connect. Each greets rank 0, which sends all of them the addresses of all; then each
+//! connects to the ranks below it. The connection with rank 0 is kept.
 
 use super::handshake::{Deadline, Hello, Key, PATIENCE, introduce};
 use super::listener::{JoinedRank, RankListener};
@@ -13,23 +13,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How long until one looks again for who is not there yet.
+/// Pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// The longest line of rank 0's list, in bytes: an address of IPv6 with a scope and a port is shorter.
+/// The longest line of rank 0's list, in bytes: longer than an IPv6 address with scope and port.
 const ADDRESS_BYTES: usize = 80;
 
-/// The longest file that tells where rank 0 is, in bytes.
+/// Most bytes read from a rendezvous file.
 const MEETING_BYTES: u64 = 4096;
 
 /// Connections with all other ranks, by rank.
 pub(super) type Connections = Vec<Option<Arc<Connection>>>;
 
-/// Takes up a connection.
+/// Takes over a connection with a rank.
 pub(super) type Connect<'a> =
     &'a (dyn Fn(usize, TcpStream) -> Result<Arc<Connection>, RendezvousError> + Sync);
 
-/// Rank 0: waits for the others, and tells everybody where all are.
+/// Rank 0: waits for the others, and sends everybody the addresses of all.
 pub(super) fn gather(
     rendezvous: &Rendezvous,
     joining: &Joining<'_>,
@@ -54,7 +54,7 @@ pub(super) fn gather(
     joined_ranks.into_iter().map(greet).collect()
 }
 
-/// Ranks that have come in until all of `expected` have, or the time is over: by rank.
+/// Admits ranks until all of `expected` have come or the time is over; returns them by rank.
 fn admit(
     listener: &mut RankListener,
     expected: std::ops::Range<usize>,
@@ -65,7 +65,7 @@ fn admit(
         for joined in listener.next(deadline)? {
             let rank = joined.rank;
             let before = joined_ranks[rank].replace(joined);
-            // One that was cut off has come again.
+            // A rank whose connection broke may come again.
             if !expected.contains(&rank) || before.is_some_and(|before| is_there(&before.stream)) {
                 let problem = format!("two processes say that they are rank {rank}");
                 return Err(RendezvousError::Stranger(problem));
@@ -83,13 +83,13 @@ fn missing(
     (!missing.is_empty()).then_some(missing)
 }
 
-/// Whether the other side has not ended.
+/// Whether the other side is still connected.
 fn is_there(stream: &TcpStream) -> bool {
     let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
     matches!(looked, Ok(1)) || looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// What may explain that ranks are missing.
+/// What may explain missing ranks.
 fn noticed(listener: &RankListener) -> Result<String, RendezvousError> {
     let (address, mut text) = (listener.address()?, String::new());
     if address.ip().is_loopback() {
@@ -104,7 +104,7 @@ fn noticed(listener: &RankListener) -> Result<String, RendezvousError> {
     Ok(text)
 }
 
-/// Opens rank 0's listener where the rendezvous is, or wherever it can be told.
+/// Opens rank 0's listener at the rendezvous, or anywhere if its address goes into a file.
 fn open(
     rendezvous: &Rendezvous,
     joining: &Joining<'_>,
@@ -158,8 +158,8 @@ fn open(
     }
 }
 
-/// Where other ranks may reach this machine, likeliest first: at loopback where all are on it, else at its name's
-/// addresses, else at that of its way out.
+/// Addresses at which other ranks may reach this host, likeliest first: loopback if all are on it,
+/// else those of its name, else that of its outgoing route.
 fn own_addresses(on_one_machine: bool) -> Vec<SocketAddr> {
     let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
     let mut all: Vec<IpAddr> = Vec::new();
@@ -172,19 +172,19 @@ fn own_addresses(on_one_machine: bool) -> Vec<SocketAddr> {
     all.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()
 }
 
-/// This machine's address on its way to others. Nothing is sent: the system only looks up the route to an address that
-/// is kept for documentation (RFC 5737).
+/// This host's address on its route to others. Nothing is sent: the system only looks up the route
+/// to an address reserved for documentation (RFC 5737).
 fn way_out() -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// The file that tells where rank 0 is, which whoever starts anew must not find.
+/// The rendezvous file. It is removed when dropped, so that a later run does not find it.
 struct Published(PathBuf);
 
 impl Published {
-    /// Writes it all at once, for this user alone to read.
+    /// Writes the file atomically, readable for this user alone.
     fn new(path: &Path, text: &str) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_string_lossy();
         let part = path.with_file_name(format!("{name}.{}.part", std::process::id()));
@@ -206,7 +206,7 @@ impl Drop for Published {
     }
 }
 
-/// Other ranks: tell rank 0 where they are, hear where all are, and connect with them.
+/// Other ranks: report to rank 0, receive the addresses of all, and connect with them.
 pub(super) fn report(
     rendezvous: &Rendezvous,
     joining: &Joining<'_>,
@@ -223,7 +223,8 @@ pub(super) fn report(
             Err(Unmet::Never(error)) => return Err(error),
             Err(Unmet::Again(error)) => error,
         };
-        // What somebody has answered tells more than that the time is over, or that nobody answers any more.
+        // An answer tells more than a timeout or a refused connection: the error reports the last
+        // answer.
         let says_little = deadline.is_over() || error.kind() == io::ErrorKind::ConnectionRefused;
         if why.is_none() || !says_little {
             why = Some(error.to_string());
@@ -238,22 +239,22 @@ pub(super) fn report(
     }
 }
 
-/// Why a rank has not met the others.
+/// Why an attempt failed.
 enum Unmet {
     /// Rank 0 may come yet.
     Again(io::Error),
-    /// There is no use in trying again.
+    /// Another attempt is of no use.
     Never(RendezvousError),
 }
 
-/// A rank that rank 0 knows.
+/// A rank that has greeted rank 0.
 struct Greeted {
     first: TcpStream,
     listener: Option<RankListener>,
     key: Key,
 }
 
-/// Tells rank 0 where this rank listens, if it is there by now.
+/// Reports to rank 0 where this rank listens, if rank 0 is there yet.
 fn greet(
     rendezvous: &Rendezvous,
     joining: &Joining<'_>,
@@ -261,7 +262,7 @@ fn greet(
 ) -> io::Result<Greeted> {
     let (addresses, key) = place(rendezvous, &joining.key)?;
     let first = connect(&addresses, deadline)?;
-    // Whoever reaches rank 0 by the same way can come back by it.
+    // Whoever reaches rank 0 by the same interface reaches this rank here.
     let own = SocketAddr::new(first.local_addr()?.ip(), 0);
     let listener = RankListener::open(own, joining.rank, joining.size, key.clone())
         .map_err(io::Error::other)?;
@@ -276,12 +277,12 @@ fn hello(joining: &Joining<'_>, to: usize, port: u16) -> Hello {
     Hello { size, from, to, port: u64::from(port) }
 }
 
-/// Where rank 0 is, and the key that goes with it.
+/// Rank 0's addresses, and the run's key.
 fn place(rendezvous: &Rendezvous, key: &Key) -> io::Result<(Vec<SocketAddr>, Key)> {
     let (address, key) = match rendezvous {
         Rendezvous::Address(address) => (address.clone(), key.clone()),
         Rendezvous::File(path) => {
-            // A pipe would never end.
+            // Reading a pipe would never end.
             if !std::fs::metadata(path)?.is_file() {
                 return Err(io::Error::other(format!("{} is no file", path.display())));
             }
@@ -296,7 +297,7 @@ fn place(rendezvous: &Rendezvous, key: &Key) -> io::Result<(Vec<SocketAddr>, Key
     Ok((address.to_socket_addrs()?.collect(), key))
 }
 
-/// A connection to one of the addresses.
+/// Connects to one of the addresses.
 fn connect(addresses: &[SocketAddr], deadline: &Deadline<'_>) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
     for address in addresses {
@@ -310,7 +311,7 @@ fn connect(addresses: &[SocketAddr], deadline: &Deadline<'_>) -> io::Result<TcpS
 }
 
 impl Greeted {
-    /// Waits for rank 0's list: where each other rank listens.
+    /// Receives rank 0's list: where each other rank listens.
     fn hear(&self, size: usize, deadline: &Deadline<'_>) -> Result<Vec<SocketAddr>, Unmet> {
         let wrong = |what: String| Unmet::Never(RendezvousError::Stranger(what));
         let late = |error: io::Error| match error.kind() {
@@ -335,8 +336,8 @@ impl Greeted {
         parsed.map_err(|_| wrong("rank 0 tells addresses that are none".to_owned()))
     }
 
-    /// Hears where the others are, connects to those between rank 0 and this one, and lets in those above. Its listener is
-    /// looked after all the while, so that strangers who knock do not stand in their way.
+    /// Receives the list, connects to the ranks between rank 0 and this one, and admits those
+    /// above. Its listener is polled all the while, so that strangers do not block it.
     fn join(
         mut self,
         joining: &Joining<'_>,
@@ -346,7 +347,7 @@ impl Greeted {
         let (rank, size) = (joining.rank, joining.size);
         let mut listener = self.listener.take();
         let (failed, first) = (AtomicBool::new(false), OnceLock::<Arc<Connection>>::new());
-        // What rank 0 gave up for ends the others, too.
+        // If rank 0 gives up, the others end too.
         let first_ended = || first.get().is_some_and(|first| first.ended.load(Ordering::Acquire));
         let over = || (deadline.interrupted)() || failed.load(Ordering::Acquire) || first_ended();
         let watched = Deadline { interrupted: &over, ..*deadline };
@@ -384,7 +385,7 @@ impl Greeted {
         Ok(connections)
     }
 
-    /// Connections to the ranks between rank 0 and this one.
+    /// Connects to the ranks between rank 0 and this one.
     fn below(
         &self,
         others: &[SocketAddr],
@@ -405,7 +406,7 @@ fn apart(rank: usize, others: String, why: &str, deadline: &Deadline<'_>) -> Ren
     RendezvousError::Apart { rank, others, limit_s: deadline.limit.as_secs(), why: why.to_owned() }
 }
 
-/// A connection with another rank, which listens already. One that refuses has ended.
+/// Connects to another rank, which listens already. A rank that refuses has ended.
 fn reach(
     address: SocketAddr,
     hello: Hello,

@@ -1,4 +1,4 @@
-//! A process's post office: one thread sends, one receives.
+//! A process's endpoint of a wire: one thread sends, one receives.
 
 use super::Wire;
 use super::message::{Address, Message, Packet};
@@ -11,20 +11,20 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a receiving thread waits before it looks whether it is still wanted.
+/// How long the receiving thread waits before it checks whether to stop.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// How long a process that has ended takes messages from others that have not.
+/// How long a process that has ended accepts messages from others that have not.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Letters of one address, oldest first.
+/// Messages of one address, oldest first.
 #[derive(Default)]
 struct Mailbox {
     messages: Mutex<VecDeque<Message>>,
     arrived: Condvar,
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct EndpointState {
     liveness: Liveness,
     rank: usize,
@@ -32,7 +32,7 @@ struct EndpointState {
     closing: AtomicBool,
 }
 
-/// A process's post office; it closes when its last communicator is dropped.
+/// A process's endpoint; it closes when its last communicator is dropped.
 pub(super) struct Endpoint {
     shared: Arc<EndpointState>,
     outgoing: Option<Sender<(usize, Vec<u8>)>>,
@@ -60,7 +60,7 @@ impl Endpoint {
         Self { shared, outgoing: Some(outgoing), size, calls: AtomicU64::new(0), threads }
     }
 
-    /// Before a call: delays that tests want, and failures so far.
+    /// To be called before a call: sleeps for test delays and returns any failure so far.
     pub fn ready(&self) -> Result<(), CommError> {
         self.shared.liveness.delay(self.shared.rank, self.calls.fetch_add(1, Ordering::Relaxed));
         self.shared.liveness.fail_if_failed()
@@ -93,7 +93,7 @@ impl Endpoint {
             return self.shared.deliver(to, packet.clone());
         }
         if let Some(outgoing) = &self.outgoing {
-            // A sender that has ended has left a failure, which the next wait finds.
+            // A sending thread that has ended has recorded a failure, which the next wait returns.
             let _ended = outgoing.send((to, packet.encode()));
         }
     }
@@ -102,7 +102,7 @@ impl Endpoint {
         (0..self.size).for_each(|to| self.post(to, packet));
     }
 
-    /// Waits for a message. An address that is used once is forgotten afterwards.
+    /// Waits for a message; `once` removes the mailbox of an address that is used only once.
     pub fn take(
         &self,
         address: Address,
@@ -123,14 +123,14 @@ impl Endpoint {
         message.inspect_err(|error| self.tell(error))
     }
 
-    /// The failure of calls that do not belong together; the others are told.
+    /// Reports calls that do not match to all ranks; returns the error.
     pub fn mismatch(&self, waiter: &Waiter<'_>, from: usize, message: &Message) -> CommError {
         let error = self.shared.liveness.mismatch(waiter, from, &message.call);
         self.tell(&error);
         error
     }
 
-    /// Others end for what made this rank end, unless they told it.
+    /// Tells other ranks of an error that ends this rank, unless it came from them.
     fn tell(&self, error: &CommError) {
         if !matches!(error, CommError::Aborted { .. }) {
             self.abort(&error.to_string());
@@ -148,7 +148,7 @@ impl Drop for Endpoint {
         self.outgoing = None;
         self.shared.closing.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
-            // A thread of ours that panicked has already said so.
+            // A panic in the thread has already been printed.
             let _panicked = thread.join();
         }
     }
@@ -176,7 +176,7 @@ impl EndpointState {
     }
 }
 
-/// Sends what is queued until the queue is closed.
+/// Sends queued packets until the queue is closed.
 fn send_all(wire: &dyn Wire, queue: &Receiver<(usize, Vec<u8>)>, shared: &EndpointState) {
     while let Ok((to, packet)) = queue.recv() {
         if let Err(said) = wire.send(to, &packet) {
@@ -185,7 +185,7 @@ fn send_all(wire: &dyn Wire, queue: &Receiver<(usize, Vec<u8>)>, shared: &Endpoi
     }
 }
 
-/// Delivers what arrives until this process has ended and the others have too.
+/// Delivers packets until this process and all others have ended.
 fn receive_all(wire: &dyn Wire, shared: &EndpointState) {
     let mut closing: Option<Instant> = None;
     loop {

@@ -1,22 +1,22 @@
-//! What goes over a wire, and how it looks in bytes.
+//! Packets of a wire and their encoding.
 
 use crate::comm::Dtype;
 
-/// Which mailbox.
+/// Address of a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub group: u64,
     /// Sender's rank within the group.
     pub from: usize,
-    /// Tag of a packet, or number of a collective.
+    /// Tag of a message, or number of a collective.
     pub stream: u64,
 }
 
-/// A rank's part in a call of another.
+/// What one rank sends another for a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {
     pub address: Address,
-    /// What both must agree on.
+    /// What both calls must agree on.
     pub signature: String,
     /// The sender's call and where it was made.
     pub call: String,
@@ -24,7 +24,7 @@ pub(super) struct Message {
     pub bytes: Vec<u8>,
 }
 
-/// Everything that processes tell each other.
+/// Everything that processes send each other.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Packet {
     Message(Message),
@@ -45,7 +45,7 @@ impl Packet {
         }
     }
 
-    /// `None` for bytes that no [`Self::encode`] made.
+    /// `None` for bytes that [`Self::encode`] does not produce.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         match kind {

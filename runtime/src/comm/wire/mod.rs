@@ -1,10 +1,11 @@
-//! Ranks as processes: collectives over anything that carries messages.
+//! Ranks as processes: collectives over any transport of messages.
 //!
-//! A [`Wire`] moves bytes between processes. One thread feeds it and one empties it into mailboxes, so
-//! that no rank's progress depends on another's waiting. For a collective every rank sends every other
-//! the part that one needs, with what it thinks the call is: sums are taken in the order of ranks,
-//! as between threads and to the same bits, and calls that differ are found. Between few processes
-//! this is quick enough; a world of hundreds wants a backend that lets its library reduce.
+//! A [`Wire`] moves bytes between processes. One thread sends and one receives into mailboxes, so
+//! that no rank's progress depends on another rank's waiting. For a collective, every rank sends
+//! every other rank the part it needs, together with a description of the call. Sums are taken in
+//! the order of ranks, to the same bits as between threads, and calls that do not match are
+//! detected. This is fast enough for a few processes; hundreds need a backend whose library
+//! reduces.
 
 mod endpoint;
 mod message;
@@ -20,33 +21,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Carries messages between the processes of a world; those from one process to another arrive in
-/// the order sent.
+/// Transport of messages between the processes of a world. Messages from one process to another
+/// arrive in the order sent.
 pub trait Wire: Send + Sync + 'static {
-    /// This process.
+    /// This process's rank.
     fn rank(&self) -> usize;
 
-    /// Processes.
+    /// Number of processes.
     fn size(&self) -> usize;
 
-    /// Sends a message; called from one thread.
+    /// Sends a message. Called from one thread only.
     ///
     /// # Errors
-    /// In words, what the wire says.
+    /// The transport's error, in words.
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String>;
 
-    /// The next message and the rank that sent it; nothing if none comes for a while. Called from one thread.
+    /// Receives the next message and its sender's rank; `None` if none arrives within `patience`.
+    /// Called from one thread only.
     ///
     /// # Errors
-    /// In words, what the wire says.
+    /// The transport's error, in words.
     fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String>;
 }
 
-/// One process's end of a group.
+/// One process's handle to a group.
 pub struct WireComm {
     rank: usize,
     members: Arc<Members>,
-    /// Tells groups apart on the wire, the same on all their ranks.
+    /// Identifies the group on the wire; the same on all its ranks.
     id: u64,
     endpoint: Arc<Endpoint>,
     stats: Stats,
@@ -54,7 +56,7 @@ pub struct WireComm {
 }
 
 impl WireComm {
-    /// The world that a wire connects.
+    /// The world of a wire.
     pub fn new(wire: impl Wire, options: Options) -> Self {
         let (rank, size) = (wire.rank(), wire.size());
         let members = Members { name: "world".to_owned(), ranks: (0..size).collect() };
@@ -80,7 +82,7 @@ impl WireComm {
         self.endpoint.send(self.members.ranks[to], &message);
     }
 
-    /// Posts everybody their part, and keeps this rank's own.
+    /// Sends all other ranks their parts, and keeps this rank's own.
     fn start_collective<T: Element>(&self, call: Call, data: &[T]) -> Box<dyn Pending> {
         let (rank, size) = (self.rank, self.size());
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
@@ -95,15 +97,15 @@ impl WireComm {
     }
 }
 
-/// What a rank says last, for wires that notice that one has ended.
+/// A process's last packet, for wires that notice that a process has ended.
 pub(super) fn gone() -> Vec<u8> {
     message::Packet::Gone.encode()
 }
 
-/// Marks streams of collectives; tags of messages are below it.
+/// Marks the streams of collectives; message tags are smaller.
 const COLLECTIVE: u64 = 1 << 63;
 
-/// A collective under way.
+/// A collective in flight.
 struct Collective<T> {
     own: Vec<T>,
     call: Call,
@@ -138,7 +140,7 @@ impl<T: Element> Collective<T> {
     }
 }
 
-/// A receive under way.
+/// A receive in flight.
 struct Receipt {
     address: Address,
     call: Call,
@@ -159,7 +161,7 @@ impl Pending for Receipt {
     }
 }
 
-/// A send: the endpoint has a copy.
+/// A send: the endpoint has copied the buffer.
 struct Sent(Dtype);
 
 impl Pending for Sent {
@@ -266,7 +268,8 @@ impl Communicator for WireComm {
     }
 }
 
-/// The same on all ranks of a subgroup, and different from other groups: FNV-1a over what made it.
+/// Identifier of a subgroup, the same on all its ranks and different from other groups: FNV-1a of
+/// the split that made it.
 fn subgroup_id(parent: u64, number: u64, color: u64) -> u64 {
     let bytes = [parent, number, color].map(u64::to_le_bytes);
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

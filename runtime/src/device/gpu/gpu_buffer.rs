@@ -1,4 +1,4 @@
-//! Memory between ranks that share a GPU: with an event, and combined in the order of ranks.
+//! GPU memory in transit between ranks: with an event, and reduced in the order of ranks.
 
 use super::memory::{Memory, Queue, ViewMut};
 use crate::comm::{DeviceBuffer, Dtype, Element, NcclBuffer, Op};
@@ -10,7 +10,7 @@ use std::any::Any;
 use std::fmt::{self, Debug};
 use std::ops::Range;
 
-/// Memory between ranks that share the GPU.
+/// GPU memory in transit between ranks.
 pub(super) struct GpuBuffer<E: Element> {
     pub memory: Memory<E>,
     pub ready: Option<Event>,
@@ -29,7 +29,7 @@ impl<E: Element> GpuBuffer<E> {
         buffer.as_any().downcast_ref().ok_or_else(wrong)
     }
 
-    /// To be read on this gpu_buffer's queue.
+    /// Prepares a read of `part` on this buffer's stream.
     fn read(&self, part: &Self) {
         self.giver.wait_for(part.ready.as_ref());
         part.memory.used_on(&self.giver);
@@ -134,7 +134,7 @@ fn summed<S: cuda::Stored>(
     Ok(rounded)
 }
 
-/// The largest of each, in the order of ranks.
+/// The elementwise maximum, in the order of ranks.
 fn largest<S: cuda::Stored>(
     gpu: &cuda::Gpu,
     parts: &[cuda::View<'_, S>],

@@ -1,4 +1,4 @@
-//! A rank's queue of a GPU, and memory that goes back to it behind all who used it.
+//! A rank's CUDA stream, and memory that returns to its stream once all users are done with it.
 
 use crate::comm::Element;
 use crate::device::DeviceError;
@@ -6,7 +6,7 @@ use kernels::cuda::{self, Event, GpuError};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A queue, and what went wrong first on the rank that has it.
+/// A CUDA stream, and the rank's first failure.
 #[derive(Clone)]
 pub(super) struct Queue {
     pub gpu: cuda::Gpu,
@@ -14,13 +14,13 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Another queue of the rank; this one, where there cannot be another.
+    /// Another stream of the rank; this one again if there cannot be another.
     pub(super) fn fork(&self) -> Self {
         let gpu = self.kept(self.gpu.fork()).unwrap_or_else(|| self.gpu.clone());
         Self { gpu, failure: self.failure.clone() }
     }
 
-    /// Keeps a failure.
+    /// Records a failure.
     pub(super) fn kept<R>(&self, result: Result<R, GpuError>) -> Option<R> {
         match result {
             Ok(result) => Some(result),
@@ -45,7 +45,7 @@ impl Queue {
         }
     }
 
-    /// Memory of `len` elements, filled by `fill`.
+    /// Memory of `len` elements, allocated by `fill`.
     pub(super) fn memory<E: Element>(
         &self,
         len: usize,
@@ -58,8 +58,8 @@ impl Queue {
     }
 }
 
-/// Memory of the GPU. Where the device had none left there is none behind it, and whatever is asked of it is not done:
-/// the device has kept why.
+/// GPU memory. If the device had none left, nothing is behind it and operations on it do nothing;
+/// the device has recorded the failure.
 pub struct Memory<E: Element> {
     allocation: Option<Allocation<E>>,
     pub(super) len: usize,
@@ -67,7 +67,7 @@ pub struct Memory<E: Element> {
 
 struct Allocation<E: Element> {
     memory: Option<cuda::Memory<E>>,
-    /// Other queues that may use it.
+    /// Other streams that use it.
     users: Mutex<Vec<Queue>>,
 }
 
@@ -94,12 +94,12 @@ impl<E: Element> Memory<E> {
         self.view_mut(0..self.len)
     }
 
-    /// None at all.
+    /// No memory.
     pub(super) const fn empty() -> Self {
         Self { allocation: None, len: 0 }
     }
 
-    /// It is in use until then.
+    /// The memory is in use until `event`.
     pub(super) fn busy_until(&self, event: Event) {
         if let Some(memory) =
             self.allocation.as_ref().and_then(|allocation| allocation.memory.as_ref())
@@ -108,7 +108,7 @@ impl<E: Element> Memory<E> {
         }
     }
 
-    /// It will be used on that queue, too.
+    /// The memory will be used on `queue` too.
     pub(super) fn used_on(&self, queue: &Queue) {
         if let Some(allocation) = &self.allocation {
             allocation.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
@@ -119,7 +119,7 @@ impl<E: Element> Memory<E> {
 impl<E: Element> Drop for Allocation<E> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // Its own queue hands the memory out again: behind what others have been asked to do with it.
+        // The memory's own stream may hand it out again only after the work of its other users.
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         users.drain(..).filter_map(|user| user.mark()).for_each(|mark| memory.busy_until(mark));
     }

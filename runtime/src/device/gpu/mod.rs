@@ -1,14 +1,15 @@
-//! An NVIDIA GPU: the CUDA twins of the kernels, on queues of one device. Tensors are stored in `S`, bf16 or f32, and
-//! summed in f32; exact weights are apart, in f32.
+//! An NVIDIA GPU: the CUDA twins of the kernels, on CUDA streams of one device. Tensors are stored
+//! in `S`, bf16 or f32, and summed in f32; exact weights are separate, in f32.
 //!
-//! Several ranks may share one GPU, each with a queue of its own, and one for what it takes of others (loopback). What one
-//! hands to another goes with an event, and memory goes back to the queue that it came from behind all who used it.
+//! Several ranks may share one GPU (loopback). Each then has a stream for computing and one for
+//! combining what it takes from others. Memory passes between ranks together with an event, and
+//! returns to the stream that allocated it once all users are done.
 
 mod gpu_buffer;
 mod memory;
 mod nccl_buffer;
 
-/// Calls a kernel where there is memory behind all views, and keeps its failure.
+/// Calls a kernel if there is memory behind all views, and records its failure.
 macro_rules! call {
     ($self:ident, [$($view:ident),*], |$gpu:ident| $work:expr) => {
         if let ($(Some($view),)*) = ($($view.0,)*) {
@@ -32,17 +33,18 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// One rank's queue of a GPU.
+/// One rank's stream of a GPU.
 pub struct Gpu<S> {
     queue: Queue,
-    /// Where other ranks' memory is combined, once there is any: beside what the rank computes.
+    /// The stream on which other ranks' memory is combined, beside the rank's computation; forked
+    /// at first use.
     transfers: OnceLock<Queue>,
     host: Cpu,
     stored: PhantomData<fn() -> S>,
 }
 
 impl<S> Gpu<S> {
-    /// A queue of that device, for a rank or for one of its lanes.
+    /// A stream of a device, for a rank or one of its threads.
     pub fn new(gpu: cuda::Gpu) -> Self {
         let numbered = gpu.with_step_numbers();
         let queue = Queue { gpu, failure: Arc::default() };
@@ -99,7 +101,7 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
     fn fork_stream(&self) -> Self {
         let queue = self.queue.fork();
         queue.wait_for(self.queue.mark().as_ref());
-        // A lane is beside the computation as it is.
+        // A forked stream already runs beside the computation.
         Self::on(queue.clone(), OnceLock::from(queue))
     }
 
@@ -133,7 +135,7 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
     }
 
     fn fill<E: Element>(&self, to: ViewMut<'_, E>, value: E) {
-        // What is no number is not equal to itself.
+        // NaN is not equal to itself.
         let (zero, nothing) = (value == E::default(), value.ne(&value));
         call!(self, [to], |gpu| match (zero, nothing) {
             (true, _) => gpu.zero(to),

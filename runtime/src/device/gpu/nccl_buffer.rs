@@ -1,4 +1,4 @@
-//! Memory between ranks as NCCL takes it.
+//! GPU memory as NCCL takes it.
 
 use super::gpu_buffer::GpuBuffer;
 use super::memory::Queue;
