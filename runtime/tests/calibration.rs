@@ -1,5 +1,5 @@
-//! A GPU's bench where there is none: what it asks of a GPU runs as C++ on the processor, at next to no size. That the
-//! figures are right, only a GPU tells; that each part runs to the end, this does.
+//! The GPU bench without a GPU: its kernels run as C++ on the CPU, at tiny sizes. This shows that
+//! each part runs to its end; only a GPU shows whether the figures are right.
 
 use models::cluster::{CollectiveKind, MeasuredGpu};
 use runtime::calibration::{BenchPart, GpuBench, Sweep, measure};

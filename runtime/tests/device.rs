@@ -1,5 +1,5 @@
-//! Training on a device whose memory the host cannot see, and which works later: no layer reads a tensor behind the
-//! device's back, no stream runs ahead of what it needs, and ranks that share a device exchange its memory.
+//! Training on a fake asynchronous device, whose memory the host cannot see. No layer bypasses the
+//! device, no stream runs ahead of its inputs, and ranks that share a device exchange its memory.
 
 mod channels;
 mod common;
@@ -33,7 +33,7 @@ fn train_opaque<S: Number, W: Scalar, const MASTERS: bool>(
     run_ranks(split.ranks(), Options::default(), run).swap_remove(0).unwrap()
 }
 
-/// Splits in which everything occurs that ranks exchange.
+/// Splits that together cover everything that ranks exchange.
 fn splits() -> [Split; 9] {
     let d = Split::default();
     let vocab = Split { pp: 2, tp: 2, micro_batch: 2, sequence_parallel: true, ..d };
@@ -58,7 +58,7 @@ fn splits() -> [Split; 9] {
     ]
 }
 
-/// The same bits as on the host, whatever is split.
+/// The same bits as on the host, for every split.
 #[test]
 fn a_device_comes_to_the_bits_of_the_host() {
     for case in ["llama_tied", "gpt2", "gemma2"] {
@@ -70,7 +70,7 @@ fn a_device_comes_to_the_bits_of_the_host() {
     }
 }
 
-/// All of a golden case, with exact weights apart, which then are the weights.
+/// A whole golden case with separate exact weights, which equal the weights that layers read.
 #[test]
 fn exact_weights_apart_change_nothing() {
     let machine = Arc::new(Machine::default());
@@ -79,8 +79,9 @@ fn exact_weights_apart_change_nothing() {
     assert!(run == train::<f32>("llama_gqa", &Split::default(), 20));
 }
 
-/// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient norms within 2e-2,
-/// relative, under all splits. Single tensors of so small a model are off by more: keys' most.
+/// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient
+/// norms within 2e-2, relative, under all splits. Single tensors of so small a model differ by
+/// more, those of keys most.
 #[test]
 fn bf16_with_exact_weights_in_f32() {
     for case in ["llama_gqa", "gpt2"] {
@@ -106,8 +107,8 @@ fn bf16_with_exact_weights_in_f32() {
     }
 }
 
-/// Norms' weights are about 1, where bf16 has 256 steps to the next power of two: what an update adds is lost, unless
-/// exact weights keep it.
+/// Norm weights are about 1, where bf16 has 256 steps to the next power of two. Without exact
+/// weights, rounding loses an update.
 #[test]
 fn exact_weights_keep_what_rounding_would_lose() {
     let machine = Arc::new(Machine::default());
@@ -118,7 +119,7 @@ fn exact_weights_keep_what_rounding_would_lose() {
     let off = |run: &Run| {
         let norms = exact.weights.iter().filter(|(name, _)| name.ends_with("norm.weight"));
         let of = norms.map(|(name, (_, wanted))| {
-            // From where they began, 1.
+            // Distance from the initial value, 1.
             let moved = |values: &[f64]| values.iter().map(|value| value - 1.0).collect::<Vec<_>>();
             common::distance(&moved(&run.weights[name].1), &moved(wanted))
         });
@@ -128,7 +129,7 @@ fn exact_weights_keep_what_rounding_would_lose() {
     assert!(apart < 0.02 && rounded > 0.1, "{apart} {rounded}");
 }
 
-/// What a step tells the host: two sums. What it is told: the tokens and labels of each micro-batch.
+/// A step downloads two sums, and uploads the tokens and labels of each micro-batch.
 #[test]
 fn a_step_reads_two_sums_and_nothing_else() {
     for split in [splits()[0], splits()[1], splits()[4]] {
@@ -159,7 +160,7 @@ fn counts(machine: &Machine) -> [usize; 3] {
     [&machine.uploads, &machine.downloads, &machine.reads].map(|n| n.load(Ordering::Relaxed))
 }
 
-/// Ranks that do not share the device's process exchange copies on the host.
+/// Ranks in other processes exchange copies on the host.
 #[test]
 fn ranks_as_processes_go_by_way_of_the_host() {
     let split = Split { tp: 2, pp: 2, micro_batch: 2, ..Split::default() };
@@ -173,7 +174,7 @@ fn ranks_as_processes_go_by_way_of_the_host() {
     assert!(found == train::<f32>(case, &split, 2));
 }
 
-/// Steps begun ahead of the norm, with and without exact weights apart.
+/// Post-validation, with and without separate exact weights.
 #[test]
 fn post_validation_on_a_device() {
     let split = Split { pp: 2, micro_batch: 1, schedule: ScheduleName::ZbH1, ..Split::default() };
@@ -201,7 +202,7 @@ fn post_validation_on_a_device() {
     assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32, true>::on(&machine)), host);
 }
 
-/// What fails on the device is told by the next call that waits, and ends all ranks.
+/// The next call that waits reports a failure of the device, which ends all ranks.
 #[test]
 fn a_device_that_fails_ends_the_run() {
     let split = Split { pp: 2, micro_batch: 2, ..Split::default() };

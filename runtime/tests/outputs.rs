@@ -1,5 +1,5 @@
-//! What a run writes: known to be writable before the first step, whole or not at all, and as much
-//! of it as can be saved where a run fails.
+//! A run's files: checked for writability before the first step, written completely or not at all,
+//! and saved as far as possible if a run fails.
 
 mod trainer_runs;
 
@@ -52,8 +52,8 @@ const WRITTEN_AT_THE_END: [&str; 4] =
 #[test]
 fn paths_that_cannot_be_written_are_refused_before_the_first_step() {
     let folder = Folder::new("refused");
-    // A link of our own: a writer that replaced what it is given would replace the link, not the
-    // machine's device.
+    // A link of our own: a writer that replaced its path would replace the link, not the machine's
+    // device.
     let (full, locked) = (folder.file("full"), folder.file("locked"));
     std::os::unix::fs::symlink("/dev/full", &full).unwrap();
     std::fs::create_dir(&locked).unwrap();
@@ -92,7 +92,7 @@ fn a_file_stays_until_another_takes_its_place() {
         }
         run(command)
     };
-    // More steps than the data has: refused behind the opening of files.
+    // More steps than the data has: refused after files are opened.
     let (code, said) = all(&mut trainer(&[], &golden_tokens(), 21));
     assert_eq!(code, Some(2), "{said}");
     for flag in WRITTEN_AT_THE_END {
@@ -149,7 +149,7 @@ fn a_second_run_does_not_write_into_the_files_of_the_first() {
 fn a_run_that_is_started_again_adds_to_the_metrics() {
     let folder = Folder::new("again");
     let metrics = folder.file("m");
-    // As a run that is killed may leave it.
+    // As a killed run may leave it.
     std::fs::write(&metrics, "{\"step\":0}\n{\"st").unwrap();
     for _ in 0..2 {
         let (code, said) = run(trainer(&[], &golden_tokens(), 2).arg("--metrics").arg(&metrics));
@@ -163,7 +163,7 @@ fn a_run_that_is_started_again_adds_to_the_metrics() {
     );
 }
 
-/// Golden tokens with one that is in no vocabulary, in step 2 and the last sequence.
+/// Golden tokens with one outside the vocabulary, in step 2 and the last sequence.
 fn spoiled_tokens(folder: &Folder) -> PathBuf {
     let path = folder.file("spoiled.safetensors");
     std::fs::copy(golden_tokens(), &path).unwrap();
@@ -175,7 +175,7 @@ fn spoiled_tokens(folder: &Folder) -> PathBuf {
     path
 }
 
-/// The weights behind so many steps, of a run that nothing disturbs.
+/// The weights after `steps` steps of an undisturbed run.
 fn weights_behind(folder: &Folder, steps: u64, split: &[(&str, &str)], more: &[&str]) -> Vec<u8> {
     let path = folder.file("reference");
     let mut command = trainer(split, &golden_tokens(), steps);
@@ -188,7 +188,7 @@ fn weights_behind(folder: &Folder, steps: u64, split: &[(&str, &str)], more: &[&
 fn weights_before_a_bad_token_are_written() {
     let folder = Folder::new("token");
     let (data, weights) = (spoiled_tokens(&folder), folder.file("w"));
-    // The token is in the second replica: all ranks must end where it does.
+    // The token is in the second replica: all ranks must end after the same step.
     let split = [("TP", "2"), ("PP", "2"), ("DP", "2")];
     let (code, said) = run(trainer(&split, &data, 20).arg("--dump-weights").arg(&weights));
     assert_eq!(code, Some(2), "{said}");
@@ -229,7 +229,7 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
     }
 }
 
-/// Kills the second of two processes; gives what the first says in the end.
+/// Kills the second of two processes; returns what the first prints in the end.
 fn without_the_second(folder: &Folder, split: &[(&str, &str)], data: &Path) -> String {
     let start = |rank| {
         let mut command = trainer(split, data, 100_000);
@@ -275,7 +275,7 @@ fn a_first_sigterm_ends_a_run_that_has_not_begun() {
     let folder = Folder::new("sigterm");
     let mut command = trainer(&[("TP", "2")], &golden_tokens(), 20);
     let child = as_rank(&mut command, &folder, 0).spawn().unwrap();
-    // It waits for the other, who does not come.
+    // It waits for the other process, which does not come.
     wait_until("meeting", || folder.file("meeting").exists());
     let begun = Instant::now();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
@@ -293,7 +293,7 @@ fn a_first_sigterm_ends_a_run_that_is_stuck() {
     command.arg("--metrics").arg(&pipe).args(["--time-limit-s", "1"]);
     command.arg("--dump-weights").arg(folder.file("w"));
     let child = command.spawn().unwrap();
-    // Nobody reads more than this of a pipe, which holds some hundred lines.
+    // Nobody reads any further: the pipe holds some hundred lines.
     let reader = File::open(&pipe).unwrap();
     let mut line = String::new();
     BufReader::with_capacity(1, &reader).read_line(&mut line).unwrap();

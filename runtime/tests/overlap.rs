@@ -1,4 +1,4 @@
-//! Gradients are on their way to the other replicas while the last micro-batch's backward pass goes on.
+//! Gradients are being reduced over replicas while the last micro-batch's backward pass goes on.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn step(split: &Split) -> Vec<StepResult> {
     })
 }
 
-/// Reductions started before and during a rank's last pass, and behind it.
+/// Number of reductions started before, during and after a rank's last pass.
 fn started(of: &StepResult) -> [usize; 3] {
     let last = of.outcome.ran.last().unwrap();
     let mut counts = [0; 3];

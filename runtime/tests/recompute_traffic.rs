@@ -1,4 +1,4 @@
-//! A layer that is computed again does not reduce again.
+//! Recomputing a layer repeats no reduction.
 
 mod common;
 

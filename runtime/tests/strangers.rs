@@ -1,5 +1,6 @@
-//! Strangers who connect to a run's ports, or listen where its ranks meet: they neither end it, nor change it, nor hold it
-//! up. Everything is on 127.0.0.1. Which ports a process listens at is read from /proc, so only Linux has these tests.
+//! Strangers who connect to a run's ports, or listen where its ranks meet, do not end it, change it
+//! or hold it up. Everything is on 127.0.0.1. The ports of a process are read from /proc, so these
+//! tests run only on Linux.
 
 #![cfg(target_os = "linux")]
 
@@ -18,10 +19,10 @@ use trainer_runs::{
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Begins a challenge and a hello of this version.
+/// First number of a challenge and of a hello of this version.
 const MAGIC: u64 = 0x6d65_7368_7772_0002;
 
-/// Began a hello of the version before, which had no challenge.
+/// First number of a hello of the previous version, which had no challenge.
 const OLD_MAGIC: u64 = 0x6d65_7368_7772_0001;
 
 /// Addresses at which a process listens, from its open files and the system's table of sockets.
@@ -49,29 +50,29 @@ fn free_port() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// Rank `rank` of four with a token, which meet at an address.
+/// Process `rank` of four with a token, which meet at an address.
 fn rank_of_four(mut command: Command, rank: usize, rendezvous: &str) -> Child {
     as_rank(&mut command, rank).args(["--rendezvous", rendezvous, "--time-limit-s", "50"]);
     command.env("MESHWRIGHT_TOKEN", TOKEN).spawn().unwrap()
 }
 
-/// A hello of the version before: world, rank and port.
+/// A hello of the previous version: world size, rank and port.
 fn old_hello(size: u64, rank: u64, port: u64) -> Vec<u8> {
     [OLD_MAGIC, size, rank, port].map(u64::to_le_bytes).concat()
 }
 
-/// A hello of this version whose code is none.
+/// A hello of this version with a wrong HMAC.
 fn hello(size: u64, from: u64, to: u64, port: u64) -> Vec<u8> {
     [&[MAGIC, size, from, to, port].map(u64::to_le_bytes).concat()[..], &[7; 64]].concat()
 }
 
-/// A frame that says it is this long.
+/// A frame with an announced length.
 fn frame(length: u64, bytes: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], bytes].concat()
 }
 
-/// What strangers say, each over a connection of its own: ranks and worlds that are not, ports that are none, messages of
-/// the kinds that ranks send, and bytes without sense.
+/// What strangers send, each over a connection of its own: ranks, worlds and ports that do not
+/// exist, messages of the kinds that ranks send, and noise.
 fn attacks() -> Vec<Vec<u8>> {
     let mut attacks = vec![
         Vec::new(),
@@ -98,7 +99,7 @@ fn attacks() -> Vec<Vec<u8>> {
     attacks
 }
 
-/// Connects and says it; the connection stays open where it is kept.
+/// Connects and sends `bytes`; the caller keeps the connection open.
 fn say(port: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&port, Duration::from_secs(5)).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -124,7 +125,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let ports: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
-    // Only where it was said.
+    // Only at the given address.
     assert!(ports.iter().all(|port| port.ip().is_loopback()), "{ports:?}");
     assert!(ports.iter().any(|port| port.to_string() == rendezvous), "{ports:?}");
     let mut open = Vec::new();
@@ -135,7 +136,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
         }
         (0..200).for_each(|_| open.extend(say(port, b"")));
     }
-    // One that always has a little more to say.
+    // One that always sends a little more.
     let slow = ports.clone();
     let drips = std::thread::spawn(move || {
         let streams: Vec<TcpStream> = slow.iter().filter_map(|&port| say(port, b"")).collect();
@@ -198,7 +199,7 @@ fn code(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
     code.finalize().into_bytes().to_vec()
 }
 
-/// Does as rank 0 does until it would tell where all are, then says this instead. It has no token.
+/// Behaves like rank 0 without a token up to the list of addresses, and then sends `list` instead.
 fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
     let nonce = [9; 32];
     stream.write_all(&[&MAGIC.to_le_bytes()[..], &nonce].concat())?;
@@ -208,7 +209,7 @@ fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
     stream.write_all(list)
 }
 
-/// What a rank comes to where somebody else listens at the rendezvous point.
+/// How a rank ends if somebody else listens at the rendezvous.
 fn meets(
     list: Option<Vec<u8>>,
     answer: &'static [u8],
@@ -261,7 +262,7 @@ fn lists_of_a_rank_0_that_cannot_be_are_errors() {
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains(part), "no `{part}` in {said}");
     }
-    // A rank with a token does not even listen to it.
+    // A rank with a token does not even read the list.
     let (code, said) = meets(Some(frame(0, &[])), b"", Some(TOKEN));
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("has another MESHWRIGHT_TOKEN"), "{said}");

@@ -1,4 +1,4 @@
-//! The front door: flags in, files out, and what wrong input is told.
+//! The trainer's entry point: flags in, files out, and the errors of wrong input.
 
 mod common;
 mod trainer_runs;
@@ -58,7 +58,7 @@ fn defaults_replay_a_golden_case() {
         assert_eq!(found_shape, shape, "{name}");
         assert!(common::distance(&found, &values) < 3e-5, "{name}");
     }
-    // What was written can be begun with, in another split.
+    // The dumped weights can be loaded, with another split.
     let mut again = flags("llama_gqa", &[]);
     again.init_from = Some(weights);
     again.steps = 1;
@@ -122,7 +122,7 @@ fn cover(covered: &mut BTreeMap<String, Vec<u8>>, piece: &Value) {
     }
 }
 
-/// Passes in the schedule's order, as many in flight as it says.
+/// Checks that passes ran in the schedule's order, with as many in flight as 1F1B has.
 fn check_passes(program: &Program, rank: &Value) {
     let device = rank["at"]["pp"].as_u64().unwrap() as usize;
     let ran: Vec<&str> =
@@ -147,8 +147,8 @@ fn the_rank_report_counts_what_was_sent() {
     for rank in json_lines(&path) {
         let device = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
-        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device: half
-        // from each of two tensor-parallel ranks, gathered there.
+        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other pipeline
+        // rank: half from each of two tensor-parallel ranks, all-gathered there.
         let stream = 3 * 4 * 32 * 64 * 4;
         assert_eq!(sent("pp", "send", "bytes"), Some(stream / 2));
         assert_eq!(sent("pp", "recv", "bytes"), Some(stream / 2));
@@ -198,7 +198,7 @@ fn error(change: impl FnOnce(&mut Flags)) -> Error {
     train::<f32>(&program(), &flags, &Interrupt::default()).unwrap_err()
 }
 
-/// The error's text has all of these.
+/// Checks that the error's text has all of these parts.
 fn says(error: &Error, parts: &[&str]) {
     let text = error.to_string();
     parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
@@ -233,7 +233,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
     says(&error(|flags| flags.threads = Some(1_000_000)), &["--threads", "valid: 1 to", "cores"]);
-    // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
+    // The case's tokens go up to 514, outside a smaller vocabulary.
     let mut small = program();
     small.model.vocab = 300;
     let mut from_seed = flags("llama_gqa", &[]);

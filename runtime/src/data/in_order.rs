@@ -1,4 +1,4 @@
-//! Samples from a safetensors file, in its order, once.
+//! Samples from a safetensors file, in the file's order, once.
 
 use super::{Sample, Samples};
 use crate::error::Error;

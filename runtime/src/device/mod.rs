@@ -373,11 +373,11 @@ pub trait Device: Space {
         inverse_rms: WideMut<'_, Self>,
     );
 
-    /// Whether a residual is added up by the norm behind it: [`Self::add_and_rms_norm`] and
-    /// [`Self::add_and_layer_norm`] are what they are asked for then.
+    /// Whether the device adds up a residual in the norm after it: then [`Self::add_and_rms_norm`]
+    /// or [`Self::add_and_layer_norm`] is called.
     const ADDS_BEFORE_NORM: bool;
 
-    /// `sum` of two parts of the residual stream, and [`Self::rms_norm`] of it as it is stored.
+    /// `sum` of two parts of the residual stream, and [`Self::rms_norm`] of the sum as stored.
     fn add_and_rms_norm(
         &self,
         norm: &RmsNorm,
@@ -424,8 +424,8 @@ pub trait Device: Space {
         inverse_std: WideMut<'_, Self>,
     );
 
-    /// Sum of two parts of the residual stream, and [`Self::layer_norm`] of it as it is stored, with scale and shift,
-    /// `to` those two.
+    /// Sum of two parts of the residual stream, and [`Self::layer_norm`] of the sum as stored.
+    /// `weights` are scale and shift; `to` is sum and norm.
     fn add_and_layer_norm(
         &self,
         norm: &LayerNorm,

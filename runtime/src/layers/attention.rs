@@ -1,4 +1,4 @@
-//! Self-attention over this rank's heads, from the normed stream to partial sums of its output.
+//! Self-attention over this rank's heads, from the normed stream to partial sums of the output.
 
 use super::linear::Linear;
 use super::sublayer::{KeptActivations, Sublayer};
@@ -28,7 +28,7 @@ pub struct Attention {
     window: Option<usize>,
     soft_cap: Option<f64>,
     rotary: bool,
-    /// Where in the model its dropout is.
+    /// Which dropout this is in the model.
     place: u32,
 }
 
@@ -51,7 +51,7 @@ impl<D: Space> KeptActivations for AttentionKept<D> {
     fn drop_cheap(&mut self) {}
 }
 
-/// How the three input projections lie in memory.
+/// Layout of the three input projections.
 struct Projections {
     q: Linear,
     k: Linear,
@@ -59,9 +59,9 @@ struct Projections {
 }
 
 impl Attention {
-    /// Declares layer `index`'s projections. Query heads are split evenly; each rank holds the
-    /// key/value heads that its query heads use, copies where there are fewer than ranks, whose
-    /// gradients are then parts of the whole.
+    /// Declares layer `index`'s projections. Query heads are split evenly. Each rank holds the
+    /// key/value heads that its query heads use. With fewer key/value heads than ranks these are
+    /// copies, whose gradients are partial sums.
     pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
         let (names, spec, tp) = (TensorNames::of(model), &model.attention, inventory.tp());
         let (hidden, head_dim) = (model.hidden as usize, spec.head_dim as usize);
@@ -200,7 +200,7 @@ impl<D: Device> Sublayer<D> for Attention {
     }
 }
 
-/// What the work on weights reads, apart from the layer's input.
+/// Input of the weight gradients, apart from the layer's input.
 pub struct AttentionWeightWork<D: Space> {
     out: SharedBuffer<D>,
     dy: SharedBuffer<D>,
@@ -268,7 +268,7 @@ impl Widths {
         }
     }
 
-    /// One tensor for all three, rows of queries, keys and values one after the other.
+    /// One tensor for all three: rows of queries, then keys, then values.
     fn fused(&self, model: &ModelSpec, name: &str, inventory: &mut Inventory) -> Projections {
         let tp = inventory.tp();
         let blocks = vec![self.q, self.kv, self.kv];

@@ -33,7 +33,8 @@ type Halves<D> = (HalfKept<D, AttentionKept<D>>, HalfKept<D, MlpKept<D>>);
 enum BlockActivations<D: Space> {
     /// Of each half.
     Halves(Box<Halves<D>>),
-    /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
+    /// Its input `[r, h]`, and each half's reduced output unless recomputation repeats the
+    /// reduction.
     Input(SharedBuffer<D>, [Option<SharedBuffer<D>>; 2]),
 }
 
@@ -98,7 +99,7 @@ impl Block {
         x: Residual<D>,
     ) -> Result<(Residual<D>, BlockKept<D>), CommError> {
         let full = self.recompute == Recompute::Full;
-        // Reducing again would cost more than keeping what was reduced.
+        // Repeating the reduction would cost more than keeping its result.
         let keep = full && ctx.tp.size() > 1;
         let (x1, mut first) = self.attention.forward(ctx, x, None, keep)?;
         let (y, mut second) = self.mlp.forward(ctx, x1, None, false)?;
@@ -142,12 +143,12 @@ impl Block {
 struct Half<I> {
     norm: Norm,
     sublayer: I,
-    /// Bias of the row-parallel matrix, added once, after the sum.
+    /// Bias of the row-parallel matrix, added once, after the reduction.
     bias: Option<ParameterSlice>,
-    /// Norm behind the block (Gemma 2).
+    /// Norm after the sublayer (Gemma 2).
     post: Option<Norm>,
     width: usize,
-    /// Where in the model its dropout is.
+    /// Which dropout this is in the model.
     place: u32,
 }
 
@@ -156,11 +157,11 @@ struct HalfKept<D: Space, K> {
     /// Input, `[r, h]`.
     x: SharedBuffer<D>,
     statistics: Rc<Statistics<D>>,
-    /// Norm output, `[r, h]`, unless it is computed again.
+    /// Norm output, `[r, h]`, unless it is recomputed.
     h: Option<SharedBuffer<D>>,
     sublayer: K,
-    /// Output of the block after the sum over ranks, `[r, h]`, where the norm behind it or
-    /// recomputation needs it.
+    /// Output of the sublayer after the reduction, `[r, h]`, if the norm after it or recomputation
+    /// needs it.
     reduced: Option<SharedBuffer<D>>,
     post: Option<Rc<Statistics<D>>>,
 }
@@ -185,11 +186,11 @@ impl<D: Space, K: KeptActivations> HalfKept<D, K> {
 /// A half's output, `[r, h]`, and what it keeps.
 type Forward<D, I> = (Residual<D>, HalfKept<D, <I as Sublayer<D>>::Kept>);
 
-/// What half a layer is called.
+/// Names of half a layer's tensors, and what else distinguishes it.
 struct HalfNames<'a> {
     norm: &'a str,
     post: Option<&'a String>,
-    /// The matrix whose bias is added after the sum.
+    /// The matrix whose bias is added after the reduction.
     bias: Option<String>,
     place: u32,
     sequence_parallel: bool,
@@ -222,8 +223,8 @@ impl<I> Half<I> {
         Self { norm, sublayer, bias, post, width, place: names.place }
     }
 
-    /// `x[r, h] -> y[r, h]`. With what was `reduced` before, that is not computed again; `keep` asks
-    /// for it.
+    /// `x[r, h] -> y[r, h]`. Uses `reduced` from an earlier forward instead of reducing again;
+    /// `keep` asks to keep it.
     fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -252,7 +253,7 @@ impl<I> Half<I> {
         Ok((Residual::Split(kept.x.clone(), y), kept))
     }
 
-    /// What [`Self::forward`] keeps; the output is computed only as far as that needs it.
+    /// Recomputes what [`Self::forward`] keeps; computes the output only if that needs it.
     fn forward_without_output<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -317,7 +318,7 @@ impl<I> Half<I> {
         let h = kept.h.clone().unwrap_or_else(again);
         let entering = ctx.start_enter(&h)?;
         let (dh, work) = self.sublayer.backward(ctx, &kept.sublayer, &dprojected);
-        // WeightGradients' gradients are computed while the inputs' are being reduced.
+        // Weight gradients are computed while the input gradient is being reduced.
         let leaving = ctx.start_leave(dh)?;
         weights.take(device, self.sublayer.weights(work, &entering.wait(ctx)?));
         let dh = Rc::new(leaving.wait(ctx)?);
@@ -329,7 +330,7 @@ impl<I> Half<I> {
         Ok(dx)
     }
 
-    /// Through dropout and the norm behind the block.
+    /// Backward pass through dropout and the norm after the sublayer.
     fn backward_post<D: Device, K>(
         &self,
         ctx: &Context<'_, D>,

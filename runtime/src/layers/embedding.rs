@@ -1,5 +1,6 @@
-//! Token embedding, split over the vocabulary, and learned positions. Where the vocabulary is split over the
-//! whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only positions.
+//! Token embedding, split over the vocabulary, and learned positions. If the vocabulary is split
+//! over the whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only
+//! positions.
 
 use super::{Context, TensorNames, TokenIds, WeightGradients, WeightWork};
 use crate::comm::CommError;
@@ -10,7 +11,7 @@ use kernels::embedding::Embedding;
 use models::model::{ModelSpec, Positions};
 use std::rc::Rc;
 
-/// What the first stage begins with.
+/// Input layer of the first stage.
 #[derive(Clone, Debug)]
 pub struct EmbeddingLayer {
     /// The token table, unless it is split over the pipeline.
@@ -22,7 +23,7 @@ pub struct EmbeddingLayer {
     scale: f64,
 }
 
-/// The token table's declaration; `tied_copy` on a later stage that shares it.
+/// Declaration of the token table; `tied_copy` on a later stage that shares it.
 pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declaration {
     Declaration {
         name: name.to_owned(),
@@ -36,8 +37,8 @@ pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declarati
 }
 
 impl EmbeddingLayer {
-    /// Declares the tables, that of the tokens only if it is on this stage alone. Positions lie on every
-    /// rank; with sequence parallelism each sees others.
+    /// Declares the tables; the token table only if it is not split over the pipeline. Every rank
+    /// holds all positions, but with sequence parallelism uses only some of them.
     pub fn declare(
         model: &ModelSpec,
         tokens: bool,
@@ -66,7 +67,7 @@ impl EmbeddingLayer {
         Self { table, positions, hidden, rows, scale }
     }
 
-    /// The token table, where the output layer may share it.
+    /// The token table, which the output layer may share.
     pub fn table(&self) -> Option<ParameterSlice> {
         self.table
     }
@@ -88,7 +89,8 @@ impl EmbeddingLayer {
         (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
     }
 
-    /// The stream's first rows, `[r, h]`. `looked_up` are the tokens' where their table is elsewhere.
+    /// The residual stream's first activations, `[r, h]`. `looked_up` holds the tokens' rows if
+    /// their table is split over the pipeline.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -123,8 +125,8 @@ impl EmbeddingLayer {
         ctx.leave(partial)
     }
 
-    /// The work on the tables, from the gradient of the stream's first rows. Gives the gradient of the
-    /// tokens' rows, `[r, h]`, where their table is elsewhere; else nothing.
+    /// Weight gradients of the tables. Returns the gradient of the tokens' rows, `[r, h]`, if their
+    /// table is split over the pipeline; else an empty buffer.
     ///
     /// # Errors
     /// Those of any collective call.

@@ -13,7 +13,7 @@ use kernels::cross_entropy::Logits;
 use models::model::ModelSpec;
 use std::rc::Rc;
 
-/// What the last stage ends with.
+/// Output layer of the last stage.
 #[derive(Clone, Debug)]
 pub struct HeadLayer {
     norm: Norm,
@@ -46,8 +46,8 @@ impl<D: Space> HeadKept<D> {
 }
 
 impl HeadLayer {
-    /// Declares norm and output matrix; the latter is `shared` where the rank holds the embedding
-    /// that it is tied to.
+    /// Declares norm and output matrix. The matrix is `shared` if the rank holds the embedding that
+    /// it is tied to.
     pub fn declare(
         model: &ModelSpec,
         shared: Option<ParameterSlice>,
@@ -77,7 +77,7 @@ impl HeadLayer {
         }
     }
 
-    /// Each token's loss, `[n]`, 0 where there is none.
+    /// Each token's loss, `[n]`, 0 for tokens without a label.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -117,7 +117,7 @@ impl HeadLayer {
         ctx.group().all_reduce(values.into_memory(), op).map(|values| ctx.pools.wide.adopt(values))
     }
 
-    /// Gradient of the stream's last rows, `[r, h]`.
+    /// Gradient of the residual stream, `[r, h]`.
     ///
     /// # Errors
     /// Those of any collective call.

@@ -7,17 +7,17 @@ use crate::state::params::{ParameterSlice, Store};
 use kernels::Output;
 use kernels::gemm::Shape;
 
-/// A linear layer, or one rank's part of it. A row-parallel one has no bias here: it is added once,
-/// after the sum over ranks.
+/// A linear layer, or one rank's part of it. A row-parallel layer has no bias here: the bias is
+/// added once, after the sum over ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
     pub weight: ParameterSlice,
     /// `[outputs]`
     pub bias: Option<ParameterSlice>,
-    /// ShardLocal inputs.
+    /// Local inputs.
     pub inputs: usize,
-    /// ShardLocal outputs.
+    /// Local outputs.
     pub outputs: usize,
 }
 

@@ -1,4 +1,5 @@
-//! The feed-forward block over this rank's part of its width, from the normed stream to partial sums.
+//! The feed-forward block over this rank's part of its width, from the normed stream to partial
+//! sums of the output.
 
 use super::attention::oriented;
 use super::linear::Linear;
@@ -25,11 +26,11 @@ pub struct Mlp {
 
 /// What the backward pass of a micro-batch needs.
 pub struct MlpKept<D: Space> {
-    /// Input of the activation where it is gated, else empty, `[n, f/t]`.
+    /// Input of the activation if it is gated, `[n, f/t]`; else empty.
     gate: Buffer<D>,
-    /// The other factor, or the input of the activation, `[n, f/t]`.
+    /// The factor that is gated, or the input of an activation without gate, `[n, f/t]`.
     up: Buffer<D>,
-    /// Input of the second matrix, unless it is computed again, `[n, f/t]`.
+    /// Input of the second matrix, `[n, f/t]`, unless it is recomputed.
     product: Option<SharedBuffer<D>>,
 }
 
@@ -160,7 +161,7 @@ impl<D: Device> Sublayer<D> for Mlp {
     }
 }
 
-/// What the work on weights reads, apart from the block's input.
+/// Input of the weight gradients, apart from the block's input.
 pub struct MlpWeightWork<D: Space> {
     product: SharedBuffer<D>,
     dy: SharedBuffer<D>,

@@ -1,8 +1,8 @@
-//! The names that tensors have in Hugging Face checkpoints.
+//! Names of tensors in Hugging Face checkpoints.
 
 use models::model::{ModelSpec, NormKind};
 
-/// TensorNames of one family of models.
+/// Tensor names of one family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorNames {
     /// GPT-2's: LayerNorm models.
@@ -20,12 +20,12 @@ impl TensorNames {
         }
     }
 
-    /// Query, key and value projections are one tensor, stored `[in, out]`.
+    /// Whether query, key and value projections are one tensor, stored `[in, out]`.
     pub fn is_gpt2(self) -> bool {
         self == Self::Gpt2
     }
 
-    /// `x` with `weight` or `bias` appended.
+    /// Name of a part of a layer, without `.weight` or `.bias`.
     fn layer(self, index: usize, part: &str) -> String {
         match self {
             Self::Gpt2 => format!("transformer.h.{index}.{part}"),

@@ -1,4 +1,4 @@
-//! Input and output layer of a vocabulary that is split over all pipeline ranks and their tensor-parallel
+//! Input and output layer of a vocabulary split over all pipeline ranks and their tensor-parallel
 //! ranks: what one rank computes in the passes `S`, `S2` and `T`, and what is reduced between them
 //! (Vocabulary Parallelism, Yeung et al. 2024, arXiv 2411.05288, sections 4 and 6.1).
 //!
@@ -11,7 +11,7 @@
 //! | `T` | both gradients | both gradients | weight gradient |
 //! | reduced | input gradient | input gradient | |
 //!
-//! Reductions are all-reduces, as in the paper's implementation. They run on lanes of their own
+//! Reductions are all-reduces, as in the paper's implementation. They run on threads of their own
 //! (`crate::step::vocab_collectives`), so that passes go on meanwhile.
 
 use super::embedding::table;
@@ -30,13 +30,13 @@ use kernels::embedding::Embedding;
 use models::schedule::VocabPasses;
 use std::rc::Rc;
 
-/// One rank's rows of input and output matrix, which are one tensor where they are tied.
+/// One rank's rows of the input and output matrix, which are one tensor if they are tied.
 #[derive(Clone, Copy, Debug)]
 pub struct VocabularyShard {
     input: ParameterSlice,
     output: Linear,
     passes: VocabPasses,
-    /// Its number among the shards, device after device.
+    /// Index of the shard, counted over pipeline ranks and their tensor-parallel ranks.
     number: usize,
     rows: usize,
     vocab: usize,
@@ -46,16 +46,17 @@ pub struct VocabularyShard {
     end: usize,
 }
 
-/// Activations that no pool waits for: lanes are other threads.
+/// Memory of activations. It belongs to no pool, because other threads take it.
 type Activations<D> = <D as Space>::Memory<<D as Space>::Stored>;
-/// TokenIds of rows that no pool waits for.
+/// Memory of numbers for each row. It belongs to no pool, because other threads take it.
 type RowStats<D> = <D as Space>::Memory<<D as Space>::Wide>;
 
 /// What a rank keeps of a micro-batch from `S` to `T`.
 pub struct ShardKept<D: Space> {
     /// Input of the output layer, `[r, h]`.
     h: SharedBuffer<D>,
-    /// Its columns of the logits, `[n, V/(pt)]`; with algorithm 2 their softmax around its own maximum.
+    /// Its columns of the logits, `[n, V/(pt)]`; with algorithm 2, their softmax around the shard's
+    /// own maximum.
     columns: Buffer<D>,
 }
 
@@ -66,11 +67,11 @@ impl<D: Space> ShardKept<D> {
     }
 }
 
-/// Maximum, sum of exponentials around it, and the target's logit of each row.
+/// For each row: the maximum, the sum of exponentials around it, and the target's logit.
 pub struct SoftmaxSums<D: Space> {
     /// `[n]`
     max: RowStats<D>,
-    /// SoftmaxSums, and behind them targets, which are reduced together, `[2, n]`.
+    /// Sums of exponentials, then target logits, which are reduced together, `[2, n]`.
     both: RowStats<D>,
 }
 
@@ -114,7 +115,7 @@ pub enum ShardLocal<D: Space> {
     Common(SoftmaxSums<D>),
     /// Algorithm 1's `S`: sums around the shard's own maximum.
     Own(SoftmaxSums<D>),
-    /// Algorithm 2's `S`: these, and the parts of the input gradient.
+    /// Algorithm 2's `S`: the sums, and the parts of the input gradient.
     WithGradient(SoftmaxSums<D>, GradientParts<D>),
     /// `T`: the shard's part of the input gradient, `[n, h]`.
     Gradient(Activations<D>),
@@ -122,23 +123,23 @@ pub enum ShardLocal<D: Space> {
 
 /// The parts of algorithm 2's input gradient, `[n, h]` each (section 4.3).
 pub struct GradientParts<D: Space> {
-    /// RowStats of the output matrix weighted with the softmax around the shard's own maximum.
+    /// Rows of the output matrix, weighted with the softmax around the shard's own maximum.
     weighted: Activations<D>,
-    /// The target's row, 0 where another shard has it.
+    /// The target's row; 0 if another shard has it.
     hits: Activations<D>,
-    /// What each token's loss counts for.
+    /// Weight of each token's loss.
     scale: f64,
 }
 
-/// What a reduction came to.
+/// Result of a reduction.
 pub struct ShardReduced<D: Space> {
     known: KnownLogits<D>,
-    /// Of the output layer's input, `[n, h]`, where it was reduced.
+    /// Gradient of the output layer's input, `[n, h]`, if it was reduced.
     gradient: Option<Activations<D>>,
 }
 
 impl<D: Space> ShardLocal<D> {
-    /// It is used on this stream, too ([`Space::adopt`]).
+    /// Notes that it is used on this stream too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match self {
             Self::Max(max) => device.adopt(max),
@@ -153,18 +154,18 @@ impl<D: Space> ShardLocal<D> {
     }
 }
 
-/// What is known of the logits.
+/// What the reductions have found out about the logits.
 enum KnownLogits<D: Space> {
     Nothing,
     /// The common maximum.
     Max(RowStats<D>),
     Sums(SoftmaxSums<D>),
-    /// Algorithm 2: and what takes the shard's softmax to the common one, `[n]`.
+    /// Algorithm 2: also the factor from the shard's softmax to the common softmax, `[n]`.
     Factor(SoftmaxSums<D>, RowStats<D>),
 }
 
 impl<D: Space> ShardReduced<D> {
-    /// It is used on this stream, too ([`Space::adopt`]).
+    /// Notes that it is used on this stream too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match &self.known {
             KnownLogits::Nothing => {}
@@ -180,12 +181,12 @@ impl<D: Space> ShardReduced<D> {
         }
     }
 
-    /// The input gradient, `[n, h]`, taken out; `None` where there was none.
+    /// Takes out the input gradient, `[n, h]`; `None` if there is none.
     pub fn take_gradient(&mut self) -> Option<Activations<D>> {
         self.gradient.take()
     }
 
-    /// Whether it is about rows' maxima and sums.
+    /// Whether it has rows' maxima and sums.
     pub fn has_sums(&self) -> bool {
         !matches!(self.known, KnownLogits::Nothing)
     }
@@ -198,13 +199,13 @@ impl<D: Space> ShardReduced<D> {
     }
 }
 
-/// A pass asks for what its reduction does not make: our bug.
+/// The error of a pass that needs another reduction's result: our bug.
 fn unknown(what: &str) -> CommError {
     CommError::Invalid { call: what.to_owned(), reason: "no reduction made them".to_owned() }
 }
 
 impl VocabularyShard {
-    /// Declares the tables' rows on a rank of pipeline rank `device`; `None` where stages hold them.
+    /// Declares this rank's rows of the tables; `None` if stages hold the tables.
     pub fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Option<Self> {
         let (model, passes) = (&program.model, program.vocab?);
         let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
@@ -242,7 +243,7 @@ impl VocabularyShard {
         self.end
     }
 
-    /// The passes that it runs.
+    /// The algorithm's passes.
     pub fn passes(&self) -> VocabPasses {
         self.passes
     }
@@ -252,7 +253,7 @@ impl VocabularyShard {
         Embedding { tokens, columns: self.output.inputs, rows: self.rows, first_row, scale }
     }
 
-    /// RowStats of tokens, `[n, h]`, 0 where another shard has them.
+    /// Embedding rows of tokens, `[n, h]`, 0 if another shard has them.
     pub fn look_up<D: Device>(
         &self,
         device: &D,
@@ -291,7 +292,7 @@ impl VocabularyShard {
         }
     }
 
-    /// `S`: logits of the output layer's input, `h[r, h]`, and what is known of them here.
+    /// `S`: computes logits of the output layer's input `h[r, h]`, and the shard's maxima and sums.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -323,7 +324,7 @@ impl VocabularyShard {
     /// `S2`: sums around the common maximum.
     ///
     /// # Errors
-    /// The reduction did not make one: our bug.
+    /// The reduction did not return a maximum: our bug.
     pub fn middle<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -336,8 +337,8 @@ impl VocabularyShard {
         Ok(ShardLocal::Common(sums(ctx, &self.shape(ctx), &kept.columns, max)))
     }
 
-    /// Softmax around the shard's own maximum in place of the logits, and what it and the targets make of the
-    /// output matrix.
+    /// Algorithm 2: replaces the logits by their softmax around the shard's own maximum, and
+    /// computes the two parts of the input gradient.
     fn parts<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -360,7 +361,7 @@ impl VocabularyShard {
         Ok(GradientParts { weighted, hits, scale: batch.loss_scale })
     }
 
-    /// `T`: adds to the output matrix's gradient. Gives what is left to be reduced.
+    /// `T`: adds to the output matrix's gradient. Returns what remains to be reduced.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -401,7 +402,7 @@ impl VocabularyShard {
     /// Adds the micro-batch's losses to a total.
     ///
     /// # Errors
-    /// The reduction did not make the sums: our bug.
+    /// The reduction did not return sums: our bug.
     pub fn add_loss<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -416,7 +417,7 @@ impl VocabularyShard {
     }
 }
 
-/// SoftmaxSums around `max`.
+/// Sums around `max`.
 fn sums<D: Device>(
     ctx: &Context<'_, D>,
     shape: &Logits,
@@ -460,7 +461,7 @@ impl<D: Device> ShardLocal<D> {
 }
 
 impl<D: Device> SoftmaxSums<D> {
-    /// From the shard's own maximum to the common one (section 4.2).
+    /// Rescales sums from the shard's own maximum to the common one (section 4.2).
     fn around_common(mut self, group: &DeviceGroup<'_, D>, device: &D) -> Result<Self, CommError> {
         let max = group.all_reduce(device.copied(all::<D>(&self.max)), Op::Max)?;
         let rows = self.rows();
@@ -469,7 +470,7 @@ impl<D: Device> SoftmaxSums<D> {
         Ok(Self { max, ..self })
     }
 
-    /// SoftmaxSums and targets of all shards, in one call.
+    /// Adds up sums and target logits of all shards, in one call.
     fn add_up(self, group: &DeviceGroup<'_, D>) -> Result<Self, CommError> {
         let Self { max, both } = self;
         Ok(Self { max, both: group.all_reduce(both, Op::Sum)? })
@@ -477,7 +478,7 @@ impl<D: Device> SoftmaxSums<D> {
 }
 
 impl<D: Device> GradientParts<D> {
-    /// The shard's part of the input gradient, once it is known what takes its softmax to the common one.
+    /// The shard's part of the input gradient, given the factor from its softmax to the common one.
     fn joined(self, device: &D, factor: &RowStats<D>) -> Activations<D> {
         let Self { mut weighted, hits, scale } = self;
         let elements = D::len(&hits);

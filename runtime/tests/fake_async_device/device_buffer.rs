@@ -1,4 +1,4 @@
-//! Memory between ranks.
+//! Memory in transit between ranks.
 
 use super::memory::{Memory, Part};
 use super::stream::{Mark, Stream};
@@ -9,7 +9,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// Memory between ranks: where it is, when it is ready, and the stream of who gave it.
+/// Memory in transit between ranks: the memory, when it is ready, and the giver's stream.
 pub(super) struct FakeDeviceBuffer<E, W> {
     pub(super) memory: Memory<E>,
     pub(super) ready: Mark,
@@ -28,7 +28,7 @@ impl<E: Element, W: Scalar> FakeDeviceBuffer<E, W> {
         buffer.as_any().downcast_ref().ok_or_else(wrong)
     }
 
-    /// New memory, filled behind what it is made of.
+    /// New memory, filled after its inputs are ready.
     fn made(
         &self,
         parts: Vec<&Self>,

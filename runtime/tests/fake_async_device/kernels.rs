@@ -1,4 +1,4 @@
-//! The operations: each a job of the host's kernels on copies of what it reads.
+//! Operations: each is a job that runs the host's kernels on copies of its inputs.
 
 use super::FakeAsyncDevice;
 use super::memory::{Part, into, of};
@@ -146,7 +146,7 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             let mut to_sum: Vec<W> = branch;
             host.add(&x, &mut to_sum);
             sum.put(&to_sum);
-            // As it is stored.
+            // The sum as it is stored.
             let rounded: Vec<W> = sum.get();
             let (mut to_y, mut to_inverse): (Vec<W>, Vec<W>) = (y.get(), inverse_rms.get());
             host.rms_norm(&norm, &rounded, &w.get::<W>(), &mut to_y, &mut to_inverse);
@@ -255,7 +255,7 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             let mut to_sum: Vec<W> = branch;
             host.add(&x, &mut to_sum);
             sum.put(&to_sum);
-            // As it is stored.
+            // The sum as it is stored.
             let rounded: Vec<W> = sum.get();
             let [mut to_y, mut to_mean, mut to_std]: [Vec<W>; 3] =
                 [y.get(), mean.get(), inverse_std.get()];

@@ -1,4 +1,4 @@
-//! Memory that only jobs of streams reach.
+//! Memory that only the jobs of streams can reach.
 
 use runtime::Number;
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ impl<E> Memory<E> {
     }
 }
 
-/// A part of it to read.
+/// A view to read.
 pub struct View<'a, E> {
     pub(super) memory: &'a Memory<E>,
     pub(super) begin: usize,
@@ -37,7 +37,7 @@ impl<E> Clone for View<'_, E> {
 
 impl<E> Copy for View<'_, E> {}
 
-/// A part of it to write.
+/// A view to write.
 pub struct ViewMut<'a, E> {
     pub(super) block: Arc<Mutex<Vec<E>>>,
     pub(super) begin: usize,
@@ -45,7 +45,7 @@ pub struct ViewMut<'a, E> {
     pub(super) exclusive: PhantomData<&'a mut E>,
 }
 
-/// A part of it for a job.
+/// A view for a job.
 pub(super) struct Part<E> {
     pub(super) block: Arc<Mutex<Vec<E>>>,
     pub(super) range: Range<usize>,
@@ -62,12 +62,12 @@ impl<E: Copy> Part<E> {
 }
 
 impl<E: Number> Part<E> {
-    /// As kernels compute.
+    /// Values in the type that kernels compute in.
     pub(super) fn get<W: Number>(&self) -> Vec<W> {
         self.values().into_iter().map(|value| W::nearest(value.value())).collect()
     }
 
-    /// As it is stored.
+    /// Rounds values to the stored type.
     pub(super) fn put<W: Number>(&self, values: &[W]) {
         let rounded: Vec<E> = values.iter().map(|value| E::nearest(value.value())).collect();
         self.set(&rounded);

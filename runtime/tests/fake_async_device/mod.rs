@@ -1,6 +1,6 @@
-//! A device that is none: its memory is out of the host's reach, and what is asked of it is done later, by a worker for
-//! each stream, in the stream's order, with random delays. Whoever reads what nobody waited for reads what was there
-//! before. Tensors are stored in `S` and computed in `W`, with the kernels of the host.
+//! A fake asynchronous device. The host cannot reach its memory. Each stream has a worker, which
+//! runs the stream's work later, in order, with random delays, so that a read without a wait sees
+//! the previous contents. Tensors are stored in `S` and computed in `W`, with the host's kernels.
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
@@ -24,10 +24,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use stream::Stream;
 
-/// A rank's handle. With `MASTERS` its exact weights are apart.
+/// A rank's handle. With `MASTERS` the exact weights are separate.
 pub struct FakeAsyncDevice<S, W, const MASTERS: bool = false> {
     stream: Stream<W>,
-    /// For what it takes of other ranks.
+    /// The stream on which other ranks' memory is combined.
     transfers: OnceLock<Stream<W>>,
     host: Cpu,
     stored: PhantomData<fn() -> S>,

@@ -1,4 +1,4 @@
-//! Streams of the machine: what each is told is done later, in its order.
+//! Streams of the fake device: their work is done later, in order.
 
 use runtime::device::DeviceError;
 use runtime::{Host, Scalar};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-/// The device that all ranks share: what it counts, and what went wrong.
+/// The device that all ranks share: its counters and its failure.
 #[derive(Debug, Default)]
 pub struct Machine {
     /// Copies from the host.
@@ -24,7 +24,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// From now on the device has failed.
+    /// Makes the device fail from now on.
     pub fn fail(&self, why: &str) {
         let _first = self.failure.set(DeviceError(why.to_owned()));
     }
@@ -36,7 +36,7 @@ impl Machine {
 
 type Job<W> = Box<dyn FnOnce(&Host<W>) + Send>;
 
-/// One stream: what it is told is done in order, later.
+/// One stream, whose work is done in order, later.
 #[derive(Clone)]
 pub(super) struct Stream<W> {
     jobs: Sender<Job<W>>,
@@ -51,7 +51,7 @@ impl<W: Scalar> Stream<W> {
         std::thread::spawn(move || {
             let host = Host::<W>::serial();
             for (n, job) in given.into_iter().enumerate() {
-                // Some streams lag far behind, at times.
+                // Some streams lag far behind at times.
                 let draw =
                     (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (number << 17)) >> 40;
                 if draw.is_multiple_of(64) {
