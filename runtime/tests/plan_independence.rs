@@ -191,7 +191,8 @@ fn stages_in_a_v() {
     }
 }
 
-/// What goes from a stage to another on the same device waits there, for many micro-batches at a time.
+/// What goes from a stage to another on the same device waits there, for many micro-batches at a
+/// time.
 #[test]
 fn several_stages_on_one_device() {
     for case in ["llama_tied", "gemma2"] {

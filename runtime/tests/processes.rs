@@ -1,5 +1,5 @@
-//! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the numbers and the traffic of ranks as
-//! threads, to the byte, and an end for all where one ends.
+//! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the same numbers
+//! and traffic as ranks as threads, to the byte, and all end if one does.
 
 mod trainer_runs;
 
@@ -44,7 +44,7 @@ fn a_process_that_does_not_come_is_named() {
     }
 }
 
-/// Four processes that train without end, once they do.
+/// Four processes in an endless training, once the first step is done.
 fn training(name: &str, more: &[&str]) -> Vec<Child> {
     let folder = folder(name);
     let data = endless_tokens(&folder);
@@ -82,7 +82,8 @@ fn a_process_that_is_stopped_ends_the_others_at_the_time_limit() {
     let mut processes = training("stopped", &["--time-limit-s", "3"]);
     let begun = Instant::now();
     signal(&processes[3], "STOP");
-    // Which rank they name depends on who waits first: some wait for those that wait for it.
+    // Which rank they name depends on which one waits first: some wait for ranks that wait
+    // themselves.
     for (code, said) in processes.drain(..3).map(ended) {
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("nothing from rank ") && said.contains(" (host "), "{said}");
@@ -133,7 +134,8 @@ fn a_process_whose_launcher_has_ended_ends_behind_its_step() {
     assert!(folder.join("w").is_file());
 }
 
-/// Four processes, each with flags and variables of its own: they all end with 2 and say this.
+/// Starts four processes, each with its own flags and variables: all must exit with 2 and print
+/// `said`.
 fn refuse_to_train(
     name: &str,
     told: impl Fn(usize) -> (Vec<String>, Vec<(&'static str, &'static str)>),

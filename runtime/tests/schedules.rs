@@ -85,7 +85,7 @@ impl Samples for Made {
 struct Case {
     schedule: ScheduleName,
     place: Vocab,
-    devices: usize,
+    pp: usize,
     tp: usize,
     micro_batches: usize,
     tied: bool,
@@ -100,8 +100,8 @@ impl Case {
     }
 
     fn schedule(&self) -> Option<Schedule> {
-        let Self { devices, micro_batches, place, .. } = *self;
-        schedule(self.schedule, devices, micro_batches, self.chunks(), place).ok()
+        let Self { pp, micro_batches, place, .. } = *self;
+        schedule(self.schedule, pp, micro_batches, self.chunks(), place).ok()
     }
 
     /// Whether the case can be run.
@@ -151,7 +151,7 @@ impl Case {
                 tp: self.tp as u64,
                 cp: 1,
                 dp: self.dp as u64,
-                pp: self.devices as u64,
+                pp: self.pp as u64,
                 order: Split::default().order,
             },
             sequence_parallel: self.sequence_parallel,
@@ -168,7 +168,7 @@ impl Case {
     }
 
     fn split(&self) -> Split {
-        Split { tp: self.tp, pp: self.devices, dp: self.dp, ..Split::default() }
+        Split { tp: self.tp, pp: self.pp, dp: self.dp, ..Split::default() }
     }
 
     fn run(&self, delays: Option<Delays>) -> Run {
@@ -181,7 +181,7 @@ impl Case {
         let one = Self {
             schedule: ScheduleName::OneFOneB,
             place: Vocab::FirstLast,
-            devices: 1,
+            pp: 1,
             tp: 1,
             micro_batches: 1,
             dp: 1,
@@ -251,19 +251,19 @@ fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for schedule in ScheduleName::ALL.into_iter().filter(|&name| name != ScheduleName::Naive) {
         for place in PLACES {
-            for (devices, tp) in [(2, 1), (2, 2), (4, 1), (4, 2)] {
-                for micro_batches in [devices, 2 * devices, devices + 1] {
+            for (pp, tp) in [(2, 1), (2, 2), (4, 1), (4, 2)] {
+                for micro_batches in [pp, 2 * pp, pp + 1] {
                     let n = cases.len();
                     let turn = |of: usize, at: usize| n % of == at;
                     let case = Case {
                         schedule,
                         place,
-                        devices,
+                        pp,
                         tp,
                         micro_batches,
                         tied: turn(2, 1),
                         vocab: VOCAB[usize::from(turn(3, 1))],
-                        dp: if turn(7, 2) && devices * tp < 8 { 2 } else { 1 },
+                        dp: if turn(7, 2) && pp * tp < 8 { 2 } else { 1 },
                         sequence_parallel: tp == 2 && turn(3, 0),
                     };
                     cases.extend(case.exists().then_some(case));
@@ -282,8 +282,8 @@ fn some() -> Vec<Case> {
     }
     let mut chosen = Vec::new();
     for (turn, cases) in by_kind.values().enumerate() {
-        let of = |devices: usize| {
-            let these: Vec<&Case> = cases.iter().filter(|case| case.devices == devices).collect();
+        let of = |pp: usize| {
+            let these: Vec<&Case> = cases.iter().filter(|case| case.pp == pp).collect();
             *these[turn % these.len()]
         };
         chosen.extend([of(2), of(4)]);
@@ -424,7 +424,7 @@ fn report(cases: &[Case], golden: &[(&str, Split)], worst: Worst, of_golden: Wor
 fn busy() -> impl Iterator<Item = Case> {
     all().into_iter().filter(|case| {
         let plain = case.place == Vocab::FirstLast || case.place.passes().is_some();
-        plain && case.devices == 4 && case.tp == 1 && case.micro_batches == 8
+        plain && case.pp == 4 && case.tp == 1 && case.micro_batches == 8
     })
 }
 
@@ -521,7 +521,7 @@ fn finished(rank: &Rank<'_, Host<f64>>, results: &[StepResult]) -> Option<Run> {
 fn post_validation_changes_nothing() {
     let cases = all().into_iter().filter(|case| {
         let plain = [Vocab::FirstLast, Vocab::Tensor].contains(&case.place);
-        plain && case.micro_batches == 2 * case.devices && case.devices * case.tp == 4
+        plain && case.micro_batches == 2 * case.pp && case.pp * case.tp == 4
     });
     let (mut checked, mut clipped) = (0, [0, 0]);
     for (n, case) in cases.enumerate() {

@@ -124,17 +124,17 @@ fn cover(covered: &mut BTreeMap<String, Vec<u8>>, piece: &Value) {
 
 /// Checks that passes ran in the schedule's order, with as many in flight as 1F1B has.
 fn check_passes(program: &Program, rank: &Value) {
-    let device = rank["at"]["pp"].as_u64().unwrap() as usize;
+    let pp_rank = rank["at"]["pp"].as_u64().unwrap() as usize;
     let ran: Vec<&str> =
         rank["passes"].as_array().unwrap().iter().map(|pass| pass.as_str().unwrap()).collect();
-    let planned: Vec<String> = program.passes[device]
+    let planned: Vec<String> = program.passes[pp_rank]
         .iter()
         .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
         .collect();
     assert_eq!(ran, planned);
     let in_flight = rank["peak_in_flight"].as_u64().unwrap() as usize;
-    let devices = program.mesh.pp as usize;
-    assert_eq!(in_flight, (devices - device).min(program.micro_batches));
+    let pp = program.mesh.pp as usize;
+    assert_eq!(in_flight, (pp - pp_rank).min(program.micro_batches));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn the_rank_report_counts_what_was_sent() {
     train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)]), &Interrupt::default())
         .unwrap();
     for rank in json_lines(&path) {
-        let device = rank["at"]["pp"].as_u64().unwrap();
+        let pp_rank = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
         // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other pipeline
         // rank: half from each of two tensor-parallel ranks, all-gathered there.
@@ -156,7 +156,7 @@ fn the_rank_report_counts_what_was_sent() {
         // A layer reduces twice forward and twice backward; the embedding once forward, the output
         // layer once backward, and the loss three vectors of 32 tokens; the norm one f64 a step.
         let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
-        let ends = if device == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
+        let ends = if pp_rank == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
         assert_eq!(sent("tp", "all_reduce", "bytes"), Some(blocks + ends + 3 * 8));
         // Every gradient once a step, and the count of valid tokens.
         let gradients = rank["gradient_bytes"].as_u64().unwrap();

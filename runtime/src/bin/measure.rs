@@ -222,7 +222,8 @@ fn elementwise_of_a_layer(clock: &Clock<'_>) -> Result<Moved, Error> {
         activation::gated_forward(cpu, Activation::Silu, &gate, &up, &mut a);
         activation::gated_backward(cpu, Activation::Silu, &gate, &up, &dy, &mut a, &mut b);
     })?;
-    // Two norms (2 and 3 streams), two residuals (3 and 3), rotations of queries and keys, the activation.
+    // Two norms (2 and 3 streams), two residuals (3 and 3), rotations of queries and keys, the
+    // activation.
     let elements = n as f64 * (2.0 * 5.0 + 2.0 * 6.0 + 2.0 * 1.5 * 2.0) + wide as f64 * 8.0;
     Ok(Moved { bytes: 4.0 * elements, s })
 }

@@ -50,8 +50,8 @@ pub trait Samples: Send + Sync {
     fn read(&self, index: u64) -> Result<Sample, Error>;
 }
 
-/// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin` with
-/// its `.idx` beside it.
+/// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin`
+/// with its `.idx` beside it.
 ///
 /// # Errors
 /// Files that are missing, broken, or of another sequence length.

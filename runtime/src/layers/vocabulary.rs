@@ -206,12 +206,17 @@ fn unknown(what: &str) -> CommError {
 
 impl VocabularyShard {
     /// Declares this rank's rows of the tables; `None` if stages hold the tables.
-    pub fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Option<Self> {
+    pub fn declare(
+        program: &Program,
+        pipeline_rank: usize,
+        inventory: &mut Inventory,
+    ) -> Option<Self> {
         let (model, passes) = (&program.model, program.vocab?);
         let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
-        let placement = Placement::OverPipeline { device, devices: program.mesh.pp as usize };
+        let placement =
+            Placement::OverPipeline { pipeline_rank, pipeline_ranks: program.mesh.pp as usize };
         let begin = inventory.elements();
-        inventory.enter_stage(device);
+        inventory.enter_stage(pipeline_rank);
         let mut declare = |name: &str| {
             let placement = placement.clone();
             inventory.declare(Declaration { placement, ..table(model, name, false) })
@@ -223,7 +228,7 @@ impl VocabularyShard {
             input,
             output: Linear { weight, bias: None, inputs: hidden, outputs: rows },
             passes,
-            number: device * inventory.tp() + inventory.tp_rank(),
+            number: pipeline_rank * inventory.tp() + inventory.tp_rank(),
             rows,
             vocab: model.vocab as usize,
             scale: model.numerics.embedding_scale,

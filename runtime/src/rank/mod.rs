@@ -444,11 +444,11 @@ fn begun_twice(step: u64) -> CommError {
 /// Declares the stages of a pipeline rank, and its shard of a vocabulary split over the pipeline.
 fn declare(
     program: &Program,
-    device: usize,
+    pipeline_rank: usize,
     inventory: &mut Inventory,
 ) -> (Vec<Stage>, Option<VocabularyShard>) {
     let (mut stages, mut table) = (Vec::new(), None);
-    for (chunk, index) in program.stages_of(device).into_iter().enumerate() {
+    for (chunk, index) in program.stages_of(pipeline_rank).into_iter().enumerate() {
         if chunk > 0 && program.layout.copies() > 1 {
             inventory.enter_copies();
         }
@@ -459,5 +459,5 @@ fn declare(
         }
         stages.push(stage);
     }
-    (stages, VocabularyShard::declare(program, device, inventory))
+    (stages, VocabularyShard::declare(program, pipeline_rank, inventory))
 }

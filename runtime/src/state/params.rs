@@ -39,9 +39,9 @@ pub enum Placement {
     /// Parallelism, arXiv 2411.05288, section 6.1).
     OverPipeline {
         /// The pipeline rank that declares it.
-        device: usize,
+        pipeline_rank: usize,
         /// Number of pipeline ranks.
-        devices: usize,
+        pipeline_ranks: usize,
     },
 }
 
@@ -141,9 +141,9 @@ impl Declaration {
                 Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
             Placement::Vocabulary => vocabulary_rows(rows, rows.div_ceil(tp), rank, columns),
-            Placement::OverPipeline { device, devices } => {
-                let each = shapes::vocabulary_shard_rows(rows as u64, (devices * tp) as u64);
-                vocabulary_rows(rows, each as usize, device * tp + rank, columns)
+            Placement::OverPipeline { pipeline_rank, pipeline_ranks } => {
+                let each = shapes::vocabulary_shard_rows(rows as u64, (pipeline_ranks * tp) as u64);
+                vocabulary_rows(rows, each as usize, pipeline_rank * tp + rank, columns)
             }
         }
     }

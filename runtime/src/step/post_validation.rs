@@ -16,13 +16,13 @@ pub fn passes_ahead(program: &Program) -> Vec<usize> {
     let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
     let mut ahead: Vec<usize> = program.passes.iter().map(warm_up).collect();
     loop {
-        let fits = |device: usize, &pass: &Pass| match input(program, device, pass) {
+        let fits = |pipeline_rank: usize, &pass: &Pass| match input(program, pipeline_rank, pass) {
             Some((other, needs)) => program.passes[other][..ahead[other]].contains(&needs),
             None => true,
         };
-        let count = |device: usize| {
-            let passes = program.passes[device][..ahead[device]].iter();
-            passes.take_while(|pass| fits(device, pass)).count()
+        let count = |pipeline_rank: usize| {
+            let passes = program.passes[pipeline_rank][..ahead[pipeline_rank]].iter();
+            passes.take_while(|pass| fits(pipeline_rank, pass)).count()
         };
         let next: Vec<usize> = (0..ahead.len()).map(count).collect();
         if next == ahead {
@@ -34,23 +34,23 @@ pub fn passes_ahead(program: &Program) -> Vec<usize> {
 
 /// The forward whose output a forward reads, and the pipeline rank that runs it; `None` for the
 /// first stage.
-pub fn input(program: &Program, device: usize, pass: Pass) -> Option<(usize, Pass)> {
-    let (layout, devices) = (program.layout, program.mesh.pp as usize);
-    let stage = layout.stage_of(devices, device, usize::from(pass.chunk));
-    let (other, chunk) = layout.holder(devices, stage.checked_sub(1)?, pass.chunk);
+pub fn input(program: &Program, pipeline_rank: usize, pass: Pass) -> Option<(usize, Pass)> {
+    let (layout, pipeline_ranks) = (program.layout, program.mesh.pp as usize);
+    let stage = layout.stage_of(pipeline_ranks, pipeline_rank, usize::from(pass.chunk));
+    let (other, chunk) = layout.holder(pipeline_ranks, stage.checked_sub(1)?, pass.chunk);
     Some((other, Pass { chunk, ..pass }))
 }
 
 /// The forwards of this pipeline rank whose input another rank has sent ahead, but which this rank
 /// has not run.
-pub fn left_over(program: &Program, ahead: &[usize], device: usize) -> Vec<Pass> {
-    let of = |device: usize| &program.passes[device][..ahead[device]];
-    let forwards = program.passes[device].iter().filter(|pass| pass.kind == PassKind::F);
-    let arrived = |pass: &&Pass| match input(program, device, **pass) {
-        Some((other, needs)) => other != device && of(other).contains(&needs),
+pub fn left_over(program: &Program, ahead: &[usize], pipeline_rank: usize) -> Vec<Pass> {
+    let of = |pipeline_rank: usize| &program.passes[pipeline_rank][..ahead[pipeline_rank]];
+    let forwards = program.passes[pipeline_rank].iter().filter(|pass| pass.kind == PassKind::F);
+    let arrived = |pass: &&Pass| match input(program, pipeline_rank, **pass) {
+        Some((other, needs)) => other != pipeline_rank && of(other).contains(&needs),
         None => false,
     };
-    forwards.filter(arrived).filter(|pass| !of(device).contains(pass)).copied().collect()
+    forwards.filter(arrived).filter(|pass| !of(pipeline_rank).contains(pass)).copied().collect()
 }
 
 #[cfg(test)]
@@ -100,12 +100,15 @@ mod tests {
                 let program = program(schedule);
                 let ahead = passes_ahead(&program);
                 assert!(ahead[0] > 0, "{name}");
-                for device in 0..p {
-                    for &pass in &program.passes[device][..ahead[device]] {
+                for pipeline_rank in 0..p {
+                    for &pass in &program.passes[pipeline_rank][..ahead[pipeline_rank]] {
                         let there = |(other, needs): (usize, Pass)| {
                             program.passes[other][..ahead[other]].contains(&needs)
                         };
-                        assert!(input(&program, device, pass).is_none_or(there), "{name} {pass}");
+                        assert!(
+                            input(&program, pipeline_rank, pass).is_none_or(there),
+                            "{name} {pass}"
+                        );
                     }
                 }
             }

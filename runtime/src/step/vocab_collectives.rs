@@ -370,7 +370,7 @@ fn in_order(program: &Program, elements: &[usize]) -> Vec<(u32, usize)> {
 }
 
 fn ended(what: &str) -> CommError {
-    CommError::Invalid { call: what.to_owned(), reason: "its lane has ended".to_owned() }
+    CommError::Invalid { call: what.to_owned(), reason: "its thread has ended".to_owned() }
 }
 
 fn unwound<R>(joined: std::thread::Result<R>) -> R {

@@ -15,8 +15,8 @@ pub struct Flags {
     /// weights are drawn from the seed.
     #[arg(long, value_name = "DIR")]
     pub init_from: Option<PathBuf>,
-    /// What to train on: Megatron's .bin (with .idx beside it), or a .safetensors file with `tokens`
-    /// [steps, batch, seq_len + 1], taken in order.
+    /// What to train on: Megatron's .bin (with .idx beside it), or a .safetensors file with
+    /// `tokens` [steps, batch, seq_len + 1], taken in order.
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
     /// Steps to train.
@@ -78,7 +78,8 @@ pub struct Flags {
     /// encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
-    /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA graph.
+    /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA
+    /// graph.
     #[arg(long)]
     pub no_cuda_graphs: bool,
     /// Seconds without news of a rank before the others give up; also how long the first Ctrl-C or
@@ -115,7 +116,7 @@ impl Flags {
 
     /// Why steps must not be replayed, if there is a reason.
     pub(super) fn refuse_graphs(&self) -> Option<&'static str> {
-        let traced = self.trace.is_some().then_some("--trace shows when each pass is launcher");
+        let traced = self.trace.is_some().then_some("--trace shows when each pass is launched");
         self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced)
     }
 

@@ -11,7 +11,8 @@ pub enum LrShape {
     Linear,
     /// Falls along half a cosine to a tenth (Hoffmann et al. 2022, appendix B).
     Cosine,
-    /// Stays, then falls in a straight line over the last tenth of the steps (Hu et al. 2024, section 4).
+    /// Stays, then falls in a straight line over the last tenth of the steps (Hu et al. 2024,
+    /// section 4).
     Wsd,
     /// Falls with the root of the step (Vaswani et al. 2017, section 5.3).
     InverseSqrt,

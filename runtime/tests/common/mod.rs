@@ -152,17 +152,17 @@ impl Split {
 /// A schedule, with vocabulary passes if the vocabulary is split over the pipeline.
 pub fn schedule(
     name: ScheduleName,
-    devices: usize,
+    pp: usize,
     micro_batches: usize,
     chunks: usize,
     vocab: Vocab,
 ) -> Result<Schedule, ScheduleError> {
     match vocab.passes() {
         Some(passes) => {
-            let schedule = name.build_with_vocab(devices, micro_batches, chunks, passes, None)?;
+            let schedule = name.build_with_vocab(pp, micro_batches, chunks, passes, None)?;
             schedule.with_input_passes(PassTimes::default())
         }
-        None => name.build(devices, micro_batches, chunks),
+        None => name.build(pp, micro_batches, chunks),
     }
 }
 

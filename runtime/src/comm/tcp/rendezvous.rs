@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 const ADDRESS_BYTES: usize = 80;
 
 /// Most bytes read from a rendezvous file.
-const MEETING_BYTES: u64 = 4096;
+const RENDEZVOUS_BYTES: u64 = 4096;
 
 /// Connections with all other ranks, by rank.
 pub(super) type Connections = Vec<Option<Arc<Connection>>>;
@@ -287,7 +287,7 @@ fn place(rendezvous: &Rendezvous, key: &Key) -> io::Result<(Vec<SocketAddr>, Key
                 return Err(io::Error::other(format!("{} is no file", path.display())));
             }
             let mut text = String::new();
-            File::open(path)?.take(MEETING_BYTES).read_to_string(&mut text)?;
+            File::open(path)?.take(RENDEZVOUS_BYTES).read_to_string(&mut text)?;
             let mut words = text.split_whitespace();
             let address = words.next().unwrap_or_default().to_owned();
             let told = words.next().filter(|_| key.is_empty()).map(Key::new).transpose();

@@ -183,17 +183,17 @@ impl<D: Device> Executor<'_, D> {
         gradients: &mut Store<D>,
         reducer: &mut Reducer<'_, D>,
     ) -> Result<Option<Ended<D>>, CommError> {
-        let (device, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
-        let (passes, ahead) = (&self.program.passes[device], passes_ahead(self.program));
+        let (pipeline_rank, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
+        let (passes, ahead) = (&self.program.passes[pipeline_rank], passes_ahead(self.program));
         let mut step = self.step(given, None, again);
-        for &pass in &passes[..ahead[device]] {
+        for &pass in &passes[..ahead[pipeline_rank]] {
             step.pass(pass, false, gradients, reducer, &mut None)?;
         }
         if !gate(gradients)? {
             step.drop_left_over(&ahead)?;
             return Ok(None);
         }
-        self.rest(step, ahead[device], gradients, reducer, None).map(Some)
+        self.rest(step, ahead[pipeline_rank], gradients, reducer, None).map(Some)
     }
 
     fn run_passes(
@@ -322,9 +322,8 @@ impl<'a, D: Device> StepState<'a, '_, D> {
     }
 
     fn stage_of(&self, pass: Pass) -> usize {
-        let device = self.executor.pp.rank();
-        let devices = self.executor.pp.size();
-        self.executor.program.layout.stage_of(devices, device, usize::from(pass.chunk))
+        let (rank, ranks) = (self.executor.pp.rank(), self.executor.pp.size());
+        self.executor.program.layout.stage_of(ranks, rank, usize::from(pass.chunk))
     }
 
     fn context(&self, pass: Pass) -> Context<'a, D> {

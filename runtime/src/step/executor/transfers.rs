@@ -40,7 +40,7 @@ impl<D: Device> StepState<'_, '_, D> {
     }
 
     /// The pipeline rank that runs a neighbouring stage for the same micro-batch.
-    pub(super) fn device_of(&self, stage: usize, pass: Pass) -> usize {
+    pub(super) fn pipeline_rank_of(&self, stage: usize, pass: Pass) -> usize {
         let layout = self.executor.program.layout;
         layout.holder(self.executor.pp.size(), stage, pass.chunk).0
     }
@@ -52,7 +52,7 @@ impl<D: Device> StepState<'_, '_, D> {
         stage: usize,
         pass: Pass,
     ) -> Result<Buffer<D>, CommError> {
-        let from = self.device_of(from_stage, pass);
+        let from = self.pipeline_rank_of(from_stage, pass);
         self.receive_from(from, tag(carried, stage, pass.micro_batch), pass)
     }
 
@@ -80,7 +80,7 @@ impl<D: Device> StepState<'_, '_, D> {
         pass: Pass,
         data: Buffer<D>,
     ) -> Result<(), CommError> {
-        let to = self.device_of(to_stage, pass);
+        let to = self.pipeline_rank_of(to_stage, pass);
         self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)
     }
 
@@ -111,7 +111,7 @@ impl<D: Device> StepState<'_, '_, D> {
         let (executor, program) = (self.executor, self.executor.program);
         for pass in left_over(program, ahead, executor.pp.rank()) {
             let stage = self.stage_of(pass);
-            let from = self.device_of(stage - 1, pass);
+            let from = self.pipeline_rank_of(stage - 1, pass);
             let tag = tag(Carried::Stream, stage, pass.micro_batch) | self.again;
             let count = self.stream_elements(pass) / self.ways(pass);
             let _in_vain: D::Memory<D::Stored> = executor.pp().recv(count, from, tag)?;

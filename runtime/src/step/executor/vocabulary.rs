@@ -38,8 +38,8 @@ impl<D: Device> StepState<'_, '_, D> {
     /// Sends the last stage's output to all pipeline ranks, which share the output layer (`C0`).
     pub(super) fn send_to_all(&mut self, pass: Pass, y: Buffer<D>) -> Result<(), CommError> {
         let tag = tag(Carried::Output, 0, pass.micro_batch);
-        let (devices, own) = (self.executor.pp.size(), self.executor.pp.rank());
-        for to in (0..devices).filter(|&to| to != own) {
+        let (ranks, own) = (self.executor.pp.size(), self.executor.pp.rank());
+        for to in (0..ranks).filter(|&to| to != own) {
             let copy = self.given.pools.stored.copy_of(self.executor.device, &y);
             self.send_to(to, tag, pass, copy)?;
         }
