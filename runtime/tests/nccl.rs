@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 type Comm = Box<dyn Communicator>;
 
 /// Emulated GPUs, and the fake NCCL between them.
-struct Rehearsed {
+struct EmulatedGpus {
     gpu: cuda::Gpu,
     library: Rehearsal,
 }
 
-impl Rehearsed {
+impl EmulatedGpus {
     fn new() -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
         let machine = Machine::new(&folder).expect("a folder for compiled sources");
@@ -55,9 +55,9 @@ fn run_nccl<R: Send>(
     options: Options,
     program: impl Fn(&dyn Communicator, &Gpu<f32>) -> Result<R, CommError> + Sync,
 ) -> Vec<Result<R, CommError>> {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     run_ranks(size, options, |control| {
-        let (world, device) = rehearsed.world(control, options)?;
+        let (world, device) = gpus.world(control, options)?;
         program(&*world, &device)
     })
 }
@@ -256,14 +256,14 @@ fn train<D: Device>(
 fn golden_case_on_gpus_of_their_own() {
     let split = Split { tp: 2, pp: 2, dp: 2, micro_batch: 2, ..Split::default() };
     let split = Split { sequence_parallel: true, ..split };
-    let rehearsed = Rehearsed::new();
-    let own = |control| rehearsed.world(control, Options::default()).unwrap();
+    let gpus = EmulatedGpus::new();
+    let own = |control| gpus.world(control, Options::default()).unwrap();
     let (run, traffic) = train("llama_gqa", &split, own);
     check("llama_gqa", &run);
     let (_, wanted) = train("llama_gqa", &split, |world| (world, Host::<f32>::serial()));
     assert_eq!(traffic, wanted);
     // Ranks that share a GPU give the same bits, also on queues that lag.
-    let one = Rehearsed::new();
+    let one = EmulatedGpus::new();
     let (shared, _) = train("llama_gqa", &split, |world| (world, Gpu::<f32>::new(one.queue())));
     assert!(run == shared);
 }
@@ -273,7 +273,7 @@ fn golden_case_on_gpus_of_their_own() {
 #[test]
 fn a_vocabulary_over_the_pipeline_on_queues_that_lag() {
     let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
-    let one = Rehearsed::new();
+    let one = EmulatedGpus::new();
     let (run, _) = train("llama_tied", &split, |world| (world, Gpu::<f32>::new(one.queue())));
     check("llama_tied", &run);
 }
@@ -281,9 +281,9 @@ fn a_vocabulary_over_the_pipeline_on_queues_that_lag() {
 /// The control is TCP, as between processes.
 #[test]
 fn what_lies_on_the_host_goes_over_tcp() {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     let run = |control: Comm| {
-        let (world, device) = rehearsed.world(control, Options::default())?;
+        let (world, device) = gpus.world(control, Options::default())?;
         let part = world.split("part", world.rank() % 2, 0)?;
         every_collective(&*part, &device, 6, 1)?;
         ring(&*world, &device)
@@ -310,11 +310,11 @@ fn disturbed(
     options: Options,
     disturb: impl Fn(&Rehearsal, &dyn Communicator) -> bool + Sync,
 ) -> Vec<Result<(), String>> {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     let run = |control: Comm| -> Result<(), CommError> {
-        let (world, device) = rehearsed.world(control, options)?;
+        let (world, device) = gpus.world(control, options)?;
         (0..3).try_for_each(|_| ring(&*world, &device))?;
-        if disturb(&rehearsed.library, &*world) {
+        if disturb(&gpus.library, &*world) {
             return Ok(());
         }
         (0..3).try_for_each(|_| ring(&*world, &device))
@@ -450,9 +450,9 @@ fn computation_goes_on_beside_a_transfer() {
 /// Reserved memory is counted, and what ranks allocate beyond it.
 #[test]
 fn memory_is_counted() {
-    let rehearsed = Rehearsed::new();
-    rehearsed.gpu.reserve(2048).unwrap();
-    let device = Gpu::<f32>::new(rehearsed.queue());
+    let gpus = EmulatedGpus::new();
+    gpus.gpu.reserve(2048).unwrap();
+    let device = Gpu::<f32>::new(gpus.queue());
     let _within = device.zeros::<f32>(200);
     let seen = |used_bytes, beyond_bytes| {
         Some(MemoryUse { reserved_bytes: 2048, used_bytes, beyond_bytes })

@@ -25,35 +25,36 @@ pub struct Flags {
     /// Highest learning rate.
     #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
-    /// AdamW's decays of the moments.
+    /// AdamW's decay rates of the moments.
     #[arg(long, value_name = "BETA1,BETA2", value_parser = pair, default_value = "0.9,0.95")]
     pub betas: (f64, f64),
     /// AdamW's epsilon.
     #[arg(long, default_value_t = 1e-8)]
     pub eps: f64,
-    /// Decay of matrices; vectors do not decay.
+    /// Weight decay of matrices; vectors do not decay.
     #[arg(long, default_value_t = 0.1)]
     pub weight_decay: f64,
     /// Largest gradient norm; 0 does not clip.
     #[arg(long, default_value_t = 1.0)]
     pub clip: f64,
-    /// Shape of the learning rate behind its warm-up.
+    /// Shape of the learning rate after its warm-up.
     #[arg(long, value_enum, default_value_t = LrShape::Constant)]
     pub lr_schedule: LrShape,
     /// Steps over which the learning rate rises.
     #[arg(long, default_value_t = 0)]
     pub lr_warmup: u64,
-    /// Of initial weights, dropout and the order of data.
+    /// Seed of initial weights, dropout and the order of data.
     #[arg(long, default_value_t = 1234)]
     pub seed: u64,
-    /// Where to add one JSON object a step; lines that are there stay. One run at a time.
+    /// Where to append one JSON object a step; existing lines stay. Only one run at a time may
+    /// write.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Where to write the first step's gradients, whole, before clipping.
     #[arg(long, value_name = "FILE")]
     pub dump_gradients: Option<PathBuf>,
-    /// Where to write the final weights, whole. Where a run fails, those of the last step that all
-    /// ranks completed, if they can still be put together.
+    /// Where to write the final weights, whole. If a run fails, the weights after the last step
+    /// that all ranks completed are written if they can still be put together.
     #[arg(long, value_name = "FILE")]
     pub dump_weights: Option<PathBuf>,
     /// Where to write one JSON object a rank: what it held, did and sent.
@@ -62,20 +63,20 @@ pub struct Flags {
     /// Where to write a trace that opens in Perfetto.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Threads of all ranks of a process together, at most 16 for each of the machine's cores; as
-    /// many as cores where not said.
+    /// Threads of all ranks of a process together, at most 16 for each of the machine's cores. The
+    /// default is one for each core.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Train on an NVIDIA GPU, of this number where there are several: ranks of one process share
-    /// it; processes that a launcher starts have one each, by their place on the machine.
+    /// Train on an NVIDIA GPU, with this number if there are several. Ranks of one process share
+    /// it; processes that a launcher starts have one each, by their rank on the host.
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     pub gpu: Option<Option<usize>>,
     /// Where processes that a launcher starts find each other: an address at which rank 0 listens,
-    /// or a file that all can read. Where not said, MASTER_ADDR and MASTER_PORT, or MPI. Set
+    /// or a file that all can read. The default is MASTER_ADDR and MASTER_PORT, or MPI. Set
     /// MESHWRIGHT_TOKEN to the same secret for all ranks, for example with `openssl rand -hex 32`:
-    /// ranks then prove to each other that they have it. Without it whoever reaches the address
-    /// before all have met can take a rank's place; a file holds a secret of its own. Nothing is
-    /// encrypted: use a network whose machines you trust.
+    /// ranks then prove to each other that they have it. Without it, anybody who reaches the
+    /// address before all have met can take a rank's place; a file holds a secret of its own.
+    /// Nothing is encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
     /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA

@@ -2,16 +2,16 @@
 
 use clap::ValueEnum;
 
-/// Shape of the learning rate behind its warm-up.
+/// Shape of the learning rate after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LrShape {
-    /// Stays.
+    /// Stays constant.
     Constant,
-    /// Falls in a straight line to 0 behind the last step.
+    /// Falls linearly to 0 after the last step.
     Linear,
     /// Falls along half a cosine to a tenth (Hoffmann et al. 2022, appendix B).
     Cosine,
-    /// Stays, then falls in a straight line over the last tenth of the steps (Hu et al. 2024,
+    /// Stays constant, then falls linearly over the last tenth of the steps (Hu et al. 2024,
     /// section 4).
     Wsd,
     /// Falls with the root of the step (Vaswani et al. 2017, section 5.3).

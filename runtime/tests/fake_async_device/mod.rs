@@ -9,7 +9,7 @@ mod kernels;
 mod memory;
 mod stream;
 
-pub use stream::{Machine, Mark};
+pub use stream::{Mark, SharedDevice};
 
 use device_buffer::FakeDeviceBuffer;
 use memory::{Memory, View, ViewMut, into, of};
@@ -34,8 +34,8 @@ pub struct FakeAsyncDevice<S, W, const MASTERS: bool = false> {
 }
 
 impl<S, W: Scalar, const MASTERS: bool> FakeAsyncDevice<S, W, MASTERS> {
-    pub fn on(machine: &Arc<Machine>) -> Self {
-        let (stream, transfers) = (Stream::new(machine), OnceLock::new());
+    pub fn on(shared: &Arc<SharedDevice>) -> Self {
+        let (stream, transfers) = (Stream::new(shared), OnceLock::new());
         Self { stream, transfers, host: Cpu::serial(), stored: PhantomData }
     }
 
@@ -85,7 +85,7 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn fork_stream(&self) -> Self {
-        let lane = Self::on(&self.stream.machine);
+        let lane = Self::on(&self.stream.shared);
         lane.wait_for(&self.mark());
         lane
     }
@@ -99,7 +99,7 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn taken<E: Element>(&self, values: Vec<E>) -> Memory<E> {
-        self.stream.machine.uploads.fetch_add(1, Ordering::Relaxed);
+        self.stream.shared.uploads.fetch_add(1, Ordering::Relaxed);
         let memory = Memory::new(vec![E::default(); values.len()]);
         let to = memory.all();
         self.run(move |_| to.set(&values));
@@ -124,13 +124,13 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn upload<E: Element>(&self, from: &[E], to: ViewMut<'_, E>) {
-        self.stream.machine.uploads.fetch_add(1, Ordering::Relaxed);
+        self.stream.shared.uploads.fetch_add(1, Ordering::Relaxed);
         let (from, to) = (from.to_vec(), into(to));
         self.run(move |_| to.set(&from));
     }
 
     fn download<E: Element>(&self, from: View<'_, E>) -> Result<Vec<E>, DeviceError> {
-        self.stream.machine.downloads.fetch_add(1, Ordering::Relaxed);
+        self.stream.shared.downloads.fetch_add(1, Ordering::Relaxed);
         let (from, (told, values)) = (of(from), channel());
         self.run(move |_| told.send(from.values()).unwrap());
         let values = values.recv().map_err(|_| DeviceError("a stream has ended".to_owned()))?;
@@ -147,7 +147,7 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn read(&self, total: &Arc<Mutex<f64>>) -> Result<f64, DeviceError> {
-        self.stream.machine.reads.fetch_add(1, Ordering::Relaxed);
+        self.stream.shared.reads.fetch_add(1, Ordering::Relaxed);
         self.mark().wait();
         self.health().map(|()| *total.lock().unwrap())
     }
@@ -168,7 +168,7 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
         if !comm.carries_devices() {
             return Ok(E::wrap(self.download(Self::view(&memory, 0..memory.len))?));
         }
-        let transfers = self.transfers.get_or_init(|| Stream::new(&self.stream.machine));
+        let transfers = self.transfers.get_or_init(|| Stream::new(&self.stream.shared));
         let stream = Mutex::new(transfers.clone());
         Ok(Payload::Device(Box::new(FakeDeviceBuffer { memory, ready: self.mark(), stream })))
     }
@@ -184,6 +184,6 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn health(&self) -> Result<(), DeviceError> {
-        self.stream.machine.health()
+        self.stream.shared.health()
     }
 }

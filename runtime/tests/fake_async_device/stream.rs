@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The device that all ranks share: its counters and its failure.
 #[derive(Debug, Default)]
-pub struct Machine {
+pub struct SharedDevice {
     /// Copies from the host.
     pub uploads: AtomicUsize,
     /// Copies to the host.
@@ -23,7 +23,7 @@ pub struct Machine {
     failure: OnceLock<DeviceError>,
 }
 
-impl Machine {
+impl SharedDevice {
     /// Makes the device fail from now on.
     pub fn fail(&self, why: &str) {
         let _first = self.failure.set(DeviceError(why.to_owned()));
@@ -40,14 +40,14 @@ type Job<W> = Box<dyn FnOnce(&Host<W>) + Send>;
 #[derive(Clone)]
 pub(super) struct Stream<W> {
     jobs: Sender<Job<W>>,
-    pub(super) machine: Arc<Machine>,
+    pub(super) shared: Arc<SharedDevice>,
 }
 
 impl<W: Scalar> Stream<W> {
-    pub(super) fn new(machine: &Arc<Machine>) -> Self {
+    pub(super) fn new(shared: &Arc<SharedDevice>) -> Self {
         let (jobs, given) = channel::<Job<W>>();
-        let number = machine.streams.fetch_add(1, Ordering::Relaxed) as u64;
-        let counted = machine.clone();
+        let number = shared.streams.fetch_add(1, Ordering::Relaxed) as u64;
+        let counted = shared.clone();
         std::thread::spawn(move || {
             let host = Host::<W>::serial();
             for (n, job) in given.into_iter().enumerate() {
@@ -61,7 +61,7 @@ impl<W: Scalar> Stream<W> {
                 counted.jobs.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Self { jobs, machine: machine.clone() }
+        Self { jobs, shared: shared.clone() }
     }
 
     pub(super) fn run(&self, job: impl FnOnce(&Host<W>) + Send + 'static) {
