@@ -231,11 +231,11 @@ fn kinds(program: &Program) -> Vec<Value> {
         (PassKind::B, "Backward with respect to inputs."),
         (PassKind::W, "Backward with respect to weights."),
         (PassKind::BW, "Backward."),
-        (PassKind::S, "Output layer: logits, and what a softmax needs of them."),
+        (PassKind::S, "Output layer: logits, and their maxima and sums."),
         (PassKind::S2, "Output layer: sums around the common maximum."),
         (PassKind::T, "Output layer: gradients."),
-        (PassKind::IF, "Input layer: rows of the tokens that are here."),
-        (PassKind::IB, "Input layer: gradients of these rows."),
+        (PassKind::IF, "Input layer: embedding rows that are on this rank."),
+        (PassKind::IB, "Input layer: gradients of those rows."),
     ];
     let runs = |kind| program.passes.iter().flatten().any(|pass| pass.kind == kind);
     let value = |(kind, doc): (PassKind, &str)| json!({ "name": short(kind), "kind": format!("{kind:?}"), "doc": doc });

@@ -79,7 +79,7 @@ pub struct Flags {
     /// Nothing is encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
-    /// On a GPU, launch every step kernel by kernel, also where it could be replayed as a CUDA
+    /// On a GPU, launch every step kernel by kernel, even if it could be replayed as a CUDA
     /// graph.
     #[arg(long)]
     pub no_cuda_graphs: bool,

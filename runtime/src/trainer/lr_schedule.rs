@@ -14,7 +14,7 @@ pub enum LrShape {
     /// Stays constant, then falls linearly over the last tenth of the steps (Hu et al. 2024,
     /// section 4).
     Wsd,
-    /// Falls with the root of the step (Vaswani et al. 2017, section 5.3).
+    /// Falls with the square root of the step (Vaswani et al. 2017, section 5.3).
     InverseSqrt,
 }
 

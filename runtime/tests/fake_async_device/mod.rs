@@ -85,9 +85,9 @@ impl<S: Number, W: Scalar, const M: bool> Space for FakeAsyncDevice<S, W, M> {
     }
 
     fn fork_stream(&self) -> Self {
-        let lane = Self::on(&self.stream.shared);
-        lane.wait_for(&self.mark());
-        lane
+        let forked = Self::on(&self.stream.shared);
+        forked.wait_for(&self.mark());
+        forked
     }
 
     fn host(&self) -> &Cpu {

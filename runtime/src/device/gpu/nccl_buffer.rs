@@ -27,8 +27,8 @@ impl<E: Element> NcclBuffer for GpuBuffer<E> {
         self.memory.busy_until(event);
     }
 
-    fn like(&self, lane: &Gpu, len: usize) -> Box<dyn DeviceBuffer> {
-        let giver = Queue { gpu: lane.clone(), failure: self.giver.failure.clone() };
+    fn like(&self, stream: &Gpu, len: usize) -> Box<dyn DeviceBuffer> {
+        let giver = Queue { gpu: stream.clone(), failure: self.giver.failure.clone() };
         let memory = giver.memory(len, |gpu| gpu.memory::<E>(len));
         Box::new(Self { memory, ready: None, giver })
     }
