@@ -49,7 +49,7 @@ impl Interrupt {
         let deaf = |error: ctrlc::Error| Error::World {
             problem: format!("cannot listen for Ctrl-C: {error}"),
         };
-        ctrlc::set_handler(move || State::hear(&state, patience)).map_err(deaf)?;
+        ctrlc::set_handler(move || State::interrupted(&state, patience)).map_err(deaf)?;
         Ok(interrupt)
     }
 
@@ -62,7 +62,7 @@ impl Interrupt {
             let _ended = std::io::copy(&mut input, &mut std::io::sink());
             if !interrupt.is_asked() {
                 say("the launcher has ended");
-                State::hear(&interrupt.state, patience);
+                State::interrupted(&interrupt.state, patience);
             }
         });
     }
@@ -94,7 +94,7 @@ impl Interrupt {
 }
 
 impl State {
-    fn hear(state: &Arc<Self>, patience: Duration) {
+    fn interrupted(state: &Arc<Self>, patience: Duration) {
         if state.asked.swap(true, Ordering::Relaxed) {
             state.quit("interrupted again: ends at once");
         }

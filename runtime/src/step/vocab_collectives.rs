@@ -165,7 +165,7 @@ impl<'scope, D: Device> VocabCollectives<'scope, D> {
 
     /// Broadcasts the gradient of a micro-batch's embedding rows, `[n, h]`, from the first rank of
     /// the first stage.
-    pub fn tell_row_gradient(&self, gradient: Activations<D>) {
+    pub fn broadcast_row_gradient(&self, gradient: Activations<D>) {
         if let Some(todo) = &self.row_gradients.todo {
             // If the thread has ended, the next wait for it reports why.
             let _ended = todo.send(Marked::new(self.device, gradient));
@@ -215,7 +215,7 @@ impl<'scope, D: Device> ReductionThread<'scope, D> {
         takes_gradient: bool,
     ) -> Self {
         let (todo, given) = channel::<(u32, Marked<D, ShardLocal<D>>)>();
-        let (told, done) = channel();
+        let (results, done) = channel();
         let thread = scope.spawn(move || {
             for (micro_batch, local) in given {
                 let local = local.take(&device, |local| local.adopt(&device));
@@ -224,7 +224,7 @@ impl<'scope, D: Device> ReductionThread<'scope, D> {
                     reduced.take_gradient();
                 }
                 let reduced = reduced.map(|reduced| Marked::new(&device, reduced));
-                if told.send((micro_batch, reduced)).is_err() {
+                if results.send((micro_batch, reduced)).is_err() {
                     break;
                 }
             }
@@ -299,7 +299,7 @@ struct RowSumThread<'scope, D: Space> {
 impl<'scope, D: Device> RowSumThread<'scope, D> {
     fn open<'env>(scope: &'scope Scope<'scope, 'env>, read: CollectiveInputs<'env, D>) -> Self {
         let (todo, given) = channel::<(u32, Marked<D, Activations<D>>)>();
-        let (told, done) = channel();
+        let (results, done) = channel();
         let (device, groups) = (read.device.fork_stream(), read.groups);
         let thread = scope.spawn(move || {
             let group = DeviceGroup::new(&device, &*groups.input);
@@ -308,7 +308,7 @@ impl<'scope, D: Device> RowSumThread<'scope, D> {
                 let rows = group.all_reduce(own, Op::Sum).map(|rows| Marked::new(&device, rows));
                 // Other ranks need only learn of an error.
                 let wanted = groups.on_first_stage || rows.is_err();
-                if wanted && told.send((micro_batch, rows)).is_err() {
+                if wanted && results.send((micro_batch, rows)).is_err() {
                     break;
                 }
             }
@@ -333,14 +333,14 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
         elements: &[usize],
     ) -> Self {
         let (todo, given) = channel::<Marked<D, Activations<D>>>();
-        let (told, done) = channel();
+        let (results, done) = channel();
         let order = in_order(read.program, elements);
         let (device, comm) = (read.device.fork_stream(), &*read.groups.input_gradient);
-        let tells = comm.rank() == 0;
+        let is_root = comm.rank() == 0;
         let thread = scope.spawn(move || {
             let group = DeviceGroup::new(&device, comm);
             for (micro_batch, elements) in order {
-                let own = match tells.then(|| given.recv()) {
+                let own = match is_root.then(|| given.recv()) {
                     Some(Ok(own)) => own.take(&device, |own| device.adopt(own)),
                     // The passes ended early, and report why.
                     Some(Err(_)) => break,
@@ -349,13 +349,13 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
                 let gradient = group.start_broadcast(own, 0).and_then(|sent| sent.wait(&device));
                 let gradient = gradient.map(|gradient| Marked::new(&device, gradient));
                 let failed = gradient.is_err();
-                if told.send((micro_batch, gradient)).is_err() || failed {
+                if results.send((micro_batch, gradient)).is_err() || failed {
                     break;
                 }
             }
             device.mark()
         });
-        Self { todo: tells.then_some(todo), done: Inbox::new(done), thread }
+        Self { todo: is_root.then_some(todo), done: Inbox::new(done), thread }
     }
 }
 

@@ -22,7 +22,7 @@ struct Introduction {
     /// Where it runs: `host a, pid 123`.
     process: String,
     /// What all ranks must have in common: name and value.
-    told: Vec<(String, String)>,
+    settings: Vec<(String, String)>,
 }
 
 /// Exchanges with all ranks where each runs and what it was given.
@@ -31,7 +31,7 @@ struct Introduction {
 /// On all ranks: what differs.
 pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error> {
     let process = format!("host {}, pid {}", host_name(), std::process::id());
-    let own = Introduction { process, told: told(job) };
+    let own = Introduction { process, settings: settings(job) };
     let mut all = Vec::with_capacity(world.size());
     for (rank, text) in
         exchange(world, &serde_json::to_string(&own).unwrap_or_default())?.into_iter().enumerate()
@@ -66,8 +66,8 @@ fn exchange(world: &dyn Communicator, text: &str) -> Result<Vec<String>, CommErr
 fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<String> {
     let Some(first) = all.first() else { return Vec::new() };
     let value = |rank: usize, what: &str| {
-        let mut told = all[rank].told.iter();
-        told.find(|(known, _)| known == what).map_or("nothing", |(_, value)| value)
+        let mut settings = all[rank].settings.iter();
+        settings.find(|(known, _)| known == what).map_or("nothing", |(_, value)| value)
     };
     let names = |ranks: &[usize]| {
         let named: Vec<String> = ranks.iter().take(MOST_NAMED).map(|&rank| name(rank)).collect();
@@ -93,11 +93,11 @@ fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<Stri
             format!("{what} is {}", groups.iter().map(said).collect::<Vec<_>>().join(", but "))
         })
     };
-    first.told.iter().filter_map(difference).collect()
+    first.settings.iter().filter_map(difference).collect()
 }
 
 /// What all ranks must have in common, in words. Every flag is either listed or may differ.
-fn told(job: Job<'_>) -> Vec<(String, String)> {
+fn settings(job: Job<'_>) -> Vec<(String, String)> {
     let Flags {
         init_from,
         data,
@@ -206,7 +206,7 @@ mod tests {
     fn who_differs_is_named_first() {
         let introduction = |seed: &str, lr: &str| Introduction {
             process: String::new(),
-            told: [("--seed", seed), ("--lr", lr)].map(|(a, b)| (a.into(), b.into())).to_vec(),
+            settings: [("--seed", seed), ("--lr", lr)].map(|(a, b)| (a.into(), b.into())).to_vec(),
         };
         let name = |rank: usize| format!("rank {rank}");
         let alike: Vec<_> = (0..9).map(|_| introduction("1", "2")).collect();

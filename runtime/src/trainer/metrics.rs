@@ -44,12 +44,12 @@ pub(super) struct PendingMetrics {
     pub(super) step: u64,
     pub(super) lr: f64,
     pub(super) seconds: f64,
-    /// The maxima over all ranks, in the order of [`TrainingRun::start_telling`].
+    /// The maxima over all ranks, in the order of [`TrainingRun::start_metrics`].
     pub(super) most: Request<i64>,
 }
 
 impl<D: Device> TrainingRun<'_, '_, D> {
-    pub(super) fn start_telling(
+    pub(super) fn start_metrics(
         &self,
         step: u64,
         lr: f64,
@@ -68,13 +68,13 @@ impl<D: Device> TrainingRun<'_, '_, D> {
 
     /// Writes a step's metrics. Here all ranks agree whether any was asked to end, and whether all
     /// can read the next step; `next` says so of this rank.
-    pub(super) fn tell(
+    pub(super) fn write_metrics(
         &mut self,
-        told: PendingMetrics,
+        metrics: PendingMetrics,
         result: &StepResult,
         next: Result<(), Error>,
     ) -> Result<Continuation, Failure> {
-        let PendingMetrics { step, lr, seconds, most } = told;
+        let PendingMetrics { step, lr, seconds, most } = metrics;
         let most = most.wait()?;
         let [peak_tensor_bytes, resident_bytes, peak_resident_bytes, asked, unread] =
             [0, 1, 2, 3, 4].map(|n| most.get(n).map_or(0, |&most| most as u64));

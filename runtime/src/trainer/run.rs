@@ -31,7 +31,7 @@ pub(super) struct TrainingRun<'a, 'p, D: Space> {
     /// The last step's result; `None` before the first.
     pub(super) last: Option<StepResult>,
     /// Metrics of the last step, if its norm is not awaited.
-    pub(super) told: Option<PendingMetrics>,
+    pub(super) pending_metrics: Option<PendingMetrics>,
     pub(super) peak_bytes: usize,
     /// Peak memory, as of the last step.
     pub(super) memory: PeakMemory,
@@ -88,7 +88,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
             trace,
             before,
             last: None,
-            told: None,
+            pending_metrics: None,
             peak_bytes: 0,
             memory: PeakMemory::default(),
         })
@@ -112,12 +112,12 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
     fn steps(&mut self) -> Result<Option<Error>, Failure> {
         let mut interrupted = None;
         for step in 0..self.job.flags.steps {
-            let goes = match self.job.program.post_validation {
+            let continuation = match self.job.program.post_validation {
                 true => self.step_ahead(step)?,
                 false => self.step(step)?,
             };
             self.job.interrupt.stepped();
-            if matches!(goes, Continuation::Stop) {
+            if matches!(continuation, Continuation::Stop) {
                 interrupted = Some(Error::Interrupted { steps: step + 1 });
                 break;
             }
@@ -146,10 +146,10 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         }
         let next = self.read_ahead(step + 1);
         let seconds = begin.elapsed().as_secs_f64();
-        let told = self.start_telling(step, lr, seconds, next.is_err())?;
-        let goes = self.tell(told, &result, next)?;
+        let metrics = self.start_metrics(step, lr, seconds, next.is_err())?;
+        let continuation = self.write_metrics(metrics, &result, next)?;
         self.last = Some(result);
-        Ok(goes)
+        Ok(continuation)
     }
 
     /// Reads the data of the next step, so that all ranks learn in time if one cannot.
@@ -165,28 +165,28 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let (begin, lr) = (Instant::now(), self.lr.at(step));
         let optimizer = self.job.flags.optimizer();
         let before = self.rank.step_ahead(&*self.samples, step, &optimizer, lr)?;
-        let goes = before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
+        let continuation = before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
         self.dump_gradients(step)?;
         if let Some(outcome) = self.rank.pending_outcome() {
             self.peak_bytes = self.peak_bytes.max(outcome.peak_bytes);
         }
         let seconds = begin.elapsed().as_secs_f64();
-        self.told = Some(self.start_telling(step, lr, seconds, false)?);
-        Ok(goes)
+        self.pending_metrics = Some(self.start_metrics(step, lr, seconds, false)?);
+        Ok(continuation)
     }
 
     /// Reports a step whose norm was not awaited.
     fn settled(&mut self, result: StepResult) -> Result<Continuation, Failure> {
-        let Some(told) = self.told.take() else { return Ok(Continuation::Continue) };
-        finite(told.step, "loss", result.loss)?;
-        finite(told.step, "gradient norm", result.norm)?;
+        let Some(metrics) = self.pending_metrics.take() else { return Ok(Continuation::Continue) };
+        finite(metrics.step, "loss", result.loss)?;
+        finite(metrics.step, "gradient norm", result.norm)?;
         if let Some(trace) = &mut self.trace {
             trace.passes(&result.outcome.ran);
             trace.reductions(&result.reductions);
         }
-        let goes = self.tell(told, &result, Ok(()))?;
+        let continuation = self.write_metrics(metrics, &result, Ok(()))?;
         self.last = Some(result);
-        Ok(goes)
+        Ok(continuation)
     }
 
     /// Writes the first step's gradients if asked for.

@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_millis(10);
 /// A rank's links with the members of a group.
 pub(super) struct Links {
     /// A twin of the group's control for announcements, which are not counted as traffic.
-    told: Option<Arc<dyn Communicator>>,
+    announcements: Option<Arc<dyn Communicator>>,
     outgoing: Mutex<HashMap<usize, Sender<Sent>>>,
     incoming: Mutex<HashMap<usize, Arc<Mutex<Incoming>>>>,
 }
@@ -58,12 +58,12 @@ struct Open {
 
 impl Links {
     pub fn new(control: &dyn Communicator) -> Self {
-        let told = control.twin().map(Arc::from);
-        Self { told, outgoing: Mutex::default(), incoming: Mutex::default() }
+        let announcements = control.twin().map(Arc::from);
+        Self { announcements, outgoing: Mutex::default(), incoming: Mutex::default() }
     }
 
-    fn told(&self, call: &Call) -> Result<&Arc<dyn Communicator>, CommError> {
-        self.told.as_ref().ok_or_else(|| CommError::Invalid {
+    fn announcements(&self, call: &Call) -> Result<&Arc<dyn Communicator>, CommError> {
+        self.announcements.as_ref().ok_or_else(|| CommError::Invalid {
             call: call.to_string(),
             reason: "what connects the ranks on the host carries no announcements".to_owned(),
         })
@@ -77,7 +77,7 @@ impl Links {
         call: Call,
         mut buffer: Box<dyn DeviceBuffer>,
     ) -> Result<(), CommError> {
-        let told = self.told(&call)?;
+        let announcements = self.announcements(&call)?;
         let Some(nccl_buffer) = buffer.nccl_buffer() else {
             return Err(inner.invalid(&call, "its memory is no GPU's"));
         };
@@ -86,15 +86,15 @@ impl Links {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(place) => {
                 let id = inner.world.or_fail("a new link", inner.world.library.new_id())?;
-                told.start_send(id.to_vec(), to, ID)?.wait()?;
+                announcements.start_send(id.to_vec(), to, ID)?.wait()?;
                 let stream =
                     inner.world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
-                place.insert(open_outgoing(inner, told.clone(), stream, id))
+                place.insert(open_outgoing(inner, announcements.clone(), stream, id))
             }
         };
         let dtype = Dtype::ALL.iter().position(|of| *of == call.dtype).unwrap_or_default();
         let announced = vec![tag as i64, call.count as i64, dtype as i64];
-        told.start_send(announced, to, MESSAGE)?.wait()?;
+        announcements.start_send(announced, to, MESSAGE)?.wait()?;
         // A link that has ended has recorded a failure, which the next call returns.
         let _ended = link.send(Sent::Message(call, buffer));
         Ok(())
@@ -104,9 +104,9 @@ impl Links {
     pub fn settle(&self, inner: &Inner) -> Result<(), CommError> {
         let links: Vec<Sender<Sent>> = lock(&self.outgoing).values().cloned().collect();
         for link in links {
-            let (told, settled) = channel();
+            let (announcements, settled) = channel();
             // A link that has ended has recorded a failure.
-            let _ended = link.send(Sent::Settle(told));
+            let _ended = link.send(Sent::Settle(announcements));
             let polling = super::watchdog::Polling::new();
             while let Err(RecvTimeoutError::Timeout) = settled.recv_timeout(SETTLED) {
                 inner.world.watchdog.health()?;
@@ -123,7 +123,7 @@ impl Links {
 /// Starts the sending end: a thread, so that nobody waits until the receiver connects.
 fn open_outgoing(
     inner: &Arc<Inner>,
-    told: Arc<dyn Communicator>,
+    announcements: Arc<dyn Communicator>,
     stream: Gpu,
     id: Id,
 ) -> Sender<Sent> {
@@ -131,29 +131,29 @@ fn open_outgoing(
     let world = inner.world.clone();
     std::thread::spawn(move || {
         // A failure here has been recorded by the watchdog, which tells all ranks.
-        let _told = carry(&world, &*told, &stream, &id, &given);
+        let _told = carry(&world, &*announcements, &stream, &id, &given);
     });
     sender
 }
 
 fn carry(
     world: &Arc<World>,
-    told: &dyn Communicator,
+    announcements: &dyn Communicator,
     stream: &Gpu,
     id: &Id,
     given: &Receiver<Sent>,
 ) -> Result<(), CommError> {
-    let group = connect(world, told, stream, (id, 0))?;
+    let group = connect(world, announcements, stream, (id, 0))?;
     for sent in given {
         let (call, mut buffer) = match sent {
             Sent::Message(call, buffer) => (call, buffer),
-            Sent::Settle(told) => {
-                let _gone = told.send(());
+            Sent::Settle(announcements) => {
+                let _gone = announcements.send(());
                 continue;
             }
         };
         let Some(nccl_buffer) = buffer.nccl_buffer() else { continue };
-        let event = message(world, told, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
+        let event = message(world, announcements, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
         nccl_buffer.busy_until(event);
     }
     Ok(())
@@ -161,21 +161,21 @@ fn carry(
 
 fn connect(
     world: &World,
-    told: &dyn Communicator,
+    announcements: &dyn Communicator,
     stream: &Gpu,
     (id, end): (&Id, usize),
 ) -> Result<Arc<dyn Group>, CommError> {
     let group = world.or_fail("a link", world.library.join(stream, id, 2, end))?;
     let group: Arc<dyn Group> = group.into();
     world.watchdog.add(&group);
-    world.until_ready(&*group, told, &"connecting a link")?;
+    world.until_ready(&*group, announcements, &"connecting a link")?;
     Ok(group)
 }
 
 /// Queues one end of a message; returns the event of its completion.
 fn message(
     world: &World,
-    told: &dyn Communicator,
+    announcements: &dyn Communicator,
     (group, stream): (&dyn Group, &Gpu),
     call: &Call,
     nccl_buffer: &dyn NcclBuffer,
@@ -197,7 +197,7 @@ fn message(
             _ => Transfer { moves, of, from: Span::default(), to: span },
         };
         world.or_fail(&what, group.queue(stream, &[transfer]))?;
-        world.until_ready(group, told, call)?;
+        world.until_ready(group, announcements, call)?;
     }
     let event = world.or_fail(&what, stream.record())?;
     world.watchdog.note(super::Queued::of_link(event.clone(), what));
@@ -251,18 +251,18 @@ impl Receipt {
     /// Receives the next announced message, whatever its tag.
     fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn DeviceBuffer>), CommError> {
         let (inner, from) = (self.inner.clone(), self.from);
-        let (world, told) = (&inner.world, inner.links.told(&self.call)?);
+        let (world, announcements) = (&inner.world, inner.links.announcements(&self.call)?);
         world.watchdog.health()?;
         if incoming.open.is_none() {
-            let id: Vec<u8> = self.hear(&**told, Dtype::U8, ID_BYTES, ID)?;
+            let id: Vec<u8> = self.receive_announced(&**announcements, Dtype::U8, ID_BYTES, ID)?;
             let id: Id = id.try_into().unwrap_or([0; ID_BYTES]);
             let not_ours = || inner.invalid(&self.call, "its memory is no GPU's");
             let nccl_buffer = self.own.nccl_buffer().ok_or_else(not_ours)?;
             let stream = world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
-            let group = connect(world, &**told, &stream, (&id, 1))?;
+            let group = connect(world, &**announcements, &stream, (&id, 1))?;
             incoming.open = Some(Open { group, stream });
         }
-        let announced: Vec<i64> = self.hear(&**told, Dtype::I64, 3, MESSAGE)?;
+        let announced: Vec<i64> = self.receive_announced(&**announcements, Dtype::I64, 3, MESSAGE)?;
         let [tag, count, dtype] = announced[..] else {
             return Err(inner.invalid(&self.call, "an announcement is garbled"));
         };
@@ -281,24 +281,24 @@ impl Receipt {
         let call = Call { kind: Kind::Recv { from, tag }, count, ..self.call.clone() };
         if let Some(nccl_buffer) = buffer.nccl_buffer() {
             let done =
-                message(world, &**told, (&**group, stream), &call, nccl_buffer, Move::Receive(0))?;
+                message(world, &**announcements, (&**group, stream), &call, nccl_buffer, Move::Receive(0))?;
             nccl_buffer.set_ready(done);
         }
         Ok((tag, buffer))
     }
 
     /// Receives what the sender says of its link.
-    fn hear<T: crate::comm::Element>(
+    fn receive_announced<T: crate::comm::Element>(
         &self,
-        told: &dyn Communicator,
+        announcements: &dyn Communicator,
         dtype: Dtype,
         count: usize,
         tag: Tag,
     ) -> Result<Vec<T>, CommError> {
         let kind = Kind::Recv { from: self.from, tag };
         let call = Call { kind, dtype, count, site: self.call.site };
-        let heard = told.start(call.clone(), Payload::empty(dtype))?.wait();
-        let payload = heard.map_err(|error| self.inner.world.watchdog.fail(error))?;
+        let received = announcements.start(call.clone(), Payload::empty(dtype))?.wait();
+        let payload = received.map_err(|error| self.inner.world.watchdog.fail(error))?;
         T::unwrap(payload).ok_or_else(|| self.inner.invalid(&call, "came back with another type"))
     }
 }
@@ -306,9 +306,9 @@ impl Receipt {
 /// For an all-to-all-v: number of elements from each rank.
 pub(super) fn counts(links: &Links, call: &Call, size: usize) -> Result<Vec<usize>, CommError> {
     let Kind::AllToAllV { send_counts } = &call.kind else { return Ok(Vec::new()) };
-    let told = links.told(call)?;
+    let announcements = links.announcements(call)?;
     let all: Vec<i64> = send_counts.iter().map(|&count| count as i64).collect();
-    let counts = (**told).all_to_all(&all)?;
+    let counts = (**announcements).all_to_all(&all)?;
     debug_assert_eq!(counts.len(), size);
     Ok(counts.into_iter().map(|count| count as usize).collect())
 }

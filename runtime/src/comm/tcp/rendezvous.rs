@@ -312,7 +312,7 @@ fn connect(addresses: &[SocketAddr], deadline: &Deadline<'_>) -> io::Result<TcpS
 
 impl Greeted {
     /// Receives rank 0's list: where each other rank listens.
-    fn hear(&self, size: usize, deadline: &Deadline<'_>) -> Result<Vec<SocketAddr>, Unmet> {
+    fn receive_list(&self, size: usize, deadline: &Deadline<'_>) -> Result<Vec<SocketAddr>, Unmet> {
         let wrong = |what: String| Unmet::Never(RendezvousError::Stranger(what));
         let late = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut => Unmet::Again(io::Error::other("it waits for other ranks")),
@@ -356,7 +356,7 @@ impl Greeted {
                 Some(listener) => admit(listener, rank + 1..size, &watched),
                 None => Ok(Vec::new()),
             });
-            let below = self.hear(size, deadline).and_then(|others| {
+            let below = self.receive_list(size, deadline).and_then(|others| {
                 let stream = self.first.try_clone().map_err(Unmet::Again)?;
                 let known = take(0, stream).map_err(Unmet::Never)?;
                 first.get_or_init(|| known);

@@ -120,18 +120,18 @@ impl Endpoint {
         if once {
             lock(&self.shared.mailboxes).remove(&address);
         }
-        message.inspect_err(|error| self.tell(error))
+        message.inspect_err(|error| self.report_to_all(error))
     }
 
     /// Reports calls that do not match to all ranks; returns the error.
     pub fn mismatch(&self, waiter: &Waiter<'_>, from: usize, message: &Message) -> CommError {
         let error = self.shared.liveness.mismatch(waiter, from, &message.call);
-        self.tell(&error);
+        self.report_to_all(&error);
         error
     }
 
     /// Tells other ranks of an error that ends this rank, unless it came from them.
-    fn tell(&self, error: &CommError) {
+    fn report_to_all(&self, error: &CommError) {
         if !matches!(error, CommError::Aborted { .. }) {
             self.abort(&error.to_string());
         }

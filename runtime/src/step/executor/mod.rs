@@ -422,7 +422,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             self.note_peak();
         }
         match stage {
-            0 => self.tell_input_gradient(pass, dx),
+            0 => self.broadcast_input_gradient(pass, dx),
             _ => self.send(Carried::Gradient, stage - 1, pass, dx),
         }
     }

@@ -96,8 +96,8 @@ impl<D: Device> StepState<'_, '_, D> {
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         // All pipeline ranks know the same losses; the last stage's rank counts them.
-        let tells = self.executor.pp.rank() == self.executor.program.last_device();
-        if tells {
+        let counts = self.executor.pp.rank() == self.executor.program.last_device();
+        if counts {
             shard.add_loss(&ctx, &reduced, &mut self.loss)?;
         }
         let left = shard.last(&ctx, kept, &reduced, gradients)?;
@@ -115,7 +115,7 @@ impl<D: Device> StepState<'_, '_, D> {
     }
 
     /// Broadcasts the gradient of the embedding rows if all pipeline ranks share the input layer.
-    pub(super) fn tell_input_gradient(
+    pub(super) fn broadcast_input_gradient(
         &mut self,
         pass: Pass,
         dx: Buffer<D>,
@@ -125,7 +125,7 @@ impl<D: Device> StepState<'_, '_, D> {
         }
         let whole = self.context(pass).enter(&Rc::new(dx))?;
         if let (Some(collectives), 0) = (&mut self.collectives, self.executor.tp.rank()) {
-            collectives.tell_row_gradient(self.executor.device.copied(whole.view()));
+            collectives.broadcast_row_gradient(self.executor.device.copied(whole.view()));
         }
         Ok(())
     }
