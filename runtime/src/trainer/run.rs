@@ -165,7 +165,8 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let (begin, lr) = (Instant::now(), self.lr.at(step));
         let optimizer = self.job.flags.optimizer();
         let before = self.rank.step_ahead(&*self.samples, step, &optimizer, lr)?;
-        let continuation = before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
+        let continuation =
+            before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
         self.dump_gradients(step)?;
         if let Some(outcome) = self.rank.pending_outcome() {
             self.peak_bytes = self.peak_bytes.max(outcome.peak_bytes);

@@ -153,7 +153,8 @@ fn carry(
             }
         };
         let Some(nccl_buffer) = buffer.nccl_buffer() else { continue };
-        let event = message(world, announcements, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
+        let event =
+            message(world, announcements, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
         nccl_buffer.busy_until(event);
     }
     Ok(())
@@ -262,7 +263,8 @@ impl Receipt {
             let group = connect(world, &**announcements, &stream, (&id, 1))?;
             incoming.open = Some(Open { group, stream });
         }
-        let announced: Vec<i64> = self.receive_announced(&**announcements, Dtype::I64, 3, MESSAGE)?;
+        let announced: Vec<i64> =
+            self.receive_announced(&**announcements, Dtype::I64, 3, MESSAGE)?;
         let [tag, count, dtype] = announced[..] else {
             return Err(inner.invalid(&self.call, "an announcement is garbled"));
         };
@@ -280,8 +282,14 @@ impl Receipt {
         let mut buffer = nccl_buffer.like(stream, count);
         let call = Call { kind: Kind::Recv { from, tag }, count, ..self.call.clone() };
         if let Some(nccl_buffer) = buffer.nccl_buffer() {
-            let done =
-                message(world, &**announcements, (&**group, stream), &call, nccl_buffer, Move::Receive(0))?;
+            let done = message(
+                world,
+                &**announcements,
+                (&**group, stream),
+                &call,
+                nccl_buffer,
+                Move::Receive(0),
+            )?;
             nccl_buffer.set_ready(done);
         }
         Ok((tag, buffer))
