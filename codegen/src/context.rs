@@ -1,4 +1,4 @@
-//! What the templates see: a plan's program as plain values.
+//! Values for the templates: a plan's program as plain data.
 
 use crate::RuntimeSource;
 use models::decisions::{Dtype, RankOrder};
@@ -15,11 +15,11 @@ const PASSES_A_LINE: usize = 10;
 /// Ranks of a group that the README lists.
 const GROUPS_SHOWN: usize = 8;
 
-/// Everything, by the templates' names.
+/// All values, by the names that the templates use.
 pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSource) -> Value {
     let d = &plan.decisions;
     json!({
-        // Free texts, each of which needs the filter of the place where it stands.
+        // Free texts; each needs the filter of the place where it stands.
         "text": {
             "tool": plan.tool,
             "model": program.model.name,
@@ -34,7 +34,8 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
             RuntimeSource::Git(_) => "git",
         },
         "hash": hash,
-        // Programs of one name may share a build folder, where cargo tells them apart by version.
+        // Programs of one name may share a target directory, where cargo distinguishes them by
+        // version.
         "version": format!("0.1.0+{}", hash.get(..12).unwrap_or(hash)),
         "model": model(&program.model),
         "decisions": d,
@@ -59,7 +60,7 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "layer": described(&shapes::layer(&program.model, program.mesh.tp)),
         "stages": stages(program),
         "rank_elements": shapes::rank_elements(program),
-        "passes": program.passes.iter().map(|device| pass_lines(device)).collect::<Vec<_>>(),
+        "passes": program.passes.iter().map(|passes| pass_lines(passes)).collect::<Vec<_>>(),
         "kinds": kinds(program),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
         "post_validation": program.post_validation,
@@ -71,13 +72,13 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
     })
 }
 
-/// `trainer-` and the model's name with what cargo allows.
+/// `trainer-`, and the characters of the model's name that cargo allows.
 fn package_name(model: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     format!("trainer-{}", model.chars().map(plain).collect::<String>().trim_matches('-'))
 }
 
-/// A float as Rust writes it.
+/// A float in Rust syntax.
 fn float(value: f64) -> String {
     format!("{value:?}")
 }
@@ -148,7 +149,7 @@ fn mesh(mesh: &Mesh) -> Value {
     json!({ "tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp, "pp": mesh.pp, "order": order })
 }
 
-/// Ranks of the first groups along each axis that has any.
+/// Ranks of the first groups along each axis with more than one rank.
 fn groups(mesh: &Mesh) -> Vec<Value> {
     let axes = [
         ("tensor", Axis::Tp, mesh.tp),
@@ -168,13 +169,13 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
     axes.into_iter().filter(|(_, _, size)| *size > 1).map(of).collect()
 }
 
-/// Where a stage lies, in words.
-fn devices_of(program: &Program, stage: usize) -> String {
-    let (layout, devices) = (program.layout, program.mesh.pp as usize);
-    let first = layout.device_of(devices, stage);
+/// The pipeline ranks that hold a stage, in words.
+fn holders_of(program: &Program, stage: usize) -> String {
+    let (layout, ranks) = (program.layout, program.mesh.pp as usize);
+    let first = layout.device_of(ranks, stage);
     match layout.copies() {
-        1 => format!("device {first}"),
-        _ => format!("devices {first} and {}", layout.holder(devices, stage, 1).0),
+        1 => format!("pipeline rank {first}"),
+        _ => format!("pipeline ranks {first} and {}", layout.holder(ranks, stage, 1).0),
     }
 }
 
@@ -183,7 +184,7 @@ fn stages(program: &Program) -> Vec<Value> {
         let [before, behind] = shapes::ends(program, index);
         json!({
             "index": index,
-            "devices": devices_of(program, index),
+            "pipeline_ranks": holders_of(program, index),
             "first_layer": stage.first_layer,
             "last_layer": stage.layers().end.saturating_sub(1),
             "empty": stage.recompute.is_empty(),
@@ -195,7 +196,7 @@ fn stages(program: &Program) -> Vec<Value> {
     program.stages.iter().enumerate().map(stage).collect()
 }
 
-/// Runs of layers with the same recomputation, as the arguments of a `run`.
+/// Consecutive layers with the same recomputation, as arguments of `stage`.
 fn recompute(layers: &[Recompute]) -> Vec<Value> {
     layers
         .chunk_by(|a, b| a == b)
@@ -208,7 +209,7 @@ fn described(tensors: &[Held]) -> String {
     tensors.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// How each kind of pass is called in the table.
+/// Name of each kind of pass in the table.
 fn short(kind: PassKind) -> &'static str {
     match kind {
         PassKind::F => "f",
@@ -223,18 +224,18 @@ fn short(kind: PassKind) -> &'static str {
     }
 }
 
-/// The kinds of pass that there are, as functions of the table.
+/// The kinds of pass that occur, as functions of the table.
 fn kinds(program: &Program) -> Vec<Value> {
     let all = [
         (PassKind::F, "Forward."),
         (PassKind::B, "Backward with respect to inputs."),
         (PassKind::W, "Backward with respect to weights."),
         (PassKind::BW, "Backward."),
-        (PassKind::S, "Output layer: logits, and what a softmax needs of them."),
+        (PassKind::S, "Output layer: logits, and their maxima and sums."),
         (PassKind::S2, "Output layer: sums around the common maximum."),
         (PassKind::T, "Output layer: gradients."),
-        (PassKind::IF, "Input layer: rows of the tokens that are here."),
-        (PassKind::IB, "Input layer: gradients of these rows."),
+        (PassKind::IF, "Input layer: embedding rows that are on this rank."),
+        (PassKind::IB, "Input layer: gradients of those rows."),
     ];
     let runs = |kind| program.passes.iter().flatten().any(|pass| pass.kind == kind);
     let value = |(kind, doc): (PassKind, &str)| json!({ "name": short(kind), "kind": format!("{kind:?}"), "doc": doc });

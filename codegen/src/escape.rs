@@ -1,22 +1,23 @@
-//! Texts inside generated files: one function for each place where a text can stand.
+//! Escapes texts for generated files: one function for each place where a text can stand.
 //!
-//! Templates call them as filters of the same names; nothing else may put a text into a file. They take any text, so
-//! that a file keeps its meaning even where a name was not checked ([`models::text`]) before.
+//! Templates call them as filters of the same names; no text may enter a file without one. They
+//! accept any text, so that a file keeps its meaning even if a name was not checked before
+//! ([`models::text`]).
 
 use models::text::{double_quoted, shown};
 
-/// A literal of Rust: quotes, backslashes and what cannot be seen escaped.
+/// A Rust string literal, with quotes, backslashes and invisible characters escaped.
 pub fn rust(text: &str) -> String {
     format!("{text:?}")
 }
 
-/// A basic string of TOML: quotes, backslashes and hidden characters escaped.
+/// A TOML basic string, with quotes, backslashes and hidden characters escaped.
 pub fn toml(text: &str) -> String {
     double_quoted(text)
 }
 
-/// A word of a POSIX shell: as it is where it has no special character, else in single quotes. A NUL, which no argument
-/// can hold, is left out.
+/// A word of a POSIX shell: unchanged without special characters, else in single quotes. A NUL,
+/// which no argument can contain, is left out.
 pub fn shell(text: &str) -> String {
     let text = text.replace('\0', "");
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
@@ -26,8 +27,8 @@ pub fn shell(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// A part of a line of Markdown, also in a table or in Rust's documentation: what would be markup is escaped, what
-/// cannot be seen is written out.
+/// Part of a line of Markdown, also in a table or in Rust documentation: markup is escaped, and
+/// invisible characters are spelled out.
 pub fn markdown(text: &str) -> String {
     let text: Vec<char> = shown(text).chars().collect();
     let inside_word = |at: usize| {
@@ -44,7 +45,8 @@ pub fn markdown(text: &str) -> String {
     escaped
 }
 
-/// A part of a line comment, which ends with its line: hidden characters, ends of lines among them, are written out.
+/// Part of a line comment, which ends with its line: hidden characters, including line ends, are
+/// spelled out.
 pub fn comment(text: &str) -> String {
     shown(text).into_owned()
 }

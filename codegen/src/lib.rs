@@ -1,7 +1,8 @@
-//! A plan as the source of a trainer: texts by path, from templates.
+//! Generates the source of a trainer from a plan: texts by path, from templates.
 //!
-//! Everything that was decided is written out as constants; nothing is decided here. [`models::program`]
-//! turns a plan into what runs, [`models::shapes`] says what each rank then holds, [`context`] gives both to the templates.
+//! All of the plan's decisions are written out as constants; none is taken here.
+//! [`models::program`] turns the plan into a program, [`models::shapes`] says what each rank holds,
+//! and [`context`] passes both to the templates.
 
 mod context;
 pub mod escape;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use tera::{Context, Kwargs, State, Tera};
 use thiserror::Error;
 
-/// A template, and the path of what it makes.
+/// A template, and the path of its output.
 const TEMPLATES: [(&str, &str); 8] = [
     ("Cargo.toml", include_str!("../templates/Cargo.toml.tera")),
     ("README.md", include_str!("../templates/README.md.tera")),
@@ -26,36 +27,36 @@ const TEMPLATES: [(&str, &str); 8] = [
     ("launch/mpi.sh", include_str!("../templates/mpi.sh.tera")),
 ];
 
-/// Versions that the trainer's libraries were built and tested with, so that it builds offline.
+/// Versions with which the trainer's libraries were built and tested, so that it builds offline.
 const LOCK_FILE: &str = include_str!("../../Cargo.lock");
 
-/// Where a trainer finds the runtime it links with.
+/// Where a trainer finds the runtime that it links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeSource {
-    /// Folder of the crate.
+    /// Directory of the crate.
     Path(String),
-    /// Git repository that has it.
+    /// Git repository of the crate.
     Git(String),
 }
 
-/// Why no trainer can be made of a plan.
+/// Why no trainer can be generated.
 #[derive(Debug, Error)]
 pub enum GenerateError {
-    /// The plan does not work out.
+    /// The plan fails its check.
     #[error("the plan does not work out: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Violations(Vec<Violation>),
-    /// It works out, but training cannot carry it out yet.
+    /// The plan is valid, but training does not support it yet.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A template is broken, which tests exclude.
+    /// A template is broken; tests exclude this.
     #[error("a template cannot be filled: {0}")]
     Template(#[from] tera::Error),
 }
 
-/// The files of a trainer, by path inside its folder. `text` is the plan as it was read.
+/// The files of a trainer, by path inside its directory. `text` is the plan's text.
 ///
 /// # Errors
-/// A plan that the checker refuses, or decisions that training cannot carry out yet.
+/// A plan that fails its check, or decisions that training does not support yet.
 pub fn generate(
     plan: &Plan,
     text: &str,
@@ -68,11 +69,11 @@ pub fn generate(
     Ok(render(plan, &Program::of(plan)?, text, runtime)?)
 }
 
-/// The files of `program`, which a plan that need not have been checked was made into: whatever texts are in it, each
-/// stays a text where it stands.
+/// The files of `program`, which may come from an unchecked plan: any text in it remains text in
+/// the files.
 ///
 /// # Errors
-/// A template is broken, which tests exclude.
+/// A template is broken; tests exclude this.
 pub fn render(
     plan: &Plan,
     program: &Program,
@@ -95,10 +96,10 @@ pub fn render(
     Ok(files)
 }
 
-/// A text as it may stand in a file.
+/// A text escaped for a place in a file.
 type Escaped = fn(&str) -> String;
 
-/// The functions of [`escape`] as filters.
+/// Registers the functions of [`escape`] as filters.
 fn escaping(tera: &mut Tera) {
     let functions: [(&str, Escaped); 5] = [
         ("rust", escape::rust),
@@ -116,7 +117,7 @@ fn escaping(tera: &mut Tera) {
 mod tests {
     use super::TEMPLATES;
 
-    /// Whatever a template takes from `text` goes through the filter of the place where it stands.
+    /// Everything that a template takes from `text` goes through the filter of its place.
     #[test]
     fn templates_escape_every_text() {
         for (path, template) in TEMPLATES {

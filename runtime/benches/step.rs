@@ -1,8 +1,8 @@
-//! Tokens a second of the anchor model (hidden 512, ffn 1408, 8 layers, 8 heads, 4 key/value heads, 256
-//! tokens, batch 8, 24.1M parameters, f32) under a few splits of the same threads.
+//! Tokens a second of the anchor model (hidden 512, ffn 1408, 8 layers, 8 heads, 4 key/value heads,
+//! 256 tokens, batch 8, 24.1M parameters, f32) under a few splits of the same threads.
 //!
-//! `cargo bench -p meshwright-runtime --bench step -- [--json] [threads] [steps] [split..]`; tools/side_by_side.py
-//! runs it beside PyTorch.
+//! `cargo bench -p meshwright-runtime --bench step -- [--json] [threads] [steps] [split..]`;
+//! tools/side_by_side.py runs it beside PyTorch.
 
 use models::decisions::RankOrder;
 use models::input::Source;
@@ -20,7 +20,7 @@ use std::time::Instant;
 const ANCHOR: &str = "name: anchor\nlayers: 8\nhidden: 512\nheads: 8\nkv_heads: 4\nffn: 1408\n\
     vocab: 515\nseq_len: 256\nglobal_batch: 8\n";
 
-/// Tokens of no meaning.
+/// Arbitrary tokens.
 struct Noise {
     seq_len: usize,
 }
@@ -61,7 +61,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
     }
 }
 
-/// Seconds of a run's steps; the first, which allocates, left out.
+/// Seconds of a run's steps, without the first, which allocates.
 fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
     let size = program.world_size();
     let run = |world: Box<dyn Communicator>| {
@@ -84,7 +84,7 @@ fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
     run_ranks(size, Options::default(), run).swap_remove(0)
 }
 
-/// FLOP/s of a product of 2048 x 2048 matrices, the best of a few.
+/// FLOP/s of a product of 2048 x 2048 matrices, the fastest of a few.
 fn gemm_flops_per_s(threads: usize) -> f64 {
     const N: usize = 2048;
     let cpu = Cpu::new(threads).unwrap();

@@ -1,4 +1,4 @@
-//! What a run can end with.
+//! Why a run ended.
 
 use crate::comm::CommError;
 use crate::program::ProgramError;
@@ -8,13 +8,13 @@ use thiserror::Error;
 /// Why a run ended, and who must act.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Ranks: one is lost, late, or does something else.
+    /// Between ranks: one is lost, late, or makes another call.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The plan asks for what cannot be done.
+    /// The plan asks for something that cannot be done.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The user's files: what is wrong with which, and what would do.
+    /// A file of the user's.
     #[error("{path}: {problem}")]
     File {
         /// The file.
@@ -22,7 +22,7 @@ pub enum Error {
         /// What is wrong, and what would be valid.
         problem: String,
     },
-    /// The user's flags.
+    /// A flag of the user's.
     #[error("--{flag}: {problem}")]
     Flag {
         /// Without dashes.
@@ -35,39 +35,39 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Whoever launched the processes.
+    /// How the processes were launched.
     #[error("{problem}")]
     World {
         /// What is wrong, and what would be valid.
         problem: String,
     },
-    /// Another rank cannot read what a step trains on, and says why.
+    /// Another rank cannot read the data of a step; its own message says why.
     #[error("rank {rank} cannot read the data of step {step}; its message says why")]
     Unread {
-        /// 0-based.
+        /// The step, 0-based.
         step: u64,
-        /// The rank of the world.
+        /// The world rank.
         rank: u64,
     },
-    /// The user ended it.
+    /// The user ended the run.
     #[error("interrupted: {steps} steps are done, and what was asked for is written")]
     Interrupted {
-        /// Steps done.
+        /// Number of steps done.
         steps: u64,
     },
-    /// The user ended it before it began.
+    /// The user ended the run before it began.
     #[error("interrupted before all ranks had met: nothing is written")]
     NotStarted,
-    /// No threads.
+    /// Threads could not be started.
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),
-    /// The numbers: the run cannot go on.
+    /// A loss or norm that is not finite: the run cannot go on.
     #[error("step {step}: the {what} is {value}; the run stops before it spoils the weights")]
     NotFinite {
-        /// 0-based.
+        /// The step, 0-based.
         step: u64,
         /// Loss or gradient norm.
         what: &'static str,
@@ -87,7 +87,7 @@ impl Error {
         move |source| Self::file(path, source.to_string())
     }
 
-    /// What the system says about a file.
+    /// The system's error about a file.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |source| Self::Io { path: path.to_owned(), source }
     }

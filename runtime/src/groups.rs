@@ -1,42 +1,43 @@
-//! The groups that one rank belongs to.
+//! The process groups that one rank belongs to.
 
 use crate::comm::{CommError, Communicator};
 use crate::program::Program;
 use models::mesh::{Axis, Coordinates};
 
-/// One rank's groups, from the mesh.
+/// One rank's groups, derived from the mesh.
 pub struct Groups {
     /// All ranks.
     pub world: Box<dyn Communicator>,
-    /// Tensor parallel: same device and replica.
+    /// Tensor parallel: same pipeline rank and replica.
     pub tp: Box<dyn Communicator>,
     /// Data parallel: same shard of the model.
     pub dp: Box<dyn Communicator>,
-    /// Pipeline: rank `i` of it is device `i`.
+    /// Pipeline: rank `i` of the group is pipeline rank `i`.
     pub pp: Box<dyn Communicator>,
-    /// First and last device of the pipeline, which may share tied embeddings; others are alone.
+    /// First and last pipeline rank, which may share tied embeddings; any other rank is alone.
     pub ends: Box<dyn Communicator>,
-    /// Those that share a vocabulary split over the pipeline, where it is.
+    /// The groups of a vocabulary split over the pipeline, if the program splits it.
     pub vocab: Option<VocabGroups>,
-    /// Where this rank is.
+    /// This rank's coordinates.
     pub at: Coordinates,
 }
 
-/// All ranks of a replica, device after device: a group for each order of calls that goes beside the others.
+/// All ranks of a replica, one pipeline rank after the other: a group for each sequence of
+/// collectives that runs beside the others.
 pub struct VocabGroups {
-    /// Behind the passes `S`.
+    /// After the passes `S`.
     pub first: Box<dyn Communicator>,
-    /// Behind the passes `S2`.
+    /// After the passes `S2`.
     pub middle: Box<dyn Communicator>,
-    /// Behind the passes `T`.
+    /// After the passes `T`.
     pub last: Box<dyn Communicator>,
-    /// Rows of the input layer.
+    /// Sums of the input layer's rows.
     pub input: Box<dyn Communicator>,
-    /// Their gradients.
+    /// Gradients of the input layer's rows.
     pub input_gradient: Box<dyn Communicator>,
-    /// This rank takes the rows.
+    /// Whether this rank takes the summed rows.
     pub on_first_stage: bool,
-    /// This rank takes the output layer's input gradient.
+    /// Whether this rank takes the output layer's input gradient.
     pub on_last_stage: bool,
 }
 
@@ -64,7 +65,7 @@ impl Groups {
     /// Splits the world.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn new(world: Box<dyn Communicator>, program: &Program) -> Result<Self, CommError> {
         let (rank, mesh) = (world.rank(), &program.mesh);
         let at = mesh.coordinates(rank as u64);
@@ -82,7 +83,7 @@ impl Groups {
         Ok(Self { world, tp, dp, pp, ends, vocab, at })
     }
 
-    /// Waits until all that was started is queued ([`Communicator::settle`]).
+    /// Waits until everything that was started is queued on the device ([`Communicator::settle`]).
     ///
     /// # Errors
     /// What went wrong meanwhile.
@@ -91,7 +92,7 @@ impl Groups {
         all.into_iter().try_for_each(|group| group.settle())?;
         let Some(vocab) = &self.vocab else { return Ok(()) };
         let VocabGroups { first, middle, last, input, input_gradient, .. } = vocab;
-        let lanes = [first, middle, last, input, input_gradient];
-        lanes.into_iter().try_for_each(|group| group.settle())
+        let vocab_groups = [first, middle, last, input, input_gradient];
+        vocab_groups.into_iter().try_for_each(|group| group.settle())
     }
 }

@@ -1,58 +1,54 @@
-//! What a generated trainer calls: communicators, parallel layers, the pass executor, optimizer,
-//! data and metrics.
+//! The library that a generated trainer calls: one training run of one program, from the command
+//! line to the files it writes.
 //!
 //! ```text
-//! trainer::main(&program)          flags, files, steps
-//!   Rank                           one rank's parameters; a step: gradients, clip, update
-//!     Executor                     the rank's list of passes, transfers between stages
-//!       Stage > Block > Linear ..  serial layers; what tensor-parallel ranks share in `layers`
-//!     Reducer                      gradients of replicas, in buckets
-//!   Device                         where tensors lie, and who computes on them
-//!   Communicator                   one trait; ranks as threads, or one rank
+//! trainer::main(&program)          command line, output files, the loop over steps
+//!   launch                         who started this process; Ctrl-C and SIGTERM
+//!   Rank                           one rank's weights and optimizer state; one step of them
+//!     step                         executes the rank's list of passes
+//!       Executor                   runs passes, transfers activations between stages
+//!       Stage > Block > Linear ..  `layers`: serial code, and how each tensor is split
+//!       Reducer                    sums gradients over data-parallel replicas, in buckets
+//!       VocabCollectives           collectives of a vocabulary split over the pipeline
+//!       GraphReplay                records a step as a CUDA graph and replays it
+//!     state                        parameters, pooled buffers, checkpoints
+//!   report                         rank report, trace, resident memory
+//! Device                           where tensors lie and what computes on them: CPU or GPU
+//! Communicator                     ranks as threads, as processes (TCP, MPI), or on GPUs (NCCL)
 //! ```
 //!
-//! A [`program::Program`] holds everything that was planned. Nothing here reads a plan or decides
-//! anything that a plan should have decided.
+//! A [`program::Program`] holds everything that was planned. The runtime reads no plan and takes no
+//! decision that belongs in a plan.
 
-mod ahead;
-mod buffer;
 pub mod calibration;
-pub mod checkpoint;
 pub mod comm;
 pub mod data;
 pub mod device;
+mod device_error;
 mod error;
-mod executor;
 mod groups;
-mod interrupt;
-mod lanes;
-pub mod launched;
+mod launch;
 pub mod layers;
-pub mod params;
 mod rank;
-mod reduce;
 mod report;
-mod resident;
 mod scalar;
-mod schedule;
-mod stage;
-mod steady;
-mod trace;
+pub mod state;
+mod step;
 pub mod trainer;
 
-pub use buffer::{Buffer, Pool, Pools, WideBuffer};
 pub use device::{Device, Gpu, Host};
 pub use error::Error;
-pub use executor::{Outcome, Ran};
 pub use groups::Groups;
-pub use interrupt::Interrupt;
 pub use kernels;
 pub use kernels::cuda::bf16;
+pub use launch::interrupt::Interrupt;
 pub use models;
 pub use models::program;
-pub use rank::{Gradients, Optimizer, Rank};
-pub use reduce::{Reduction, Span};
-pub use report::{At, Piece, RankReport, Sent};
+pub use rank::{Optimizer, Rank, StepResult};
+pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece};
 pub use scalar::{Number, Scalar};
-pub use schedule::{LrSchedule, Shape};
-pub use steady::Replays;
+pub use state::buffer::{Buffer, Pool, Pools, WideBuffer};
+pub use step::executor::{Outcome, PassTiming};
+pub use step::graph_replay::Replays;
+pub use step::reduce::{Reduction, ReductionSpan};
+pub use trainer::lr_schedule::{LrSchedule, LrShape};

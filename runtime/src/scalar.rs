@@ -1,4 +1,4 @@
-//! The element types that are trained in.
+//! Element types of tensors.
 
 use crate::comm::Element;
 use half::bf16;
@@ -6,9 +6,9 @@ use kernels::Real;
 
 /// An element type that tensors are stored in.
 pub trait Number: Element {
-    /// The nearest value.
+    /// The nearest value of this type.
     fn nearest(value: f64) -> Self;
-    /// Its value.
+    /// The value as an `f64`.
     fn value(self) -> f64;
 }
 

@@ -1,4 +1,4 @@
-//! What must not change a single bit.
+//! Changes of the split that must not change a single bit.
 
 mod channels;
 mod common;
@@ -59,8 +59,8 @@ fn pipelines_that_take_micro_batches_in_the_same_order() {
             2,
         )
     };
-    // The clip norm is summed stage by stage, so weights agree to rounding only: losses of the
-    // first step and gradients do so to the bit.
+    // The clip norm is summed stage by stage, so weights agree only up to rounding; losses of the
+    // first step and gradients agree to the bit.
     let one = run(1, 1, ScheduleName::OneFOneB);
     for (pp, vpp, schedule) in [
         (2, 1, ScheduleName::OneFOneB),

@@ -1,8 +1,8 @@
-//! A GPU's bench where there is none: what it asks of a GPU runs as C++ on the processor, at next to no size. That the
-//! figures are right, only a GPU tells; that each part runs to the end, this does.
+//! The GPU bench without a GPU: its kernels run as C++ on the CPU, at tiny sizes. This shows that
+//! each part runs to its end; only a GPU shows whether the figures are right.
 
 use models::cluster::{CollectiveKind, MeasuredGpu};
-use runtime::calibration::{GpuBench, Part, Sweep, measure};
+use runtime::calibration::{BenchPart, GpuBench, Sweep, measure};
 use runtime::kernels::cuda::{Gpu, cpu_emulator::CpuEmulator};
 use runtime::models;
 use std::path::Path;
@@ -14,7 +14,13 @@ fn every_part_is_measured() {
     let open = move || Ok(Gpu::on(Arc::new(CpuEmulator::new(&folder)?)));
     let mut bench = GpuBench::new(open).expect("it opens").hasty();
     let (sweep, mut found) = (Sweep::small(2), MeasuredGpu::default());
-    for part in [Part::Memory, Part::Products, Part::Attention, Part::Collectives, Part::Steps] {
+    for part in [
+        BenchPart::Memory,
+        BenchPart::Products,
+        BenchPart::Attention,
+        BenchPart::Collectives,
+        BenchPart::Steps,
+    ] {
         measure(&mut bench, &sweep, part, &mut found).unwrap_or_else(|error| panic!("{error}"));
     }
     assert!(found.launch_s.is_some_and(|s| s > 0.0));

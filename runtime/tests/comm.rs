@@ -1,5 +1,5 @@
-//! Every collective against its serial definition, in groups of 1 to 8, and what happens when ranks
-//! disagree, vanish or are late.
+//! Every collective against its serial definition, in groups of 1 to 8, and the errors of ranks
+//! that disagree, vanish or are late.
 
 mod channels;
 
@@ -103,7 +103,7 @@ fn every_length(comm: &dyn Communicator, count: usize) -> Result<(), CommError> 
     Ok(())
 }
 
-/// A message to each rank and from each, several under way, waited for backwards.
+/// A message to and from each rank, several in flight, waited for in reverse order.
 fn ring(comm: &dyn Communicator, count: usize) -> Result<(), CommError> {
     let (rank, size) = (comm.rank(), comm.size());
     let others = || (0..size).filter(|&other| other != rank);
@@ -336,7 +336,7 @@ fn calls_and_bytes_are_counted_by_group() {
         let traffic = result.unwrap();
         let pair = traffic[&("pair".to_owned(), "all_reduce")];
         assert_eq!((pair.calls, pair.bytes), (2, 120));
-        // The split asked everybody for colour and key.
+        // The split exchanged colours and keys.
         let world = traffic[&("world".to_owned(), "all_gather")];
         assert_eq!((world.calls, world.bytes), (2, 16 + 24));
     }

@@ -1,16 +1,16 @@
-//! Training on a device whose memory the host cannot see, and which works later: no layer reads a tensor behind the
-//! device's back, no stream runs ahead of what it needs, and ranks that share a device exchange its memory.
+//! Training on a fake asynchronous device, whose memory the host cannot see. No layer bypasses the
+//! device, no stream runs ahead of its inputs, and ranks that share a device exchange its memory.
 
 mod channels;
 mod common;
-mod opaque;
+mod fake_async_device;
 
 use channels::run_wired;
 use common::{Run, Split, check, model, open, train, train_on};
+use fake_async_device::{FakeAsyncDevice, SharedDevice};
 use half::bf16;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use opaque::{Machine, Opaque};
 use runtime::comm::{CommError, Options, run_ranks};
 use runtime::device::DeviceError;
 use runtime::program::{Program, Recompute};
@@ -19,21 +19,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Trains a golden case with all ranks on one device.
-fn train_opaque<S: Number, W: Scalar, const MASTERS: bool>(
-    machine: &Arc<Machine>,
+fn train_async<S: Number, W: Scalar, const MASTERS: bool>(
+    shared: &Arc<SharedDevice>,
     case: &str,
     split: &Split,
     steps: usize,
 ) -> Run {
     let (program, samples) = (split.program(&model(case)), open(case));
     let run = |world| {
-        let device = Opaque::<S, W, MASTERS>::on(machine);
+        let device = FakeAsyncDevice::<S, W, MASTERS>::on(shared);
         train_on(device, &program, split, steps, Some(case), &*samples, world)
     };
     run_ranks(split.ranks(), Options::default(), run).swap_remove(0).unwrap()
 }
 
-/// Splits in which everything occurs that ranks exchange.
+/// Splits that together cover everything that ranks exchange.
 fn splits() -> [Split; 9] {
     let d = Split::default();
     let vocab = Split { pp: 2, tp: 2, micro_batch: 2, sequence_parallel: true, ..d };
@@ -58,37 +58,38 @@ fn splits() -> [Split; 9] {
     ]
 }
 
-/// The same bits as on the host, whatever is split.
+/// The same bits as on the host, for every split.
 #[test]
 fn a_device_comes_to_the_bits_of_the_host() {
     for case in ["llama_tied", "gpt2", "gemma2"] {
         for split in splits() {
-            let machine = Arc::new(Machine::default());
-            let found = train_opaque::<f32, f32, false>(&machine, case, &split, 3);
+            let shared = Arc::new(SharedDevice::default());
+            let found = train_async::<f32, f32, false>(&shared, case, &split, 3);
             assert!(found == train::<f32>(case, &split, 3), "{case} {split:?}");
         }
     }
 }
 
-/// All of a golden case, with exact weights apart, which then are the weights.
+/// A whole golden case with separate exact weights, which equal the weights that layers read.
 #[test]
 fn exact_weights_apart_change_nothing() {
-    let machine = Arc::new(Machine::default());
-    let run = train_opaque::<f32, f32, true>(&machine, "llama_gqa", &Split::default(), 20);
+    let shared = Arc::new(SharedDevice::default());
+    let run = train_async::<f32, f32, true>(&shared, "llama_gqa", &Split::default(), 20);
     check("llama_gqa", &run);
     assert!(run == train::<f32>("llama_gqa", &Split::default(), 20));
 }
 
-/// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient norms within 2e-2,
-/// relative, under all splits. Single tensors of so small a model are off by more: keys' most.
+/// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient
+/// norms within 2e-2, relative, under all splits. Single tensors of so small a model differ by
+/// more, those of keys most.
 #[test]
 fn bf16_with_exact_weights_in_f32() {
     for case in ["llama_gqa", "gpt2"] {
         let expected = common::expected(case);
         let golden = common::golden_gradients(case);
         for split in splits() {
-            let machine = Arc::new(Machine::default());
-            let run = train_opaque::<bf16, f32, true>(&machine, case, &split, 5);
+            let shared = Arc::new(SharedDevice::default());
+            let run = train_async::<bf16, f32, true>(&shared, case, &split, 5);
             let near = |what: &str, found: &[f64], tolerance: f64| {
                 for (step, found) in found.iter().enumerate() {
                     let wanted = expected["trajectory"][what][step].as_f64().unwrap();
@@ -106,19 +107,19 @@ fn bf16_with_exact_weights_in_f32() {
     }
 }
 
-/// Norms' weights are about 1, where bf16 has 256 steps to the next power of two: what an update adds is lost, unless
-/// exact weights keep it.
+/// Norm weights are about 1, where bf16 has 256 steps to the next power of two. Without exact
+/// weights, rounding loses an update.
 #[test]
 fn exact_weights_keep_what_rounding_would_lose() {
-    let machine = Arc::new(Machine::default());
+    let shared = Arc::new(SharedDevice::default());
     let case = "llama_gqa";
-    let apart = train_opaque::<bf16, f32, true>(&machine, case, &Split::default(), 20);
-    let rounded = train_opaque::<bf16, f32, false>(&machine, case, &Split::default(), 20);
+    let apart = train_async::<bf16, f32, true>(&shared, case, &Split::default(), 20);
+    let rounded = train_async::<bf16, f32, false>(&shared, case, &Split::default(), 20);
     let exact = train::<f32>(case, &Split::default(), 20);
     let off = |run: &Run| {
         let norms = exact.weights.iter().filter(|(name, _)| name.ends_with("norm.weight"));
         let of = norms.map(|(name, (_, wanted))| {
-            // From where they began, 1.
+            // Distance from the initial value, 1.
             let moved = |values: &[f64]| values.iter().map(|value| value - 1.0).collect::<Vec<_>>();
             common::distance(&moved(&run.weights[name].1), &moved(wanted))
         });
@@ -128,25 +129,25 @@ fn exact_weights_keep_what_rounding_would_lose() {
     assert!(apart < 0.02 && rounded > 0.1, "{apart} {rounded}");
 }
 
-/// What a step tells the host: two sums. What it is told: the tokens and labels of each micro-batch.
+/// A step downloads two sums, and uploads the tokens and labels of each micro-batch.
 #[test]
 fn a_step_reads_two_sums_and_nothing_else() {
     for split in [splits()[0], splits()[1], splits()[4]] {
-        let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
+        let (case, shared) = ("llama_gqa", Arc::new(SharedDevice::default()));
         let (program, samples) = (split.program(&model(case)), open(case));
         run_ranks(split.ranks(), Options::default(), |world| {
-            let device = Opaque::<f32, f32>::on(&machine);
+            let device = FakeAsyncDevice::<f32, f32>::on(&shared);
             let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
             rank.initialise();
             rank.groups().world.barrier().unwrap();
-            let before = counts(&machine);
+            let before = counts(&shared);
             rank.groups().world.barrier().unwrap();
             for step in 0..2 {
                 let result = rank.gradients(&*samples, step, None).unwrap();
                 rank.update(&common::optimizer(), 1e-3, result.norm);
             }
             rank.groups().world.barrier().unwrap();
-            let after = counts(&machine);
+            let after = counts(&shared);
             let (steps, ranks) = (2, split.ranks());
             assert_eq!(after[0] - before[0], steps * ranks * 2 * split.micro_batches(), "uploads");
             assert_eq!(after[1] - before[1], 0, "downloads");
@@ -155,25 +156,25 @@ fn a_step_reads_two_sums_and_nothing_else() {
     }
 }
 
-fn counts(machine: &Machine) -> [usize; 3] {
-    [&machine.uploads, &machine.downloads, &machine.reads].map(|n| n.load(Ordering::Relaxed))
+fn counts(shared: &SharedDevice) -> [usize; 3] {
+    [&shared.uploads, &shared.downloads, &shared.reads].map(|n| n.load(Ordering::Relaxed))
 }
 
-/// Ranks that do not share the device's process exchange copies on the host.
+/// Ranks in other processes exchange copies on the host.
 #[test]
 fn ranks_as_processes_go_by_way_of_the_host() {
     let split = Split { tp: 2, pp: 2, micro_batch: 2, ..Split::default() };
-    let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
+    let (case, shared) = ("llama_gqa", Arc::new(SharedDevice::default()));
     let (program, samples) = (split.program(&model(case)), open(case));
     let run = |world| {
-        let device = Opaque::<f32, f32>::on(&machine);
+        let device = FakeAsyncDevice::<f32, f32>::on(&shared);
         train_on(device, &program, &split, 2, Some(case), &*samples, world)
     };
     let found = run_wired(split.ranks(), Options::default(), run).swap_remove(0).unwrap();
     assert!(found == train::<f32>(case, &split, 2));
 }
 
-/// Steps begun ahead of the norm, with and without exact weights apart.
+/// Post-validation, with and without separate exact weights.
 #[test]
 fn post_validation_on_a_device() {
     let split = Split { pp: 2, micro_batch: 1, schedule: ScheduleName::ZbH1, ..Split::default() };
@@ -195,25 +196,25 @@ fn post_validation_on_a_device() {
         };
         run_ranks(program.world_size(), Options::default(), run).swap_remove(0)
     }
-    let machine = Arc::new(Machine::default());
+    let shared = Arc::new(SharedDevice::default());
     let host = ahead(&program, runtime::Host::<f32>::serial);
-    assert_eq!(ahead(&program, || Opaque::<f32, f32>::on(&machine)), host);
-    assert_eq!(ahead(&program, || Opaque::<f32, f32, true>::on(&machine)), host);
+    assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32>::on(&shared)), host);
+    assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32, true>::on(&shared)), host);
 }
 
-/// What fails on the device is told by the next call that waits, and ends all ranks.
+/// The next call that waits reports a failure of the device, which ends all ranks.
 #[test]
 fn a_device_that_fails_ends_the_run() {
     let split = Split { pp: 2, micro_batch: 2, ..Split::default() };
-    let (case, machine) = ("llama_gqa", Arc::new(Machine::default()));
+    let (case, shared) = ("llama_gqa", Arc::new(SharedDevice::default()));
     let (program, samples) = (split.program(&model(case)), open(case));
     let ends = run_ranks(split.ranks(), Options::default(), |world| {
-        let device = Opaque::<f32, f32>::on(&machine);
+        let device = FakeAsyncDevice::<f32, f32>::on(&shared);
         let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
         rank.initialise();
         rank.gradients(&*samples, 0, None).unwrap();
         rank.groups().world.barrier().unwrap();
-        machine.fail("an illegal address");
+        shared.fail("an illegal address");
         rank.gradients(&*samples, 1, None).map(|result| result.loss)
     });
     let wanted = DeviceError("an illegal address".to_owned());

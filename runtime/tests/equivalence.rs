@@ -1,7 +1,7 @@
-//! Every split gives one rank's numbers, in f64: losses to 1e-12, gradients to 1e-11.
+//! Every split gives the numbers of one rank, in f64: losses to 1e-12, gradients to 1e-11.
 //!
-//! `a_covering_set_of_splits` runs a set of combinations in which every two values of two decisions
-//! that can go together do so once; `every_combination` (ignored: `make equivalence`) runs them all.
+//! `a_covering_set_of_splits` runs combinations that together cover every possible pair of two
+//! decisions' values; `every_combination` (ignored: `make equivalence`) runs them all.
 
 mod common;
 
@@ -34,7 +34,7 @@ const ORDER: [RankOrder; 2] = [RankOrder::DpInner, RankOrder::PpInner];
 const REDUCTION: [Reduction; 3] =
     [Reduction::Buckets { bytes: 1 << 14 }, Reduction::AtEnd, Reduction::PerParameter];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
-/// Where some decisions are in a combination.
+/// Indices of some decisions in a combination.
 const OF_VOCAB: usize = 8;
 const OF_ORDER: usize = 9;
 const OF_REDUCTION: usize = 10;
@@ -72,7 +72,7 @@ fn split(of: &Indices) -> (&'static str, Split) {
     (CASES[of[0]], split)
 }
 
-/// Whether the combination can be run, and is not another one by another name.
+/// Whether the combination can be run, and is not a duplicate under another name.
 fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
     let (_, split) = split(of);
     let model = &models[of[0]];
@@ -90,7 +90,7 @@ fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
         && before.into_iter().all(|&vocab| layers(vocab) != layers(split.vocab))
 }
 
-/// All of them; those that differ in recomputation alone follow one another.
+/// All combinations; those that differ only in recomputation are adjacent.
 fn all() -> Vec<Indices> {
     let models = CASES.map(model);
     let decode = |mut number: usize| {
@@ -111,13 +111,13 @@ fn pairs(of: &Indices) -> impl Iterator<Item = Pair> + '_ {
     (0..DECISIONS).flat_map(move |a| (a + 1..DECISIONS).map(move |b| ((a, of[a]), (b, of[b]))))
 }
 
-/// Greedily: each time the combination with most pairs that none before has.
+/// A covering set, chosen greedily: each time the combination with most new pairs.
 fn covering(mut all: Vec<Indices>) -> Vec<Indices> {
     let mut open: BTreeSet<Pair> = all.iter().flat_map(pairs).collect();
     let mut chosen = Vec::new();
     while !open.is_empty() {
         let new = |of: &Indices| pairs(of).filter(|pair| open.contains(pair)).count();
-        // A few hundred candidates, another few each time, are enough to choose from.
+        // A few hundred candidates, varied each time, are enough to choose from.
         let stride = (all.len() / 997).max(1);
         let offset = chosen.len() % stride;
         let sampled = all.iter().skip(offset).step_by(stride).max_by_key(|of| new(of)).copied();
@@ -134,7 +134,7 @@ fn covering(mut all: Vec<Indices>) -> Vec<Indices> {
     chosen
 }
 
-/// Every combination of the other decisions once, with each rank order and each reduction in turn.
+/// Every combination of the other decisions once, with rank orders and reductions in turn.
 fn in_turn(all: &[Indices]) -> Vec<Indices> {
     let mut groups: BTreeMap<Indices, Vec<Indices>> = BTreeMap::new();
     for of in all {
@@ -151,12 +151,12 @@ fn in_turn(all: &[Indices]) -> Vec<Indices> {
     chosen
 }
 
-/// One rank's runs, by case.
+/// Runs on one rank, by case.
 fn references() -> BTreeMap<&'static str, Run> {
     CASES.iter().map(|&case| (case, train::<f64>(case, &Split::default(), STEPS))).collect()
 }
 
-/// The farthest that anything was off.
+/// Largest deviations so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worst {
     loss: f64,
@@ -182,14 +182,15 @@ fn compare(case: &str, split: &Split, run: &Run, reference: &Run, worst: &mut Wo
     }
     for (name, (_, values)) in &run.weights {
         let off = distance(values, &reference.weights[name].1);
-        // Key biases of GPT-2 have a gradient of 0, of which Adam makes steps of either sign.
+        // Key biases of GPT-2 have a gradient of 0, up to rounding, from which Adam makes steps of
+        // either sign.
         let noise = case == "gpt2" && name.ends_with("c_attn.bias");
         assert!(off <= 1e-8 || noise, "{case} {split:?}: {name} is off by {off:e}");
     }
 }
 
-/// Runs combinations and compares each with one rank, and to the bit with the run before where the two
-/// differ in recomputation alone.
+/// Runs combinations and compares each with one rank. Combinations that differ only in
+/// recomputation must agree to the bit.
 fn run(combinations: &[Indices]) -> Worst {
     let (references, mut worst) = (references(), Worst::default());
     let mut before: Option<(Indices, Run)> = None;
@@ -238,14 +239,14 @@ fn the_covering_set_has_every_pair() {
     let had: BTreeSet<Pair> = chosen.iter().flat_map(pairs).collect();
     let missing = all.iter().flat_map(pairs).find(|pair| !had.contains(pair));
     assert_eq!(missing, None);
-    // Of every decision all values are there; layer redistribution cuts models this small as evenly as
-    // `first_last` does.
+    // All values of every decision occur; layer redistribution cuts models this small as evenly as
+    // `first_last`.
     for (decision, &count) in VALUES.iter().enumerate() {
         let values: BTreeSet<usize> = chosen.iter().map(|of| of[decision]).collect();
         let same = usize::from(decision == OF_VOCAB);
         assert_eq!(values.len(), count - same, "decision {decision}");
     }
-    // It is no list of everything: a few values of each decision share a run.
+    // The set is small: a few values of each decision share a run.
     assert!(chosen.len() * 100 < all.len(), "{} of {}", chosen.len(), all.len());
 }
 

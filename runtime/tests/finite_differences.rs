@@ -1,5 +1,5 @@
-//! Gradients against differences of losses, where no golden case has been: with dropout, with
-//! masked labels, and for activations that none of them uses.
+//! Gradients against differences of losses, in cases without golden data: dropout, masked labels,
+//! and activations that no golden case uses.
 
 mod common;
 
@@ -7,16 +7,16 @@ use common::{Split, golden, golden_gradients, model};
 use models::model::{Activation, Gelu, ModelSpec};
 use runtime::Host;
 use runtime::Rank;
-use runtime::checkpoint::{Checkpoint, Whole, write};
 use runtime::comm::Solo;
 use runtime::data::{Sample, Samples};
+use runtime::state::checkpoint::{Checkpoint, Whole, write};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
 type Tensors = BTreeMap<String, Whole<f64>>;
 
-/// A case's samples, the first half of every second one's labels masked.
+/// A case's samples, with the first half of every second sample's labels masked.
 struct Masked(Box<dyn Samples>);
 
 impl Samples for Masked {
@@ -50,7 +50,7 @@ fn gradients(model: &ModelSpec, case: &str, weights: &Tensors, folder: &Path) ->
     (result.loss, rank.whole_gradients().unwrap().unwrap())
 }
 
-/// A few elements of each of these tensors: central differences to 1e-6.
+/// Compares a few elements of each tensor with central differences, to 1e-6.
 fn compare(model: &ModelSpec, case: &str, names: &[&str]) {
     let folder = std::env::temp_dir().join(format!(
         "meshwright-differences-{}-{case}-{}",

@@ -1,13 +1,13 @@
-//! The golden cases on one rank and on many: PyTorch's losses, gradients and weights, however the
-//! model is split.
+//! The golden cases on one rank and on many: PyTorch's losses, gradients and weights, for every
+//! split.
 
 mod common;
 
 use common::{Split, check, expected, golden, model, open, train};
 use models::schedule::ScheduleName;
-use runtime::checkpoint::{Checkpoint, TensorFile};
 use runtime::comm::run_ranks;
 use runtime::program::Recompute;
+use runtime::state::checkpoint::{Checkpoint, TensorFile};
 use runtime::{Host, Rank, Scalar};
 
 /// Each case on one rank, in one micro-batch, all 20 steps.
@@ -64,7 +64,7 @@ fn llama_gqa_on_two_replicas() {
     check("llama_gqa", &train::<f32>("llama_gqa", &split, 2));
 }
 
-/// Losses of all tokens and logits of the first sequence, the vocabulary's pieces put together.
+/// Losses of all tokens, and logits of the first sequence, gathered over the vocabulary's shards.
 fn outputs<T: Scalar>(case: &str, split: &Split) -> (Vec<f64>, Vec<f64>) {
     let (program, vocab) = (split.program(&model(case)), model(case).vocab as usize);
     let ranks = run_ranks(split.ranks(), runtime::comm::Options::default(), |world| {

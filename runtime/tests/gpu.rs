@@ -1,5 +1,5 @@
-//! The GPU's device where there is none: its queues are those of the machine that runs CUDA's twins as C++ on the
-//! processor. What a GPU would be asked is asked, in order, of every kernel; a queue never lags behind the host.
+//! The GPU device without a GPU: an emulator runs the CUDA twins as C++ on the CPU. Every kernel is
+//! called in the order in which a GPU would be asked, but queues never lag behind the host.
 
 mod common;
 
@@ -18,13 +18,13 @@ use runtime::program::Recompute;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The machine; compiled sources are kept for the next run.
+/// The emulator; compiled sources are kept for the next run.
 fn machine() -> cuda::Gpu {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
     cuda::Gpu::on(Arc::new(CpuEmulator::new(&folder).expect("a folder for compiled sources")))
 }
 
-/// Trains a golden case with all ranks on one GPU, each with a queue of its own.
+/// Trains a golden case with all ranks on one GPU, each with a stream of its own.
 fn train_gpu<S: Number + Stored>(case: &str, split: &Split, steps: usize) -> Run {
     let (program, samples, gpu) = (split.program(&model(case)), open(case), machine());
     let run = |world| {
@@ -54,7 +54,7 @@ fn a_vocabulary_over_the_pipeline_in_f32() {
     check("llama_tied", &train_gpu::<f32>("llama_tied", &split, 1));
 }
 
-/// Tokens of no meaning.
+/// Arbitrary tokens.
 struct Noise;
 
 impl Samples for Noise {
@@ -72,7 +72,7 @@ impl Samples for Noise {
     }
 }
 
-/// A model with heads of 16, the narrowest that tensor cores do, in bf16 beside the processor's f32.
+/// A model with heads of 16, the narrowest for tensor cores, in bf16 against the CPU's f32.
 #[test]
 fn heads_of_16_in_bf16() {
     let text = "name: small\nlayers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 96\nvocab: 96\n\

@@ -1,5 +1,6 @@
-//! Steps that a GPU would replay as a CUDA graph, on queues of the machine that lag and record calls with the bytes of
-//! their arguments: they come to the bits of steps that are launched kernel by kernel, whatever changes from step to step.
+//! Steps that a GPU would replay as a CUDA graph, on emulated queues that lag and record calls with
+//! the bytes of their arguments. Replayed steps give the bits of steps that are launched kernel by
+//! kernel, whatever changes from step to step.
 
 mod common;
 
@@ -7,13 +8,13 @@ use common::{Split, model, open};
 use models::decisions::Vocab;
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
-use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
 use runtime::kernels::cuda::{self, AsyncEmulator, FakeNccl, cpu_emulator::CpuEmulator};
 use runtime::program::{Program, Recompute};
-use runtime::{Host, LrSchedule, Optimizer, Rank, Replays, Shape};
+use runtime::state::checkpoint::{Checkpoint, Whole};
+use runtime::{Host, LrSchedule, LrShape, Optimizer, Rank, Replays};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,12 +27,12 @@ fn machine() -> CpuEmulator {
     CpuEmulator::new(&folder).expect("a folder for compiled sources")
 }
 
-/// A GPU of its own, whose queues lag.
+/// A GPU whose queues lag.
 fn gpu(machine: &CpuEmulator) -> cuda::Gpu {
     cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine.clone(), Duration::from_micros(200))))
 }
 
-/// Samples of a case some of whose labels do not count: other ones, and another number of them, each step.
+/// A case's samples with some labels masked: different ones, and a different number, in each step.
 struct Masked(Box<dyn Samples>);
 
 impl Samples for Masked {
@@ -52,25 +53,25 @@ impl Samples for Masked {
     }
 }
 
-/// What a run came to, to the bit.
+/// Results of a run, compared to the bit.
 #[derive(Debug, PartialEq)]
 struct Ended {
     losses: Vec<u64>,
     norms: Vec<u64>,
     gradients: BTreeMap<String, Whole<f32>>,
     weights: BTreeMap<String, Whole<f32>>,
-    /// What the first rank sent meanwhile.
+    /// Traffic of the first rank.
     traffic: Traffic,
 }
 
-/// Trains with a learning rate that changes each step, and a norm that clips in some.
+/// Trains with a learning rate that changes in each step, and clipping in some steps.
 fn train(
     (case, program, split): (&str, &Program, &Split),
     device: Gpu<f32>,
     world: Box<dyn Communicator>,
     refused: Option<&'static str>,
 ) -> (Option<Ended>, Replays) {
-    let lr = LrSchedule { peak: 1e-2, shape: Shape::Cosine, warmup: 2, steps: STEPS };
+    let lr = LrSchedule { peak: 1e-2, shape: LrShape::Cosine, warmup: 2, steps: STEPS };
     let clip = Some(0.9);
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip };
     let samples = Masked(open(case));
@@ -94,7 +95,7 @@ fn train(
     (ended, rank.replays())
 }
 
-/// Trains on GPUs of the ranks' own.
+/// Trains on one GPU for each rank.
 fn trained(case: &str, model: &ModelSpec, split: &Split, refused: Option<&'static str>) -> Ended {
     let (program, machine) = (split.program(model), machine());
     let what = (case, &program, split);
@@ -117,7 +118,7 @@ fn trained(case: &str, model: &ModelSpec, split: &Split, refused: Option<&'stati
     ended.into_iter().next().and_then(|(ended, _)| ended).expect("the first rank's")
 }
 
-/// Holds replayed steps to launched ones.
+/// Compares replayed steps with launched ones.
 fn check(case: &str, model: &ModelSpec, split: &Split) {
     let (launched, replayed) =
         (trained(case, model, split, Some("to compare")), trained(case, model, split, None));
@@ -136,7 +137,7 @@ fn golden_cases() {
     }
 }
 
-/// Draws are other ones in each step.
+/// Dropout draws differ in each step.
 #[test]
 fn dropout() {
     let case = "gpt2";
@@ -158,14 +159,14 @@ fn tensor_parallel_replicas_on_gpus_of_their_own() {
     check("llama_gqa", &model("llama_gqa"), &split);
 }
 
-/// Its lanes are threads and queues beside the rank's.
+/// Its collectives run on threads and queues beside the rank's.
 #[test]
 fn a_vocabulary_over_the_pipeline() {
     let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
     check("llama_tied", &model("llama_tied"), &split);
 }
 
-/// Why steps are launched one by one.
+/// Reasons for which steps are launched one by one.
 #[test]
 fn who_replays_nothing_says_why() {
     let (case, split) = ("llama_gqa", Split::default());

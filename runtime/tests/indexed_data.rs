@@ -1,4 +1,4 @@
-//! Megatron's `.bin/.idx`, written here by its published layout.
+//! Megatron's `.bin` and `.idx`, written here by their published layout.
 
 use runtime::data::{Indexed, Samples, open};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 struct Files(PathBuf);
 
 impl Files {
-    /// Documents of these lengths, whose tokens count up from 0, in the type of `code`.
+    /// Writes documents of these lengths, whose tokens count up from 0, with the type of `code`.
     fn write(name: &str, code: u8, lengths: &[usize]) -> Self {
         let folder = std::env::temp_dir().join(format!("meshwright-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -1,5 +1,6 @@
-//! The communicator for GPUs of their own, where there is none: what NCCL does is done between the machine's queues, which
-//! lag at random, a send holds its queue until it is received, and groups are ready a few looks later.
+//! The NCCL communicator without GPUs: a fake NCCL transfers between emulated queues that lag at
+//! random. Sends hold their queue until they are received, and groups become ready only after a few
+//! polls.
 
 mod channels;
 mod common;
@@ -21,13 +22,13 @@ use std::time::{Duration, Instant};
 
 type Comm = Box<dyn Communicator>;
 
-/// GPUs that are none, and the library between them.
-struct Rehearsed {
+/// Emulated GPUs, and the fake NCCL between them.
+struct EmulatedGpus {
     gpu: cuda::Gpu,
     library: FakeNccl,
 }
 
-impl Rehearsed {
+impl EmulatedGpus {
     fn new() -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
         let machine = CpuEmulator::new(&folder).expect("a folder for compiled sources");
@@ -48,15 +49,15 @@ impl Rehearsed {
     }
 }
 
-/// Runs `program` on ranks that threads connect on the host.
+/// Runs `program` on ranks as threads with a control between them.
 fn run_nccl<R: Send>(
     size: usize,
     options: Options,
     program: impl Fn(&dyn Communicator, &Gpu<f32>) -> Result<R, CommError> + Sync,
 ) -> Vec<Result<R, CommError>> {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     run_ranks(size, options, |control| {
-        let (world, device) = rehearsed.world(control, options)?;
+        let (world, device) = gpus.world(control, options)?;
         program(&*world, &device)
     })
 }
@@ -78,7 +79,7 @@ fn start<E: Element>(
     comm.start(call, device.wrap(device.taken(given.to_vec()), comm)?)
 }
 
-/// A call on memory of the device, and what came back of it.
+/// Makes a call on device memory; returns its result.
 #[track_caller]
 fn call<E: Element>(
     comm: &dyn Communicator,
@@ -90,7 +91,7 @@ fn call<E: Element>(
     let came = start(comm, device, kind, count, given)?.wait()?;
     let memory = device.unwrap::<E>(came).expect("memory of that type");
     let values = device.download(Gpu::<f32>::view(&memory, 0..Gpu::<f32>::len(&memory)))?;
-    // What was given up meanwhile left anything there.
+    // An aborted call leaves arbitrary data.
     comm.health().map(|()| values)
 }
 
@@ -113,7 +114,7 @@ fn maxima(size: usize, count: usize) -> Vec<f32> {
     (0..count).map(most).collect()
 }
 
-/// One of every collective on the device's memory, against its definition.
+/// One of every collective on device memory, against its definition.
 fn every_collective(
     comm: &dyn Communicator,
     device: &Gpu<f32>,
@@ -170,12 +171,12 @@ fn collectives_are_their_definitions() {
     }
 }
 
-/// Groups of a split, with their keys backwards; the world goes on beside them.
+/// Groups of a split, with keys in reverse order, used together with the world.
 #[test]
 fn split_groups_are_groups() {
     for end in run_nccl(5, Options::default(), |world, device| {
         let rank = world.rank();
-        // Ranks 0, 2, 4; ranks 1, 3; and each alone.
+        // Ranks 0, 2, 4; ranks 1, 3; and each rank alone.
         let part = world.split("part", rank % 2, 5 - rank)?;
         assert_eq!(part.size(), [3, 2][rank % 2]);
         assert_eq!(part.rank(), part.size() - 1 - rank / 2);
@@ -193,8 +194,8 @@ fn split_groups_are_groups() {
     }
 }
 
-/// Everybody sends to everybody before anybody receives, in one order, and looks for it in another: a library whose sends
-/// wait for their receiver would stop here.
+/// Every rank sends to every rank before it receives, in one order, and receives in another. A
+/// library whose sends wait for their receiver would deadlock here.
 #[test]
 fn messages_are_found_by_tag_and_nobody_waits_to_send() {
     for end in run_nccl(4, Options::default(), |world, device| {
@@ -214,7 +215,7 @@ fn messages_are_found_by_tag_and_nobody_waits_to_send() {
                 assert_eq!(found, content(from, tag));
             }
         }
-        // Two with one tag, in their order; and none at all.
+        // Two messages with one tag, in their order, then an empty one.
         for given in [vec![bf16::from_f32(1.0)], vec![bf16::from_f32(2.0)], vec![]] {
             let to = (rank + 1) % size;
             let _sent = start(world, device, Kind::Send { to, tag: 9 }, given.len(), &given)?;
@@ -229,7 +230,7 @@ fn messages_are_found_by_tag_and_nobody_waits_to_send() {
     }
 }
 
-/// A golden case on ranks with devices, and what each sent meanwhile.
+/// A golden case on ranks with devices, and the traffic of each.
 fn train<D: Device>(
     case: &str,
     split: &Split,
@@ -241,7 +242,7 @@ fn train<D: Device>(
         let stats = world.stats().clone();
         let run = train_on(device, &program, split, 1, Some(case), &*samples, world);
         let mut traffic = stats.traffic();
-        // The world's id.
+        // The broadcast of the world's NCCL id.
         traffic.remove(&("world".to_owned(), "broadcast"));
         (run, traffic)
     };
@@ -255,33 +256,34 @@ fn train<D: Device>(
 fn golden_case_on_gpus_of_their_own() {
     let split = Split { tp: 2, pp: 2, dp: 2, micro_batch: 2, ..Split::default() };
     let split = Split { sequence_parallel: true, ..split };
-    let rehearsed = Rehearsed::new();
-    let own = |control| rehearsed.world(control, Options::default()).unwrap();
+    let gpus = EmulatedGpus::new();
+    let own = |control| gpus.world(control, Options::default()).unwrap();
     let (run, traffic) = train("llama_gqa", &split, own);
     check("llama_gqa", &run);
     let (_, wanted) = train("llama_gqa", &split, |world| (world, Host::<f32>::serial()));
     assert_eq!(traffic, wanted);
-    // Ranks that share a GPU come to the same bits, on queues that lag too.
-    let one = Rehearsed::new();
+    // Ranks that share a GPU give the same bits, also on queues that lag.
+    let one = EmulatedGpus::new();
     let (shared, _) = train("llama_gqa", &split, |world| (world, Gpu::<f32>::new(one.queue())));
     assert!(run == shared);
 }
 
-/// Lanes and passes hand each other memory, which must not be used again while the other's queue still reads it.
+/// Collectives and passes hand each other memory, which must not be reused while the other's queue
+/// still reads it.
 #[test]
 fn a_vocabulary_over_the_pipeline_on_queues_that_lag() {
     let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
-    let one = Rehearsed::new();
+    let one = EmulatedGpus::new();
     let (run, _) = train("llama_tied", &split, |world| (world, Gpu::<f32>::new(one.queue())));
     check("llama_tied", &run);
 }
 
-/// Over TCP between the ranks' hosts, as processes have it.
+/// The control is TCP, as between processes.
 #[test]
 fn what_lies_on_the_host_goes_over_tcp() {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     let run = |control: Comm| {
-        let (world, device) = rehearsed.world(control, Options::default())?;
+        let (world, device) = gpus.world(control, Options::default())?;
         let part = world.split("part", world.rank() % 2, 0)?;
         every_collective(&*part, &device, 6, 1)?;
         ring(&*world, &device)
@@ -291,7 +293,7 @@ fn what_lies_on_the_host_goes_over_tcp() {
     }
 }
 
-/// What a pipeline's neighbours exchange, and a sum.
+/// The exchange of pipeline neighbours, and a sum.
 fn ring(world: &dyn Communicator, device: &Gpu<f32>) -> Result<(), CommError> {
     let (rank, size) = (world.rank(), world.size());
     let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -303,16 +305,16 @@ fn ring(world: &dyn Communicator, device: &Gpu<f32>) -> Result<(), CommError> {
     world.barrier()
 }
 
-/// Exchanges until something happens to a rank, which `disturb` says; what the others come to.
+/// Exchanges until `disturb` does something to a rank; returns the results of the others.
 fn disturbed(
     options: Options,
     disturb: impl Fn(&FakeNccl, &dyn Communicator) -> bool + Sync,
 ) -> Vec<Result<(), String>> {
-    let rehearsed = Rehearsed::new();
+    let gpus = EmulatedGpus::new();
     let run = |control: Comm| -> Result<(), CommError> {
-        let (world, device) = rehearsed.world(control, options)?;
+        let (world, device) = gpus.world(control, options)?;
         (0..3).try_for_each(|_| ring(&*world, &device))?;
-        if disturb(&rehearsed.library, &*world) {
+        if disturb(&gpus.library, &*world) {
             return Ok(());
         }
         (0..3).try_for_each(|_| ring(&*world, &device))
@@ -346,7 +348,8 @@ fn a_rank_that_is_silent_is_an_error_after_the_time_limit() {
     let texts: Vec<String> = ends.into_iter().map(Result::unwrap_err).collect();
     let cause = |text: &String| text.contains("within 2 s, seen by rank ") && text.contains(".rs:");
     assert!(texts.iter().any(cause), "{texts:?}");
-    // Who has waited long enough ends, and some learn that before they learn why.
+    // A rank that has waited too long ends, and some ranks learn that it ended before they learn
+    // why.
     let known = |text: &String| cause(text) || text.contains("is gone") || text.contains("gave up");
     assert!(texts.iter().all(known), "{texts:?}");
 }
@@ -381,13 +384,14 @@ fn a_rank_that_gives_up_tells_the_others_why() {
     }
 }
 
-/// Collectives that differ are not compared; they end at the time limit, and everybody says where it was.
+/// Collectives that differ are not detected. They end at the time limit, and every rank reports
+/// where it was.
 #[test]
 fn calls_that_differ_end_at_the_time_limit() {
     for end in run_nccl(3, quick(), |world, device| {
         let kind = Kind::AllReduce { op: Op::Sum };
         if world.rank() == 2 {
-            // Its queue is held, not its host.
+            // Holds its queue, not its host.
             std::thread::sleep(Duration::from_secs(2));
             return world.barrier();
         }
@@ -416,7 +420,7 @@ fn a_message_of_another_length_is_refused() {
     }
 }
 
-/// A queue of its own carries a transfer: what a rank computes meanwhile does not wait for the others.
+/// Transfers have a queue of their own: computation does not wait for other ranks meanwhile.
 #[test]
 fn computation_goes_on_beside_a_transfer() {
     let late = Duration::from_millis(1500);
@@ -443,12 +447,12 @@ fn computation_goes_on_beside_a_transfer() {
     }
 }
 
-/// What is reserved for ranks is counted, and what they take beyond it.
+/// Reserved memory is counted, and what ranks allocate beyond it.
 #[test]
 fn memory_is_counted() {
-    let rehearsed = Rehearsed::new();
-    rehearsed.gpu.reserve(2048).unwrap();
-    let device = Gpu::<f32>::new(rehearsed.queue());
+    let gpus = EmulatedGpus::new();
+    gpus.gpu.reserve(2048).unwrap();
+    let device = Gpu::<f32>::new(gpus.queue());
     let _within = device.zeros::<f32>(200);
     let seen = |used_bytes, beyond_bytes| {
         Some(MemoryUse { reserved_bytes: 2048, used_bytes, beyond_bytes })

@@ -1,114 +1,49 @@
-//! What a run writes: known to be writable before the first step, whole or not at all, and as much
-//! of it as can be saved where a run fails.
+//! A run's files: checked for writability before the first step, written completely or not at all,
+//! and saved as far as possible if a run fails.
+
+mod trainer_runs;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkfifo};
-use runtime::checkpoint::TensorFile;
-use serde_json::Value;
+use runtime::state::checkpoint::TensorFile;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use trainer_runs::{
+    Folder, as_rank_of, ended_within, golden_data, golden_tokens, json_lines, many_tokens,
+    wait_until,
+};
 
-/// A directory of its own, gone afterwards.
-struct Folder(PathBuf);
+/// Longer than any run here takes, on a busy machine too.
+const LIMIT: Duration = Duration::from_secs(600);
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("meshwright-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// Names of all files in it.
-    fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
-        let mut names: Vec<_> = entries.map(|e| name(e).into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn case() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama_gqa")
-}
-
-fn tokens() -> PathBuf {
-    case().join("tokens.safetensors")
-}
-
-/// The trainer of golden cases, which cargo builds beside its tests.
+/// A run of the golden case, split by these variables.
 fn trainer(split: &[(&str, &str)], data: &Path, steps: u64) -> Command {
-    let here = std::env::current_exe().unwrap();
-    let program = here.parent().and_then(Path::parent).unwrap().join("examples/golden");
-    assert!(program.is_file(), "cargo build -p meshwright-runtime --example golden");
-    let mut command = Command::new(program);
+    let mut command = trainer_runs::trainer();
     command.envs(split.iter().copied()).args(["--threads", "4", "--steps", &steps.to_string()]);
-    command.arg("--init-from").arg(case()).arg("--data").arg(data);
+    command.arg("--init-from").arg(golden_data()).arg("--data").arg(data);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
 /// Process `rank` of two, which meet in a file.
-fn as_rank<'a>(command: &'a mut Command, folder: &Folder, rank: &str) -> &'a mut Command {
-    command.envs([("RANK", rank), ("LOCAL_RANK", rank)]);
-    command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
-    command.arg("--rendezvous").arg(folder.file("meeting"))
+fn as_rank<'a>(command: &'a mut Command, folder: &Folder, rank: usize) -> &'a mut Command {
+    as_rank_of(command, rank, 2).arg("--rendezvous").arg(folder.file("meeting"))
 }
 
 fn ended(child: Child) -> (Option<i32>, String) {
-    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    (status.code(), String::from_utf8_lossy(&stderr).into_owned())
+    ended_within(LIMIT, child)
 }
 
 fn run(command: &mut Command) -> (Option<i32>, String) {
     ended(command.spawn().unwrap())
 }
 
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no {what} within a minute");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 fn count_lines(path: &Path) -> usize {
     std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
-}
-
-/// Golden tokens as `.bin` and `.idx`, which can be read for as many steps as are asked for.
-fn endless_tokens(folder: &Folder) -> PathBuf {
-    const TOKENS: u64 = 20_000;
-    let tokens = (0..TOKENS).map(|i| (i * i % 7919 % 500) as u16);
-    std::fs::write(folder.file("t.bin"), tokens.flat_map(u16::to_le_bytes).collect::<Vec<u8>>())
-        .unwrap();
-    let mut idx = b"MMIDIDX\0\0".to_vec();
-    idx.extend(1u64.to_le_bytes());
-    idx.push(8);
-    idx.extend([1u64, 2].map(u64::to_le_bytes).concat());
-    idx.extend((TOKENS as i32).to_le_bytes());
-    idx.extend([0u64, 0, 1].map(u64::to_le_bytes).concat());
-    std::fs::write(folder.file("t.idx"), idx).unwrap();
-    folder.file("t.bin")
 }
 
 const WRITTEN_AT_THE_END: [&str; 4] =
@@ -117,8 +52,8 @@ const WRITTEN_AT_THE_END: [&str; 4] =
 #[test]
 fn paths_that_cannot_be_written_are_refused_before_the_first_step() {
     let folder = Folder::new("refused");
-    // A link of our own: a writer that replaced what it is given would replace the link, not the
-    // machine's device.
+    // A link of our own: a writer that replaced its path would replace the link, not the machine's
+    // device.
     let (full, locked) = (folder.file("full"), folder.file("locked"));
     std::os::unix::fs::symlink("/dev/full", &full).unwrap();
     std::fs::create_dir(&locked).unwrap();
@@ -129,7 +64,7 @@ fn paths_that_cannot_be_written_are_refused_before_the_first_step() {
     ];
     for flag in WRITTEN_AT_THE_END.into_iter().chain(["--metrics"]) {
         for (path, why) in &bad {
-            let mut command = trainer(&[("PP", "2")], &tokens(), 2);
+            let mut command = trainer(&[("PP", "2")], &golden_tokens(), 2);
             if flag != "--metrics" {
                 command.arg("--metrics").arg(folder.file("m"));
             }
@@ -157,14 +92,14 @@ fn a_file_stays_until_another_takes_its_place() {
         }
         run(command)
     };
-    // More steps than the data has: refused behind the opening of files.
-    let (code, said) = all(&mut trainer(&[], &tokens(), 21));
+    // More steps than the data has: refused after files are opened.
+    let (code, said) = all(&mut trainer(&[], &golden_tokens(), 21));
     assert_eq!(code, Some(2), "{said}");
     for flag in WRITTEN_AT_THE_END {
         assert_eq!(std::fs::read(folder.file(flag)).unwrap(), b"of another run", "{flag}");
     }
     assert_eq!(folder.files(), WRITTEN_AT_THE_END);
-    let (code, said) = all(&mut trainer(&[], &tokens(), 1));
+    let (code, said) = all(&mut trainer(&[], &golden_tokens(), 1));
     assert_eq!(code, Some(0), "{said}");
     for flag in WRITTEN_AT_THE_END {
         assert!(std::fs::metadata(folder.file(flag)).unwrap().len() > 100, "{flag}");
@@ -177,7 +112,7 @@ fn metrics_that_can_no_longer_be_written_do_not_end_the_run() {
     let folder = Folder::new("pipe");
     let (pipe, weights) = (folder.file("pipe"), folder.file("w"));
     mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let mut command = trainer(&[("TP", "2")], &endless_tokens(&folder), 300);
+    let mut command = trainer(&[("TP", "2")], &many_tokens(folder.path()), 300);
     command.arg("--metrics").arg(&pipe).arg("--dump-weights").arg(&weights);
     let child = command.spawn().unwrap();
     let mut line = String::new();
@@ -194,7 +129,7 @@ fn metrics_that_can_no_longer_be_written_do_not_end_the_run() {
 #[test]
 fn a_second_run_does_not_write_into_the_files_of_the_first() {
     let folder = Folder::new("second");
-    let (metrics, weights, data) = (folder.file("m"), folder.file("w"), endless_tokens(&folder));
+    let (metrics, weights, data) = (folder.file("m"), folder.file("w"), many_tokens(folder.path()));
     let mut first = trainer(&[], &data, 400);
     first.arg("--metrics").arg(&metrics).arg("--dump-weights").arg(&weights);
     let first = first.spawn().unwrap();
@@ -207,17 +142,17 @@ fn a_second_run_does_not_write_into_the_files_of_the_first() {
     assert!(count_lines(&metrics) < 400, "the first run had ended");
     let (code, said) = ended(first);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(lines(&metrics).len(), 400);
+    assert_eq!(json_lines(&metrics).len(), 400);
 }
 
 #[test]
 fn a_run_that_is_started_again_adds_to_the_metrics() {
     let folder = Folder::new("again");
     let metrics = folder.file("m");
-    // As a run that is killed may leave it.
+    // As a killed run may leave it.
     std::fs::write(&metrics, "{\"step\":0}\n{\"st").unwrap();
     for _ in 0..2 {
-        let (code, said) = run(trainer(&[], &tokens(), 2).arg("--metrics").arg(&metrics));
+        let (code, said) = run(trainer(&[], &golden_tokens(), 2).arg("--metrics").arg(&metrics));
         assert_eq!(code, Some(0), "{said}");
     }
     let text = std::fs::read_to_string(&metrics).unwrap();
@@ -228,10 +163,10 @@ fn a_run_that_is_started_again_adds_to_the_metrics() {
     );
 }
 
-/// Golden tokens with one that is in no vocabulary, in step 2 and the last sequence.
+/// Golden tokens with one outside the vocabulary, in step 2 and the last sequence.
 fn spoiled_tokens(folder: &Folder) -> PathBuf {
     let path = folder.file("spoiled.safetensors");
-    std::fs::copy(tokens(), &path).unwrap();
+    std::fs::copy(golden_tokens(), &path).unwrap();
     let file = File::options().read(true).write(true).open(&path).unwrap();
     // `tokens`, [20, 8, 33], is the last tensor of the file.
     let (tokens, spoiled) = (20 * 8 * 33, (2 * 8 + 7) * 33 + 5);
@@ -240,10 +175,10 @@ fn spoiled_tokens(folder: &Folder) -> PathBuf {
     path
 }
 
-/// The weights behind so many steps, of a run that nothing disturbs.
+/// The weights after `steps` steps of an undisturbed run.
 fn weights_behind(folder: &Folder, steps: u64, split: &[(&str, &str)], more: &[&str]) -> Vec<u8> {
     let path = folder.file("reference");
-    let mut command = trainer(split, &tokens(), steps);
+    let mut command = trainer(split, &golden_tokens(), steps);
     let (code, said) = run(command.args(more).arg("--dump-weights").arg(&path));
     assert_eq!(code, Some(0), "{said}");
     std::fs::read(path).unwrap()
@@ -253,7 +188,7 @@ fn weights_behind(folder: &Folder, steps: u64, split: &[(&str, &str)], more: &[&
 fn weights_before_a_bad_token_are_written() {
     let folder = Folder::new("token");
     let (data, weights) = (spoiled_tokens(&folder), folder.file("w"));
-    // The token is in the second replica: all ranks must end where it does.
+    // The token is in the second replica: all ranks must end after the same step.
     let split = [("TP", "2"), ("PP", "2"), ("DP", "2")];
     let (code, said) = run(trainer(&split, &data, 20).arg("--dump-weights").arg(&weights));
     assert_eq!(code, Some(2), "{said}");
@@ -270,7 +205,7 @@ fn weights_before_a_bad_token_are_written_by_processes() {
         let mut command = trainer(&split, &data, 20);
         as_rank(&mut command, &folder, rank).arg("--dump-weights").arg(&weights).spawn().unwrap()
     };
-    for child in [start("0"), start("1")] {
+    for child in [start(0), start(1)] {
         let (code, said) = ended(child);
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains("sample 23 has the id 99999"), "{said}");
@@ -284,7 +219,7 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
     let (weights, wild) = (folder.file("w"), ["--lr", "1e30"]);
     for ahead in [None, Some(("POST_VALIDATION", "1"))] {
         let split: Vec<_> = [("TP", "2"), ("PP", "2")].into_iter().chain(ahead).collect();
-        let mut command = trainer(&split, &tokens(), 20);
+        let mut command = trainer(&split, &golden_tokens(), 20);
         let (code, said) = run(command.args(wild).arg("--dump-weights").arg(&weights));
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("stops before it spoils the weights"), "{said}");
@@ -294,7 +229,7 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
     }
 }
 
-/// Kills the second of two processes; gives what the first says in the end.
+/// Kills the second of two processes; returns what the first prints in the end.
 fn without_the_second(folder: &Folder, split: &[(&str, &str)], data: &Path) -> String {
     let start = |rank| {
         let mut command = trainer(split, data, 100_000);
@@ -302,7 +237,7 @@ fn without_the_second(folder: &Folder, split: &[(&str, &str)], data: &Path) -> S
         command.arg("--dump-weights").arg(folder.file("w"));
         as_rank(&mut command, folder, rank).spawn().unwrap()
     };
-    let (first, mut second) = (start("0"), start("1"));
+    let (first, mut second) = (start(0), start(1));
     wait_until("fifth line of metrics", || count_lines(&folder.file("m")) >= 5);
     second.kill().unwrap();
     second.wait().unwrap();
@@ -314,7 +249,7 @@ fn without_the_second(folder: &Folder, split: &[(&str, &str)], data: &Path) -> S
 #[test]
 fn a_replica_that_is_lost_leaves_the_weights_of_the_other() {
     let folder = Folder::new("replica");
-    let (data, split) = (endless_tokens(&folder), [("DP", "2")]);
+    let (data, split) = (many_tokens(folder.path()), [("DP", "2")]);
     let said = without_the_second(&folder, &split, &data);
     let step = said.split("the weights behind step ").nth(1).expect(&said);
     let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
@@ -328,7 +263,7 @@ fn a_replica_that_is_lost_leaves_the_weights_of_the_other() {
 #[test]
 fn weights_that_a_lost_rank_holds_are_missed_by_name() {
     let folder = Folder::new("half");
-    let said = without_the_second(&folder, &[("TP", "2")], &endless_tokens(&folder));
+    let said = without_the_second(&folder, &[("TP", "2")], &many_tokens(folder.path()));
     assert!(said.contains("is not written: the weights of step"), "{said}");
     assert!(said.contains("split over 2 ranks"), "{said}");
     assert!(!folder.file("w").exists());
@@ -338,9 +273,9 @@ fn weights_that_a_lost_rank_holds_are_missed_by_name() {
 #[test]
 fn a_first_sigterm_ends_a_run_that_has_not_begun() {
     let folder = Folder::new("sigterm");
-    let mut command = trainer(&[("TP", "2")], &tokens(), 20);
-    let child = as_rank(&mut command, &folder, "0").spawn().unwrap();
-    // It waits for the other, who does not come.
+    let mut command = trainer(&[("TP", "2")], &golden_tokens(), 20);
+    let child = as_rank(&mut command, &folder, 0).spawn().unwrap();
+    // It waits for the other process, which does not come.
     wait_until("meeting", || folder.file("meeting").exists());
     let begun = Instant::now();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
@@ -354,11 +289,11 @@ fn a_first_sigterm_ends_a_run_that_is_stuck() {
     let folder = Folder::new("stuck");
     let pipe = folder.file("pipe");
     mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let mut command = trainer(&[], &endless_tokens(&folder), 100_000);
+    let mut command = trainer(&[], &many_tokens(folder.path()), 100_000);
     command.arg("--metrics").arg(&pipe).args(["--time-limit-s", "1"]);
     command.arg("--dump-weights").arg(folder.file("w"));
     let child = command.spawn().unwrap();
-    // Nobody reads more than this of a pipe, which holds some hundred lines.
+    // Nobody reads any further: the pipe holds some hundred lines.
     let reader = File::open(&pipe).unwrap();
     let mut line = String::new();
     BufReader::with_capacity(1, &reader).read_line(&mut line).unwrap();
@@ -382,7 +317,7 @@ fn a_first_sigterm_ends_a_run_that_is_stuck() {
 fn a_first_sigterm_ends_a_run_behind_its_step() {
     let folder = Folder::new("sigterm-later");
     let (metrics, weights) = (folder.file("m"), folder.file("w"));
-    let mut command = trainer(&[("TP", "2")], &endless_tokens(&folder), 100_000);
+    let mut command = trainer(&[("TP", "2")], &many_tokens(folder.path()), 100_000);
     command.arg("--metrics").arg(&metrics).arg("--dump-weights").arg(&weights);
     let child = command.spawn().unwrap();
     wait_until("line of metrics", || count_lines(&metrics) > 0);

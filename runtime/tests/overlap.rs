@@ -1,14 +1,14 @@
-//! Gradients are on their way to the other replicas while the last micro-batch's backward pass goes on.
+//! Gradients are being reduced over replicas while the last micro-batch's backward pass goes on.
 
 mod common;
 
 use common::{Split, golden, model, open};
-use runtime::checkpoint::Checkpoint;
 use runtime::comm::{Options, run_ranks};
-use runtime::{Gradients, Host, Rank, Reduction};
+use runtime::state::checkpoint::Checkpoint;
+use runtime::{Host, Rank, Reduction, StepResult};
 
 /// Every rank's first step.
-fn step(split: &Split) -> Vec<Gradients> {
+fn step(split: &Split) -> Vec<StepResult> {
     let program = split.program(&model("llama_gqa"));
     run_ranks(split.ranks(), Options::default(), |world| {
         let mut rank =
@@ -18,8 +18,8 @@ fn step(split: &Split) -> Vec<Gradients> {
     })
 }
 
-/// Reductions started before and during a rank's last pass, and behind it.
-fn started(of: &Gradients) -> [usize; 3] {
+/// Number of reductions started before, during and after a rank's last pass.
+fn started(of: &StepResult) -> [usize; 3] {
     let last = of.outcome.ran.last().unwrap();
     let mut counts = [0; 3];
     for span in &of.reductions {

@@ -1,5 +1,5 @@
-//! What no split may change, apart from the golden cases: initial weights, dropout, masked labels,
-//! and a backward pass that is cut in two.
+//! What no split may change, beyond the golden cases: initial weights, dropout, masked labels, and
+//! a backward pass that is cut in two.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn weights_drawn_from_the_seed() {
 #[test]
 fn initial_weights_are_as_wide_as_said() {
     let split = Split::default();
-    // No steps: the weights are those that were drawn.
+    // No steps, so that the weights are the initial ones.
     let samples = open("llama_gqa");
     let mut model = model("llama_gqa");
     model.layers = 1;
@@ -84,7 +84,7 @@ fn dropout_masks() {
     }
 }
 
-/// Samples whose labels are masked, unevenly over sequences: the first not at all, the last wholly.
+/// Samples whose labels are masked unevenly over sequences: none of the first, all of the last.
 struct Masked(Box<dyn Samples>);
 
 impl Samples for Masked {
@@ -118,7 +118,8 @@ fn masked_labels_that_replicas_have_unequally_many_of() {
     }
 }
 
-/// Cuts every backward pass in two, the second half as late as its device's next backward.
+/// Cuts every backward pass in two, and delays the second half to the pipeline rank's next
+/// backward.
 fn cut(passes: &[Pass]) -> Vec<Pass> {
     let (mut cut, mut waiting) = (Vec::new(), None);
     for &pass in passes {
@@ -148,7 +149,7 @@ fn a_backward_pass_cut_in_two() {
     }
 }
 
-/// Micro-batch after micro-batch down a V and up again: the first device holds both ends.
+/// One micro-batch after the other, down a V and up again: the first pipeline rank holds both ends.
 fn down_and_up(program: &mut Program) {
     program.layout = StageLayout::V;
     let passes = |kinds: [(PassKind, u16); 4], micro_batch: u32| {
@@ -178,7 +179,7 @@ fn stages_in_a_v() {
         down_and_up(&mut program);
         let whole = train_program::<f64>(&program, &split, 2, Some(case), &*samples);
         same(&whole, &reference, &format!("{case} in a V"));
-        // With the output layer's weights last of all, behind the embedding's.
+        // The output layer's weight gradients last of all, after the embedding's.
         for passes in &mut program.passes {
             let (late, mut early): (Vec<Pass>, Vec<Pass>) = cut(passes)
                 .into_iter()
@@ -191,9 +192,10 @@ fn stages_in_a_v() {
     }
 }
 
-/// What goes from a stage to another on the same device waits there, for many micro-batches at a time.
+/// A transfer between two stages of one pipeline rank waits there, for many micro-batches at a
+/// time.
 #[test]
-fn several_stages_on_one_device() {
+fn several_stages_on_one_pipeline_rank() {
     for case in ["llama_tied", "gemma2"] {
         let (model, samples) = (model(case), open(case));
         let reference = run(&model, &Split::default(), Some(case), &*samples);
@@ -210,7 +212,7 @@ fn stages_of_any_length() {
     let reference = run(&model, &Split::default(), Some("llama_tied"), &*samples);
     let split = Split { pp: 4, micro_batch: 2, ..Split::default() };
     let mut program = split.program(&model);
-    // The ends hold no layer, as where vocabulary layers are a stage of their own.
+    // The end stages hold no layers, as if vocabulary layers had stages of their own.
     for (stage, (first, layers)) in program.stages.iter_mut().zip([(0, 0), (0, 3), (3, 1), (4, 0)])
     {
         stage.first_layer = first;
@@ -222,7 +224,7 @@ fn stages_of_any_length() {
 
 #[test]
 fn a_checkpoint_in_shards() {
-    use runtime::checkpoint::{Checkpoint, TensorFile, write};
+    use runtime::state::checkpoint::{Checkpoint, TensorFile, write};
     let folder = std::env::temp_dir().join(format!("meshwright-shards-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = TensorFile::open(&golden("llama_gqa").join("model.safetensors")).unwrap();

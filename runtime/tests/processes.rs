@@ -1,15 +1,15 @@
-//! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the numbers and the traffic of ranks as
-//! threads, to the byte, and an end for all where one ends.
+//! Ranks as processes over TCP, as `plan launch -n`, torchrun or srun start them: the same numbers
+//! and traffic as ranks as threads, to the byte, and all end if one does.
 
-mod processes_common;
+mod trainer_runs;
 
-use processes_common::{
-    as_rank, ended, endless_tokens, folder, golden, golden_data, golden_on, lines, process, signal,
-    wait_until,
-};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use trainer_runs::{
+    as_rank, comparable_lines, ended, endless_tokens, folder, golden, golden_data, golden_on,
+    process, signal, wait_until,
+};
 
 #[test]
 fn processes_come_to_the_bytes_of_threads() {
@@ -22,7 +22,7 @@ fn processes_come_to_the_bytes_of_threads() {
     let (code, said) = ended(golden(&together, 3).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
     for file in ["m", "r"] {
-        assert_eq!(lines(&apart.join(file)), lines(&together.join(file)));
+        assert_eq!(comparable_lines(&apart.join(file)), comparable_lines(&together.join(file)));
     }
     let weights = |folder: &Path| std::fs::read(folder.join("w")).unwrap();
     assert!(weights(&apart) == weights(&together));
@@ -44,7 +44,7 @@ fn a_process_that_does_not_come_is_named() {
     }
 }
 
-/// Four processes that train without end, once they do.
+/// Four processes in an endless training, once the first step is done.
 fn training(name: &str, more: &[&str]) -> Vec<Child> {
     let folder = folder(name);
     let data = endless_tokens(&folder);
@@ -82,7 +82,8 @@ fn a_process_that_is_stopped_ends_the_others_at_the_time_limit() {
     let mut processes = training("stopped", &["--time-limit-s", "3"]);
     let begun = Instant::now();
     signal(&processes[3], "STOP");
-    // Which rank they name depends on who waits first: some wait for those that wait for it.
+    // Which rank they name depends on which one waits first: some wait for ranks that wait
+    // themselves.
     for (code, said) in processes.drain(..3).map(ended) {
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("nothing from rank ") && said.contains(" (host "), "{said}");
@@ -133,7 +134,8 @@ fn a_process_whose_launcher_has_ended_ends_behind_its_step() {
     assert!(folder.join("w").is_file());
 }
 
-/// Four processes, each with flags and variables of its own: they all end with 2 and say this.
+/// Starts four processes, each with its own flags and variables: all must exit with 2 and print
+/// `said`.
 fn refuse_to_train(
     name: &str,
     told: impl Fn(usize) -> (Vec<String>, Vec<(&'static str, &'static str)>),

@@ -1,4 +1,4 @@
-//! From decisions to a program: what it holds, and what is refused by name.
+//! From decisions to a program: what it contains, and which decisions are refused by name.
 
 mod common;
 

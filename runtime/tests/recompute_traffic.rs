@@ -1,11 +1,11 @@
-//! A layer that is computed again does not reduce again.
+//! Recomputing a layer repeats no reduction.
 
 mod common;
 
 use common::{Split, golden, model, open};
-use runtime::checkpoint::Checkpoint;
 use runtime::comm::{Options, run_ranks};
 use runtime::program::Recompute;
+use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank};
 
 /// Tensor-parallel calls of a step by name, and the most elements kept.

@@ -1,13 +1,15 @@
-//! A trainer's memory does not grow from step to step, however the model is split.
+//! A trainer's memory does not grow from step to step, for any split.
 //!
-//! Each run is a process of its own (or several), and what is compared is its resident set, so that
-//! nothing escapes: neither what pools keep nor what communicators hold.
+//! Each run has a process of its own (or several), and the resident set is compared, so that
+//! neither pools nor communicators escape.
 
-use serde_json::Value;
+mod trainer_runs;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use trainer_runs::{as_rank_of, json_lines, many_tokens};
 
-/// A way to split a model: a name, and what `examples/golden.rs` is told.
+/// A split: its name, and environment variables for `examples/golden.rs`.
 type Split = (&'static str, &'static [(&'static str, &'static str)]);
 
 /// Every kind of split, and everything that moves memory between ranks in its own way.
@@ -34,67 +36,42 @@ const SPLITS: [Split; 14] = [
     ),
 ];
 
-/// How much more a process may hold at the end than behind its first steps.
+/// How much larger a process may be at the end than after its first steps.
 const FLAT: f64 = 1.02;
 
-/// By how much the resident set of a short run of a tiny model varies: threads come and go, and the
-/// allocator gives each an arena. The leaks that this has found were 2 to 100 times as much.
+/// How much the resident set of a short run of a tiny model varies: threads come and go, and the
+/// allocator gives each an arena. Leaks found by this test were 2 to 100 times as large.
 const VARIES_BYTES: u64 = 1 << 20;
 
-/// A tiny model whose tensors come to more than what varies.
+/// A tiny model whose tensors are larger than that variation.
 const SMALL: &str = "name: small\nlayers: 4\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 176\n\
     vocab: 8192\nseq_len: 32\nglobal_batch: 8\n";
 
-/// The kinds of layers that gpt2_124m has, and less of everything.
+/// The kinds of layers of gpt2_124m, but small.
 const GPT2: &str = "name: gpt2\nlayers: 4\nhidden: 64\nheads: 4\nffn: 256\nvocab: 8192\n\
     activation: gelu\nnorm: layer_norm\npositions: learned\nmax_positions: 64\n\
     tied_embeddings: true\nbias: true\ndropout: 0.1\nseq_len: 32\nglobal_batch: 8\n";
 
 fn folder(name: &str) -> PathBuf {
-    let name = format!("resident-{}", name.replace(' ', "-"));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _new = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
+    trainer_runs::folder(&format!("resident-{}", name.replace(' ', "-")))
 }
 
-/// Tokens of no meaning, all below 500, as Megatron's `.bin` and `.idx`.
-fn write_tokens(folder: &Path) -> PathBuf {
-    const TOKENS: u64 = 20_000;
-    let tokens = (0..TOKENS).map(|i| (i * i % 7919 % 500) as u16);
-    let bin: Vec<u8> = tokens.flat_map(u16::to_le_bytes).collect();
-    let mut idx = b"MMIDIDX\0\0".to_vec();
-    idx.extend(1u64.to_le_bytes());
-    // 8: 16 bits a token; one document, which is all of them.
-    idx.push(8);
-    idx.extend([1u64, 2].map(u64::to_le_bytes).concat());
-    idx.extend((TOKENS as i32).to_le_bytes());
-    idx.extend([0u64, 0, 1].map(u64::to_le_bytes).concat());
-    std::fs::write(folder.join("tokens.idx"), idx).unwrap();
-    std::fs::write(folder.join("tokens.bin"), bin).unwrap();
-    folder.join("tokens.bin")
-}
-
-/// The trainer of golden cases, which cargo builds beside its tests.
+/// A run with this split.
 fn trainer(folder: &Path, split: &Split, steps: u64) -> Command {
-    let here = std::env::current_exe().unwrap();
-    let program = here.parent().and_then(Path::parent).unwrap().join("examples/golden");
-    assert!(program.is_file(), "cargo build -p meshwright-runtime --example golden");
-    let mut command = Command::new(program);
-    command.envs(split.1.iter().copied()).arg("--data").arg(write_tokens(folder));
+    let mut command = trainer_runs::trainer();
+    command.envs(split.1.iter().copied()).arg("--data").arg(many_tokens(folder));
     command.args(["--steps", &steps.to_string(), "--threads", "2", "--metrics"]);
     command.arg(folder.join("metrics")).stderr(Stdio::piped());
     command
 }
 
-/// Resident bytes of the process with most, by step.
+/// Resident bytes of the largest process, by step.
 fn resident_bytes(folder: &Path, processes: Vec<Child>, steps: u64) -> Vec<u64> {
     for process in processes {
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let text = std::fs::read_to_string(folder.join("metrics")).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let lines = json_lines(&folder.join("metrics")).into_iter();
     let bytes: Vec<u64> = lines.map(|line| line["resident_bytes"].as_u64().unwrap()).collect();
     assert_eq!(bytes.len() as u64, steps);
     bytes
@@ -108,14 +85,13 @@ fn threads(split: &Split, steps: u64, model: Option<&str>) -> Vec<u64> {
     resident_bytes(&folder, vec![command.spawn().unwrap()], steps)
 }
 
-/// Eight ranks as processes that talk over TCP.
+/// Eight ranks as processes over TCP.
 fn processes(split: &Split, steps: u64, model: &str) -> Vec<u64> {
     let folder = folder(&format!("{} {steps} tcp", split.0));
     let start = |rank: usize| {
         let mut command = trainer(&folder, split, steps);
         use_model(&folder, &mut command, Some(model));
-        command.envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())]);
-        command.envs([("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]);
+        as_rank_of(&mut command, rank, 8);
         command.arg("--rendezvous").arg(folder.join("meeting")).spawn().unwrap()
     };
     resident_bytes(&folder, (0..8).map(start).collect(), steps)
@@ -129,8 +105,8 @@ fn use_model(folder: &Path, command: &mut Command, model: Option<&str>) {
     }
 }
 
-/// Says what each run held, and fails where one grew: where the most in the last tenth of its steps
-/// is more than the most in the tenth behind the warm-up, but for what is allowed.
+/// Prints what each run held, and fails if one grew: if the maximum in the last tenth of its steps
+/// exceeds the maximum in the tenth after the warm-up by more than is allowed.
 fn check(runs: impl Iterator<Item = (String, Vec<u64>)>, warm_up: usize, varies_bytes: u64) {
     let mut grown = Vec::new();
     for (name, bytes) in runs {

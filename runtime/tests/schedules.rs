@@ -1,5 +1,5 @@
-//! Every schedule with every placement of the vocabulary trains to what one rank comes to, in f64: on a model of
-//! eight layers drawn from a seed, and on golden cases.
+//! Every schedule with every vocabulary placement gives the numbers of one rank, in f64: on a model
+//! of eight layers drawn from a seed, and on golden cases.
 //!
 //! The tests run a covering set; `every_combination` (ignored: `make equivalence`) runs them all.
 
@@ -17,12 +17,12 @@ use models::schedule::{Pass, PassKind, Schedule, ScheduleName, StageLayout};
 use runtime::comm::{Delays, Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Error, Gradients, Host, Optimizer, Rank};
+use runtime::{Error, Host, Optimizer, Rank, StepResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Vocabulary sizes: one that shards of all splits divide but for padding, and one of which some shards get
-/// nothing but padding.
+/// Vocabulary sizes: one that needs at most a little padding, and one for which some shards hold
+/// only padding.
 const VOCAB: [u64; 2] = [90, 17];
 
 /// All placements of the vocabulary.
@@ -36,7 +36,7 @@ const PLACES: [Vocab; 7] = [
     Vocab::Interlaced,
 ];
 
-/// With tied embeddings logits are capped, so low that the cap's slope counts.
+/// With tied embeddings logits are capped, low enough for the cap's slope to matter.
 fn eight(tied: bool, vocab: u64) -> ModelSpec {
     let cap = if tied { "final_soft_cap: 0.5" } else { "" };
     let text = format!(
@@ -58,7 +58,7 @@ tied_embeddings: {tied}
     read(&Source::from_bytes("eight.yaml", text.into_bytes()).unwrap()).unwrap()
 }
 
-/// Tokens by a formula; some have nothing to predict.
+/// Tokens by a formula; some have no label.
 struct Made(u64);
 
 impl Samples for Made {
@@ -80,12 +80,12 @@ impl Samples for Made {
     }
 }
 
-/// One run: a schedule over so many devices of so many ranks, with so many micro-batches.
+/// A run: its schedule, pipeline ranks, tensor-parallel ranks and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     schedule: ScheduleName,
     place: Vocab,
-    devices: usize,
+    pp: usize,
     tp: usize,
     micro_batches: usize,
     tied: bool,
@@ -100,17 +100,18 @@ impl Case {
     }
 
     fn schedule(&self) -> Option<Schedule> {
-        let Self { devices, micro_batches, place, .. } = *self;
-        schedule(self.schedule, devices, micro_batches, self.chunks(), place).ok()
+        let Self { pp, micro_batches, place, .. } = *self;
+        schedule(self.schedule, pp, micro_batches, self.chunks(), place).ok()
     }
 
-    /// Whether it can be.
+    /// Whether the case can be run.
     fn exists(&self) -> bool {
         let hosts = self.place.passes().is_none() || self.schedule.takes_vocab();
         hosts && self.schedule().is_some()
     }
 
-    /// Twelve sequences where the micro-batches divide them, else one each; as many on each replica.
+    /// Twelve sequences if the micro-batches divide them, else one each; the same number on each
+    /// replica.
     fn micro_batch(&self) -> usize {
         if 12 % self.micro_batches == 0 { 12 / self.micro_batches } else { 1 }
     }
@@ -119,8 +120,8 @@ impl Case {
         self.micro_batch() * self.micro_batches * self.dp
     }
 
-    /// Layers of each stage: even; by the rule of redistribution, for an output layer as long as two layers; or
-    /// none at the ends.
+    /// Layers of each stage: even; by layer redistribution, for an output layer as long as two
+    /// layers; or none at the ends.
     fn layers(&self, stages: usize) -> Vec<usize> {
         let even = |layers: usize, stages: usize| {
             (0..stages).map(move |n| (n + 1) * layers / stages - n * layers / stages)
@@ -150,7 +151,7 @@ impl Case {
                 tp: self.tp as u64,
                 cp: 1,
                 dp: self.dp as u64,
-                pp: self.devices as u64,
+                pp: self.pp as u64,
                 order: Split::default().order,
             },
             sequence_parallel: self.sequence_parallel,
@@ -167,7 +168,7 @@ impl Case {
     }
 
     fn split(&self) -> Split {
-        Split { tp: self.tp, pp: self.devices, dp: self.dp, ..Split::default() }
+        Split { tp: self.tp, pp: self.pp, dp: self.dp, ..Split::default() }
     }
 
     fn run(&self, delays: Option<Delays>) -> Run {
@@ -180,7 +181,7 @@ impl Case {
         let one = Self {
             schedule: ScheduleName::OneFOneB,
             place: Vocab::FirstLast,
-            devices: 1,
+            pp: 1,
             tp: 1,
             micro_batches: 1,
             dp: 1,
@@ -192,7 +193,7 @@ impl Case {
     }
 }
 
-/// The farthest that anything was off.
+/// Largest deviations so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worst {
     loss: f64,
@@ -217,12 +218,12 @@ fn same(found: &Run, reference: &Run, worst: &mut Worst, what: &str) {
     assert!(found.weights.keys().eq(reference.weights.keys()), "{what}");
     for (name, (_, ours)) in &found.weights {
         let off = common::distance(ours, &reference.weights[name].1);
-        // Adam divides by the root of what may be next to nothing.
+        // Adam divides by the root of a value that may be almost 0.
         assert!(off <= 1e-9, "{what}: {name} is off by {off:e}");
     }
 }
 
-/// Runs of one rank, by what they depend on.
+/// Runs on one rank, by what they depend on.
 #[derive(Default)]
 struct References(BTreeMap<(bool, u64, usize), Run>);
 
@@ -242,26 +243,27 @@ fn check(cases: &[Case]) -> Worst {
     worst
 }
 
-/// Every schedule and placement, on two and four devices of one or two ranks, with as many micro-batches as devices,
-/// twice as many, and an odd number; every second one tied, every third with little more vocabulary than shards,
-/// two replicas or sequence parallelism.
+/// Every schedule and placement, on two and four pipeline ranks of one or two tensor-parallel
+/// ranks, with as many micro-batches as pipeline ranks, twice as many, and an odd number. Every
+/// second case is tied; every third has little more vocabulary than shards, two replicas or
+/// sequence parallelism.
 fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for schedule in ScheduleName::ALL.into_iter().filter(|&name| name != ScheduleName::Naive) {
         for place in PLACES {
-            for (devices, tp) in [(2, 1), (2, 2), (4, 1), (4, 2)] {
-                for micro_batches in [devices, 2 * devices, devices + 1] {
+            for (pp, tp) in [(2, 1), (2, 2), (4, 1), (4, 2)] {
+                for micro_batches in [pp, 2 * pp, pp + 1] {
                     let n = cases.len();
                     let turn = |of: usize, at: usize| n % of == at;
                     let case = Case {
                         schedule,
                         place,
-                        devices,
+                        pp,
                         tp,
                         micro_batches,
                         tied: turn(2, 1),
                         vocab: VOCAB[usize::from(turn(3, 1))],
-                        dp: if turn(7, 2) && devices * tp < 8 { 2 } else { 1 },
+                        dp: if turn(7, 2) && pp * tp < 8 { 2 } else { 1 },
                         sequence_parallel: tp == 2 && turn(3, 0),
                     };
                     cases.extend(case.exists().then_some(case));
@@ -272,7 +274,7 @@ fn all() -> Vec<Case> {
     cases
 }
 
-/// Of each schedule and placement two cases, of different devices.
+/// Two cases of each schedule and placement, with different pipeline sizes.
 fn some() -> Vec<Case> {
     let mut by_kind: BTreeMap<(ScheduleName, Vocab), Vec<Case>> = BTreeMap::new();
     for case in all() {
@@ -280,8 +282,8 @@ fn some() -> Vec<Case> {
     }
     let mut chosen = Vec::new();
     for (turn, cases) in by_kind.values().enumerate() {
-        let of = |devices: usize| {
-            let these: Vec<&Case> = cases.iter().filter(|case| case.devices == devices).collect();
+        let of = |pp: usize| {
+            let these: Vec<&Case> = cases.iter().filter(|case| case.pp == pp).collect();
             *these[turn % these.len()]
         };
         chosen.extend([of(2), of(4)]);
@@ -301,10 +303,10 @@ fn the_set_has_every_schedule_with_every_placement_it_can_have() {
     let kind = |case: &Case| (case.schedule, case.place);
     let kinds: BTreeSet<_> = some().iter().map(kind).collect();
     let hosts = ScheduleName::VOCAB.len();
-    // Interlaced layers go with 1F1B alone.
+    // Interlaced layers exist only with 1F1B.
     assert_eq!(kinds.len(), 15 * 3 + hosts * 3 + 1);
-    // An odd number of micro-batches is not for those that run them in groups or from two ends, and as many as
-    // devices are too few for DualPipe.
+    // Schedules that run micro-batches in groups or from two ends need an even number, and DualPipe
+    // needs more of them than pipeline ranks.
     let plain = all().iter().filter(|case| case.place == Vocab::FirstLast).count();
     assert_eq!(plain, 4 * (13 + 15 + 10));
     for case in [true, false] {
@@ -362,7 +364,8 @@ fn check_golden(cases: &[(&'static str, Split)]) -> (usize, Worst) {
         let reference = references.entry(*case).or_insert_with(alone);
         let mut run = common::train::<f64>(case, split, 2);
         if *case == "gpt2" {
-            // Key biases have a gradient of 0, of which Adam makes steps of either sign.
+            // Key biases have a gradient of 0, up to rounding, from which Adam makes steps of
+            // either sign.
             run.weights = reference.weights.clone();
         }
         same(&run, reference, &mut worst, &format!("{case} {split:?}"));
@@ -375,7 +378,7 @@ fn golden_cases_in_turn() {
     let cases = golden_cases();
     let stride = cases.len() / 40;
     let interlaced = |(_, split): &&(&str, Split)| split.vocab == Vocab::Interlaced;
-    // Few among many: some of them besides.
+    // They are few among many: a few more of them.
     let besides = cases.iter().filter(interlaced).step_by(7);
     let chosen: Vec<_> = cases.iter().step_by(stride).chain(besides).copied().collect();
     let kinds = |of: fn(&Split) -> &'static str| -> BTreeSet<_> {
@@ -417,15 +420,15 @@ fn report(cases: &[Case], golden: &[(&str, Split)], worst: Worst, of_golden: Wor
     )
 }
 
-/// Four devices, with the most passes between them.
+/// Four pipeline ranks, with the most passes between them.
 fn busy() -> impl Iterator<Item = Case> {
     all().into_iter().filter(|case| {
         let plain = case.place == Vocab::FirstLast || case.place.passes().is_some();
-        plain && case.devices == 4 && case.tp == 1 && case.micro_batches == 8
+        plain && case.pp == 4 && case.tp == 1 && case.micro_batches == 8
     })
 }
 
-/// Orders do not depend on who is slow, and so neither do results, to the last bit.
+/// Random delays change no order, and so no bit of the results.
 #[test]
 fn random_delays_change_nothing() {
     for (n, case) in busy().enumerate() {
@@ -435,7 +438,7 @@ fn random_delays_change_nothing() {
     }
 }
 
-/// Without them the first stage would wait for ever for what nobody looks up.
+/// Without these passes the first stage would wait for ever for its embedding rows.
 #[test]
 fn passes_of_the_input_layer_are_asked_for() {
     let case = busy().find(|case| case.place.passes().is_some()).unwrap();
@@ -452,7 +455,7 @@ fn passes_of_the_input_layer_are_asked_for() {
     assert!(errors.iter().any(named), "{errors:?}");
 }
 
-/// As processes, ranks come to the bits of ranks as threads.
+/// Ranks as processes give the bits of ranks as threads.
 #[test]
 fn ranks_as_processes() {
     for case in busy().filter(|case| {
@@ -466,7 +469,8 @@ fn ranks_as_processes() {
     }
 }
 
-/// Steps begun before the norm of the one before is known: what a run comes to, losses and norms a step later.
+/// Trains with steps that begin before the previous step's norm is known; losses and norms arrive a
+/// step later.
 fn trained_ahead(case: &Case, optimizer: &Optimizer, steps: u64, delays: Option<Delays>) -> Run {
     let (program, samples) =
         (Program { post_validation: true, ..case.program() }, Made(case.vocab));
@@ -504,26 +508,26 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
 }
 
 /// Rank 0's numbers, and its last gradients.
-fn finished(rank: &Rank<'_, Host<f64>>, results: &[Gradients]) -> Option<Run> {
+fn finished(rank: &Rank<'_, Host<f64>>, results: &[StepResult]) -> Option<Run> {
     let (gradients, weights) = (rank.whole_gradients().unwrap(), rank.whole_weights().unwrap());
     let losses = results.iter().map(|result| result.loss).collect();
     let norms = results.iter().map(|result| result.norm).collect();
     Some(Run { losses, norms, gradients: gradients?, weights: weights? })
 }
 
-/// Post-validation changes no bit, whether the norm never clips, always, or in some steps: then the forwards that
-/// ran ahead run again.
+/// Post-validation changes no bit, whether the norm clips never, always, or in some steps, after
+/// which the forwards that ran ahead run again.
 #[test]
 fn post_validation_changes_nothing() {
     let cases = all().into_iter().filter(|case| {
         let plain = [Vocab::FirstLast, Vocab::Tensor].contains(&case.place);
-        plain && case.micro_batches == 2 * case.devices && case.devices * case.tp == 4
+        plain && case.micro_batches == 2 * case.pp && case.pp * case.tp == 4
     });
     let (mut checked, mut clipped) = (0, [0, 0]);
     for (n, case) in cases.enumerate() {
         let without = Optimizer { clip: None, ..common::optimizer() };
         let free = trained_in_step(&case, &without, 1);
-        // About the norms seen: some steps clip.
+        // About the norms seen, so that some steps clip.
         let about = Some(free.norms[0] * 0.98);
         let clip = [None, Some(free.norms[0] * 0.1), about][n % 3];
         let optimizer = Optimizer { clip, ..without };
@@ -553,7 +557,7 @@ fn post_validation_stops_before_weights_are_spoiled() {
         let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let samples = Made(case.vocab);
-        // A rate beyond all measure: the second step's numbers are not finite.
+        // An absurd rate, after which the second step's numbers are not finite.
         assert!(rank.step_ahead(&samples, 0, &optimizer, 1e300).unwrap().is_none());
         let first = rank.step_ahead(&samples, 1, &optimizer, 1e-3).unwrap().unwrap();
         assert!(first.norm.is_finite());

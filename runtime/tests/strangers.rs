@@ -1,27 +1,28 @@
-//! Strangers who connect to a run's ports, or listen where its ranks meet: they neither end it, nor change it, nor hold it
-//! up. Everything is on 127.0.0.1. Which ports a process listens at is read from /proc, so only Linux has these tests.
+//! Strangers who connect to a run's ports, or listen where its ranks meet, do not end it, change it
+//! or hold it up. Everything is on 127.0.0.1. The ports of a process are read from /proc, so these
+//! tests run only on Linux.
 
 #![cfg(target_os = "linux")]
 
-mod processes_common;
+mod trainer_runs;
 
 use hmac::{Hmac, Mac};
-use processes_common::{
-    as_rank, ended, endless_tokens, folder, golden, golden_on, lines, wait_until,
-};
 use sha2::Sha256;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use trainer_runs::{
+    as_rank, comparable_lines, ended, endless_tokens, folder, golden, golden_on, wait_until,
+};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Begins a challenge and a hello of this version.
+/// First number of a challenge and of a hello of this version.
 const MAGIC: u64 = 0x6d65_7368_7772_0002;
 
-/// Began a hello of the version before, which had no challenge.
+/// First number of a hello of the previous version, which had no challenge.
 const OLD_MAGIC: u64 = 0x6d65_7368_7772_0001;
 
 /// Addresses at which a process listens, from its open files and the system's table of sockets.
@@ -49,29 +50,29 @@ fn free_port() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// Rank `rank` of four with a token, which meet at an address.
-fn rank_of_four(mut command: Command, rank: usize, meeting: &str) -> Child {
-    as_rank(&mut command, rank).args(["--rendezvous", meeting, "--time-limit-s", "50"]);
+/// Process `rank` of four with a token, which meet at an address.
+fn rank_of_four(mut command: Command, rank: usize, rendezvous: &str) -> Child {
+    as_rank(&mut command, rank).args(["--rendezvous", rendezvous, "--time-limit-s", "50"]);
     command.env("MESHWRIGHT_TOKEN", TOKEN).spawn().unwrap()
 }
 
-/// A hello of the version before: world, rank and port.
+/// A hello of the previous version: world size, rank and port.
 fn old_hello(size: u64, rank: u64, port: u64) -> Vec<u8> {
     [OLD_MAGIC, size, rank, port].map(u64::to_le_bytes).concat()
 }
 
-/// A hello of this version whose code is none.
+/// A hello of this version with a wrong HMAC.
 fn hello(size: u64, from: u64, to: u64, port: u64) -> Vec<u8> {
     [&[MAGIC, size, from, to, port].map(u64::to_le_bytes).concat()[..], &[7; 64]].concat()
 }
 
-/// A frame that says it is this long.
+/// A frame with an announced length.
 fn frame(length: u64, bytes: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], bytes].concat()
 }
 
-/// What strangers say, each over a connection of its own: ranks and worlds that are not, ports that are none, messages of
-/// the kinds that ranks send, and bytes without sense.
+/// What strangers send, each over a connection of its own: ranks, worlds and ports that do not
+/// exist, messages of the kinds that ranks send, and noise.
 fn attacks() -> Vec<Vec<u8>> {
     let mut attacks = vec![
         Vec::new(),
@@ -98,7 +99,7 @@ fn attacks() -> Vec<Vec<u8>> {
     attacks
 }
 
-/// Connects and says it; the connection stays open where it is kept.
+/// Connects and sends `bytes`; the caller keeps the connection open.
 fn say(port: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&port, Duration::from_secs(5)).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -119,14 +120,14 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     let (code, said) = ended(golden(&alone, 5).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
 
-    let meeting = free_port();
-    let start = |rank| rank_of_four(golden(&disturbed, 5), rank, &meeting);
+    let rendezvous = free_port();
+    let start = |rank| rank_of_four(golden(&disturbed, 5), rank, &rendezvous);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let ports: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
-    // Only where it was said.
+    // Only at the given address.
     assert!(ports.iter().all(|port| port.ip().is_loopback()), "{ports:?}");
-    assert!(ports.iter().any(|port| port.to_string() == meeting), "{ports:?}");
+    assert!(ports.iter().any(|port| port.to_string() == rendezvous), "{ports:?}");
     let mut open = Vec::new();
     for &port in &ports {
         for attack in attacks() {
@@ -135,7 +136,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
         }
         (0..200).for_each(|_| open.extend(say(port, b"")));
     }
-    // One that always has a little more to say.
+    // One that always sends a little more.
     let slow = ports.clone();
     let drips = std::thread::spawn(move || {
         let streams: Vec<TcpStream> = slow.iter().filter_map(|&port| say(port, b"")).collect();
@@ -158,7 +159,7 @@ fn strangers_neither_hold_up_a_start_nor_change_what_is_trained() {
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     drop(open);
     drips.join().unwrap();
-    assert_eq!(lines(&disturbed.join("m")), lines(&alone.join("m")));
+    assert_eq!(comparable_lines(&disturbed.join("m")), comparable_lines(&alone.join("m")));
     let weights = |folder: &Path| std::fs::read(folder.join("w")).unwrap();
     assert!(weights(&disturbed) == weights(&alone));
 }
@@ -171,8 +172,8 @@ fn a_run_that_trains_listens_nowhere() {
     let (code, said) = ended(golden_on(&alone, steps, &data).spawn().unwrap());
     assert_eq!(code, Some(0), "{said}");
 
-    let meeting = free_port();
-    let start = |rank| rank_of_four(golden_on(&disturbed, steps, &data), rank, &meeting);
+    let rendezvous = free_port();
+    let start = |rank| rank_of_four(golden_on(&disturbed, steps, &data), rank, &rendezvous);
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     wait_until("three ranks that listen", || ranks.iter().all(|rank| listens_at(rank).len() == 1));
     let before: Vec<SocketAddr> = ranks.iter().flat_map(listens_at).collect();
@@ -189,7 +190,7 @@ fn a_run_that_trains_listens_nowhere() {
         let (code, said) = ended(child);
         assert_eq!(code, Some(0), "{said}");
     }
-    assert_eq!(lines(&disturbed.join("m")), lines(&alone.join("m")));
+    assert_eq!(comparable_lines(&disturbed.join("m")), comparable_lines(&alone.join("m")));
 }
 
 fn code(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
@@ -198,7 +199,7 @@ fn code(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
     code.finalize().into_bytes().to_vec()
 }
 
-/// Does as rank 0 does until it would tell where all are, then says this instead. It has no token.
+/// Behaves like rank 0 without a token up to the list of addresses, and then sends `list` instead.
 fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
     let nonce = [9; 32];
     stream.write_all(&[&MAGIC.to_le_bytes()[..], &nonce].concat())?;
@@ -208,14 +209,14 @@ fn impostor(stream: &mut TcpStream, list: &[u8]) -> std::io::Result<()> {
     stream.write_all(list)
 }
 
-/// What a rank comes to where somebody else listens at the meeting point.
+/// How a rank ends if somebody else listens at the rendezvous.
 fn meets(
     list: Option<Vec<u8>>,
     answer: &'static [u8],
     token: Option<&str>,
 ) -> (Option<i32>, String) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let meeting = listener.local_addr().unwrap().to_string();
+    let rendezvous = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
         let mut open = Vec::new();
         for mut stream in listener.incoming().flatten() {
@@ -227,7 +228,7 @@ fn meets(
         }
     });
     let mut command = golden(&folder("impostor"), 3);
-    as_rank(&mut command, 1).args(["--rendezvous", &meeting, "--time-limit-s", "3"]);
+    as_rank(&mut command, 1).args(["--rendezvous", &rendezvous, "--time-limit-s", "3"]);
     command.envs(token.map(|token| ("MESHWRIGHT_TOKEN", token)));
     let begun = Instant::now();
     let end = ended(command.spawn().unwrap());
@@ -261,7 +262,7 @@ fn lists_of_a_rank_0_that_cannot_be_are_errors() {
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains(part), "no `{part}` in {said}");
     }
-    // A rank with a token does not even listen to it.
+    // A rank with a token does not even read the list.
     let (code, said) = meets(Some(frame(0, &[])), b"", Some(TOKEN));
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("has another MESHWRIGHT_TOKEN"), "{said}");
@@ -269,10 +270,10 @@ fn lists_of_a_rank_0_that_cannot_be_are_errors() {
 
 #[test]
 fn a_rank_with_another_token_does_not_come_in() {
-    let (folder, meeting) = (folder("token"), free_port());
+    let (folder, rendezvous) = (folder("token"), free_port());
     let start = |rank: usize| {
         let mut command = golden(&folder, 3);
-        as_rank(&mut command, rank).args(["--rendezvous", &meeting, "--time-limit-s", "3"]);
+        as_rank(&mut command, rank).args(["--rendezvous", &rendezvous, "--time-limit-s", "3"]);
         let token = if rank == 2 { "fedcba9876543210" } else { TOKEN };
         command.env("MESHWRIGHT_TOKEN", token).spawn().unwrap()
     };
@@ -293,7 +294,7 @@ fn a_rank_with_another_token_does_not_come_in() {
 fn a_file_to_meet_in_is_for_its_owner_and_holds_a_token() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder("file");
-    let child = processes_common::process(&folder, 0, &["--time-limit-s", "2"]);
+    let child = trainer_runs::process(&folder, 0, &["--time-limit-s", "2"]);
     let path = folder.join("meeting");
     wait_until("a file", || path.is_file());
     let text = std::fs::read_to_string(&path).unwrap();

@@ -1,36 +1,18 @@
-//! The front door: flags in, files out, and what wrong input is told.
+//! The trainer's entry point: flags in, files out, and the errors of wrong input.
 
 mod common;
+mod trainer_runs;
 
 use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
 use runtime::program::Program;
+use runtime::state::checkpoint;
 use runtime::trainer::{Flags, train};
-use runtime::{Error, Interrupt, checkpoint};
+use runtime::{Error, Interrupt};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// A directory of its own, gone afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("meshwright-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use trainer_runs::{Folder, json_lines};
 
 fn flags(case: &str, more: &[(&str, &Path)]) -> Flags {
     let (init, data) = (golden(case), golden(case).join("tokens.safetensors"));
@@ -51,11 +33,6 @@ fn program() -> Program {
     split().program(&model("llama_gqa"))
 }
 
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 #[test]
 fn defaults_replay_a_golden_case() {
     let folder = Folder::new("replay");
@@ -64,7 +41,7 @@ fn defaults_replay_a_golden_case() {
     let named: [(&str, &Path); 3] =
         [("metrics", &metrics), ("dump-gradients", &gradients), ("dump-weights", &weights)];
     train::<f32>(&program(), &flags("llama_gqa", &named), &Interrupt::default()).unwrap();
-    let lines = lines(&metrics);
+    let lines = json_lines(&metrics);
     assert_eq!(lines.len(), 3);
     let of = |key: &str| lines.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<_>>();
     check_trajectory_of("llama_gqa", &of("loss"), &of("grad_norm"));
@@ -81,7 +58,7 @@ fn defaults_replay_a_golden_case() {
         assert_eq!(found_shape, shape, "{name}");
         assert!(common::distance(&found, &values) < 3e-5, "{name}");
     }
-    // What was written can be begun with, in another split.
+    // The dumped weights can be loaded, with another split.
     let mut again = flags("llama_gqa", &[]);
     again.init_from = Some(weights);
     again.steps = 1;
@@ -102,7 +79,7 @@ fn the_rank_report_covers_every_tensor_once() {
         let flags = flags(case, &[("rank-report", &path)]);
         let program = split.program(&model(case));
         train::<f32>(&program, &flags, &Interrupt::default()).unwrap();
-        let ranks = lines(&path);
+        let ranks = json_lines(&path);
         assert_eq!(ranks.len(), split.ranks());
         let mut covered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for rank in ranks.iter().filter(|rank| rank["at"]["dp"] == 0) {
@@ -145,19 +122,19 @@ fn cover(covered: &mut BTreeMap<String, Vec<u8>>, piece: &Value) {
     }
 }
 
-/// Passes in the schedule's order, as many in flight as it says.
+/// Checks that passes ran in the schedule's order, with as many in flight as 1F1B has.
 fn check_passes(program: &Program, rank: &Value) {
-    let device = rank["at"]["pp"].as_u64().unwrap() as usize;
+    let pp_rank = rank["at"]["pp"].as_u64().unwrap() as usize;
     let ran: Vec<&str> =
         rank["passes"].as_array().unwrap().iter().map(|pass| pass.as_str().unwrap()).collect();
-    let planned: Vec<String> = program.passes[device]
+    let planned: Vec<String> = program.passes[pp_rank]
         .iter()
         .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
         .collect();
     assert_eq!(ran, planned);
     let in_flight = rank["peak_in_flight"].as_u64().unwrap() as usize;
-    let devices = program.mesh.pp as usize;
-    assert_eq!(in_flight, (devices - device).min(program.micro_batches));
+    let pp = program.mesh.pp as usize;
+    assert_eq!(in_flight, (pp - pp_rank).min(program.micro_batches));
 }
 
 #[test]
@@ -167,11 +144,11 @@ fn the_rank_report_counts_what_was_sent() {
     let program = program();
     train::<f32>(&program, &flags("llama_gqa", &[("rank-report", &path)]), &Interrupt::default())
         .unwrap();
-    for rank in lines(&path) {
-        let device = rank["at"]["pp"].as_u64().unwrap();
+    for rank in json_lines(&path) {
+        let pp_rank = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
-        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other device: half
-        // from each of two tensor-parallel ranks, gathered there.
+        // Three steps, four micro-batches of 32 tokens x 64 hidden in f32, to the other pipeline
+        // rank: half from each of two tensor-parallel ranks, all-gathered there.
         let stream = 3 * 4 * 32 * 64 * 4;
         assert_eq!(sent("pp", "send", "bytes"), Some(stream / 2));
         assert_eq!(sent("pp", "recv", "bytes"), Some(stream / 2));
@@ -179,7 +156,7 @@ fn the_rank_report_counts_what_was_sent() {
         // A layer reduces twice forward and twice backward; the embedding once forward, the output
         // layer once backward, and the loss three vectors of 32 tokens; the norm one f64 a step.
         let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
-        let ends = if device == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
+        let ends = if pp_rank == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
         assert_eq!(sent("tp", "all_reduce", "bytes"), Some(blocks + ends + 3 * 8));
         // Every gradient once a step, and the count of valid tokens.
         let gradients = rank["gradient_bytes"].as_u64().unwrap();
@@ -221,7 +198,7 @@ fn error(change: impl FnOnce(&mut Flags)) -> Error {
     train::<f32>(&program(), &flags, &Interrupt::default()).unwrap_err()
 }
 
-/// The error's text has all of these.
+/// Checks that the error's text has all of these parts.
 fn says(error: &Error, parts: &[&str]) {
     let text = error.to_string();
     parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
@@ -256,7 +233,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
     says(&error(|flags| flags.threads = Some(1_000_000)), &["--threads", "valid: 1 to", "cores"]);
-    // The case's tokens go up to 514: a smaller vocabulary meets one that is out of range.
+    // The case's tokens go up to 514, outside a smaller vocabulary.
     let mut small = program();
     small.model.vocab = 300;
     let mut from_seed = flags("llama_gqa", &[]);
@@ -284,6 +261,6 @@ fn an_interrupted_run_ends_behind_its_step_with_everything_written() {
     interrupt.ask();
     let ended = train::<f32>(&program(), &flags, &interrupt).unwrap_err();
     assert!(matches!(ended, Error::Interrupted { steps: 1 }), "{ended}");
-    assert_eq!((lines(&metrics).len(), lines(&report).len()), (1, 8));
+    assert_eq!((json_lines(&metrics).len(), json_lines(&report).len()), (1, 8));
     assert!(checkpoint::TensorFile::open(&weights).is_ok());
 }

@@ -11,7 +11,7 @@ use planner::cost::attention::{self, AttentionShape};
 use planner::cost::collective::{Collective, time_s};
 use planner::cost::{gemm, memory_bound};
 use runtime::Error;
-use runtime::calibration::{Bench, LayerSize, Part, Sweep, measure};
+use runtime::calibration::{Bench, BenchPart, LayerSize, Sweep, measure};
 use runtime::kernels::attention::Attention;
 use validation::calibrate::{gpu, priced_s};
 
@@ -80,7 +80,13 @@ fn base() -> ClusterSpec {
 fn measured(ranks: usize) -> MeasuredGpu {
     let mut found =
         MeasuredGpu { gpu: "formulas".to_owned(), multiprocessors: 132, ..MeasuredGpu::default() };
-    let parts = [Part::Memory, Part::Products, Part::Attention, Part::Collectives, Part::Steps];
+    let parts = [
+        BenchPart::Memory,
+        BenchPart::Products,
+        BenchPart::Attention,
+        BenchPart::Collectives,
+        BenchPart::Steps,
+    ];
     for part in parts {
         measure(&mut Formulas, &Sweep::full(ranks), part, &mut found)
             .expect("formulas do not fail");

@@ -1,11 +1,12 @@
-//! Measures a GPU for `plan calibrate --gpu`: launches, copies, elementwise kernels, AdamW, products, attention,
-//! collectives, and whole training steps. Needs the GPU's driver and CUDA's libraries, nothing else. Writes
-//! [`MeasuredGpu`] as JSON, part by part, over what the file has: a GPU at hand for minutes gives the parts in turn. Ends
-//! with 2 where there is no GPU.
+//! Measures a GPU for `plan calibrate --gpu`: launches, copies, elementwise kernels, AdamW,
+//! products, attention, collectives, and whole training steps. It needs only the GPU's driver and
+//! CUDA's libraries. It writes [`MeasuredGpu`] as JSON, one part at a time, and keeps the file's
+//! other parts, so that a GPU that is available for minutes can measure the parts in turn. It exits
+//! with 2 if there is no GPU.
 
 use clap::Parser;
 use models::cluster::MeasuredGpu;
-use runtime::calibration::{Bench, GpuBench, Part, Sweep, measure};
+use runtime::calibration::{Bench, BenchPart, GpuBench, Sweep, measure};
 use runtime::kernels::cuda::Gpu;
 use runtime::models;
 use std::fmt::Display;
@@ -29,7 +30,7 @@ struct Flags {
         value_delimiter = ',',
         default_value = "memory,products,attention,collectives,steps"
     )]
-    parts: Vec<Part>,
+    parts: Vec<BenchPart>,
     /// Ranks that share the GPU in collectives; 1 measures none
     #[arg(long, default_value_t = 1)]
     ranks: usize,
@@ -85,7 +86,7 @@ fn all(flags: &Flags) -> Result<(), String> {
     let sweep = Sweep::full(flags.ranks);
     for &part in &flags.parts {
         let start = Instant::now();
-        // Each part on a GPU of its own, whose memory goes back with it.
+        // Each part opens the GPU anew, which frees the memory of the part before.
         measure(&mut bench(flags)?, &sweep, part, &mut measured).map_err(text)?;
         let json = serde_json::to_string_pretty(&measured).map_err(text)?;
         std::fs::write(&flags.json, json + "\n").map_err(|error| named(&flags.json, &error))?;

@@ -1,9 +1,9 @@
-//! Measures this machine for `plan calibrate`: products, copies, elementwise kernels, attention, AdamW,
-//! collectives, messages, and whole training steps. Prints [`Measured`] as JSON.
+//! Measures this machine for `plan calibrate`: products, copies, elementwise kernels, attention,
+//! AdamW, collectives, messages, and whole training steps. Prints [`Measured`] as JSON.
 //!
-//! All ranks do the same at the same time, as in training. A kernel's time is the best of many: other programs
-//! disturb the mean. A training step's is the middle one, which does not fall with the number of steps: what a
-//! machine's other work costs is part of what a run will see.
+//! All ranks do the same at the same time, as in training. A kernel's time is the minimum of many,
+//! because other programs disturb the mean. A training step's time is the median, which does not
+//! fall with the number of steps: other load on the machine is part of what a run will see.
 
 use clap::Parser;
 use kernels::activation::{self, Activation};
@@ -38,22 +38,24 @@ const HEADS: usize = 8;
 const KV_HEADS: usize = 4;
 const HEAD_DIM: usize = 64;
 
-/// Models whose steps are timed: one whose products take the time, one whose fixed work does.
+/// Models whose steps are timed: one dominated by products, one by fixed overhead.
 const MODEL: &str = "name: probe\nlayers: 2\nhidden: 384\nheads: 6\nkv_heads: 2\nffn: 1024\n\
     vocab: 1000\nseq_len: 128\nglobal_batch: 4\n";
-/// A replica's sequences: once the gradients' reduction weighs, once the computation.
+/// Sequences of a replica: few, so that gradient reduction dominates, and many, so that computation
+/// does.
 const REPLICA: [u64; 2] = [2, 8];
 const TINY: &str = "name: tiny\nlayers: 1\nhidden: 32\nheads: 2\nffn: 64\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
 
-/// Shortest time of one round, seconds: work is repeated so often.
+/// Shortest time of one round, seconds; work is repeated to reach it.
 const ROUND_S: f64 = 0.004;
 /// Time of all rounds of a kernel and of a training step, seconds, and their least number.
 const ALL_S: f64 = 1.0;
 const STEPS_S: f64 = 1.5;
 const ROUNDS: usize = 8;
-/// All steps are timed so often in turn, so that a slow spell of the machine does not meet one of them alone.
+/// How often all steps are timed in turn, so that a slow period of the machine does not hit one of
+/// them alone.
 const SWEEPS: usize = 3;
-/// Bytes of tensors that are exchanged: one whose latency counts, and two whose bandwidth does.
+/// Bytes of exchanged tensors: one dominated by latency, two by bandwidth.
 const EXCHANGED: [usize; 3] = [1 << 12, 1 << 20, 1 << 22];
 
 fn main() -> ExitCode {
@@ -72,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One rank's part: everything in turn, together with the others.
+/// One rank's measurements, in step with the other ranks.
 fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let clock = Clock { world, cpu: Cpu::new((cores / world.size()).max(1))?, all_s: ALL_S };
@@ -91,7 +93,7 @@ fn measure(world: &dyn Communicator) -> Result<Measured, Error> {
     })
 }
 
-/// Times what all ranks do.
+/// Times work that all ranks do.
 struct Clock<'a> {
     world: &'a dyn Communicator,
     cpu: Cpu,
@@ -100,18 +102,18 @@ struct Clock<'a> {
 }
 
 impl Clock<'_> {
-    /// Best round's time of one `work`, of the slowest rank.
+    /// Time of one `work` in the fastest round, on the slowest rank.
     fn best_s<E: Into<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<f64, Error> {
         Ok(self.rounds_s(work)?.first().copied().unwrap_or(f64::INFINITY))
     }
 
-    /// The middle round's.
+    /// Time of one `work` in the median round, on the slowest rank.
     fn middle_s<E: Into<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<f64, Error> {
         let rounds_s = self.rounds_s(work)?;
         Ok(rounds_s[rounds_s.len() / 2])
     }
 
-    /// Times of one `work` in every round, of the slowest rank, the best first.
+    /// Time of one `work` in every round, on the slowest rank, fastest first.
     fn rounds_s<E: Into<Error>>(
         &self,
         mut work: impl FnMut() -> Result<(), E>,
@@ -125,7 +127,8 @@ impl Clock<'_> {
             Ok(self.slowest(begin.elapsed().as_secs_f64() / repeats as f64)?)
         };
         timed(1)?;
-        // All ranks know the slowest's time and so repeat it equally often, or collectives would not meet.
+        // All ranks use the slowest rank's time, and so repeat the work equally often; otherwise
+        // collectives would not match.
         let best = timed(1)?;
         let repeats = (ROUND_S / best).ceil().clamp(1.0, 1e4) as usize;
         let rounds =
@@ -141,7 +144,7 @@ impl Clock<'_> {
         Ok(s[0].max(1e-9))
     }
 
-    /// The time of work that cannot fail.
+    /// Time of work that cannot fail.
     fn time_s(&self, mut work: impl FnMut(&Cpu)) -> Result<f64, Error> {
         self.best_s(|| -> Result<(), Error> {
             work(&self.cpu);
@@ -181,7 +184,7 @@ fn product<T: Real>(
     Ok(Product { dtype, m: m as u64, n: n as u64, k: k as u64, s })
 }
 
-/// Far larger than caches are for one core.
+/// Copies of memory far larger than the caches.
 fn copy(clock: &Clock<'_>) -> Result<Moved, Error> {
     let from = numbers::<f32>(8 << 20);
     let mut to = from.clone();
@@ -192,7 +195,8 @@ fn copy(clock: &Clock<'_>) -> Result<Moved, Error> {
     Ok(Moved { bytes: (8 * from.len()) as f64, s })
 }
 
-/// What moves memory in a layer, forward and backward, with the bytes that `models::layer::streams` counts.
+/// Elementwise kernels of a layer, forward and backward, with the bytes that
+/// `models::layer::streams` counts.
 fn elementwise_of_a_layer(clock: &Clock<'_>) -> Result<Moved, Error> {
     let n = TOKENS * HIDDEN;
     let (x, w) = (numbers::<f32>(n), numbers::<f32>(HIDDEN));
@@ -218,7 +222,8 @@ fn elementwise_of_a_layer(clock: &Clock<'_>) -> Result<Moved, Error> {
         activation::gated_forward(cpu, Activation::Silu, &gate, &up, &mut a);
         activation::gated_backward(cpu, Activation::Silu, &gate, &up, &dy, &mut a, &mut b);
     })?;
-    // Two norms (2 and 3 streams), two residuals (3 and 3), rotations of queries and keys, the activation.
+    // Two norms (2 and 3 streams), two residuals (3 and 3), rotations of queries and keys, the
+    // activation.
     let elements = n as f64 * (2.0 * 5.0 + 2.0 * 6.0 + 2.0 * 1.5 * 2.0) + wide as f64 * 8.0;
     Ok(Moved { bytes: 4.0 * elements, s })
 }
@@ -254,7 +259,7 @@ fn update(clock: &Clock<'_>) -> Result<Updated, Error> {
     let adamw =
         AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, step: 10, gradient_scale: 1.0 };
     let s = clock.time_s(|cpu| {
-        // Clearing gradients and their norm come with every update.
+        // Every update also clears the gradients and takes their norm.
         std::hint::black_box(elementwise::sum_of_squares(cpu, &g));
         let parameter = Parameter { w: &mut w, g: &g, m: &mut m, v: &mut v, decay: 0.1 };
         adamw::update(cpu, &adamw, &mut [parameter]);
@@ -278,7 +283,7 @@ fn exchanges(
     Ok(found)
 }
 
-/// To the next rank, and from the one before.
+/// Sends to the next rank, and receives from the previous one.
 fn pass_on(world: &dyn Communicator, data: &mut [f32]) -> Result<(), CommError> {
     const TAG: u64 = 7;
     let (rank, size) = (world.rank(), world.size());
@@ -314,8 +319,8 @@ fn steps(clock: &Clock<'_>) -> Result<Vec<Step>, Error> {
     Ok(steps)
 }
 
-/// Seconds of a step. Each group of `tp * dp` ranks trains a copy of its own; where one rank is to be alone, the
-/// others wait for it.
+/// Seconds of a step. Each group of `tp * dp` ranks trains its own copy. If the step uses one rank,
+/// the others wait for it.
 fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
     let (tp, dp) = (step.tp as usize, step.dp as usize);
     let program = program_of(&step.model, step.global_batch, tp, dp)?;
@@ -327,7 +332,7 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
     clock.middle_s(training(&program, group, Host::<f32>::new(cpu), None)?)
 }
 
-/// What Linux says in /proc/meminfo.
+/// Total memory, from Linux's /proc/meminfo.
 fn memory_bytes() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

@@ -1,8 +1,8 @@
-//! The times of a GPU, and of ranks that share it.
+//! Timings of a GPU, and of ranks that share it.
 
 use super::{Bench, LayerSize, program_of, training};
 use crate::comm::{CommError, Op, Options, Solo, run_ranks};
-use crate::device::{DeviceError, Gpu as Device, Group, Space};
+use crate::device::{DeviceError, DeviceGroup, Gpu as Device, Space};
 use crate::error::Error;
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
@@ -15,26 +15,26 @@ use kernels::{Output, elementwise};
 use models::cluster::{CollectiveKind, Dtype, Moved};
 use std::time::Instant;
 
-/// A GPU's bench.
+/// Measures a GPU.
 pub struct GpuBench {
-    /// Opens the GPU anew: what a training held goes back with it.
+    /// Opens the GPU anew, which frees the memory of an earlier training.
     open: Box<dyn Fn() -> Result<Gpu, GpuError>>,
     gpu: Gpu,
-    /// Shortest time of a round, seconds: work is repeated so often.
+    /// Shortest time of a round, seconds; work is repeated to reach it.
     round_s: f64,
-    /// The best of so many rounds counts.
+    /// Number of rounds, of which the fastest counts.
     rounds: usize,
-    /// Steps of each training, after two that do not count.
+    /// Timed steps of each training, after two warm-up steps.
     steps: usize,
-    /// Why steps are not to be replayed.
+    /// Why steps must not be replayed.
     refused: Option<&'static str>,
-    /// Time of sustained load, seconds.
+    /// Duration of sustained load, seconds.
     load_s: f64,
     bf16: Option<Operands<bf16>>,
     f32: Option<Operands<f32>>,
 }
 
-/// Memory that all products of a format share: each size's own would not fit.
+/// Memory shared by all products of a format; separate memory for each size would not fit.
 struct Operands<S: Stored> {
     a: Memory<S>,
     b: Memory<S>,
@@ -46,10 +46,10 @@ fn failed(error: GpuError) -> Error {
 }
 
 impl GpuBench {
-    /// A bench of the GPU that is opened so.
+    /// A bench of the GPU that `open` opens.
     ///
     /// # Errors
-    /// Where it cannot be opened.
+    /// The GPU cannot be opened.
     pub fn new(open: impl Fn() -> Result<Gpu, GpuError> + 'static) -> Result<Self, GpuError> {
         let gpu = open()?;
         let (round_s, rounds, steps, load_s) = (2e-3, 5, 10, 2.0);
@@ -66,19 +66,19 @@ impl GpuBench {
         })
     }
 
-    /// The same, in little time and with figures that say little: a rehearsal.
+    /// The same bench with few and short rounds, for a dry run whose figures mean little.
     #[must_use]
     pub fn hasty(self) -> Self {
         Self { round_s: 0.0, rounds: 1, steps: 1, load_s: 0.0, ..self }
     }
 
-    /// With steps that are launched kernel by kernel, though they could be replayed as CUDA graphs.
+    /// The same bench with steps launched kernel by kernel instead of replayed as CUDA graphs.
     #[must_use]
     pub fn without_graphs(self) -> Self {
         Self { refused: Some("--no-cuda-graphs"), ..self }
     }
 
-    /// The best round's time of one `work`.
+    /// Time of one `work` in the fastest round.
     fn best_s(&self, mut work: impl FnMut(&Gpu) -> Result<(), GpuError>) -> Result<f64, Error> {
         let gpu = &self.gpu;
         let mut timed = |repeats: usize| {
@@ -90,7 +90,7 @@ impl GpuBench {
             end.synchronize()?;
             start.seconds_until(&end).map(|s| (s / repeats as f64).max(1e-9))
         };
-        // Once to compile and to choose an algorithm, once to see how long it takes.
+        // Once to compile and to choose an algorithm, once to estimate the time.
         timed(1).map_err(failed)?;
         let once = timed(1).map_err(failed)?;
         let repeats = (self.round_s / once).ceil().clamp(1.0, 1e4) as usize;
@@ -101,7 +101,7 @@ impl GpuBench {
         Ok(best)
     }
 
-    /// Numbers that are not all alike: products of zeros draw less power, and run faster.
+    /// Varied numbers: products of zeros draw less power and run faster.
     fn numbers<S: Stored>(&self, elements: usize) -> Result<Memory<S>, Error> {
         let number = |i: usize| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0;
         let period: Vec<S> = (0..2003 * 64).map(|i| S::narrowed(number(i))).collect();
@@ -127,7 +127,7 @@ impl GpuBench {
         {
             return Ok(kept);
         }
-        // Room for what comes next, too: sizes grow.
+        // Rounded up, because later sizes are larger.
         let len = a.max(b).max(c).next_power_of_two();
         Ok(Operands { a: self.numbers(len)?, b: self.numbers(len)?, c: self.numbers(len)? })
     }
@@ -169,7 +169,8 @@ impl Bench for GpuBench {
         let mut y = self.numbers::<bf16>(n)?;
         let (mut r, mut dw) = (self.numbers::<f32>(tokens)?, self.numbers::<f32>(hidden)?);
         let norm = RmsNorm { rows: tokens, columns: hidden, eps: 1e-5, unit_offset: false };
-        // Two streams forward and three backward, in bf16, as `models::layer` counts them; so below.
+        // Two streams forward and three backward, in bf16, as `models::layer` counts them; also
+        // below.
         let moved =
             |streams: f64, elements: usize, s| Moved { bytes: 2.0 * streams * elements as f64, s };
         let norms = self.best_s(|gpu| {
@@ -303,7 +304,7 @@ impl Bench for GpuBench {
         let run = |world: Box<dyn crate::comm::Communicator>| -> Result<f64, Error> {
             let queue = gpu.fork().map_err(failed)?;
             let device = Device::<f32>::new(queue.clone());
-            let group = Group::new(&device, world.as_ref());
+            let group = DeviceGroup::new(&device, world.as_ref());
             let len = bytes / 4;
             let one = || -> Result<(), Error> {
                 let memory = device.zeros::<f32>(match kind {
@@ -351,7 +352,7 @@ impl Bench for GpuBench {
             queue.synchronize().map_err(failed)?;
             Ok(begin.elapsed().as_secs_f64())
         };
-        // Two are launched, and the next is recorded.
+        // Two steps are launched, and the third is recorded.
         for _ in 0..3 {
             timed()?;
         }

@@ -1,7 +1,7 @@
 //! What `plan calibrate --gpu` measures, and in which order; the program `measure-gpu` runs it.
 //!
-//! A [`Sweep`] says which shapes, a [`Bench`] takes the times: [`GpuBench`] those of a GPU, tests those of a formula.
-//! Parts are measured one by one, so that a machine lent for minutes gives them one after the other.
+//! A [`Sweep`] lists the shapes, a [`Bench`] takes the times: [`GpuBench`] on a GPU, tests by
+//! formula. Parts can be measured one at a time, on a machine that is available for minutes only.
 
 mod gpu;
 mod steps;
@@ -15,9 +15,9 @@ use models::cluster::{
     Collective, CollectiveKind, Core, Dtype, MeasuredGpu, Moved, Product, Step, Updated,
 };
 
-/// What can be measured by itself.
+/// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub enum BenchPart {
     /// Launches, copies, elementwise kernels, the optimizer.
     Memory,
     /// Matrix products.
@@ -41,34 +41,34 @@ pub struct LayerSize {
     pub ffn: usize,
 }
 
-/// The shapes.
+/// Shapes to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     /// Bytes of copies, read and written together.
     pub copies: Vec<usize>,
-    /// A layer.
+    /// The layer whose elementwise kernels are timed.
     pub layer: LayerSize,
     /// Parameters that AdamW updates.
     pub parameters: usize,
-    /// Sizes of products: each of them as rows, columns and depth, in each format.
+    /// Sizes of products in each format; rows, columns and depth each take all of them.
     pub products: Vec<(Dtype, Vec<usize>)>,
     /// The product that is repeated for a second.
     pub sustained: [usize; 3],
-    /// Widths of heads, and how many query heads share a key-value head.
+    /// Head width, and query heads for each key/value head.
     pub widths: Vec<(usize, usize)>,
     /// Tokens of a sequence.
     pub sequences: Vec<usize>,
     /// Query heads of all sequences.
     pub heads: Vec<usize>,
-    /// Ranks of collectives; none where the GPU is one rank's.
+    /// Numbers of ranks in collectives; empty if only one rank uses the GPU.
     pub ranks: Vec<usize>,
     /// Bytes of the whole tensor.
     pub exchanged: Vec<usize>,
-    /// Models' files, and sequences of a step.
+    /// Model files, and sequences of a step.
     pub steps: Vec<(&'static str, u64)>,
 }
 
-/// A step of next to nothing, which gives what a step costs beside its passes.
+/// A tiny step, whose time is the overhead of a step beside its passes.
 const TINY: &str = "name: tiny\nlayers: 1\nhidden: 64\nheads: 4\nffn: 128\nvocab: 64\nseq_len: 16\nglobal_batch: 4\n";
 const GPT2_124M: &str = "name: GPT-2 124M\nlayers: 12\nhidden: 768\nheads: 12\nffn: 3072\nvocab: 50304\n\
     activation: gelu\nnorm: layer_norm\npositions: learned\nmax_positions: 1024\ntied_embeddings: true\n\
@@ -80,7 +80,8 @@ const LLAMA3_8B_SLICE: &str = "name: Llama 3 8B, 4 layers\nlayers: 4\nhidden: 40
     ffn: 14336\nvocab: 128256\nmax_positions: 8192\nrope_theta: 500000\nseq_len: 8192\nglobal_batch: 1\n";
 
 impl Sweep {
-    /// All that a cluster file has tables for, and the steps that predictions are held against.
+    /// Everything that a cluster file has tables for, and the steps that predictions are compared
+    /// with.
     #[must_use]
     pub fn full(ranks: usize) -> Self {
         let sizes = vec![512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384];
@@ -99,7 +100,7 @@ impl Sweep {
         }
     }
 
-    /// Next to nothing of each part: a rehearsal.
+    /// A tiny sweep of each part, for a dry run.
     #[must_use]
     pub fn small(ranks: usize) -> Self {
         Self {
@@ -120,13 +121,13 @@ impl Sweep {
 
 /// Takes times, in seconds.
 pub trait Bench {
-    /// From one kernel of next to nothing to the next.
+    /// Time between two launches of a tiny kernel.
     ///
     /// # Errors
-    /// The device failed, or has no room; so everywhere here.
+    /// The device failed or has no memory left; so for all methods.
     fn launch_s(&mut self) -> Result<f64, Error>;
 
-    /// A copy that reads and writes so many bytes together.
+    /// A copy that reads and writes `bytes` in total.
     ///
     /// # Errors
     /// As above.
@@ -138,31 +139,31 @@ pub trait Bench {
     /// As above.
     fn elementwise(&mut self, layer: LayerSize) -> Result<Vec<Moved>, Error>;
 
-    /// AdamW with the gradients' norm.
+    /// AdamW, including the gradient norm.
     ///
     /// # Errors
     /// As above.
     fn adamw_s(&mut self, parameters: usize) -> Result<f64, Error>;
 
-    /// `[m, k] x [k, n]`.
+    /// The product `[m, k] x [k, n]`.
     ///
     /// # Errors
     /// As above.
     fn product_s(&mut self, dtype: Dtype, size: [usize; 3]) -> Result<f64, Error>;
 
-    /// A product's time in 16 bits after a second of it, over its time alone.
+    /// A product's time in 16 bits after a second of load, relative to its time alone.
     ///
     /// # Errors
     /// As above.
     fn sustained_slowdown(&mut self, size: [usize; 3]) -> Result<f64, Error>;
 
-    /// Forward and backward, in 16 bits.
+    /// Attention forward and backward, in 16 bits.
     ///
     /// # Errors
     /// As above.
     fn attention_s(&mut self, shape: &Attention) -> Result<[f64; 2], Error>;
 
-    /// A collective of ranks that share the GPU; nothing where there is none of that kind on a GPU.
+    /// A collective of ranks that share the GPU; `None` if the GPU has none of that kind.
     ///
     /// # Errors
     /// As above.
@@ -180,22 +181,22 @@ pub trait Bench {
     fn step_s(&mut self, model: &str, global_batch: u64) -> Result<f64, Error>;
 }
 
-/// Measures a part.
+/// Measures one part.
 ///
 /// # Errors
-/// As the bench.
+/// Those of the bench.
 pub fn measure(
     bench: &mut dyn Bench,
     sweep: &Sweep,
-    part: Part,
+    part: BenchPart,
     measured: &mut MeasuredGpu,
 ) -> Result<(), Error> {
     match part {
-        Part::Memory => memory(bench, sweep, measured),
-        Part::Products => products(bench, sweep, measured),
-        Part::Attention => attention(bench, sweep, measured),
-        Part::Collectives => collectives(bench, sweep, measured),
-        Part::Steps => steps(bench, sweep, measured),
+        BenchPart::Memory => memory(bench, sweep, measured),
+        BenchPart::Products => products(bench, sweep, measured),
+        BenchPart::Attention => attention(bench, sweep, measured),
+        BenchPart::Collectives => collectives(bench, sweep, measured),
+        BenchPart::Steps => steps(bench, sweep, measured),
     }
 }
 

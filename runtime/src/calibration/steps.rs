@@ -1,4 +1,4 @@
-//! Training steps of models of no meaning, to be timed.
+//! Training steps on arbitrary data, to be timed.
 
 use crate::comm::Communicator;
 use crate::data::{Sample, Samples};
@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::program::{Program, Recompute, StageProgram};
 use crate::rank::{Optimizer, Rank};
-use crate::reduce::Reduction;
+use crate::step::reduce::Reduction;
 use models::decisions::RankOrder;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -14,11 +14,11 @@ use models::model::{ModelSpec, read};
 use models::schedule::one_f_one_b;
 use std::fmt::Display;
 
-/// Tokens of no meaning.
+/// Arbitrary tokens.
 pub struct Noise {
     /// Tokens of a sequence.
     pub seq_len: usize,
-    /// Of which vocabulary.
+    /// Size of the vocabulary.
     pub vocab: u64,
 }
 
@@ -41,10 +41,10 @@ fn wrong(problem: &dyn Display) -> Error {
     Error::World { problem: problem.to_string() }
 }
 
-/// The program of a model's file: one stage, one micro-batch, nothing recomputed.
+/// The program of a model file: one stage, one micro-batch, no recomputation.
 ///
 /// # Errors
-/// A file that is no model.
+/// A file that describes no model.
 pub fn program_of(model: &str, global_batch: u64, tp: usize, dp: usize) -> Result<Program, Error> {
     let model = Source::from_bytes("probe.yaml", model.as_bytes().to_vec())
         .and_then(|source| read(&source)?.with_run(None, Some(global_batch)))
@@ -72,10 +72,11 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
     })
 }
 
-/// A rank that trains, one step a call; steady steps are replayed ([`Rank::replay_steps`]) unless that is refused.
+/// A rank that trains one step a call. Steps are replayed ([`Rank::replay_steps`]) unless `refused`
+/// gives a reason against it.
 ///
 /// # Errors
-/// As [`Rank::new`]; a step's are its own.
+/// Those of [`Rank::new`]; each step returns its own.
 pub fn training<'a, D: Device + 'a>(
     program: &'a Program,
     world: Box<dyn Communicator>,

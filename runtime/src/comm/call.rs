@@ -1,19 +1,19 @@
-//! What a rank asks for, and from where in the program.
+//! Calls of a communicator: what is asked for, and where in the program.
 
 use super::error::CommError;
 use super::payload::Dtype;
 use std::fmt;
 use std::panic::Location;
 
-/// Tells messages between the same two ranks apart.
+/// Distinguishes messages between the same two ranks.
 pub type Tag = u64;
 
-/// How a reduction combines. The order is that of ranks, always.
+/// How a reduction combines values, always in the order of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// a + b
     Sum,
-    /// The larger.
+    /// The larger value.
     Max,
 }
 
@@ -26,62 +26,62 @@ impl Op {
     }
 }
 
-/// What is asked for.
+/// Kind of call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// To one rank.
+    /// Sends to one rank.
     Send {
         /// Receiver.
         to: usize,
         /// Tag.
         tag: Tag,
     },
-    /// From one rank.
+    /// Receives from one rank.
     Recv {
         /// Sender.
         from: usize,
         /// Tag.
         tag: Tag,
     },
-    /// Nobody leaves before everybody came.
+    /// Returns once every rank has called it.
     Barrier,
-    /// One rank's buffer to all.
+    /// One rank's buffer to all ranks.
     Broadcast {
-        /// Whose.
+        /// The rank whose buffer it is.
         root: usize,
     },
-    /// Equal pieces of one rank's buffer, one to each.
+    /// Equal pieces of one rank's buffer, one to each rank.
     Scatter {
-        /// Whose.
+        /// The rank whose buffer it is.
         root: usize,
     },
-    /// Everybody's buffer to one rank, in the order of ranks.
+    /// All ranks' buffers to one rank, in the order of ranks.
     Gather {
-        /// To whom.
+        /// The receiver.
         root: usize,
     },
-    /// Everybody's buffers, reduced, to one rank.
+    /// All ranks' buffers, reduced, to one rank.
     Reduce {
-        /// To whom.
+        /// The receiver.
         root: usize,
-        /// How.
+        /// How to combine.
         op: Op,
     },
-    /// Everybody's buffers, reduced, to all.
+    /// All ranks' buffers, reduced, to all ranks.
     AllReduce {
-        /// How.
+        /// How to combine.
         op: Op,
     },
-    /// Everybody's buffer to all, in the order of ranks.
+    /// All ranks' buffers to all ranks, in the order of ranks.
     AllGather,
-    /// Everybody's buffers, reduced, a piece to each.
+    /// All ranks' buffers, reduced, one piece to each rank.
     ReduceScatter {
-        /// How.
+        /// How to combine.
         op: Op,
     },
-    /// An equal piece from each to each.
+    /// An equal piece from each rank to each rank.
     AllToAll,
-    /// Pieces of any length from each to each.
+    /// Pieces of any length from each rank to each rank.
     AllToAllV {
         /// Elements for each rank, in order.
         send_counts: Vec<usize>,
@@ -107,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// Whether two ranks' calls belong together: everything but lengths that may differ.
+    /// Whether two ranks' calls match in everything but lengths that may differ.
     fn matches(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::AllToAllV { .. }, Self::AllToAllV { .. }) => true,
@@ -138,14 +138,14 @@ impl Kind {
 /// One call of one rank.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// What is asked for.
+    /// Kind of call.
     pub kind: Kind,
     /// Element type.
     pub dtype: Dtype,
-    /// Elements that all ranks must agree on: of the buffer, for scatter of one piece. 0 for
-    /// `all_to_all_v`, where they may differ.
+    /// Number of elements that all ranks must agree on: of the buffer; for scatter, of one piece. 0
+    /// for `all_to_all_v`, where lengths may differ.
     pub count: usize,
-    /// Where in the program.
+    /// Where in the program it was made.
     pub site: &'static Location<'static>,
 }
 
@@ -157,7 +157,7 @@ impl Call {
 }
 
 impl Call {
-    /// Ranks that the call names are in the group.
+    /// Checks that ranks named by the call are in the group.
     pub(super) fn check_ranks(&self, size: usize) -> Result<(), CommError> {
         let named = match self.kind {
             Kind::Send { to, .. } => to,

@@ -1,20 +1,20 @@
-//! What collectives do with everybody's buffers, whoever carries them.
+//! How collectives combine the ranks' buffers, independent of the transport.
 
 use super::{Element, Kind, Op};
 
-/// Where in one rank's buffer of an all-to-all-v the elements for `rank` are.
+/// Range of the elements for `rank` in one rank's buffer of an all-to-all-v.
 pub(super) fn range_for_rank(kind: &Kind, rank: usize) -> std::ops::Range<usize> {
     let Kind::AllToAllV { send_counts } = kind else { return 0..0 };
     let begin = send_counts[..rank].iter().sum::<usize>();
     begin..begin + send_counts[rank]
 }
 
-/// What one rank's buffer of an all-to-all-v holds for `rank`.
+/// The elements for `rank` in one rank's buffer of an all-to-all-v.
 pub(super) fn for_rank<'a, T>(of: &'a [T], kind: &Kind, rank: usize) -> &'a [T] {
     &of[range_for_rank(kind, rank)]
 }
 
-/// A range of everybody's buffers, combined in the order of ranks.
+/// A range of all ranks' buffers, reduced in the order of ranks.
 pub(super) fn reduced<T: Element>(given: &[&[T]], range: std::ops::Range<usize>, op: Op) -> Vec<T> {
     let mut result = given[0][range.clone()].to_vec();
     for of in &given[1..] {
@@ -29,7 +29,7 @@ pub(super) fn reduced<T: Element>(given: &[&[T]], range: std::ops::Range<usize>,
     result
 }
 
-/// What the rank `from` (of `size`) sends `to` for a collective.
+/// What rank `from` (of `size`) sends to rank `to` for a collective.
 pub(super) fn part_for<T: Element>(
     kind: &Kind,
     data: &[T],
@@ -50,14 +50,14 @@ pub(super) fn part_for<T: Element>(
     }
 }
 
-/// What a rank makes of the parts that came, in the order of ranks.
+/// A rank's result from the received parts, in the order of ranks.
 pub(super) fn joined<T: Element>(kind: &Kind, parts: &[&[T]], rank: usize) -> Vec<T> {
     match kind {
         Kind::Reduce { root, .. } if *root != rank => Vec::new(),
         Kind::Reduce { op, .. } | Kind::AllReduce { op } | Kind::ReduceScatter { op } => {
             reduced(parts, 0..parts[0].len(), *op)
         }
-        // Ranks that have nothing to give sent nothing.
+        // Ranks that contribute nothing sent an empty part.
         _ => parts.concat(),
     }
 }

@@ -1,15 +1,15 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 
-use crate::device::DeviceError;
+use crate::device_error::DeviceError;
 use std::fmt::{self, Display};
 use thiserror::Error;
 
-/// A rank of the world, as errors name it: `rank 3 (host a, pid 123)`.
+/// A world rank, as errors name it: `rank 3 (host a, pid 123)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its rank of the world.
+    /// Its world rank.
     pub rank: usize,
-    /// Where it runs, for example `host a, pid 123`, where ranks are processes.
+    /// Where it runs, for example `host a, pid 123`, if ranks are processes.
     pub process: Option<String>,
 }
 
@@ -24,41 +24,41 @@ fn listed(peers: &[Peer]) -> String {
     peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A call that did not come about.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommError {
-    /// Two ranks of a group made calls that do not belong together: our bug, or a program whose
-    /// ranks were built from different plans.
+    /// Two ranks of a group made calls that do not match: our bug, or ranks built from different
+    /// plans.
     #[error("ranks of group `{group}` disagree: {first}; {second}")]
     Mismatch {
         /// The group.
         group: String,
-        /// Rank and call that came first.
+        /// The first rank and its call.
         first: String,
-        /// Rank and call that differ from it.
+        /// The rank that differs and its call.
         second: String,
     },
-    /// A rank that is waited for has ended.
+    /// A rank that a call waits for has ended.
     #[error("{peer} is gone, seen by rank {by} in group `{group}`: {call} waits for it")]
     Lost {
-        /// Who has ended.
+        /// The rank that has ended.
         peer: Peer,
-        /// The rank of the world that waits.
+        /// The world rank that waits.
         by: usize,
         /// The group.
         group: String,
         /// The call that waits.
         call: String,
     },
-    /// Ranks were not heard of in time.
+    /// Some ranks were not heard of in time.
     #[error(
         "nothing from {} within {limit_s} s, seen by rank {by} in group `{group}`: {call} waits",
         listed(peers)
     )]
     TimedOut {
-        /// Who is not heard of.
+        /// The ranks not heard of.
         peers: Vec<Peer>,
-        /// The rank of the world that waits.
+        /// The world rank that waits.
         by: usize,
         /// The group.
         group: String,
@@ -70,12 +70,12 @@ pub enum CommError {
     /// A rank gave up and told the others.
     #[error("{peer} gave up: {reason}")]
     Aborted {
-        /// Who.
+        /// The rank that gave up.
         peer: Peer,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
-    /// A call that cannot be: our bug.
+    /// An invalid call: our bug.
     #[error("{call}: {reason}")]
     Invalid {
         /// The call.
@@ -83,7 +83,7 @@ pub enum CommError {
         /// What is wrong with it.
         reason: String,
     },
-    /// What ranks compute on.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -1,8 +1,8 @@
-//! How ranks talk: one [`Communicator`] trait, passed to whoever needs it.
+//! Communication between ranks: one [`Communicator`] trait, implemented by several backends.
 //!
-//! A backend implements a handful of untyped methods; the typed operations that everybody calls are
-//! written once, on `dyn Communicator`. A buffer that is under way belongs to its [`Request`] and
-//! comes back from [`Request::wait`], so that touching it early does not compile:
+//! A backend implements a few untyped methods; the typed operations are written once, on `dyn
+//! Communicator`. A buffer in flight belongs to its [`Request`] and comes back from
+//! [`Request::wait`], so that touching it early does not compile:
 //!
 //! ```compile_fail
 //! use runtime::comm::{Communicator, Op, Solo};
@@ -13,14 +13,15 @@
 //! request.wait().unwrap();
 //! ```
 //!
-//! Every call remembers where it was made. Two ranks that make different calls where they should
-//! make the same one both get an error that names both places; a rank that is gone, or is not heard
-//! of within the time limit, is an error on those that wait for it.
+//! Every call records where in the program it was made. If two ranks make different calls where
+//! they should make the same, both get an error that names both places. A rank that has ended, or
+//! is not heard of within the time limit, is an error on the ranks that wait for it.
 
 mod call;
 mod combine;
 mod error;
-mod hub;
+mod host_name;
+mod liveness;
 mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -35,41 +36,42 @@ pub mod wire;
 
 pub use call::{Call, Kind, Op, Tag};
 pub use error::{CommError, Peer};
+pub(crate) use host_name::host_name;
 pub use local::{LocalComm, run_ranks, world};
-pub use nccl::{Freight, NcclComm};
+pub use nccl::{NcclBuffer, NcclComm};
 pub use options::{Delays, Options};
-pub use payload::{Cargo, Dtype, Element, Payload};
+pub use payload::{DeviceBuffer, Dtype, Element, Payload};
 pub use solo::Solo;
 pub use stats::{Counted, Stats, Traffic, since};
 pub use typed::Request;
 
 use kernels::cuda::Event;
 
-/// A group of ranks that can exchange data, as one of its ranks sees it.
+/// One rank's handle to a group of ranks that exchange data.
 pub trait Communicator: Send + Sync {
     /// This rank within the group, 0-based.
     fn rank(&self) -> usize;
 
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     fn size(&self) -> usize;
 
     /// Name of the group in reports and errors, for example `tp`.
     fn group(&self) -> &str;
 
-    /// What this rank has sent so far, over all its groups.
+    /// This rank's traffic so far, over all its groups.
     fn stats(&self) -> &Stats;
 
-    /// Whether it carries memory of devices as it is; else it is given copies on the host.
+    /// Whether it transfers device memory as it is; otherwise it is given copies on the host.
     fn carries_devices(&self) -> bool {
         false
     }
 
-    /// Why steps in which ranks talk over this cannot be recorded and replayed; nothing where they can.
+    /// Why steps that use this communicator cannot be recorded and replayed; `None` if they can.
     fn not_recordable(&self) -> Option<&'static str> {
         Some("what goes between ranks goes by way of the host")
     }
 
-    /// Waits until all that was started is queued on the device, whoever queues it.
+    /// Waits until everything that was started is queued on the device, by whichever thread.
     ///
     /// # Errors
     /// What went wrong meanwhile.
@@ -77,20 +79,21 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// Recorded work is on its way in which ranks of this group talk, and done at `_event`.
+    /// Notes that a recorded step with calls of this group has been launched and is done at
+    /// `_event`.
     fn replayed(&self, _event: Event) {}
 
-    /// Starts a call. What it takes and gives back is said at the typed operation.
+    /// Starts a call. The typed operations define what it takes and returns.
     ///
     /// # Errors
-    /// A call that cannot be, or that differs from what another rank of the group calls.
+    /// An invalid call, or one that differs from another rank's.
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError>;
 
-    /// The group of all ranks that give the same `color`, in the order of `key` (then of rank).
-    /// All ranks of this group must call it. The group gets the name `name`.
+    /// Splits off the group of all ranks that pass the same `color`, ordered by `key`, then rank.
+    /// All ranks of this group must call it. The new group is called `name`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     fn split(
         &self,
         name: &str,
@@ -98,23 +101,25 @@ pub trait Communicator: Send + Sync {
         key: usize,
     ) -> Result<Box<dyn Communicator>, CommError>;
 
-    /// Ends everybody's calls with an error that says this rank gave up, and why.
+    /// Ends all ranks' calls with an error that says that this rank gave up, and why.
     fn abort(&self, reason: &str);
 
-    /// The same group once more, with messages of its own, which are not counted; nothing where there are none.
+    /// A second group of the same ranks with separate messages, whose traffic is not counted;
+    /// `None` if the backend has none.
     fn twin(&self) -> Option<Box<dyn Communicator>> {
         None
     }
 
-    /// Whether nobody gave up, as far as is known.
+    /// Whether no rank has given up, as far as is known.
     ///
     /// # Errors
-    /// Who did, and why.
+    /// The rank that gave up, and its reason.
     fn health(&self) -> Result<(), CommError> {
         Ok(())
     }
 
-    /// The error of a rank of the group that has ended, as far as is known, in a call that waits for it.
+    /// The error of a call that waits for a rank of the group that has ended, if one is known to
+    /// have.
     fn lost(&self, _call: &str) -> Option<CommError> {
         None
     }
@@ -124,13 +129,13 @@ pub trait Communicator: Send + Sync {
         Peer { rank, process: None }
     }
 
-    /// Takes up where each rank of the world runs, for example `host a, pid 123`: errors say so from now on.
+    /// Records where each world rank runs, for example `host a, pid 123`, for later errors.
     fn introduce(&self, _processes: Vec<String>) {}
 }
 
-/// A call under way.
+/// A call in flight.
 pub trait Pending: Send {
-    /// Waits for it and takes what came back.
+    /// Waits for the call and returns its result.
     ///
     /// # Errors
     /// A call of another rank that does not match, a lost rank, or the time limit.

@@ -1,4 +1,4 @@
-//! MPI as a wire: processes and machines, launched by `mpirun`, Slurm or the like.
+//! MPI as a wire, for processes launched by `mpirun`, Slurm or the like.
 
 use super::wire::{Wire, WireComm};
 use super::{Communicator, Options};
@@ -8,30 +8,30 @@ use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, MatchedReceiveVec, Source};
 use std::time::{Duration, Instant};
 
-/// MPI, from its start to its end.
+/// MPI, from its initialisation to its finalisation.
 pub struct Mpi {
     _universe: Universe,
 }
 
 impl Mpi {
-    /// Starts MPI with threads; `None` where it has been started before or cannot have them.
+    /// Initialises MPI with thread support; `None` if it was initialised before or has none.
     pub fn start() -> Option<Self> {
         let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)?;
         (granted == Threading::Multiple).then_some(Self { _universe: universe })
     }
 
-    /// Processes.
+    /// Number of processes.
     pub fn size(&self) -> usize {
         SimpleCommunicator::world().size() as usize
     }
 
-    /// The world. It must end before MPI does, hence the borrow in `program`.
+    /// Runs `program` with the world. The world must end before MPI does, hence the borrow.
     pub fn run<R>(&self, options: Options, program: impl FnOnce(Box<dyn Communicator>) -> R) -> R {
         program(Box::new(WireComm::new(MpiWire, options)))
     }
 }
 
-/// Every process's world communicator.
+/// The world communicator of MPI.
 struct MpiWire;
 
 impl Wire for MpiWire {
@@ -62,7 +62,7 @@ impl Wire for MpiWire {
             if begun.elapsed() > patience {
                 return Ok(None);
             }
-            // Blocking in MPI would keep a core busy that a rank computes on.
+            // A blocking probe would keep a core busy that a rank computes on.
             std::thread::sleep(Duration::from_micros(50));
         }
     }

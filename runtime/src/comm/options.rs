@@ -1,11 +1,11 @@
-//! How ranks wait for one another.
+//! Time limit and test delays of communicators.
 
 use std::time::Duration;
 
-/// How ranks wait.
+/// Options of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long to wait for another rank before that is an error.
+    /// How long to wait for another rank until that is an error.
     pub time_limit: Duration,
     /// Random delays before each call, for tests.
     pub delays: Option<Delays>,
@@ -21,9 +21,9 @@ impl Default for Options {
 /// Random delays before each call of each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
-    /// Which.
+    /// Seed of the delays.
     pub seed: u64,
-    /// The longest.
+    /// The longest delay.
     pub longest: Duration,
 }
 

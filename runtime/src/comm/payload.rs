@@ -1,7 +1,7 @@
-//! What travels: vectors of a few element types, and memory of devices.
+//! Data that ranks exchange: vectors of a few element types, or device memory.
 
-use super::{Freight, Op};
-use crate::device::DeviceError;
+use super::{NcclBuffer, Op};
+use crate::device_error::DeviceError;
 use half::bf16;
 use std::any::Any;
 use std::fmt::Debug;
@@ -48,15 +48,16 @@ impl Dtype {
     }
 }
 
-/// Memory of a device on its way between ranks whose process shares the device.
+/// Device memory that travels between ranks.
 ///
-/// What is computed here is queued on the stream of the rank that gave this cargo, behind what others gave, and keeps
-/// alive what it reads until it has run.
-pub trait Cargo: Any + Debug + Send + Sync {
+/// [`Self::reduced`] and [`Self::joined`] work between ranks whose process shares the device. They
+/// are queued on the stream of the rank that gave this buffer, after the work on the other buffers,
+/// and keep what they read alive until they have run.
+pub trait DeviceBuffer: Any + Debug + Send + Sync {
     /// Its element type.
     fn dtype(&self) -> Dtype;
 
-    /// Elements.
+    /// Number of elements.
     fn len(&self) -> usize;
 
     /// Whether there are none.
@@ -64,36 +65,40 @@ pub trait Cargo: Any + Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// To look at what it is.
+    /// For a downcast by reference.
     fn as_any(&self) -> &dyn Any;
 
-    /// As NCCL takes it, where it is memory of a GPU.
-    fn freight(&mut self) -> Option<&mut dyn Freight> {
+    /// The buffer as NCCL takes it, if it is memory of a GPU.
+    fn nccl_buffer(&mut self) -> Option<&mut dyn NcclBuffer> {
         None
     }
 
-    /// To take it as what it is.
+    /// For a downcast by value.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 
-    /// A range of several, combined in their order, as wide as the device sums and rounded once.
+    /// Reduces a range of several buffers in their order, in the precision in which the device
+    /// sums, rounded once.
     ///
     /// # Errors
-    /// They are of another device or element type.
+    /// Buffers of another device or element type.
     fn reduced(
         &self,
-        given: &[&dyn Cargo],
+        given: &[&dyn DeviceBuffer],
         range: Range<usize>,
         op: Op,
-    ) -> Result<Box<dyn Cargo>, DeviceError>;
+    ) -> Result<Box<dyn DeviceBuffer>, DeviceError>;
 
-    /// Ranges of several, one behind the other.
+    /// Concatenates ranges of several buffers.
     ///
     /// # Errors
-    /// They are of another device or element type.
-    fn joined(&self, parts: &[(&dyn Cargo, Range<usize>)]) -> Result<Box<dyn Cargo>, DeviceError>;
+    /// Buffers of another device or element type.
+    fn joined(
+        &self,
+        parts: &[(&dyn DeviceBuffer, Range<usize>)],
+    ) -> Result<Box<dyn DeviceBuffer>, DeviceError>;
 }
 
-/// A vector of one of the element types, or memory of a device.
+/// A vector of one of the element types, or device memory.
 #[derive(Debug)]
 pub enum Payload {
     /// 32-bit floats.
@@ -106,12 +111,12 @@ pub enum Payload {
     U8(Vec<u8>),
     /// 16-bit floats.
     Bf16(Vec<bf16>),
-    /// Memory of a device, where the communicator carries it.
-    Device(Box<dyn Cargo>),
+    /// Device memory, if the communicator transfers it.
+    Device(Box<dyn DeviceBuffer>),
 }
 
 impl Payload {
-    /// No elements of that type.
+    /// No elements of this type.
     pub fn empty(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self::F32(Vec::new()),
@@ -130,11 +135,11 @@ impl Payload {
             Self::I64(_) => Dtype::I64,
             Self::U8(_) => Dtype::U8,
             Self::Bf16(_) => Dtype::Bf16,
-            Self::Device(cargo) => cargo.dtype(),
+            Self::Device(buffer) => buffer.dtype(),
         }
     }
 
-    /// Its elements, little-endian; none of a device's memory.
+    /// The elements, little-endian; empty for device memory.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -146,7 +151,7 @@ impl Payload {
         }
     }
 
-    /// Elements of that type from little-endian bytes.
+    /// Elements of this type from little-endian bytes.
     pub(super) fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
         fn each<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|chunk| read(*chunk)).collect()
@@ -160,7 +165,7 @@ impl Payload {
         }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(v) => v.len(),
@@ -168,7 +173,7 @@ impl Payload {
             Self::I64(v) => v.len(),
             Self::U8(v) => v.len(),
             Self::Bf16(v) => v.len(),
-            Self::Device(cargo) => cargo.len(),
+            Self::Device(buffer) => buffer.len(),
         }
     }
 
@@ -178,18 +183,18 @@ impl Payload {
     }
 }
 
-/// A type that can travel.
+/// An element type that ranks can exchange.
 pub trait Element: kernels::cuda::Element + Default + PartialOrd {
-    /// Its name on the wire.
+    /// The type's tag.
     const DTYPE: Dtype;
 
-    /// A vector of it as payload.
+    /// A vector as payload.
     fn wrap(values: Vec<Self>) -> Payload;
 
-    /// A payload of it as vector; `None` if it is of another type.
+    /// The vector of a payload; `None` if it has another type.
     fn unwrap(payload: Payload) -> Option<Vec<Self>>;
 
-    /// A payload of it as slice; `None` if it is of another type.
+    /// The slice of a payload; `None` if it has another type.
     fn peek(payload: &Payload) -> Option<&[Self]>;
 
     /// Sum of two.

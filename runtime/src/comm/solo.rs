@@ -1,8 +1,8 @@
-//! The group of one rank.
+//! The communicator of one rank.
 
 use super::{Call, CommError, Communicator, Kind, Payload, Pending, Stats};
 
-/// One rank, alone: every collective gives back what it was given.
+/// A single rank: every collective returns what it was given.
 #[derive(Clone, Debug, Default)]
 pub struct Solo {
     name: String,

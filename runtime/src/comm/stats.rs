@@ -1,30 +1,30 @@
-//! What a rank has sent, by group and call.
+//! Traffic of a rank, by group and call.
 
 use super::call::Call;
 use super::call::Kind;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Calls and bytes of one kind of call in one group.
+/// Number of calls and bytes of one kind of call in one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Calls.
     pub calls: u64,
-    /// Bytes that this rank handed in (for `recv`: was handed).
+    /// Bytes that this rank handed in; for `recv`, that it received.
     pub bytes: u64,
 }
 
 /// By group and name of the call.
 pub type Traffic = BTreeMap<(String, &'static str), Counted>;
 
-/// Counts of one rank, shared by all its groups.
+/// Traffic counters of one rank, shared by all its groups.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     traffic: Arc<Mutex<Traffic>>,
 }
 
 impl Stats {
-    /// Adds a call with `elements` handed in.
+    /// Counts a call with `elements` handed in.
     pub(super) fn count(&self, group: &str, call: &Call, elements: usize) {
         let received = matches!(call.kind, Kind::Recv { .. });
         let elements = if received { call.count } else { elements };
@@ -34,7 +34,7 @@ impl Stats {
         counted.bytes += (elements * call.dtype.bytes()) as u64;
     }
 
-    /// Adds what was counted otherwise.
+    /// Adds traffic that was counted elsewhere.
     pub fn add(&self, more: &Traffic) {
         let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         for (key, more) in more {
@@ -44,13 +44,13 @@ impl Stats {
         }
     }
 
-    /// What was counted so far.
+    /// The traffic so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// What was sent between two counts.
+/// The traffic between two readings.
 pub fn since(before: &Traffic, after: &Traffic) -> Traffic {
     let mut between = after.clone();
     for (key, counted) in &mut between {

@@ -1,13 +1,13 @@
-//! The typed operations, written once for every backend.
+//! Typed operations, written once for all backends.
 //!
-//! `start_*` forms return at once; the others are `start` and `wait`. A buffer goes in by value and
-//! comes back from the wait, or is copied where the blocking form borrows it.
+//! `start_*` return at once; the others are `start` and `wait`. A buffer is passed by value and
+//! comes back from the wait; blocking forms that borrow it copy it.
 
 use super::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
 use std::marker::PhantomData;
 use std::panic::Location;
 
-/// A call under way that gives back a vector of `T`.
+/// A call in flight that returns a vector of `T`.
 #[must_use = "a call that nobody waits for may never finish"]
 pub struct Request<T> {
     pending: Box<dyn Pending>,
@@ -16,7 +16,7 @@ pub struct Request<T> {
 }
 
 impl<T: Element> Request<T> {
-    /// Waits for the call and takes what came back.
+    /// Waits for the call and returns its result.
     ///
     /// # Errors
     /// Another rank's call does not match, a rank is lost, or the time limit has passed.
@@ -45,7 +45,7 @@ impl dyn Communicator + '_ {
         Ok(Request { pending, call, element: PhantomData })
     }
 
-    /// Elements of one of `size` equal pieces of `data`.
+    /// Length of one of `size` equal pieces of `data`.
     #[track_caller]
     fn piece<T: Element>(&self, kind: &Kind, data: &[T]) -> Result<usize, CommError> {
         if data.len().is_multiple_of(self.size()) {
@@ -84,8 +84,7 @@ impl dyn Communicator + '_ {
         self.ask(Kind::Send { to, tag }, data.len(), data)
     }
 
-    /// Sends `data` to rank `to`; returns when the buffer may be used again, which does not mean
-    /// that it has arrived.
+    /// Sends `data` to rank `to`. On return the buffer may be reused; it need not have arrived.
     #[track_caller]
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: Tag) -> Result<(), CommError> {
         self.start_send(data.to_vec(), to, tag)?.wait().map(drop)
@@ -119,7 +118,7 @@ impl dyn Communicator + '_ {
         self.ask::<u8>(Kind::Barrier, 0, Vec::new())?.wait().map(drop)
     }
 
-    /// Starts overwriting everybody's `data` with rank `root`'s.
+    /// Starts overwriting every rank's `data` with rank `root`'s.
     #[track_caller]
     pub fn start_broadcast<T: Element>(
         &self,
@@ -129,7 +128,7 @@ impl dyn Communicator + '_ {
         self.ask(Kind::Broadcast { root }, data.len(), data)
     }
 
-    /// Overwrites everybody's `data` with rank `root`'s.
+    /// Overwrites every rank's `data` with rank `root`'s.
     #[track_caller]
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<(), CommError> {
         let sent = self.start_broadcast(data.to_vec(), root)?;
@@ -137,7 +136,7 @@ impl dyn Communicator + '_ {
         Ok(())
     }
 
-    /// Rank `root` gives `size · count` elements, everybody gets `count` of them; what others give
+    /// Scatters rank `root`'s `size · count` elements, `count` to each rank; what other ranks pass
     /// is ignored.
     #[track_caller]
     pub fn scatter<T: Element>(
@@ -156,13 +155,13 @@ impl dyn Communicator + '_ {
         self.ask(kind, count, given)?.wait()
     }
 
-    /// Rank `root` gets everybody's `data`, in the order of ranks; the others get nothing.
+    /// Gathers all ranks' `data` on rank `root`, in the order of ranks; other ranks get nothing.
     #[track_caller]
     pub fn gather<T: Element>(&self, data: &[T], root: usize) -> Result<Vec<T>, CommError> {
         self.ask(Kind::Gather { root }, data.len(), data.to_vec())?.wait()
     }
 
-    /// Rank `root` gets everybody's `data` reduced; the others get nothing.
+    /// Reduces all ranks' `data` onto rank `root`; other ranks get nothing.
     #[track_caller]
     pub fn reduce<T: Element>(&self, data: &[T], op: Op, root: usize) -> Result<Vec<T>, CommError> {
         self.ask(Kind::Reduce { root, op }, data.len(), data.to_vec())?.wait()
@@ -186,19 +185,19 @@ impl dyn Communicator + '_ {
         Ok(())
     }
 
-    /// Starts gathering everybody's `data`, in the order of ranks.
+    /// Starts gathering all ranks' `data`, in the order of ranks.
     #[track_caller]
     pub fn start_all_gather<T: Element>(&self, data: Vec<T>) -> Result<Request<T>, CommError> {
         self.ask(Kind::AllGather, data.len(), data)
     }
 
-    /// Everybody's `data`, in the order of ranks.
+    /// Gathers all ranks' `data`, in the order of ranks.
     #[track_caller]
     pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CommError> {
         self.start_all_gather(data.to_vec())?.wait()
     }
 
-    /// Starts reducing `data` over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    /// Starts reducing `data` over all ranks; rank `i` gets the `i`-th of `size` equal pieces.
     #[track_caller]
     pub fn start_reduce_scatter<T: Element>(
         &self,
@@ -210,22 +209,23 @@ impl dyn Communicator + '_ {
         self.ask(kind, data.len(), data)
     }
 
-    /// Reduces `data` over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    /// Reduces `data` over all ranks; rank `i` gets the `i`-th of `size` equal pieces.
     #[track_caller]
     pub fn reduce_scatter<T: Element>(&self, data: &[T], op: Op) -> Result<Vec<T>, CommError> {
         self.start_reduce_scatter(data.to_vec(), op)?.wait()
     }
 
-    /// Of `size` equal pieces, piece `j` goes to rank `j`; gives what came, in the order of ranks.
+    /// Sends the `j`-th of `size` equal pieces to rank `j`; returns what arrived, in the order of
+    /// ranks.
     #[track_caller]
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CommError> {
         self.piece(&Kind::AllToAll, data)?;
         self.ask(Kind::AllToAll, data.len(), data.to_vec())?.wait()
     }
 
-    /// The next `send_counts[j]` elements of `data` go to rank `j`; gives what came, in the order of
-    /// ranks. How much came from whom is theirs to say: exchange the counts first where they are
-    /// not known.
+    /// Sends the next `send_counts[j]` elements of `data` to rank `j`; returns what arrived, in the
+    /// order of ranks. The senders decide how much each sent: exchange counts first if they are not
+    /// known.
     #[track_caller]
     pub fn all_to_all_v<T: Element>(
         &self,

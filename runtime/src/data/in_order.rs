@@ -1,8 +1,8 @@
-//! Samples from a safetensors file, in its order, once.
+//! Samples from a safetensors file, in the file's order, once.
 
 use super::{Sample, Samples};
-use crate::checkpoint::TensorFile;
 use crate::error::Error;
+use crate::state::checkpoint::TensorFile;
 use std::path::Path;
 
 const NAME: &str = "tokens";

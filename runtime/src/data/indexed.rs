@@ -1,7 +1,7 @@
-//! Megatron's indexed data: tokens in `.bin`, where documents begin in `.idx`.
+//! Megatron's indexed data: tokens in `.bin`, document boundaries in `.idx`.
 //!
-//! The documents follow one another as one stream; sample `i` of an epoch is a window of it that
-//! overlaps the next by one token, and windows come in an order that seed and epoch alone decide.
+//! The documents are concatenated to one stream. Sample `i` of an epoch is a window of the stream
+//! that overlaps the next window by one token. Only seed and epoch determine the order of windows.
 
 use super::permutation::{Permutation, mix};
 use super::{Sample, Samples};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8] = b"MMIDIDX\0\0";
 const HEADER: usize = 34;
 
-/// Bytes of a token, and how it is read.
+/// Bytes of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     U8,
@@ -25,7 +25,7 @@ enum Width {
 }
 
 impl Width {
-    /// Megatron's codes; 6 and 7 are floats, which no token is.
+    /// Megatron's type codes; 6 and 7 are floats, which cannot be tokens.
     fn of(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::U8),
@@ -62,7 +62,7 @@ impl Width {
     }
 }
 
-/// A run of tokens in the file.
+/// Consecutive tokens in the file.
 #[derive(Clone, Copy, Debug)]
 struct Sequence {
     /// First token within the stream.
@@ -73,7 +73,7 @@ struct Sequence {
     offset: u64,
 }
 
-/// Indexed data. Tokens stay in the file; the operating system's cache holds what is used.
+/// Indexed data. Tokens stay in the file and the operating system's page cache.
 pub struct Indexed {
     path: PathBuf,
     bin: File,
@@ -88,7 +88,7 @@ impl Indexed {
     /// Opens `.bin` and `.idx`, given either.
     ///
     /// # Errors
-    /// Files that are missing or broken, or hold not one sample.
+    /// Files that are missing or broken, or have less than one sample.
     pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Self, Error> {
         let (bin_path, idx_path) = (path.with_extension("bin"), path.with_extension("idx"));
         let idx = std::fs::read(&idx_path).map_err(|problem| {

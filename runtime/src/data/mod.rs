@@ -1,6 +1,6 @@
-//! What is trained on: samples, by number.
+//! Training data: numbered samples.
 //!
-//! Which sample is where in which step depends on its number alone, never on the split.
+//! Only a sample's number determines in which step it is used and where, never the split.
 
 mod in_order;
 mod indexed;
@@ -17,12 +17,12 @@ use std::path::Path;
 pub struct Sample {
     /// `[s]` token ids.
     pub tokens: Vec<i64>,
-    /// `[s]` ids to predict, -1 where there is nothing to.
+    /// `[s]` ids to predict, -1 for none.
     pub labels: Vec<i64>,
 }
 
 impl Sample {
-    /// Of `s + 1` tokens: each predicts the next.
+    /// A sample of `s + 1` tokens: each predicts the next.
     pub fn of_tokens(mut tokens: Vec<i64>) -> Self {
         let labels = tokens.get(1..).unwrap_or_default().to_vec();
         tokens.truncate(labels.len());
@@ -32,7 +32,7 @@ impl Sample {
 
 /// A numbered set of samples.
 pub trait Samples: Send + Sync {
-    /// How many there are before they repeat or end.
+    /// Number of samples before they repeat or end.
     fn len(&self) -> u64;
 
     /// Whether there are none.
@@ -40,7 +40,7 @@ pub trait Samples: Send + Sync {
         self.len() == 0
     }
 
-    /// Whether asking for more begins again.
+    /// Whether samples repeat from the beginning after the last.
     fn repeats(&self) -> bool;
 
     /// Sample `index`.
@@ -50,8 +50,8 @@ pub trait Samples: Send + Sync {
     fn read(&self, index: u64) -> Result<Sample, Error>;
 }
 
-/// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin` with
-/// its `.idx` beside it.
+/// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin`
+/// with its `.idx` beside it.
 ///
 /// # Errors
 /// Files that are missing, broken, or of another sequence length.

@@ -1,7 +1,7 @@
-//! A permutation of 0..n that needs no memory: sample `i` of an epoch is `f(seed, epoch, i)`.
+//! A permutation of 0..n without a table: sample `i` of an epoch is `f(seed, epoch, i)`.
 
-/// A Feistel network of four rounds over the next power of four, walked until it falls within `n`
-/// (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3).
+/// A Feistel network of four rounds over the next power of four, iterated until the result is below
+/// `n` (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3).
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     n: u64,
@@ -16,7 +16,7 @@ impl Permutation {
         Self { n, half_bits: bits.div_ceil(2).max(1), key }
     }
 
-    /// Where `index` goes.
+    /// The image of `index`.
     pub fn of(&self, index: u64) -> u64 {
         let mut at = self.encrypt(index);
         while at >= self.n {

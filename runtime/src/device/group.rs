@@ -1,29 +1,30 @@
-//! A communicator as a device uses it: the same calls, on the device's memory.
+//! A communicator for device memory: the same calls as [`Communicator`]'s, on memory of a device.
 
 use super::{Device, Space};
 use crate::comm::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
 use std::marker::PhantomData;
 use std::panic::Location;
 
-/// A group of ranks, and the device of this one.
-pub struct Group<'a, D> {
+/// A group of ranks, with this rank's device.
+pub struct DeviceGroup<'a, D> {
     device: &'a D,
     comm: &'a dyn Communicator,
 }
 
-/// A call under way, which gives back memory. What was given to it is out of reach until then.
+/// A call in flight that returns device memory. Its input cannot be touched until then.
 #[must_use = "a call that nobody waits for may never finish"]
-pub struct Moving<D, E> {
+pub struct DeviceRequest<D, E> {
     pending: Box<dyn Pending>,
     call: Call,
     element: PhantomData<fn() -> (D, E)>,
 }
 
-impl<D: Space, E: Element> Moving<D, E> {
-    /// Waits for the call on the host, and takes what came back, which may be still under way on the device.
+impl<D: Space, E: Element> DeviceRequest<D, E> {
+    /// Waits for the call on the host and returns its result, on which the device may still be
+    /// working.
     ///
     /// # Errors
-    /// As [`crate::comm::Request::wait`].
+    /// Those of [`crate::comm::Request::wait`].
     pub fn wait(self, device: &D) -> Result<D::Memory<E>, CommError> {
         let payload = self.pending.wait()?;
         let wrong = || CommError::Invalid {
@@ -34,10 +35,10 @@ impl<D: Space, E: Element> Moving<D, E> {
     }
 }
 
-/// Errors of all operations are those of [`Moving::wait`] and [`Communicator::start`].
+/// Errors of all operations are those of [`DeviceRequest::wait`] and [`Communicator::start`].
 #[allow(clippy::missing_errors_doc)]
-impl<'a, D: Device> Group<'a, D> {
-    /// These ranks.
+impl<'a, D: Device> DeviceGroup<'a, D> {
+    /// The group of a communicator.
     pub fn new(device: &'a D, comm: &'a dyn Communicator) -> Self {
         Self { device, comm }
     }
@@ -48,11 +49,11 @@ impl<'a, D: Device> Group<'a, D> {
         kind: Kind,
         count: usize,
         memory: D::Memory<E>,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         let call = Call { kind, dtype: E::DTYPE, count, site: Location::caller() };
         let payload = self.device.wrap(memory, self.comm)?;
         let pending = self.comm.start(call.clone(), payload)?;
-        Ok(Moving { pending, call, element: PhantomData })
+        Ok(DeviceRequest { pending, call, element: PhantomData })
     }
 
     /// Starts sending to a rank.
@@ -62,11 +63,11 @@ impl<'a, D: Device> Group<'a, D> {
         memory: D::Memory<E>,
         to: usize,
         tag: Tag,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::Send { to, tag }, D::len(&memory), memory)
     }
 
-    /// `count` elements from a rank.
+    /// Receives `count` elements from a rank.
     #[track_caller]
     pub fn recv<E: Element>(
         &self,
@@ -77,13 +78,13 @@ impl<'a, D: Device> Group<'a, D> {
         self.ask(Kind::Recv { from, tag }, count, D::empty())?.wait(self.device)
     }
 
-    /// Starts giving `root`'s memory to all.
+    /// Starts broadcasting `root`'s memory.
     #[track_caller]
     pub fn start_broadcast<E: Element>(
         &self,
         memory: D::Memory<E>,
         root: usize,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::Broadcast { root }, D::len(&memory), memory)
     }
 
@@ -93,7 +94,7 @@ impl<'a, D: Device> Group<'a, D> {
         &self,
         memory: D::Memory<E>,
         op: Op,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::AllReduce { op }, D::len(&memory), memory)
     }
 
@@ -107,28 +108,28 @@ impl<'a, D: Device> Group<'a, D> {
         self.start_all_reduce(memory, op)?.wait(self.device)
     }
 
-    /// Starts gathering everybody's memory, in the order of ranks.
+    /// Starts gathering all ranks' memory, in the order of ranks.
     #[track_caller]
     pub fn start_all_gather<E: Element>(
         &self,
         memory: D::Memory<E>,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         self.ask(Kind::AllGather, D::len(&memory), memory)
     }
 
-    /// Everybody's memory, in the order of ranks.
+    /// Gathers all ranks' memory, in the order of ranks.
     #[track_caller]
     pub fn all_gather<E: Element>(&self, memory: D::Memory<E>) -> Result<D::Memory<E>, CommError> {
         self.start_all_gather(memory)?.wait(self.device)
     }
 
-    /// Starts reducing over all ranks; of `size` equal pieces, rank `i` gets piece `i`.
+    /// Starts reducing over all ranks; rank `i` gets the `i`-th of `size` equal pieces.
     #[track_caller]
     pub fn start_reduce_scatter<E: Element>(
         &self,
         memory: D::Memory<E>,
         op: Op,
-    ) -> Result<Moving<D, E>, CommError> {
+    ) -> Result<DeviceRequest<D, E>, CommError> {
         let (count, size) = (D::len(&memory), self.comm.size());
         let kind = Kind::ReduceScatter { op };
         if !count.is_multiple_of(size) {

@@ -1,4 +1,4 @@
-//! The processor: tensors are vectors, streams are threads, and everything is done when it is asked for.
+//! The CPU as a device: tensors are vectors, streams are threads, and every call completes at once.
 
 use super::{Device, DeviceError, Gradients, Parameter, Proposal, RowSums, Saved, Space, Target};
 use crate::comm::{CommError, Communicator, Element, Payload};
@@ -18,7 +18,7 @@ use kernels::{Cpu, Output, elementwise};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// One rank's threads and its memory, all of it in `T`.
+/// One rank's CPU threads and memory, all elements of type `T`.
 #[derive(Debug)]
 pub struct Host<T> {
     cpu: Cpu,
@@ -26,12 +26,12 @@ pub struct Host<T> {
 }
 
 impl<T> Host<T> {
-    /// With these threads.
+    /// A device that computes with these threads.
     pub fn new(cpu: Cpu) -> Self {
         Self { cpu, element: PhantomData }
     }
 
-    /// With no thread but the caller's.
+    /// A device that computes on the calling thread.
     pub fn serial() -> Self {
         Self::new(Cpu::serial())
     }
@@ -71,7 +71,7 @@ impl<T: Scalar> Space for Host<T> {
         view.split_at_mut(at)
     }
 
-    fn lane(&self) -> Self {
+    fn fork_stream(&self) -> Self {
         Self::serial()
     }
 
@@ -174,7 +174,7 @@ impl<T: Scalar> Device for Host<T> {
         rms_norm::forward(&self.cpu, norm, x, w, y, inverse_rms);
     }
 
-    /// The cores read what they have just written anyway.
+    /// A fused kernel would save nothing: the sum is still in the core's cache.
     const ADDS_BEFORE_NORM: bool = false;
 
     fn add_and_rms_norm(

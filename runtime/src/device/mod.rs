@@ -1,28 +1,34 @@
-//! Where a rank's tensors lie, and who computes on them: the one door between the runtime and a machine.
+//! Where a rank's tensors lie and what computes on them: the only interface between the runtime and
+//! CPU or GPU.
 //!
-//! [`Space`] is memory: owned runs of elements, borrowed parts of them, copies to and from the host. [`Device`]
-//! adds what layers and the optimizer compute. Nothing else in this crate reads or writes an element of a tensor.
+//! [`Space`] is memory: allocations, views of them, copies to and from the host. [`Device`] adds
+//! what layers and the optimizer compute. Nothing else in this crate reads or writes an element of
+//! a tensor.
 //!
-//! - **Two element types.** Weights as layers read them and activations are [`Space::Stored`]; gradients, moments,
-//!   statistics of rows and exact weights are [`Space::Wide`]. On a processor both are the same type.
-//! - **Order.** A handle of a device is a stream: what is asked of it is done in the order asked, maybe later.
-//!   Whoever hands memory to another handle sends a [`Space::mark`] with it, and the other waits for that
-//!   ([`Space::wait_for`]); communicators do so themselves.
-//! - **Who waits.** Only [`Space::download`] and [`Space::read`] wait for results: a step reads its loss and one sum of
-//!   squares, once each, and downloads nothing.
-//! - **Failures** of what runs later are kept by the device and told by the next call that waits, and by
-//!   [`Space::health`].
+//! - **Two element types.** Weights as layers read them and activations are [`Space::Stored`].
+//!   Gradients, moments, row statistics and exact weights are [`Space::Wide`]. On a CPU both are
+//!   the same type.
+//! - **Order.** A handle of a device is a stream: it does what is asked in the order asked, maybe
+//!   later. To hand memory to another handle, send a [`Space::mark`] with it for the other to wait
+//!   for ([`Space::wait_for`]); communicators do so themselves.
+//! - **Waiting.** Only [`Space::download`] and [`Space::read`] wait for results. A step reads its
+//!   loss and one sum of squares, once each, and downloads nothing.
+//! - **Failures** of asynchronous work are recorded by the device and returned by the next call
+//!   that waits, and by [`Space::health`].
 
 mod gpu;
 mod group;
 mod host;
+mod space;
 
 pub use gpu::Gpu;
-pub use group::{Group, Moving};
+pub use group::{DeviceGroup, DeviceRequest};
 pub use host::Host;
+pub use space::{Ids, MemoryUse, Space, StepNumbers, Stored, StoredMut, Wide, WideMut};
 
-use crate::comm::{CommError, Communicator, Element, Payload};
-use crate::scalar::{Number, Scalar};
+pub use crate::device_error::DeviceError;
+
+use kernels::Output;
 use kernels::activation::Activation;
 use kernels::adamw::AdamW;
 use kernels::attention::Attention;
@@ -34,215 +40,8 @@ use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
-use kernels::{Cpu, Output};
-use serde::Serialize;
-use std::collections::BTreeMap;
-use std::ops::Range;
-use thiserror::Error;
 
-/// What a device says went wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the device failed: {0}")]
-pub struct DeviceError(pub String);
-
-/// What a device's memory came to: what was reserved for all ranks that share it, how much of that was used at most, and
-/// what was taken beyond it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryUse {
-    /// Bytes.
-    pub reserved_bytes: u64,
-    /// Bytes.
-    pub used_bytes: u64,
-    /// Bytes; 0 where enough was reserved.
-    pub beyond_bytes: u64,
-}
-
-/// Numbers that change from step to step, beside tokens and labels.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepNumbers {
-    /// The training step, for what is drawn anew in each.
-    pub step: u32,
-    /// What each token's loss counts for.
-    pub loss_scale: f64,
-}
-
-/// Memory of one device, as one of its streams sees it.
-pub trait Space: Sized + Send + Sync + 'static {
-    /// What weights that layers read and activations are stored in.
-    type Stored: Number;
-    /// What gradients, moments and statistics are stored in, f32 or wider, and what the host is told.
-    type Wide: Scalar;
-    /// The optimizer's weights are apart from those that layers read, which are rounded copies.
-    const MASTERS: bool;
-    /// A run of elements, owned.
-    type Memory<E: Element>: Send + Sync + 'static;
-    /// Elements to read.
-    type View<'a, E: Element>: Copy;
-    /// Elements to write.
-    type ViewMut<'a, E: Element>;
-    /// A sum in f64 that stays on the device until it is asked for.
-    type Total: Send;
-    /// A point in the order of a stream's work.
-    type Mark: Send;
-    /// Work that was recorded, to be done as often as is liked.
-    type Recording: Send;
-
-    /// No elements.
-    fn empty<E: Element>() -> Self::Memory<E>;
-
-    /// Elements of a run.
-    fn len<E: Element>(memory: &Self::Memory<E>) -> usize;
-
-    /// Some of them, to be read.
-    fn view<E: Element>(memory: &Self::Memory<E>, range: Range<usize>) -> Self::View<'_, E>;
-
-    /// Some of them, to be written.
-    fn view_mut<E: Element>(
-        memory: &mut Self::Memory<E>,
-        range: Range<usize>,
-    ) -> Self::ViewMut<'_, E>;
-
-    /// The first `at` elements, and the others.
-    fn split<'a, E: Element>(
-        view: Self::ViewMut<'a, E>,
-        at: usize,
-    ) -> (Self::ViewMut<'a, E>, Self::ViewMut<'a, E>);
-
-    /// A handle for another thread of this rank: what it is asked comes behind all that was asked here so far.
-    #[must_use]
-    fn lane(&self) -> Self;
-
-    /// Threads for what a rank does on the host.
-    fn host(&self) -> &Cpu;
-
-    /// Memory that another stream of this rank made is used on this one, too: it must not be used again before.
-    fn adopt<E: Element>(&self, _memory: &Self::Memory<E>) {}
-
-    /// Zeros.
-    fn zeros<E: Element>(&self, len: usize) -> Self::Memory<E>;
-
-    /// These elements. Costs nothing where the host's memory is the device's.
-    fn taken<E: Element>(&self, values: Vec<E>) -> Self::Memory<E>;
-
-    /// A copy of elements.
-    fn copied<E: Element>(&self, from: Self::View<'_, E>) -> Self::Memory<E>;
-
-    /// Copies elements, as many as there are.
-    fn copy<E: Element>(&self, from: Self::View<'_, E>, to: Self::ViewMut<'_, E>);
-
-    /// Sets elements to one value.
-    fn fill<E: Element>(&self, to: Self::ViewMut<'_, E>, value: E);
-
-    /// Sets elements to the host's.
-    fn upload<E: Element>(&self, from: &[E], to: Self::ViewMut<'_, E>);
-
-    /// The host's copy of elements; waits for them.
-    ///
-    /// # Errors
-    /// The device has failed.
-    fn download<E: Element>(&self, from: Self::View<'_, E>) -> Result<Vec<E>, DeviceError>;
-
-    /// Rounds exact weights to those that layers read.
-    fn round(&self, from: Wide<'_, Self>, to: StoredMut<'_, Self>);
-
-    /// A sum, 0 so far.
-    fn total(&self) -> Self::Total;
-
-    /// What a sum has come to; waits for it.
-    ///
-    /// # Errors
-    /// The device has failed.
-    fn read(&self, total: &Self::Total) -> Result<f64, DeviceError>;
-
-    /// Where this stream's work is now.
-    fn mark(&self) -> Self::Mark;
-
-    /// What is asked from now on comes behind that mark of another stream.
-    fn wait_for(&self, mark: &Self::Mark);
-
-    /// Memory as a communicator's cargo: as it is where the communicator carries this device's memory, else a copy
-    /// on the host.
-    ///
-    /// # Errors
-    /// The device has failed.
-    fn wrap<E: Element>(
-        &self,
-        memory: Self::Memory<E>,
-        comm: &dyn Communicator,
-    ) -> Result<Payload, CommError>;
-
-    /// What a communicator brought; `None` if it is of another type.
-    fn unwrap<E: Element>(&self, payload: Payload) -> Option<Self::Memory<E>>;
-
-    /// Whether all that ran so far ran well.
-    ///
-    /// # Errors
-    /// The device has failed.
-    fn health(&self) -> Result<(), DeviceError>;
-
-    /// Takes the numbers that change from step to step, and says what calls of that step are to be given for them: the same,
-    /// or, where kernels read them from memory, so that a step may be recorded, what stands for those there.
-    fn step_numbers(&self, numbers: StepNumbers) -> StepNumbers {
-        numbers
-    }
-
-    /// Why no work can be recorded here; nothing where it can.
-    fn not_recordable(&self) -> Option<&'static str> {
-        Some("the rank is on a processor")
-    }
-
-    /// From now on work is recorded and not done, also what lanes are asked. Nothing can be uploaded or read meanwhile.
-    ///
-    /// # Errors
-    /// The device has failed, or records nothing ([`Space::not_recordable`]).
-    fn start_recording(&self) -> Result<(), DeviceError> {
-        Err(DeviceError("this device records nothing: our bug".to_owned()))
-    }
-
-    /// Ends [`Space::start_recording`].
-    ///
-    /// # Errors
-    /// The device has failed, or was asked for what cannot be recorded.
-    fn finish_recording(&self) -> Result<Self::Recording, DeviceError> {
-        Err(DeviceError("this device records nothing: our bug".to_owned()))
-    }
-
-    /// Does recorded work, on the memory that it was recorded with; transfers over `world` and its groups are part of it.
-    ///
-    /// # Errors
-    /// The device has failed.
-    fn replay(
-        &self,
-        _recording: &Self::Recording,
-        _world: &dyn Communicator,
-    ) -> Result<(), DeviceError> {
-        Err(DeviceError("this device records nothing: our bug".to_owned()))
-    }
-
-    /// What the device's memory came to so far; nothing where nobody counts it.
-    fn memory_use(&self) -> Option<MemoryUse> {
-        None
-    }
-
-    /// For each shape that several kernels can do, and what it was measured for: the kernel in use first, then what each
-    /// took. Empty where there is nothing to choose from.
-    fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
-        BTreeMap::new()
-    }
-}
-
-/// Activations or weights to read.
-pub type Stored<'a, D> = <D as Space>::View<'a, <D as Space>::Stored>;
-/// Activations or weights to write.
-pub type StoredMut<'a, D> = <D as Space>::ViewMut<'a, <D as Space>::Stored>;
-/// Gradients of weights, moments or statistics to read.
-pub type Wide<'a, D> = <D as Space>::View<'a, <D as Space>::Wide>;
-/// Gradients of weights, moments or statistics to write.
-pub type WideMut<'a, D> = <D as Space>::ViewMut<'a, <D as Space>::Wide>;
-/// Token ids, labels or positions.
-pub type Ids<'a, D> = <D as Space>::View<'a, i64>;
-
-/// What attention's backward pass reads; see [`kernels::attention::Saved`].
+/// Input of attention's backward pass; see [`kernels::attention::Saved`].
 pub struct Saved<'a, D: Space> {
     /// Queries.
     pub q: Stored<'a, D>,
@@ -256,7 +55,7 @@ pub struct Saved<'a, D: Space> {
     pub lse: Wide<'a, D>,
 }
 
-/// What attention's backward pass writes; see [`kernels::attention::Gradients`].
+/// Output of attention's backward pass; see [`kernels::attention::Gradients`].
 pub struct Gradients<'a, D: Space> {
     /// Of the queries.
     pub dq: StoredMut<'a, D>,
@@ -266,7 +65,7 @@ pub struct Gradients<'a, D: Space> {
     pub dv: StoredMut<'a, D>,
 }
 
-/// A row's maximum and sum of exponentials around it, `[rows]` each.
+/// Each row's maximum, and its sum of exponentials relative to that, `[rows]` each.
 pub struct RowSums<'a, D: Space> {
     /// Maxima.
     pub max: Wide<'a, D>,
@@ -274,13 +73,13 @@ pub struct RowSums<'a, D: Space> {
     pub sum_exp: Wide<'a, D>,
 }
 
-/// Which weights an update changes.
+/// The weights that an update changes.
 pub enum Target<'a, D: Space> {
-    /// Those that layers read.
+    /// The weights that layers read.
     Read(StoredMut<'a, D>),
-    /// The exact ones.
+    /// The exact weights.
     Exact(WideMut<'a, D>),
-    /// The exact ones, and those that layers read are rounded from them.
+    /// The exact weights, from which those that layers read are rounded.
     Both(WideMut<'a, D>, StoredMut<'a, D>),
 }
 
@@ -298,9 +97,9 @@ pub struct Parameter<'a, D: Space> {
     pub decay: f64,
 }
 
-/// One parameter's update, proposed; see [`kernels::adamw::Proposal`].
+/// One parameter's proposed update; see [`kernels::adamw::Proposal`].
 pub struct Proposal<'a, D: Space> {
-    /// Where the weights go.
+    /// Where the proposed weights go.
     pub to: StoredMut<'a, D>,
     /// Exact weights.
     pub w: Wide<'a, D>,
@@ -314,8 +113,9 @@ pub struct Proposal<'a, D: Space> {
     pub decay: f64,
 }
 
-/// What layers and the optimizer compute, on views of this device's memory. Shapes, formulas and what is saved are
-/// those of the operations of the same names in [`kernels`]; slices of the wrong length panic at the door.
+/// What layers and the optimizer compute, on views of this device's memory. Shapes, formulas and
+/// saved values are those of the operations of the same names in [`kernels`]. Views of the wrong
+/// length panic.
 pub trait Device: Space {
     /// `c = op(a) op(b)`, stored or added.
     fn gemm(
@@ -367,11 +167,11 @@ pub trait Device: Space {
         inverse_rms: WideMut<'_, Self>,
     );
 
-    /// Whether a residual is added up by the norm behind it: [`Self::add_and_rms_norm`] and
-    /// [`Self::add_and_layer_norm`] are what they are asked for then.
+    /// Whether the device adds up a residual in the norm after it: then [`Self::add_and_rms_norm`]
+    /// or [`Self::add_and_layer_norm`] is called.
     const ADDS_BEFORE_NORM: bool;
 
-    /// `sum` of two parts of the residual stream, and [`Self::rms_norm`] of it as it is stored.
+    /// `sum` of two parts of the residual stream, and [`Self::rms_norm`] of the sum as stored.
     fn add_and_rms_norm(
         &self,
         norm: &RmsNorm,
@@ -418,8 +218,8 @@ pub trait Device: Space {
         inverse_std: WideMut<'_, Self>,
     );
 
-    /// Sum of two parts of the residual stream, and [`Self::layer_norm`] of it as it is stored, with scale and shift,
-    /// `to` those two.
+    /// Sum of two parts of the residual stream, and [`Self::layer_norm`] of the sum as stored.
+    /// `weights` are scale and shift; `to` is sum and norm.
     fn add_and_layer_norm(
         &self,
         norm: &LayerNorm,

@@ -1,11 +1,13 @@
-//! Self-attention over this rank's heads, from the normed stream to partial sums of its output.
+//! Self-attention over this rank's heads, from the normed stream to partial sums of the output.
 
-use super::inner::{Inner, Kept};
 use super::linear::Linear;
-use super::{Context, Names, WeightWork};
-use crate::buffer::{Buffer, WideBuffer};
+use super::sublayer::{KeptActivations, Sublayer};
+use super::{Context, TensorNames, WeightWork};
 use crate::device::{Device, Gradients, Saved, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, Placement, RowBlock, SharedBuffer,
+};
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
 use kernels::{Output, rope};
 use models::model::{ModelSpec, Positions};
@@ -26,7 +28,7 @@ pub struct Attention {
     window: Option<usize>,
     soft_cap: Option<f64>,
     rotary: bool,
-    /// Where in the model its dropout is.
+    /// Which dropout this is in the model.
     place: u32,
 }
 
@@ -35,11 +37,11 @@ pub struct AttentionKept<D: Space> {
     q: Buffer<D>,
     k: Buffer<D>,
     v: Buffer<D>,
-    out: Shared<D>,
+    out: SharedBuffer<D>,
     lse: WideBuffer<D>,
 }
 
-impl<D: Space> Kept for AttentionKept<D> {
+impl<D: Space> KeptActivations for AttentionKept<D> {
     fn bytes(&self) -> usize {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Buffer::bytes);
         q + k + v + self.out.bytes() + self.lse.bytes()
@@ -49,7 +51,7 @@ impl<D: Space> Kept for AttentionKept<D> {
     fn drop_cheap(&mut self) {}
 }
 
-/// How the three input projections lie in memory.
+/// Layout of the three input projections.
 struct Projections {
     q: Linear,
     k: Linear,
@@ -57,11 +59,11 @@ struct Projections {
 }
 
 impl Attention {
-    /// Declares layer `index`'s projections. Query heads are split evenly; each rank holds the
-    /// key/value heads that its query heads use, copies where there are fewer than ranks, whose
-    /// gradients are then parts of the whole.
+    /// Declares layer `index`'s projections. Query heads are split evenly. Each rank holds the
+    /// key/value heads that its query heads use. With fewer key/value heads than ranks these are
+    /// copies, whose gradients are partial sums.
     pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
-        let (names, spec, tp) = (Names::of(model), &model.attention, inventory.tp());
+        let (names, spec, tp) = (TensorNames::of(model), &model.attention, inventory.tp());
         let (hidden, head_dim) = (model.hidden as usize, spec.head_dim as usize);
         let (total_heads, total_kv) = (spec.heads as usize, spec.kv_heads as usize);
         let (heads, kv_heads) = (total_heads / tp, (total_kv / tp).max(1));
@@ -127,9 +129,9 @@ impl Attention {
     }
 }
 
-impl<D: Device> Inner<D> for Attention {
+impl<D: Device> Sublayer<D> for Attention {
     type Kept = AttentionKept<D>;
-    type Work = AttentionWork<D>;
+    type Work = AttentionWeightWork<D>;
 
     fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> AttentionKept<D> {
         let (device, n) = (ctx.device, ctx.tokens());
@@ -157,8 +159,8 @@ impl<D: Device> Inner<D> for Attention {
         &self,
         ctx: &Context<'_, D>,
         kept: &AttentionKept<D>,
-        dy: &Shared<D>,
-    ) -> (Buffer<D>, AttentionWork<D>) {
+        dy: &SharedBuffer<D>,
+    ) -> (Buffer<D>, AttentionWeightWork<D>) {
         let (device, n) = (ctx.device, ctx.tokens());
         let mut dout = ctx.buffer(kept.out.len());
         self.o.backward_input(ctx, dy, &mut dout, Output::Overwrite);
@@ -178,13 +180,13 @@ impl<D: Device> Inner<D> for Attention {
         self.q.backward_input(ctx, &dq, &mut dh, Output::Overwrite);
         self.k.backward_input(ctx, &dk, &mut dh, Output::Accumulate);
         self.v.backward_input(ctx, &dv, &mut dh, Output::Accumulate);
-        let work = AttentionWork { out: kept.out.clone(), dy: dy.clone(), dq, dk, dv };
+        let work = AttentionWeightWork { out: kept.out.clone(), dy: dy.clone(), dq, dk, dv };
         (dh, work)
     }
 
-    fn weights(&self, work: AttentionWork<D>, h: &Shared<D>) -> Vec<WeightWork<D>> {
-        let AttentionWork { out, dy, dq, dk, dv } = work;
-        let of = |linear: Linear, x: &Shared<D>, dy: Shared<D>| WeightWork::Linear {
+    fn weights(&self, work: AttentionWeightWork<D>, h: &SharedBuffer<D>) -> Vec<WeightWork<D>> {
+        let AttentionWeightWork { out, dy, dq, dk, dv } = work;
+        let of = |linear: Linear, x: &SharedBuffer<D>, dy: SharedBuffer<D>| WeightWork::Linear {
             linear,
             x: x.clone(),
             dy,
@@ -198,17 +200,17 @@ impl<D: Device> Inner<D> for Attention {
     }
 }
 
-/// What the work on weights reads, apart from the layer's input.
-pub struct AttentionWork<D: Space> {
-    out: Shared<D>,
-    dy: Shared<D>,
+/// Input of the weight gradients, apart from the layer's input.
+pub struct AttentionWeightWork<D: Space> {
+    out: SharedBuffer<D>,
+    dy: SharedBuffer<D>,
     dq: Buffer<D>,
     dk: Buffer<D>,
     dv: Buffer<D>,
 }
 
 /// Shape of a matrix in its checkpoint.
-pub(super) fn oriented(names: Names, outputs: usize, inputs: usize) -> Vec<usize> {
+pub(super) fn oriented(names: TensorNames, outputs: usize, inputs: usize) -> Vec<usize> {
     if names.is_gpt2() { vec![inputs, outputs] } else { vec![outputs, inputs] }
 }
 
@@ -224,7 +226,11 @@ impl Widths {
         if self.kv.ways < tp { Gradient::Partial } else { Gradient::Whole }
     }
 
-    fn linear(&self, weight: crate::params::Part, bias: Option<crate::params::Part>) -> Linear {
+    fn linear(
+        &self,
+        weight: crate::state::params::ParameterSlice,
+        bias: Option<crate::state::params::ParameterSlice>,
+    ) -> Linear {
         let outputs = weight.len / self.hidden;
         Linear { weight, bias, inputs: self.hidden, outputs }
     }
@@ -262,7 +268,7 @@ impl Widths {
         }
     }
 
-    /// One tensor for all three, rows of queries, keys and values one after the other.
+    /// One tensor for all three: rows of queries, then keys, then values.
     fn fused(&self, model: &ModelSpec, name: &str, inventory: &mut Inventory) -> Projections {
         let tp = inventory.tp();
         let blocks = vec![self.q, self.kv, self.kv];

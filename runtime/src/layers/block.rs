@@ -1,16 +1,18 @@
 //! A transformer layer: two halves of the same form,
-//! `y = x + dropout(post_norm(leave(inner(enter(norm(x)))) + bias))`.
+//! `y = x + dropout(post_norm(leave(sublayer(enter(norm(x)))) + bias))`.
 
 use super::attention::{Attention, AttentionKept};
-use super::inner::{Inner, Kept};
 use super::mlp::{Mlp, MlpKept};
 use super::norm::{Norm, Residual, Statistics};
-use super::{Context, Names, WeightWork, Weights};
-use crate::buffer::Buffer;
+use super::sublayer::{KeptActivations, Sublayer};
+use super::{Context, TensorNames, WeightGradients, WeightWork};
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared};
 use crate::program::Recompute;
+use crate::state::buffer::Buffer;
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
+};
 use kernels::Output;
 use models::model::ModelSpec;
 use std::rc::Rc;
@@ -24,23 +26,24 @@ pub struct Block {
 }
 
 /// What a layer keeps of a micro-batch for its backward pass.
-pub struct BlockKept<D: Space>(Keeping<D>);
+pub struct BlockKept<D: Space>(BlockActivations<D>);
 
 type Halves<D> = (HalfKept<D, AttentionKept<D>>, HalfKept<D, MlpKept<D>>);
 
-enum Keeping<D: Space> {
+enum BlockActivations<D: Space> {
     /// Of each half.
     Halves(Box<Halves<D>>),
-    /// Its input `[r, h]`, and what was reduced in each half, where that is not computed again.
-    Input(Shared<D>, [Option<Shared<D>>; 2]),
+    /// Its input `[r, h]`, and each half's reduced output unless recomputation repeats the
+    /// reduction.
+    Input(SharedBuffer<D>, [Option<SharedBuffer<D>>; 2]),
 }
 
 impl<D: Space> BlockKept<D> {
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         match &self.0 {
-            Keeping::Halves(halves) => halves.0.bytes() + halves.1.bytes(),
-            Keeping::Input(x, reduced) => {
+            BlockActivations::Halves(halves) => halves.0.bytes() + halves.1.bytes(),
+            BlockActivations::Input(x, reduced) => {
                 x.bytes() + reduced.iter().flatten().map(|reduced| reduced.bytes()).sum::<usize>()
             }
         }
@@ -56,7 +59,7 @@ impl Block {
         sequence_parallel: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let names = Names::of(model);
+        let names = TensorNames::of(model);
         let after = model.norm.per_layer == 4;
         let [before_attention, after_attention, before_mlp, after_mlp] = names.norms(index, after);
         let attention = Half::declare(
@@ -89,42 +92,42 @@ impl Block {
     /// `x[r, h] -> y[r, h]`
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         x: Residual<D>,
     ) -> Result<(Residual<D>, BlockKept<D>), CommError> {
         let full = self.recompute == Recompute::Full;
-        // Reducing again would cost more than keeping what was reduced.
+        // Repeating the reduction would cost more than keeping its result.
         let keep = full && ctx.tp.size() > 1;
         let (x1, mut first) = self.attention.forward(ctx, x, None, keep)?;
         let (y, mut second) = self.mlp.forward(ctx, x1, None, false)?;
         if full {
             let reduced = [first.reduced.filter(|_| keep), second.reduced.filter(|_| keep)];
-            return Ok((y, BlockKept(Keeping::Input(first.x, reduced))));
+            return Ok((y, BlockKept(BlockActivations::Input(first.x, reduced))));
         }
         if self.recompute == Recompute::Selective {
             first.drop_cheap();
             second.drop_cheap();
         }
-        Ok((y, BlockKept(Keeping::Halves(Box::new((first, second))))))
+        Ok((y, BlockKept(BlockActivations::Halves(Box::new((first, second))))))
     }
 
     /// `dy[r, h] -> dx[r, h]`
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         kept: BlockKept<D>,
         dy: Buffer<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         let (first, second) = match kept.0 {
-            Keeping::Halves(halves) => *halves,
-            Keeping::Input(x, [attention, mlp]) => {
+            BlockActivations::Halves(halves) => *halves,
+            BlockActivations::Input(x, [attention, mlp]) => {
                 let x = Residual::Whole(x);
                 let (x1, first) = self.attention.forward(ctx, x, attention, false)?;
                 (first, self.mlp.forward_without_output(ctx, x1, mlp)?)
@@ -139,55 +142,55 @@ impl Block {
 #[derive(Clone, Debug)]
 struct Half<I> {
     norm: Norm,
-    inner: I,
-    /// Bias of the row-parallel matrix, added once, after the sum.
-    bias: Option<Part>,
-    /// Norm behind the block (Gemma 2).
+    sublayer: I,
+    /// Bias of the row-parallel matrix, added once, after the reduction.
+    bias: Option<ParameterSlice>,
+    /// Norm after the sublayer (Gemma 2).
     post: Option<Norm>,
     width: usize,
-    /// Where in the model its dropout is.
+    /// Which dropout this is in the model.
     place: u32,
 }
 
 /// What half a layer keeps of a micro-batch.
 struct HalfKept<D: Space, K> {
     /// Input, `[r, h]`.
-    x: Shared<D>,
+    x: SharedBuffer<D>,
     statistics: Rc<Statistics<D>>,
-    /// Norm output, `[r, h]`, unless it is computed again.
-    h: Option<Shared<D>>,
-    inner: K,
-    /// Output of the block after the sum over ranks, `[r, h]`, where the norm behind it or
-    /// recomputation needs it.
-    reduced: Option<Shared<D>>,
+    /// Norm output, `[r, h]`, unless it is recomputed.
+    h: Option<SharedBuffer<D>>,
+    sublayer: K,
+    /// Output of the sublayer after the reduction, `[r, h]`, if the norm after it or recomputation
+    /// needs it.
+    reduced: Option<SharedBuffer<D>>,
     post: Option<Rc<Statistics<D>>>,
 }
 
-impl<D: Space, K: Kept> HalfKept<D, K> {
+impl<D: Space, K: KeptActivations> HalfKept<D, K> {
     fn bytes(&self) -> usize {
         let shared = [&self.h, &self.reduced].into_iter().flatten();
         let statistics = self.post.as_ref().map_or(0, |post| post.bytes());
         self.x.bytes()
             + self.statistics.bytes()
-            + self.inner.bytes()
+            + self.sublayer.bytes()
             + statistics
             + shared.map(|shared| shared.bytes()).sum::<usize>()
     }
 
     fn drop_cheap(&mut self) {
         self.h = None;
-        self.inner.drop_cheap();
+        self.sublayer.drop_cheap();
     }
 }
 
 /// A half's output, `[r, h]`, and what it keeps.
-type Forward<D, I> = (Residual<D>, HalfKept<D, <I as Inner<D>>::Kept>);
+type Forward<D, I> = (Residual<D>, HalfKept<D, <I as Sublayer<D>>::Kept>);
 
-/// What half a layer is called.
+/// Names of half a layer's tensors, and what else distinguishes it.
 struct HalfNames<'a> {
     norm: &'a str,
     post: Option<&'a String>,
-    /// The matrix whose bias is added after the sum.
+    /// The matrix whose bias is added after the reduction.
     bias: Option<String>,
     place: u32,
     sequence_parallel: bool,
@@ -197,12 +200,12 @@ impl<I> Half<I> {
     fn declare(
         model: &ModelSpec,
         names: &HalfNames<'_>,
-        inner: impl FnOnce(&mut Inventory) -> I,
+        sublayer: impl FnOnce(&mut Inventory) -> I,
         inventory: &mut Inventory,
     ) -> Self {
         let width = model.hidden as usize;
         let norm = Norm::declare(model, names.norm, names.sequence_parallel, inventory);
-        let inner = inner(inventory);
+        let sublayer = sublayer(inventory);
         let partial = if names.sequence_parallel { Gradient::Partial } else { Gradient::Whole };
         let bias = names.bias.as_ref().map(|matrix| {
             inventory.declare(Declaration {
@@ -217,25 +220,25 @@ impl<I> Half<I> {
         });
         let post =
             names.post.map(|name| Norm::declare(model, name, names.sequence_parallel, inventory));
-        Self { norm, inner, bias, post, width, place: names.place }
+        Self { norm, sublayer, bias, post, width, place: names.place }
     }
 
-    /// `x[r, h] -> y[r, h]`. With what was `reduced` before, that is not computed again; `keep` asks
-    /// for it.
+    /// `x[r, h] -> y[r, h]`. Uses `reduced` from an earlier forward instead of reducing again;
+    /// `keep` asks to keep it.
     fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         x: Residual<D>,
-        reduced: Option<Shared<D>>,
+        reduced: Option<SharedBuffer<D>>,
         keep: bool,
     ) -> Result<Forward<D, I>, CommError>
     where
-        I: Inner<D>,
+        I: Sublayer<D>,
     {
         let mut kept = self.before_projection(ctx, x)?;
         let reduced = match reduced {
             Some(reduced) => reduced,
-            None => self.project(ctx, &kept.inner)?,
+            None => self.project(ctx, &kept.sublayer)?,
         };
         kept.reduced = (keep || self.post.is_some()).then(|| reduced.clone());
         let mut y = match self.post {
@@ -250,15 +253,15 @@ impl<I> Half<I> {
         Ok((Residual::Split(kept.x.clone(), y), kept))
     }
 
-    /// What [`Self::forward`] keeps; the output is computed only as far as that needs it.
+    /// Recomputes what [`Self::forward`] keeps; computes the output only if that needs it.
     fn forward_without_output<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         x: Residual<D>,
-        reduced: Option<Shared<D>>,
+        reduced: Option<SharedBuffer<D>>,
     ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
-        I: Inner<D>,
+        I: Sublayer<D>,
     {
         if self.post.is_some() {
             return self.forward(ctx, x, reduced, false).map(|(_, kept)| kept);
@@ -272,24 +275,24 @@ impl<I> Half<I> {
         x: Residual<D>,
     ) -> Result<HalfKept<D, I::Kept>, CommError>
     where
-        I: Inner<D>,
+        I: Sublayer<D>,
     {
         let (x, h, statistics) = self.norm.of(ctx, x);
         let (h, statistics) = (Rc::new(h), Rc::new(statistics));
         let entered = ctx.enter(&h)?;
-        let inner = self.inner.forward(ctx, &entered);
-        Ok(HalfKept { x, statistics, h: Some(h), inner, reduced: None, post: None })
+        let sublayer = self.sublayer.forward(ctx, &entered);
+        Ok(HalfKept { x, statistics, h: Some(h), sublayer, reduced: None, post: None })
     }
 
     fn project<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         kept: &I::Kept,
-    ) -> Result<Shared<D>, CommError>
+    ) -> Result<SharedBuffer<D>, CommError>
     where
-        I: Inner<D>,
+        I: Sublayer<D>,
     {
-        let mut reduced = ctx.leave(self.inner.project(ctx, kept))?;
+        let mut reduced = ctx.leave(self.sublayer.project(ctx, kept))?;
         if let Some(bias) = self.bias {
             ctx.device.add_bias(ctx.weights.get(bias), reduced.view_mut());
         }
@@ -302,10 +305,10 @@ impl<I> Half<I> {
         ctx: &Context<'_, D>,
         kept: HalfKept<D, I::Kept>,
         dy: Buffer<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError>
     where
-        I: Inner<D>,
+        I: Sublayer<D>,
     {
         let device = ctx.device;
         let dreduced = self.backward_post(ctx, &kept, &dy, weights);
@@ -314,10 +317,10 @@ impl<I> Half<I> {
         let again = || Rc::new(self.norm.forward(ctx, &kept.x).0);
         let h = kept.h.clone().unwrap_or_else(again);
         let entering = ctx.start_enter(&h)?;
-        let (dh, work) = self.inner.backward(ctx, &kept.inner, &dprojected);
-        // Weights' gradients are computed while the inputs' are being reduced.
+        let (dh, work) = self.sublayer.backward(ctx, &kept.sublayer, &dprojected);
+        // Weight gradients are computed while the input gradient is being reduced.
         let leaving = ctx.start_leave(dh)?;
-        weights.take(device, self.inner.weights(work, &entering.wait(ctx)?));
+        weights.take(device, self.sublayer.weights(work, &entering.wait(ctx)?));
         let dh = Rc::new(leaving.wait(ctx)?);
         let HalfKept { x, statistics, .. } = kept;
         let mut dx = dy;
@@ -327,14 +330,14 @@ impl<I> Half<I> {
         Ok(dx)
     }
 
-    /// Through dropout and the norm behind the block.
+    /// Backward pass through dropout and the norm after the sublayer.
     fn backward_post<D: Device, K>(
         &self,
         ctx: &Context<'_, D>,
         kept: &HalfKept<D, K>,
         dy: &Buffer<D>,
-        weights: &mut Weights<'_, D>,
-    ) -> Shared<D> {
+        weights: &mut WeightGradients<'_, D>,
+    ) -> SharedBuffer<D> {
         let mut dropped = ctx.copy_of(dy);
         ctx.drop_stream(self.place, self.width, &mut dropped);
         let dropped = Rc::new(dropped);

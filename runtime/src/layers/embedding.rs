@@ -1,28 +1,29 @@
-//! Token embedding, split over the vocabulary, and learned positions. Where the vocabulary is split over the
-//! whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only positions.
+//! Token embedding, split over the vocabulary, and learned positions. If the vocabulary is split
+//! over the whole pipeline, [`super::VocabularyShard`] has the tokens and the first stage only
+//! positions.
 
-use super::{Context, Names, Numbers, WeightWork, Weights};
-use crate::buffer::Buffer;
+use super::{Context, TensorNames, TokenIds, WeightGradients, WeightWork};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement};
+use crate::state::buffer::Buffer;
+use crate::state::params::{Declaration, Gradient, Init, Inventory, ParameterSlice, Placement};
 use kernels::embedding::Embedding;
 use models::model::{ModelSpec, Positions};
 use std::rc::Rc;
 
-/// What the first stage begins with.
+/// Input layer of the first stage.
 #[derive(Clone, Debug)]
 pub struct EmbeddingLayer {
     /// The token table, unless it is split over the pipeline.
-    table: Option<Part>,
-    positions: Option<(Part, usize)>,
+    table: Option<ParameterSlice>,
+    positions: Option<(ParameterSlice, usize)>,
     hidden: usize,
     /// Vocabulary rows on each rank.
     rows: usize,
     scale: f64,
 }
 
-/// The token table's declaration; `tied_copy` on a later stage that shares it.
+/// Declaration of the token table; `tied_copy` on a later stage that shares it.
 pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declaration {
     Declaration {
         name: name.to_owned(),
@@ -36,15 +37,15 @@ pub(super) fn table(model: &ModelSpec, name: &str, tied_copy: bool) -> Declarati
 }
 
 impl EmbeddingLayer {
-    /// Declares the tables, that of the tokens only if it is on this stage alone. Positions lie on every
-    /// rank; with sequence parallelism each sees others.
+    /// Declares the tables; the token table only if it is not split over the pipeline. Every rank
+    /// holds all positions, but with sequence parallelism uses only some of them.
     pub fn declare(
         model: &ModelSpec,
         tokens: bool,
         sequence_parallel: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let (names, hidden) = (Names::of(model), model.hidden as usize);
+        let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
         let table = tokens.then(|| inventory.declare(table(model, names.embedding(), false)));
         let positions = match model.positions {
             Positions::Rope => None,
@@ -66,8 +67,8 @@ impl EmbeddingLayer {
         Self { table, positions, hidden, rows, scale }
     }
 
-    /// The token table, where the output layer may share it.
-    pub fn table(&self) -> Option<Part> {
+    /// The token table, which the output layer may share.
+    pub fn table(&self) -> Option<ParameterSlice> {
         self.table
     }
 
@@ -82,16 +83,17 @@ impl EmbeddingLayer {
     }
 
     /// Learned positions of this rank's rows of the stream.
-    fn positions<D: Device>(&self, ctx: &Context<'_, D>, rows: usize) -> (Embedding, Numbers<D>) {
+    fn positions<D: Device>(&self, ctx: &Context<'_, D>, rows: usize) -> (Embedding, TokenIds<D>) {
         let tokens = ctx.rows();
         let ids = ctx.batch.positions.part(ctx.first_row(), tokens);
         (Embedding { tokens, columns: self.hidden, rows, first_row: 0, scale: 1.0 }, ids)
     }
 
-    /// The stream's first rows, `[r, h]`. `looked_up` are the tokens' where their table is elsewhere.
+    /// The residual stream's first activations, `[r, h]`. `looked_up` holds the tokens' rows if
+    /// their table is split over the pipeline.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -114,7 +116,7 @@ impl EmbeddingLayer {
     fn look_up<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        table: Part,
+        table: ParameterSlice,
     ) -> Result<Buffer<D>, CommError> {
         let shape = self.vocabulary(ctx);
         let mut partial = ctx.buffer(shape.tokens * self.hidden);
@@ -123,16 +125,16 @@ impl EmbeddingLayer {
         ctx.leave(partial)
     }
 
-    /// The work on the tables, from the gradient of the stream's first rows. Gives the gradient of the
-    /// tokens' rows, `[r, h]`, where their table is elsewhere; else nothing.
+    /// Weight gradients of the tables. Returns the gradient of the tokens' rows, `[r, h]`, if their
+    /// table is split over the pipeline; else an empty buffer.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         mut dx: Buffer<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         ctx.drop_stream(super::EMBEDDING_PLACE, self.hidden, &mut dx);
         let dx = Rc::new(dx);

@@ -3,17 +3,17 @@
 
 use super::linear::Linear;
 use super::norm::{Norm, Residual, Statistics};
-use super::{Context, Names, WeightWork, Weights};
-use crate::buffer::{Buffer, WideBuffer};
+use super::{Context, TensorNames, WeightGradients, WeightWork};
 use crate::comm::{CommError, Op};
 use crate::device::{Device, RowSums, Space};
-use crate::params::{Inventory, Part, Shared};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{Inventory, ParameterSlice, SharedBuffer};
 use kernels::Output;
 use kernels::cross_entropy::Logits;
 use models::model::ModelSpec;
 use std::rc::Rc;
 
-/// What the last stage ends with.
+/// Output layer of the last stage.
 #[derive(Clone, Debug)]
 pub struct HeadLayer {
     norm: Norm,
@@ -24,9 +24,9 @@ pub struct HeadLayer {
 
 /// What the backward pass of a micro-batch needs.
 pub struct HeadKept<D: Space> {
-    x: Shared<D>,
+    x: SharedBuffer<D>,
     statistics: Rc<Statistics<D>>,
-    h: Shared<D>,
+    h: SharedBuffer<D>,
     logits: Buffer<D>,
     max: WideBuffer<D>,
     sum_exp: WideBuffer<D>,
@@ -46,15 +46,15 @@ impl<D: Space> HeadKept<D> {
 }
 
 impl HeadLayer {
-    /// Declares norm and output matrix; the latter is `shared` where the rank holds the embedding
-    /// that it is tied to.
+    /// Declares norm and output matrix. The matrix is `shared` if the rank holds the embedding that
+    /// it is tied to.
     pub fn declare(
         model: &ModelSpec,
-        shared: Option<Part>,
+        shared: Option<ParameterSlice>,
         sequence_parallel: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let names = Names::of(model);
+        let names = TensorNames::of(model);
         let norm = Norm::declare(model, names.final_norm(), sequence_parallel, inventory);
         let name = if model.tied_embeddings { names.embedding() } else { "lm_head.weight" };
         let declare =
@@ -77,10 +77,10 @@ impl HeadLayer {
         }
     }
 
-    /// Each token's loss, `[n]`, 0 where there is none.
+    /// Each token's loss, `[n]`, 0 for tokens without a label.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -117,15 +117,15 @@ impl HeadLayer {
         ctx.group().all_reduce(values.into_memory(), op).map(|values| ctx.pools.wide.adopt(values))
     }
 
-    /// Gradient of the stream's last rows, `[r, h]`.
+    /// Gradient of the residual stream, `[r, h]`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         kept: HeadKept<D>,
-        weights: &mut Weights<'_, D>,
+        weights: &mut WeightGradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         let (device, shape) = (ctx.device, self.shape(ctx));
         let HeadKept { x, statistics, h, mut logits, max, sum_exp } = kept;

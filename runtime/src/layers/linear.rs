@@ -1,20 +1,20 @@
 //! `y = x W^T + bias` on what one rank holds of `W`.
 
 use super::Context;
-use crate::buffer::Buffer;
 use crate::device::Device;
-use crate::params::{Part, Store};
+use crate::state::buffer::Buffer;
+use crate::state::params::{ParameterSlice, Store};
 use kernels::Output;
 use kernels::gemm::Shape;
 
-/// A linear layer, or one rank's part of it. A row-parallel one has no bias here: it is added once,
-/// after the sum over ranks.
+/// A linear layer, or one rank's part of it. A row-parallel layer has no bias here: the bias is
+/// added once, after the sum over ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
-    pub weight: Part,
+    pub weight: ParameterSlice,
     /// `[outputs]`
-    pub bias: Option<Part>,
+    pub bias: Option<ParameterSlice>,
     /// Local inputs.
     pub inputs: usize,
     /// Local outputs.

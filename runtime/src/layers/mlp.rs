@@ -1,12 +1,15 @@
-//! The feed-forward block over this rank's part of its width, from the normed stream to partial sums.
+//! The feed-forward block over this rank's part of its width, from the normed stream to partial
+//! sums of the output.
 
 use super::attention::oriented;
-use super::inner::{Inner, Kept};
 use super::linear::Linear;
-use super::{Context, Names, WeightWork};
-use crate::buffer::Buffer;
+use super::sublayer::{KeptActivations, Sublayer};
+use super::{Context, TensorNames, WeightWork};
 use crate::device::{Device, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Placement, RowBlock, Shared};
+use crate::state::buffer::Buffer;
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, Placement, RowBlock, SharedBuffer,
+};
 use kernels::Output;
 use kernels::activation::Activation;
 use models::model::{self, Gelu, ModelSpec};
@@ -23,15 +26,15 @@ pub struct Mlp {
 
 /// What the backward pass of a micro-batch needs.
 pub struct MlpKept<D: Space> {
-    /// Input of the activation where it is gated, else empty, `[n, f/t]`.
+    /// Input of the activation if it is gated, `[n, f/t]`; else empty.
     gate: Buffer<D>,
-    /// The other factor, or the input of the activation, `[n, f/t]`.
+    /// The factor that is gated, or the input of an activation without gate, `[n, f/t]`.
     up: Buffer<D>,
-    /// Input of the second matrix, unless it is computed again, `[n, f/t]`.
-    product: Option<Shared<D>>,
+    /// Input of the second matrix, `[n, f/t]`, unless it is recomputed.
+    product: Option<SharedBuffer<D>>,
 }
 
-impl<D: Space> Kept for MlpKept<D> {
+impl<D: Space> KeptActivations for MlpKept<D> {
     fn bytes(&self) -> usize {
         let product = self.product.as_ref().map_or(0, |product| product.bytes());
         self.gate.bytes() + self.up.bytes() + product
@@ -45,7 +48,7 @@ impl<D: Space> Kept for MlpKept<D> {
 impl Mlp {
     /// Declares layer `index`'s matrices: the first column-parallel, the second row-parallel.
     pub fn declare(model: &ModelSpec, index: usize, inventory: &mut Inventory) -> Self {
-        let (names, tp) = (Names::of(model), inventory.tp());
+        let (names, tp) = (TensorNames::of(model), inventory.tp());
         let (hidden, ffn) = (model.hidden as usize, model.mlp.ffn as usize);
         let mut declare = |part: &str, kind: &str, shape: Vec<usize>, placement, init| {
             inventory.declare(Declaration {
@@ -77,7 +80,7 @@ impl Mlp {
     }
 
     /// The activation.
-    fn product<D: Device>(&self, ctx: &Context<'_, D>, kept: &MlpKept<D>) -> Shared<D> {
+    fn product<D: Device>(&self, ctx: &Context<'_, D>, kept: &MlpKept<D>) -> SharedBuffer<D> {
         if let Some(product) = &kept.product {
             return product.clone();
         }
@@ -93,9 +96,9 @@ impl Mlp {
     }
 }
 
-impl<D: Device> Inner<D> for Mlp {
+impl<D: Device> Sublayer<D> for Mlp {
     type Kept = MlpKept<D>;
-    type Work = MlpWork<D>;
+    type Work = MlpWeightWork<D>;
 
     fn forward(&self, ctx: &Context<'_, D>, h: &Buffer<D>) -> MlpKept<D> {
         let gate = self.gate.map_or_else(Buffer::empty, |gate| gate.forward(ctx, h));
@@ -113,8 +116,8 @@ impl<D: Device> Inner<D> for Mlp {
         &self,
         ctx: &Context<'_, D>,
         kept: &MlpKept<D>,
-        dy: &Shared<D>,
-    ) -> (Buffer<D>, MlpWork<D>) {
+        dy: &SharedBuffer<D>,
+    ) -> (Buffer<D>, MlpWeightWork<D>) {
         let (device, function) = (ctx.device, self.activation);
         let mut dproduct = ctx.buffer(kept.up.len());
         self.down.backward_input(ctx, dy, &mut dproduct, Output::Overwrite);
@@ -140,14 +143,17 @@ impl<D: Device> Inner<D> for Mlp {
                 self.up.backward_input(ctx, &dup, &mut dh, Output::Overwrite);
             }
         }
-        let work = MlpWork { product: self.product(ctx, kept), dy: dy.clone(), dgate, dup };
+        let work = MlpWeightWork { product: self.product(ctx, kept), dy: dy.clone(), dgate, dup };
         (dh, work)
     }
 
-    fn weights(&self, work: MlpWork<D>, h: &Shared<D>) -> Vec<WeightWork<D>> {
-        let MlpWork { product, dy, dgate, dup } = work;
-        let of =
-            |linear: Linear, x: &Shared<D>, dy| WeightWork::Linear { linear, x: x.clone(), dy };
+    fn weights(&self, work: MlpWeightWork<D>, h: &SharedBuffer<D>) -> Vec<WeightWork<D>> {
+        let MlpWeightWork { product, dy, dgate, dup } = work;
+        let of = |linear: Linear, x: &SharedBuffer<D>, dy| WeightWork::Linear {
+            linear,
+            x: x.clone(),
+            dy,
+        };
         let gate = self.gate.map(|gate| of(gate, h, Rc::new(dgate)));
         let mut works = vec![of(self.down, &product, dy), of(self.up, h, Rc::new(dup))];
         works.extend(gate);
@@ -155,10 +161,10 @@ impl<D: Device> Inner<D> for Mlp {
     }
 }
 
-/// What the work on weights reads, apart from the block's input.
-pub struct MlpWork<D: Space> {
-    product: Shared<D>,
-    dy: Shared<D>,
+/// Input of the weight gradients, apart from the block's input.
+pub struct MlpWeightWork<D: Space> {
+    product: SharedBuffer<D>,
+    dy: SharedBuffer<D>,
     dgate: Buffer<D>,
     dup: Buffer<D>,
 }

@@ -1,4 +1,4 @@
-//! Layers: serial code, with how their tensors are split declared beside them.
+//! Layers: serial code, with declarations of how their tensors are split.
 //!
 //! | letter | meaning |
 //! |---|---|
@@ -6,36 +6,38 @@
 //! | `r` | rows of the residual stream on this rank: `n`, with sequence parallelism `n/t` |
 //! | `h`, `f`, `V` | hidden size, feed-forward width, vocabulary |
 //!
-//! Two conjugate operators connect the residual stream with what tensor-parallel ranks share
-//! (Megatron's f and g, Shoeybi et al. 2019, section 3; with sequence parallelism g-bar, Korthikanti
-//! et al. 2022, section 4.2): [`Context::enter`] makes the input of split work from the stream, and
-//! [`Context::leave`] makes stream from partial sums. Each is the backward pass of the other.
+//! Two conjugate operators connect the residual stream with split work (Megatron's f and g, Shoeybi
+//! et al. 2019, section 3; with sequence parallelism g-bar, Korthikanti et al. 2022, section 4.2).
+//! [`Context::enter`] turns the stream into the input of split work, and [`Context::leave`] turns
+//! partial sums into the stream. Each is the backward pass of the other.
 //!
-//! A layer has three steps: forward, backward to inputs, and backward to weights. The second returns
-//! the third as data, [`WeightWork`], to be done at once or whenever the schedule says.
+//! A layer has three steps: forward, gradients of inputs, and gradients of weights. The second
+//! returns the third as data, [`WeightWork`], to be run at once or when the schedule says.
 
 mod attention;
 mod block;
 mod embedding;
 mod head;
-mod inner;
 mod linear;
 mod mlp;
 mod names;
 mod norm;
+mod sublayer;
 mod vocabulary;
 
 pub use block::{Block, BlockKept};
 pub use embedding::EmbeddingLayer;
 pub use head::{HeadKept, HeadLayer};
-pub use names::Names;
+pub use names::TensorNames;
 pub use norm::{Norm, Residual, Statistics};
-pub use vocabulary::{Local, Parts, Reduced, ShardKept, Sums, VocabularyShard};
+pub use vocabulary::{
+    GradientParts, ShardKept, ShardLocal, ShardReduced, SoftmaxSums, VocabularyShard,
+};
 
-use crate::buffer::{Buffer, Pools, WideBuffer};
 use crate::comm::{CommError, Communicator, Op};
-use crate::device::{Device, Group, Moving, Space};
-use crate::params::{Part, Shared, Store, WeightStore};
+use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
+use crate::state::buffer::{Buffer, Pools, WideBuffer};
+use crate::state::params::{ParameterSlice, SharedBuffer, Store, WeightStore};
 use kernels::dropout::Dropout;
 use kernels::embedding as rows;
 use kernels::random::{GlobalIndices, Stream};
@@ -45,48 +47,50 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The tokens of one micro-batch on one data-parallel replica, and what follows from them.
+/// The tokens of one micro-batch on one data-parallel replica, and what is derived from them.
 pub struct MicroBatch<D: Space> {
     /// Sequences, `b`.
     pub sequences: usize,
-    /// Tokens a sequence, `s`.
+    /// Tokens of a sequence, `s`.
     pub seq_len: usize,
-    /// Number of its first sequence within the iteration's batch.
+    /// Index of its first sequence within the global batch.
     pub first_sequence: usize,
     /// `[b, s]` token ids.
-    pub tokens: Numbers<D>,
+    pub tokens: TokenIds<D>,
     /// `[b, s]` ids to predict, -1 for none.
-    pub labels: Numbers<D>,
-    /// The same ids out of reach of any vocabulary, -1 for none; where a shard's softmax is taken before its targets.
-    pub elsewhere: Option<Numbers<D>>,
+    pub labels: TokenIds<D>,
+    /// Labels outside any vocabulary, -1 for none. Algorithm 2 takes a shard's softmax with them,
+    /// before it subtracts the targets.
+    pub elsewhere: Option<TokenIds<D>>,
     /// `[b, s]` positions.
-    pub positions: Numbers<D>,
+    pub positions: TokenIds<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
     pub rope: Rc<WideBuffer<D>>,
-    /// What each token's loss counts for: one over the valid tokens of the iteration.
+    /// Weight of each token's loss: one over the valid tokens of the global batch.
     pub loss_scale: f64,
 }
 
-/// Ids, a run of which may be looked at.
-pub struct Numbers<D: Space> {
+/// Token ids, labels or positions on the device; a view may cover some of them.
+pub struct TokenIds<D: Space> {
     memory: Arc<D::Memory<i64>>,
     range: Range<usize>,
 }
 
-impl<D: Space> Clone for Numbers<D> {
+impl<D: Space> Clone for TokenIds<D> {
     fn clone(&self) -> Self {
         Self { memory: self.memory.clone(), range: self.range.clone() }
     }
 }
 
-impl<D: Space> Numbers<D> {
-    /// These.
+impl<D: Space> TokenIds<D> {
+    /// Uploads these ids.
     pub fn new(device: &D, values: Vec<i64>) -> Self {
         let range = 0..values.len();
         Self { memory: Arc::new(device.taken(values)), range }
     }
 
-    /// Others, as many, at the place of those before. Says whether it is the same place: not where somebody has it yet.
+    /// Replaces the ids in place. Returns false if the memory is still in use, and new memory was
+    /// taken instead.
     pub fn set(&mut self, device: &D, values: Vec<i64>) -> bool {
         let range = self.range.clone();
         match Arc::get_mut(&mut self.memory) {
@@ -101,7 +105,7 @@ impl<D: Space> Numbers<D> {
         }
     }
 
-    /// They are used on this stream, too ([`Space::adopt`]).
+    /// Notes that they are used on this stream too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         device.adopt(&self.memory);
     }
@@ -121,7 +125,7 @@ impl<D: Space> Numbers<D> {
         D::view(&self.memory, self.range.clone())
     }
 
-    /// Some of them.
+    /// A view of `count` ids from `first` on.
     #[must_use]
     pub fn part(&self, first: usize, count: usize) -> Self {
         let begin = self.range.start + first;
@@ -129,10 +133,10 @@ impl<D: Space> Numbers<D> {
     }
 }
 
-/// Which draws dropout uses.
+/// Which random numbers dropout draws.
 #[derive(Clone, Copy, Debug)]
-pub struct Draws {
-    /// Probability.
+pub struct DropoutDraws {
+    /// Dropout probability.
     pub p: f64,
     /// The run's seed.
     pub seed: u64,
@@ -142,19 +146,19 @@ pub struct Draws {
 
 /// What layers are given for one pass.
 pub struct Context<'a, D: Space> {
-    /// Where tensors lie.
+    /// The rank's device.
     pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
-    /// The residual stream is split over them.
+    /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// The rank's weights.
     pub weights: &'a WeightStore<D>,
     /// The tokens.
     pub batch: &'a MicroBatch<D>,
-    /// Dropout, where there is any.
-    pub draws: Option<Draws>,
-    /// Memory.
+    /// Dropout, if the model has any.
+    pub draws: Option<DropoutDraws>,
+    /// Pools of buffers.
     pub pools: &'a Pools<D>,
 }
 
@@ -174,12 +178,12 @@ impl<'a, D: Device> Context<'a, D> {
         if self.splits() { self.tp.rank() * self.rows() } else { 0 }
     }
 
-    /// Memory for `len` activations, to be written before it is read.
+    /// A buffer for `len` activations, to be written before it is read.
     pub(crate) fn buffer(&self, len: usize) -> Buffer<D> {
         self.pools.stored.take(self.device, len)
     }
 
-    /// Memory for `len` statistics, to be written before it is read.
+    /// A buffer for `len` statistics, to be written before it is read.
     pub(crate) fn wide(&self, len: usize) -> WideBuffer<D> {
         self.pools.wide.take(self.device, len)
     }
@@ -189,33 +193,33 @@ impl<'a, D: Device> Context<'a, D> {
         self.pools.stored.copy_of(self.device, buffer)
     }
 
-    /// The buffer itself where nobody shares it, else a copy.
-    pub(crate) fn own(&self, shared: Shared<D>) -> Buffer<D> {
+    /// The buffer itself if nobody else shares it, else a copy.
+    pub(crate) fn own(&self, shared: SharedBuffer<D>) -> Buffer<D> {
         Rc::try_unwrap(shared).unwrap_or_else(|shared| self.copy_of(&shared))
     }
 
-    /// Tensor-parallel ranks, for what lies on the device.
-    pub(crate) fn group(&self) -> Group<'a, D> {
-        Group::new(self.device, self.tp)
+    /// Tensor-parallel ranks, for device memory.
+    pub(crate) fn group(&self) -> DeviceGroup<'a, D> {
+        DeviceGroup::new(self.device, self.tp)
     }
 
     fn splits(&self) -> bool {
         self.sequence_parallel && self.tp.size() > 1
     }
 
-    /// From the stream `[r, w]` to the input of split work `[n, w]`.
+    /// Turns the stream `[r, w]` into the input of split work `[n, w]`.
     ///
     /// # Errors
-    /// As any collective call.
-    pub fn enter(&self, x: &Shared<D>) -> Result<Shared<D>, CommError> {
+    /// Those of any collective call.
+    pub fn enter(&self, x: &SharedBuffer<D>) -> Result<SharedBuffer<D>, CommError> {
         self.start_enter(x)?.wait(self)
     }
 
     /// Starts [`Self::enter`].
     ///
     /// # Errors
-    /// As any collective call.
-    pub fn start_enter(&self, x: &Shared<D>) -> Result<Entering<D>, CommError> {
+    /// Those of any collective call.
+    pub fn start_enter(&self, x: &SharedBuffer<D>) -> Result<Entering<D>, CommError> {
         if self.splits() {
             let own = self.copy_of(x).into_memory();
             return self.group().start_all_gather(own).map(Entering::Gathered);
@@ -223,10 +227,10 @@ impl<'a, D: Device> Context<'a, D> {
         Ok(Entering::Same(x.clone()))
     }
 
-    /// From partial sums `[n, w]` to the stream `[r, w]`.
+    /// Turns partial sums `[n, w]` into the stream `[r, w]`.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn leave(&self, partial: Buffer<D>) -> Result<Buffer<D>, CommError> {
         self.start_leave(partial)?.wait(self)
     }
@@ -234,7 +238,7 @@ impl<'a, D: Device> Context<'a, D> {
     /// Starts [`Self::leave`].
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn start_leave(&self, partial: Buffer<D>) -> Result<Leaving<D>, CommError> {
         if self.tp.size() == 1 {
             return Ok(Leaving::Same(partial));
@@ -247,7 +251,8 @@ impl<'a, D: Device> Context<'a, D> {
         request.map(Leaving::Reduced)
     }
 
-    /// Dropout of stream rows `[r, w]`, the same mask however they are split; its own backward pass.
+    /// Dropout of stream rows `[r, w]`, with the same mask however the rows are split. It is its
+    /// own backward pass.
     fn drop_stream(&self, place: u32, width: usize, x: &mut Buffer<D>) {
         let Some(draws) = self.draws else { return };
         let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();
@@ -258,26 +263,26 @@ impl<'a, D: Device> Context<'a, D> {
     }
 }
 
-impl Draws {
+impl DropoutDraws {
     fn at(&self, place: u32) -> Dropout {
         Dropout { p: self.p, stream: Stream { seed: self.seed, tensor: place, step: self.step } }
     }
 }
 
-/// The input of split work, under way.
+/// The input of split work, in flight.
 pub enum Entering<D: Space> {
-    /// Nothing to do.
-    Same(Shared<D>),
-    /// Gathered from other ranks.
-    Gathered(Moving<D, D::Stored>),
+    /// The stream itself.
+    Same(SharedBuffer<D>),
+    /// All-gathered over ranks.
+    Gathered(DeviceRequest<D, D::Stored>),
 }
 
 impl<D: Device> Entering<D> {
-    /// The input.
+    /// Waits for the input.
     ///
     /// # Errors
-    /// As any collective call.
-    pub fn wait(self, ctx: &Context<'_, D>) -> Result<Shared<D>, CommError> {
+    /// Those of any collective call.
+    pub fn wait(self, ctx: &Context<'_, D>) -> Result<SharedBuffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
             Self::Gathered(moving) => {
@@ -287,19 +292,19 @@ impl<D: Device> Entering<D> {
     }
 }
 
-/// Stream rows, under way.
+/// Rows of the stream, in flight.
 pub enum Leaving<D: Space> {
-    /// Nothing to do.
+    /// The partial sums themselves.
     Same(Buffer<D>),
-    /// Summed over other ranks.
-    Reduced(Moving<D, D::Stored>),
+    /// Reduced over ranks.
+    Reduced(DeviceRequest<D, D::Stored>),
 }
 
 impl<D: Device> Leaving<D> {
-    /// The rows.
+    /// Waits for the rows.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn wait(self, ctx: &Context<'_, D>) -> Result<Buffer<D>, CommError> {
         match self {
             Self::Same(x) => Ok(x),
@@ -308,50 +313,50 @@ impl<D: Device> Leaving<D> {
     }
 }
 
-/// Work of the backward pass to weights, with what it reads.
+/// A computation of weight gradients, with its input.
 pub enum WeightWork<D: Space> {
-    /// `dW += dy^T x`, and the bias where there is one.
+    /// `dW += dy^T x`, and the bias gradient if there is a bias.
     Linear {
         /// The layer.
         linear: Linear,
         /// Its input, `[n, in]`.
-        x: Shared<D>,
+        x: SharedBuffer<D>,
         /// Gradient of its output, `[n, out]`.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
     /// `db += sum of rows of dy`.
     Bias {
         /// The bias.
-        bias: Part,
-        /// Gradient of what it was added to.
-        dy: Shared<D>,
+        bias: ParameterSlice,
+        /// Gradient of the sum that it was added to.
+        dy: SharedBuffer<D>,
     },
     /// Scale and shift of a norm.
     Norm {
         /// The norm.
         norm: Norm,
         /// Its input, `[r, h]`.
-        x: Shared<D>,
-        /// Of its rows.
+        x: SharedBuffer<D>,
+        /// Statistics of its rows.
         statistics: Rc<Statistics<D>>,
         /// Gradient of its output.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
     /// Rows of an embedding.
     Embedding {
-        /// Range and shape.
+        /// Range of rows, and shape.
         shape: rows::Embedding,
         /// The table.
-        table: Part,
-        /// Rows taken.
-        ids: Numbers<D>,
+        table: ParameterSlice,
+        /// Rows that were looked up.
+        ids: TokenIds<D>,
         /// Gradient of the rows.
-        dy: Shared<D>,
+        dy: SharedBuffer<D>,
     },
 }
 
 impl<D: Device> WeightWork<D> {
-    /// Does it.
+    /// Runs the computation.
     pub fn run(self, device: &D, gradients: &mut Store<D>) {
         match self {
             Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
@@ -366,14 +371,14 @@ impl<D: Device> WeightWork<D> {
         }
     }
 
-    /// Bytes that these keep alive, each buffer once: projections of one input share it.
+    /// Bytes that deferred work keeps alive; buffers that several projections share count once.
     pub fn bytes<'a>(works: impl Iterator<Item = &'a Self>) -> usize {
         let mut seen = HashSet::new();
         let buffers = works.flat_map(Self::buffers).flatten();
         buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.bytes()).sum()
     }
 
-    fn buffers(&self) -> [Option<&Shared<D>>; 2] {
+    fn buffers(&self) -> [Option<&SharedBuffer<D>>; 2] {
         match self {
             Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
@@ -381,17 +386,17 @@ impl<D: Device> WeightWork<D> {
     }
 }
 
-/// When the backward pass to weights is done.
-pub enum Weights<'a, D: Space> {
-    /// As soon as possible, while reductions of input gradients are under way.
+/// When weight gradients are computed.
+pub enum WeightGradients<'a, D: Space> {
+    /// At once, while input gradients are being reduced.
     Now(&'a mut Store<D>),
-    /// Later: it is collected, but for sums over rows, which cost next to nothing and would keep a norm's input
-    /// and the gradient of its output.
+    /// Later: the work is collected. Sums over rows are computed at once: they cost almost nothing,
+    /// and deferring them would keep a norm's input and output gradient alive.
     Later(&'a mut Vec<WeightWork<D>>, &'a mut Store<D>),
 }
 
-impl<D: Device> Weights<'_, D> {
-    /// Does or collects it.
+impl<D: Device> WeightGradients<'_, D> {
+    /// Runs or collects the work.
     pub(crate) fn take(&mut self, device: &D, works: impl IntoIterator<Item = WeightWork<D>>) {
         match self {
             Self::Now(gradients) => works.into_iter().for_each(|work| work.run(device, gradients)),
@@ -411,18 +416,19 @@ impl<D: Device> Weights<'_, D> {
     }
 }
 
-/// Deviation of initial weights (GPT-2, section 2.3).
+/// Standard deviation of initial weights (GPT-2, section 2.3).
 const DEVIATION: f64 = 0.02;
 
-/// Deviation of matrices that add to the residual stream: less by √(2L) (GPT-2, section 2.3).
+/// Standard deviation of matrices that add to the residual stream, smaller by √(2L) (GPT-2, section
+/// 2.3).
 fn output_deviation(model: &models::model::ModelSpec) -> f64 {
     DEVIATION / (2.0 * model.layers as f64).sqrt()
 }
 
-/// Number of a place in the model where something is dropped: three a layer, and the embedding.
+/// Number of a dropout in the model: three in a layer, and the embedding's.
 fn place(layer: usize, within: u32) -> u32 {
     layer as u32 * 4 + within
 }
 
-/// The embedding's place.
+/// Number of the embedding's dropout.
 const EMBEDDING_PLACE: u32 = u32::MAX;

@@ -1,17 +1,17 @@
-//! The names that tensors have in Hugging Face checkpoints.
+//! Names of tensors in Hugging Face checkpoints.
 
 use models::model::{ModelSpec, NormKind};
 
-/// Names of one family of models.
+/// Tensor names of one family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum TensorNames {
     /// GPT-2's: LayerNorm models.
     Gpt2,
     /// Llama's, which Mistral, Qwen and Gemma share: RMSNorm models.
     Llama,
 }
 
-impl Names {
+impl TensorNames {
     /// The family of a model.
     pub fn of(model: &ModelSpec) -> Self {
         match model.norm.kind {
@@ -20,12 +20,12 @@ impl Names {
         }
     }
 
-    /// Query, key and value projections are one tensor, stored `[in, out]`.
+    /// Whether query, key and value projections are one tensor, stored `[in, out]`.
     pub fn is_gpt2(self) -> bool {
         self == Self::Gpt2
     }
 
-    /// `x` with `weight` or `bias` appended.
+    /// Name of a part of a layer, without `.weight` or `.bias`.
     fn layer(self, index: usize, part: &str) -> String {
         match self {
             Self::Gpt2 => format!("transformer.h.{index}.{part}"),

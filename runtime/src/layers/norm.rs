@@ -1,9 +1,11 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
 use super::Context;
-use crate::buffer::{Buffer, WideBuffer};
 use crate::device::{Device, Space};
-use crate::params::{Declaration, Gradient, Init, Inventory, Part, Placement, Shared, Store};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{
+    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer, Store,
+};
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
 use kernels::rms_norm::RmsNorm;
@@ -13,9 +15,9 @@ use std::rc::Rc;
 /// A norm over the hidden size.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    weight: Part,
+    weight: ParameterSlice,
     /// Shift; LayerNorm has one, RMSNorm none.
-    bias: Option<Part>,
+    bias: Option<ParameterSlice>,
     columns: usize,
     eps: f64,
     unit_offset: bool,
@@ -23,14 +25,14 @@ pub struct Norm {
 
 /// The residual stream, `[r, h]`.
 pub enum Residual<D: Space> {
-    /// As it is.
-    Whole(Shared<D>),
-    /// What half a layer took and what it adds, for the norm behind it to add up on its way.
-    Split(Shared<D>, Buffer<D>),
+    /// One tensor.
+    Whole(SharedBuffer<D>),
+    /// Input and output of half a layer, which the next norm adds up on the way.
+    Split(SharedBuffer<D>, Buffer<D>),
 }
 
 impl<D: Device> Residual<D> {
-    /// As it is.
+    /// The stream as one tensor.
     pub fn whole(self, ctx: &Context<'_, D>) -> Buffer<D> {
         match self {
             Self::Whole(x) => ctx.own(x),
@@ -42,10 +44,10 @@ impl<D: Device> Residual<D> {
     }
 }
 
-/// What a norm makes of the stream: the stream as it is, its own output, and what its backward pass needs.
-pub type Normed<D> = (Shared<D>, Buffer<D>, Statistics<D>);
+/// Result of a norm of the stream: the stream as one tensor, the normed stream, and row statistics.
+pub type Normed<D> = (SharedBuffer<D>, Buffer<D>, Statistics<D>);
 
-/// What the backward pass needs to know of each row.
+/// Statistics of each row for the backward pass.
 pub struct Statistics<D: Space> {
     /// LayerNorm's mean; empty for RMSNorm.
     mean: WideBuffer<D>,
@@ -61,8 +63,8 @@ impl<D: Space> Statistics<D> {
 }
 
 impl Norm {
-    /// Declares the norm with this name. All tensor-parallel ranks hold it; with sequence
-    /// parallelism each sees other tokens and so has a part of the gradient.
+    /// Declares the norm with this name. All tensor-parallel ranks hold it. With sequence
+    /// parallelism each sees other tokens, so its gradient is a partial sum.
     pub fn declare(
         model: &ModelSpec,
         name: &str,
@@ -119,7 +121,8 @@ impl Norm {
         (y, Statistics { mean, inverse })
     }
 
-    /// The same of the stream, added up by the same kernel where the device has one.
+    /// The norm of the residual stream, which the same kernel adds up if the device has one for
+    /// both.
     pub fn of<D: Device>(&self, ctx: &Context<'_, D>, stream: Residual<D>) -> Normed<D> {
         match stream {
             Residual::Split(x, branch) if D::ADDS_BEFORE_NORM => self.behind(ctx, &x, &branch),
@@ -134,7 +137,7 @@ impl Norm {
         }
     }
 
-    /// `x + branch`, and the norm of that.
+    /// `x + branch`, and the norm of the sum.
     fn behind<D: Device>(
         &self,
         ctx: &Context<'_, D>,

@@ -1,4 +1,4 @@
-//! Input and output layer of a vocabulary that is split over all pipeline devices and their tensor-parallel
+//! Input and output layer of a vocabulary split over all pipeline ranks and their tensor-parallel
 //! ranks: what one rank computes in the passes `S`, `S2` and `T`, and what is reduced between them
 //! (Vocabulary Parallelism, Yeung et al. 2024, arXiv 2411.05288, sections 4 and 6.1).
 //!
@@ -11,30 +11,32 @@
 //! | `T` | both gradients | both gradients | weight gradient |
 //! | reduced | input gradient | input gradient | |
 //!
-//! Reductions are all-reduces, as in the paper's implementation. They run on lanes of their own
-//! (`crate::lanes`), so that passes go on meanwhile.
+//! Reductions are all-reduces, as in the paper's implementation. They run on threads of their own
+//! (`crate::step::vocab_collectives`), so that passes go on meanwhile.
 
 use super::embedding::table;
 use super::linear::Linear;
-use super::{Context, Names, WeightWork};
-use crate::buffer::Buffer;
+use super::{Context, TensorNames, WeightWork};
 use crate::comm::{CommError, Communicator, Op};
-use crate::device::{Device, Group, Ids, RowSums, Space, Wide, WideMut};
-use crate::params::{Declaration, Inventory, Part, Placement, Shared, Store, WeightStore};
+use crate::device::{Device, DeviceGroup, Ids, RowSums, Space, Wide, WideMut};
 use crate::program::Program;
+use crate::state::buffer::Buffer;
+use crate::state::params::{
+    Declaration, Inventory, ParameterSlice, Placement, SharedBuffer, Store, WeightStore,
+};
 use kernels::Output;
 use kernels::cross_entropy::Logits;
 use kernels::embedding::Embedding;
 use models::schedule::VocabPasses;
 use std::rc::Rc;
 
-/// One rank's rows of input and output matrix, which are one tensor where they are tied.
+/// One rank's rows of the input and output matrix, which are one tensor if they are tied.
 #[derive(Clone, Copy, Debug)]
 pub struct VocabularyShard {
-    input: Part,
+    input: ParameterSlice,
     output: Linear,
     passes: VocabPasses,
-    /// Its number among the shards, device after device.
+    /// Index of the shard, counted over pipeline ranks and their tensor-parallel ranks.
     number: usize,
     rows: usize,
     vocab: usize,
@@ -44,16 +46,17 @@ pub struct VocabularyShard {
     end: usize,
 }
 
-/// Activations that no pool waits for: lanes are other threads.
-type Stream<D> = <D as Space>::Memory<<D as Space>::Stored>;
-/// Numbers of rows that no pool waits for.
-type Rows<D> = <D as Space>::Memory<<D as Space>::Wide>;
+/// Memory of activations. It belongs to no pool, because other threads take it.
+type Activations<D> = <D as Space>::Memory<<D as Space>::Stored>;
+/// Memory of numbers for each row. It belongs to no pool, because other threads take it.
+type RowStats<D> = <D as Space>::Memory<<D as Space>::Wide>;
 
 /// What a rank keeps of a micro-batch from `S` to `T`.
 pub struct ShardKept<D: Space> {
     /// Input of the output layer, `[r, h]`.
-    h: Shared<D>,
-    /// Its columns of the logits, `[n, V/(pt)]`; with algorithm 2 their softmax around its own maximum.
+    h: SharedBuffer<D>,
+    /// Its columns of the logits, `[n, V/(pt)]`; with algorithm 2, their softmax around the shard's
+    /// own maximum.
     columns: Buffer<D>,
 }
 
@@ -64,15 +67,15 @@ impl<D: Space> ShardKept<D> {
     }
 }
 
-/// Maximum, sum of exponentials around it, and the target's logit of each row.
-pub struct Sums<D: Space> {
+/// For each row: the maximum, the sum of exponentials around it, and the target's logit.
+pub struct SoftmaxSums<D: Space> {
     /// `[n]`
-    max: Rows<D>,
-    /// Sums, and behind them targets, which are reduced together, `[2, n]`.
-    both: Rows<D>,
+    max: RowStats<D>,
+    /// Sums of exponentials, then target logits, which are reduced together, `[2, n]`.
+    both: RowStats<D>,
 }
 
-impl<D: Space> Sums<D> {
+impl<D: Space> SoftmaxSums<D> {
     fn adopt(&self, device: &D) {
         device.adopt(&self.max);
         device.adopt(&self.both);
@@ -95,53 +98,53 @@ impl<D: Space> Sums<D> {
     }
 }
 
-fn all<D: Space>(rows: &Rows<D>) -> Wide<'_, D> {
+fn all<D: Space>(rows: &RowStats<D>) -> Wide<'_, D> {
     D::view(rows, 0..D::len(rows))
 }
 
-fn all_mut<D: Space>(rows: &mut Rows<D>) -> WideMut<'_, D> {
+fn all_mut<D: Space>(rows: &mut RowStats<D>) -> WideMut<'_, D> {
     let len = D::len(rows);
     D::view_mut(rows, 0..len)
 }
 
 /// What a pass leaves to be reduced over all shards.
-pub enum Local<D: Space> {
+pub enum ShardLocal<D: Space> {
     /// Naive `S`: the shard's maximum, `[n]`.
-    Max(Rows<D>),
+    Max(RowStats<D>),
     /// Naive `S2`: sums around the common maximum.
-    Common(Sums<D>),
+    Common(SoftmaxSums<D>),
     /// Algorithm 1's `S`: sums around the shard's own maximum.
-    Own(Sums<D>),
-    /// Algorithm 2's `S`: these, and the parts of the input gradient.
-    WithGradient(Sums<D>, Parts<D>),
+    Own(SoftmaxSums<D>),
+    /// Algorithm 2's `S`: the sums, and the parts of the input gradient.
+    WithGradient(SoftmaxSums<D>, GradientParts<D>),
     /// `T`: the shard's part of the input gradient, `[n, h]`.
-    Gradient(Stream<D>),
+    Gradient(Activations<D>),
 }
 
 /// The parts of algorithm 2's input gradient, `[n, h]` each (section 4.3).
-pub struct Parts<D: Space> {
-    /// Rows of the output matrix weighted with the softmax around the shard's own maximum.
-    weighted: Stream<D>,
-    /// The target's row, 0 where another shard has it.
-    hits: Stream<D>,
-    /// What each token's loss counts for.
+pub struct GradientParts<D: Space> {
+    /// Rows of the output matrix, weighted with the softmax around the shard's own maximum.
+    weighted: Activations<D>,
+    /// The target's row; 0 if another shard has it.
+    hits: Activations<D>,
+    /// Weight of each token's loss.
     scale: f64,
 }
 
-/// What a reduction came to.
-pub struct Reduced<D: Space> {
-    known: Known<D>,
-    /// Of the output layer's input, `[n, h]`, where it was reduced.
-    gradient: Option<Stream<D>>,
+/// Result of a reduction.
+pub struct ShardReduced<D: Space> {
+    known: KnownLogits<D>,
+    /// Gradient of the output layer's input, `[n, h]`, if it was reduced.
+    gradient: Option<Activations<D>>,
 }
 
-impl<D: Space> Local<D> {
-    /// It is used on this stream, too ([`Space::adopt`]).
+impl<D: Space> ShardLocal<D> {
+    /// Notes that it is used on this stream too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match self {
             Self::Max(max) => device.adopt(max),
             Self::Common(sums) | Self::Own(sums) => sums.adopt(device),
-            Self::WithGradient(sums, Parts { weighted, hits, .. }) => {
+            Self::WithGradient(sums, GradientParts { weighted, hits, .. }) => {
                 sums.adopt(device);
                 device.adopt(weighted);
                 device.adopt(hits);
@@ -151,24 +154,24 @@ impl<D: Space> Local<D> {
     }
 }
 
-/// What is known of the logits.
-enum Known<D: Space> {
+/// What the reductions have found out about the logits.
+enum KnownLogits<D: Space> {
     Nothing,
     /// The common maximum.
-    Max(Rows<D>),
-    Sums(Sums<D>),
-    /// Algorithm 2: and what takes the shard's softmax to the common one, `[n]`.
-    Factor(Sums<D>, Rows<D>),
+    Max(RowStats<D>),
+    Sums(SoftmaxSums<D>),
+    /// Algorithm 2: also the factor from the shard's softmax to the common softmax, `[n]`.
+    Factor(SoftmaxSums<D>, RowStats<D>),
 }
 
-impl<D: Space> Reduced<D> {
-    /// It is used on this stream, too ([`Space::adopt`]).
+impl<D: Space> ShardReduced<D> {
+    /// Notes that it is used on this stream too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match &self.known {
-            Known::Nothing => {}
-            Known::Max(max) => device.adopt(max),
-            Known::Sums(sums) => sums.adopt(device),
-            Known::Factor(sums, factor) => {
+            KnownLogits::Nothing => {}
+            KnownLogits::Max(max) => device.adopt(max),
+            KnownLogits::Sums(sums) => sums.adopt(device),
+            KnownLogits::Factor(sums, factor) => {
                 sums.adopt(device);
                 device.adopt(factor);
             }
@@ -178,37 +181,42 @@ impl<D: Space> Reduced<D> {
         }
     }
 
-    /// The input gradient, `[n, h]`, taken out; `None` where there was none.
-    pub fn take_gradient(&mut self) -> Option<Stream<D>> {
+    /// Takes out the input gradient, `[n, h]`; `None` if there is none.
+    pub fn take_gradient(&mut self) -> Option<Activations<D>> {
         self.gradient.take()
     }
 
-    /// Whether it is about rows' maxima and sums.
+    /// Whether it has rows' maxima and sums.
     pub fn has_sums(&self) -> bool {
-        !matches!(self.known, Known::Nothing)
+        !matches!(self.known, KnownLogits::Nothing)
     }
 
-    fn sums(&self) -> Result<&Sums<D>, CommError> {
+    fn sums(&self) -> Result<&SoftmaxSums<D>, CommError> {
         match &self.known {
-            Known::Sums(sums) | Known::Factor(sums, _) => Ok(sums),
-            Known::Nothing | Known::Max(_) => Err(unknown("the logits' sums")),
+            KnownLogits::Sums(sums) | KnownLogits::Factor(sums, _) => Ok(sums),
+            KnownLogits::Nothing | KnownLogits::Max(_) => Err(unknown("the logits' sums")),
         }
     }
 }
 
-/// A pass asks for what its reduction does not make: our bug.
+/// The error of a pass that needs another reduction's result: our bug.
 fn unknown(what: &str) -> CommError {
     CommError::Invalid { call: what.to_owned(), reason: "no reduction made them".to_owned() }
 }
 
 impl VocabularyShard {
-    /// Declares the tables' rows on a rank of pipeline device `device`; `None` where stages hold them.
-    pub fn declare(program: &Program, device: usize, inventory: &mut Inventory) -> Option<Self> {
+    /// Declares this rank's rows of the tables; `None` if stages hold the tables.
+    pub fn declare(
+        program: &Program,
+        pipeline_rank: usize,
+        inventory: &mut Inventory,
+    ) -> Option<Self> {
         let (model, passes) = (&program.model, program.vocab?);
-        let (names, hidden) = (Names::of(model), model.hidden as usize);
-        let placement = Placement::OverPipeline { device, devices: program.mesh.pp as usize };
+        let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
+        let placement =
+            Placement::OverPipeline { pipeline_rank, pipeline_ranks: program.mesh.pp as usize };
         let begin = inventory.elements();
-        inventory.enter_stage(device);
+        inventory.enter_stage(pipeline_rank);
         let mut declare = |name: &str| {
             let placement = placement.clone();
             inventory.declare(Declaration { placement, ..table(model, name, false) })
@@ -220,7 +228,7 @@ impl VocabularyShard {
             input,
             output: Linear { weight, bias: None, inputs: hidden, outputs: rows },
             passes,
-            number: device * inventory.tp() + inventory.tp_rank(),
+            number: pipeline_rank * inventory.tp() + inventory.tp_rank(),
             rows,
             vocab: model.vocab as usize,
             scale: model.numerics.embedding_scale,
@@ -240,7 +248,7 @@ impl VocabularyShard {
         self.end
     }
 
-    /// The passes that it runs.
+    /// The algorithm's passes.
     pub fn passes(&self) -> VocabPasses {
         self.passes
     }
@@ -250,14 +258,14 @@ impl VocabularyShard {
         Embedding { tokens, columns: self.output.inputs, rows: self.rows, first_row, scale }
     }
 
-    /// Rows of tokens, `[n, h]`, 0 where another shard has them.
+    /// Embedding rows of tokens, `[n, h]`, 0 if another shard has them.
     pub fn look_up<D: Device>(
         &self,
         device: &D,
         weights: &WeightStore<D>,
         tokens: Ids<'_, D>,
         count: usize,
-    ) -> Stream<D> {
+    ) -> Activations<D> {
         let elements = count * self.output.inputs;
         let (mut rows, shape) = (device.zeros(elements), self.rows_of(count, self.scale));
         let to = D::view_mut(&mut rows, 0..elements);
@@ -270,7 +278,7 @@ impl VocabularyShard {
         &self,
         device: &D,
         (tokens, count): (Ids<'_, D>, usize),
-        dx: &Stream<D>,
+        dx: &Activations<D>,
         gradients: &mut Store<D>,
     ) {
         let shape = self.rows_of(count, self.scale);
@@ -289,15 +297,15 @@ impl VocabularyShard {
         }
     }
 
-    /// `S`: logits of the output layer's input, `h[r, h]`, and what is known of them here.
+    /// `S`: computes logits of the output layer's input `h[r, h]`, and the shard's maxima and sums.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn first<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         h: Buffer<D>,
-    ) -> Result<(ShardKept<D>, Local<D>), CommError> {
+    ) -> Result<(ShardKept<D>, ShardLocal<D>), CommError> {
         let h = Rc::new(h);
         let entered = ctx.enter(&h)?;
         let mut columns = self.output.forward(ctx, &entered);
@@ -305,14 +313,14 @@ impl VocabularyShard {
         let mut max = ctx.device.zeros(shape.rows);
         ctx.device.local_max(&shape, columns.view(), all_mut::<D>(&mut max));
         let local = match self.passes {
-            VocabPasses::Naive => Local::Max(max),
+            VocabPasses::Naive => ShardLocal::Max(max),
             VocabPasses::One | VocabPasses::Interlaced => {
-                Local::Own(sums(ctx, &shape, &columns, max))
+                ShardLocal::Own(sums(ctx, &shape, &columns, max))
             }
             VocabPasses::Two => {
                 let sums = sums(ctx, &shape, &columns, max);
                 let parts = self.parts(ctx, &shape, &mut columns, &sums)?;
-                Local::WithGradient(sums, parts)
+                ShardLocal::WithGradient(sums, parts)
             }
         };
         Ok((ShardKept { h, columns }, local))
@@ -321,26 +329,28 @@ impl VocabularyShard {
     /// `S2`: sums around the common maximum.
     ///
     /// # Errors
-    /// The reduction did not make one: our bug.
+    /// The reduction did not return a maximum: our bug.
     pub fn middle<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         kept: &ShardKept<D>,
-        reduced: Reduced<D>,
-    ) -> Result<Local<D>, CommError> {
-        let Known::Max(max) = reduced.known else { return Err(unknown("the logits' maxima")) };
-        Ok(Local::Common(sums(ctx, &self.shape(ctx), &kept.columns, max)))
+        reduced: ShardReduced<D>,
+    ) -> Result<ShardLocal<D>, CommError> {
+        let KnownLogits::Max(max) = reduced.known else {
+            return Err(unknown("the logits' maxima"));
+        };
+        Ok(ShardLocal::Common(sums(ctx, &self.shape(ctx), &kept.columns, max)))
     }
 
-    /// Softmax around the shard's own maximum in place of the logits, and what it and the targets make of the
-    /// output matrix.
+    /// Algorithm 2: replaces the logits by their softmax around the shard's own maximum, and
+    /// computes the two parts of the input gradient.
     fn parts<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         shape: &Logits,
         columns: &mut Buffer<D>,
-        sums: &Sums<D>,
-    ) -> Result<Parts<D>, CommError> {
+        sums: &SoftmaxSums<D>,
+    ) -> Result<GradientParts<D>, CommError> {
         let (device, batch) = (ctx.device, ctx.batch);
         let elsewhere = batch.elsewhere.as_ref().ok_or_else(|| unknown("targets elsewhere"))?;
         let around = sums.around();
@@ -353,26 +363,26 @@ impl VocabularyShard {
         device.embedding(&rows, batch.labels.view(), table, hits.view_mut());
         device.scale_by_slope(self.soft_cap, sums.target(), hits.view_mut());
         let (weighted, hits) = (weighted.into_memory(), hits.into_memory());
-        Ok(Parts { weighted, hits, scale: batch.loss_scale })
+        Ok(GradientParts { weighted, hits, scale: batch.loss_scale })
     }
 
-    /// `T`: adds to the output matrix's gradient. Gives what is left to be reduced.
+    /// `T`: adds to the output matrix's gradient. Returns what remains to be reduced.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn last<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         kept: ShardKept<D>,
-        reduced: &Reduced<D>,
+        reduced: &ShardReduced<D>,
         gradients: &mut Store<D>,
-    ) -> Result<Option<Local<D>>, CommError> {
+    ) -> Result<Option<ShardLocal<D>>, CommError> {
         let (device, shape, ShardKept { h, mut columns }) = (ctx.device, self.shape(ctx), kept);
         let (labels, scale) = (ctx.batch.labels.view(), ctx.batch.loss_scale);
         let to = columns.view_mut();
         let two = match &reduced.known {
             // From the softmax around the shard's own maximum (section 4.3).
-            Known::Factor(sums, factor) => {
+            KnownLogits::Factor(sums, factor) => {
                 let (factor, target) = (all::<D>(factor), sums.target());
                 device.softmax_to_gradient(&shape, to, labels, factor, target, scale);
                 true
@@ -387,7 +397,7 @@ impl VocabularyShard {
         let gradient = (!two).then(|| {
             let mut dh = ctx.buffer(shape.rows * self.output.inputs);
             self.output.backward_input(ctx, &dy, &mut dh, Output::Overwrite);
-            Local::Gradient(dh.into_memory())
+            ShardLocal::Gradient(dh.into_memory())
         });
         let (linear, x) = (self.output, entering.wait(ctx)?);
         WeightWork::Linear { linear, x, dy }.run(device, gradients);
@@ -397,11 +407,11 @@ impl VocabularyShard {
     /// Adds the micro-batch's losses to a total.
     ///
     /// # Errors
-    /// The reduction did not make the sums: our bug.
+    /// The reduction did not return sums: our bug.
     pub fn add_loss<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        reduced: &Reduced<D>,
+        reduced: &ShardReduced<D>,
         total: &mut D::Total,
     ) -> Result<(), CommError> {
         let (labels, sums) = (ctx.batch.labels.view(), reduced.sums()?);
@@ -417,27 +427,27 @@ fn sums<D: Device>(
     ctx: &Context<'_, D>,
     shape: &Logits,
     columns: &Buffer<D>,
-    max: Rows<D>,
-) -> Sums<D> {
+    max: RowStats<D>,
+) -> SoftmaxSums<D> {
     let mut both = ctx.device.zeros(2 * shape.rows);
     let (sum_exp, target) = D::split(all_mut::<D>(&mut both), shape.rows);
     let (logits, labels) = (columns.view(), ctx.batch.labels.view());
     ctx.device.local_sum_exp(shape, logits, labels, all::<D>(&max), sum_exp, target);
-    Sums { max, both }
+    SoftmaxSums { max, both }
 }
 
-impl<D: Device> Local<D> {
+impl<D: Device> ShardLocal<D> {
     /// Reduces it over all shards.
     ///
     /// # Errors
-    /// As any collective call.
-    pub fn reduce(self, comm: &dyn Communicator, device: &D) -> Result<Reduced<D>, CommError> {
-        let group = Group::new(device, comm);
+    /// Those of any collective call.
+    pub fn reduce(self, comm: &dyn Communicator, device: &D) -> Result<ShardReduced<D>, CommError> {
+        let group = DeviceGroup::new(device, comm);
         let (known, gradient) = match self {
-            Self::Max(max) => (Known::Max(group.all_reduce(max, Op::Max)?), None),
-            Self::Common(sums) => (Known::Sums(sums.add_up(&group)?), None),
+            Self::Max(max) => (KnownLogits::Max(group.all_reduce(max, Op::Max)?), None),
+            Self::Common(sums) => (KnownLogits::Sums(sums.add_up(&group)?), None),
             Self::Own(sums) => {
-                (Known::Sums(sums.around_common(&group, device)?.add_up(&group)?), None)
+                (KnownLogits::Sums(sums.around_common(&group, device)?.add_up(&group)?), None)
             }
             Self::WithGradient(sums, parts) => {
                 let own = sums.around_common(&group, device)?;
@@ -445,19 +455,19 @@ impl<D: Device> Local<D> {
                 let sums = own.add_up(&group)?;
                 device.divide(sums.sum_exp(), all_mut::<D>(&mut factor));
                 let gradient = group.all_reduce(parts.joined(device, &factor), Op::Sum)?;
-                (Known::Factor(sums, factor), Some(gradient))
+                (KnownLogits::Factor(sums, factor), Some(gradient))
             }
             Self::Gradient(gradient) => {
-                (Known::Nothing, Some(group.all_reduce(gradient, Op::Sum)?))
+                (KnownLogits::Nothing, Some(group.all_reduce(gradient, Op::Sum)?))
             }
         };
-        Ok(Reduced { known, gradient })
+        Ok(ShardReduced { known, gradient })
     }
 }
 
-impl<D: Device> Sums<D> {
-    /// From the shard's own maximum to the common one (section 4.2).
-    fn around_common(mut self, group: &Group<'_, D>, device: &D) -> Result<Self, CommError> {
+impl<D: Device> SoftmaxSums<D> {
+    /// Rescales sums from the shard's own maximum to the common one (section 4.2).
+    fn around_common(mut self, group: &DeviceGroup<'_, D>, device: &D) -> Result<Self, CommError> {
         let max = group.all_reduce(device.copied(all::<D>(&self.max)), Op::Max)?;
         let rows = self.rows();
         let (sum_exp, _) = D::split(all_mut::<D>(&mut self.both), rows);
@@ -465,16 +475,16 @@ impl<D: Device> Sums<D> {
         Ok(Self { max, ..self })
     }
 
-    /// Sums and targets of all shards, in one call.
-    fn add_up(self, group: &Group<'_, D>) -> Result<Self, CommError> {
+    /// Adds up sums and target logits of all shards, in one call.
+    fn add_up(self, group: &DeviceGroup<'_, D>) -> Result<Self, CommError> {
         let Self { max, both } = self;
         Ok(Self { max, both: group.all_reduce(both, Op::Sum)? })
     }
 }
 
-impl<D: Device> Parts<D> {
-    /// The shard's part of the input gradient, once it is known what takes its softmax to the common one.
-    fn joined(self, device: &D, factor: &Rows<D>) -> Stream<D> {
+impl<D: Device> GradientParts<D> {
+    /// The shard's part of the input gradient, given the factor from its softmax to the common one.
+    fn joined(self, device: &D, factor: &RowStats<D>) -> Activations<D> {
         let Self { mut weighted, hits, scale } = self;
         let elements = D::len(&hits);
         let (to, hits) = (D::view_mut(&mut weighted, 0..elements), D::view(&hits, 0..elements));

@@ -1,11 +1,11 @@
-//! What a step reads: micro-batches and the positions of their tokens.
+//! Input of a step: micro-batches and the positions of their tokens.
 
 use super::Fixed;
 use crate::comm::{CommError, Op};
 use crate::data::{Sample, Samples};
 use crate::device::{Device, DeviceError, Space, StepNumbers};
 use crate::error::Error;
-use crate::layers::{MicroBatch, Numbers};
+use crate::layers::{MicroBatch, TokenIds};
 use crate::program::Program;
 use crate::scalar::Scalar;
 use kernels::cross_entropy::IGNORED;
@@ -14,21 +14,22 @@ use models::model::Positions;
 use models::schedule::VocabPasses;
 use std::ops::Range;
 
-/// What a step reads, in memory that stays where it is.
-pub(super) struct Inputs<D: Space> {
+/// Input of a step, in memory whose address stays the same over steps.
+pub(super) struct StepInputs<D: Space> {
     /// This replica's micro-batches.
     pub batches: Vec<MicroBatch<D>>,
-    /// The step, as draws are to be given it.
+    /// The step number that dropout draws use ([`Space::step_numbers`]).
     pub step: u32,
-    /// What a step to come reads, with its number, where it has been read.
+    /// A later step's number and its tokens, if they have been read already.
     pub ahead: Option<(u64, Vec<Tokens>)>,
 }
 
-/// Which of an iteration's sequences, their tokens and labels.
+/// Which of the global batch's sequences these are, their tokens, and their labels.
 pub(super) type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
 
-impl<D: Device> Inputs<D> {
-    /// Takes those of a step, where those of the step before lay; gives the valid tokens of all replicas.
+impl<D: Device> StepInputs<D> {
+    /// Reads a step's micro-batches into the memory of the previous step's. Returns the number of
+    /// valid tokens of all replicas.
     pub fn take(
         &mut self,
         fixed: &Fixed<'_, D>,
@@ -53,7 +54,7 @@ impl<D: Device> Inputs<D> {
         Ok(valid_tokens)
     }
 
-    /// Reads what a step to come is given.
+    /// Reads the tokens of a later step.
     pub fn read_ahead(
         &mut self,
         fixed: &Fixed<'_, D>,
@@ -65,7 +66,7 @@ impl<D: Device> Inputs<D> {
     }
 }
 
-/// Gives a micro-batch other tokens.
+/// Replaces a micro-batch's tokens in place.
 fn replace<D: Device>(
     fixed: &Fixed<'_, D>,
     batch: &mut MicroBatch<D>,
@@ -109,7 +110,7 @@ impl<D: Device> Fixed<'_, D> {
         Ok(total[0].max(0) as u64)
     }
 
-    /// Tokens and labels of some of an iteration's sequences.
+    /// Tokens and labels of some of the global batch's sequences.
     fn read(
         &self,
         samples: &dyn Samples,
@@ -127,7 +128,8 @@ impl<D: Device> Fixed<'_, D> {
         Ok((tokens, labels))
     }
 
-    /// Labels of rows that count, but with their target elsewhere, where they are asked for.
+    /// For a loss computed in two steps (algorithm 2): the labels of valid rows, moved out of any
+    /// vocabulary.
     fn elsewhere(&self, labels: &[i64]) -> Option<Vec<i64>> {
         let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
         let two = self.program.vocab == Some(VocabPasses::Two);
@@ -136,7 +138,7 @@ impl<D: Device> Fixed<'_, D> {
 
     fn micro_batch(&self, (numbers, tokens, labels): Tokens, loss_scale: f64) -> MicroBatch<D> {
         let elsewhere = self.elsewhere(&labels);
-        let numbers_of = |values| Numbers::new(&self.device, values);
+        let numbers_of = |values| TokenIds::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
             seq_len: self.program.seq_len(),
@@ -169,7 +171,7 @@ pub(super) fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u
     table
 }
 
-/// Tokens must be in the vocabulary, labels too or -1.
+/// Checks that tokens are in the vocabulary, and that labels are or are -1.
 fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
     let tokens = sample.tokens.iter().map(|&token| (token, 0));
     let labels = sample.labels.iter().map(|&label| (label, -1));

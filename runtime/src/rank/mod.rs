@@ -1,82 +1,82 @@
-//! One rank's part of a training run: its parameters, and what a step does with them.
+//! One rank of a training run: its parameters, and what a step does with them.
 
 mod batches;
+mod gather;
 mod state;
 mod sums;
-mod whole;
 
 pub use state::Optimizer;
 
-use crate::buffer::{Pools, WideBuffer};
-use crate::checkpoint::{Checkpoint, Tensors};
 use crate::comm::{CommError, Communicator};
 use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space, Target};
 use crate::error::Error;
-use crate::executor::{Executor, Given, Outcome, OverPipeline, Watch};
 use crate::groups::Groups;
-use crate::layers::{Draws, Numbers, VocabularyShard};
-use crate::params::{Init, Inventory, Store, WeightStore};
+use crate::layers::{DropoutDraws, TokenIds, VocabularyShard};
 use crate::program::Program;
-use crate::reduce::{Reducer, Reduction, Span};
 use crate::scalar::Number;
-use crate::stage::Stage;
-use crate::steady::{Done, Replays, Steady};
-use batches::{Inputs, positions, rope_table};
+use crate::state::buffer::{Pools, WideBuffer};
+use crate::state::checkpoint::{Checkpoint, Tensors};
+use crate::state::params::{Init, Inventory, Store, WeightStore};
+use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
+use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
+use crate::step::reduce::{Reducer, Reduction, ReductionSpan};
+use crate::step::stage::Stage;
+use batches::{StepInputs, positions, rope_table};
 use kernels::Real;
-use state::{Pending, State, draw_normal};
+use state::{PendingUpdate, TrainingState, draw_normal};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use sums::{mean, root};
 
-/// What a step's gradients came to, the same on all ranks.
+/// Result of a step's gradients, the same on all ranks.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct StepResult {
     /// Mean cross-entropy of the iteration's tokens, before the update.
     pub loss: f64,
-    /// Tokens that counted.
+    /// Tokens with a label.
     pub valid_tokens: u64,
     /// Norm over all parameters, before clipping.
     pub norm: f64,
     /// How this rank's passes ran.
     pub outcome: Outcome,
-    /// How its replicas' gradients were summed.
-    pub reductions: Vec<Span>,
+    /// When the gradients of replicas were reduced.
+    pub reductions: Vec<ReductionSpan>,
 }
 
-/// What does not change from step to step.
+/// What stays the same from step to step.
 struct Fixed<'a, D: Space> {
     program: &'a Program,
     groups: Groups,
     device: D,
     stages: Vec<Stage>,
-    /// Its rows of a vocabulary split over the pipeline.
+    /// This rank's rows of a vocabulary split over the pipeline.
     shard: Option<VocabularyShard>,
     inventory: Inventory,
     reduction: Reduction,
     seed: u64,
-    /// Positions and their table, the same for every micro-batch of whole sequences.
-    positions: Numbers<D>,
+    /// Positions and their RoPE table, the same for every micro-batch of whole sequences.
+    positions: TokenIds<D>,
     rope: Rc<WideBuffer<D>>,
     pools: Pools<D>,
 }
 
 /// One rank of a run.
 pub struct Rank<'a, D: Space> {
-    // First: a library that is part of what was recorded must outlive it.
-    steady: Steady<D>,
-    inputs: Inputs<D>,
+    // First, so that it is dropped first: a recording uses libraries that must outlive it.
+    graph_replay: GraphReplay<D>,
+    inputs: StepInputs<D>,
     fixed: Fixed<'a, D>,
-    state: State<D>,
+    state: TrainingState<D>,
     gradients: Store<D>,
-    pending: Option<Pending>,
+    pending: Option<PendingUpdate>,
 }
 
 impl<'a, D: Device> Rank<'a, D> {
-    /// Takes this rank's place in the program. Weights are zero until initialised or loaded.
+    /// Declares this rank's parameters. Weights are zero until initialised or loaded.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn new(
         program: &'a Program,
         world: Box<dyn Communicator>,
@@ -91,10 +91,10 @@ impl<'a, D: Device> Rank<'a, D> {
         let table = device.taken(rope_table(program, device.host(), &positions));
         let rope = Rc::new(pools.wide.adopt(table));
         let positions = positions.into_iter().map(i64::from).collect();
-        let positions = Numbers::new(&device, positions);
+        let positions = TokenIds::new(&device, positions);
         let zeros = || Store::new(&device, &inventory);
         let exact = (D::MASTERS || program.post_validation).then(zeros);
-        let state = State {
+        let state = TrainingState {
             weights: Store::new(&device, &inventory),
             exact,
             moments: [zeros(), zeros()],
@@ -102,8 +102,8 @@ impl<'a, D: Device> Rank<'a, D> {
             completed: 0,
         };
         Ok(Self {
-            steady: Steady::new(),
-            inputs: Inputs { batches: Vec::new(), step: 0, ahead: None },
+            graph_replay: GraphReplay::new(),
+            inputs: StepInputs { batches: Vec::new(), step: 0, ahead: None },
             gradients: zeros(),
             state,
             pending: None,
@@ -133,35 +133,35 @@ impl<'a, D: Device> Rank<'a, D> {
         &self.fixed.inventory
     }
 
-    /// Bytes of weights, gradients and both moments; and of exact weights where those that passes read are others.
+    /// Bytes of weights, gradients and both moments, and of exact weights if they are separate.
     pub fn state_bytes(&self) -> u64 {
         let wide = 3 + usize::from(self.state.exact.is_some());
         let element = size_of::<D::Stored>() + wide * size_of::<D::Wide>();
         (self.fixed.inventory.elements() * element) as u64
     }
 
-    /// Bytes of the model's weights, or of its gradients, whole.
+    /// Bytes of the whole model's weights, or of its gradients.
     pub fn model_bytes(&self) -> u64 {
         (self.fixed.elements_of_model() * size_of::<D::Wide>()) as u64
     }
 
-    /// Ranks over which the model's weights are split: those of a replica.
+    /// Ranks over which the model's weights are split: those of one replica.
     pub fn ranks_of_model(&self) -> usize {
         self.fixed.groups.tp.size() * self.fixed.groups.pp.size()
     }
 
-    /// Steps whose update the weights of [`Self::whole_weights`] have.
+    /// Steps whose update is in [`Self::whole_weights`].
     pub fn completed_steps(&self) -> u64 {
         self.state.completed
     }
 
-    /// What its device's memory came to so far, where that is counted.
+    /// Memory use of the device, if it is counted.
     pub fn memory_use(&self) -> Option<MemoryUse> {
         self.fixed.device.memory_use()
     }
 
-    /// Replays steady steps as recorded work, where device, ranks and program allow it and nobody refuses it; the same on
-    /// all ranks.
+    /// Replays steps as a CUDA graph if device, ranks and program allow it and `refused` gives no
+    /// reason against it. All ranks decide alike.
     pub fn replay_steps(&mut self, refused: Option<&'static str>) {
         let Fixed { program, groups, device, .. } = &self.fixed;
         let decides = "optimizer post-validation decides on the host within a step";
@@ -169,20 +169,20 @@ impl<'a, D: Device> Rank<'a, D> {
             .or_else(|| device.not_recordable())
             .or_else(|| groups.world.not_recordable())
             .or(program.post_validation.then_some(decides));
-        self.steady.set(why_not);
+        self.graph_replay.set(why_not);
     }
 
-    /// What was replayed so far.
+    /// How many steps were replayed so far.
     pub fn replays(&self) -> Replays {
-        self.steady.replays()
+        self.graph_replay.replays()
     }
 
-    /// The kernels that its device chose by measurement, where it does.
+    /// The kernels that the device chose by measurement, if it does so.
     pub fn chosen_kernels(&self) -> BTreeMap<String, Vec<String>> {
         self.fixed.device.chosen_kernels()
     }
 
-    /// Draws initial weights by seed, name and global index: the same ones for every split.
+    /// Draws initial weights from seed, tensor name and global index: the same for every split.
     pub fn initialise(&mut self) {
         let Fixed { inventory, device, seed, .. } = &self.fixed;
         for held in inventory.all() {
@@ -193,7 +193,7 @@ impl<'a, D: Device> Rank<'a, D> {
         }
     }
 
-    /// Takes weights from a checkpoint.
+    /// Loads weights from a checkpoint.
     ///
     /// # Errors
     /// Tensors that are missing or have other shapes.
@@ -207,7 +207,7 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(())
     }
 
-    /// Reads what step `step` trains on, to be used when it runs.
+    /// Reads the tokens of step `step` before it runs.
     ///
     /// # Errors
     /// Data that cannot be read.
@@ -218,46 +218,49 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Loss and gradients of step `step` (0-based), summed over all ranks.
     ///
     /// # Errors
-    /// Data that cannot be read, and as any collective call.
+    /// Data that cannot be read, and those of any collective call.
     pub fn gradients(
         &mut self,
         samples: &dyn Samples,
         step: u64,
-        watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Gradients, Error> {
-        let Self { fixed, state, gradients, inputs, steady, .. } = self;
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<StepResult, Error> {
+        let Self { fixed, state, gradients, inputs, graph_replay, .. } = self;
         let valid_tokens = inputs.take(fixed, samples, step)?;
         let weights = &state.weights;
-        let done = match watch {
-            None => steady.step(&fixed.device, &fixed.groups, || {
+        let done = match observer {
+            None => graph_replay.step(&fixed.device, &fixed.groups, || {
                 fixed.passes(weights, inputs, gradients, None)
             })?,
-            watch => steady.launch(|| fixed.passes(weights, inputs, gradients, watch))?,
+            observer => {
+                graph_replay.launch(|| fixed.passes(weights, inputs, gradients, observer))?
+            }
         };
         let loss_sum = fixed.device.read(&done.loss).map_err(CommError::from)?;
         let loss = mean(fixed.start_loss(loss_sum)?, valid_tokens)?;
         let norm = root(fixed.start_norm(&done.squares)?)?;
         let outcome = Outcome { loss_sum, ..done.outcome.clone() };
-        Ok(Gradients { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
+        Ok(StepResult { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
     }
 
-    /// Runs step `step` and proposes its update, without waiting for its gradient norm: the first forwards run
-    /// while that of the step before is summed, and again where it clips (optimizer post-validation,
-    /// Zero Bubble, arXiv 2401.10241, section 4). Where the paper undoes an update, the state stays as it is here
-    /// until the norm is known, at the price of a second copy of the weights; so all numbers are those of
-    /// [`Self::gradients`] and [`Self::update`], to the bit.
+    /// Runs step `step` and proposes its update without waiting for its gradient norm. The step's
+    /// first forwards run while the previous step's norm is being summed, and run again if that
+    /// step clips (optimizer post-validation, Zero Bubble, arXiv 2401.10241, section 4). The paper
+    /// undoes a wrong update. Here the optimizer state is not changed until the norm is known,
+    /// which costs a second copy of the weights; so all numbers equal those of [`Self::gradients`]
+    /// and [`Self::update`], to the bit.
     ///
-    /// Gives what the step before came to. Where that is not finite, nothing has been run.
+    /// Returns the previous step's result. If that is not finite, this step has not run.
     ///
     /// # Errors
-    /// Data that cannot be read, and as any collective call.
+    /// Data that cannot be read, and those of any collective call.
     pub fn step_ahead(
         &mut self,
         samples: &dyn Samples,
         step: u64,
         optimizer: &Optimizer,
         lr: f64,
-    ) -> Result<Option<Gradients>, Error> {
+    ) -> Result<Option<StepResult>, Error> {
         let valid_tokens = self.inputs.take(&self.fixed, samples, step)?;
         let mut before = None;
         let (outcome, reductions) = match self.run_ahead(false, &mut before)? {
@@ -265,7 +268,7 @@ impl<'a, D: Device> Rank<'a, D> {
             None => {
                 self.state.take_exact(&self.fixed);
                 let finite =
-                    |before: &Gradients| before.norm.is_finite() && before.loss.is_finite();
+                    |before: &StepResult| before.norm.is_finite() && before.loss.is_finite();
                 if !before.as_ref().is_some_and(finite) {
                     return Ok(before);
                 }
@@ -281,7 +284,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let adamw = state.next_step(optimizer, lr, 1.0);
         state.propose(fixed, optimizer, &adamw, gradients);
         let optimizer = *optimizer;
-        self.pending = Some(Pending {
+        self.pending = Some(PendingUpdate {
             squares,
             loss_sum,
             optimizer,
@@ -293,18 +296,18 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(before)
     }
 
-    /// How the last step's passes ran, of which [`Self::step_ahead`] has not told yet.
+    /// How the passes of the last step ran, whose result [`Self::step_ahead`] has not returned yet.
     pub fn pending_outcome(&self) -> Option<&Outcome> {
         self.pending.as_ref().map(|pending| &pending.outcome)
     }
 
-    /// Waits for the last step of [`Self::step_ahead`] and gives what it came to.
+    /// Waits for the last step of [`Self::step_ahead`] and returns its result.
     ///
     /// # Errors
-    /// As any collective call.
-    pub fn settle(&mut self) -> Result<Option<Gradients>, Error> {
+    /// Those of any collective call.
+    pub fn settle(&mut self) -> Result<Option<StepResult>, Error> {
         let Some(pending) = self.pending.take() else { return Ok(None) };
-        let State { exact: Some(exact), moments, completed, .. } = &mut self.state else {
+        let TrainingState { exact: Some(exact), moments, completed, .. } = &mut self.state else {
             return Ok(None);
         };
         let (result, _) =
@@ -313,14 +316,15 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(Some(result))
     }
 
-    /// Runs the passes of a step, and settles the one before on the way; `None` where its proposal was wrong.
+    /// Runs the passes of a step and settles the previous step on the way. Returns `None` if the
+    /// previous step's proposal was wrong.
     fn run_ahead(
         &mut self,
         again: bool,
-        before: &mut Option<Gradients>,
-    ) -> Result<Option<(Outcome, Vec<Span>)>, Error> {
+        before: &mut Option<StepResult>,
+    ) -> Result<Option<(Outcome, Vec<ReductionSpan>)>, Error> {
         let Self { fixed, state, gradients, pending, inputs, .. } = self;
-        let State { weights, exact, moments, completed, .. } = state;
+        let TrainingState { weights, exact, moments, completed, .. } = state;
         let mut gate = |gradients: &mut Store<D>| {
             let mut right = true;
             if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
@@ -356,18 +360,18 @@ impl<'a, D: Device> Rank<'a, D> {
         state.completed += 1;
     }
 
-    /// The model's gradients, whole, on rank 0 of the world; nothing on the others.
+    /// The model's whole gradients on world rank 0; `None` on the others.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn whole_gradients(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         self.fixed.whole(|part| self.fixed.device.download(self.gradients.get(part)))
     }
 
-    /// The model's weights, whole, on rank 0 of the world; nothing on the others.
+    /// The model's whole weights on world rank 0; `None` on the others.
     ///
     /// # Errors
-    /// As any collective call.
+    /// Those of any collective call.
     pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         let (device, state) = (&self.fixed.device, &self.state);
         self.fixed.whole(|part| match &state.exact {
@@ -389,7 +393,7 @@ impl<D: Device> Fixed<'_, D> {
             pp: &*self.groups.pp,
             stages: &self.stages,
             vocab: match (&self.shard, &self.groups.vocab) {
-                (Some(shard), Some(groups)) => Some(OverPipeline { shard, groups }),
+                (Some(shard), Some(groups)) => Some(VocabOverPipeline { shard, groups }),
                 _ => None,
             },
             inventory: &self.inventory,
@@ -400,56 +404,60 @@ impl<D: Device> Fixed<'_, D> {
         Reducer::new(&self.device, &*self.groups.dp, self.reduction)
     }
 
-    /// What a step's passes read.
-    fn given<'b>(&'b self, weights: &'b WeightStore<D>, inputs: &'b Inputs<D>) -> Given<'b, D> {
+    /// Input of a step's passes.
+    fn given<'b>(
+        &'b self,
+        weights: &'b WeightStore<D>,
+        inputs: &'b StepInputs<D>,
+    ) -> PassInputs<'b, D> {
         let p = self.program.model.dropout;
-        let draws = (p > 0.0).then_some(Draws { p, seed: self.seed, step: inputs.step });
-        Given { weights, batches: &inputs.batches, draws, pools: &self.pools }
+        let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });
+        PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }
     }
 
-    /// A step's passes and sums: nothing here waits for the device, and no number is other than in the step before but what
-    /// is in `inputs`' memory, so that it can be recorded.
+    /// Runs a step's passes and sums. It never waits for the device, and only the contents of
+    /// `inputs`' memory change from step to step, so that the step can be recorded.
     fn passes(
         &self,
         weights: &WeightStore<D>,
-        inputs: &Inputs<D>,
+        inputs: &StepInputs<D>,
         gradients: &mut Store<D>,
-        watch: Option<Watch<'_, D::Wide>>,
-    ) -> Result<Done<D>, Error> {
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<LaunchedStep<D>, Error> {
         self.device.fill(gradients.all_mut(), D::Wide::ZERO);
         let mut reducer = self.reducer();
         let given = self.given(weights, inputs);
-        let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, watch)?;
+        let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, observer)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients(gradients)?;
         self.sum_tied_gradients(gradients)?;
-        Ok(Done { outcome, loss, squares: self.squares(gradients), reductions })
+        Ok(LaunchedStep { outcome, loss, squares: self.squares(gradients), reductions })
     }
 }
 
-/// What is settled once cannot be wrong again: our bug.
+/// The error of a step that is begun a third time: our bug, since what is settled cannot be wrong.
 fn begun_twice(step: u64) -> CommError {
     let reason = "the step before was settled, and still the gate is closed".to_owned();
     CommError::Invalid { call: format!("step {step}"), reason }
 }
 
-/// Declares the stages of pipeline device `device`, and its part of a vocabulary split over all.
+/// Declares the stages of a pipeline rank, and its shard of a vocabulary split over the pipeline.
 fn declare(
     program: &Program,
-    device: usize,
+    pipeline_rank: usize,
     inventory: &mut Inventory,
 ) -> (Vec<Stage>, Option<VocabularyShard>) {
     let (mut stages, mut table) = (Vec::new(), None);
-    for (chunk, index) in program.stages_of(device).into_iter().enumerate() {
+    for (chunk, index) in program.stages_of(pipeline_rank).into_iter().enumerate() {
         if chunk > 0 && program.layout.copies() > 1 {
             inventory.enter_copies();
         }
         let stage = Stage::declare(program, index, table, inventory);
-        // Copies mirror each other, tables and all: none is shared between a device's stages.
+        // With two copies of each stage, every stage has a table of its own.
         if program.layout.copies() == 1 {
             table = table.or(stage.table());
         }
         stages.push(stage);
     }
-    (stages, VocabularyShard::declare(program, device, inventory))
+    (stages, VocabularyShard::declare(program, pipeline_rank, inventory))
 }

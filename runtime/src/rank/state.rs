@@ -1,64 +1,63 @@
-//! Weights and the optimizer's state, and how a step changes them.
+//! Weights and optimizer state, and how a step changes them.
 
 use super::sums::{mean, root};
-use super::{Fixed, Gradients};
+use super::{Fixed, StepResult};
 use crate::comm::{CommError, Request};
 use crate::device::{Device, Parameter, Proposal, Space, Target, WideMut};
-use crate::executor::Outcome;
-use crate::params::{Held, Part, Store, WeightStore};
-use crate::reduce::Span;
 use crate::scalar::Number;
+use crate::state::params::{HeldParameter, ParameterSlice, Store, WeightStore};
+use crate::step::executor::Outcome;
+use crate::step::reduce::ReductionSpan;
 use kernels::adamw::AdamW;
 use kernels::random::{GlobalIndices, Stream};
 
-/// How weights are updated.
+/// AdamW's settings, and clipping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// Decay of the moments.
+    /// Decay rates of the moments.
     pub betas: (f64, f64),
-    /// Added to the root of the second moment.
+    /// AdamW's epsilon, added to the root of the second moment.
     pub eps: f64,
-    /// Decay of matrices.
+    /// Weight decay of matrices.
     pub weight_decay: f64,
-    /// Largest gradient norm; `None` does not clip.
+    /// Largest gradient norm; `None` for no clipping.
     pub clip: Option<f64>,
 }
 
 impl Optimizer {
-    /// Factor of gradients of norm `norm`.
+    /// Factor that clips gradients of norm `norm`.
     pub(super) fn gradient_scale(&self, norm: f64) -> f64 {
         self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0))
     }
 
-    pub(super) fn decay_of(&self, held: &Held) -> f64 {
+    pub(super) fn decay_of(&self, held: &HeldParameter) -> f64 {
         if held.declaration.decays() { self.weight_decay } else { 0.0 }
     }
 }
 
-/// A step whose gradients are there, and whose norm is still being summed.
-pub(super) struct Pending {
-    /// Of this rank's tensor-parallel group, on its way over the pipeline: the squared norm.
+/// A step whose gradients are complete, and whose norm is still being summed.
+pub(super) struct PendingUpdate {
+    /// The squared norm, summed over the tensor-parallel group, in flight over the pipeline.
     pub(super) squares: Request<f64>,
     pub(super) loss_sum: Request<f64>,
     pub(super) optimizer: Optimizer,
-    /// Without clipping.
+    /// The proposed update, without clipping.
     pub(super) adamw: AdamW,
     pub(super) valid_tokens: u64,
     pub(super) outcome: Outcome,
-    pub(super) reductions: Vec<Span>,
+    pub(super) reductions: Vec<ReductionSpan>,
 }
 
-/// Weights, and the state that belongs to them.
-pub(super) struct State<D: Space> {
-    /// As passes read them.
+/// Weights and optimizer state.
+pub(super) struct TrainingState<D: Space> {
+    /// Weights as passes read them.
     pub(super) weights: WeightStore<D>,
-    /// As they are known to be right, where those that passes read are rounded, or, where steps begin ahead of the
-    /// norm, proposals.
+    /// Exact weights, if those that passes read are rounded (bf16) or proposals (post-validation).
     pub(super) exact: Option<Store<D>>,
     pub(super) moments: [Store<D>; 2],
-    /// Updates made or proposed so far.
+    /// Number of updates made or proposed.
     pub(super) updates: u32,
-    /// Steps whose update the exact weights have.
+    /// Number of steps whose update is in the exact weights.
     pub(super) completed: u64,
 }
 
@@ -75,7 +74,7 @@ impl<D: Device> Fixed<'_, D> {
         let inventory = &self.inventory;
         let moments = m.each_mut(inventory).into_iter().zip(v.each_mut(inventory));
         let state = inventory.all().iter().zip(targets).zip(moments);
-        let update = |((held, w), (m, v)): ((&Held, _), _)| {
+        let update = |((held, w), (m, v)): ((&HeldParameter, _), _)| {
             let g = gradients.get(held.part);
             Parameter { w, g, m, v, decay: optimizer.decay_of(held) }
         };
@@ -83,9 +82,9 @@ impl<D: Device> Fixed<'_, D> {
     }
 }
 
-impl<D: Device> State<D> {
+impl<D: Device> TrainingState<D> {
     /// Sets a parameter's weights.
-    pub(super) fn set(&mut self, device: &D, part: Part, values: &[D::Wide]) {
+    pub(super) fn set(&mut self, device: &D, part: ParameterSlice, values: &[D::Wide]) {
         match &mut self.exact {
             Some(exact) => {
                 device.upload(values, exact.get_mut(part));
@@ -100,7 +99,12 @@ impl<D: Device> State<D> {
     }
 
     /// Sets a parameter's weights to what `fill` writes.
-    pub(super) fn fill(&mut self, device: &D, part: Part, fill: impl FnOnce(WideMut<'_, D>)) {
+    pub(super) fn fill(
+        &mut self,
+        device: &D,
+        part: ParameterSlice,
+        fill: impl FnOnce(WideMut<'_, D>),
+    ) {
         let weights = self.weights.get_mut(part);
         if let Some(exact) = &mut self.exact {
             fill(exact.get_mut(part));
@@ -111,14 +115,14 @@ impl<D: Device> State<D> {
         device.round(D::view(&values, 0..part.len), weights);
     }
 
-    /// Passes read the exact weights from now on.
+    /// Sets the weights that passes read to the exact ones.
     pub(super) fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
         if let Some(exact) = &self.exact {
             fixed.device.round(exact.all(), self.weights.all_mut());
         }
     }
 
-    /// Numbers of the next update.
+    /// Arguments of the next update.
     pub(super) fn next_step(
         &mut self,
         optimizer: &Optimizer,
@@ -136,7 +140,7 @@ impl<D: Device> State<D> {
         }
     }
 
-    /// Weights for passes as they are behind a step; the state stays.
+    /// Sets the weights that passes read as if the step were not clipped; the exact state stays.
     pub(super) fn propose(
         &mut self,
         fixed: &Fixed<'_, D>,
@@ -146,7 +150,7 @@ impl<D: Device> State<D> {
     ) {
         let (Some(exact), [m, v]) = (&self.exact, &self.moments) else { return };
         let weights = self.weights.each_mut(&fixed.inventory);
-        let proposal = |(held, to): (&Held, _)| {
+        let proposal = |(held, to): (&HeldParameter, _)| {
             let [w, g, m, v] = [exact, gradients, m, v].map(|store| store.get(held.part));
             Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) }
         };
@@ -155,9 +159,9 @@ impl<D: Device> State<D> {
     }
 }
 
-impl Pending {
-    /// Waits for the norm and updates the exact weights, unless the numbers are not finite. Says what the step came
-    /// to, and whether its proposal was right.
+impl PendingUpdate {
+    /// Waits for the norm and updates the exact weights if loss and norm are finite. Returns the
+    /// step's result, and whether its proposal was right.
     pub(super) fn settle<D: Device>(
         self,
         fixed: &Fixed<'_, D>,
@@ -165,7 +169,7 @@ impl Pending {
         exact: &mut Store<D>,
         moments: &mut [Store<D>; 2],
         completed: &mut u64,
-    ) -> Result<(Gradients, bool), CommError> {
+    ) -> Result<(StepResult, bool), CommError> {
         let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
         let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
         let gradient_scale = optimizer.gradient_scale(norm);
@@ -177,14 +181,15 @@ impl Pending {
             *completed += 1;
         }
         let right = finite && gradient_scale == adamw.gradient_scale;
-        Ok((Gradients { loss, valid_tokens, norm, outcome, reductions }, right))
+        Ok((StepResult { loss, valid_tokens, norm, outcome, reductions }, right))
     }
 }
 
-/// Fills what a rank holds with normal numbers by their place in the tensor as stored.
+/// Fills a rank's part of a parameter with normal numbers, each drawn by its index in the whole
+/// tensor as stored.
 pub(super) fn draw_normal<D: Device>(
     device: &D,
-    held: &Held,
+    held: &HeldParameter,
     mut rest: WideMut<'_, D>,
     seed: u64,
     deviation: f64,
@@ -202,7 +207,7 @@ pub(super) fn draw_normal<D: Device>(
     }
 }
 
-/// FNV-1a, 32 bits: which random numbers a tensor draws.
+/// FNV-1a, 32 bits: selects the random numbers that a tensor draws.
 fn name_hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -1,16 +1,16 @@
-//! What ranks sum behind a step's passes: gradients that each has a part of, losses, and the gradient norm.
+//! Sums over ranks after a step's passes: partial gradients, losses, and the gradient norm.
 
 use super::Fixed;
 use crate::comm::{CommError, Op, Request};
-use crate::device::{Device, Group};
-use crate::params::{Gradient, Held, Store};
+use crate::device::{Device, DeviceGroup};
+use crate::state::params::{Gradient, HeldParameter, Store};
 
 impl<D: Device> Fixed<'_, D> {
-    /// Sums over tensor-parallel ranks what each has only a part of: all such parameters in one call,
-    /// each in its place of the whole, so that copies meet whoever holds them.
+    /// Sums partial gradients over tensor-parallel ranks, all in one call. Each lies at its place
+    /// in the whole tensor, so that copies are summed with the ranks that hold the same elements.
     pub(super) fn sum_partial_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        let partial = |held: &&Held| held.declaration.gradient == Gradient::Partial;
-        let held: Vec<&Held> = self.inventory.all().iter().filter(partial).collect();
+        let partial = |held: &&HeldParameter| held.declaration.gradient == Gradient::Partial;
+        let held: Vec<&HeldParameter> = self.inventory.all().iter().filter(partial).collect();
         if self.groups.tp.size() == 1 || held.is_empty() {
             return Ok(());
         }
@@ -29,14 +29,14 @@ impl<D: Device> Fixed<'_, D> {
             let to = D::view_mut(&mut all, whole.clone());
             device.copy(gradients.range(own.clone()), to);
         }
-        let all = Group::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
+        let all = DeviceGroup::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
         for (own, whole) in runs {
             device.copy(D::view(&all, whole), gradients.range_mut(own));
         }
         Ok(())
     }
 
-    /// Sums the gradients of an embedding that first and last stage share.
+    /// Sums the gradients of an embedding that the first and the last stage share.
     pub(super) fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
         if self.program.layout.copies() > 1 {
             self.sum_tied_copies(gradients);
@@ -46,21 +46,22 @@ impl<D: Device> Fixed<'_, D> {
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }
-        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
         let Some(held) = self.inventory.named(name) else { return Ok(()) };
         let (part, device) = (held.part, &self.device);
         let own = device.copied(gradients.get(part));
-        let sum = Group::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
+        let sum = DeviceGroup::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
         device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
         Ok(())
     }
 
-    /// The same where each device at an end holds a copy of both stages, each with a table, of which it has the sum
-    /// over both copies: they become what they come to together.
+    /// With two copies of each stage, both the first and the last pipeline rank have the table of
+    /// the first stage and of the last, each with the gradient summed over its copies. Gives both
+    /// tables the sum.
     fn sum_tied_copies(&self, gradients: &mut Store<D>) {
-        let name = crate::layers::Names::of(&self.program.model).embedding();
+        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
         let tables = self.inventory.all().iter().filter(|held| held.declaration.name == name);
-        // The first stage's is not the copy: both devices add in this order, to the same bits.
+        // First stage first on both ranks: the sums are equal to the bit.
         let (mut first, mut last) = (None, None);
         for held in tables {
             let place = if held.declaration.tied_copy { &mut last } else { &mut first };
@@ -73,14 +74,14 @@ impl<D: Device> Fixed<'_, D> {
         self.device.copy(D::view(&both, 0..first.len), gradients.get_mut(last));
     }
 
-    /// Starts summing the iteration's losses, from the ranks that hold the output layer.
+    /// Starts summing the global batch's losses over the ranks that hold the output layer.
     pub(super) fn start_loss(&self, loss_sum: f64) -> Result<Request<f64>, CommError> {
-        // All tensor-parallel ranks know the same losses: one of them tells.
+        // All tensor-parallel ranks know the same losses; one of them contributes.
         let sum = if self.groups.tp.rank() == 0 { loss_sum } else { 0.0 };
         self.groups.world.start_all_reduce(vec![sum], Op::Sum)
     }
 
-    /// The sum of squares of this rank's parameters, each element of the model counted on one rank.
+    /// Sum of squares of this rank's gradients; each element of the model is counted on one rank.
     pub(super) fn squares(&self, gradients: &Store<D>) -> D::Total {
         let mut total = self.device.total();
         for held in self.inventory.all().iter().filter(|held| held.counted) {
@@ -98,7 +99,7 @@ impl<D: Device> Fixed<'_, D> {
     }
 }
 
-/// A sum over an iteration's valid tokens, divided by them.
+/// A sum over the global batch, divided by its valid tokens.
 pub(super) fn mean(sum: Request<f64>, valid_tokens: u64) -> Result<f64, CommError> {
     Ok(only(sum)? / valid_tokens.max(1) as f64)
 }

@@ -1,38 +1,37 @@
-//! Ranks as processes tell each other, before they train, where they run and what they were told: whoever was started
-//! with another program, other flags or other data is named, instead of training on silently.
+//! Checks that ranks started as processes were given the same program, flags and data. A rank that
+//! differs is named in an error, instead of training on silently.
 
 use super::{Flags, Job};
-use crate::comm::{CommError, Communicator};
+use crate::comm::{CommError, Communicator, host_name};
 use crate::error::Error;
-use crate::launched::host_name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// How many ranks an error names of those that were told the same.
+/// How many ranks with the same value an error names.
 const MOST_NAMED: usize = 4;
 
-/// How much is read of the beginning and of the end of a file, in bytes.
+/// Bytes that are hashed at the beginning and at the end of a file.
 const SAMPLE_BYTES: u64 = 1 << 16;
 
-/// What a rank tells of itself.
+/// What a rank says of itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct Introduction {
     /// Where it runs: `host a, pid 123`.
     process: String,
-    /// What all ranks must have been told alike: what it is, and its value.
-    told: Vec<(String, String)>,
+    /// What all ranks must have in common: name and value.
+    settings: Vec<(String, String)>,
 }
 
-/// Tells the others where this rank runs and what it was told, and hears the same of them.
+/// Exchanges with all ranks where each runs and what it was given.
 ///
 /// # Errors
-/// What they were not told alike, on all ranks.
+/// On all ranks: what differs.
 pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error> {
     let process = format!("host {}, pid {}", host_name(), std::process::id());
-    let own = Introduction { process, told: told(job) };
+    let own = Introduction { process, settings: settings(job) };
     let mut all = Vec::with_capacity(world.size());
     for (rank, text) in
         exchange(world, &serde_json::to_string(&own).unwrap_or_default())?.into_iter().enumerate()
@@ -53,7 +52,7 @@ pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error>
 
 const SAME: &str = "start all ranks with the same trainer, the same flags and the same files";
 
-/// Everybody's text, by rank.
+/// Every rank's text, by rank.
 fn exchange(world: &dyn Communicator, text: &str) -> Result<Vec<String>, CommError> {
     let lengths = world.all_gather(&[text.len() as i64])?;
     let longest = lengths.iter().copied().max().unwrap_or_default() as usize;
@@ -63,12 +62,12 @@ fn exchange(world: &dyn Communicator, text: &str) -> Result<Vec<String>, CommErr
     Ok(all.chunks(longest.max(1)).map(|text| String::from_utf8_lossy(text).into_owned()).collect())
 }
 
-/// What ranks were told differently, one line for each.
+/// One line for each value that differs between ranks.
 fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<String> {
     let Some(first) = all.first() else { return Vec::new() };
     let value = |rank: usize, what: &str| {
-        let mut told = all[rank].told.iter();
-        told.find(|(known, _)| known == what).map_or("nothing", |(_, value)| value)
+        let mut settings = all[rank].settings.iter();
+        settings.find(|(known, _)| known == what).map_or("nothing", |(_, value)| value)
     };
     let names = |ranks: &[usize]| {
         let named: Vec<String> = ranks.iter().take(MOST_NAMED).map(|&rank| name(rank)).collect();
@@ -89,16 +88,16 @@ fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<Stri
         }
         let said = |(value, ranks): &(&str, Vec<usize>)| format!("{value} on {}", names(ranks));
         (groups.len() > 1).then(|| {
-            // Most ranks are right: who differs comes first.
+            // Fewest ranks first: the majority is probably right.
             groups.sort_by_key(|(_, ranks)| ranks.len());
             format!("{what} is {}", groups.iter().map(said).collect::<Vec<_>>().join(", but "))
         })
     };
-    first.told.iter().filter_map(difference).collect()
+    first.settings.iter().filter_map(difference).collect()
 }
 
-/// What all ranks must be told alike, in words. Each flag is either here, or may differ.
-fn told(job: Job<'_>) -> Vec<(String, String)> {
+/// What all ranks must have in common, in words. Every flag is either listed or may differ.
+fn settings(job: Job<'_>) -> Vec<(String, String)> {
     let Flags {
         init_from,
         data,
@@ -117,9 +116,9 @@ fn told(job: Job<'_>) -> Vec<(String, String)> {
         trace,
         gpu,
         no_cuda_graphs,
-        // Rank 0's alone.
+        // Only rank 0 uses it.
         metrics: _,
-        // Each process's own affair.
+        // May differ between processes.
         threads: _,
         rendezvous: _,
         time_limit_s: _,
@@ -156,8 +155,8 @@ fn short(digest: &[u8]) -> String {
     digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What tells files apart without reading them whole: how long they are, and a hash of their beginnings and ends. Of a
-/// folder its checkpoint's files, of Megatron's data the index, too.
+/// Identifies files without reading them whole: total length, and a hash of beginnings and ends.
+/// For a directory these are its checkpoint files, for Megatron's data also the index.
 fn identity(path: &Path) -> String {
     let files = match path.is_dir() {
         true => weights(path),
@@ -165,7 +164,7 @@ fn identity(path: &Path) -> String {
     };
     let mut digest = Sha256::new();
     let mut sampled = |file: &PathBuf| match sample(file, &mut digest) {
-        // An index need not be there.
+        // The index may be absent.
         Err(error) if error.kind() == io::ErrorKind::NotFound && file != path => Ok(0),
         read => read,
     };
@@ -184,7 +183,7 @@ fn weights(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Takes a file's length, beginning and end into the hash; gives the length in bytes.
+/// Hashes a file's length, beginning and end; returns its length in bytes.
 fn sample(path: &Path, digest: &mut Sha256) -> io::Result<u64> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no file"));
@@ -207,7 +206,7 @@ mod tests {
     fn who_differs_is_named_first() {
         let introduction = |seed: &str, lr: &str| Introduction {
             process: String::new(),
-            told: [("--seed", seed), ("--lr", lr)].map(|(a, b)| (a.into(), b.into())).to_vec(),
+            settings: [("--seed", seed), ("--lr", lr)].map(|(a, b)| (a.into(), b.into())).to_vec(),
         };
         let name = |rank: usize| format!("rank {rank}");
         let alike: Vec<_> = (0..9).map(|_| introduction("1", "2")).collect();

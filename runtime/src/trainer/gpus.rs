@@ -1,19 +1,20 @@
 //! The GPU that a process trains on, and its memory.
 
-use super::{Flags, Trained};
+use super::{Flags, TrainedDtype};
 use crate::error::Error;
-use crate::launched::{self, Place};
+use crate::launch::launcher::{self, ProcessPlace};
 use crate::program::Program;
 use kernels::cuda::{self, GpuError};
 
 pub(super) const ONLY_GPU: &str =
     "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
 
-/// The GPU that is asked for, with the memory that the plan gives to so many ranks; nothing where none is.
-pub(super) fn open_gpu<T: Trained>(
+/// Opens the GPU that is asked for and reserves the planned memory of `ranks` ranks; `None` if no
+/// GPU is asked for.
+pub(super) fn open_gpu<T: TrainedDtype>(
     program: &Program,
     flags: &Flags,
-    place: Option<&Place>,
+    place: Option<&ProcessPlace>,
     ranks: usize,
 ) -> Result<Option<cuda::Gpu>, Error> {
     let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
@@ -29,14 +30,14 @@ pub(super) fn open_gpu<T: Trained>(
         let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
         return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
     }
-    let number = launched::gpu_of(asked, place, |name| std::env::var(name).ok())?;
+    let number = launcher::gpu_of(asked, place, |name| std::env::var(name).ok())?;
     let gpu = cuda::Gpu::open(number).map_err(|error| wrong(why_no_gpu(&error, place)))?;
     reserve(&gpu, program.planned_memory_bytes, ranks)?;
     Ok(Some(gpu))
 }
 
-/// What is wrong with the GPU, and with the processes where there are more of them than GPUs.
-fn why_no_gpu(error: &GpuError, place: Option<&Place>) -> String {
+/// Describes a GPU that cannot be opened, and more processes than GPUs if that is the cause.
+fn why_no_gpu(error: &GpuError, place: Option<&ProcessPlace>) -> String {
     match (error, place) {
         (GpuError::NoSuchGpu { .. }, Some(place)) => format!(
             "{error}; {} started a process for each GPU: valid: as many on each machine as it has GPUs, or one process \
@@ -47,12 +48,12 @@ fn why_no_gpu(error: &GpuError, place: Option<&Place>) -> String {
     }
 }
 
-/// How much of what the plan gives is taken at once: the plan counts what the driver and its libraries hold, too, and that
-/// they take by themselves.
+/// Sixteenths of the planned memory that are reserved at once. The plan also counts what the driver
+/// and its libraries hold, which they allocate themselves.
 const ARENA_16THS: u64 = 15;
 
-/// Takes what the plan gives to ranks that share the GPU, at once: what does not fit shows now, not in the middle of a
-/// step.
+/// Reserves the planned memory of all ranks that share the GPU. A plan that does not fit fails
+/// here, not in the middle of a step.
 fn reserve(gpu: &cuda::Gpu, planned_bytes: u64, ranks: usize) -> Result<(), Error> {
     if planned_bytes == 0 {
         return Ok(());
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
     use crate::calibration::program_of;
     use crate::comm::Solo;
-    use crate::interrupt::Interrupt;
+    use crate::launch::interrupt::Interrupt;
     use clap::Parser;
     use kernels::cuda::AsyncEmulator;
     use kernels::cuda::cpu_emulator::CpuEmulator;
@@ -85,7 +86,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Trains a small model on a GPU that is none; gives the losses, and what the rank report says of graphs.
+    /// Trains a small model on an emulated GPU; returns the losses, and what the rank report says
+    /// of graphs.
     fn trained(folder: &Path, flags: &[&str]) -> (Vec<Value>, Value) {
         let text = "name: small\nlayers: 1\nhidden: 16\nheads: 2\nkv_heads: 1\nffn: 32\nvocab: 520\n\
                     seq_len: 32\n";
@@ -93,7 +95,7 @@ mod tests {
         let data = "../tests/golden/llama_gqa/tokens.safetensors";
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(data);
         let [metrics, report] = ["metrics", "report"].map(|name| folder.join(name));
-        // A run adds to the metrics of the one before.
+        // A run appends to existing metrics.
         let _new = std::fs::remove_file(&metrics);
         let paths = [("--data", &data), ("--metrics", &metrics), ("--rank-report", &report)];
         let paths = paths.map(|(flag, path)| format!("{flag}={}", path.display()));
@@ -120,8 +122,8 @@ mod tests {
         assert!(said["why_not"].is_null());
         let trace = format!("--trace={}", folder.join("trace").display());
         for flag in ["--no-cuda-graphs", &trace] {
-            let (launched, said) = trained(&folder, &[flag]);
-            assert_eq!((&launched, &said["replayed_steps"]), (&losses, &Value::from(0)));
+            let (launcher, said) = trained(&folder, &[flag]);
+            assert_eq!((&launcher, &said["replayed_steps"]), (&losses, &Value::from(0)));
             let why = said["why_not"].as_str().unwrap();
             assert!(why.starts_with(flag.split('=').next().unwrap()), "{why}");
         }
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!((fits.bytes_reserved(), fits.bytes_beyond_arena()), ((3 * 15) << 12, 0));
         reserve(&small, 0, 3).unwrap();
         assert_eq!(small.bytes_reserved(), 0);
-        // More than there can be.
+        // More than any GPU has.
         let text = reserve(&small, 1 << 61, 2).unwrap_err().to_string();
         for part in
             ["--gpu: ", "2305843009213693952 bytes", "`memory.total` of plan.yaml", "2 ranks share"]

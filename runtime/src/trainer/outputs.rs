@@ -1,8 +1,8 @@
 //! The files that a run writes.
 //!
 //! All are opened before the first step, so that a path that cannot be written is known before any
-//! work is done for it. A file that is written at the end is made beside its place, under a name of
-//! its own, and takes its place when it is whole: what lay there before stays until then.
+//! work is done. A file that is written at the end is made next to its final path under a temporary
+//! name and renamed when it is complete; until then the old file stays.
 
 use super::Flags;
 use crate::error::Error;
@@ -13,7 +13,7 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What rank 0 writes, of what the flags name; the other ranks write nothing.
+/// The files that rank 0 writes; other ranks write none.
 #[derive(Default)]
 pub(super) struct Outputs {
     pub metrics: Option<MetricsFile>,
@@ -24,8 +24,8 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    /// Opens what the flags name. A file of the model's weights or gradients, whole, has at least
-    /// `model_bytes`, for which there must be room.
+    /// Opens the files that the flags name. Whole weights and gradients take at least `model_bytes`
+    /// each, for which there must be room.
     pub fn open(flags: &Flags, model_bytes: u64) -> Result<Self, Error> {
         let open = |flag: &'static str, path: &Option<PathBuf>, bytes| {
             path.as_deref().map(|path| NewFile::open(flag, path, bytes)).transpose()
@@ -39,7 +39,7 @@ impl Outputs {
         })
     }
 
-    /// Files that are being made, under names of their own.
+    /// Temporary files.
     pub fn unfinished(&self) -> Vec<PathBuf> {
         let made = [&self.gradients, &self.weights, &self.rank_report, &self.trace];
         let moves = made.into_iter().flatten().filter_map(|file| file.moves.as_ref());
@@ -50,7 +50,7 @@ impl Outputs {
 const BUSY: &str =
     "another run, or another flag of this one, writes this file; valid: a file of its own";
 
-/// A flag whose file cannot be written, and what the system says of it.
+/// The error of a flag whose file cannot be written.
 fn refused(flag: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
     let path = path.display().to_string();
     move |error| {
@@ -59,24 +59,24 @@ fn refused(flag: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// Holds the file against other runs until it is closed.
+/// Locks the file against other runs until it is closed.
 fn lock(file: &File) -> io::Result<()> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(io::Error::other(BUSY)),
-        // Some network file systems have no locks: then nobody is kept out.
+        // Some network file systems have no locks; then no run is kept out.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }
 
-/// A device or a pipe. Writing nothing shows whether a device takes anything.
+/// Opens a device or a pipe. An empty write shows whether a device accepts data.
 fn open_device(path: &Path) -> io::Result<File> {
     let mut file = File::options().write(true).open(path)?;
-    // Not `write_all`, which asks the system nothing where there is nothing to write.
+    // Not `write_all`, which makes no system call for an empty slice.
     let _nothing = file.write(&[])?;
     Ok(file)
 }
 
-/// What lies at a path, following links; nothing where there is nothing.
+/// Metadata of a path, following links; `None` if nothing is there.
 fn found(path: &Path) -> io::Result<Option<std::fs::Metadata>> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
@@ -86,18 +86,17 @@ fn found(path: &Path) -> io::Result<Option<std::fs::Metadata>> {
     }
 }
 
-/// A file that takes its place when it is whole; one that is dropped before leaves no trace.
+/// A file that is renamed to its path when complete, and removed if dropped before.
 pub(super) struct NewFile {
-    /// As the user named it.
+    /// The path, as the user named it.
     path: PathBuf,
     file: File,
-    /// Where it is being made and where it goes; nothing where it is written in place, as devices
-    /// and pipes are.
+    /// Temporary and final path; `None` for devices and pipes, which are written in place.
     moves: Option<[PathBuf; 2]>,
 }
 
 impl NewFile {
-    /// Makes sure that `bytes` can be written to the path.
+    /// Checks that `bytes` can be written to the path.
     pub fn open(flag: &'static str, path: &Path, bytes: u64) -> Result<Self, Error> {
         Self::begin(path, bytes).map_err(refused(flag, path))
     }
@@ -107,7 +106,7 @@ impl NewFile {
             Some(metadata) if !metadata.is_file() => {
                 return Ok(Self { path: path.to_owned(), file: open_device(path)?, moves: None });
             }
-            // Behind a link the file is replaced, not the link.
+            // A link stays; the file that it points to is replaced.
             Some(_) => {
                 File::options().write(true).open(path)?;
                 path.canonicalize()?
@@ -116,7 +115,7 @@ impl NewFile {
         };
         let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
         let part = target.with_file_name(format!(".{}.unfinished", name.display()));
-        // One that a killed run has left is used again, whoever's run it was.
+        // A temporary file left by a killed run is used again.
         let file = File::options().write(true).create(true).truncate(false).open(&part)?;
         lock(&file)?;
         if std::fs::metadata(&part)?.ino() != file.metadata()?.ino() {
@@ -128,7 +127,7 @@ impl NewFile {
         Ok(new)
     }
 
-    /// Writes the file and puts it in its place.
+    /// Writes the file and renames it to its path.
     pub fn write(
         mut self,
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -156,13 +155,13 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some([part, _]) = &self.moves {
-            // Nothing can be done about one that stays.
+            // If it cannot be removed, nothing can be done.
             let _stays = std::fs::remove_file(part);
         }
     }
 }
 
-/// Takes room for so many bytes, where the file system can.
+/// Reserves disk space, if the file system can.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -177,18 +176,18 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Lines that are added to a file, one JSON object each.
+/// A file to which JSON objects are appended, one a line.
 pub(super) struct MetricsFile {
     path: PathBuf,
     file: File,
-    /// Bytes of whole lines, where lines that were cut short can be taken back.
+    /// Bytes of complete lines, if the file can be truncated.
     whole_bytes: Option<u64>,
-    /// Lines that could not be written.
+    /// Number of lines that could not be written.
     lost: u64,
 }
 
 impl MetricsFile {
-    /// Opens a file to add lines to; those that are there stay.
+    /// Opens a file to append to.
     pub fn open(path: &Path) -> Result<Self, Error> {
         Self::begin(path).map_err(refused("metrics", path))
     }
@@ -205,7 +204,7 @@ impl MetricsFile {
         Ok(new(file, Some(whole_bytes)))
     }
 
-    /// Adds a line. Where that fails the run goes on without it, and the user is told once.
+    /// Appends a line. If that fails, the run goes on without it, and the user is told once.
     pub fn line(&mut self, text: &str) {
         let line = format!("{text}\n");
         match self.file.write_all(line.as_bytes()) {
@@ -223,7 +222,7 @@ impl MetricsFile {
             );
         }
         if let Some(bytes) = self.whole_bytes {
-            // A line cut short that stays is ended by the next one, which then is lost with it.
+            // If truncation fails, the next line completes the partial one and is lost with it.
             let _stays = self.file.set_len(bytes);
         }
     }
@@ -241,7 +240,7 @@ impl Drop for MetricsFile {
     }
 }
 
-/// Ends a last line that was cut short, by a run that was killed.
+/// Ends a partial last line that a killed run left.
 fn end_line(file: &mut File) -> io::Result<()> {
     let mut last = [b'\n'];
     if file.metadata()?.len() > 0 {

@@ -1,48 +1,48 @@
-//! Ranks as processes that a launcher started: how they find each other, and what connects them.
+//! Ranks as processes that a launcher started: how they meet, and which communicators they use.
 //!
-//! On processors they talk over TCP, or MPI where the trainer is built with it. On GPUs, one for each process, NCCL carries
-//! what lies on them, and the same TCP or MPI the rest.
+//! On CPUs they communicate over TCP, or over MPI if the trainer is built with it. On GPUs, one for
+//! each process, NCCL carries device memory, and TCP or MPI everything else.
 
 use super::agreement::agree;
-use super::{Job, Trained, open_gpu, options, threads};
-use crate::comm::tcp::{Joining, Key, Meeting, MeetingError, TcpWire};
+use super::{Job, TrainedDtype, open_gpu, options, threads};
+use crate::comm::tcp::{Joining, Key, Rendezvous, RendezvousError, TcpWire};
 use crate::comm::{Communicator, NcclComm};
 use crate::device::DeviceError;
 use crate::error::Error;
-use crate::interrupt::say;
-use crate::launched::{self, Place};
+use crate::launch::interrupt::say;
+use crate::launch::launcher::{self, ProcessPlace};
 use kernels::cuda;
 use std::net::ToSocketAddrs;
 
 /// Trains as one of several processes.
-pub(super) fn train<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
+pub(super) fn train<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
     check_world(job, place)?;
-    match meeting(job, place)? {
-        Some(meeting) => {
-            let world = over_tcp(job, place, &meeting)?;
+    match rendezvous(job, place)? {
+        Some(rendezvous) => {
+            let world = over_tcp(job, place, &rendezvous)?;
             run::<T>(job, place, world)
         }
         #[cfg(feature = "mpi")]
         None => over_mpi::<T>(job, place),
-        // Without MPI there is a meeting, or it was an error.
+        // Without MPI there is a rendezvous, or its absence was an error.
         #[cfg(not(feature = "mpi"))]
         None => Ok(()),
     }
 }
 
-/// The world over TCP: all have met, and proved to have the same token.
+/// Connects all processes over TCP, once all have proved that they have the same token.
 fn over_tcp(
     job: Job<'_>,
-    place: &Place,
-    meeting: &Meeting,
+    place: &ProcessPlace,
+    rendezvous: &Rendezvous,
 ) -> Result<Box<dyn Communicator>, Error> {
     let token = std::env::var(Key::VARIABLE).ok();
     let key = token.as_deref().map_or(Ok(Key::default()), Key::new);
     let key = key.map_err(|problem| Error::World { problem })?;
     let on_one_machine = place.local_size == Some(place.world);
-    if place.rank == 0 && key.is_empty() && is_open(meeting) {
+    if place.rank == 0 && key.is_empty() && is_open(rendezvous) {
         say(&format!(
-            "warning: {} is not set: until all ranks have met, whoever reaches {meeting} can take a rank's place; set it to \
+            "warning: {} is not set: until all ranks have met, whoever reaches {rendezvous} can take a rank's place; set it to \
              the same secret for all ranks, or meet in a file",
             Key::VARIABLE
         ));
@@ -50,21 +50,21 @@ fn over_tcp(
     let (rank, size) = (place.rank, place.world);
     let interrupted = || job.interrupt.is_asked();
     let joining = Joining { rank, size, key, on_one_machine, interrupted: &interrupted };
-    TcpWire::world(meeting, &joining, options(job.flags)).map_err(|error| match error {
-        MeetingError::Interrupted => Error::NotStarted,
+    TcpWire::world(rendezvous, &joining, options(job.flags)).map_err(|error| match error {
+        RendezvousError::Interrupted => Error::NotStarted,
         error => Error::World { problem: error.to_string() },
     })
 }
 
-/// Whether processes of other machines may reach where ranks meet. In a file they find a random key as well.
-fn is_open(meeting: &Meeting) -> bool {
-    let Meeting::Address(address) = meeting else { return false };
+/// Whether processes on other hosts can reach the rendezvous. A file also holds a random key.
+fn is_open(rendezvous: &Rendezvous) -> bool {
+    let Rendezvous::Address(address) = rendezvous else { return false };
     let mut addresses = address.to_socket_addrs().into_iter().flatten();
     addresses.any(|address| !address.ip().is_loopback())
 }
 
-/// As many processes as ranks.
-fn check_world(job: Job<'_>, place: &Place) -> Result<(), Error> {
+/// Checks that there are as many processes as planned ranks.
+fn check_world(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
     let (found, planned, who) = (place.world, job.program.world_size(), place.launcher.name());
     if found == planned {
         return Ok(());
@@ -77,15 +77,15 @@ fn check_world(job: Job<'_>, place: &Place) -> Result<(), Error> {
     })
 }
 
-/// Where processes find each other; nothing where MPI connects them.
-fn meeting(job: Job<'_>, place: &Place) -> Result<Option<Meeting>, Error> {
+/// Where the processes meet; `None` if MPI connects them.
+fn rendezvous(job: Job<'_>, place: &ProcessPlace) -> Result<Option<Rendezvous>, Error> {
     if let Some(said) = &job.flags.rendezvous {
-        return Ok(Some(Meeting::parse(said)));
+        return Ok(Some(Rendezvous::parse(said)));
     }
     if cfg!(feature = "mpi") {
         return Ok(None);
     }
-    let told = launched::meeting(place.launcher, |name| std::env::var(name).ok())?;
+    let told = launcher::rendezvous(place.launcher, |name| std::env::var(name).ok())?;
     let Some(told) = told else {
         let (who, found) = (place.launcher.name(), place.world);
         return Err(Error::World {
@@ -96,16 +96,16 @@ fn meeting(job: Job<'_>, place: &Place) -> Result<Option<Meeting>, Error> {
             ),
         });
     };
-    Ok(Some(Meeting::parse(&told)))
+    Ok(Some(Rendezvous::parse(&told)))
 }
 
-fn run<T: Trained>(
+fn run<T: TrainedDtype>(
     job: Job<'_>,
-    place: &Place,
+    place: &ProcessPlace,
     control: Box<dyn Communicator>,
 ) -> Result<(), Error> {
     let told = |error: Error| {
-        // Else the others would wait for this one.
+        // Otherwise the others would wait for this rank.
         control.abort(&error.to_string());
         error
     };
@@ -120,7 +120,7 @@ fn run<T: Trained>(
     T::train(job, gpu, world, share.max(1))
 }
 
-/// NCCL beside what connects the hosts.
+/// NCCL, with `control` for everything that lies on the host.
 fn on_gpus(
     job: Job<'_>,
     gpu: &cuda::Gpu,
@@ -140,7 +140,7 @@ fn on_gpus(
 }
 
 #[cfg(feature = "mpi")]
-fn over_mpi<T: Trained>(job: Job<'_>, place: &Place) -> Result<(), Error> {
+fn over_mpi<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
     let wrong = |problem: String| Error::World { problem };
     let mpi = crate::comm::mpi::Mpi::start()
         .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn addresses_that_other_machines_reach_are_open() {
-        let open = |text: &str| is_open(&Meeting::parse(text));
+        let open = |text: &str| is_open(&Rendezvous::parse(text));
         assert!(open("0.0.0.0:29500") && open("[::]:29500") && open("192.0.2.1:29500"));
         assert!(!open("127.0.0.1:29500") && !open("[::1]:29500") && !open("shared/meeting"));
     }

@@ -1,8 +1,8 @@
-//! The backends for processes, within one process.
+//! The backends for processes, run within one process.
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
-use runtime::comm::tcp::{Joining, Meeting, TcpWire};
+use runtime::comm::tcp::{Joining, Rendezvous, TcpWire};
 use runtime::comm::wire::{Wire, WireComm};
 use runtime::comm::{Communicator, Options};
 use std::path::Path;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A wire of channels: the backend for processes, within one.
+/// A wire made of channels.
 struct Channels {
     rank: usize,
     to: Vec<Sender<(usize, Vec<u8>)>>,
@@ -28,7 +28,7 @@ impl Wire for Channels {
     }
 
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String> {
-        // A process that has ended does not mind.
+        // Sending to a process that has ended is no error.
         let _ended = self.to[to].send((self.rank, message.to_vec()));
         Ok(())
     }
@@ -41,7 +41,7 @@ impl Wire for Channels {
     }
 }
 
-/// Runs `program` on `size` ranks that such wires connect.
+/// Runs `program` on `size` ranks connected by channels.
 pub fn run_wired<R: Send>(
     size: usize,
     options: Options,
@@ -59,7 +59,7 @@ pub fn run_wired<R: Send>(
     })
 }
 
-/// The same over TCP, where ranks find each other in a file.
+/// The same over TCP, with ranks that meet in a file.
 pub fn run_over_tcp<R: Send>(
     size: usize,
     options: Options,
@@ -67,14 +67,15 @@ pub fn run_over_tcp<R: Send>(
 ) -> Vec<R> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("meeting-{}-{number}", std::process::id());
-    let meeting = Meeting::File(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
-    let (program, meeting) = (&program, &meeting);
+    let name = format!("rendezvous-{}-{number}", std::process::id());
+    let rendezvous = Rendezvous::File(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let (program, rendezvous) = (&program, &rendezvous);
     std::thread::scope(|scope| {
         let run = |rank| {
             scope.spawn(move || {
-                // Its own time limit is for the test.
-                let wire = TcpWire::meet(meeting, &Joining::openly(rank, size), Options::default());
+                // The time limit of meeting is the test's own.
+                let wire =
+                    TcpWire::meet(rendezvous, &Joining::openly(rank, size), Options::default());
                 let wire = wire.unwrap();
                 program(Box::new(WireComm::new(wire, options)))
             })

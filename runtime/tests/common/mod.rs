@@ -1,4 +1,4 @@
-//! Runs golden cases under any split, ranks as threads, and compares with what PyTorch computed.
+//! Runs golden cases under any split, with ranks as threads, and compares with PyTorch's results.
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
@@ -8,21 +8,21 @@ use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
 use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
-use runtime::checkpoint::{Checkpoint, Whole};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
 use runtime::program::{Program, Recompute, StageProgram};
-use runtime::{Device, Host, LrSchedule, Optimizer, Rank, Reduction, Scalar, Shape};
+use runtime::state::checkpoint::{Checkpoint, Whole};
+use runtime::{Device, Host, LrSchedule, LrShape, Optimizer, Rank, Reduction, Scalar};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where a golden case lies.
+/// Directory of a golden case.
 pub fn golden(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(case)
 }
 
-/// The model of a case, with its sequence length and batch.
+/// A case's model, with its sequence length and batch.
 pub fn model(case: &str) -> ModelSpec {
     let path = golden(case).join("config.json");
     let source = Source::from_bytes("config.json", std::fs::read(path).unwrap()).unwrap();
@@ -40,7 +40,7 @@ pub struct Split {
     pub sequence_parallel: bool,
     pub recompute: Recompute,
     pub schedule: ScheduleName,
-    /// Which layers the stages at the ends have beside the vocabulary's.
+    /// How vocabulary layers are placed, and which layers the end stages have beside them.
     pub vocab: Vocab,
     pub order: RankOrder,
     pub reduction: Reduction,
@@ -78,14 +78,13 @@ impl Split {
     /// Whether the split exists for 4 layers and 8 sequences.
     pub fn exists(&self) -> bool {
         let whole = 8 % (self.dp * self.micro_batch) == 0 && self.pp * self.vpp <= 4;
-        // tests/schedules.rs has those with two copies of each stage.
+        // tests/schedules.rs covers schedules with two copies of each stage.
         let once = self.schedule.layout(self.vpp).copies() == 1;
         whole && once && self.schedule.check(self.pp, self.micro_batches(), self.vpp).is_ok()
     }
 
-    /// How many layers each stage has: `first_last` as even as may be; `redistribute` by the rule of
-    /// layer redistribution; `tensor` none at the ends, of what the solver may choose what is
-    /// farthest from even.
+    /// Number of layers of each stage. `first_last`: as even as possible; `redistribute`: by layer
+    /// redistribution; `tensor`: none at the ends, the least even cut that the solver may choose.
     pub fn layers(&self, model: &ModelSpec) -> Vec<usize> {
         let count = self.pp * self.vpp / self.schedule.layout(self.vpp).copies();
         let even = |layers: usize, stages: usize| {
@@ -150,24 +149,24 @@ impl Split {
     }
 }
 
-/// A schedule, with the passes of a vocabulary where it is split over the pipeline.
+/// A schedule, with vocabulary passes if the vocabulary is split over the pipeline.
 pub fn schedule(
     name: ScheduleName,
-    devices: usize,
+    pp: usize,
     micro_batches: usize,
     chunks: usize,
     vocab: Vocab,
 ) -> Result<Schedule, ScheduleError> {
     match vocab.passes() {
         Some(passes) => {
-            let schedule = name.build_with_vocab(devices, micro_batches, chunks, passes, None)?;
+            let schedule = name.build_with_vocab(pp, micro_batches, chunks, passes, None)?;
             schedule.with_input_passes(PassTimes::default())
         }
-        None => name.build(devices, micro_batches, chunks),
+        None => name.build(pp, micro_batches, chunks),
     }
 }
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     pub losses: Vec<f64>,
@@ -205,7 +204,7 @@ pub fn train_program<T: Scalar>(
     run_ranks(split.ranks(), options, run).swap_remove(0).unwrap()
 }
 
-/// One rank's part of [`train_program`]; rank 0 has the result.
+/// One rank of [`train_program`]; rank 0 returns the result.
 pub fn train_rank<T: Scalar>(
     program: &Program,
     split: &Split,
@@ -227,7 +226,7 @@ pub fn train_on<D: Device>(
     samples: &dyn Samples,
     world: Box<dyn Communicator>,
 ) -> Option<Run> {
-    let lr = LrSchedule { peak: 1e-3, shape: Shape::Constant, warmup: 0, steps: steps as u64 };
+    let lr = LrSchedule { peak: 1e-3, shape: LrShape::Constant, warmup: 0, steps: steps as u64 };
     let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
@@ -259,7 +258,8 @@ pub fn expected(case: &str) -> Value {
 
 pub fn golden_gradients(case: &str) -> BTreeMap<String, Whole<f64>> {
     let file =
-        runtime::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors")).unwrap();
+        runtime::state::checkpoint::TensorFile::open(&golden(case).join("grads.safetensors"))
+            .unwrap();
     file.names().into_iter().map(|name| (name.clone(), file.read(&name).unwrap())).collect()
 }
 
@@ -289,7 +289,7 @@ fn near(what: &str, found: f64, expected: f64, tolerance: f64) {
     assert!(off <= tolerance, "{what}: {found} is not {expected}: off by {off:e} > {tolerance:e}");
 }
 
-/// Compares a run in f32 of all 20 steps, or fewer, with the README's tolerances.
+/// Compares an f32 run of up to all 20 steps, with the README's tolerances.
 pub fn check(case: &str, run: &Run) {
     let expected = expected(case);
     check_trajectory(&expected, &run.losses, &run.norms);

@@ -1,9 +1,10 @@
-//! Collectives: everybody's buffers in one place, and what each rank takes from them.
+//! Collectives between threads: all ranks' buffers in one place, and what each rank takes from
+//! them.
 
 use crate::comm::combine::{for_rank, range_for_rank, reduced};
-use crate::comm::hub::{Hub, Members, Waiter, lock};
-use crate::comm::{Call, Cargo, CommError, Dtype, Element, Kind, Op, Payload, Pending};
-use crate::device::DeviceError;
+use crate::comm::liveness::{Liveness, Members, Waiter, lock};
+use crate::comm::{Call, CommError, DeviceBuffer, Dtype, Element, Kind, Op, Payload, Pending};
+use crate::device_error::DeviceError;
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -24,15 +25,15 @@ struct Arrivals {
     missing: usize,
 }
 
-/// Everybody's buffers, in the order of ranks.
+/// All ranks' buffers, in the order of ranks.
 struct Complete {
     given: Vec<(Payload, Kind)>,
     sums: Sums,
-    /// What was reduced on the device that ranks share, by whoever came first.
-    on_device: OnceLock<Result<Box<dyn Cargo>, DeviceError>>,
+    /// The reduction on a shared device, computed by the first rank that waits.
+    on_device: OnceLock<Result<Box<dyn DeviceBuffer>, DeviceError>>,
 }
 
-/// Pieces of an all-reduce, each summed by whichever rank gets to it first.
+/// Pieces of an all-reduce, each summed by the first rank that reaches it.
 enum Sums {
     F32(Vec<OnceLock<Vec<f32>>>),
     F64(Vec<OnceLock<Vec<f64>>>),
@@ -49,10 +50,10 @@ impl Slot {
         Self { arrivals, changed, complete: OnceLock::new() }
     }
 
-    /// Hands in a rank's buffer; says whether it was the last.
+    /// Posts a rank's buffer; returns whether it was the last.
     pub fn post(
         &self,
-        hub: &Hub,
+        liveness: &Liveness,
         members: &Members,
         rank: usize,
         call: &Call,
@@ -62,7 +63,7 @@ impl Slot {
         let (first_rank, first) = arrivals.first.get_or_insert_with(|| (rank, call.clone()));
         if !first.matches(call) {
             let waiter = Waiter { members, rank, call };
-            return Err(hub.fail(hub.mismatch(&waiter, *first_rank, first)));
+            return Err(liveness.fail(liveness.mismatch(&waiter, *first_rank, first)));
         }
         arrivals.given[rank] = Some((payload, call.kind.clone()));
         arrivals.missing -= 1;
@@ -92,13 +93,13 @@ impl Sums {
     }
 }
 
-/// One rank's part in a collective.
+/// One rank's side of a collective.
 pub(super) struct Collective {
     pub slot: Arc<Slot>,
     pub call: Call,
     pub rank: usize,
     pub members: Arc<Members>,
-    pub hub: Arc<Hub>,
+    pub liveness: Arc<Liveness>,
 }
 
 impl Pending for Collective {
@@ -132,7 +133,7 @@ impl Collective {
             let given = arrivals.given.iter().enumerate();
             given.filter(|(_, given)| given.is_none()).map(|(rank, _)| rank).collect()
         };
-        self.hub.wait(
+        self.liveness.wait(
             lock(&self.slot.arrivals),
             &self.slot.changed,
             |arrivals| (arrivals.missing == 0).then_some(()),
@@ -141,7 +142,7 @@ impl Collective {
         )
     }
 
-    /// What this rank takes from everybody's buffers.
+    /// Computes this rank's result from all ranks' buffers.
     fn take<T: Element>(
         &self,
         complete: &Complete,
@@ -180,19 +181,19 @@ impl Collective {
         }))
     }
 
-    /// What this rank takes from everybody's memory on the device that they share. Its own part is there to say
-    /// whose stream does the work.
+    /// Computes this rank's result from all ranks' buffers on a shared device, on the stream of
+    /// this rank's own buffer.
     fn take_on_device(&self, complete: &Complete) -> Result<Payload, CommError> {
-        let mut given: Vec<&dyn Cargo> = Vec::with_capacity(complete.given.len());
+        let mut given: Vec<&dyn DeviceBuffer> = Vec::with_capacity(complete.given.len());
         for (payload, _) in &complete.given {
-            let Payload::Device(cargo) = payload else {
+            let Payload::Device(buffer) = payload else {
                 return Err(self.invalid("some ranks gave memory of a device, others of the host"));
             };
-            given.push(&**cargo);
+            given.push(&**buffer);
         }
         let (rank, size, own) = (self.rank, given.len(), given[self.rank]);
         let piece = |n: usize, count: usize| n * count..(n + 1) * count;
-        let whole = |of: &&'_ dyn Cargo| 0..of.len();
+        let whole = |of: &&'_ dyn DeviceBuffer| 0..of.len();
         let everything = || given.iter().map(|of| (*of, whole(of))).collect::<Vec<_>>();
         let reduced = |range: Range<usize>, op: Op| own.reduced(&given, range, op);
         let taken = match &self.call.kind {
@@ -223,7 +224,8 @@ impl Collective {
         Ok(Payload::Device(taken?))
     }
 
-    /// Sums pieces that nobody has summed yet, beginning at this rank's share, and copies the others.
+    /// Sums the pieces that no rank has summed yet, beginning at this rank's share, and copies the
+    /// others.
     fn all_reduced<T: Element>(&self, given: &[&[T]], op: Op, sums: &[OnceLock<Vec<T>>]) -> Vec<T> {
         let count = self.call.count;
         let sum = |n: usize| {

@@ -1,24 +1,24 @@
-//! Groups of threads, and who of them is there.
+//! Groups of ranks that are threads.
 
 use super::collect::Slot;
-use super::mail::Mailbox;
+use super::mailbox::Mailbox;
 use crate::comm::Tag;
-use crate::comm::hub::{Hub, Members, lock};
+use crate::comm::liveness::{Liveness, Members, lock};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// That a rank is there; dropped when its thread ends, however it ends.
+/// Marks a rank as present; dropped when its thread ends, in whatever way.
 pub(super) struct Presence {
-    hub: Arc<Hub>,
+    liveness: Arc<Liveness>,
     rank: usize,
 }
 
 impl Presence {
-    pub fn new(hub: Arc<Hub>, rank: usize) -> Self {
-        Self { hub, rank }
+    pub fn new(liveness: Arc<Liveness>, rank: usize) -> Self {
+        Self { liveness, rank }
     }
 
-    /// Rank of the world.
+    /// World rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -26,7 +26,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.hub.set_gone(self.rank);
+        self.liveness.set_gone(self.rank);
     }
 }
 
@@ -34,8 +34,8 @@ impl Drop for Presence {
 pub(super) struct Group {
     pub members: Arc<Members>,
     slots: Mutex<HashMap<u64, Arc<Slot>>>,
-    mail: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
-    /// By number of the splitting call and colour.
+    mailboxes: Mutex<HashMap<(usize, usize, Tag), Arc<Mailbox>>>,
+    /// By number of the splitting call, and colour.
     subgroups: Mutex<HashMap<(u64, usize), Arc<Group>>>,
 }
 
@@ -44,7 +44,7 @@ impl Group {
         Self {
             members: Arc::new(Members { name: name.to_owned(), ranks }),
             slots: Mutex::default(),
-            mail: Mutex::default(),
+            mailboxes: Mutex::default(),
             subgroups: Mutex::default(),
         }
     }
@@ -55,16 +55,16 @@ impl Group {
         slots.entry(number).or_insert_with(|| Arc::new(Slot::new(self.members.ranks.len()))).clone()
     }
 
-    /// Forgets a collective that everybody has joined.
+    /// Forgets a collective that all ranks have joined.
     pub fn retire(&self, number: u64) {
         lock(&self.slots).remove(&number);
     }
 
     pub fn mailbox(&self, from: usize, to: usize, tag: Tag) -> Arc<Mailbox> {
-        lock(&self.mail).entry((from, to, tag)).or_default().clone()
+        lock(&self.mailboxes).entry((from, to, tag)).or_default().clone()
     }
 
-    /// The subgroup of one colour, made by whoever comes first.
+    /// The subgroup of one colour, created by the first rank that asks.
     pub fn subgroup(&self, number: u64, color: usize, make: impl FnOnce() -> Self) -> Arc<Self> {
         lock(&self.subgroups).entry((number, color)).or_insert_with(|| Arc::new(make())).clone()
     }

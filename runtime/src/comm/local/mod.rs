@@ -1,55 +1,55 @@
-//! Ranks as threads of one process: the default backend, which needs nothing installed.
+//! Ranks as threads of one process: the default backend.
 //!
-//! Who starts a call puts its buffer into the group's slot for that call (collectives are numbered
-//! per group; point-to-point goes by sender, receiver and tag) and goes on. Who waits sleeps until
-//! everybody's buffer is there and takes what it needs. Nobody depends on another rank's waiting, so
-//! any number of calls may be under way in any order of waits. Sums are taken in the order of ranks,
-//! whoever comes first.
+//! To start a collective, a rank posts its buffer in the group's slot for that call and goes on;
+//! collectives are numbered within a group. Messages go by sender, receiver and tag. To wait, a
+//! rank sleeps until all buffers are there and computes its result from them. No rank depends on
+//! another rank's waiting, so any number of calls may be in flight and waits may come in any order.
+//! Sums are taken in the order of ranks, whichever arrives first.
 //!
-//! Ranks that share a device hand each other its memory in the same way (loopback): nothing is copied to the host, and
-//! what ranks combine is queued on the device.
+//! Ranks that share a device exchange its memory in the same way (loopback): nothing is copied to
+//! the host, and reductions are queued on the device.
 
 mod collect;
 mod group;
-mod mail;
+mod mailbox;
 
 use super::{Call, CommError, Communicator, Dtype, Kind, Options, Payload, Peer, Pending, Stats};
-use crate::comm::hub::{Hub, Members, Waiter};
+use crate::comm::liveness::{Liveness, Members, Waiter};
 use collect::Collective;
 use group::{Group, Presence};
-use mail::Receipt;
+use mailbox::Receipt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 
-/// One rank's end of a group of threads.
+/// One rank's handle to a group of threads.
 pub struct LocalComm {
     rank: usize,
     group: Arc<Group>,
-    hub: Arc<Hub>,
+    liveness: Arc<Liveness>,
     presence: Arc<Presence>,
     stats: Stats,
-    /// Collectives started so far: the number of the next.
+    /// Number of the next collective.
     sequence: AtomicU64,
 }
 
 /// The communicators of `size` ranks, one for each thread.
 pub fn world(size: usize, options: Options) -> Vec<LocalComm> {
-    let hub = Arc::new(Hub::new(size, options));
+    let liveness = Arc::new(Liveness::new(size, options));
     let group = Arc::new(Group::new("world", (0..size).collect()));
     let rank = |rank| LocalComm {
         rank,
         group: group.clone(),
-        hub: hub.clone(),
-        presence: Arc::new(Presence::new(hub.clone(), rank)),
+        liveness: liveness.clone(),
+        presence: Arc::new(Presence::new(liveness.clone(), rank)),
         stats: Stats::default(),
         sequence: AtomicU64::new(0),
     };
     (0..size).map(rank).collect()
 }
 
-/// Runs `program` on `size` threads and gives back what each came to. A thread that panics is
-/// reported to the others as a lost rank and panics here once all have ended.
+/// Runs `program` on `size` threads and returns their results. A thread that panics is reported to
+/// the others as a lost rank; the panic continues here once all have ended.
 pub fn run_ranks<R: Send>(
     size: usize,
     options: Options,
@@ -73,7 +73,7 @@ impl LocalComm {
     ) -> Result<Box<dyn Pending>, CommError> {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         let slot = self.group.slot(number);
-        let complete = slot.post(&self.hub, &self.group.members, self.rank, &call, payload)?;
+        let complete = slot.post(&self.liveness, &self.group.members, self.rank, &call, payload)?;
         if complete {
             self.group.retire(number);
         }
@@ -82,7 +82,7 @@ impl LocalComm {
             call,
             rank: self.rank,
             members: self.group.members.clone(),
-            hub: self.hub.clone(),
+            liveness: self.liveness.clone(),
         }))
     }
 }
@@ -109,14 +109,14 @@ impl Communicator for LocalComm {
     }
 
     fn not_recordable(&self) -> Option<&'static str> {
-        // Each waits on the host for what others have queued.
+        // Each waits on the host for work that others have queued.
         Some("ranks share the GPU")
     }
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         call.check_ranks(self.size())?;
-        self.hub.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));
-        self.hub.fail_if_failed()?;
+        self.liveness.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));
+        self.liveness.fail_if_failed()?;
         self.stats.count(&self.group.members.name, &call, payload.len());
         match call.kind {
             Kind::Send { to, tag } => {
@@ -126,8 +126,8 @@ impl Communicator for LocalComm {
             }
             Kind::Recv { from, tag } => {
                 let mailbox = self.group.mailbox(from, self.rank, tag);
-                let (members, hub) = (self.group.members.clone(), self.hub.clone());
-                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, members, hub }))
+                let (members, liveness) = (self.group.members.clone(), self.liveness.clone());
+                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, members, liveness }))
             }
             _ => self.start_collective(call, payload),
         }
@@ -149,7 +149,7 @@ impl Communicator for LocalComm {
         Ok(Box::new(Self {
             rank,
             group,
-            hub: self.hub.clone(),
+            liveness: self.liveness.clone(),
             presence: self.presence.clone(),
             stats: self.stats.clone(),
             sequence: AtomicU64::new(0),
@@ -157,8 +157,8 @@ impl Communicator for LocalComm {
     }
 
     fn abort(&self, reason: &str) {
-        let peer = self.hub.peer(self.presence.rank());
-        self.hub.fail(CommError::Aborted { peer, reason: reason.to_owned() });
+        let peer = self.liveness.peer(self.presence.rank());
+        self.liveness.fail(CommError::Aborted { peer, reason: reason.to_owned() });
     }
 
     fn twin(&self) -> Option<Box<dyn Communicator>> {
@@ -167,7 +167,7 @@ impl Communicator for LocalComm {
         Some(Box::new(Self {
             rank: self.rank,
             group,
-            hub: self.hub.clone(),
+            liveness: self.liveness.clone(),
             presence: self.presence.clone(),
             stats: Stats::default(),
             sequence: AtomicU64::new(0),
@@ -175,15 +175,15 @@ impl Communicator for LocalComm {
     }
 
     fn health(&self) -> Result<(), CommError> {
-        self.hub.fail_if_failed()
+        self.liveness.fail_if_failed()
     }
 
     fn lost(&self, call: &str) -> Option<CommError> {
-        self.hub.lost(&Waiter { members: &self.group.members, rank: self.rank, call: &call })
+        self.liveness.lost(&Waiter { members: &self.group.members, rank: self.rank, call: &call })
     }
 
     fn peer(&self, rank: usize) -> Peer {
-        self.hub.peer(self.group.members.ranks[rank])
+        self.liveness.peer(self.group.members.ranks[rank])
     }
 }
 

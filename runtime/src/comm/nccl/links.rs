@@ -1,13 +1,15 @@
-//! Messages between two ranks, as communicators here have them: found by tag in any order, sent without waiting for the
-//! receiver. NCCL's are received in the order sent, and a send holds its queue until then.
+//! Messages between two ranks with this crate's semantics: matched by tag in any order, and sent
+//! without waiting for the receiver. NCCL receives messages in the order sent, and its sends block
+//! their stream until then.
 //!
-//! So each direction between two ranks is a *link*: a group of the two, with a queue and, at the sending end, a thread of
-//! its own. A sender announces each message over the control, in order; a receiver takes what is announced, in order, until
-//! it has the tag that it looks for, and keeps the others.
+//! So each direction between two ranks is a *link*: an NCCL group of the two, with a stream of its
+//! own and, at the sending end, a thread. A sender announces each message over the control
+//! communicator, in order. A receiver takes announced messages in order until it has the tag that
+//! it wants, and keeps the others.
 
-use super::{Freight, Inner, World, numbers};
-use crate::comm::hub::lock;
-use crate::comm::payload::Cargo;
+use super::{Inner, NcclBuffer, World, numbers};
+use crate::comm::liveness::lock;
+use crate::comm::payload::DeviceBuffer;
 use crate::comm::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Tag};
 use kernels::cuda::nccl::{Group, ID_BYTES, Id, Move, Transfer};
 use kernels::cuda::{Gpu, Span};
@@ -17,26 +19,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Tags of what is told over the control: a link's id, and messages.
+/// Tags on the control communicator: a link's NCCL id, and announcements of messages.
 const ID: Tag = 0;
 const MESSAGE: Tag = 1;
 
-/// How often one looks whether something went wrong while a link settles.
+/// How often to check for failures while a link settles.
 const SETTLED: Duration = Duration::from_millis(10);
 
 /// A rank's links with the members of a group.
 pub(super) struct Links {
-    /// The group's control, for announcements, which are not counted as calls.
-    told: Option<Arc<dyn Communicator>>,
+    /// A twin of the group's control for announcements, which are not counted as traffic.
+    announcements: Option<Arc<dyn Communicator>>,
     outgoing: Mutex<HashMap<usize, Sender<Sent>>>,
     incoming: Mutex<HashMap<usize, Arc<Mutex<Incoming>>>>,
 }
 
-/// What a link's thread is given.
+/// Work for a link's thread.
 enum Sent {
-    /// A message on its way.
-    Message(Call, Box<dyn Cargo>),
-    /// Somebody waits until all before is queued.
+    /// A message to send.
+    Message(Call, Box<dyn DeviceBuffer>),
+    /// To be answered once all earlier messages are queued.
     Settle(Sender<()>),
 }
 
@@ -44,39 +46,39 @@ enum Sent {
 #[derive(Default)]
 struct Incoming {
     open: Option<Open>,
-    /// What came before it was looked for.
-    early: HashMap<Tag, VecDeque<Box<dyn Cargo>>>,
+    /// Messages received before they were asked for.
+    early: HashMap<Tag, VecDeque<Box<dyn DeviceBuffer>>>,
 }
 
-/// A link that is connected, and its queue.
+/// A connected link and its stream.
 struct Open {
     group: Arc<dyn Group>,
-    lane: Gpu,
+    stream: Gpu,
 }
 
 impl Links {
     pub fn new(control: &dyn Communicator) -> Self {
-        let told = control.twin().map(Arc::from);
-        Self { told, outgoing: Mutex::default(), incoming: Mutex::default() }
+        let announcements = control.twin().map(Arc::from);
+        Self { announcements, outgoing: Mutex::default(), incoming: Mutex::default() }
     }
 
-    fn told(&self, call: &Call) -> Result<&Arc<dyn Communicator>, CommError> {
-        self.told.as_ref().ok_or_else(|| CommError::Invalid {
+    fn announcements(&self, call: &Call) -> Result<&Arc<dyn Communicator>, CommError> {
+        self.announcements.as_ref().ok_or_else(|| CommError::Invalid {
             call: call.to_string(),
             reason: "what connects the ranks on the host carries no announcements".to_owned(),
         })
     }
 
-    /// Announces a message and leaves it to its link.
+    /// Announces a message and hands it to its link.
     pub fn send(
         &self,
         inner: &Arc<Inner>,
         [to, tag]: [usize; 2],
         call: Call,
-        mut cargo: Box<dyn Cargo>,
+        mut buffer: Box<dyn DeviceBuffer>,
     ) -> Result<(), CommError> {
-        let told = self.told(&call)?;
-        let Some(freight) = cargo.freight() else {
+        let announcements = self.announcements(&call)?;
+        let Some(nccl_buffer) = buffer.nccl_buffer() else {
             return Err(inner.invalid(&call, "its memory is no GPU's"));
         };
         let mut outgoing = lock(&self.outgoing);
@@ -84,16 +86,17 @@ impl Links {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(place) => {
                 let id = inner.world.or_fail("a new link", inner.world.library.new_id())?;
-                told.start_send(id.to_vec(), to, ID)?.wait()?;
-                let lane = inner.world.or_fail("a queue for transfers", freight.gpu().fork())?;
-                place.insert(open_outgoing(inner, told.clone(), lane, id))
+                announcements.start_send(id.to_vec(), to, ID)?.wait()?;
+                let stream =
+                    inner.world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
+                place.insert(open_outgoing(inner, announcements.clone(), stream, id))
             }
         };
         let dtype = Dtype::ALL.iter().position(|of| *of == call.dtype).unwrap_or_default();
         let announced = vec![tag as i64, call.count as i64, dtype as i64];
-        told.start_send(announced, to, MESSAGE)?.wait()?;
-        // A link that has ended has left a failure, which the next call finds.
-        let _ended = link.send(Sent::Message(call, cargo));
+        announcements.start_send(announced, to, MESSAGE)?.wait()?;
+        // A link that has ended has recorded a failure, which the next call returns.
+        let _ended = link.send(Sent::Message(call, buffer));
         Ok(())
     }
 
@@ -101,91 +104,92 @@ impl Links {
     pub fn settle(&self, inner: &Inner) -> Result<(), CommError> {
         let links: Vec<Sender<Sent>> = lock(&self.outgoing).values().cloned().collect();
         for link in links {
-            let (told, settled) = channel();
-            // A link that has ended has left a failure.
-            let _ended = link.send(Sent::Settle(told));
-            let looks = super::watch::Looks::new();
+            let (announcements, settled) = channel();
+            // A link that has ended has recorded a failure.
+            let _ended = link.send(Sent::Settle(announcements));
+            let polling = super::watchdog::Polling::new();
             while let Err(RecvTimeoutError::Timeout) = settled.recv_timeout(SETTLED) {
-                inner.world.watch.health()?;
+                inner.world.watchdog.health()?;
                 let what = &"queuing messages";
-                if let Some(error) = looks.given_up(&*inner.control, inner.world.options, what) {
-                    return Err(inner.world.watch.fail(error));
+                if let Some(error) = polling.given_up(&*inner.control, inner.world.options, what) {
+                    return Err(inner.world.watchdog.fail(error));
                 }
             }
         }
-        inner.world.watch.health()
+        inner.world.watchdog.health()
     }
 }
 
-/// The sending end: a thread, so that nobody waits until the receiver connects.
+/// Starts the sending end: a thread, so that nobody waits until the receiver connects.
 fn open_outgoing(
     inner: &Arc<Inner>,
-    told: Arc<dyn Communicator>,
-    lane: Gpu,
+    announcements: Arc<dyn Communicator>,
+    stream: Gpu,
     id: Id,
 ) -> Sender<Sent> {
     let (sender, given) = channel();
     let world = inner.world.clone();
     std::thread::spawn(move || {
-        // Whoever fails here has told the watch, which tells everybody.
-        let _told = carry(&world, &*told, &lane, &id, &given);
+        // A failure here has been recorded by the watchdog, which tells all ranks.
+        let _told = carry(&world, &*announcements, &stream, &id, &given);
     });
     sender
 }
 
 fn carry(
     world: &Arc<World>,
-    told: &dyn Communicator,
-    lane: &Gpu,
+    announcements: &dyn Communicator,
+    stream: &Gpu,
     id: &Id,
     given: &Receiver<Sent>,
 ) -> Result<(), CommError> {
-    let group = connect(world, told, lane, (id, 0))?;
+    let group = connect(world, announcements, stream, (id, 0))?;
     for sent in given {
-        let (call, mut cargo) = match sent {
-            Sent::Message(call, cargo) => (call, cargo),
-            Sent::Settle(told) => {
-                let _gone = told.send(());
+        let (call, mut buffer) = match sent {
+            Sent::Message(call, buffer) => (call, buffer),
+            Sent::Settle(announcements) => {
+                let _gone = announcements.send(());
                 continue;
             }
         };
-        let Some(freight) = cargo.freight() else { continue };
-        let event = message(world, told, (&*group, lane), &call, freight, Move::Send(1))?;
-        freight.busy_until(event);
+        let Some(nccl_buffer) = buffer.nccl_buffer() else { continue };
+        let event =
+            message(world, announcements, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
+        nccl_buffer.busy_until(event);
     }
     Ok(())
 }
 
 fn connect(
     world: &World,
-    told: &dyn Communicator,
-    lane: &Gpu,
+    announcements: &dyn Communicator,
+    stream: &Gpu,
     (id, end): (&Id, usize),
 ) -> Result<Arc<dyn Group>, CommError> {
-    let group = world.or_fail("a link", world.library.join(lane, id, 2, end))?;
+    let group = world.or_fail("a link", world.library.join(stream, id, 2, end))?;
     let group: Arc<dyn Group> = group.into();
-    world.watch.add(&group);
-    world.until_ready(&*group, told, &"connecting a link")?;
+    world.watchdog.add(&group);
+    world.until_ready(&*group, announcements, &"connecting a link")?;
     Ok(group)
 }
 
-/// Queues one end of a message; gives where it is done.
+/// Queues one end of a message; returns the event of its completion.
 fn message(
     world: &World,
-    told: &dyn Communicator,
-    (group, lane): (&dyn Group, &Gpu),
+    announcements: &dyn Communicator,
+    (group, stream): (&dyn Group, &Gpu),
     call: &Call,
-    freight: &dyn Freight,
+    nccl_buffer: &dyn NcclBuffer,
     moves: Move,
 ) -> Result<kernels::cuda::Event, CommError> {
     let what = call.to_string();
-    let span = freight.span().unwrap_or_default();
+    let span = nccl_buffer.span().unwrap_or_default();
     if span.len() != call.count {
         let reason = "the GPU has no memory left".to_owned();
-        return Err(world.watch.fail(CommError::Invalid { call: what, reason }));
+        return Err(world.watchdog.fail(CommError::Invalid { call: what, reason }));
     }
-    if let Some(event) = freight.ready() {
-        world.or_fail(&what, lane.wait(event))?;
+    if let Some(event) = nccl_buffer.ready() {
+        world.or_fail(&what, stream.wait(event))?;
     }
     if !span.is_empty() {
         let of = numbers(call.dtype);
@@ -193,22 +197,22 @@ fn message(
             Move::Send(_) => Transfer { moves, of, from: span, to: Span::default() },
             _ => Transfer { moves, of, from: Span::default(), to: span },
         };
-        world.or_fail(&what, group.queue(lane, &[transfer]))?;
-        world.until_ready(group, told, call)?;
+        world.or_fail(&what, group.queue(stream, &[transfer]))?;
+        world.until_ready(group, announcements, call)?;
     }
-    let event = world.or_fail(&what, lane.record())?;
-    world.watch.note(super::Queued::of_link(event.clone(), what));
+    let event = world.or_fail(&what, stream.record())?;
+    world.watchdog.note(super::Queued::of_link(event.clone(), what));
     Ok(event)
 }
 
-/// A receive under way.
+/// A receive in flight.
 pub(super) struct Receipt {
     pub inner: Arc<Inner>,
     pub from: usize,
     pub tag: Tag,
     pub call: Call,
-    /// Empty; says whose device takes it.
-    pub own: Box<dyn Cargo>,
+    /// An empty buffer of the device that receives.
+    pub own: Box<dyn DeviceBuffer>,
 }
 
 impl Pending for Receipt {
@@ -217,49 +221,50 @@ impl Pending for Receipt {
         let mut incoming = lock(&incoming);
         loop {
             let kept = incoming.early.get_mut(&self.tag).and_then(VecDeque::pop_front);
-            if let Some(cargo) = kept {
-                return self.checked(cargo);
+            if let Some(buffer) = kept {
+                return self.checked(buffer);
             }
-            let (tag, cargo) = self.next(&mut incoming)?;
-            incoming.early.entry(tag).or_default().push_back(cargo);
+            let (tag, buffer) = self.next(&mut incoming)?;
+            incoming.early.entry(tag).or_default().push_back(buffer);
         }
     }
 }
 
 impl Receipt {
-    /// What both ends said must be the same.
-    fn checked(&self, cargo: Box<dyn Cargo>) -> Result<Payload, CommError> {
-        let (len, dtype) = (cargo.len(), cargo.dtype());
+    /// Checks that both ends agree on length and type.
+    fn checked(&self, buffer: Box<dyn DeviceBuffer>) -> Result<Payload, CommError> {
+        let (len, dtype) = (buffer.len(), buffer.dtype());
         if len == self.call.count && dtype == self.call.dtype {
-            return Ok(Payload::Device(cargo));
+            return Ok(Payload::Device(buffer));
         }
         Err(self.mismatch(len, dtype.name()))
     }
 
-    /// The failure of ends that do not belong together; everybody is told.
+    /// Reports ends that do not match to all ranks; returns the error.
     fn mismatch(&self, len: usize, dtype: &str) -> CommError {
         let control = &self.inner.control;
         let first = format!("{} sent {len} x {dtype}", control.peer(self.from));
         let second = format!("{} called {}", control.peer(control.rank()), self.call);
         let group = control.group().to_owned();
-        self.inner.world.watch.fail(CommError::Mismatch { group, first, second })
+        self.inner.world.watchdog.fail(CommError::Mismatch { group, first, second })
     }
 
-    /// Takes the next message that was announced, whatever its tag.
-    fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn Cargo>), CommError> {
+    /// Receives the next announced message, whatever its tag.
+    fn next(&mut self, incoming: &mut Incoming) -> Result<(Tag, Box<dyn DeviceBuffer>), CommError> {
         let (inner, from) = (self.inner.clone(), self.from);
-        let (world, told) = (&inner.world, inner.links.told(&self.call)?);
-        world.watch.health()?;
+        let (world, announcements) = (&inner.world, inner.links.announcements(&self.call)?);
+        world.watchdog.health()?;
         if incoming.open.is_none() {
-            let id: Vec<u8> = self.hear(&**told, Dtype::U8, ID_BYTES, ID)?;
+            let id: Vec<u8> = self.receive_announced(&**announcements, Dtype::U8, ID_BYTES, ID)?;
             let id: Id = id.try_into().unwrap_or([0; ID_BYTES]);
             let not_ours = || inner.invalid(&self.call, "its memory is no GPU's");
-            let freight = self.own.freight().ok_or_else(not_ours)?;
-            let lane = world.or_fail("a queue for transfers", freight.gpu().fork())?;
-            let group = connect(world, &**told, &lane, (&id, 1))?;
-            incoming.open = Some(Open { group, lane });
+            let nccl_buffer = self.own.nccl_buffer().ok_or_else(not_ours)?;
+            let stream = world.or_fail("a queue for transfers", nccl_buffer.gpu().fork())?;
+            let group = connect(world, &**announcements, &stream, (&id, 1))?;
+            incoming.open = Some(Open { group, stream });
         }
-        let announced: Vec<i64> = self.hear(&**told, Dtype::I64, 3, MESSAGE)?;
+        let announced: Vec<i64> =
+            self.receive_announced(&**announcements, Dtype::I64, 3, MESSAGE)?;
         let [tag, count, dtype] = announced[..] else {
             return Err(inner.invalid(&self.call, "an announcement is garbled"));
         };
@@ -268,43 +273,50 @@ impl Receipt {
         if dtype != Some(self.call.dtype) {
             return Err(self.mismatch(count, dtype.map_or("?", Dtype::name)));
         }
-        let Some(Open { group, lane }) = &incoming.open else {
+        let Some(Open { group, stream }) = &incoming.open else {
             return Err(inner.invalid(&self.call, "its link has ended"));
         };
-        let Some(freight) = self.own.freight() else {
+        let Some(nccl_buffer) = self.own.nccl_buffer() else {
             return Err(inner.invalid(&self.call, "its memory is no GPU's"));
         };
-        let mut cargo = freight.like(lane, count);
+        let mut buffer = nccl_buffer.like(stream, count);
         let call = Call { kind: Kind::Recv { from, tag }, count, ..self.call.clone() };
-        if let Some(freight) = cargo.freight() {
-            let done = message(world, &**told, (&**group, lane), &call, freight, Move::Receive(0))?;
-            freight.set_ready(done);
+        if let Some(nccl_buffer) = buffer.nccl_buffer() {
+            let done = message(
+                world,
+                &**announcements,
+                (&**group, stream),
+                &call,
+                nccl_buffer,
+                Move::Receive(0),
+            )?;
+            nccl_buffer.set_ready(done);
         }
-        Ok((tag, cargo))
+        Ok((tag, buffer))
     }
 
-    /// Something that the sender tells of its link.
-    fn hear<T: crate::comm::Element>(
+    /// Receives what the sender says of its link.
+    fn receive_announced<T: crate::comm::Element>(
         &self,
-        told: &dyn Communicator,
+        announcements: &dyn Communicator,
         dtype: Dtype,
         count: usize,
         tag: Tag,
     ) -> Result<Vec<T>, CommError> {
         let kind = Kind::Recv { from: self.from, tag };
         let call = Call { kind, dtype, count, site: self.call.site };
-        let heard = told.start(call.clone(), Payload::empty(dtype))?.wait();
-        let payload = heard.map_err(|error| self.inner.world.watch.fail(error))?;
+        let received = announcements.start(call.clone(), Payload::empty(dtype))?.wait();
+        let payload = received.map_err(|error| self.inner.world.watchdog.fail(error))?;
         T::unwrap(payload).ok_or_else(|| self.inner.invalid(&call, "came back with another type"))
     }
 }
 
-/// For an all-to-all-v: elements from each rank.
+/// For an all-to-all-v: number of elements from each rank.
 pub(super) fn counts(links: &Links, call: &Call, size: usize) -> Result<Vec<usize>, CommError> {
     let Kind::AllToAllV { send_counts } = &call.kind else { return Ok(Vec::new()) };
-    let told = links.told(call)?;
+    let announcements = links.announcements(call)?;
     let all: Vec<i64> = send_counts.iter().map(|&count| count as i64).collect();
-    let counts = (**told).all_to_all(&all)?;
+    let counts = (**announcements).all_to_all(&all)?;
     debug_assert_eq!(counts.len(), size);
     Ok(counts.into_iter().map(|count| count as usize).collect())
 }

@@ -1,64 +1,69 @@
-//! Ranks on GPUs of their own: collectives by NCCL on the GPUs' memory, and whatever lies on the host by another
-//! communicator, the *control*, which also tells who has gone or given up. Ids of new groups travel over it.
+//! Ranks on GPUs of their own. NCCL transfers the GPUs' memory. Another communicator, the
+//! *control*, transfers what lies on the host, carries the ids of new groups, and reports ranks
+//! that have ended or given up.
 //!
-//! - Every group has a queue of its own for its transfers. What a rank gives is read behind the event that came with it,
-//!   what it gets carries an event, and memory is used again behind its transfer: nothing here holds the rank's own queue.
-//! - Collectives are queued when they are started, by who starts them, in the order in which all members call them.
-//!   The first of a group waits on the host until the others have come to it (NCCL connects then); no other does.
-//! - Messages go over *links*, groups of two for each direction, since NCCL's sends hold their queue until they are received
-//!   and this crate's do not ([`links`]).
-//! - A thread watches what is queued ([`watch`]): errors of NCCL, ranks that are gone or gave up, and the time limit end all
-//!   groups of the rank, so that its queues go on, with anything in memory, and its next call says why. A step ends with
-//!   such calls, before anything is updated.
+//! - Every group has a CUDA stream of its own for transfers. An input is read after the event that
+//!   came with it, a result carries an event, and memory is reused only after its transfer. Nothing
+//!   here blocks the rank's own stream.
+//! - Collectives are queued by the thread that starts them, in the order in which all members call
+//!   them. Only the first of a group waits on the host for the other ranks, because NCCL connects
+//!   then.
+//! - Messages go over *links*, groups of two for each direction: NCCL's sends block their stream
+//!   until they are received, and this crate's do not ([`links`]).
+//! - A thread watches queued work ([`watchdog`]). Errors of NCCL, ranks that end or give up, and
+//!   the time limit abort all groups of the rank. Its streams then go on with arbitrary data in
+//!   memory, and its next call returns the reason. Every step ends with such calls before anything
+//!   is updated.
 //!
-//! A step may be recorded: its calls are queued as always, by whichever thread, and become part of the recording; nobody
-//! looks after them, but after the whole, each time that it is replayed.
+//! A step may be recorded: its calls are queued as usual, by whichever thread, and become part of
+//! the recording. The watchdog then watches each replay as a whole instead of single calls.
 //!
-//! Sums are NCCL's: in f32 for f32, and rounded at every step for bf16, in an order that is the same every time on the same
-//! machines. What NCCL does not notice is calls that differ: they end at the time limit, and every rank says where it was.
+//! Sums are NCCL's: in f32 for f32, rounded after every addition for bf16, in an order that is the
+//! same every time on the same machines. NCCL does not notice calls that differ: they end at the
+//! time limit, and every rank reports where it was.
 
 mod links;
-mod watch;
+mod watchdog;
 
 use super::{
     Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats,
 };
-use crate::comm::payload::Cargo;
+use crate::comm::payload::DeviceBuffer;
 use kernels::cuda::nccl::{Combine, Group, ID_BYTES, Library, Move, Numbers, Transfer};
 use kernels::cuda::{Event, Gpu, GpuError, Span};
 use links::Links;
 use std::sync::{Arc, Mutex, PoisonError};
-use watch::{Queued, Watch};
+use watchdog::{Queued, Watchdog};
 
 /// Memory of a GPU, as NCCL takes it.
-pub trait Freight {
-    /// All of it; nothing where the GPU had none left.
+pub trait NcclBuffer {
+    /// All of the memory; `None` if the GPU had none left.
     fn span(&self) -> Option<Span>;
 
-    /// The queue of who gave it.
+    /// The stream of the rank that gave it.
     fn gpu(&self) -> &Gpu;
 
-    /// Where what is in it is ready.
+    /// The event after which its contents are ready.
     fn ready(&self) -> Option<&Event>;
 
-    /// What is in it is ready at `event`, and its memory is in use until then.
+    /// Its contents are ready at `event`, and its memory is in use until then.
     fn set_ready(&mut self, event: Event);
 
-    /// It is in use until `event`.
+    /// Its memory is in use until `event`.
     fn busy_until(&self, event: Event);
 
-    /// New memory for `len` such elements, of the queue `lane`.
-    fn like(&self, lane: &Gpu, len: usize) -> Box<dyn Cargo>;
+    /// New memory for `len` elements of this type, allocated on `stream`.
+    fn like(&self, stream: &Gpu, len: usize) -> Box<dyn DeviceBuffer>;
 }
 
-/// What a rank's groups share.
+/// State shared by a rank's groups.
 struct World {
     library: Arc<dyn Library>,
-    watch: Watch,
+    watchdog: Watchdog,
     options: Options,
 }
 
-/// One rank's end of a group.
+/// One rank's handle to a group.
 pub struct NcclComm {
     inner: Arc<Inner>,
 }
@@ -66,18 +71,18 @@ pub struct NcclComm {
 struct Inner {
     control: Arc<dyn Communicator>,
     world: Arc<World>,
-    /// The library's; nothing where the rank is alone.
+    /// NCCL's group; `None` if the rank is alone.
     group: Option<Arc<dyn Group>>,
-    /// The group's queue, once it is used.
-    lane: Mutex<Option<Gpu>>,
+    /// The group's stream, from its first use on.
+    stream: Mutex<Option<Gpu>>,
     links: Links,
 }
 
 impl NcclComm {
-    /// The world of a control, on the GPUs of the ranks' queues.
+    /// The world of a control communicator, on the GPUs of the ranks' streams.
     ///
     /// # Errors
-    /// What NCCL says, and as any collective call.
+    /// NCCL's errors, and those of any collective call.
     pub fn new(
         control: Box<dyn Communicator>,
         library: Arc<dyn Library>,
@@ -85,8 +90,8 @@ impl NcclComm {
         options: Options,
     ) -> Result<Self, CommError> {
         let control: Arc<dyn Communicator> = Arc::from(control);
-        let watch = Watch::new(control.clone(), options);
-        let world = Arc::new(World { library, watch, options });
+        let watchdog = Watchdog::new(control.clone(), options);
+        let world = Arc::new(World { library, watchdog, options });
         let group = match control.size() {
             1 => None,
             _ => Some(world.join(&*control, gpu)?),
@@ -100,10 +105,12 @@ impl NcclComm {
         group: Option<Arc<dyn Group>>,
     ) -> Result<Self, CommError> {
         if let Some(group) = &group {
-            world.watch.add(group);
+            world.watchdog.add(group);
         }
         let links = Links::new(&*control);
-        Ok(Self { inner: Arc::new(Inner { control, world, group, lane: Mutex::default(), links }) })
+        Ok(Self {
+            inner: Arc::new(Inner { control, world, group, stream: Mutex::default(), links }),
+        })
     }
 }
 
@@ -121,39 +128,39 @@ impl World {
         Ok(group)
     }
 
-    /// What a library says, as an error that ends everybody.
+    /// Turns an NCCL error into one that ends all ranks.
     fn or_fail<R>(&self, what: &str, result: Result<R, GpuError>) -> Result<R, CommError> {
-        result.map_err(|error| self.watch.broke(what, &error))
+        result.map_err(|error| self.watchdog.broke(what, &error))
     }
 
-    /// Looks until a group is ready.
+    /// Polls until a group is ready.
     fn until_ready(
         &self,
         group: &dyn Group,
         control: &dyn Communicator,
         call: &dyn std::fmt::Display,
     ) -> Result<(), CommError> {
-        let mut looks = watch::Looks::new();
+        let mut polling = watchdog::Polling::new();
         while !self.or_fail(&call.to_string(), group.is_ready())? {
-            self.watch.health()?;
-            if let Some(error) = looks.given_up(control, self.options, call) {
-                return Err(self.watch.fail(error));
+            self.watchdog.health()?;
+            if let Some(error) = polling.given_up(control, self.options, call) {
+                return Err(self.watchdog.fail(error));
             }
-            looks.rest();
+            polling.rest();
         }
         Ok(())
     }
 }
 
 impl Inner {
-    /// The queue of this group's transfers; another one of the device of `gpu`.
-    fn lane(&self, gpu: &Gpu) -> Result<Gpu, CommError> {
-        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*lane {
-            Some(lane) => Ok(lane.clone()),
+    /// The stream of this group's transfers, on the device of `gpu`.
+    fn transfer_stream(&self, gpu: &Gpu) -> Result<Gpu, CommError> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*stream {
+            Some(stream) => Ok(stream.clone()),
             None => {
                 let forked = self.world.or_fail("a queue for transfers", gpu.fork())?;
-                Ok(lane.insert(forked).clone())
+                Ok(stream.insert(forked).clone())
             }
         }
     }
@@ -162,30 +169,30 @@ impl Inner {
         CommError::Invalid { call: call.to_string(), reason: reason.to_owned() }
     }
 
-    /// A collective of all members: its result, on its way.
+    /// Queues a collective of all members; returns its result, still in flight.
     fn collective(
         &self,
         group: &dyn Group,
         call: &Call,
-        mut own: Box<dyn Cargo>,
-    ) -> Result<Box<dyn Cargo>, CommError> {
+        mut own: Box<dyn DeviceBuffer>,
+    ) -> Result<Box<dyn DeviceBuffer>, CommError> {
         let (rank, size) = (self.control.rank(), self.control.size());
         let not_ours = || self.invalid(call, "its memory is no GPU's");
-        let freight = own.freight().ok_or_else(not_ours)?;
-        let lane = self.lane(freight.gpu())?;
+        let nccl_buffer = own.nccl_buffer().ok_or_else(not_ours)?;
+        let stream = self.transfer_stream(nccl_buffer.gpu())?;
         let counts = links::counts(&self.links, call, size)?;
         let (ours, len) =
-            (freight.span().unwrap_or_default(), freight.span().map_or(0, |s| s.len()));
+            (nccl_buffer.span().unwrap_or_default(), nccl_buffer.span().map_or(0, |s| s.len()));
         let in_place = matches!(call.kind, Kind::AllReduce { .. } | Kind::Broadcast { .. });
         let mut made = match in_place {
             true => None,
-            false => {
-                Some(freight.like(&lane, received(&call.kind, call.count, &counts, [rank, size])))
-            }
+            false => Some(
+                nccl_buffer.like(&stream, received(&call.kind, call.count, &counts, [rank, size])),
+            ),
         };
         let theirs = match &mut made {
             None => ours,
-            Some(made) => made.freight().and_then(|made| made.span()).unwrap_or_default(),
+            Some(made) => made.nccl_buffer().and_then(|made| made.span()).unwrap_or_default(),
         };
         let needed = sent(&call.kind, call.count, [rank, size]).unwrap_or(len);
         if len != needed {
@@ -194,16 +201,16 @@ impl Inner {
             return Err(self.invalid(call, &reason));
         }
         let transfers = transfers(call, [ours, theirs], &counts, [rank, size]);
-        if let Some(event) = freight.ready() {
-            self.world.or_fail(&call.to_string(), lane.wait(event))?;
+        if let Some(event) = nccl_buffer.ready() {
+            self.world.or_fail(&call.to_string(), stream.wait(event))?;
         }
-        self.queue(group, &lane, call, &transfers)?;
-        let done = self.done(group, &lane, call)?;
+        self.queue(group, &stream, call, &transfers)?;
+        let done = self.done(group, &stream, call)?;
         match made {
-            None => freight.set_ready(done),
+            None => nccl_buffer.set_ready(done),
             Some(mut made) => {
-                freight.busy_until(done.clone());
-                if let Some(made) = made.freight() {
+                nccl_buffer.busy_until(done.clone());
+                if let Some(made) = made.nccl_buffer() {
                     made.set_ready(done);
                 }
                 return Ok(made);
@@ -215,22 +222,22 @@ impl Inner {
     fn queue(
         &self,
         group: &dyn Group,
-        lane: &Gpu,
+        stream: &Gpu,
         call: &Call,
         transfers: &[Transfer],
     ) -> Result<(), CommError> {
         if transfers.is_empty() {
             return Ok(());
         }
-        self.world.or_fail(&call.to_string(), group.queue(lane, transfers))?;
+        self.world.or_fail(&call.to_string(), group.queue(stream, transfers))?;
         self.world.until_ready(group, &*self.control, call)
     }
 
-    /// Where what was just queued is done; watched from now on.
-    fn done(&self, _group: &dyn Group, lane: &Gpu, call: &Call) -> Result<Event, CommError> {
-        let event = self.world.or_fail(&call.to_string(), lane.record())?;
+    /// The event after everything queued so far, watched from now on.
+    fn done(&self, _group: &dyn Group, stream: &Gpu, call: &Call) -> Result<Event, CommError> {
+        let event = self.world.or_fail(&call.to_string(), stream.record())?;
         let (control, call) = (self.control.clone(), call.to_string());
-        self.world.watch.note(Queued::new(event.clone(), control, call));
+        self.world.watchdog.note(Queued::new(event.clone(), control, call));
         Ok(event)
     }
 }
@@ -252,7 +259,7 @@ fn combine(op: Op) -> Combine {
     }
 }
 
-/// Elements that a rank hands in; nothing where the call says none of them.
+/// Number of elements that a rank must hand in; `None` if the call does not say.
 fn sent(kind: &Kind, count: usize, [rank, size]: [usize; 2]) -> Option<usize> {
     match kind {
         Kind::AllToAllV { send_counts } => Some(send_counts.iter().sum()),
@@ -262,7 +269,7 @@ fn sent(kind: &Kind, count: usize, [rank, size]: [usize; 2]) -> Option<usize> {
     }
 }
 
-/// Elements that a rank gets.
+/// Number of elements that a rank receives.
 fn received(kind: &Kind, count: usize, counts: &[usize], [rank, size]: [usize; 2]) -> usize {
     match kind {
         Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll => {
@@ -277,8 +284,8 @@ fn received(kind: &Kind, count: usize, counts: &[usize], [rank, size]: [usize; 2
     }
 }
 
-/// A collective as calls of the library, which go on together. `counts`: elements from each rank, for those of any
-/// length.
+/// A collective as NCCL calls, to be queued as one group. `counts`: elements from each rank, for an
+/// all-to-all-v.
 fn transfers(
     call: &Call,
     [from, to]: [Span; 2],
@@ -342,7 +349,7 @@ struct Done {
 
 impl Pending for Done {
     fn wait(self: Box<Self>) -> Result<Payload, CommError> {
-        self.world.watch.health()?;
+        self.world.watchdog.health()?;
         Ok(self.payload)
     }
 }
@@ -378,12 +385,12 @@ impl Communicator for NcclComm {
 
     fn replayed(&self, event: Event) {
         let (control, call) = (self.inner.control.clone(), "a recorded step".to_owned());
-        self.inner.world.watch.note(Queued::new(event, control, call));
+        self.inner.world.watchdog.note(Queued::new(event, control, call));
     }
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         let inner = &self.inner;
-        inner.world.watch.health()?;
+        inner.world.watchdog.health()?;
         let Payload::Device(own) = payload else {
             return inner.control.start(call, payload);
         };
@@ -391,7 +398,7 @@ impl Communicator for NcclComm {
         inner.control.health()?;
         self.stats().count(self.group(), &call, own.len());
         if let Some(delays) = inner.world.options.delays {
-            std::thread::sleep(delays.before(self.rank(), inner.world.watch.next()));
+            std::thread::sleep(delays.before(self.rank(), inner.world.watchdog.next()));
         }
         let (world, dtype) = (inner.world.clone(), call.dtype);
         match (call.kind.clone(), &inner.group) {
@@ -407,8 +414,8 @@ impl Communicator for NcclComm {
             }
             (_, None) => Ok(Box::new(Done { world, payload: Payload::Device(own) })),
             (_, Some(group)) => {
-                let cargo = inner.collective(&**group, &call, own)?;
-                Ok(Box::new(Done { world, payload: Payload::Device(cargo) }))
+                let buffer = inner.collective(&**group, &call, own)?;
+                Ok(Box::new(Done { world, payload: Payload::Device(buffer) }))
             }
         }
     }
@@ -421,12 +428,12 @@ impl Communicator for NcclComm {
         key: usize,
     ) -> Result<Box<dyn Communicator>, CommError> {
         let (inner, world) = (&self.inner, &self.inner.world);
-        world.watch.health()?;
+        world.watchdog.health()?;
         let control: Arc<dyn Communicator> = Arc::from(inner.control.split(name, color, key)?);
         let Some(group) = &inner.group else {
             return Ok(Box::new(Self::of(control, world.clone(), None)?));
         };
-        // Who is alone needs no group, but all must call.
+        // A rank that is alone needs no group, but all ranks must call split.
         let call = format!("split `{name}` off `{}`", inner.control.group());
         let mine = (control.size() > 1).then_some(color);
         let made = world.or_fail(&call, group.split(mine, control.rank()))?;
@@ -441,11 +448,11 @@ impl Communicator for NcclComm {
     fn abort(&self, reason: &str) {
         self.inner.control.abort(reason);
         let peer = self.inner.control.peer(self.inner.control.rank());
-        self.inner.world.watch.fail(CommError::Aborted { peer, reason: reason.to_owned() });
+        self.inner.world.watchdog.fail(CommError::Aborted { peer, reason: reason.to_owned() });
     }
 
     fn health(&self) -> Result<(), CommError> {
-        self.inner.world.watch.health()?;
+        self.inner.world.watchdog.health()?;
         self.inner.control.health()
     }
 

@@ -1,19 +1,19 @@
-//! TCP as a wire: processes that any launcher starts, with nothing installed. They find each other where rank 0 says: at
-//! an address that all are told, or in a file that all can read.
+//! TCP as a wire, for processes started by any launcher. They meet at an address that all are
+//! given, or through a file that all can read.
 //!
-//! Each pair of ranks has one connection, which suits hundreds of processes, not thousands. A rank listens while the
-//! ranks meet, at the address that was named or the one by which it reaches rank 0, and lets in who proves to have the
-//! run's key. Once all have met nobody listens any more.
+//! Each pair of ranks has one connection, which suits hundreds of processes, not thousands. While
+//! ranks meet, each listens at the given address or at the one by which it reaches rank 0, and
+//! admits connections that prove the run's key. Once all have met, nobody listens any more.
 
-mod door;
-mod hello;
-mod meet;
+mod handshake;
+mod listener;
+mod rendezvous;
 
-pub use hello::Key;
+pub use handshake::Key;
 
 use super::wire::{Wire, WireComm, gone};
 use super::{Communicator, Options};
-use hello::{Clock, is_timeout};
+use handshake::{Deadline, is_timeout};
 use std::fmt::{self, Display};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -24,17 +24,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Where processes find each other.
+/// Where processes meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
+pub enum Rendezvous {
     /// At `host:port`, where rank 0 listens.
     Address(String),
-    /// In a file that all can read, into which rank 0 writes where it listens and, where no key is given, a random one.
+    /// In a file that all can read. Rank 0 writes its address there, and a random key if none is
+    /// given.
     File(PathBuf),
 }
 
-impl Meeting {
-    /// `host:port`, or the path of a file.
+impl Rendezvous {
+    /// Parses `host:port`, or the path of a file.
     pub fn parse(text: &str) -> Self {
         let address = text.rsplit_once(':').filter(|(host, _)| !host.contains('/'));
         match address.and_then(|(_, port)| port.parse::<u16>().ok()) {
@@ -44,7 +45,7 @@ impl Meeting {
     }
 }
 
-impl Display for Meeting {
+impl Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => f.write_str(address),
@@ -53,57 +54,57 @@ impl Display for Meeting {
     }
 }
 
-/// A process that joins the others.
+/// One process that joins the world.
 pub struct Joining<'a> {
     /// Its rank.
     pub rank: usize,
-    /// Ranks of the world.
+    /// Number of ranks of the world.
     pub size: usize,
-    /// What ranks of this run have and others have not.
+    /// The secret of this run.
     pub key: Key,
-    /// Whether all ranks are on this machine, so that no other machine need reach them.
+    /// Whether all ranks are on this host, so that no other host need reach them.
     pub on_one_machine: bool,
     /// Whether somebody has ended the run meanwhile.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Joining<'_> {
-    /// Rank `rank` of `size` on one machine, without a key, and never interrupted.
+    /// Rank `rank` of `size` on one host, without a key, and never interrupted.
     pub fn openly(rank: usize, size: usize) -> Self {
         Self { rank, size, key: Key::default(), on_one_machine: true, interrupted: &|| false }
     }
 }
 
-/// Why processes did not find each other.
+/// Why processes did not meet.
 #[derive(Debug, Error)]
-pub enum MeetingError {
-    /// Some did not come.
+pub enum RendezvousError {
+    /// Some ranks did not come.
     #[error(
-        "ranks {ranks:?} did not come to {meeting} within {limit_s} s: start them, or let them reach it{noticed}"
+        "ranks {ranks:?} did not come to {rendezvous} within {limit_s} s: start them, or let them reach it{noticed}"
     )]
     Missing {
-        /// Those.
+        /// The missing ranks.
         ranks: Vec<usize>,
-        /// Where.
-        meeting: Meeting,
+        /// Where they should have come.
+        rendezvous: Rendezvous,
         /// The limit, s.
         limit_s: u64,
-        /// What else rank 0 has noticed.
+        /// What else rank 0 noticed.
         noticed: String,
     },
-    /// Rank 0 is not there.
+    /// Rank 0 cannot be reached.
     #[error(
-        "rank {rank} cannot reach rank 0 at {meeting} within {limit_s} s ({why}): start it, or name an address or a file \
+        "rank {rank} cannot reach rank 0 at {rendezvous} within {limit_s} s ({why}): start it, or name an address or a file \
          that all processes can reach"
     )]
     Unreachable {
-        /// Who looked.
+        /// The rank that tried.
         rank: usize,
-        /// Where.
-        meeting: Meeting,
+        /// Where it tried.
+        rendezvous: Rendezvous,
         /// The limit, s.
         limit_s: u64,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
     /// Two ranks that have both reached rank 0 do not reach each other.
@@ -112,19 +113,19 @@ pub enum MeetingError {
          port"
     )]
     Apart {
-        /// Who looked.
+        /// The rank that tried.
         rank: usize,
-        /// Whom it does not reach, and where.
+        /// The ranks that it does not reach, and their addresses.
         others: String,
         /// The limit, s.
         limit_s: u64,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
     /// Somebody ended the run before all were there.
     #[error("interrupted before all ranks had met")]
     Interrupted,
-    /// Another process has said it is this rank, or means another world, or the meeting point cannot be.
+    /// Another process claims this rank or another world, or the rendezvous is invalid.
     #[error("{0}")]
     Stranger(String),
     /// The system.
@@ -132,26 +133,26 @@ pub enum MeetingError {
     Io {
         /// What was tried.
         what: String,
-        /// What it says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> MeetingError {
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RendezvousError {
     let what = what.into();
-    move |source| MeetingError::Io { what, source }
+    move |source| RendezvousError::Io { what, source }
 }
 
-/// No message of a rank is as long, 64 GiB: whoever says so is not to be believed.
+/// No message is this long (64 GiB): a longer one is rejected as corrupt.
 const MOST_FRAME_BYTES: u64 = 1 << 36;
 
-/// The longest that one write may take, so that the system's clocks do not overflow.
+/// The longest time limit of one write; longer ones overflow the system's clocks.
 const LONGEST_WRITE: Duration = Duration::from_secs(1 << 20);
 
 /// A connection with another rank.
 struct Connection {
     stream: TcpStream,
-    /// Whether the other side has.
+    /// Whether the other side has ended it.
     ended: AtomicBool,
 }
 
@@ -165,52 +166,52 @@ pub struct TcpWire {
 }
 
 impl TcpWire {
-    /// Finds the other processes, and connects with each. It takes no longer than the time limit.
+    /// Finds the other processes and connects with each, within the time limit.
     ///
     /// # Errors
-    /// Those that are not there in time, or that are of another run.
+    /// Processes that do not come in time, or that belong to another run.
     pub fn meet(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         joining: &Joining<'_>,
         options: Options,
-    ) -> Result<Self, MeetingError> {
+    ) -> Result<Self, RendezvousError> {
         let (begun, limit) = (Instant::now(), options.time_limit);
-        let clock = Clock { begun, limit, interrupted: joining.interrupted };
+        let deadline = Deadline { begun, limit, interrupted: joining.interrupted };
         let (told, arrived) = channel();
         let listen = |from: usize, stream: TcpStream| connected(from, stream, options, &told);
         let met = match joining.rank {
-            0 => meet::gather(meeting, joining, &clock, &listen),
-            _ => meet::report(meeting, joining, &clock, &listen),
+            0 => rendezvous::gather(rendezvous, joining, &deadline, &listen),
+            _ => rendezvous::report(rendezvous, joining, &deadline, &listen),
         };
         let interrupted = (joining.interrupted)();
         let connections = met.map_err(|error| match interrupted {
-            true => MeetingError::Interrupted,
+            true => RendezvousError::Interrupted,
             false => error,
         })?;
         let (rank, arrived) = (joining.rank, Mutex::new(arrived));
         Ok(Self { rank, connections, arrived, time_limit: options.time_limit })
     }
 
-    /// The world, once all are there.
+    /// The world, once all are connected.
     ///
     /// # Errors
-    /// As [`TcpWire::meet`].
+    /// Those of [`TcpWire::meet`].
     pub fn world(
-        meeting: &Meeting,
+        rendezvous: &Rendezvous,
         joining: &Joining<'_>,
         options: Options,
-    ) -> Result<Box<dyn Communicator>, MeetingError> {
-        Ok(Box::new(WireComm::new(Self::meet(meeting, joining, options)?, options)))
+    ) -> Result<Box<dyn Communicator>, RendezvousError> {
+        Ok(Box::new(WireComm::new(Self::meet(rendezvous, joining, options)?, options)))
     }
 }
 
-/// Takes up a connection with a rank: what it sends arrives from now on.
+/// Takes over a connection with a rank, and starts receiving from it.
 fn connected(
     from: usize,
     stream: TcpStream,
     options: Options,
     told: &Sender<(usize, Vec<u8>)>,
-) -> Result<Arc<Connection>, MeetingError> {
+) -> Result<Arc<Connection>, RendezvousError> {
     let set = stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(None))
@@ -219,7 +220,7 @@ fn connected(
     let connection = Arc::new(Connection { stream, ended: AtomicBool::new(false) });
     let (reading, told) = (connection.clone(), told.clone());
     std::thread::spawn(move || {
-        // A connection ends when its process does, however that ends.
+        // A connection ends when its process does, in whatever way.
         while let Ok(message) = read_frame(&reading.stream) {
             if told.send((from, message)).is_err() {
                 return;
@@ -236,7 +237,7 @@ fn frame(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes)
 }
 
-/// Memory grows with what arrives, not with what is announced.
+/// Memory grows with the bytes that arrive, not with the announced length.
 fn read_frame(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
@@ -266,7 +267,7 @@ impl Wire for TcpWire {
             Err(error) if is_timeout(&error) => {
                 Err(format!("rank {to} has taken nothing for {} s", self.time_limit.as_secs()))
             }
-            // Whoever waits for a rank that has ended learns it from what it receives.
+            // Whoever waits for a rank that has ended learns so from the receiving side.
             Ok(()) | Err(_) => Ok(()),
         }
     }
@@ -276,7 +277,7 @@ impl Wire for TcpWire {
         match arrived.recv_timeout(patience) {
             Ok(message) => Ok(Some(message)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            // All have ended, and what they said has been read.
+            // All have ended, and all their messages have been read.
             Err(RecvTimeoutError::Disconnected) => {
                 std::thread::sleep(patience);
                 Ok(None)
@@ -288,7 +289,7 @@ impl Wire for TcpWire {
 impl Drop for TcpWire {
     fn drop(&mut self) {
         for connection in self.connections.iter().flatten() {
-            // What is on its way still arrives. One that has ended meanwhile does not mind.
+            // Data in flight still arrives. A connection that has ended already is no error.
             let _ended = connection.stream.shutdown(Shutdown::Write);
         }
     }

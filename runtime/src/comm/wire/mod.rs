@@ -1,60 +1,62 @@
-//! Ranks as processes: collectives over anything that carries messages.
+//! Ranks as processes: collectives over any transport of messages.
 //!
-//! A [`Wire`] moves bytes between processes. One thread feeds it and one empties it into mailboxes, so
-//! that no rank's progress depends on another's waiting. For a collective every rank sends every other
-//! the part that one needs, with what it thinks the call is: sums are taken in the order of ranks,
-//! as between threads and to the same bits, and calls that differ are found. Between few processes
-//! this is quick enough; a world of hundreds wants a backend that lets its library reduce.
+//! A [`Wire`] moves bytes between processes. One thread sends and one receives into mailboxes, so
+//! that no rank's progress depends on another rank's waiting. For a collective, every rank sends
+//! every other rank the part it needs, together with a description of the call. Sums are taken in
+//! the order of ranks, to the same bits as between threads, and calls that do not match are
+//! detected. This is fast enough for a few processes; hundreds need a backend whose library
+//! reduces.
 
-mod letter;
-mod station;
+mod endpoint;
+mod message;
 
 use super::combine::{joined, part_for};
-use super::hub::{Members, Waiter};
+use super::liveness::{Members, Waiter};
 use super::{
     Call, CommError, Communicator, Dtype, Element, Kind, Options, Payload, Peer, Pending, Stats,
 };
-use letter::{Address, Letter};
-use station::Station;
+use endpoint::Endpoint;
+use message::{Address, Message};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Carries messages between the processes of a world; those from one process to another arrive in
-/// the order sent.
+/// Transport of messages between the processes of a world. Messages from one process to another
+/// arrive in the order sent.
 pub trait Wire: Send + Sync + 'static {
-    /// This process.
+    /// This process's rank.
     fn rank(&self) -> usize;
 
-    /// Processes.
+    /// Number of processes.
     fn size(&self) -> usize;
 
-    /// Sends a message; called from one thread.
+    /// Sends a message. Called from one thread only.
     ///
     /// # Errors
-    /// In words, what the wire says.
+    /// The transport's error, in words.
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String>;
 
-    /// The next message and the rank that sent it; nothing if none comes for a while. Called from one thread.
+    /// Receives the next message and its sender's rank; `None` if none arrives within `patience`.
+    /// Called from one thread only.
     ///
     /// # Errors
-    /// In words, what the wire says.
+    /// The transport's error, in words.
     fn receive(&self, patience: Duration) -> Result<Option<(usize, Vec<u8>)>, String>;
 }
 
-/// One process's end of a group.
+/// One process's handle to a group.
 pub struct WireComm {
     rank: usize,
     members: Arc<Members>,
-    /// Tells groups apart on the wire, the same on all their ranks.
+    /// Identifies the group on the wire; the same on all its ranks.
     id: u64,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
     stats: Stats,
     sequence: AtomicU64,
 }
 
 impl WireComm {
-    /// The world that a wire connects.
+    /// The world of a wire.
     pub fn new(wire: impl Wire, options: Options) -> Self {
         let (rank, size) = (wire.rank(), wire.size());
         let members = Members { name: "world".to_owned(), ranks: (0..size).collect() };
@@ -62,7 +64,7 @@ impl WireComm {
             rank,
             members: Arc::new(members),
             id: 0,
-            station: Arc::new(Station::new(Arc::new(wire), options)),
+            endpoint: Arc::new(Endpoint::new(Arc::new(wire), options)),
             stats: Stats::default(),
             sequence: AtomicU64::new(0),
         }
@@ -70,17 +72,17 @@ impl WireComm {
 
     fn send(&self, to: usize, stream: u64, call: &Call, payload: &Payload) {
         let address = Address { group: self.id, from: self.rank, stream };
-        let letter = Letter {
+        let message = Message {
             address,
             signature: call.signature(),
             call: call.to_string(),
             dtype: payload.dtype(),
             bytes: payload.to_bytes(),
         };
-        self.station.send(self.members.ranks[to], &letter);
+        self.endpoint.send(self.members.ranks[to], &message);
     }
 
-    /// Posts everybody their part, and keeps this rank's own.
+    /// Sends all other ranks their parts, and keeps this rank's own.
     fn start_collective<T: Element>(&self, call: Call, data: &[T]) -> Box<dyn Pending> {
         let (rank, size) = (self.rank, self.size());
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
@@ -90,26 +92,26 @@ impl WireComm {
             self.send(to, stream, &call, &T::wrap(part(to)));
         }
         let own = part(rank);
-        let (members, station, id) = (self.members.clone(), self.station.clone(), self.id);
-        Box::new(Collective { own, call, rank, members, station, group: id, stream })
+        let (members, endpoint, id) = (self.members.clone(), self.endpoint.clone(), self.id);
+        Box::new(Collective { own, call, rank, members, endpoint, group: id, stream })
     }
 }
 
-/// What a rank says last, for wires that notice that one has ended.
+/// A process's last packet, for wires that notice that a process has ended.
 pub(super) fn gone() -> Vec<u8> {
-    letter::Message::Gone.encode()
+    message::Packet::Gone.encode()
 }
 
-/// Marks streams of collectives; tags of messages are below it.
+/// Marks the streams of collectives; message tags are smaller.
 const COLLECTIVE: u64 = 1 << 63;
 
-/// A collective under way.
+/// A collective in flight.
 struct Collective<T> {
     own: Vec<T>,
     call: Call,
     rank: usize,
     members: Arc<Members>,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
     group: u64,
     stream: u64,
 }
@@ -129,37 +131,37 @@ impl<T: Element> Collective<T> {
     fn part(&self, from: usize) -> Result<Vec<T>, CommError> {
         let address = Address { group: self.group, from, stream: self.stream };
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
-        let letter = self.station.take(address, &waiter, true)?;
-        if letter.signature != self.call.signature() {
-            return Err(self.station.mismatch(&waiter, from, &letter));
+        let message = self.endpoint.take(address, &waiter, true)?;
+        if message.signature != self.call.signature() {
+            return Err(self.endpoint.mismatch(&waiter, from, &message));
         }
-        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
+        let payload = Payload::from_bytes(message.dtype, &message.bytes);
         Ok(T::unwrap(payload).unwrap_or_default())
     }
 }
 
-/// A receive under way.
+/// A receive in flight.
 struct Receipt {
     address: Address,
     call: Call,
     rank: usize,
     members: Arc<Members>,
-    station: Arc<Station>,
+    endpoint: Arc<Endpoint>,
 }
 
 impl Pending for Receipt {
     fn wait(self: Box<Self>) -> Result<Payload, CommError> {
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &self.call };
-        let letter = self.station.take(self.address, &waiter, false)?;
-        let payload = Payload::from_bytes(letter.dtype, &letter.bytes);
-        if letter.dtype == self.call.dtype && payload.len() == self.call.count {
+        let message = self.endpoint.take(self.address, &waiter, false)?;
+        let payload = Payload::from_bytes(message.dtype, &message.bytes);
+        if message.dtype == self.call.dtype && payload.len() == self.call.count {
             return Ok(payload);
         }
-        Err(self.station.mismatch(&waiter, self.address.from, &letter))
+        Err(self.endpoint.mismatch(&waiter, self.address.from, &message))
     }
 }
 
-/// A send: the station has a copy.
+/// A send: the endpoint has copied the buffer.
 struct Sent(Dtype);
 
 impl Pending for Sent {
@@ -187,7 +189,7 @@ impl Communicator for WireComm {
 
     fn start(&self, call: Call, payload: Payload) -> Result<Box<dyn Pending>, CommError> {
         call.check_ranks(self.size())?;
-        self.station.ready()?;
+        self.endpoint.ready()?;
         self.stats.count(&self.members.name, &call, payload.len());
         match (&call.kind, &payload) {
             (_, Payload::Device(_)) => {
@@ -200,8 +202,8 @@ impl Communicator for WireComm {
             }
             (&Kind::Recv { from, tag }, _) => {
                 let address = Address { group: self.id, from, stream: tag };
-                let (members, station) = (self.members.clone(), self.station.clone());
-                Ok(Box::new(Receipt { address, call, rank: self.rank, members, station }))
+                let (members, endpoint) = (self.members.clone(), self.endpoint.clone());
+                Ok(Box::new(Receipt { address, call, rank: self.rank, members, endpoint }))
             }
             (_, Payload::F32(data)) => Ok(self.start_collective(call, data)),
             (_, Payload::F64(data)) => Ok(self.start_collective(call, data)),
@@ -227,14 +229,14 @@ impl Communicator for WireComm {
             rank,
             members: Arc::new(Members { name: name.to_owned(), ranks }),
             id: subgroup_id(self.id, number, color as u64),
-            station: self.station.clone(),
+            endpoint: self.endpoint.clone(),
             stats: self.stats.clone(),
             sequence: AtomicU64::new(0),
         }))
     }
 
     fn abort(&self, reason: &str) {
-        self.station.abort(reason);
+        self.endpoint.abort(reason);
     }
 
     fn twin(&self) -> Option<Box<dyn Communicator>> {
@@ -242,31 +244,32 @@ impl Communicator for WireComm {
             rank: self.rank,
             members: self.members.clone(),
             id: subgroup_id(self.id, u64::MAX, 0),
-            station: self.station.clone(),
+            endpoint: self.endpoint.clone(),
             stats: Stats::default(),
             sequence: AtomicU64::new(0),
         }))
     }
 
     fn health(&self) -> Result<(), CommError> {
-        self.station.health()
+        self.endpoint.health()
     }
 
     fn lost(&self, call: &str) -> Option<CommError> {
         let waiter = Waiter { members: &self.members, rank: self.rank, call: &call };
-        self.station.lost(&waiter)
+        self.endpoint.lost(&waiter)
     }
 
     fn peer(&self, rank: usize) -> Peer {
-        self.station.peer(self.members.ranks[rank])
+        self.endpoint.peer(self.members.ranks[rank])
     }
 
     fn introduce(&self, processes: Vec<String>) {
-        self.station.introduce(processes);
+        self.endpoint.introduce(processes);
     }
 }
 
-/// The same on all ranks of a subgroup, and different from other groups: FNV-1a over what made it.
+/// Identifier of a subgroup, the same on all its ranks and different from other groups: FNV-1a of
+/// the split that made it.
 fn subgroup_id(parent: u64, number: u64, color: u64) -> u64 {
     let bytes = [parent, number, color].map(u64::to_le_bytes);
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

@@ -1,4 +1,4 @@
-//! What a GPU computes: the CUDA twins of the kernels.
+//! Computation on a GPU: the CUDA twins of the kernels.
 
 use super::Gpu;
 use super::memory::Memory;
@@ -486,7 +486,7 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
 
     fn adamw_proposal(&self, adamw: &AdamW, parameters: Vec<Proposal<'_, Self>>) {
         let lengths = parameters.iter().map(|of| of.w.0.map_or(0, |w| w.len()));
-        // In f32, on the way to what is read.
+        // The proposal in f32, before it is rounded to what layers read.
         let mut wide: Vec<Memory<f32>> =
             lengths.map(|len| self.queue.memory(len, |gpu| gpu.memory(len))).collect();
         let mut proposals = Vec::with_capacity(parameters.len());

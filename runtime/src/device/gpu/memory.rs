@@ -1,4 +1,4 @@
-//! A rank's queue of a GPU, and memory that goes back to it behind all who used it.
+//! A rank's CUDA stream, and memory that returns to its stream once all users are done with it.
 
 use crate::comm::Element;
 use crate::device::DeviceError;
@@ -6,27 +6,21 @@ use kernels::cuda::{self, Event, GpuError};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A queue, and what went wrong first on the rank that has it.
+/// A CUDA stream, and the rank's first failure.
 #[derive(Clone)]
 pub(super) struct Queue {
     pub gpu: cuda::Gpu,
     pub failure: Arc<OnceLock<DeviceError>>,
 }
 
-impl From<GpuError> for DeviceError {
-    fn from(error: GpuError) -> Self {
-        Self(error.to_string())
-    }
-}
-
 impl Queue {
-    /// Another queue of the rank; this one, where there cannot be another.
+    /// Another stream of the rank; this one again if there cannot be another.
     pub(super) fn fork(&self) -> Self {
         let gpu = self.kept(self.gpu.fork()).unwrap_or_else(|| self.gpu.clone());
         Self { gpu, failure: self.failure.clone() }
     }
 
-    /// Keeps a failure.
+    /// Records a failure.
     pub(super) fn kept<R>(&self, result: Result<R, GpuError>) -> Option<R> {
         match result {
             Ok(result) => Some(result),
@@ -51,34 +45,40 @@ impl Queue {
         }
     }
 
-    /// Memory of `len` elements, filled by `fill`.
+    /// Memory of `len` elements, allocated by `fill`.
     pub(super) fn memory<E: Element>(
         &self,
         len: usize,
         fill: impl FnOnce(&cuda::Gpu) -> Result<cuda::Memory<E>, GpuError>,
     ) -> Memory<E> {
         let memory = if len == 0 { None } else { self.kept(fill(&self.gpu)) };
-        let held = memory.map(|memory| Held { memory: Some(memory), users: Mutex::default() });
-        Memory { held, len }
+        let allocation =
+            memory.map(|memory| Allocation { memory: Some(memory), users: Mutex::default() });
+        Memory { allocation, len }
     }
 }
 
-/// Memory of the GPU. Where the device had none left there is none behind it, and whatever is asked of it is not done:
-/// the device has kept why.
+/// GPU memory. If the device had none left, nothing is behind it and operations on it do nothing;
+/// the device has recorded the failure.
 pub struct Memory<E: Element> {
-    held: Option<Held<E>>,
+    allocation: Option<Allocation<E>>,
     pub(super) len: usize,
 }
 
-struct Held<E: Element> {
+struct Allocation<E: Element> {
     memory: Option<cuda::Memory<E>>,
-    /// Other queues that may use it.
+    /// Other streams that use it.
     users: Mutex<Vec<Queue>>,
 }
 
 impl<E: Element> Memory<E> {
     pub(super) fn view(&self, range: Range<usize>) -> View<'_, E> {
-        View(self.held.as_ref().and_then(|held| held.memory.as_ref()).map(|of| of.slice(range)))
+        View(
+            self.allocation
+                .as_ref()
+                .and_then(|allocation| allocation.memory.as_ref())
+                .map(|of| of.slice(range)),
+        )
     }
 
     pub(super) fn all(&self) -> View<'_, E> {
@@ -86,7 +86,7 @@ impl<E: Element> Memory<E> {
     }
 
     pub(super) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_, E> {
-        let memory = self.held.as_mut().and_then(|held| held.memory.as_mut());
+        let memory = self.allocation.as_mut().and_then(|allocation| allocation.memory.as_mut());
         ViewMut(memory.map(|of| of.slice_mut(range)))
     }
 
@@ -94,30 +94,32 @@ impl<E: Element> Memory<E> {
         self.view_mut(0..self.len)
     }
 
-    /// None at all.
+    /// No memory.
     pub(super) const fn empty() -> Self {
-        Self { held: None, len: 0 }
+        Self { allocation: None, len: 0 }
     }
 
-    /// It is in use until then.
+    /// The memory is in use until `event`.
     pub(super) fn busy_until(&self, event: Event) {
-        if let Some(memory) = self.held.as_ref().and_then(|held| held.memory.as_ref()) {
+        if let Some(memory) =
+            self.allocation.as_ref().and_then(|allocation| allocation.memory.as_ref())
+        {
             memory.busy_until(event);
         }
     }
 
-    /// It will be used on that queue, too.
+    /// The memory will be used on `queue` too.
     pub(super) fn used_on(&self, queue: &Queue) {
-        if let Some(held) = &self.held {
-            held.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
+        if let Some(allocation) = &self.allocation {
+            allocation.users.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
         }
     }
 }
 
-impl<E: Element> Drop for Held<E> {
+impl<E: Element> Drop for Allocation<E> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // Its own queue hands the memory out again: behind what others have been asked to do with it.
+        // The memory's own stream may hand it out again only after the work of its other users.
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         users.drain(..).filter_map(|user| user.mark()).for_each(|mark| memory.busy_until(mark));
     }

@@ -1,0 +1,398 @@
+//! Declarations of parameters, and the storage of their values, gradients and moments.
+//!
+//! Every tensor is declared once: its Hugging Face name and shape, and what each tensor-parallel
+//! rank holds of it. Loading, initialisation, gradient reduction, the clip norm, dumps and the rank
+//! report all follow from the declaration. Over data-parallel ranks a parameter is always
+//! replicated and its gradient a partial sum. Over the pipeline a parameter lies on its stage; one
+//! of a split vocabulary lies on all pipeline ranks.
+
+use crate::comm::Element;
+use crate::device::Space;
+use crate::state::buffer::Buffer;
+use models::shapes;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// A block of rows, cut into `ways` equal parts over the tensor-parallel ranks. Fewer ways than
+/// ranks means copies: neighbouring ranks hold the same part (key/value heads).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowBlock {
+    /// Rows of the whole block.
+    pub rows: usize,
+    /// Number of parts.
+    pub ways: usize,
+}
+
+/// What tensor-parallel ranks hold of a tensor, which is stored as `[rows, columns]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Every rank holds all of it.
+    Replicated,
+    /// Rows, block by block: column-parallel weights `[out, in]` and their biases.
+    Rows(Vec<RowBlock>),
+    /// Columns: row-parallel weights `[out, in]`.
+    Columns,
+    /// Rows of the vocabulary, padded at the end so that all ranks hold the same number.
+    Vocabulary,
+    /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline ranks, one pipeline
+    /// rank after the other, padded at the end so that all hold the same even number (Vocabulary
+    /// Parallelism, arXiv 2411.05288, section 6.1).
+    OverPipeline {
+        /// The pipeline rank that declares it.
+        pipeline_rank: usize,
+        /// Number of pipeline ranks.
+        pipeline_ranks: usize,
+    },
+}
+
+/// What a tensor-parallel rank has of the gradient of the elements it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradient {
+    /// The whole gradient.
+    Whole,
+    /// A partial sum, to be summed over the ranks that hold the same elements.
+    Partial,
+}
+
+/// One tensor of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// Hugging Face name.
+    pub name: String,
+    /// Hugging Face shape.
+    pub shape: Vec<usize>,
+    /// Stored transposed: `[out, in]`, where Hugging Face has `[in, out]` (GPT-2's Conv1D).
+    pub transposed: bool,
+    /// What tensor-parallel ranks hold.
+    pub placement: Placement,
+    /// What they have of its gradient.
+    pub gradient: Gradient,
+    /// Whether an earlier stage holds the same tensor. The gradient is summed with that stage's,
+    /// and the tensor is not counted again.
+    pub tied_copy: bool,
+    /// How it is initialised.
+    pub init: Init,
+}
+
+/// Initial values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All elements equal.
+    Constant(f64),
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f64),
+}
+
+impl Eq for Init {}
+
+/// What one rank holds of a tensor, in rows and columns as stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Ranges of global rows, one after the other.
+    pub rows: Vec<Range<usize>>,
+    /// Global columns.
+    pub columns: Range<usize>,
+    /// Rows of zeros after them, which belong to no tensor.
+    pub padding: usize,
+}
+
+impl Extent {
+    /// Local rows without padding.
+    pub fn real_rows(&self) -> usize {
+        self.rows.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Elements, padding included.
+    pub fn elements(&self) -> usize {
+        (self.real_rows() + self.padding) * self.columns.len()
+    }
+}
+
+impl Declaration {
+    /// Rows and columns as stored; a vector is one column.
+    pub fn stored_shape(&self) -> (usize, usize) {
+        match (self.shape.as_slice(), self.transposed) {
+            ([rows, columns], false) | ([columns, rows], true) => (*rows, *columns),
+            (shape, _) => (shape.iter().product(), 1),
+        }
+    }
+
+    /// What rank `rank` of `tp` holds.
+    pub fn extent(&self, rank: usize, tp: usize) -> Extent {
+        let (rows, columns) = self.stored_shape();
+        let part = |of: usize| rank * of / tp..(rank + 1) * of / tp;
+        match &self.placement {
+            Placement::Replicated => {
+                Extent { rows: std::iter::once(0..rows).collect(), columns: 0..columns, padding: 0 }
+            }
+            Placement::Columns => Extent {
+                rows: std::iter::once(0..rows).collect(),
+                columns: part(columns),
+                padding: 0,
+            },
+            Placement::Rows(blocks) => {
+                let mut begin = 0;
+                let cut = |block: &RowBlock| {
+                    let (size, n) = (block.rows / block.ways, rank * block.ways / tp);
+                    let range = begin + n * size..begin + (n + 1) * size;
+                    begin += block.rows;
+                    range
+                };
+                Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
+            }
+            Placement::Vocabulary => vocabulary_rows(rows, rows.div_ceil(tp), rank, columns),
+            Placement::OverPipeline { pipeline_rank, pipeline_ranks } => {
+                let each = shapes::vocabulary_shard_rows(rows as u64, (pipeline_ranks * tp) as u64);
+                vocabulary_rows(rows, each as usize, pipeline_rank * tp + rank, columns)
+            }
+        }
+    }
+
+    /// Whether rank `rank` of `tp` is the first that holds these elements: summing over counted
+    /// ranks counts every element once.
+    pub fn counted(&self, rank: usize, tp: usize) -> bool {
+        let mine = self.extent(rank, tp);
+        !self.tied_copy && (0..rank).all(|other| self.extent(other, tp) != mine)
+    }
+
+    /// Extracts what `extent` covers from the whole tensor, which is in the checkpoint's layout.
+    pub fn extract<T: Copy + Default>(&self, extent: &Extent, whole: &[T]) -> Vec<T> {
+        let mut local = Vec::with_capacity(extent.elements());
+        for row in extent.rows.iter().flat_map(Clone::clone) {
+            local.extend(extent.columns.clone().map(|column| whole[self.index(row, column)]));
+        }
+        local.resize(extent.elements(), T::default());
+        local
+    }
+
+    /// Inserts what `extent` covers into the whole tensor.
+    pub fn insert<T: Copy>(&self, extent: &Extent, local: &[T], whole: &mut [T]) {
+        let mut values = local.iter();
+        for row in extent.rows.iter().flat_map(Clone::clone) {
+            for (column, value) in extent.columns.clone().zip(values.by_ref()) {
+                whole[self.index(row, column)] = *value;
+            }
+        }
+    }
+
+    /// Elements of the whole tensor.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// What `extent` covers of the whole tensor as stored. For each run of elements: its beginning
+    /// here, its beginning in the whole tensor, and its length.
+    pub fn runs(&self, extent: &Extent) -> Vec<(usize, usize, usize)> {
+        let (_, columns) = self.stored_shape();
+        let (width, mut local) = (extent.columns.len(), 0);
+        let mut runs = Vec::new();
+        for rows in &extent.rows {
+            // Whole rows are contiguous.
+            let (count, len) = match width == columns {
+                true => (1, rows.len() * width),
+                false => (rows.len(), width),
+            };
+            for n in 0..count {
+                runs.push((local, (rows.start + n) * columns + extent.columns.start, len));
+                local += len;
+            }
+        }
+        runs
+    }
+
+    /// Index of a stored row and column in the checkpoint's layout.
+    fn index(&self, row: usize, column: usize) -> usize {
+        let (rows, columns) = self.stored_shape();
+        if self.transposed { column * rows + row } else { row * columns + column }
+    }
+
+    /// Whether weight decay applies: to matrices of the Hugging Face checkpoint.
+    pub fn decays(&self) -> bool {
+        self.shape.len() == 2
+    }
+}
+
+/// The `n`-th shard of `each` rows.
+fn vocabulary_rows(rows: usize, each: usize, n: usize, columns: usize) -> Extent {
+    let range = (n * each).min(rows)..((n + 1) * each).min(rows);
+    let padding = each - range.len();
+    Extent { rows: vec![range], columns: 0..columns, padding }
+}
+
+/// One of a rank's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParameterId(usize);
+
+/// Consecutive elements of one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterSlice {
+    /// The parameter.
+    pub id: ParameterId,
+    /// First element within all of the rank's parameters.
+    pub begin: usize,
+    /// Elements.
+    pub len: usize,
+}
+
+impl ParameterSlice {
+    fn range(&self) -> Range<usize> {
+        self.begin..self.begin + self.len
+    }
+
+    /// Rows `rows` of it, of `columns` elements each.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>, columns: usize) -> Self {
+        Self { id: self.id, begin: self.begin + rows.start * columns, len: rows.len() * columns }
+    }
+}
+
+/// A parameter as one rank holds it.
+#[derive(Clone, Debug)]
+pub struct HeldParameter {
+    /// The declaration.
+    pub declaration: Declaration,
+    /// What this rank holds.
+    pub extent: Extent,
+    /// Where it lies among the rank's parameters.
+    pub part: ParameterSlice,
+    /// The stage it belongs to.
+    pub stage: usize,
+    /// Whether this rank counts it.
+    pub counted: bool,
+}
+
+/// All parameters of a rank, stage by stage and layer by layer.
+#[derive(Clone, Debug, Default)]
+pub struct Inventory {
+    held: Vec<HeldParameter>,
+    elements: usize,
+    tp: usize,
+    tp_rank: usize,
+    stage: usize,
+    copies: bool,
+}
+
+impl Inventory {
+    /// An empty inventory for rank `tp_rank` of `tp`.
+    pub fn new(tp_rank: usize, tp: usize) -> Self {
+        Self { tp, tp_rank, ..Self::default() }
+    }
+
+    /// Assigns later declarations to `stage`.
+    pub fn enter_stage(&mut self, stage: usize) {
+        self.stage = stage;
+    }
+
+    /// Marks later declarations as held and counted by another pipeline rank too.
+    pub fn enter_copies(&mut self) {
+        self.copies = true;
+    }
+
+    /// Tensor-parallel ranks.
+    pub fn tp(&self) -> usize {
+        self.tp
+    }
+
+    /// This rank among them.
+    pub fn tp_rank(&self) -> usize {
+        self.tp_rank
+    }
+
+    /// Adds a parameter.
+    pub fn declare(&mut self, declaration: Declaration) -> ParameterSlice {
+        let extent = declaration.extent(self.tp_rank, self.tp);
+        let counted = !self.copies && declaration.counted(self.tp_rank, self.tp);
+        let id = ParameterId(self.held.len());
+        let part = ParameterSlice { id, begin: self.elements, len: extent.elements() };
+        self.elements += part.len;
+        self.held.push(HeldParameter { declaration, extent, part, stage: self.stage, counted });
+        part
+    }
+
+    /// The parameters.
+    pub fn all(&self) -> &[HeldParameter] {
+        &self.held
+    }
+
+    /// Elements of all parameters.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// The parameter of that name, if this rank holds it.
+    pub fn named(&self, name: &str) -> Option<&HeldParameter> {
+        self.held.iter().find(|held| held.declaration.name == name)
+    }
+}
+
+/// One number for each element of a rank's parameters: gradients, moments or exact weights unless
+/// the type says otherwise.
+pub struct Store<D: Space, E: Element = <D as Space>::Wide> {
+    memory: D::Memory<E>,
+}
+
+/// Weights as layers read them.
+pub type WeightStore<D> = Store<D, <D as Space>::Stored>;
+
+impl<D: Space, E: Element> Store<D, E> {
+    /// Zeros.
+    pub fn new(device: &D, inventory: &Inventory) -> Self {
+        Self { memory: device.zeros(inventory.elements()) }
+    }
+
+    /// The elements of a slice.
+    pub fn get(&self, part: ParameterSlice) -> D::View<'_, E> {
+        self.range(part.range())
+    }
+
+    /// The elements of a slice.
+    pub fn get_mut(&mut self, part: ParameterSlice) -> D::ViewMut<'_, E> {
+        self.range_mut(part.range())
+    }
+
+    /// The elements of two slices, of which the first lies before the second.
+    pub fn get_pair_mut(
+        &mut self,
+        first: ParameterSlice,
+        second: ParameterSlice,
+    ) -> (D::ViewMut<'_, E>, D::ViewMut<'_, E>) {
+        let both = self.range_mut(first.begin..second.range().end);
+        let (before, behind) = D::split(both, second.begin - first.begin);
+        (D::split(before, first.len).0, behind)
+    }
+
+    /// Each parameter's elements, in the inventory's order.
+    pub fn each_mut(&mut self, inventory: &Inventory) -> Vec<D::ViewMut<'_, E>> {
+        let mut views = Vec::with_capacity(inventory.all().len());
+        let mut rest = self.all_mut();
+        for held in inventory.all() {
+            let (first, behind) = D::split(rest, held.part.len);
+            views.push(first);
+            rest = behind;
+        }
+        views
+    }
+
+    /// Consecutive elements, in the inventory's order.
+    pub fn range(&self, range: Range<usize>) -> D::View<'_, E> {
+        D::view(&self.memory, range)
+    }
+
+    /// Consecutive elements, in the inventory's order.
+    pub fn range_mut(&mut self, range: Range<usize>) -> D::ViewMut<'_, E> {
+        D::view_mut(&mut self.memory, range)
+    }
+
+    /// All elements, in the inventory's order.
+    pub fn all(&self) -> D::View<'_, E> {
+        self.range(0..D::len(&self.memory))
+    }
+
+    /// All elements, in the inventory's order.
+    pub fn all_mut(&mut self) -> D::ViewMut<'_, E> {
+        self.range_mut(0..D::len(&self.memory))
+    }
+}
+
+/// A tensor that several pieces of deferred work read.
+pub type SharedBuffer<D> = Rc<Buffer<D>>;

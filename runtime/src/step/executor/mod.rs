@@ -1,0 +1,460 @@
+//! Executes one rank's list of passes: the list that was planned, costed and checked.
+//!
+//! Transfers between stages are tagged by direction, stage and micro-batch. Sends never wait for
+//! their receiver, and a pass waits only for what it reads, so an order that the schedule's check
+//! accepts cannot deadlock. Collectives of a vocabulary split over the pipeline run beside the
+//! passes, in [`crate::step::vocab_collectives`].
+
+mod transfers;
+mod vocabulary;
+
+use crate::comm::{CommError, Communicator, Tag};
+use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
+use crate::groups::VocabGroups;
+use crate::layers::{
+    Context, DropoutDraws, MicroBatch, ShardKept, VocabularyShard, WeightGradients, WeightWork,
+};
+use crate::program::Program;
+use crate::scalar::Number;
+use crate::state::buffer::{Buffer, Pools};
+use crate::state::params::{Inventory, Store, WeightStore};
+use crate::step::post_validation::passes_ahead;
+use crate::step::reduce::Reducer;
+use crate::step::stage::{Stage, StageKept, StageOutput};
+use crate::step::vocab_collectives::{CollectiveInputs, VocabCollectives};
+use models::schedule::{Pass, PassKind};
+use std::collections::HashMap;
+use std::time::Instant;
+use transfers::{AGAIN, Carried, tag};
+
+/// What stays the same from step to step.
+pub struct Executor<'a, D: Space> {
+    /// The program.
+    pub program: &'a Program,
+    /// The rank's device.
+    pub device: &'a D,
+    /// Tensor-parallel ranks.
+    pub tp: &'a dyn Communicator,
+    /// Pipeline ranks.
+    pub pp: &'a dyn Communicator,
+    /// This pipeline rank's stages, by chunk.
+    pub stages: &'a [Stage],
+    /// This rank's shard of a vocabulary split over the pipeline.
+    pub vocab: Option<VocabOverPipeline<'a>>,
+    /// This rank's parameters.
+    pub inventory: &'a Inventory,
+}
+
+/// One rank's shard of a vocabulary split over the pipeline, and the groups that share it.
+#[derive(Clone, Copy)]
+pub struct VocabOverPipeline<'a> {
+    /// This rank's rows of the vocabulary.
+    pub shard: &'a VocabularyShard,
+    /// All ranks of the replica.
+    pub groups: &'a VocabGroups,
+}
+
+/// Input of a step's passes.
+pub struct PassInputs<'a, D: Space> {
+    /// This rank's weights.
+    pub weights: &'a WeightStore<D>,
+    /// This replica's micro-batches.
+    pub batches: &'a [MicroBatch<D>],
+    /// Dropout, if the model has any.
+    pub draws: Option<DropoutDraws>,
+    /// Pools of buffers.
+    pub pools: &'a Pools<D>,
+}
+
+impl<D: Space> Clone for PassInputs<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Space> Copy for PassInputs<'_, D> {}
+
+/// Observes the losses and logits that the output layer computes. Not called if the vocabulary is
+/// split over the pipeline: no rank then has the losses beside its logits.
+pub type LossObserver<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
+
+/// Whether a step may go on. Asked after the forwards that run ahead
+/// ([`crate::step::post_validation`]), before anything is added to the gradients, which until then
+/// are the previous step's.
+pub type Gate<'a, D> = &'a mut dyn FnMut(&mut Store<D>) -> Result<bool, CommError>;
+
+/// When one pass ran.
+#[derive(Clone, Copy, Debug)]
+pub struct PassTiming {
+    /// The pass.
+    pub pass: Pass,
+    /// When it began, including its wait for input.
+    pub begin: Instant,
+    /// When its computation began.
+    pub computing: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// How a step's passes ran.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Sum of the losses of this rank's tokens, once read from the device; 0 without an output
+    /// layer.
+    pub loss_sum: f64,
+    /// Most bytes kept for backward passes at any time.
+    pub peak_bytes: usize,
+    /// Most micro-batches in flight at any time, over all chunks.
+    pub peak_in_flight: usize,
+    /// The passes, in the order run.
+    pub ran: Vec<PassTiming>,
+}
+
+/// How a step's passes ran, and the sum of its losses, still on the device.
+pub type Ended<D> = (Outcome, <D as Space>::Total);
+
+/// State of one step in progress.
+struct StepState<'a, 'l, D: Space> {
+    executor: &'a Executor<'a, D>,
+    given: PassInputs<'a, D>,
+    /// Collectives of a vocabulary split over the pipeline.
+    collectives: Option<VocabCollectives<'l, D>>,
+    /// Set in the tags of a step that is run again.
+    again: Tag,
+    /// What the vocabulary passes keep, by micro-batch.
+    shards: HashMap<u32, ShardKept<D>>,
+    /// What stages keep, by chunk and micro-batch.
+    kept: HashMap<(u16, u32), StageKept<D>>,
+    /// Deferred weight gradients, by chunk and micro-batch.
+    later: HashMap<(u16, u32), Vec<WeightWork<D>>>,
+    /// Transfers between two stages of this pipeline rank.
+    here: HashMap<Tag, Buffer<D>>,
+    sends: Vec<DeviceRequest<D, D::Stored>>,
+    /// Sum of the losses so far.
+    loss: D::Total,
+    outcome: Outcome,
+    computing: Instant,
+}
+
+impl<D: Device> Executor<'_, D> {
+    /// Runs all passes. Gradients are added to `gradients`.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn run(
+        &self,
+        given: PassInputs<'_, D>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<Ended<D>, CommError> {
+        let Some(VocabOverPipeline { groups, .. }) = self.vocab else {
+            return self.run_passes(given, None, gradients, reducer, observer);
+        };
+        let looked_up = |pass: &Pass| pass.kind == PassKind::IF;
+        if !self.program.passes[self.pp.rank()].iter().any(looked_up) {
+            return Err(no_look_ups());
+        }
+        let read = CollectiveInputs { program: self.program, device: self.device, groups };
+        let width = self.program.model.hidden as usize;
+        let elements = given.batches.iter().map(|batch| batch.tokens.len() * width);
+        let elements: Vec<usize> = elements.collect();
+        std::thread::scope(|scope| {
+            let collectives = VocabCollectives::open(scope, read, &elements);
+            let outcome = self.run_passes(given, Some(collectives), gradients, reducer, observer);
+            if let Err(error) = &outcome {
+                // Otherwise this rank's threads and the others' would wait for each other.
+                self.pp.abort(&error.to_string());
+            }
+            outcome
+        })
+    }
+
+    /// Runs all passes. The forwards that run ahead do not wait for `gate`. Returns `None` if the
+    /// gate says that they were in vain; `again` says that this has happened once.
+    ///
+    /// # Errors
+    /// Those of any collective call and of the gate.
+    pub fn run_gated(
+        &self,
+        given: PassInputs<'_, D>,
+        again: bool,
+        gate: Gate<'_, D>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+    ) -> Result<Option<Ended<D>>, CommError> {
+        let (pipeline_rank, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
+        let (passes, ahead) = (&self.program.passes[pipeline_rank], passes_ahead(self.program));
+        let mut step = self.step(given, None, again);
+        for &pass in &passes[..ahead[pipeline_rank]] {
+            step.pass(pass, false, gradients, reducer, &mut None)?;
+        }
+        if !gate(gradients)? {
+            step.drop_left_over(&ahead)?;
+            return Ok(None);
+        }
+        self.rest(step, ahead[pipeline_rank], gradients, reducer, None).map(Some)
+    }
+
+    fn run_passes(
+        &self,
+        given: PassInputs<'_, D>,
+        collectives: Option<VocabCollectives<'_, D>>,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<Ended<D>, CommError> {
+        self.rest(self.step(given, collectives, 0), 0, gradients, reducer, observer)
+    }
+
+    fn step<'a, 'l>(
+        &'a self,
+        given: PassInputs<'a, D>,
+        collectives: Option<VocabCollectives<'l, D>>,
+        again: Tag,
+    ) -> StepState<'a, 'l, D> {
+        StepState {
+            executor: self,
+            given,
+            collectives,
+            again,
+            shards: HashMap::new(),
+            kept: HashMap::new(),
+            later: HashMap::new(),
+            here: HashMap::new(),
+            sends: Vec::new(),
+            loss: self.device.total(),
+            outcome: Outcome::default(),
+            computing: Instant::now(),
+        }
+    }
+
+    /// Runs the passes from index `from`, and what follows the last pass.
+    fn rest(
+        &self,
+        mut step: StepState<'_, '_, D>,
+        from: usize,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        mut observer: Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<Ended<D>, CommError> {
+        let passes = &self.program.passes[self.pp.rank()];
+        // An output layer that shares its table with the first chunk adds to the table's gradient,
+        // which is then complete only after all passes.
+        let shared = self.program.shares_table(self.pp.rank());
+        let copied = self.program.layout.copies() > 1;
+        for (n, &pass) in passes.iter().enumerate().skip(from) {
+            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
+            step.pass(pass, last, gradients, reducer, &mut observer)?;
+        }
+        step.close_collectives()?;
+        if copied {
+            self.add_copies(gradients)?;
+        }
+        for stage in self.stages {
+            reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
+        }
+        if let Some(VocabOverPipeline { shard, .. }) = self.vocab {
+            reducer.complete(self.inventory, gradients, shard.begin(), shard.end())?;
+        }
+        for send in step.sends {
+            send.wait(self.device)?;
+        }
+        Ok((step.outcome, step.loss))
+    }
+
+    /// Gives both copies of each stage the sum of their gradients. Addition of two numbers
+    /// commutes, so the copies stay equal to the last bit.
+    fn add_copies(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+        let (other, group) = (self.pp.size() - 1 - self.pp.rank(), self.pp());
+        let mut sends = Vec::new();
+        for (chunk, stage) in self.stages.iter().enumerate() {
+            let own = self.device.copied(gradients.range(stage.begin()..stage.end()));
+            sends.push(group.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
+        }
+        for (chunk, stage) in self.stages.iter().enumerate() {
+            // Chunk 0 here is chunk 1 there.
+            let (count, tag) = (stage.end() - stage.begin(), tag(Carried::Copy, 1 - chunk, 0));
+            let theirs = group.recv(count, other, tag)?;
+            let own = gradients.range_mut(stage.begin()..stage.end());
+            self.device.add_wide(D::view(&theirs, 0..count), own);
+        }
+        sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
+    }
+
+    /// Pipeline ranks, for memory of the device.
+    fn pp(&self) -> DeviceGroup<'_, D> {
+        DeviceGroup::new(self.device, self.pp)
+    }
+}
+
+/// Whether pass `n` is the last that adds to its chunk's gradients.
+fn last_of_chunk(passes: &[Pass], n: usize) -> bool {
+    let weighs = |pass: &Pass| matches!(pass.kind, PassKind::BW | PassKind::W);
+    let same = |pass: &Pass| pass.chunk == passes[n].chunk && weighs(pass);
+    weighs(&passes[n]) && !passes[n + 1..].iter().any(same)
+}
+
+impl<'a, D: Device> StepState<'a, '_, D> {
+    fn pass(
+        &mut self,
+        pass: Pass,
+        last: bool,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+        observer: &mut Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<(), CommError> {
+        let begin = Instant::now();
+        self.computing = begin;
+        match pass.kind {
+            PassKind::F => self.forward(pass, observer)?,
+            PassKind::B | PassKind::BW => self.backward(pass, last, gradients, reducer)?,
+            PassKind::W => self.weights(pass, last, gradients, reducer)?,
+            PassKind::S => self.first_of_vocabulary(pass)?,
+            PassKind::S2 => self.middle_of_vocabulary(pass)?,
+            PassKind::T => self.last_of_vocabulary(pass, gradients)?,
+            PassKind::IF => self.look_up(pass)?,
+            PassKind::IB => self.add_to_rows(pass, gradients)?,
+        }
+        let (computing, end) = (self.computing, Instant::now());
+        self.outcome.ran.push(PassTiming { pass, begin, computing, end });
+        Ok(())
+    }
+
+    fn stage_of(&self, pass: Pass) -> usize {
+        let (rank, ranks) = (self.executor.pp.rank(), self.executor.pp.size());
+        self.executor.program.layout.stage_of(ranks, rank, usize::from(pass.chunk))
+    }
+
+    fn context(&self, pass: Pass) -> Context<'a, D> {
+        let executor = self.executor;
+        Context {
+            device: executor.device,
+            tp: executor.tp,
+            sequence_parallel: executor.program.sequence_parallel,
+            weights: self.given.weights,
+            batch: &self.given.batches[pass.micro_batch as usize],
+            draws: self.given.draws,
+            pools: self.given.pools,
+        }
+    }
+
+    fn forward(
+        &mut self,
+        pass: Pass,
+        observer: &mut Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<(), CommError> {
+        let stage = self.stage_of(pass);
+        let x = match stage {
+            0 => self.looked_up(pass)?,
+            _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
+        };
+        self.computing = Instant::now();
+        let held = &self.executor.stages[usize::from(pass.chunk)];
+        let (passed, kept) = held.forward(&self.context(pass), x)?;
+        if let (Some(observer), StageOutput::Losses(losses), Some(head)) =
+            (observer, &passed, &kept.head)
+        {
+            let device = self.executor.device;
+            let losses = device.download(losses.view())?;
+            let logits = device.download(head.logits().view())?;
+            let logits: Vec<D::Wide> =
+                logits.into_iter().map(|logit| D::Wide::nearest(logit.value())).collect();
+            observer(pass.micro_batch as usize, &losses, &logits);
+        }
+        self.keep(pass, kept);
+        match passed {
+            StageOutput::Stream(y) if self.is_last(stage) => self.send_to_all(pass, y)?,
+            StageOutput::Stream(y) => self.send(Carried::Stream, stage + 1, pass, y)?,
+            StageOutput::Losses(losses) => {
+                self.executor.device.add_sum(losses.view(), &mut self.loss);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, pass: Pass, kept: StageKept<D>) {
+        self.kept.insert((pass.chunk, pass.micro_batch), kept);
+        self.note_peak();
+    }
+
+    fn note_peak(&mut self) {
+        let works = WeightWork::bytes(self.later.values().flatten());
+        let held = self.kept.values().map(StageKept::bytes).sum::<usize>();
+        let shards = self.shards.values().map(ShardKept::bytes).sum::<usize>();
+        let outcome = &mut self.outcome;
+        outcome.peak_bytes = outcome.peak_bytes.max(held + works + shards);
+        outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
+    }
+
+    /// Gradients of inputs, and of weights unless the schedule has separate passes for them.
+    fn backward(
+        &mut self,
+        pass: Pass,
+        last: bool,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+    ) -> Result<(), CommError> {
+        let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
+        let dy = match self.is_last(stage) {
+            true => self.output_gradient(pass)?,
+            false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
+        };
+        self.computing = Instant::now();
+        let Some(kept) = self.kept.remove(&(pass.chunk, pass.micro_batch)) else {
+            return Err(missing(pass));
+        };
+        let held = &self.executor.stages[chunk];
+        let (end, inventory) = (held.end(), self.executor.inventory);
+        let mut later = Vec::new();
+        let mut weights = match pass.kind {
+            PassKind::B => WeightGradients::Later(&mut later, gradients),
+            _ => WeightGradients::Now(gradients),
+        };
+        let mut finished = |gradients: &Store<D>, from: usize| match last {
+            true => reducer.complete(inventory, gradients, from, end),
+            false => Ok(()),
+        };
+        let ctx = self.context(pass);
+        let dx = held.backward(&ctx, kept, dy, &mut weights, &mut finished)?;
+        if pass.kind == PassKind::B {
+            self.later.insert((pass.chunk, pass.micro_batch), later);
+            self.note_peak();
+        }
+        match stage {
+            0 => self.broadcast_input_gradient(pass, dx),
+            _ => self.send(Carried::Gradient, stage - 1, pass, dx),
+        }
+    }
+
+    /// Gradients of weights, from the work that an earlier pass deferred.
+    fn weights(
+        &mut self,
+        pass: Pass,
+        last: bool,
+        gradients: &mut Store<D>,
+        reducer: &mut Reducer<'_, D>,
+    ) -> Result<(), CommError> {
+        let Some(works) = self.later.remove(&(pass.chunk, pass.micro_batch)) else {
+            return Err(missing(pass));
+        };
+        works.into_iter().for_each(|work| work.run(self.executor.device, gradients));
+        let held = &self.executor.stages[usize::from(pass.chunk)];
+        if last {
+            reducer.complete(self.executor.inventory, gradients, held.begin(), held.end())?;
+        }
+        Ok(())
+    }
+}
+
+/// The error of a split vocabulary without passes of the input layer: forwards would wait for ever.
+fn no_look_ups() -> CommError {
+    let reason = "its schedule has no passes of the input layer: make it with `with_input_passes`";
+    CommError::Invalid { call: "a split vocabulary".to_owned(), reason: reason.to_owned() }
+}
+
+/// The error of a pass whose input no earlier pass made. The schedule's check refuses such lists.
+fn missing(pass: Pass) -> CommError {
+    let reason = "no earlier pass made what it reads".to_owned();
+    CommError::Invalid { call: format!("{pass:?}"), reason }
+}

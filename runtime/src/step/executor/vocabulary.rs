@@ -1,0 +1,161 @@
+//! Passes of a vocabulary split over the pipeline, and how other passes use them.
+
+use super::transfers::{Carried, tag};
+use super::{StepState, missing};
+use crate::comm::CommError;
+use crate::device::Device;
+use crate::layers::{ShardLocal, ShardReduced, VocabularyShard};
+use crate::state::buffer::Buffer;
+use crate::state::params::Store;
+use crate::step::vocab_collectives::VocabCollectives;
+use models::schedule::{Pass, PassKind, VocabPasses};
+use std::rc::Rc;
+use std::time::Instant;
+
+impl<D: Device> StepState<'_, '_, D> {
+    pub(super) fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.executor.program.stages.len()
+    }
+
+    /// Embedding rows of the tokens, `[r, h]`, if all pipeline ranks look them up; else empty.
+    pub(super) fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
+        let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
+        let rows = collectives.rows(pass.micro_batch)?;
+        Ok(self.own_rows(pass, rows))
+    }
+
+    /// This rank's rows of the stream, `[r, h]`, from all rows of the micro-batch, `[n, h]`.
+    pub(super) fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
+        let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
+        let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
+        let own = match count == D::len(&whole) {
+            true => whole,
+            false => ctx.device.copied(D::view(&whole, first..first + count)),
+        };
+        self.given.pools.stored.adopt(own)
+    }
+
+    /// Sends the last stage's output to all pipeline ranks, which share the output layer (`C0`).
+    pub(super) fn send_to_all(&mut self, pass: Pass, y: Buffer<D>) -> Result<(), CommError> {
+        let tag = tag(Carried::Output, 0, pass.micro_batch);
+        let (ranks, own) = (self.executor.pp.size(), self.executor.pp.rank());
+        for to in (0..ranks).filter(|&to| to != own) {
+            let copy = self.given.pools.stored.copy_of(self.executor.device, &y);
+            self.send_to(to, tag, pass, copy)?;
+        }
+        self.send_to(own, tag, pass, y)
+    }
+
+    pub(super) fn shared(&self, pass: Pass) -> Result<&VocabularyShard, CommError> {
+        self.executor.vocab.map(|vocab| vocab.shard).ok_or_else(|| missing(pass))
+    }
+
+    /// Hands what a pass left to the reduction that follows it.
+    pub(super) fn reduce(&mut self, pass: Pass, local: ShardLocal<D>) -> Result<(), CommError> {
+        let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
+        collectives.reduce(pass.kind, pass.micro_batch, local);
+        Ok(())
+    }
+
+    /// What the reduction after pass `behind` of the same micro-batch found out about the logits.
+    pub(super) fn sums(
+        &mut self,
+        behind: PassKind,
+        pass: Pass,
+    ) -> Result<ShardReduced<D>, CommError> {
+        let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
+        let sums = collectives.sums(behind, pass.micro_batch);
+        self.computing = Instant::now();
+        sums
+    }
+
+    pub(super) fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
+        let from = self.executor.program.last_device();
+        let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
+        self.computing = Instant::now();
+        let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
+        self.shards.insert(pass.micro_batch, kept);
+        self.note_peak();
+        self.reduce(pass, local)
+    }
+
+    pub(super) fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
+        let reduced = self.sums(PassKind::S, pass)?;
+        let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
+        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced)?;
+        self.reduce(pass, local)
+    }
+
+    pub(super) fn last_of_vocabulary(
+        &mut self,
+        pass: Pass,
+        gradients: &mut Store<D>,
+    ) -> Result<(), CommError> {
+        let naive = self.shared(pass)?.passes() == VocabPasses::Naive;
+        let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
+        let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        // All pipeline ranks know the same losses; the last stage's rank counts them.
+        let counts = self.executor.pp.rank() == self.executor.program.last_device();
+        if counts {
+            shard.add_loss(&ctx, &reduced, &mut self.loss)?;
+        }
+        let left = shard.last(&ctx, kept, &reduced, gradients)?;
+        left.map_or(Ok(()), |local| self.reduce(pass, local))
+    }
+
+    /// Gradient of the last stage's output, `[r, h]`, if all pipeline ranks share the output layer;
+    /// else empty.
+    pub(super) fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
+        let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
+        let two = self.executor.program.vocab == Some(VocabPasses::Two);
+        let behind = if two { PassKind::S } else { PassKind::T };
+        let whole = collectives.gradient(behind, pass.micro_batch)?;
+        Ok(self.own_rows(pass, whole))
+    }
+
+    /// Broadcasts the gradient of the embedding rows if all pipeline ranks share the input layer.
+    pub(super) fn broadcast_input_gradient(
+        &mut self,
+        pass: Pass,
+        dx: Buffer<D>,
+    ) -> Result<(), CommError> {
+        if self.collectives.is_none() {
+            return Ok(());
+        }
+        let whole = self.context(pass).enter(&Rc::new(dx))?;
+        if let (Some(collectives), 0) = (&mut self.collectives, self.executor.tp.rank()) {
+            collectives.broadcast_row_gradient(self.executor.device.copied(whole.view()));
+        }
+        Ok(())
+    }
+
+    /// Looks up the tokens whose rows are on this rank, and starts the sum over all ranks.
+    pub(super) fn look_up(&mut self, pass: Pass) -> Result<(), CommError> {
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        let tokens = &ctx.batch.tokens;
+        let rows = shard.look_up(ctx.device, ctx.weights, tokens.view(), tokens.len());
+        self.collectives.as_ref().ok_or_else(|| missing(pass))?.sum_rows(pass.micro_batch, rows);
+        Ok(())
+    }
+
+    /// Adds the gradient of the tokens' embedding rows to the rows on this rank.
+    pub(super) fn add_to_rows(
+        &mut self,
+        pass: Pass,
+        gradients: &mut Store<D>,
+    ) -> Result<(), CommError> {
+        let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
+        let dx = collectives.row_gradient(pass.micro_batch)?;
+        self.computing = Instant::now();
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        let tokens = &ctx.batch.tokens;
+        shard.scatter(ctx.device, (tokens.view(), tokens.len()), &dx, gradients);
+        Ok(())
+    }
+
+    /// Waits for all collectives.
+    pub(super) fn close_collectives(&mut self) -> Result<(), CommError> {
+        self.collectives.take().map_or(Ok(()), VocabCollectives::close)
+    }
+}

@@ -1,0 +1,129 @@
+//! The forwards that each pipeline rank runs before it must know that the previous step was right.
+//!
+//! With optimizer post-validation (Zero Bubble, arXiv 2401.10241, section 4) a step begins with
+//! proposed weights, while the norm of the previous step's gradients is still being summed.
+//! Meanwhile a pipeline rank runs the forwards of its warm-up. If the proposal was wrong, all
+//! pipeline ranks discard these forwards and begin the step again.
+
+use crate::program::Program;
+use models::schedule::{Pass, PassKind};
+
+/// For each pipeline rank, the number of passes it runs before it waits. These are forwards only,
+/// and only those whose inputs come from such forwards too, so that every rank reaches the point
+/// where it waits.
+pub fn passes_ahead(program: &Program) -> Vec<usize> {
+    let is_forward = |pass: &Pass| pass.kind == PassKind::F;
+    let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
+    let mut ahead: Vec<usize> = program.passes.iter().map(warm_up).collect();
+    loop {
+        let fits = |pipeline_rank: usize, &pass: &Pass| match input(program, pipeline_rank, pass) {
+            Some((other, needs)) => program.passes[other][..ahead[other]].contains(&needs),
+            None => true,
+        };
+        let count = |pipeline_rank: usize| {
+            let passes = program.passes[pipeline_rank][..ahead[pipeline_rank]].iter();
+            passes.take_while(|pass| fits(pipeline_rank, pass)).count()
+        };
+        let next: Vec<usize> = (0..ahead.len()).map(count).collect();
+        if next == ahead {
+            return ahead;
+        }
+        ahead = next;
+    }
+}
+
+/// The forward whose output a forward reads, and the pipeline rank that runs it; `None` for the
+/// first stage.
+pub fn input(program: &Program, pipeline_rank: usize, pass: Pass) -> Option<(usize, Pass)> {
+    let (layout, pipeline_ranks) = (program.layout, program.mesh.pp as usize);
+    let stage = layout.stage_of(pipeline_ranks, pipeline_rank, usize::from(pass.chunk));
+    let (other, chunk) = layout.holder(pipeline_ranks, stage.checked_sub(1)?, pass.chunk);
+    Some((other, Pass { chunk, ..pass }))
+}
+
+/// The forwards of this pipeline rank whose input another rank has sent ahead, but which this rank
+/// has not run.
+pub fn left_over(program: &Program, ahead: &[usize], pipeline_rank: usize) -> Vec<Pass> {
+    let of = |pipeline_rank: usize| &program.passes[pipeline_rank][..ahead[pipeline_rank]];
+    let forwards = program.passes[pipeline_rank].iter().filter(|pass| pass.kind == PassKind::F);
+    let arrived = |pass: &&Pass| match input(program, pipeline_rank, **pass) {
+        Some((other, needs)) => other != pipeline_rank && of(other).contains(&needs),
+        None => false,
+    };
+    forwards.filter(arrived).filter(|pass| !of(pipeline_rank).contains(pass)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::StageProgram;
+    use models::decisions::RankOrder;
+    use models::input::Source;
+    use models::mesh::Mesh;
+    use models::schedule::{Schedule, ScheduleName};
+
+    fn program(schedule: Schedule) -> Program {
+        let text = "name: a\nlayers: 8\nhidden: 8\nheads: 2\nkv_heads: 2\nffn: 8\nvocab: 8\n\
+                    max_positions: 8\nseq_len: 8\nglobal_batch: 8\ntied_embeddings: false\n";
+        let source = Source::from_bytes("a.yaml", text.as_bytes().to_vec()).unwrap();
+        let (tp, cp, dp, pp) = (1, 1, 1, schedule.devices as u64);
+        Program {
+            model: models::model::read(&source).unwrap(),
+            mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
+            sequence_parallel: false,
+            micro_batch: 1,
+            micro_batches: schedule.micro_batches,
+            layout: schedule.layout,
+            vocab: None,
+            post_validation: true,
+            stages: vec![StageProgram { first_layer: 0, recompute: vec![] }; schedule.stages()],
+            passes: schedule.passes,
+            planned_memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn warm_ups_of_one_chunk_run_whole() {
+        let ahead = |name: ScheduleName| passes_ahead(&program(name.build(4, 8, 1).unwrap()));
+        assert_eq!(ahead(ScheduleName::ZbH1), [4, 3, 2, 1]);
+        assert_eq!(ahead(ScheduleName::ZbH2), [7, 5, 3, 1]);
+        assert_eq!(ahead(ScheduleName::GPipe), [8, 8, 8, 8]);
+    }
+
+    /// Every forward that runs ahead reads from a forward that runs ahead.
+    #[test]
+    fn inputs_of_what_runs_ahead_run_ahead() {
+        for name in ScheduleName::ALL {
+            let chunks = name.chunk_rule().nearest(2);
+            for (p, m) in [(2, 4), (4, 8), (4, 13)] {
+                let Ok(schedule) = name.build(p, m, chunks) else { continue };
+                let program = program(schedule);
+                let ahead = passes_ahead(&program);
+                assert!(ahead[0] > 0, "{name}");
+                for pipeline_rank in 0..p {
+                    for &pass in &program.passes[pipeline_rank][..ahead[pipeline_rank]] {
+                        let there = |(other, needs): (usize, Pass)| {
+                            program.passes[other][..ahead[other]].contains(&needs)
+                        };
+                        assert!(
+                            input(&program, pipeline_rank, pass).is_none_or(there),
+                            "{name} {pass}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_arrives_and_is_not_taken_is_left_over() {
+        let schedule = ScheduleName::ZbH1.build(2, 4, 1).unwrap();
+        let program = program(schedule);
+        let ahead = passes_ahead(&program);
+        assert_eq!(ahead, [2, 1]);
+        let left: Vec<u32> =
+            left_over(&program, &ahead, 1).iter().map(|pass| pass.micro_batch).collect();
+        assert_eq!(left, [1]);
+        assert_eq!(left_over(&program, &ahead, 0), []);
+    }
+}

@@ -1,0 +1,141 @@
+//! What a run writes after its last step: weights, rank report, trace, and a line about memory.
+
+use super::metrics::PeakMemory;
+use super::outputs::NewFile;
+use super::run::{Failure, TrainingRun};
+use crate::comm::{CommError, Communicator, Traffic};
+use crate::device::Device;
+use crate::error::Error;
+use crate::report::{DeviceMemory, ProcessMemory, RankReport, Resident};
+use crate::scalar::Scalar;
+use crate::state::checkpoint::{self, Tensors};
+use indicatif::HumanBytes;
+
+impl<D: Device> TrainingRun<'_, '_, D> {
+    /// Prints peak memory beside the planned figure.
+    pub(super) fn say_memory(&self) {
+        let PeakMemory { peak_tensor_bytes, peak_resident_bytes, .. } = self.memory;
+        if self.rank.groups().world.rank() > 0 || peak_resident_bytes == 0 {
+            return;
+        }
+        let planned = match self.job.program.planned_memory_bytes {
+            0 => String::new(),
+            bytes => format!(" of {} planned", HumanBytes(bytes)),
+        };
+        let ranks = match self.job.ranks_in_process {
+            1 => "1 rank".to_owned(),
+            ranks => format!("{ranks} ranks"),
+        };
+        let (tensors, host) = (HumanBytes(peak_tensor_bytes), HumanBytes(peak_resident_bytes));
+        eprintln!(
+            "memory: at most {tensors}{planned} in tensors of a rank; at most {host} resident on the \
+             host in a process of {ranks}"
+        );
+    }
+
+    /// Writes the weights if asked for.
+    pub(super) fn write_weights(&mut self) -> Result<(), Error> {
+        if self.job.flags.dump_weights.is_none() {
+            return Ok(());
+        }
+        let weights = self.rank.whole_weights()?;
+        write_tensors(self.outputs.weights.take(), weights)
+    }
+
+    /// After a failure, writes the weights if they can still be gathered; rank 0 prints what became
+    /// of them.
+    pub(super) fn save_weights(&mut self, failure: &Failure) {
+        let Some(path) = &self.job.flags.dump_weights else { return };
+        let (steps, ranks) = (self.rank.completed_steps(), self.rank.ranks_of_model());
+        let device_failed = matches!(failure.error, Error::Comm(CommError::Device(_)));
+        let why_not = if steps == 0 {
+            Some("no step was completed".to_owned())
+        } else if device_failed {
+            Some("the device that holds the weights failed".to_owned())
+        } else if !failure.together && ranks > 1 {
+            let lost = "ranks that ended in the middle of a step, or are gone";
+            Some(format!("the weights of step {} are split over {ranks} {lost}", steps - 1))
+        } else {
+            self.write_weights().err().map(|error| error.to_string())
+        };
+        if self.rank.groups().world.rank() > 0 {
+            return;
+        }
+        let path = path.display();
+        match why_not {
+            None => {
+                eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1);
+            }
+            Some(why_not) => eprintln!("--dump-weights: {path} is not written: {why_not}"),
+        }
+    }
+
+    pub(super) fn write_rank_report(&mut self, traffic: &Traffic) -> Result<(), Error> {
+        let (Some(_), Some(last)) = (&self.job.flags.rank_report, &self.last) else {
+            return Ok(());
+        };
+        let (groups, inventory) = (self.rank.groups(), self.rank.inventory());
+        let mut outcome = last.outcome.clone();
+        outcome.peak_bytes = self.peak_bytes;
+        let bytes = [size_of::<D::Stored>(), size_of::<D::Wide>()];
+        let Resident { now_bytes, peak_bytes } = Resident::read();
+        let process_memory = ProcessMemory {
+            resident_bytes: now_bytes,
+            peak_resident_bytes: peak_bytes,
+            ranks: self.job.ranks_in_process,
+        };
+        let steps = self.rank.completed_steps();
+        let mut report =
+            RankReport::new(groups, inventory, bytes, &outcome, steps, process_memory, traffic);
+        let planned_bytes = self.job.program.planned_memory_bytes;
+        report.device_memory =
+            self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
+        report.cuda_graphs = self.job.flags.gpu.map(|_| self.rank.replays());
+        report.chosen_kernels = self.rank.chosen_kernels();
+        let line = serde_json::to_string(&report).unwrap_or_default();
+        let lines = gather_text(&*groups.world, &line)?;
+        write_lines(self.outputs.rank_report.take(), lines)
+    }
+
+    pub(super) fn write_trace(&mut self) -> Result<(), Error> {
+        let Some(trace) = &self.trace else { return Ok(()) };
+        let text = trace.lines().join(",\n");
+        let ranks = gather_text(&*self.rank.groups().world, &text)?;
+        let events = |ranks: Vec<String>| {
+            let events: Vec<String> = ranks.into_iter().filter(|text| !text.is_empty()).collect();
+            vec![format!("{{\"traceEvents\":[\n{}\n]}}", events.join(",\n"))]
+        };
+        write_lines(self.outputs.trace.take(), ranks.map(events))
+    }
+}
+
+/// Gathers every rank's text on rank 0.
+fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String>>, CommError> {
+    const TAG: u64 = (1 << 61) + 1;
+    let lengths = world.gather(&[text.len() as i64], 0)?;
+    if world.rank() > 0 {
+        world.send(text.as_bytes(), 0, TAG)?;
+        return Ok(None);
+    }
+    let mut all = vec![text.to_owned()];
+    for (from, &length) in lengths.iter().enumerate().skip(1) {
+        let bytes: Vec<u8> = world.recv(length as usize, from, TAG)?;
+        all.push(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    Ok(Some(all))
+}
+
+/// Writes lines on rank 0, the only rank that has both arguments.
+fn write_lines(file: Option<NewFile>, lines: Option<Vec<String>>) -> Result<(), Error> {
+    let (Some(file), Some(lines)) = (file, lines) else { return Ok(()) };
+    file.write(|to| lines.iter().try_for_each(|line| writeln!(to, "{line}")))
+}
+
+/// Writes tensors on rank 0, the only rank that has both arguments.
+pub(super) fn write_tensors<T: Scalar>(
+    file: Option<NewFile>,
+    tensors: Option<Tensors<T>>,
+) -> Result<(), Error> {
+    let (Some(file), Some(tensors)) = (file, tensors) else { return Ok(()) };
+    file.write(|to| checkpoint::write(to, &tensors))
+}

@@ -1,0 +1,162 @@
+//! The command line of a generated trainer, and which values it accepts.
+
+use super::lr_schedule::LrShape;
+use crate::comm::Options;
+use crate::error::Error;
+use crate::rank::Optimizer;
+use clap::Parser;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Trains one model, split as it was planned.
+#[derive(Clone, Debug, Parser)]
+pub struct Flags {
+    /// Hugging Face checkpoint to begin with: a directory or one .safetensors file. Without it,
+    /// weights are drawn from the seed.
+    #[arg(long, value_name = "DIR")]
+    pub init_from: Option<PathBuf>,
+    /// What to train on: Megatron's .bin (with .idx beside it), or a .safetensors file with
+    /// `tokens` [steps, batch, seq_len + 1], taken in order.
+    #[arg(long, value_name = "FILE")]
+    pub data: PathBuf,
+    /// Steps to train.
+    #[arg(long)]
+    pub steps: u64,
+    /// Highest learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub lr: f64,
+    /// AdamW's decay rates of the moments.
+    #[arg(long, value_name = "BETA1,BETA2", value_parser = pair, default_value = "0.9,0.95")]
+    pub betas: (f64, f64),
+    /// AdamW's epsilon.
+    #[arg(long, default_value_t = 1e-8)]
+    pub eps: f64,
+    /// Weight decay of matrices; vectors do not decay.
+    #[arg(long, default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// Largest gradient norm; 0 does not clip.
+    #[arg(long, default_value_t = 1.0)]
+    pub clip: f64,
+    /// Shape of the learning rate after its warm-up.
+    #[arg(long, value_enum, default_value_t = LrShape::Constant)]
+    pub lr_schedule: LrShape,
+    /// Steps over which the learning rate rises.
+    #[arg(long, default_value_t = 0)]
+    pub lr_warmup: u64,
+    /// Seed of initial weights, dropout and the order of data.
+    #[arg(long, default_value_t = 1234)]
+    pub seed: u64,
+    /// Where to append one JSON object a step; existing lines stay. Only one run at a time may
+    /// write.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Where to write the first step's gradients, whole, before clipping.
+    #[arg(long, value_name = "FILE")]
+    pub dump_gradients: Option<PathBuf>,
+    /// Where to write the final weights, whole. If a run fails, the weights after the last step
+    /// that all ranks completed are written if they can still be put together.
+    #[arg(long, value_name = "FILE")]
+    pub dump_weights: Option<PathBuf>,
+    /// Where to write one JSON object a rank: what it held, did and sent.
+    #[arg(long, value_name = "FILE")]
+    pub rank_report: Option<PathBuf>,
+    /// Where to write a trace that opens in Perfetto.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Threads of all ranks of a process together, at most 16 for each of the machine's cores. The
+    /// default is one for each core.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Train on an NVIDIA GPU, with this number if there are several. Ranks of one process share
+    /// it; processes that a launcher starts have one each, by their rank on the host.
+    #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
+    pub gpu: Option<Option<usize>>,
+    /// Where processes that a launcher starts find each other: an address at which rank 0 listens,
+    /// or a file that all can read. The default is MASTER_ADDR and MASTER_PORT, or MPI. Set
+    /// MESHWRIGHT_TOKEN to the same secret for all ranks, for example with `openssl rand -hex 32`:
+    /// ranks then prove to each other that they have it. Without it, anybody who reaches the
+    /// address before all have met can take a rank's place; a file holds a secret of its own.
+    /// Nothing is encrypted: use a network whose machines you trust.
+    #[arg(long, value_name = "HOST:PORT|FILE")]
+    pub rendezvous: Option<String>,
+    /// On a GPU, launch every step kernel by kernel, even if it could be replayed as a CUDA
+    /// graph.
+    #[arg(long)]
+    pub no_cuda_graphs: bool,
+    /// Seconds without news of a rank before the others give up; also how long the first Ctrl-C or
+    /// SIGTERM waits for the end of a step.
+    #[arg(long, default_value_t = 600)]
+    pub time_limit_s: u64,
+}
+
+impl Flags {
+    /// Refuses invalid values.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let in_unit = |x: f64| (0.0..1.0).contains(&x);
+        let threads = 1..=most_threads();
+        let valid_threads =
+            format!("valid: 1 to {}, 16 for each of the machine's cores", threads.end());
+        let from_zero = |x: f64| x.is_finite() && x >= 0.0;
+        let checks = [
+            ("steps", self.steps > 0, "valid: 1 or more"),
+            ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
+            (
+                "betas",
+                in_unit(self.betas.0) && in_unit(self.betas.1),
+                "valid: each from 0 up to, not including, 1",
+            ),
+            ("eps", self.eps.is_finite() && self.eps > 0.0, "valid: above 0, for example 1e-8"),
+            ("weight-decay", from_zero(self.weight_decay), "valid: 0 or more, for example 0.1"),
+            ("clip", from_zero(self.clip), "valid: above 0, or 0 for none"),
+            ("threads", self.threads.is_none_or(|n| threads.contains(&n)), &valid_threads),
+            ("time-limit-s", self.time_limit_s > 0, "valid: 1 or more"),
+        ];
+        let wrong = checks.into_iter().find(|(_, holds, _)| !holds);
+        wrong.map_or(Ok(()), |(flag, _, valid)| refuse(flag, valid))
+    }
+
+    /// Why steps must not be replayed, if there is a reason.
+    pub(super) fn refuse_graphs(&self) -> Option<&'static str> {
+        let traced = self.trace.is_some().then_some("--trace shows when each pass is launched");
+        self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced)
+    }
+
+    pub(super) fn optimizer(&self) -> Optimizer {
+        Optimizer {
+            betas: self.betas,
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            clip: (self.clip > 0.0).then_some(self.clip),
+        }
+    }
+}
+
+/// Parses two numbers: `0.9,0.95`.
+fn pair(text: &str) -> Result<(f64, f64), String> {
+    let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+    match numbers {
+        Some((Ok(first), Ok(second))) => Ok((first, second)),
+        _ => Err("valid: two numbers, for example 0.9,0.95".to_owned()),
+    }
+}
+
+pub(super) fn refuse(flag: &'static str, problem: &str) -> Result<(), Error> {
+    Err(Error::Flag { flag, problem: problem.to_owned() })
+}
+
+pub(super) fn threads(flags: &Flags) -> usize {
+    flags.threads.unwrap_or_else(cores)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The most threads that may be asked for: more than a few on a core only take turns.
+fn most_threads() -> usize {
+    16 * cores()
+}
+
+pub(super) fn options(flags: &Flags) -> Options {
+    Options { time_limit: Duration::from_secs(flags.time_limit_s), ..Options::default() }
+}

@@ -1,0 +1,230 @@
+//! The loop over steps of one rank.
+
+use super::final_outputs::write_tensors;
+use super::lr_schedule::LrSchedule;
+use super::metrics::{PeakMemory, PendingMetrics};
+use super::outputs::Outputs;
+use super::{Flags, Job};
+use crate::comm::{Traffic, since};
+use crate::data::{self, Samples};
+use crate::device::{Device, Space};
+use crate::error::Error;
+use crate::program::Program;
+use crate::rank::{Rank, StepResult};
+use crate::report::Trace;
+use crate::state::checkpoint::Checkpoint;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Instant;
+
+/// The run of one rank, as it goes through the steps.
+pub(super) struct TrainingRun<'a, 'p, D: Space> {
+    pub(super) job: Job<'a>,
+    pub(super) rank: &'a mut Rank<'p, D>,
+    pub(super) samples: Box<dyn Samples>,
+    pub(super) lr: LrSchedule,
+    pub(super) outputs: Outputs,
+    pub(super) bar: ProgressBar,
+    pub(super) trace: Option<Trace>,
+    /// Traffic before the first step.
+    pub(super) before: Traffic,
+    /// The last step's result; `None` before the first.
+    pub(super) last: Option<StepResult>,
+    /// Metrics of the last step, if its norm is not awaited.
+    pub(super) pending_metrics: Option<PendingMetrics>,
+    pub(super) peak_bytes: usize,
+    /// Peak memory, as of the last step.
+    pub(super) memory: PeakMemory,
+}
+
+/// Why the run ended early.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// Whether all ranks ended for it after the same step, and so can still communicate.
+    pub(super) together: bool,
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), together: false }
+    }
+}
+
+/// Whether the run goes on after a step.
+pub(super) enum Continuation {
+    Continue,
+    /// A rank was asked to end.
+    Stop,
+}
+
+impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
+    /// Opens the files that the flags name, and initialises or loads the weights.
+    pub(super) fn new(job: Job<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Failure> {
+        let Job { program, flags, .. } = job;
+        let number = rank.groups().world.rank();
+        let outputs = match number {
+            0 => Outputs::open(flags, rank.model_bytes())?,
+            _ => Outputs::default(),
+        };
+        job.interrupt.removes(outputs.unfinished());
+        let samples = data::open(&flags.data, program.seq_len(), flags.seed)?;
+        enough_samples(&*samples, flags, program)?;
+        match &flags.init_from {
+            Some(path) => rank.load(&Checkpoint::open(path)?)?,
+            None => rank.initialise(),
+        }
+        let (peak, shape) = (flags.lr, flags.lr_schedule);
+        let lr = LrSchedule { peak, shape, warmup: flags.lr_warmup, steps: flags.steps };
+        rank.groups().world.barrier()?;
+        let trace = flags.trace.is_some().then(|| Trace::new(Instant::now(), number));
+        let before = rank.groups().world.stats().traffic();
+        Ok(Self {
+            job,
+            rank,
+            samples,
+            lr,
+            outputs,
+            bar: progress_bar(number == 0, flags.steps),
+            trace,
+            before,
+            last: None,
+            pending_metrics: None,
+            peak_bytes: 0,
+            memory: PeakMemory::default(),
+        })
+    }
+
+    pub(super) fn train(mut self) -> Result<(), Failure> {
+        let interrupted = self.steps().inspect_err(|failure| self.save_weights(failure))?;
+        self.bar.finish();
+        self.say_memory();
+        let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
+        // All three, even if one fails: other ranks take part in each.
+        let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
+        written.into_iter().collect::<Result<(), Error>>()?;
+        match interrupted {
+            Some(error) => Err(Failure { error, together: true }),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the steps; returns the error if somebody ended them early.
+    fn steps(&mut self) -> Result<Option<Error>, Failure> {
+        let mut interrupted = None;
+        for step in 0..self.job.flags.steps {
+            let continuation = match self.job.program.post_validation {
+                true => self.step_ahead(step)?,
+                false => self.step(step)?,
+            };
+            self.job.interrupt.stepped();
+            if matches!(continuation, Continuation::Stop) {
+                interrupted = Some(Error::Interrupted { steps: step + 1 });
+                break;
+            }
+        }
+        self.job.interrupt.finishing();
+        if let Some(result) = self.rank.settle()? {
+            self.settled(result)?;
+        }
+        Ok(interrupted)
+    }
+
+    /// Runs a step.
+    fn step(&mut self, step: u64) -> Result<Continuation, Failure> {
+        let begin = Instant::now();
+        let result = self.rank.gradients(&*self.samples, step, None)?;
+        finite(step, "loss", result.loss)?;
+        finite(step, "gradient norm", result.norm)?;
+        self.dump_gradients(step)?;
+        let (lr, updating) = (self.lr.at(step), Instant::now());
+        self.rank.update(&self.job.flags.optimizer(), lr, result.norm);
+        self.peak_bytes = self.peak_bytes.max(result.outcome.peak_bytes);
+        if let Some(trace) = &mut self.trace {
+            trace.passes(&result.outcome.ran);
+            trace.reductions(&result.reductions);
+            trace.phase("update", updating, Instant::now());
+        }
+        let next = self.read_ahead(step + 1);
+        let seconds = begin.elapsed().as_secs_f64();
+        let metrics = self.start_metrics(step, lr, seconds, next.is_err())?;
+        let continuation = self.write_metrics(metrics, &result, next)?;
+        self.last = Some(result);
+        Ok(continuation)
+    }
+
+    /// Reads the data of the next step, so that all ranks learn in time if one cannot.
+    fn read_ahead(&mut self, step: u64) -> Result<(), Error> {
+        if step == self.job.flags.steps {
+            return Ok(());
+        }
+        self.rank.read_ahead(&*self.samples, step)
+    }
+
+    /// Runs a step without waiting for its norm, and reports the previous step.
+    fn step_ahead(&mut self, step: u64) -> Result<Continuation, Failure> {
+        let (begin, lr) = (Instant::now(), self.lr.at(step));
+        let optimizer = self.job.flags.optimizer();
+        let before = self.rank.step_ahead(&*self.samples, step, &optimizer, lr)?;
+        let continuation =
+            before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
+        self.dump_gradients(step)?;
+        if let Some(outcome) = self.rank.pending_outcome() {
+            self.peak_bytes = self.peak_bytes.max(outcome.peak_bytes);
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        self.pending_metrics = Some(self.start_metrics(step, lr, seconds, false)?);
+        Ok(continuation)
+    }
+
+    /// Reports a step whose norm was not awaited.
+    fn settled(&mut self, result: StepResult) -> Result<Continuation, Failure> {
+        let Some(metrics) = self.pending_metrics.take() else { return Ok(Continuation::Continue) };
+        finite(metrics.step, "loss", result.loss)?;
+        finite(metrics.step, "gradient norm", result.norm)?;
+        if let Some(trace) = &mut self.trace {
+            trace.passes(&result.outcome.ran);
+            trace.reductions(&result.reductions);
+        }
+        let continuation = self.write_metrics(metrics, &result, Ok(()))?;
+        self.last = Some(result);
+        Ok(continuation)
+    }
+
+    /// Writes the first step's gradients if asked for.
+    fn dump_gradients(&mut self, step: u64) -> Result<(), Error> {
+        if step > 0 || self.job.flags.dump_gradients.is_none() {
+            return Ok(());
+        }
+        let gradients = self.rank.whole_gradients()?;
+        write_tensors(self.outputs.gradients.take(), gradients)
+    }
+}
+
+/// Checks a value that is the same on all ranks.
+fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Failure> {
+    let failure = || Failure { error: Error::NotFinite { step, what, value }, together: true };
+    value.is_finite().then_some(()).ok_or_else(failure)
+}
+
+fn enough_samples(samples: &dyn Samples, flags: &Flags, program: &Program) -> Result<(), Error> {
+    let batch = program.global_batch() as u64;
+    let most = samples.len() / batch;
+    if samples.repeats() || flags.steps <= most {
+        return Ok(());
+    }
+    let problem = format!(
+        "{} steps of {batch} samples; the data has {} samples: valid: up to {most}",
+        flags.steps,
+        samples.len()
+    );
+    Err(Error::Flag { flag: "steps", problem })
+}
+
+/// A progress bar on rank 0, if standard error is a terminal.
+fn progress_bar(first: bool, steps: u64) -> ProgressBar {
+    if !first || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps  {msg}  {eta} left");
+    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
