@@ -29,9 +29,9 @@ global_batch: 8
 """
 HEADING = """# Planned and seen
 
-Written by `make calibration`, on a machine with nothing else to do. Each round calibrates, plans
-and trains anew; the middle round counts. Single rounds differ because a virtual machine's speed
-drifts between calibrating and training.
+Written by `make calibration` on an otherwise idle machine. Each round calibrates, plans and trains;
+the median round counts. Rounds differ because a virtual machine's speed drifts between calibration
+and training.
 
 """
 SPLITS = [(1, []), (2, ["tp=2", "sequence_parallel=false"]), (2, ["dp=2"]), (2, ["pp=2", "micro_batch=1"])]

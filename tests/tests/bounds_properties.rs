@@ -57,7 +57,7 @@ impl<'a> Subject<'a> {
 
     /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
-        let (p, spec) = (self.spec.devices as f64, &self.spec);
+        let (p, spec) = (self.spec.ranks as f64, &self.spec);
         let mean = self.plain.params() * (1.0 / p);
         let step_s = self.state.step_of_s(mean, spec.chunks);
         let knapsack = RecomputeKnapsack::new(&self.plain.kinds, spec.options());
