@@ -1,7 +1,9 @@
 //! The plan checker: refuses a plan whose split, stages, schedule, memory or figures contradict one
 //! another. It reads the cluster from the plan itself and changes nothing.
 
-use crate::decisions::{CpStyle, Decision, Decisions, MOST, MoeOverlap, Recompute, Values, Vocab};
+use crate::decisions::{
+    CpStyle, Decision, Decisions, MOST, MoeOverlap, RecomputePolicy, Values, Vocab,
+};
 use crate::model::{ModelSpec, Positions};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
@@ -439,9 +441,9 @@ fn shares(d: &Decisions, stage: &Stage, index: usize, checks: &mut Checks) {
     }
 }
 
-/// Recompute counts add up to the stage's layers of each kind and match the decision.
+/// RecomputePolicy counts add up to the stage's layers of each kind and match the decision.
 fn recompute(
-    decision: Recompute,
+    decision: RecomputePolicy,
     model: &ModelSpec,
     stage: &Stage,
     index: usize,
@@ -456,10 +458,10 @@ fn recompute(
     for (kind, counts) in &stage.recompute {
         let RecomputeCounts { none, selective, full } = *counts;
         let uniform = match decision {
-            Recompute::None => selective + full == 0,
-            Recompute::Selective => none + full == 0,
-            Recompute::Full => none + selective == 0,
-            Recompute::PerLayer => true,
+            RecomputePolicy::None => selective + full == 0,
+            RecomputePolicy::Selective => none + full == 0,
+            RecomputePolicy::Full => none + selective == 0,
+            RecomputePolicy::PerLayer => true,
         };
         let words = format!("none {none}, selective {selective}, full {full}");
         let valid = format!("{decision} alone, as decisions.recompute says");

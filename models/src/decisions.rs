@@ -52,15 +52,32 @@ names! {
     }
 }
 
+/// What one layer recomputes in its backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Nothing: all activations are kept.
+    None,
+    /// Cheap but large activations: attention scores where they are stored, norm outputs and the
+    /// activation function's product.
+    Selective,
+    /// Everything from its input. With tensor parallelism the trainer also keeps what was reduced
+    /// over ranks, so that the second forward pass reduces nothing.
+    Full,
+}
+
+impl Recompute {
+    /// Every value, cheapest first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+}
+
 names! {
-    /// Which activations are recomputed in the backward pass.
-    Recompute {
-        /// All activations kept.
+    /// Which layers recompute what: all alike, or chosen layer by layer.
+    RecomputePolicy {
+        /// Every layer [`Recompute::None`].
         None = "none",
-        /// Cheap but large activations are recomputed: attention scores where they are stored, norm
-        /// outputs and the activation function's product.
+        /// Every layer [`Recompute::Selective`].
         Selective = "selective",
-        /// Only a layer's input kept.
+        /// Every layer [`Recompute::Full`].
         Full = "full",
         /// Chosen layer by layer.
         PerLayer = "per_layer",
@@ -68,7 +85,7 @@ names! {
 }
 
 names! {
-    /// Where the input and output vocabulary layers live. See ARCHITECTURE.md, "Vocabulary".
+    /// Where the input and output vocabulary layers live. See docs/design/vocabulary.md.
     Vocab {
         /// First and last stage, split over their tensor-parallel ranks; equal chunks of layers
         /// (Megatron's baseline).

@@ -3,6 +3,8 @@
 //!
 //! Made from a checked plan; `codegen` writes it out as source, `runtime` runs it.
 
+pub use crate::decisions::Recompute;
+
 use crate::decisions::{Decisions, Dtype, MoeOverlap, Offload};
 use crate::mesh::Mesh;
 use crate::model::ModelSpec;
@@ -13,18 +15,6 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
 use thiserror::Error;
-
-/// What one layer keeps for its backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// All activations.
-    None,
-    /// All but norm outputs and the activation function's product.
-    Selective,
-    /// Its input; with tensor parallelism also what was reduced over ranks, so that the second
-    /// forward pass reduces nothing.
-    Full,
-}
 
 /// One (virtual) pipeline stage. The first also holds the embedding and the last the output layer.
 /// Where the vocabulary is split over the pipeline they hold only the rest: positions and the final

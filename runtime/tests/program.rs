@@ -4,8 +4,7 @@ mod common;
 
 use common::model;
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute as Planned,
-    Vocab,
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
 use models::schedule::{PassTimes, ScheduleName, VocabPasses};
@@ -29,7 +28,7 @@ fn decisions() -> Decisions {
         micro_batch: 2,
         micro_batches: 4,
         schedule: ScheduleName::OneFOneB,
-        recompute: Planned::PerLayer,
+        recompute: RecomputePolicy::PerLayer,
         vocab: Vocab::Tensor,
         moe_overlap: MoeOverlap::None,
         moe_overlap_degree: 1,

@@ -1,6 +1,6 @@
 //! Brute force: the best plan over every combination of decisions and every placement.
 
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::model::ModelSpec;
 use planner::partition::Scratch;
 use planner::pricing::Configuration;
@@ -85,7 +85,7 @@ fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions
 /// Every placement that a configuration allows, lazily, because there may be many.
 ///
 /// Cuts: all if the solver places layers and, with several chunks a pipeline rank, if they are few;
-/// otherwise those of the candidate list. Recompute mixes: all, except that with many cuts of
+/// otherwise those of the candidate list. RecomputePolicy mixes: all, except that with many cuts of
 /// several chunks, or with bidirectional schedules, each pipeline rank has one level for all its
 /// stages.
 pub fn placements<'a>(case: &'a Configuration<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {
@@ -197,7 +197,7 @@ fn recompute_choices(
     model: &ModelSpec,
     start: usize,
     end: usize,
-    recompute: Recompute,
+    recompute: RecomputePolicy,
 ) -> Vec<RecomputeSplit> {
     let mut kinds = vec![];
     for layer in 0..model.layers {
@@ -220,12 +220,12 @@ fn recompute_choices(
     found
 }
 
-fn splits(count: usize, recompute: Recompute) -> Vec<[usize; 3]> {
+fn splits(count: usize, recompute: RecomputePolicy) -> Vec<[usize; 3]> {
     match recompute {
-        Recompute::None => vec![[count, 0, 0]],
-        Recompute::Selective => vec![[0, count, 0]],
-        Recompute::Full => vec![[0, 0, count]],
-        Recompute::PerLayer => (0..=count)
+        RecomputePolicy::None => vec![[count, 0, 0]],
+        RecomputePolicy::Selective => vec![[0, count, 0]],
+        RecomputePolicy::Full => vec![[0, 0, count]],
+        RecomputePolicy::PerLayer => (0..=count)
             .flat_map(|full| (0..=count - full).map(move |some| [count - full - some, some, full]))
             .collect(),
     }

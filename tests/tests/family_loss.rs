@@ -4,7 +4,7 @@
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use planner::partition::Scratch;
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
@@ -52,7 +52,7 @@ fn moved_s(case: &Configuration<'_>, best: Option<(Placed, f64)>) -> f64 {
 fn with_random_case<T>(
     seed: u64,
     layers: (usize, usize),
-    recompute: Recompute,
+    recompute: RecomputePolicy,
     then: impl FnOnce(&Configuration<'_>) -> Option<T>,
 ) -> Option<T> {
     let random = &mut Random::new(seed);
@@ -104,7 +104,7 @@ impl Losses {
 #[test]
 fn moved_layers_make_up_for_much_of_what_the_family_loses() {
     let of_seed = |seed| {
-        with_random_case(seed + 5_000_000, (10, 12), Recompute::None, |case| {
+        with_random_case(seed + 5_000_000, (10, 12), RecomputePolicy::None, |case| {
             let every = brute::every_cut(case);
             if case.is_open() || every.len() > MOST_PLACEMENTS {
                 return None;
@@ -129,7 +129,7 @@ fn moved_layers_make_up_for_much_of_what_the_family_loses() {
 #[test]
 fn one_level_a_device_loses_little() {
     let of_seed = |seed| {
-        with_random_case(seed + 6_000_000, (3, 6), Recompute::PerLayer, |case| {
+        with_random_case(seed + 6_000_000, (3, 6), RecomputePolicy::PerLayer, |case| {
             let all = brute::all_placements(case, MOST_PLACEMENTS)?;
             let every = brute::every_cut(case);
             let ladder = every.iter().flat_map(|cut| brute::at_every_level(case, cut));
@@ -172,7 +172,7 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
         assert!(found.decisions.vpp > 1, "{} has one chunk a device", model.name);
         let cache = CostCache::new(&model, &cluster, gpus);
-        let decisions = Decisions { recompute: Recompute::PerLayer, ..found.decisions };
+        let decisions = Decisions { recompute: RecomputePolicy::PerLayer, ..found.decisions };
         let case = Configuration::new(&cache, decisions).expect("it was planned");
         let counts: Vec<usize> = found.placed.iter().map(|stage| stage.end - stage.start).collect();
         let moved: Vec<Ranges> = moved(&counts).iter().map(|counts| ranges(counts)).collect();

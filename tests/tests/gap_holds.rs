@@ -4,7 +4,7 @@
 use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use models::cluster::ClusterSpec;
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use planner::request::Task;
@@ -69,7 +69,8 @@ fn pinned(random: &mut Random, gpus: u64) -> Restrictions {
         0 => {
             r.post_validation = Choice::of(&[true]);
             r.schedule = Choice::of(&[random.pick(&split)]);
-            r.recompute = Choice::of(&[random.pick(&[Recompute::None, Recompute::PerLayer])]);
+            r.recompute =
+                Choice::of(&[random.pick(&[RecomputePolicy::None, RecomputePolicy::PerLayer])]);
             (r.cp, r.micro_batch) = (Numbers::only(1), Numbers::only(random.pick(&[1, 2])));
             r.zero_stage = Numbers::only(random.pick(&[0, 1]));
             r.vpp = Numbers::only(random.pick(&[1, 2]));

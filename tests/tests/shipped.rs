@@ -2,7 +2,7 @@
 //! solvers agree.
 
 use meshwright_tests::close;
-use models::decisions::{Decisions, Recompute};
+use models::decisions::{Decisions, RecomputePolicy};
 use models::model::ModelSpec;
 use models::plan::Breakdown;
 use planner::partition::{Problem, Scratch, dynamic_program, ilp};
@@ -27,7 +27,7 @@ fn cluster(name: &str) -> models::cluster::ClusterSpec {
 
 /// A 1F1B configuration on 16 GPUs that every shipped model allows: a pipeline of two or four
 /// ranks, one sequence a micro-batch.
-fn simple(task: &Task<'_>, recompute: Recompute) -> Decisions {
+fn simple(task: &Task<'_>, recompute: RecomputePolicy) -> Decisions {
     let nodes = task.space().layouts();
     let plain =
         |d: &Decisions| d.cp == 1 && d.ep == 1 && d.micro_batch == 1 && d.pp > 1 && d.pp <= 4;
@@ -81,8 +81,8 @@ fn every_shipped_model_has_a_price() {
         for model in models() {
             let task = Task::new(&model, &cluster, 16, &restrictions);
             let cache = CostCache::new(&model, &cluster, 16);
-            let case =
-                Configuration::new(&cache, simple(&task, Recompute::None)).expect("1F1B exists");
+            let case = Configuration::new(&cache, simple(&task, RecomputePolicy::None))
+                .expect("1F1B exists");
             check(&model, &case.price(&even(&case), &mut Scratch::default()));
         }
     }
@@ -105,8 +105,8 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
         for model in models() {
             let task = Task::new(&model, &cluster, 16, &restrictions);
             let cache = CostCache::new(&model, &cluster, 16);
-            let case =
-                Configuration::new(&cache, simple(&task, Recompute::None)).expect("1F1B exists");
+            let case = Configuration::new(&cache, simple(&task, RecomputePolicy::None))
+                .expect("1F1B exists");
             agree(&model.name, &closed_form(&case));
         }
     }

@@ -4,7 +4,7 @@
 //! `plan check` demands, and the degrees in the search space follow from the rows below. A new
 //! decision is a row here and the code that prices it.
 
-use super::{AuxScope, CpStyle, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab};
+use super::{AuxScope, CpStyle, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab};
 use crate::model::ModelSpec;
 use crate::schedule::{PassRatios, ScheduleName};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ macro_rules! with_decisions {
             micro_batches: u64 = derived(1, MOST), [],
                 "Micro-batches of an iteration and replica, `m`.";
             schedule: ScheduleName = choice(), [], "Pipeline schedule.";
-            recompute: Recompute = choice(), [], "Activation recomputation.";
+            recompute: RecomputePolicy = choice(), [], "Activation recomputation.";
             vocab: Vocab = choice(), [], "Where the vocabulary layers live.";
             moe_overlap: MoeOverlap = choice(), [], "Overlap of the expert all-to-all.";
             moe_overlap_degree: u64 = number(1, MOST), [], "Chunks of that overlap; 1 without.";
@@ -235,7 +235,7 @@ macro_rules! named_values {
     };
 }
 
-named_values!(CpStyle, ScheduleName, Recompute, Vocab, MoeOverlap);
+named_values!(CpStyle, ScheduleName, RecomputePolicy, Vocab, MoeOverlap);
 named_values!(AuxScope, Dtype, Offload, RankOrder);
 
 macro_rules! values {

@@ -7,7 +7,7 @@ use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::search::{Found, Outcome, Progress, search, search_wide};
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Offload, Recompute, Vocab};
+use models::decisions::{Decisions, Offload, RecomputePolicy, Vocab};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
 use serde::Serialize;
@@ -210,7 +210,7 @@ impl<'a> Asker<'a> {
                 found.push((format!("zero {stage}"), Restrictions { zero_stage, ..r.clone() }));
             }
         }
-        for recompute in [Recompute::None, Recompute::Full] {
+        for recompute in [RecomputePolicy::None, RecomputePolicy::Full] {
             let narrowed = Restrictions { recompute: Choice::of(&[recompute]), ..r.clone() };
             if recompute != own.recompute && r.recompute.allows(recompute) {
                 found.push((format!("recompute {recompute}"), narrowed));
@@ -333,8 +333,8 @@ pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
 
 fn lean(r: &Restrictions) -> Restrictions {
     let mut lean = r.clone();
-    if r.recompute.allows(Recompute::Full) {
-        lean.recompute = Choice::of(&[Recompute::Full]);
+    if r.recompute.allows(RecomputePolicy::Full) {
+        lean.recompute = Choice::of(&[RecomputePolicy::Full]);
     }
     if r.micro_batch.allows(1) {
         lean.micro_batch = Numbers::only(1);

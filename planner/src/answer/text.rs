@@ -1,7 +1,7 @@
 //! Answers on one screen: aligned, without colour, units on every number.
 
 use crate::answer::report::{Alternative, Answer, fullest, warnings};
-use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, Recompute};
+use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, RecomputePolicy};
 use models::model::{ModelSpec, params};
 use models::placement::StageMemory;
 use models::plan::{Basis, Breakdown, ErrorBand, Plan, Predicted};
@@ -85,7 +85,7 @@ fn parallel_decisions(d: &Decisions) -> String {
 /// The decisions about state, memory and number format.
 fn state_decisions(d: &Decisions) -> String {
     let mut parts = vec![format!("vocab {}", d.vocab), zero(d)];
-    if d.recompute != Recompute::None {
+    if d.recompute != RecomputePolicy::None {
         parts.push(format!("recompute {}", d.recompute));
     }
     if d.offload != Offload::None {

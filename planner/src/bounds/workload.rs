@@ -7,7 +7,7 @@ use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{p2p_transfer, vocab_passes};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
 
 /// Cost of one layer of a kind.
@@ -21,9 +21,9 @@ pub struct KindCost {
     pub input_s: f64,
     /// Weight gradients, a part of `backward_s`, s.
     pub weight_s: f64,
-    /// Recomputation by `RECOMPUTE_OPTIONS`, s.
+    /// Recomputation by `Recompute::ALL`, s.
     pub recompute_s: [f64; 3],
-    /// Activation bytes kept by `RECOMPUTE_OPTIONS`.
+    /// Activation bytes kept by `Recompute::ALL`.
     pub saved_bytes: [f64; 3],
     /// Parameters on one rank.
     pub params: LocalParams,
@@ -207,7 +207,7 @@ pub struct PipelineSpec {
     /// Vocabulary passes on each rank; the first and the last stage then hold no vocabulary layer.
     pub passes: Option<VocabWay>,
     /// What may be recomputed.
-    pub recompute: Recompute,
+    pub recompute: RecomputePolicy,
 }
 
 impl PipelineSpec {
@@ -301,7 +301,7 @@ impl PipelineSpec {
         held.min(self.micro_batches)
     }
 
-    /// Indices into `RECOMPUTE_OPTIONS` that layers may use.
+    /// Indices into `Recompute::ALL` that layers may use.
     pub fn options(&self) -> &'static [usize] {
         options(self.recompute)
     }
@@ -380,7 +380,7 @@ mod tests {
             transfer_blocks: false,
             vocab,
             passes: vocab.over_pipeline().then(VocabWay::default),
-            recompute: Recompute::None,
+            recompute: RecomputePolicy::None,
         }
     }
 

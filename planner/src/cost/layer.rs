@@ -47,9 +47,9 @@ pub struct LayerCost {
     pub backward_input: Parts,
     /// Backward with respect to weights.
     pub backward_weight: Parts,
-    /// Forward work repeated in the backward pass, by `RECOMPUTE_OPTIONS`.
+    /// Forward work repeated in the backward pass, by `Recompute::ALL`.
     pub recompute: [Parts; 3],
-    /// Activation bytes held from forward to backward, by `RECOMPUTE_OPTIONS`.
+    /// Activation bytes held from forward to backward, by `Recompute::ALL`.
     pub saved_bytes: [f64; 3],
 }
 
@@ -67,10 +67,6 @@ const BIAS_BYTES: [f64; 2] = [28.0, 36.0];
 const CLAMP_BYTES: [f64; 2] = [16.0, 20.0];
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
-
-/// The recompute choices of a single layer; `per_layer` mixes them.
-pub const RECOMPUTE_OPTIONS: [Recompute; 3] =
-    [Recompute::None, Recompute::Selective, Recompute::Full];
 
 impl LayerCost {
     /// Whole backward pass without recomputation.
@@ -200,7 +196,7 @@ impl LayerPricer<'_> {
             backward_input: self.at_least_host(backward_input),
             backward_weight: self.at_least_host(backward_weight),
             recompute: [Parts::default(), selective, self.at_least_host(again)],
-            saved_bytes: RECOMPUTE_OPTIONS.map(|option| self.saved_bytes(kind, shape, option)),
+            saved_bytes: Recompute::ALL.map(|option| self.saved_bytes(kind, shape, option)),
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Column {
     pub start: usize,
     /// One past the last layer.
     pub end: usize,
-    /// Recompute choice: an index that only the maker of the column interprets.
+    /// RecomputePolicy choice: an index that only the maker of the column interprets.
     pub recompute: usize,
     /// Forward pass of one micro-batch, s.
     pub forward_s: f64,

@@ -14,7 +14,7 @@ use crate::cost::state::{LocalParams, layer_params};
 use crate::partition::Pipeline;
 use crate::request::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, Recompute, Vocab};
+use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, RecomputePolicy, Vocab};
 use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -95,14 +95,14 @@ struct Shared {
 
 /// Undominated recompute splits, by the number of layers of each kind and the recomputation
 /// allowed.
-type KnownSplits = HashMap<(Vec<usize>, Recompute), Rc<Vec<RecomputeCost>>>;
+type KnownSplits = HashMap<(Vec<usize>, RecomputePolicy), Rc<Vec<RecomputeCost>>>;
 
 impl LayerCosts {
     /// Undominated recompute splits of a stage with `counts[k]` layers of kind `k`, fastest first.
     pub fn recompute_choices(
         &self,
         counts: Vec<usize>,
-        allowed: Recompute,
+        allowed: RecomputePolicy,
     ) -> Rc<Vec<RecomputeCost>> {
         let key = (counts, allowed);
         if let Some(known) = self.recompute_choices.borrow().get(&key) {

@@ -1,6 +1,6 @@
 //! Cuts of a model's layers into stages that are listed rather than left to the solver.
 
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 
 /// First layer and one past the last, by stage.
 pub type Ranges = Vec<(usize, usize)>;
@@ -44,7 +44,7 @@ pub fn is_family(d: &Decisions, layers: usize) -> bool {
 pub fn is_complete(d: &Decisions, layers: usize) -> bool {
     let Some(list) = CutList::of(d.vocab, d.vpp) else { return true };
     let few = few_cuts(layers, d.stages());
-    let every_split = d.vpp == 1 || d.recompute != Recompute::PerLayer;
+    let every_split = d.vpp == 1 || d.recompute != RecomputePolicy::PerLayer;
     (list != CutList::Family || few) && (every_split || few && d.layout().copies() == 1)
 }
 

@@ -19,7 +19,7 @@ use crate::partition::{Column, Pipeline, Problem, VocabWay};
 use crate::simulate::Durations;
 use cost_cache::{CostCache, LayerCosts};
 use listed_cuts::{CutList, Ranges};
-use models::decisions::{Decisions, Recompute, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
@@ -353,7 +353,7 @@ impl<'a> Configuration<'a> {
         cost.params.dense += if self.cache.model.tied_embeddings { 0.0 } else { head };
     }
 
-    /// Recompute choices of a stage over layers `start..end`, fastest first.
+    /// RecomputePolicy choices of a stage over layers `start..end`, fastest first.
     pub fn recompute_choices(&self, start: usize, end: usize) -> Rc<Vec<RecomputeCost>> {
         let counts = self.cache.layers.counts(start, end);
         self.layer_costs.recompute_choices(counts, self.decisions.recompute)
@@ -477,7 +477,7 @@ impl<'a> Configuration<'a> {
             return Some(first);
         }
         let counts = self.cache.layers.counts(range.0, range.1);
-        if counts.len() > 2 || self.decisions.recompute != Recompute::PerLayer {
+        if counts.len() > 2 || self.decisions.recompute != RecomputePolicy::PerLayer {
             return self
                 .recompute_choices(range.0, range.1)
                 .iter()

@@ -6,7 +6,7 @@
 //! longer. So the lowest rung that fits is the fastest for each rank, independently of the others.
 
 use super::recompute_split::RecomputeSplit;
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 
 /// An order in which layers start to recompute: it names a ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,29 +22,29 @@ pub enum LadderOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecomputeLadder {
     order: LadderOrder,
-    allowed: Recompute,
+    allowed: RecomputePolicy,
     longest: usize,
 }
 
 impl RecomputeLadder {
     /// The ladders for the recomputation allowed.
-    pub fn chains(allowed: Recompute) -> &'static [LadderOrder] {
+    pub fn chains(allowed: RecomputePolicy) -> &'static [LadderOrder] {
         match allowed {
-            Recompute::PerLayer => &[LadderOrder::SelectiveFirst, LadderOrder::FullOnly],
+            RecomputePolicy::PerLayer => &[LadderOrder::SelectiveFirst, LadderOrder::FullOnly],
             _ => &[LadderOrder::SelectiveFirst],
         }
     }
 
     /// One ladder.
-    pub fn new(order: LadderOrder, allowed: Recompute, longest: usize) -> Self {
+    pub fn new(order: LadderOrder, allowed: RecomputePolicy, longest: usize) -> Self {
         Self { order, allowed, longest }
     }
 
     /// Number of rungs.
     pub fn count(self) -> usize {
         match (self.allowed, self.order) {
-            (Recompute::PerLayer, LadderOrder::SelectiveFirst) => 2 * self.longest + 1,
-            (Recompute::PerLayer, LadderOrder::FullOnly) => self.longest + 1,
+            (RecomputePolicy::PerLayer, LadderOrder::SelectiveFirst) => 2 * self.longest + 1,
+            (RecomputePolicy::PerLayer, LadderOrder::FullOnly) => self.longest + 1,
             _ => 1,
         }
     }
@@ -62,11 +62,11 @@ impl RecomputeLadder {
         let beyond = rung.saturating_sub(self.longest).min(count);
         let until = rung.min(count);
         match (self.allowed, self.order) {
-            (Recompute::None, _) => [count, 0, 0],
-            (Recompute::Selective, _) => [0, count, 0],
-            (Recompute::Full, _) => [0, 0, count],
-            (Recompute::PerLayer, LadderOrder::FullOnly) => [count - until, 0, until],
-            (Recompute::PerLayer, LadderOrder::SelectiveFirst) => {
+            (RecomputePolicy::None, _) => [count, 0, 0],
+            (RecomputePolicy::Selective, _) => [0, count, 0],
+            (RecomputePolicy::Full, _) => [0, 0, count],
+            (RecomputePolicy::PerLayer, LadderOrder::FullOnly) => [count - until, 0, until],
+            (RecomputePolicy::PerLayer, LadderOrder::SelectiveFirst) => {
                 [count - until, until - beyond, beyond]
             }
         }
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn every_rung_recomputes_at_least_as_much_as_the_one_before() {
-        for &order in RecomputeLadder::chains(Recompute::PerLayer) {
-            let ladder = RecomputeLadder::new(order, Recompute::PerLayer, 3);
+        for &order in RecomputeLadder::chains(RecomputePolicy::PerLayer) {
+            let ladder = RecomputeLadder::new(order, RecomputePolicy::PerLayer, 3);
             for count in 0..=3 {
                 assert_eq!(ladder.split(0, count), [count, 0, 0]);
                 assert_eq!(ladder.split(ladder.count() - 1, count), [0, 0, count]);
@@ -118,7 +118,8 @@ mod tests {
 
     #[test]
     fn the_lowest_rung_is_found_in_each_run() {
-        let ladder = RecomputeLadder::new(LadderOrder::SelectiveFirst, Recompute::PerLayer, 3);
+        let ladder =
+            RecomputeLadder::new(LadderOrder::SelectiveFirst, RecomputePolicy::PerLayer, 3);
         for wanted in 0..7 {
             assert_eq!(ladder.least(|rung| rung >= wanted), Some(wanted));
         }

@@ -1,20 +1,20 @@
-//! Recompute splits: how many layers of a stage recompute what, and which splits no other
+//! RecomputePolicy splits: how many layers of a stage recompute what, and which splits no other
 //! dominates.
 
 use crate::cost::layer::LayerCost;
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 use rustc_hash::FxHashMap as HashMap;
 
 /// By kind: how many layers keep everything, recompute selectively, and recompute fully.
 pub type RecomputeSplit = Vec<[usize; 3]>;
 
-/// Options of `RECOMPUTE_OPTIONS` that layers may have, cheapest first.
-pub fn options(recompute: Recompute) -> &'static [usize] {
+/// Options of `Recompute::ALL` that layers may have, cheapest first.
+pub fn options(recompute: RecomputePolicy) -> &'static [usize] {
     match recompute {
-        Recompute::PerLayer => &[0, 1, 2],
-        Recompute::None => &[0],
-        Recompute::Selective => &[1],
-        Recompute::Full => &[2],
+        RecomputePolicy::PerLayer => &[0, 1, 2],
+        RecomputePolicy::None => &[0],
+        RecomputePolicy::Selective => &[1],
+        RecomputePolicy::Full => &[2],
     }
 }
 
@@ -53,12 +53,12 @@ impl RecomputeCost {
 pub fn least_recomputing(
     costs: &[LayerCost],
     counts: &[usize],
-    allowed: Recompute,
+    allowed: RecomputePolicy,
 ) -> RecomputeCost {
     let option = match allowed {
-        Recompute::None | Recompute::PerLayer => 0,
-        Recompute::Selective => 1,
-        Recompute::Full => 2,
+        RecomputePolicy::None | RecomputePolicy::PerLayer => 0,
+        RecomputePolicy::Selective => 1,
+        RecomputePolicy::Full => 2,
     };
     let mut recompute = RecomputeCost::empty();
     for (cost, &count) in costs.iter().zip(counts) {
@@ -74,7 +74,7 @@ pub fn least_recomputing(
 pub fn undominated(
     costs: &[LayerCost],
     counts: &[usize],
-    allowed: Recompute,
+    allowed: RecomputePolicy,
 ) -> Vec<RecomputeCost> {
     let mut choices = vec![RecomputeCost::empty()];
     for (cost, &count) in costs.iter().zip(counts) {
@@ -188,17 +188,17 @@ fn splits(count: usize) -> impl Iterator<Item = [usize; 3]> {
     })
 }
 
-fn of_kind(cost: &LayerCost, count: usize, allowed: Recompute) -> Vec<RecomputeCost> {
+fn of_kind(cost: &LayerCost, count: usize, allowed: RecomputePolicy) -> Vec<RecomputeCost> {
     let all = |position: usize| {
         let mut split = [0; 3];
         split[position] = count;
         vec![priced(cost, split)]
     };
     match allowed {
-        Recompute::None => all(0),
-        Recompute::Selective => all(1),
-        Recompute::Full => all(2),
-        Recompute::PerLayer => {
+        RecomputePolicy::None => all(0),
+        RecomputePolicy::Selective => all(1),
+        RecomputePolicy::Full => all(2),
+        RecomputePolicy::PerLayer => {
             keep_undominated(splits(count).map(|split| priced(cost, split)).collect())
         }
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn no_split_dominates_another() {
-        let choices = undominated(&[cost(), cost()], &[3, 2], Recompute::PerLayer);
+        let choices = undominated(&[cost(), cost()], &[3, 2], RecomputePolicy::PerLayer);
         for (position, recompute) in choices.iter().enumerate() {
             for faster in &choices[..position] {
                 assert!(faster.recompute_s <= recompute.recompute_s);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_pinned_option_leaves_one_split() {
-        let choices = undominated(&[cost()], &[3], Recompute::Full);
+        let choices = undominated(&[cost()], &[3], RecomputePolicy::Full);
         assert_eq!(choices.len(), 1);
         assert_eq!(choices[0].recompute, [[0, 0, 3]]);
     }

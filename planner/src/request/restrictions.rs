@@ -1,7 +1,7 @@
 //! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;

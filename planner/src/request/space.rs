@@ -7,7 +7,8 @@
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy,
+    Vocab,
 };
 use models::model::ModelSpec;
 use models::schedule::ScheduleName;
@@ -71,7 +72,7 @@ pub struct PipelineChoices {
     /// Schedules with their chunks, and the vocabulary placements each allows.
     pub schedules: Vec<(ScheduleName, u64, Vec<Vocab>)>,
     /// Recomputation.
-    pub recompute: Vec<Recompute>,
+    pub recompute: Vec<RecomputePolicy>,
     /// ZeRO stages with shard group sizes.
     pub shards: Vec<(u8, u64)>,
     /// Offloading.
@@ -270,7 +271,7 @@ impl<'a> Space<'a> {
             micro_batch: 1,
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
-            recompute: Recompute::PerLayer,
+            recompute: RecomputePolicy::PerLayer,
             vocab: Vocab::Tensor,
             moe_overlap: MoeOverlap::None,
             moe_overlap_degree: 1,
@@ -417,7 +418,7 @@ impl<'a> Space<'a> {
         };
         PipelineChoices {
             schedules: self.schedules(d),
-            recompute: r.recompute.among(Recompute::ALL),
+            recompute: r.recompute.among(RecomputePolicy::ALL),
             shards: self.shards(d),
             offload: r.offload.among(Offload::ALL),
             rank_order: orders,

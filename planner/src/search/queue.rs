@@ -13,7 +13,7 @@ use crate::request::Task;
 use crate::request::restrictions::Restrictions;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
-use models::decisions::{Decisions, Offload, RankOrder, Recompute};
+use models::decisions::{Decisions, Offload, RankOrder, RecomputePolicy};
 use models::plan::Proof;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
@@ -577,16 +577,16 @@ pub(super) fn named_by_result(
     placed: &Placed,
     restrictions: &Restrictions,
 ) -> Decisions {
-    if d.recompute != Recompute::PerLayer {
+    if d.recompute != RecomputePolicy::PerLayer {
         return d;
     }
     let used =
         |option: usize| placed.iter().any(|s| s.recompute.iter().any(|split| split[option] > 0));
     let uniform = match (used(0), used(1), used(2)) {
-        (_, false, false) => Recompute::None,
-        (false, true, false) => Recompute::Selective,
-        (false, false, true) => Recompute::Full,
-        _ => Recompute::PerLayer,
+        (_, false, false) => RecomputePolicy::None,
+        (false, true, false) => RecomputePolicy::Selective,
+        (false, false, true) => RecomputePolicy::Full,
+        _ => RecomputePolicy::PerLayer,
     };
     if restrictions.recompute.allows(uniform) {
         d.recompute = uniform;

@@ -29,7 +29,7 @@ pub mod score;
 mod searched;
 pub mod setup;
 
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 use models::plan::Breakdown;
 use planner::answer::report::memory_warning;
 use planner::partition::Scratch;
@@ -139,7 +139,7 @@ fn price(setup: &Setup) -> Result<Priced, Reason> {
         setup.counts = ranges.iter().map(|(start, end)| end - start).collect();
     }
     let mut placed = setup.placed();
-    if setup.decisions.recompute == Recompute::PerLayer {
+    if setup.decisions.recompute == RecomputePolicy::PerLayer {
         configuration.recompute_as_must_be(&mut placed);
     }
     Ok(configuration.price(&placed, &mut Scratch::default()))

@@ -10,13 +10,13 @@
 use super::row::Row;
 use super::run_flags::RunFlags;
 use models::cluster::Selective;
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 
 /// Settings of a recipe beyond a row's columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recipe {
     /// What the backward pass recomputes.
-    pub recompute: Option<(Recompute, Selective)>,
+    pub recompute: Option<(RecomputePolicy, Selective)>,
     /// Whether tokens are dispatched by DeepEP or HybridEP, rather than by a plain all-to-all.
     pub flexible: Option<bool>,
     /// Whether the experts' all-to-alls overlap another micro-batch's passes (`moe_a2a_overlap`).
@@ -37,11 +37,11 @@ pub struct Recipe {
 }
 
 /// Recomputes norms and the activation function (`layernorm`, `moe_act`).
-const NORMS: (Recompute, Selective) = (Recompute::Selective, Selective::Products);
+const NORMS: (RecomputePolicy, Selective) = (RecomputePolicy::Selective, Selective::Products);
 /// Recomputes the up-projections of latent attention (`mla_up_proj`). `mlp`, beside it or alone,
 /// concerns only DeepSeek-V3's three dense layers and is left out.
-const UP: (Recompute, Selective) = (Recompute::Selective, Selective::UpProjections);
-const NOTHING: (Recompute, Selective) = (Recompute::None, Selective::Products);
+const UP: (RecomputePolicy, Selective) = (RecomputePolicy::Selective, Selective::UpProjections);
+const NOTHING: (RecomputePolicy, Selective) = (RecomputePolicy::None, Selective::Products);
 
 /// The recipe of a row. What the row's notes say of the dispatch takes precedence.
 pub fn recipe(row: &Row) -> Recipe {

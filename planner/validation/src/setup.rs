@@ -10,7 +10,7 @@ use super::searched::Searched;
 use super::{architecture, machine};
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::formulas::vocabulary::output_compute_ratio;
 use models::model::ModelSpec;
@@ -75,9 +75,9 @@ impl Setup {
     /// The layers of each stage, all with the row's recomputation.
     pub fn placed(&self) -> Placed {
         let option = match self.decisions.recompute {
-            Recompute::None | Recompute::PerLayer => 0,
-            Recompute::Selective => 1,
-            Recompute::Full => 2,
+            RecomputePolicy::None | RecomputePolicy::PerLayer => 0,
+            RecomputePolicy::Selective => 1,
+            RecomputePolicy::Full => 2,
         };
         let layers = planner::pricing::layers::Layers::new(&self.model);
         let mut start = 0;
@@ -225,13 +225,13 @@ fn schedule(row: &Row, pp: u64, vpp: u64) -> Result<ScheduleName, Reason> {
 
 /// Recomputation; none where the source states nothing. Assuming the least that fits instead
 /// predicts runs of 2025 worse.
-fn recompute(row: &Row) -> Result<Recompute, Reason> {
+fn recompute(row: &Row) -> Result<RecomputePolicy, Reason> {
     match row.recompute.as_str() {
-        "" | "none" => Ok(Recompute::None),
+        "" | "none" => Ok(RecomputePolicy::None),
         // In FMS this recomputes an unstated fraction of the blocks: as many as memory requires.
-        "selective" if row.software.starts_with("fms") => Ok(Recompute::PerLayer),
-        "selective" => Ok(Recompute::Selective),
-        "full" => Ok(Recompute::Full),
+        "selective" if row.software.starts_with("fms") => Ok(RecomputePolicy::PerLayer),
+        "selective" => Ok(RecomputePolicy::Selective),
+        "full" => Ok(RecomputePolicy::Full),
         other => Err(format!("recompute `{other}` is unknown")),
     }
 }

@@ -13,7 +13,7 @@ use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers;
 use crate::request::space::{ParallelLayout, PipelineChoices, PipelineChoicesKey};
-use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Recompute, Vocab};
+use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -32,10 +32,10 @@ pub(super) struct LayoutView {
     /// Lower bounds on the cost of parameter state: where each micro-batch communicates for itself,
     /// and where all micro-batches share one communication.
     pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
-    pub(super) knapsacks: HashMap<Recompute, Rc<RecomputeKnapsack>>,
+    pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
     /// By cut list, stage layout, recomputation and whether the backward is split: a bound for any
     /// order of passes, and the limit up to which it was computed, with overheads, s.
-    any_order_s: HashMap<(CutList, StageLayout, Recompute, bool), (f64, f64)>,
+    any_order_s: HashMap<(CutList, StageLayout, RecomputePolicy, bool), (f64, f64)>,
 }
 
 /// Lower bound on a pipeline, with overheads, s.
@@ -109,7 +109,7 @@ const MAX_LAYOUTS: usize = 1 << 10;
 
 impl LayoutView {
     /// The knapsack of what `recompute` allows.
-    pub(super) fn knapsack(&mut self, recompute: Recompute) -> Rc<RecomputeKnapsack> {
+    pub(super) fn knapsack(&mut self, recompute: RecomputePolicy) -> Rc<RecomputeKnapsack> {
         let kinds = &self.work.kinds;
         let knapsack = self.knapsacks.entry(recompute);
         Rc::clone(
@@ -124,7 +124,7 @@ pub(super) struct PipelineChoice {
     schedule: ScheduleName,
     vpp: u64,
     vocab: Vocab,
-    recompute: Recompute,
+    recompute: RecomputePolicy,
 }
 
 impl PipelineChoice {
@@ -515,9 +515,13 @@ impl Worker<'_> {
 
 /// The recompute choices that are not dominated: uniform recomputation is a special case of
 /// `per_layer`.
-fn recompute_choices(choices: &PipelineChoices) -> Vec<Recompute> {
+fn recompute_choices(choices: &PipelineChoices) -> Vec<RecomputePolicy> {
     let all = &choices.recompute;
-    if all.contains(&Recompute::PerLayer) { vec![Recompute::PerLayer] } else { all.clone() }
+    if all.contains(&RecomputePolicy::PerLayer) {
+        vec![RecomputePolicy::PerLayer]
+    } else {
+        all.clone()
+    }
 }
 
 /// Whether another vocabulary placement or schedule does as well: see [`crate::search`].

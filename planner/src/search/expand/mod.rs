@@ -20,7 +20,7 @@ use crate::pricing::stage_transfers::fixed_durations;
 use crate::request::Task;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
 use crate::simulate::CriticalPath;
-use models::decisions::{CpStyle, Decisions, Dtype, Recompute};
+use models::decisions::{CpStyle, Decisions, Dtype, RecomputePolicy};
 use models::schedule::StageLayout;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -404,12 +404,12 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Index into `RECOMPUTE_OPTIONS` of the cheapest recomputation that is allowed.
+/// Index into `Recompute::ALL` of the cheapest recomputation that is allowed.
 fn least_recompute(task: &Task<'_>) -> usize {
     let allows = |option| task.restrictions.recompute.allows(option);
-    if allows(Recompute::None) || allows(Recompute::PerLayer) {
+    if allows(RecomputePolicy::None) || allows(RecomputePolicy::PerLayer) {
         0
-    } else if allows(Recompute::Selective) {
+    } else if allows(RecomputePolicy::Selective) {
         1
     } else {
         2

@@ -37,7 +37,7 @@ fn trial(name: &str, seq_len: u64, degree: u64) -> Result<Trial, Reason> {
     let degrees = Degrees { tp: 1, pp: 1, dp: 8, batch: 8 };
     let mut trial = Trial::gpt("a800", plain, degrees)?.with(|d| {
         d.ep = 8;
-        d.recompute = models::decisions::Recompute::None;
+        d.recompute = models::decisions::RecomputePolicy::None;
         d.moe_overlap = if degree > 1 { MoeOverlap::Ampipe } else { MoeOverlap::None };
         d.moe_overlap_degree = degree;
     });

@@ -25,7 +25,7 @@ fn baseline() -> Result<Trial, Reason> {
     let mut trial = Trial::gpt("selene", gpt, degrees)?.with(|d| {
         interleaved(d, 6);
         d.sequence_parallel = true;
-        d.recompute = models::decisions::Recompute::None;
+        d.recompute = models::decisions::RecomputePolicy::None;
         d.zero_stage = 1;
         d.dp_shard = 4;
     });

@@ -10,7 +10,7 @@ use super::row::Reason;
 use super::setup::Setup;
 use models::cluster::{self, ClusterSpec};
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, Vocab,
+    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::model::{self, ModelSpec, Positions};
 use models::schedule::ScheduleName;
@@ -158,7 +158,7 @@ impl Degrees {
             micro_batch: 1,
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
-            recompute: Recompute::Full,
+            recompute: RecomputePolicy::Full,
             vocab: Vocab::Tensor,
             moe_overlap: MoeOverlap::None,
             moe_overlap_degree: 1,

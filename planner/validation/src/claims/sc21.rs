@@ -5,7 +5,7 @@
 //! in Megatron-LM, `examples/sc21/run_figure_*.sh`.
 
 use super::{Claim, Degrees, Gpt, Reason, Trial, Verdict, claim, interleaved, percent};
-use models::decisions::Recompute;
+use models::decisions::RecomputePolicy;
 
 const GPT_175B: Gpt = Gpt { layers: 96, hidden: 12288, heads: 96 };
 const GPT_530B: Gpt = Gpt { layers: 105, hidden: 20480, heads: 128 };
@@ -134,7 +134,7 @@ fn with_and_without() -> Result<(Vec<f64>, Vec<f64>), Reason> {
     for batch in BATCHES {
         let trial = selene(GPT_145B, 8, 16, 1, batch)?;
         with.push(trial.throughput()?);
-        let kept = trial.with(|d| d.recompute = Recompute::None);
+        let kept = trial.with(|d| d.recompute = RecomputePolicy::None);
         if kept.price()?.fits {
             without.push(kept.throughput()?);
         }
