@@ -4,7 +4,7 @@
 //!
 //! | room | turns |
 //! |---|---|
-//! | [`request`] | flags into a finished request: restrictions, the space of combinations, conflicts |
+//! | [`request`] | flags into a finished request: restrictions, space, conflicts |
 //! | [`cost`] | one kernel, collective, layer or state into seconds and bytes |
 //! | [`simulate`] | a schedule and the durations of its passes into a timeline |
 //! | [`partition`] | columns of seconds and bytes into layers by stage, knowing no model |

@@ -1,9 +1,11 @@
 //! Critical paths, closed forms and bounds against the simulator, on random durations.
 
+mod closed_form;
+
+use closed_form::Stages;
 use models::schedule::{
     PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
 };
-use planner::simulate::closed_form::{self, Stages};
 use planner::simulate::{Durations, InputDurations, Prepared, VocabDurations, Workspace, simulate};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -73,8 +73,8 @@ impl Answer {
         Self { plan: Plan { order: ordered.order, ..plan }, ..self }
     }
 
-    /// The largest stage on the fullest device, that device's memory, and by how many bytes it is too
-    /// large (negative where it fits).
+    /// The largest stage on the fullest device, that device's memory, and by how many bytes it
+    /// exceeds the device (negative where it fits).
     pub fn fullest(&self) -> (usize, StageMemory, i64) {
         fullest(&self.plan)
     }

@@ -96,7 +96,8 @@ impl Configuration<'_> {
         }
     }
 
-    /// The placement that a choice of columns stands for; `None` where a column is not this configuration's.
+    /// The placement that a choice of columns stands for; `None` where a column is not of this
+    /// configuration.
     pub fn placed(&self, problem: &Problem, choice: &Choice) -> Option<Placed> {
         let mut start = 0;
         let stage = |(stage, &index): (usize, &usize)| {

@@ -92,7 +92,7 @@ pub fn restrictions(
     Ok(found)
 }
 
-/// The request that a plan answers, on the named cluster or else the shipped one of the plan's name.
+/// The request that a plan answers, on the named cluster or the shipped one of the plan's name.
 ///
 /// # Errors
 /// There is no such cluster, or the plan was made for another one of that name.
@@ -110,8 +110,8 @@ pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputEr
 }
 
 /// The request that a plan answers, whether or not the cluster's figures are those of the plan;
-/// `None` where no cluster is named and none of the plan's name is shipped. The plan's text is never
-/// used as a path.
+/// `None` where no cluster is named and none of the plan's name is shipped. A plan's text is never
+/// a path.
 ///
 /// # Errors
 /// The cluster named cannot be read, or the plan's settings cannot be.

@@ -455,7 +455,7 @@ impl<'a> Space<'a> {
             other => {
                 let (p, m) = (d.pp as usize, d.micro_batches as usize);
                 let exists = |&v: &u64| other.check(p, m, v as usize).is_ok();
-                // Bidirectional schedules hold two copies of each stage: two chunks, one stage's layers.
+                // Bidirectional schedules hold each stage twice: two chunks, one stage's layers.
                 let copies = |v: u64| other.layout(v as usize).copies() as u64;
                 let filled = |&v: &u64| v <= most * copies(v);
                 (1..=2 * most).filter(filled).filter(exists).filter(|_| p > 1).collect()

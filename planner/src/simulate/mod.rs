@@ -6,7 +6,6 @@
 //! [`Prepared`] turns a schedule into flat arrays once. Pricing it is then one walk over them
 //! without allocation, so that a search can price an order a hundred thousand times.
 
-pub mod closed_form;
 mod costs;
 mod draw;
 mod path;

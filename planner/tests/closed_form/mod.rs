@@ -1,4 +1,4 @@
-//! Closed forms of iteration times, and bounds on them.
+//! Oracles for the simulator: closed forms of iteration times, and bounds on them.
 //!
 //! Symbols: `p` pipeline ranks, `m` micro-batches, `v` chunks a rank; `forward_s` and `backward_s`
 //! (the whole backward, `B + W`) of one micro-batch on all chunks of one rank; `link_s` the latency
