@@ -69,7 +69,7 @@ MUTATIONS = [
      "plan_independence"),
     ("loss divided per micro-batch", "rank/batches.rs", "1.0 / (valid_tokens.max(1) as f64);",
      "read.len() as f64 / (valid_tokens.max(1) as f64);", "equivalence"),
-    ("clip without regard to pipeline devices", "rank/sums.rs",
+    ("clip without regard to pipeline ranks", "rank/sums.rs",
      "self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)",
      "self.groups.pp.start_all_reduce(sum.to_vec(), Op::Max)", "equivalence"),
     ("clip without regard to tensor-parallel ranks", "rank/sums.rs",

@@ -424,7 +424,7 @@ fn even(plan: &Plan, checks: &mut Checks) {
     let counts = plan.stages.iter().map(|stage| stage.layers);
     let (least, most) = (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0));
     let valid = "first_last only with even layers: at most one more on a stage than on another, with \
-                 several chunks a device none";
+                 several chunks per pipeline rank none";
     let uneven = if plan.decisions.vpp == 1 { 1 } else { 0 };
     checks.that(most <= least + uneven, "decisions.vocab", plan.decisions.vocab, valid);
 }

@@ -241,7 +241,7 @@ fn names_parse_and_rules_say_what_would_do() {
     let error = |name: ScheduleName, p, m, v| name.check(p, m, v).unwrap_err().to_string();
     assert_eq!(
         error(ScheduleName::GPipe, 4, 8, 2),
-        "gpipe needs exactly 1 chunks a device: 2; 1 would do"
+        "gpipe needs exactly 1 chunks per pipeline rank: 2; 1 would do"
     );
     assert_eq!(
         error(ScheduleName::Interleaved1F1B, 4, 3, 2),
@@ -293,11 +293,11 @@ fn names_parse_and_rules_say_what_would_do() {
     }
     assert_eq!(
         error(ScheduleName::VHalf, 4, 8, 1),
-        "v_half needs exactly 2 chunks a device: 1; 2 would do"
+        "v_half needs exactly 2 chunks per pipeline rank: 1; 2 would do"
     );
     assert_eq!(
         error(ScheduleName::ZbAuto, 4, 8, 3),
-        "zb_auto needs 1 or 2 chunks a device: 3; 2 would do"
+        "zb_auto needs 1 or 2 chunks per pipeline rank: 3; 2 would do"
     );
     assert_eq!(
         error(ScheduleName::OneFOneB, 4, 0, 1),

@@ -83,7 +83,10 @@ fn naive_runs_the_batch_as_one() {
 fn requests_that_cannot_be_met_say_what_can() {
     let error = |request: Request| request.build().unwrap_err().to_string();
     let ten = Request { stages: 4, micro_batches: 10, ..request(ScheduleName::Interleaved1F1B) };
-    assert_eq!(error(ten), "interleaved_1f1b needs at least 2 chunks a device: 1; 2 would do");
+    assert_eq!(
+        error(ten),
+        "interleaved_1f1b needs at least 2 chunks per pipeline rank: 1; 2 would do"
+    );
     assert_eq!(
         error(Request { chunks: 2, ..ten }),
         "interleaved_1f1b needs micro-batches divisible by stages: 10 with p = 4; 8 or 12 would do"

@@ -170,7 +170,7 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
         let restrictions = Restrictions::default();
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
-        assert!(found.decisions.vpp > 1, "{} has one chunk a device", model.name);
+        assert!(found.decisions.vpp > 1, "{} has one chunk per pipeline rank", model.name);
         let cache = CostCache::new(&model, &cluster, gpus);
         let decisions = Decisions { recompute: RecomputePolicy::PerLayer, ..found.decisions };
         let case = Configuration::new(&cache, decisions).expect("it was planned");

@@ -24,7 +24,7 @@ pub enum ScheduleError {
         most: usize,
     },
     /// The schedule does not exist for this number of chunks.
-    #[error("{schedule} needs {rule} chunks a device: {chunks}; {nearest} would do")]
+    #[error("{schedule} needs {rule} chunks per pipeline rank: {chunks}; {nearest} would do")]
     Chunks {
         /// The schedule.
         schedule: ScheduleName,
@@ -124,7 +124,7 @@ pub enum ScheduleError {
         devices: usize,
     },
     /// The layout of stages is not made for this number of chunks.
-    #[error("stages on a V or in both directions are 2 chunks a device, not {chunks}")]
+    #[error("stages on a V or in both directions are 2 chunks per pipeline rank, not {chunks}")]
     Layout {
         /// Chunks a pipeline rank.
         chunks: usize,

@@ -15,7 +15,7 @@ impl Counts {
     pub fn new(devices: usize, micro_batches: usize, chunks: usize) -> Result<Self, ScheduleError> {
         within("devices", devices, 1 << 20)?;
         within("micro-batches", micro_batches, 1 << 24)?;
-        within("chunks a device", chunks, 1 << 10)?;
+        within("chunks per pipeline rank", chunks, 1 << 10)?;
         Ok(Self { devices, micro_batches, chunks })
     }
 

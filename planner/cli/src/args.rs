@@ -207,7 +207,7 @@ pub struct ScheduleArgs {
     /// interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Pipeline devices
+    /// Pipeline ranks
     #[arg(long, value_name = "P")]
     pub stages: usize,
     /// Micro-batches an iteration
@@ -217,7 +217,7 @@ pub struct ScheduleArgs {
     /// where the faster gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
-    /// Chunks a device [default: the fewest the schedule has]
+    /// Chunks per pipeline rank [default: the fewest the schedule has]
     #[arg(long, value_name = "V")]
     pub chunks: Option<usize>,
     /// Forward pass

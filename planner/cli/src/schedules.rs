@@ -81,8 +81,10 @@ fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, Inpu
     };
     let (p, m, v) = (request.stages, request.micro_batches, request.chunks);
     if v != 1 {
-        return Err(InputError::new(format!("--optimal cannot order {v} chunks a device"))
-            .help("it takes one: leave --chunks out"));
+        return Err(InputError::new(format!(
+            "--optimal cannot order {v} chunks per pipeline rank"
+        ))
+        .help("it takes one: leave --chunks out"));
     }
     if p * m > MAX_ORDERED {
         return Err(InputError::new(format!("--optimal cannot order {p} stages x {m} micro-batches"))

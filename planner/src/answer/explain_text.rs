@@ -219,7 +219,7 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         text += &line(
             "  binds",
             &format!(
-                "memory of pipeline device {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
+                "memory of pipeline rank {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
                 bytes(need as u64),
                 bytes((need - has).max(0.0) as u64)
             ),

@@ -125,7 +125,7 @@ pub fn shorter(
 fn supported(d: &Decisions, how: How) -> Result<(), String> {
     let rules = [
         (d.pp > 1, "pp above 1"),
-        (d.vpp == 1, "one chunk a device"),
+        (d.vpp == 1, "one chunk per pipeline rank"),
         (!d.vocab.over_pipeline(), "no vocabulary passes"),
         (d.micro_batches > 1, "several micro-batches"),
     ];
