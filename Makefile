@@ -73,7 +73,8 @@ slow:
 	$(call heading,slow tests: thousands of random instances)
 	cargo test --workspace --locked --features meshwright-tests/slow $(addprefix --test ,$(SLOW_TESTS))
 
-# What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs the short ones.
+# What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs
+# the short ones.
 hostile: setup
 	$(call heading,hostile tests that take minutes)
 	cargo test --workspace --locked --no-fail-fast -- --ignored hostile
@@ -137,8 +138,8 @@ mpi: setup mpi-packages
 	tools/mpi_equals_threads.sh
 	tools/ends_cleanly.sh
 
-# Every CUDA kernel compiled for the GPUs it is meant for; registers and spills are printed, spills fail. Needs no GPU: NVRTC
-# comes from the Python package index.
+# Every CUDA kernel compiled for the GPUs it is meant for; registers and spills are printed, spills
+# fail. Needs no GPU: NVRTC comes from the Python package index.
 NVRTC := $(or $(CARGO_TARGET_DIR),target)/nvrtc
 cuda: setup
 	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
@@ -152,7 +153,8 @@ nvrtc:
 	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
 	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
 
-# Whether cuDNN takes our graphs of attention, for GPUs that are described to it. Needs no GPU, but 1 GB: no part of `ci`.
+# Whether cuDNN takes our graphs of attention, for GPUs that are described to it. Needs no GPU, but
+# 1 GB: no part of `ci`.
 CUDNN := $(or $(CARGO_TARGET_DIR),target)/cudnn
 CUDNN_VERSION ?= 9.19.0.56
 cudnn: setup
@@ -163,10 +165,11 @@ cudnn: setup
 	LD_LIBRARY_PATH=$(abspath $(CUDNN)/$(CUDNN_VERSION)):$(abspath $(NVRTC)) MESHWRIGHT_NEEDS_CUDNN=1 \
 	  cargo test --locked -p meshwright-kernels --features cuda --test cudnn_accepts -- --nocapture
 
-# On a GPU: every kernel against the CPU's references; then how fast each is, what the cost model needs, training steps, and
-# all of it beside PyTorch where there is one, with what it has to come to. Where there is no GPU they say so and fail. The
-# programs need the driver and CUDA's libraries alone, so they may be built elsewhere: make gpu-programs, and copy. Each part
-# of gpu-bench runs alone, too, in less than ten minutes: gpu-kernels, gpu-measure PARTS=memory,products, gpu-beside.
+# On a GPU: every kernel against the CPU's references; then how fast each is, what the cost model
+# needs, training steps, and all of it beside PyTorch where there is one, with what it has to come
+# to. Where there is no GPU they say so and fail. The programs need the driver and CUDA's libraries
+# alone, so they may be built elsewhere: make gpu-programs, and copy. Each part of gpu-bench runs
+# alone, too, in less than ten minutes: gpu-kernels, gpu-measure PARTS=memory,products, gpu-beside.
 GPU_PROGRAMS := $(or $(CARGO_TARGET_DIR),target)/release
 GPU_CLUSTER ?= dgx_h200
 PARTS ?= memory,products,attention,collectives,steps
@@ -192,8 +195,8 @@ gpu-beside: gpu-programs
 	$(PYTHON) tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json --predicted gpu-steps.json \
 	  --trainer $(GPU_PROGRAMS)/measure-gpu --json gpu-torch.json
 
-# The same cases as gpu-test under NVIDIA's checkers: accesses, races in shared memory, memory read before it is written,
-# barriers.
+# The same cases as gpu-test under NVIDIA's checkers: accesses, races in shared memory, memory read
+# before it is written, barriers.
 SANITIZER := $(shell command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 gpu-sanitize: gpu-programs
 	@[ -n "$(SANITIZER)" ] || { echo 'error: no compute-sanitizer here: it comes with the CUDA toolkit (cuda-sanitizer), on PATH or in /usr/local/cuda/bin' >&2; exit 1; }
