@@ -60,7 +60,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 /// Work for all threads, which take its pieces in turn.
 enum Batch {
     Contexts(Arc<[Context]>),
-    /// Search nodes, the incumbent's time, the work allowed to integer programs of one node, known
+    /// Search nodes, the incumbent's time, the work allowed to the integer programs of each, known
     /// chains.
     Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
 }

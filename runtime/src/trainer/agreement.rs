@@ -46,6 +46,9 @@ pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error>
     if differences.is_empty() {
         return Ok(());
     }
+    // A rank that ends ends the others: not before all of them know what differs. Whether this
+    // exchange itself is ended does not matter.
+    let _ = world.all_gather(&[0_i64]);
     let problem = format!("ranks were not started alike: {}; {SAME}", differences.join("; "));
     Err(Error::World { problem })
 }
