@@ -165,7 +165,7 @@ fn pair_of_copies(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
 /// Whether transfers are part of passes. Looped schedules hide them where the software can.
 pub(crate) fn transfer_blocks(cache: &CostCache<'_>, d: &Decisions) -> bool {
     // With split backward the runtime runs passes from a list. It runs transfers from the list
-    // too, on a stream of their own (Zero Bubble's runtime).
+    // too, on a queue of their own (Zero Bubble's runtime).
     let apart = d.schedule.splits_backward() || overlaps_passes(cache, d);
     d.pp == 1 || !apart
 }
