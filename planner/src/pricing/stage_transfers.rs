@@ -13,8 +13,8 @@ use models::schedule::{ScheduleName, StageLayout};
 /// Point-to-point transfer of a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct P2pTransfer {
-    /// Time between a pipeline rank and the next, s. The last entry is that from the last rank to
-    /// the first. A single entry where all are equal.
+    /// Time from each pipeline rank to the next, s; the last entry is from the last rank to the
+    /// first. A single entry where all are equal.
     times_s: Vec<f64>,
     /// Whether the receiver waits idle, so that the transfer is part of its pass. Otherwise it is a
     /// latency.

@@ -1,13 +1,14 @@
 //! Best-first branch and bound over the space of combinations.
 //!
-//! A search node is a part of the space with an admissible lower bound on its time. The node with
-//! the least bound is expanded into parts with tighter bounds: contexts (degrees, context
+//! A search node is a part of the space with an admissible lower bound on its time. The search node
+//! with the least bound is expanded into parts with tighter bounds: contexts (degrees, context
 //! parallelism, micro-batch), parallel layouts (split of the experts), pipelines (schedule, chunks,
 //! vocabulary placement, recomputation), and at last states (ZeRO, shard group, offloading, rank
-//! order). A state is a leaf: a simulated placement that attains its bound decides it, or the
-//! integer program. Nodes whose bound reaches the incumbent's time are pruned ([`queue`]). Several
-//! threads expand nodes in batches that do not depend on the number of threads ([`expand`]), so the
-//! plan does not either.
+//! order). A pipeline with one choice of states is a leaf. It is settled by a placement whose
+//! simulated time attains the leaf's bound, or else by the integer program. Search nodes whose
+//! bound reaches the incumbent's time are pruned ([`queue`]). Several threads expand search nodes
+//! in batches that do not depend on the number of threads ([`expand`]), so the plan does not
+//! either.
 //!
 //! Four parts of the space are pruned by dominance, because another part is at least as good
 //! (docs/design/search.md has the exceptions):
