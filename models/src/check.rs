@@ -441,7 +441,7 @@ fn shares(d: &Decisions, stage: &Stage, index: usize, checks: &mut Checks) {
     }
 }
 
-/// RecomputePolicy counts add up to the stage's layers of each kind and match the decision.
+/// Recompute counts add up to the stage's layers of each kind and match the decision.
 fn recompute(
     decision: RecomputePolicy,
     model: &ModelSpec,

@@ -1,17 +1,17 @@
 //! Decides how a model should be trained on a cluster.
 //!
-//! What turns into what, each room using only those before it:
+//! What each module does. Each uses only those before it:
 //!
-//! | room | turns |
+//! | module | turns |
 //! |---|---|
 //! | [`request`] | flags into a finished request: restrictions, space, conflicts |
 //! | [`cost`] | one kernel, collective, layer or state into seconds and bytes |
 //! | [`simulate`] | a schedule and the durations of its passes into a timeline |
-//! | [`partition`] | columns of seconds and bytes into layers by stage, knowing no model |
+//! | [`partition`] | columns (possible contents of a stage, as seconds and bytes) into layers by stage; knows no model |
 //! | [`pricing`] | one pinned configuration into its iteration time and memory |
 //! | [`bounds`] | a part of the space into a time that nothing in it undercuts |
-//! | [`search`] | a task into the fastest configuration that fits, with its proof |
-//! | [`order`] | a plan found into the order of passes that its own times would have |
+//! | [`search`] | a [`request::Task`] into the fastest configuration that fits, with its proof |
+//! | [`order`] | a plan that was found into an order of passes made for its own times |
 //! | [`answer`] | what was found into plans, reports, explanations and checks |
 
 pub mod answer;

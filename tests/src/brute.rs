@@ -85,7 +85,7 @@ fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions
 /// Every placement that a configuration allows, lazily, because there may be many.
 ///
 /// Cuts: all if the solver places layers and, with several chunks a pipeline rank, if they are few;
-/// otherwise those of the candidate list. RecomputePolicy mixes: all, except that with many cuts of
+/// otherwise those of the candidate list. Recompute splits: all, except that with many cuts of
 /// several chunks, or with bidirectional schedules, each pipeline rank has one level for all its
 /// stages.
 pub fn placements<'a>(case: &'a Configuration<'_>) -> Box<dyn Iterator<Item = Placed> + 'a> {

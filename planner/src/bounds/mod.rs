@@ -2,7 +2,7 @@
 //!
 //! From cheap to expensive: [`closed`] uses degrees and total load, [`candidates`] the candidate
 //! partitions with several chunks per pipeline rank, [`cuts`] every partition with one chunk. All
-//! of them see the bubble, the transfers between stages, the communication of parameter state
+//! of them include the bubble, the transfers between stages, the communication of parameter state
 //! ([`states`]) and the recomputation that memory makes necessary ([`recompute_knapsack`]).
 //! [`workload`] holds their inputs.
 

@@ -251,7 +251,7 @@ impl States {
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
         let mut overheads: Vec<StateOverhead> = vec![];
         for overhead in all {
-            // A choice that costs less on average may cost more where one kind of layer lies.
+            // A choice that costs less on average may cost more on a rank with one kind of layer.
             let undercuts = |known: &StateOverhead| {
                 let no_larger = known.bytes.iter().zip(overhead.bytes).all(|(a, b)| *a <= b);
                 no_larger && known.fullest_s <= overhead.fullest_s
@@ -272,8 +272,8 @@ pub struct StateOverhead {
     /// Seconds in passes, after them and after the barrier, for the mean of all ranks with one
     /// stage each.
     pub added_s: f64,
-    /// All seconds of a rank that holds only the layers of one kind which some rank must hold at
-    /// least; the largest over kinds.
+    /// All seconds of a rank that holds only the fewest layers of one kind that some rank must hold;
+    /// the largest over kinds.
     pub fullest_s: f64,
 }
 

@@ -23,7 +23,7 @@ pub struct Column {
     pub start: usize,
     /// One past the last layer.
     pub end: usize,
-    /// RecomputePolicy choice: an index that only the maker of the column interprets.
+    /// Recompute choice: an index that only the maker of the column interprets.
     pub recompute: usize,
     /// Forward pass of one micro-batch, s.
     pub forward_s: f64,

@@ -353,7 +353,7 @@ impl<'a> Configuration<'a> {
         cost.params.dense += if self.cache.model.tied_embeddings { 0.0 } else { head };
     }
 
-    /// RecomputePolicy choices of a stage over layers `start..end`, fastest first.
+    /// Recompute choices of a stage over layers `start..end`, fastest first.
     pub fn recompute_choices(&self, start: usize, end: usize) -> Rc<Vec<RecomputeCost>> {
         let counts = self.cache.layers.counts(start, end);
         self.layer_costs.recompute_choices(counts, self.decisions.recompute)

@@ -1,4 +1,4 @@
-//! RecomputePolicy splits: how many layers of a stage recompute what, and which splits no other
+//! Recompute splits: how many layers of a stage recompute what, and which splits no other
 //! dominates.
 
 use crate::cost::layer::LayerCost;

@@ -13,8 +13,8 @@ use models::schedule::{ScheduleName, StageLayout};
 /// Point-to-point transfer of a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct P2pTransfer {
-    /// Time between a pipeline rank and the next, s. The last entry is that from the last rank to
-    /// the first. A single entry where all are equal.
+    /// Time from each pipeline rank to the next, s; the last entry is from the last rank to the
+    /// first. A single entry where all are equal.
     times_s: Vec<f64>,
     /// Whether the receiver waits idle, so that the transfer is part of its pass. Otherwise it is a
     /// latency.
@@ -165,7 +165,7 @@ fn pair_of_copies(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
 /// Whether transfers are part of passes. Looped schedules hide them where the software can.
 pub(crate) fn transfer_blocks(cache: &CostCache<'_>, d: &Decisions) -> bool {
     // With split backward the runtime runs passes from a list. It runs transfers from the list
-    // too, on a stream of their own (Zero Bubble's runtime).
+    // too, on a queue of their own (Zero Bubble's runtime).
     let apart = d.schedule.splits_backward() || overlaps_passes(cache, d);
     d.pp == 1 || !apart
 }

@@ -32,7 +32,7 @@ fn unsearched(request: &Request) -> Result<(), InputError> {
     if apart { few(request, "post_validation=true") } else { Ok(()) }
 }
 
-/// Refuses more combinations than can be priced one by one.
+/// Refuses a request with more combinations than can be priced one by one.
 fn few(request: &Request, setting: &str) -> Result<(), InputError> {
     let space = space(request, &request.restrictions);
     let count: u64 = space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
@@ -173,7 +173,7 @@ fn find(file: &Source, key: &str) -> Option<Place> {
     })
 }
 
-/// Names a setting without which some combination would be left.
+/// Names a setting without which the space would not be empty.
 fn blame(request: &Request) -> InputError {
     for (index, setting) in request.settings.iter().enumerate() {
         let mut others = request.settings.clone();

@@ -12,7 +12,7 @@ use crate::pricing::listed_cuts::{Ranges, to_ranges};
 use crate::pricing::priced::Placed;
 use crate::simulate::CriticalPath;
 
-/// Least relative gain of a move: less is not worth an uneven partition.
+/// Least relative gain of a move. For less, the more even partition is kept.
 const LEAST_GAIN: f64 = 1e-4;
 
 /// Chains of passes kept from one step to the next.

@@ -362,7 +362,7 @@ impl Configuration<'_> {
     ) -> Option<Vec<RecomputeCost>> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
-        // Mirrored ranks hold the same stages.
+        // Ranks `i` and `p − 1 − i` hold the same stages.
         for rank in 0..self.devices() / self.decisions.layout().copies() {
             let ladder = self.ladder_of(rank, ranges, order);
             let rung = ladder.least(|rung| {

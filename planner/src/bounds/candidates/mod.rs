@@ -152,7 +152,7 @@ impl ListedBound<'_> {
         let orders = RecomputeLadder::chains(self.spec.recompute);
         let mut least_s = f64::INFINITY;
         for &order in orders {
-            // Mirrored ranks hold the same stages.
+            // Ranks `i` and `p − 1 − i` hold the same stages.
             let apart = p / self.spec.copies();
             let (mut recompute_s, mut any, mut beyond_s) = (vec![0.0; apart], false, None);
             for (rank, own_s) in recompute_s.iter_mut().enumerate() {

@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A part of the search space, with the decisions that are made in it.
+/// A search node: a part of the space, with the decisions that all its configurations share.
 #[derive(Clone, Debug)]
 pub(super) struct SearchNode {
     /// Admissible lower bound on its configurations, with overheads, s.
