@@ -272,8 +272,8 @@ pub struct StateOverhead {
     /// Seconds in passes, after them and after the barrier, for the mean of all ranks with one
     /// stage each.
     pub added_s: f64,
-    /// All seconds of a rank that holds only the fewest layers of one kind that some rank must hold;
-    /// the largest over kinds.
+    /// All seconds of a rank that holds of one kind only as many layers as some rank must hold; the
+    /// largest over kinds.
     pub fullest_s: f64,
 }
 

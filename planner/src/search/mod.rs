@@ -4,10 +4,10 @@
 //! the least bound is expanded into parts with tighter bounds: contexts (degrees, context
 //! parallelism, micro-batch), parallel layouts (split of the experts), pipelines (schedule, chunks,
 //! vocabulary placement, recomputation), and at last states (ZeRO, shard group, offloading, rank
-//! order). A state is a leaf: a simulated placement that attains its bound decides it, or the
-//! integer program. Parts whose bound reaches the incumbent's time are pruned ([`queue`]). Several
-//! threads expand search nodes in batches that do not depend on the number of threads ([`expand`]),
-//! so the plan does not either.
+//! order). A pipeline with one choice of states is a leaf: a simulated placement that attains its
+//! bound settles it, or the integer program. Parts whose bound reaches the incumbent's time are
+//! pruned ([`queue`]). Several threads expand search nodes in batches that do not depend on the
+//! number of threads ([`expand`]), so the plan does not either.
 //!
 //! Four parts of the space are pruned by dominance, because another part is at least as good
 //! (docs/design/search.md has the exceptions):
