@@ -1,5 +1,6 @@
 //! Contradictions between a plan and its own inputs or its cluster, found without pricing anything.
 
+use crate::answer::changes::changes;
 use crate::request::Request;
 use crate::request::restrictions::{Choice, Restrictions};
 use crate::request::space::Space;
@@ -9,7 +10,6 @@ use models::model::{self, ModelSpec};
 use models::plan::Plan;
 use models::schedule::ScheduleName;
 use models::text::quotable;
-use serde_json::Value;
 use std::fmt::Display;
 
 /// Decisions that `inputs.settings` do not allow. Where the cluster is known, also a number format
@@ -120,25 +120,10 @@ fn shipped(model: &ModelSpec) -> Option<String> {
     let (Ok(own), Ok(other)) = (serde_json::to_value(model), serde_json::to_value(shipped)) else {
         return None;
     };
-    let mut fields = vec![];
-    differing("", &own, &other, &mut fields);
+    let mut fields: Vec<_> = changes(&own, &other).into_iter().map(|change| change.field).collect();
     // Fields that a run sets besides the model, and what its reader assumed.
     fields.retain(|field| field != "moe.capacity_factor" && !field.starts_with("assumptions"));
     let name = &model.name;
     (!fields.is_empty())
         .then(|| format!("its model differs from the shipped {name} in {}", fields.join(", ")))
-}
-
-fn differing(at: &str, a: &Value, b: &Value, found: &mut Vec<String>) {
-    match (a, b) {
-        (Value::Object(x), Value::Object(y)) => {
-            let more = y.keys().filter(|key| !x.contains_key(*key));
-            for key in x.keys().chain(more) {
-                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-                differing(&path, &a[key], &b[key], found);
-            }
-        }
-        _ if a == b => {}
-        _ => found.push(at.to_owned()),
-    }
 }

@@ -1,10 +1,9 @@
 //! Why a plan is what it is: the search is repeated with one thing changed at a time.
 
 use crate::answer::report::Alternative;
-use crate::request::Request;
-use crate::request::Task;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
+use crate::request::{Request, Task};
 use crate::search::{Found, Outcome, Progress, search, search_wide};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, RecomputePolicy, Vocab};

@@ -1,9 +1,7 @@
 //! Settings that contradict each other or the model, found before any search.
 
-use crate::request::Request;
-use crate::request::restrictions::Restrictions;
+use super::{Request, restrictions::Restrictions, task::MOST_ONE_BY_ONE};
 use crate::request::space::{ParallelLayout, PipelineChoices, Space, divisors};
-use crate::request::task::MOST_ONE_BY_ONE;
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
 use std::collections::BTreeSet;
@@ -26,20 +24,17 @@ pub fn check(request: &Request) -> Result<(), InputError> {
     unsearched(request)
 }
 
-/// Post-validation has no admissible bounds, so every combination is priced.
+/// Refuses more combinations with post-validation than can be priced one by one: bounds do not
+/// hold for it.
 fn unsearched(request: &Request) -> Result<(), InputError> {
-    let apart = request.restrictions.wants_post_validation();
-    if apart { few(request, "post_validation=true") } else { Ok(()) }
-}
-
-/// Refuses a request with more combinations than can be priced one by one.
-fn few(request: &Request, setting: &str) -> Result<(), InputError> {
     let space = space(request, &request.restrictions);
-    let count: u64 = space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
+    let all = || space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
+    let count: u64 = if request.restrictions.wants_post_validation() { all() } else { 0 };
     if count <= MOST_ONE_BY_ONE {
         return Ok(());
     }
-    Err(InputError::new(format!("--set {setting} leaves {count} combinations")).help(format!(
+    let message = format!("--set post_validation=true leaves {count} combinations");
+    Err(InputError::new(message).help(format!(
         "they are priced one by one, so far {MOST_ONE_BY_ONE} at most: set more decisions"
     )))
 }

@@ -1,8 +1,7 @@
 //! Turns flags as typed into a finished [`Request`].
 
-use crate::request::conflicts;
-use crate::request::restrictions::{Choice, Restrictions};
-use crate::request::{DEFAULT_HEADROOM, Request};
+use super::restrictions::{Choice, Restrictions};
+use super::{DEFAULT_HEADROOM, Request, conflicts};
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};

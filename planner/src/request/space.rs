@@ -165,13 +165,14 @@ impl<'a> Space<'a> {
 
     /// All parallel layouts.
     pub fn layouts(&self) -> Vec<ParallelLayout> {
-        let splits = |context: ParallelLayout| {
-            let found = self.expert_splits(&context.decisions);
-            found
-                .into_iter()
-                .map(move |split| ParallelLayout { decisions: split.of(&context.decisions) })
-        };
-        self.contexts().into_iter().flat_map(splits).collect()
+        self.contexts().iter().flat_map(|context| self.split_experts(context)).collect()
+    }
+
+    /// A context's layouts, one for each way to split experts.
+    fn split_experts(&self, context: &ParallelLayout) -> Vec<ParallelLayout> {
+        let d = &context.decisions;
+        let splits = self.expert_splits(d).into_iter();
+        splits.map(|split| ParallelLayout { decisions: split.of(d) }).collect()
     }
 
     /// Parallel layouts before experts are split ([`Self::expert_splits`]).
@@ -194,13 +195,7 @@ impl<'a> Space<'a> {
             let d = &context.decisions;
             seen.insert((d.tp, d.cp, d.dp, d.sequence_parallel))
         });
-        let splits = |context: ParallelLayout| {
-            let found = self.expert_splits(&context.decisions);
-            found
-                .into_iter()
-                .map(move |split| ParallelLayout { decisions: split.of(&context.decisions) })
-        };
-        contexts.into_iter().flat_map(splits).collect()
+        contexts.iter().flat_map(|context| self.split_experts(context)).collect()
     }
 
     /// Number of combinations in the space.
