@@ -64,7 +64,7 @@ MUTATIONS = [
      "self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)",
      "let swapped = match carried {\n            Carried::Stream if self.executor.program.micro_batches.is_multiple_of(2) => "
      "pass.micro_batch ^ 1,\n            _ => pass.micro_batch,\n        };\n"
-     "        self.send_to(to, tag(carried, to_stage, swapped), pass, data)", "golden/llama_gqa_on_two_pipeline_devices"),
+     "        self.send_to(to, tag(carried, to_stage, swapped), pass, data)", "golden/llama_gqa_on_two_pipeline_ranks"),
     ("messages of micro-batches confused", "step/executor/transfers.rs", "| u64::from(micro_batch)\n", "| u64::from(micro_batch % 2)\n",
      "plan_independence"),
     ("loss divided per micro-batch", "rank/batches.rs", "1.0 / (valid_tokens.max(1) as f64);",
@@ -122,7 +122,7 @@ MUTATIONS = [
     ("gradient of the input layer lost", "layers/vocabulary.rs",
      "device.embedding_backward(&shape, tokens, dx, gradients.get_mut(self.input));",
      "let _ = (device, shape, tokens, dx, gradients);", "schedules"),
-    ("losses told by all devices", "step/executor/vocabulary.rs",
+    ("losses told by all ranks", "step/executor/vocabulary.rs",
      "        if counts {\n            shard.add_loss(",
      "        let _ = counts;\n        if true {\n            shard.add_loss(", "schedules"),
     ("shared output layer reads another micro-batch", "step/executor/vocabulary.rs",

@@ -172,7 +172,7 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
 /// The pipeline ranks that hold a stage, in words.
 fn holders_of(program: &Program, stage: usize) -> String {
     let (layout, ranks) = (program.layout, program.mesh.pp as usize);
-    let first = layout.device_of(ranks, stage);
+    let first = layout.rank_of(ranks, stage);
     match layout.copies() {
         1 => format!("pipeline rank {first}"),
         _ => format!("pipeline ranks {first} and {}", layout.holder(ranks, stage, 1).0),

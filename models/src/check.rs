@@ -389,7 +389,7 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
             "1 or more",
         );
         if let Some(schedule) = schedule.filter(|schedule| index < schedule.stages()) {
-            checks.equals(&field("device"), stage.device, schedule.device_of(index));
+            checks.equals(&field("device"), stage.device, schedule.rank_of(index));
             checks.equals(&field("chunk"), stage.chunk, schedule.chunk_of(index));
             copy(stage, schedule, index, checks);
         }
@@ -405,12 +405,12 @@ fn stage_map(plan: &Plan, schedule: Option<&Schedule>, checks: &mut Checks) {
 fn copy(stage: &Stage, schedule: &Schedule, index: usize, checks: &mut Checks) {
     let twice = schedule.layout.copies() > 1;
     let valid = twice.then(|| {
-        let (device, chunk) = schedule.layout.holder(schedule.devices, index, 1);
-        (device, usize::from(chunk))
+        let (rank, chunk) = schedule.layout.holder(schedule.ranks, index, 1);
+        (rank, usize::from(chunk))
     });
     let found = stage.copy.as_ref().map(|copy| (copy.device, copy.chunk));
     let word = |at: Option<(usize, usize)>| match at {
-        Some((device, chunk)) => format!("on device {device}, chunk {chunk}"),
+        Some((rank, chunk)) => format!("on pipeline rank {rank}, chunk {chunk}"),
         None => "absent".to_owned(),
     };
     checks.that(found == valid, &format!("stages[{index}].copy"), word(found), word(valid));
@@ -480,8 +480,8 @@ fn memory(plan: &Plan, checks: &mut Checks) {
         }
     }
     let room = plan.inputs.room_bytes();
-    for (device, memory) in plan.device_memory().iter().enumerate() {
-        let field = format!("stages on device {device}: memory.total together");
+    for (rank, memory) in plan.device_memory().iter().enumerate() {
+        let field = format!("stages on pipeline rank {rank}: memory.total together");
         checks.that(
             memory.total <= room,
             &field,

@@ -208,16 +208,16 @@ impl Decisions {
     /// # Errors
     /// The schedule does not exist for these counts.
     pub fn build_schedule(&self) -> Result<Schedule, ScheduleError> {
-        let (devices, chunks) = (self.pp as usize, self.vpp as usize);
+        let (ranks, chunks) = (self.pp as usize, self.vpp as usize);
         let micro_batches = self.schedule.micro_batches_run(self.micro_batches as usize);
         match self.vocab.passes() {
             Some(passes) => {
                 let (name, times) = (self.schedule, self.pass_times.map(PassRatios::times));
                 let schedule =
-                    name.build_with_vocab(devices, micro_batches, chunks, passes, times)?;
+                    name.build_with_vocab(ranks, micro_batches, chunks, passes, times)?;
                 schedule.with_input_passes(times.unwrap_or_default())
             }
-            None => self.schedule.build(devices, micro_batches, chunks),
+            None => self.schedule.build(ranks, micro_batches, chunks),
         }
     }
 

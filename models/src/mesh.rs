@@ -155,13 +155,13 @@ impl Mesh {
     ///
     /// For a pipeline that spans two domains it is the level that joins them.
     pub fn pipeline_level(&self, domains: &[u64]) -> usize {
-        let within = |gpus: &u64| self.pipeline_devices_meet(0, self.pp - 1, *gpus);
+        let within = |gpus: &u64| self.pipeline_ranks_meet(0, self.pp - 1, *gpus);
         domains.iter().position(within).unwrap_or(domains.len().saturating_sub(1))
     }
 
     /// Whether each world rank of one pipeline rank shares its domain of `gpus` with the same rank
     /// of another, in every replica of the pipeline.
-    pub fn pipeline_devices_meet(&self, one: u64, other: u64, gpus: u64) -> bool {
+    pub fn pipeline_ranks_meet(&self, one: u64, other: u64, gpus: u64) -> bool {
         let stride = self.stride(Axis::Pp);
         let (first, apart) = (one.min(other), one.abs_diff(other));
         if apart == 0 {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn pipeline_devices_meet_where_all_their_ranks_share_domains() {
+    fn pipeline_ranks_meet_where_all_their_gpus_share_domains() {
         for order in [RankOrder::DpInner, RankOrder::PpInner] {
             for (tp, cp, dp, pp) in [(1, 1, 1, 16), (2, 1, 3, 6), (4, 1, 2, 4), (2, 3, 5, 7)] {
                 let mesh = Mesh { tp, cp, dp, pp, order };
@@ -245,7 +245,7 @@ mod tests {
                         };
                         let all = (0..tp * cp * dp * pp).all(together);
                         assert_eq!(
-                            mesh.pipeline_devices_meet(one, other, gpus),
+                            mesh.pipeline_ranks_meet(one, other, gpus),
                             all,
                             "{mesh:?} {one} {other} {gpus}"
                         );

@@ -170,11 +170,11 @@ pub fn kinds_in(model: &ModelSpec, first: usize, count: usize) -> BTreeMap<&'sta
 }
 
 /// Memory of each pipeline rank, its stages together.
-pub fn device_memory(stages: &[Stage], devices: usize) -> Vec<StageMemory> {
-    let mut memory = vec![StageMemory::default(); devices];
-    for (device, held) in stages.iter().flat_map(Stage::held) {
-        if let Some(device) = memory.get_mut(device) {
-            *device = device.and(held);
+pub fn device_memory(stages: &[Stage], ranks: usize) -> Vec<StageMemory> {
+    let mut memory = vec![StageMemory::default(); ranks];
+    for (rank, held) in stages.iter().flat_map(Stage::held) {
+        if let Some(rank) = memory.get_mut(rank) {
+            *rank = rank.and(held);
         }
     }
     memory

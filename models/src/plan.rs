@@ -335,7 +335,7 @@ impl Predicted {
             training_days: inputs
                 .tokens
                 .map(|all| significant(flops::training_days(all as f64, tokens, iteration_s))),
-            peak_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
+            peak_memory_bytes: memory.iter().map(|rank| rank.total).max().unwrap_or(0),
             breakdown,
         }
     }
@@ -494,7 +494,7 @@ impl Plan {
             return Ok(None);
         }
         let schedule = Schedule {
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             layout: d.schedule.layout(d.vpp as usize),

@@ -104,7 +104,7 @@ impl Program {
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
         let schedule = d.build_schedule()?;
-        let memory = crate::placement::device_memory(stages, schedule.devices);
+        let memory = crate::placement::device_memory(stages, schedule.ranks);
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),
@@ -116,7 +116,7 @@ impl Program {
             post_validation: d.post_validation,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
-            planned_memory_bytes: memory.iter().map(|device| device.total).max().unwrap_or(0),
+            planned_memory_bytes: memory.iter().map(|rank| rank.total).max().unwrap_or(0),
         })
     }
 
@@ -136,22 +136,22 @@ impl Program {
     }
 
     /// The pipeline rank of the last stage; the first stage's is 0.
-    pub fn last_device(&self) -> usize {
-        self.layout.device_of(self.mesh.pp as usize, self.stages.len().saturating_sub(1))
+    pub fn last_rank(&self) -> usize {
+        self.layout.rank_of(self.mesh.pp as usize, self.stages.len().saturating_sub(1))
     }
 
-    /// Whether pipeline rank `device` holds a tied embedding and output layer as one tensor in two
+    /// Whether pipeline rank `rank` holds a tied embedding and output layer as one tensor in two
     /// of its chunks.
-    pub fn shares_table(&self, device: usize) -> bool {
-        let ends = device == 0 && self.last_device() == 0;
+    pub fn shares_table(&self, rank: usize) -> bool {
+        let ends = rank == 0 && self.last_rank() == 0;
         self.model.tied_embeddings && self.vocab.is_none() && ends && self.stages.len() > 1
     }
 
-    /// The stages of pipeline rank `device`, in the order of its chunks.
-    pub fn stages_of(&self, device: usize) -> Vec<usize> {
-        let devices = self.mesh.pp as usize;
-        let chunks = self.stages.len() * self.layout.copies() / devices;
-        (0..chunks).map(|chunk| self.layout.stage_of(devices, device, chunk)).collect()
+    /// The stages of pipeline rank `rank`, in the order of its chunks.
+    pub fn stages_of(&self, rank: usize) -> Vec<usize> {
+        let ranks = self.mesh.pp as usize;
+        let chunks = self.stages.len() * self.layout.copies() / ranks;
+        (0..chunks).map(|chunk| self.layout.stage_of(ranks, rank, chunk)).collect()
     }
 }
 

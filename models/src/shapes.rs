@@ -105,7 +105,7 @@ pub fn ends(program: &Program, index: usize) -> [Vec<Held>; 2] {
         if over_pipeline { positions(model).into_iter().collect() } else { embedding(model, tp) }
     };
     let last =
-        || if over_pipeline { norm(model) } else { head(model, tp, program.last_device() == 0) };
+        || if over_pipeline { norm(model) } else { head(model, tp, program.last_rank() == 0) };
     let at = |holds: bool, tensors: &dyn Fn() -> Vec<Held>| if holds { tensors() } else { vec![] };
     [at(index == 0, &first), at(index + 1 == program.stages.len(), &last)]
 }
@@ -118,9 +118,9 @@ pub fn elements(tensors: &[Held]) -> u64 {
 /// Elements on one rank of each pipeline rank.
 pub fn rank_elements(program: &Program) -> Vec<u64> {
     let (model, tp) = (&program.model, program.mesh.tp);
-    let devices = program.mesh.pp;
+    let ranks = program.mesh.pp;
     let shard = match program.vocab {
-        Some(_) => elements(&vocabulary_shard(model, devices * tp)),
+        Some(_) => elements(&vocabulary_shard(model, ranks * tp)),
         None => 0,
     };
     let stage = |index: usize| {
@@ -128,8 +128,8 @@ pub fn rank_elements(program: &Program) -> Vec<u64> {
         let [before, behind] = ends(program, index);
         layers * elements(&layer(model, tp)) + elements(&before) + elements(&behind)
     };
-    let device = |device: u64| -> u64 {
-        shard + program.stages_of(device as usize).into_iter().map(stage).sum::<u64>()
+    let rank = |rank: u64| -> u64 {
+        shard + program.stages_of(rank as usize).into_iter().map(stage).sum::<u64>()
     };
-    (0..devices).map(device).collect()
+    (0..ranks).map(rank).collect()
 }

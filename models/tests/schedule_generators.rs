@@ -30,8 +30,8 @@ fn schedules() -> impl Strategy<Value = Schedule> {
 fn swaps() -> impl Strategy<Value = (Schedule, usize, usize, usize)> {
     schedules().prop_flat_map(|schedule| {
         let passes = schedule.passes.iter().map(Vec::len).min().unwrap_or(0);
-        let devices = schedule.devices;
-        (Just(schedule), 0..devices, 0..passes, 0..passes)
+        let ranks = schedule.ranks;
+        (Just(schedule), 0..ranks, 0..passes, 0..passes)
     })
 }
 
@@ -62,9 +62,9 @@ proptest! {
 
     /// A swap either leaves an order that runs or is refused; nothing hangs or panics.
     #[test]
-    fn a_swap_of_two_passes_is_valid_or_caught((mut schedule, device, one, other) in swaps()) {
+    fn a_swap_of_two_passes_is_valid_or_caught((mut schedule, rank, one, other) in swaps()) {
         let original = schedule.clone();
-        schedule.passes[device].swap(one, other);
+        schedule.passes[rank].swap(one, other);
         let unchanged = schedule == original;
         match schedule.validate() {
             Ok(()) => {}
@@ -82,8 +82,8 @@ proptest! {
 
     /// A forward that changes places with its own backward is always caught.
     #[test]
-    fn a_backward_before_its_forward_is_caught((mut schedule, device, place, _) in swaps()) {
-        let order = &mut schedule.passes[device];
+    fn a_backward_before_its_forward_is_caught((mut schedule, rank, place, _) in swaps()) {
+        let order = &mut schedule.passes[rank];
         let pass = order[place];
         let partner = order.iter().position(|other| {
             (other.micro_batch, other.chunk) == (pass.micro_batch, pass.chunk)
@@ -97,28 +97,28 @@ proptest! {
     }
 
     #[test]
-    fn a_lost_or_doubled_pass_is_caught((schedule, device, place, other) in swaps()) {
+    fn a_lost_or_doubled_pass_is_caught((schedule, rank, place, other) in swaps()) {
         let mut schedule = schedule;
         schedule.pairs.iter_mut().for_each(Vec::clear);
         let mut lost = schedule.clone();
-        lost.passes[device].remove(place);
+        lost.passes[rank].remove(place);
         let missing = matches!(lost.validate(), Err(ScheduleError::Missing { .. }));
         prop_assert!(missing);
 
         let mut doubled = schedule;
-        let pass = doubled.passes[device][place];
-        doubled.passes[device].insert(other, pass);
+        let pass = doubled.passes[rank][place];
+        doubled.passes[rank].insert(other, pass);
         let duplicate = matches!(doubled.validate(), Err(ScheduleError::Duplicate { .. }));
         prop_assert!(duplicate);
     }
 
     #[test]
     fn in_flight_vectors_are_maximal_and_reach_the_peak(schedule in schedules()) {
-        for device in 0..schedule.devices {
-            let peaks = schedule.max_in_flight(device, Release::AtB);
+        for rank in 0..schedule.ranks {
+            let peaks = schedule.max_in_flight(rank, Release::AtB);
             let most = peaks.iter().map(|peak| peak.iter().sum::<u32>()).max().unwrap();
             let most = f64::from(most) / schedule.share_chunks() as f64;
-            prop_assert_eq!(most, schedule.peak_activations(device, Release::AtB));
+            prop_assert_eq!(most, schedule.peak_activations(rank, Release::AtB));
             for (n, peak) in peaks.iter().enumerate() {
                 let others = peaks.iter().enumerate().filter(|(other, _)| *other != n);
                 let covered = |other: &[u32]| other.iter().zip(peak).all(|(a, b)| a >= b);
@@ -136,15 +136,15 @@ fn interleaving_holds_several_mixtures_of_chunks() {
 }
 
 #[test]
-fn devices_that_wait_for_one_another_are_named() {
+fn ranks_that_wait_for_one_another_are_named() {
     let mut schedule = one_f_one_b(2, 2).unwrap();
     // Pipeline rank 1 wants micro-batch 1 first, which pipeline rank 0 sends only when it has
     // micro-batch 0 back.
     schedule.passes[0].swap(1, 2);
     schedule.passes[1].rotate_left(2);
     let error = schedule.validate().unwrap_err();
-    let expected = "the devices wait for one another: \
-                    device 0 at BW of micro-batch 0 on chunk 0, device 1 at F of micro-batch 1 on chunk 0";
+    let expected = "the pipeline ranks wait for one another: \
+                    rank 0 at BW of micro-batch 0 on chunk 0, rank 1 at F of micro-batch 1 on chunk 0";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -173,14 +173,14 @@ fn vocabulary_passes_go_in_for_any_times() {
 }
 
 #[test]
-fn foreign_passes_and_missing_devices_are_refused() {
+fn foreign_passes_and_missing_ranks_are_refused() {
     let mut schedule = one_f_one_b(2, 2).unwrap();
     schedule.passes[0][0].chunk = 1;
-    assert!(matches!(schedule.validate(), Err(ScheduleError::Foreign { device: 0, .. })));
+    assert!(matches!(schedule.validate(), Err(ScheduleError::Foreign { rank: 0, .. })));
     schedule.passes.pop();
-    assert_eq!(schedule.validate(), Err(ScheduleError::DeviceLists { lists: 1, devices: 2 }));
+    assert_eq!(schedule.validate(), Err(ScheduleError::RankLists { lists: 1, ranks: 2 }));
     schedule.layout = StageLayout::V;
-    schedule.devices = 1;
+    schedule.ranks = 1;
     assert_eq!(schedule.validate(), Err(ScheduleError::Layout { chunks: 1 }));
 }
 
@@ -192,7 +192,7 @@ fn split_backwards_and_a_v_of_stages_are_understood() {
     let order = order.into_iter().chain([(PassKind::B, 0), (PassKind::W, 0)]);
     let passes: Vec<_> = order.map(|(kind, chunk)| pass(kind, chunk)).collect();
     let schedule = Schedule {
-        devices: 2,
+        ranks: 2,
         chunks: 2,
         micro_batches: 1,
         layout: StageLayout::V,
@@ -214,17 +214,17 @@ fn split_backwards_and_a_v_of_stages_are_understood() {
 fn stages_lie_where_the_layout_says() {
     for layout in [StageLayout::RoundRobin, StageLayout::V, StageLayout::Bidirectional] {
         for stage in 0..layout.stages(4, 2) {
-            let device = layout.device_of(4, stage);
-            assert_eq!(layout.stage_of(4, device, stage / 4), stage);
+            let rank = layout.rank_of(4, stage);
+            assert_eq!(layout.stage_of(4, rank, stage / 4), stage);
             for from in 0..2 {
-                let (device, chunk) = layout.holder(4, stage, from);
-                assert_eq!(layout.stage_of(4, device, usize::from(chunk)), stage);
+                let (rank, chunk) = layout.holder(4, stage, from);
+                assert_eq!(layout.stage_of(4, rank, usize::from(chunk)), stage);
             }
         }
     }
     assert_eq!(StageLayout::Bidirectional.holder(4, 1, 1), (2, 1));
-    assert_eq!(StageLayout::V.device_of(4, 7), 0);
-    assert_eq!(StageLayout::RoundRobin.device_of(4, 7), 3);
+    assert_eq!(StageLayout::V.rank_of(4, 7), 0);
+    assert_eq!(StageLayout::RoundRobin.rank_of(4, 7), 3);
 }
 
 #[test]
@@ -307,12 +307,12 @@ fn names_parse_and_rules_say_what_would_do() {
 
 /// The greedy run's tree has a power of two of leaves; most counts of pipeline ranks are none.
 #[test]
-fn vocabulary_passes_go_in_for_any_number_of_devices() {
-    for devices in 1..=40 {
+fn vocabulary_passes_go_in_for_any_number_of_ranks() {
+    for ranks in 1..=40 {
         for vocab in [VocabPasses::Naive, VocabPasses::One, VocabPasses::Two] {
-            let schedule = one_f_one_b_with_vocab(devices, 9, vocab, None);
+            let schedule = one_f_one_b_with_vocab(ranks, 9, vocab, None);
             let graph = Graph::new(&schedule.expect("counts are small"));
-            assert!(graph.is_ok(), "{devices} devices");
+            assert!(graph.is_ok(), "{ranks} ranks");
         }
     }
 }
@@ -360,8 +360,7 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
             for (name, v) in [(ScheduleName::OneFOneB, 1), (ScheduleName::ZbH1, 1)] {
                 assert_eq!(with(name, v).peak_activations(0, Release::AtB), p as f64 + more);
             }
-            let held =
-                |schedule: &Schedule, device| schedule.peak_activations(device, Release::AtW);
+            let held = |schedule: &Schedule, rank| schedule.peak_activations(rank, Release::AtW);
             for (name, v) in [
                 (ScheduleName::ZbV, 2),
                 (ScheduleName::V1F1B, 2),
@@ -369,17 +368,17 @@ fn vocabulary_passes_hold_a_micro_batch_more_for_each_barrier() {
                 (ScheduleName::ZbAuto, 1),
             ] {
                 let (with, without) = (with(name, v), name.build(p, 4 * p, v).unwrap());
-                for device in 0..p {
-                    let (with, without) = (held(&with, device), held(&without, device));
+                for rank in 0..p {
+                    let (with, without) = (held(&with, rank), held(&without, rank));
                     // The fullest moment may come before so many backwards.
                     let held = with - without;
                     assert!(held <= more && held > more - 1.0, "{name} {p} {with} {without}");
                 }
             }
             let half = with(ScheduleName::VHalf, 2);
-            for device in 0..p {
+            for rank in 0..p {
                 let expected = (p / 2 + 1) as f64 + more;
-                assert_eq!(half.peak_activations(device, Release::AtW), expected, "{p} {vocab:?}");
+                assert_eq!(half.peak_activations(rank, Release::AtW), expected, "{p} {vocab:?}");
             }
         }
     }
@@ -402,7 +401,7 @@ fn pairs_stay_together_beside_vocabulary_passes() {
 /// Reductions of a kind of vocabulary pass follow one another in a queue of their own: a pipeline
 /// rank with another order would add up different micro-batches.
 #[test]
-fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
+fn vocabulary_passes_in_another_order_than_other_ranks_are_refused() {
     for vocab in VocabPasses::ALL {
         let times = None;
         let schedule = ScheduleName::GPipe.build_with_vocab(4, 8, 1, vocab, times).unwrap();
@@ -416,7 +415,7 @@ fn vocabulary_passes_in_another_order_than_other_devices_are_refused() {
         };
         let mut one = schedule.clone();
         reversed(&mut one.passes[2]);
-        let order = ScheduleError::VocabOrder { device: 2, kind: PassKind::S };
+        let order = ScheduleError::VocabOrder { rank: 2, kind: PassKind::S };
         assert_eq!(one.validate(), Err(order), "{vocab:?}");
         // The same order on all pipeline ranks is valid, though this one deadlocks.
         let mut all = schedule;
@@ -432,7 +431,7 @@ fn pairs_that_cannot_run_together_are_refused() {
     let mut schedule = ScheduleName::DualPipeV.build(2, 4, 2).unwrap();
     assert_eq!(schedule.validate(), Ok(()));
     schedule.pairs[0][0] -= 1;
-    assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { device: 0, .. })));
+    assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { rank: 0, .. })));
 }
 
 /// Interlaced vocabulary layers: `S` and `T` side by side, half as many micro-batches again as 1F1B

@@ -18,7 +18,7 @@ fn usual(name: ScheduleName, p: usize, m: usize, vocab: VocabPasses) -> Schedule
 
 /// The order of the pipeline rank that has the first stage.
 fn first_stage(schedule: &Schedule) -> &[Pass] {
-    &schedule.passes[schedule.device_of(0)]
+    &schedule.passes[schedule.rank_of(0)]
 }
 
 fn is_forward(pass: &Pass) -> bool {
@@ -119,7 +119,7 @@ proptest! {
 #[test]
 fn look_ups_lie_where_the_reference_has_them_in_warm_up() {
     let schedule = usual(ScheduleName::OneFOneB, 4, 8, VocabPasses::Two);
-    let words = |device: usize| schedule.order_words(device).join(" ");
+    let words = |rank: usize| schedule.order_words(rank).join(" ");
     let first = "IF:0 IF:1 F0@0 IF:2 F1@0 IF:3 F2@0 IF:4 F3@0";
     assert!(words(0).starts_with(first), "{}", words(0));
     let last = "IF:0 IF:1 IF:2 IF:3 IF:4 F0@3";
@@ -149,7 +149,7 @@ fn an_order_that_waits_for_itself_is_refused() {
         (0..other.passes[1].len()).filter(|&n| other.passes[1][n].kind == PassKind::IF).collect();
     other.passes[1].swap(first[0], first[1]);
     let kind = PassKind::IF;
-    assert_eq!(other.validate(), Err(ScheduleError::VocabOrder { device: 1, kind }));
+    assert_eq!(other.validate(), Err(ScheduleError::VocabOrder { rank: 1, kind }));
 
     let mut without = schedule;
     without.passes[1].retain(|pass| pass.kind != PassKind::IB);

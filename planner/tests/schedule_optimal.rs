@@ -24,7 +24,7 @@ fn rows() -> Vec<(Ordering, f64)> {
             limit: limit.parse().unwrap(),
         };
         let ordering = Ordering {
-            devices: number(2) as usize,
+            ranks: number(2) as usize,
             micro_batches: number(3) as usize,
             costs,
             objective: if by_stage { Objective::LongestStage } else { Objective::Makespan },
@@ -48,7 +48,7 @@ fn check(rows: Vec<(Ordering, f64)>) {
 
 #[test]
 fn small_pipelines_reach_the_proven_optima() {
-    let small = |row: &(Ordering, f64)| row.0.devices * row.0.micro_batches <= 8;
+    let small = |row: &(Ordering, f64)| row.0.ranks * row.0.micro_batches <= 8;
     let rows: Vec<_> = rows().into_iter().filter(small).collect();
     assert!(rows.len() >= 10, "{}", rows.len());
     check(rows);
@@ -65,7 +65,7 @@ fn all_pipelines_reach_the_proven_optima() {
 
 #[test]
 fn without_time_the_best_known_order_comes_with_its_gap() {
-    let mut row = rows().into_iter().find(|(row, _)| row.devices == 4).unwrap().0;
+    let mut row = rows().into_iter().find(|(row, _)| row.ranks == 4).unwrap().0;
     row.time = Duration::ZERO;
     let found = row.solve().unwrap();
     assert!(found.proven || found.gap > 0.0, "{found:?}");

@@ -30,7 +30,7 @@ impl Row<'_> {
         self.text(column).parse().unwrap_or_else(|_| panic!("line {}: {column}", self.line))
     }
 
-    fn per_device(&self, column: &str) -> Vec<f64> {
+    fn per_rank(&self, column: &str) -> Vec<f64> {
         self.text(column).split(';').map(|peak| peak.parse().unwrap()).collect()
     }
 }
@@ -112,10 +112,10 @@ fn durations_of(row: &Row, schedule: &Schedule) -> Durations {
     let [f, b, w] = ["F", "B", "W"].map(|column| scale * row.number(column));
     let mut durations = Durations::uniform(schedule, f, b, w, row.number("comm"));
     if row.text("schedule").starts_with("v-half") {
-        durations.vocab = VocabDurations::uniform(schedule.devices, 0.0, 0.0);
+        durations.vocab = VocabDurations::uniform(schedule.ranks, 0.0, 0.0);
     } else if schedule.vocab.is_some() {
         let [s, t] = ["S=", "T="].map(|name| value_after(row.text("note"), name).parse().unwrap());
-        durations.vocab = VocabDurations::uniform(schedule.devices, s, t);
+        durations.vocab = VocabDurations::uniform(schedule.ranks, s, t);
     }
     if row.text("schedule") == "dualpipe(perfect overlap)" {
         durations.pair.fill([f.max(b + w); 2]);
@@ -184,7 +184,7 @@ fn check_peaks(row: &Row, timeline: &Timeline) {
     for (ours, each, most) in peaks {
         let ours: Vec<f64> = ours.iter().map(|peak| peak * scale_of(row)).collect();
         if !row.text(each).is_empty() {
-            assert_eq!(ours, row.per_device(each), "line {}: {each}", row.line);
+            assert_eq!(ours, row.per_rank(each), "line {}: {each}", row.line);
         }
         assert_eq!(ours.into_iter().fold(0.0, f64::max), row.number(most), "line {}", row.line);
     }

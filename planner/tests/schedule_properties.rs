@@ -37,7 +37,7 @@ fn times(n: usize) -> impl Strategy<Value = Vec<f64>> {
 }
 
 fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
-    let (n, p) = (schedule.stages(), schedule.devices);
+    let (n, p) = (schedule.stages(), schedule.ranks);
     let by_stage = (times(n), times(n), times(n), times(n));
     let vocab = (times(p), times(p), times(p), times(6));
     let input = (times(p), times(p));
@@ -67,7 +67,7 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
 fn with_durations() -> impl Strategy<Value = (Schedule, Durations, Durations, Vec<f64>)> {
     schedules().prop_flat_map(|schedule| {
         let (one, other) = (durations(&schedule), durations(&schedule));
-        let tails = times(schedule.devices);
+        let tails = times(schedule.ranks);
         (Just(schedule), one, other, tails)
     })
 }
@@ -116,7 +116,7 @@ proptest! {
         prop_assert!(path.length_s(&other) <= prepared.makespan(&other, workspace));
 
         let path = prepared.critical_path_with_tails(&one, &tails, workspace);
-        let length_s = path.length_s(&one) + tails[path.end_device];
+        let length_s = path.length_s(&one) + tails[path.end_rank];
         prop_assert_eq!(length_s, prepared.makespan_with_tails(&one, &tails, workspace));
     }
 

@@ -25,7 +25,7 @@ struct Input {
 fn makespan_s(schedule: &Schedule, times: PassTimes, input: Input) -> f64 {
     let PassTimes { forward, backward, weight, link, .. } = times;
     let mut durations = Durations::uniform(schedule, forward, backward, weight, link);
-    let each = |time: f64| vec![time; schedule.devices];
+    let each = |time: f64| vec![time; schedule.ranks];
     durations.vocab = VocabDurations {
         first: each(times.vocab[0]),
         middle: each(times.vocab[1]),

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 fn makespan_s(schedule: &Schedule, times: PassTimes) -> f64 {
     let PassTimes { forward, backward, weight, link, .. } = times;
     let mut durations = Durations::uniform(schedule, forward, backward, weight, link);
-    let [first, middle, last] = times.vocab.map(|each| vec![each; schedule.devices]);
+    let [first, middle, last] = times.vocab.map(|each| vec![each; schedule.ranks]);
     let [after_first_s, after_middle_s, after_last_s] = times.barriers;
     let broadcast_s = times.broadcast;
     durations.vocab = VocabDurations {
@@ -65,7 +65,7 @@ fn vocab() -> impl Strategy<Value = VocabPasses> {
 }
 
 fn peaks(schedule: &Schedule) -> Vec<f64> {
-    (0..schedule.devices).map(|i| schedule.peak_activations(i, Release::AtW)).collect()
+    (0..schedule.ranks).map(|i| schedule.peak_activations(i, Release::AtW)).collect()
 }
 
 proptest! {

@@ -56,7 +56,7 @@ impl VocabGroups {
             input: group("vocab_input")?,
             input_gradient: group("vocab_input_gradient")?,
             on_first_stage: at.pp == 0,
-            on_last_stage: at.pp as usize == program.last_device(),
+            on_last_stage: at.pp as usize == program.last_rank(),
         })
     }
 }

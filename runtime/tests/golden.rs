@@ -53,7 +53,7 @@ fn llama_gqa_on_two_tensor_parallel_ranks() {
 }
 
 #[test]
-fn llama_gqa_on_two_pipeline_devices() {
+fn llama_gqa_on_two_pipeline_ranks() {
     let split = Split { pp: 2, micro_batch: 2, ..Split::default() };
     check("llama_gqa", &train::<f32>("llama_gqa", &split, 2));
 }

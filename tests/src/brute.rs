@@ -133,9 +133,9 @@ pub fn at_every_level(case: &Configuration<'_>, ranges: &Ranges) -> Vec<Placed> 
 }
 
 fn on_chain(case: &Configuration<'_>, ranges: &Ranges, chain: LadderOrder) -> Vec<Placed> {
-    let devices = case.devices();
+    let ranks = case.ranks();
     let ladder: Vec<RecomputeLadder> =
-        (0..devices).map(|device| case.ladder_of(device, ranges, chain)).collect();
+        (0..ranks).map(|rank| case.ladder_of(rank, ranges, chain)).collect();
     let mut chosen: Vec<Vec<usize>> = vec![vec![]];
     for own in &ladder {
         let more = |before: &Vec<usize>| {
@@ -146,9 +146,9 @@ fn on_chain(case: &Configuration<'_>, ranges: &Ranges, chain: LadderOrder) -> Ve
     }
     let stage = |(stage, &(start, end)): (usize, &(usize, usize)), chosen: &[usize]| {
         // Pipeline ranks that mirror each other hold the same stages.
-        let device = case.holders_of(stage).min().unwrap_or(0);
+        let rank = case.holders_of(stage).min().unwrap_or(0);
         let counts = case.cache.layers.counts(start, end);
-        PlacedStage { start, end, recompute: ladder[device].recompute(chosen[device], &counts) }
+        PlacedStage { start, end, recompute: ladder[rank].recompute(chosen[rank], &counts) }
     };
     let placed =
         |chosen: &Vec<usize>| ranges.iter().enumerate().map(|s| stage(s, chosen)).collect();

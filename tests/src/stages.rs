@@ -15,7 +15,7 @@ const MOST_CHOICES: u64 = 20_000;
 pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
     let looped = schedule.chunk_rule().nearest(1) == 2 || schedule == ScheduleName::LoopedBfs;
     let twice = schedule.layout(2).copies() == 2;
-    let devices = match (twice, looped) {
+    let ranks = match (twice, looped) {
         (true, _) => random.pick(&[2, 4]),
         (_, true) => 2,
         _ => random.whole(1 + usize::from(vocab.over_pipeline()), 4),
@@ -24,16 +24,16 @@ pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Ar
     let micro_batches = match schedule {
         ScheduleName::Naive => 1,
         ScheduleName::Interleaved1F1B | ScheduleName::InterleavedZb | ScheduleName::Chimera => {
-            devices * rounds.div_ceil(devices)
+            ranks * rounds.div_ceil(ranks)
         }
-        ScheduleName::DualPipeV => 2 * devices + rounds,
-        ScheduleName::DualPipe => 2 * devices + rounds / 2 * 2,
+        ScheduleName::DualPipeV => 2 * ranks + rounds,
+        ScheduleName::DualPipe => 2 * ranks + rounds / 2 * 2,
         _ => rounds,
     };
     let chunks = if looped { 2 } else { 1 };
     let key = PipelineKey {
         schedule,
-        devices,
+        ranks,
         micro_batches,
         chunks,
         vocab,
@@ -106,7 +106,7 @@ struct Maker<'a> {
 impl<'a> Maker<'a> {
     fn new(random: &'a mut Random, pipeline: Arc<Pipeline>, vocab: Vocab) -> Self {
         let uniform = random.percent(50);
-        let count = random.whole(pipeline.device_of.len(), 12);
+        let count = random.whole(pipeline.rank_of.len(), 12);
         let layers = layers(random, count, uniform);
         let (tail_s, step_s) = (random.between(0.0, 3.0), random.between(0.0, 1.0));
         let weight_share = random.between(0.1, 0.7);
@@ -114,7 +114,7 @@ impl<'a> Maker<'a> {
     }
 
     fn problem(mut self) -> Problem {
-        let stages = self.pipeline.device_of.len();
+        let stages = self.pipeline.rank_of.len();
         let columns: Vec<Vec<Column>> = (0..stages).map(|stage| self.columns(stage)).collect();
         let vocab = self.vocab_durations();
         let way = way(self.vocab, &vocab);
@@ -124,7 +124,7 @@ impl<'a> Maker<'a> {
             vocab: way,
             layers: self.layers.len(),
             columns,
-            budget_bytes: vec![0.0; self.pipeline.devices],
+            budget_bytes: vec![0.0; self.pipeline.ranks],
             pipeline: self.pipeline,
         };
         problem.budget_bytes = budgets(self.random, &problem);
@@ -135,11 +135,11 @@ impl<'a> Maker<'a> {
         if !self.vocab.over_pipeline() {
             return VocabDurations::default();
         }
-        let devices = self.pipeline.devices;
+        let ranks = self.pipeline.ranks;
         // Equal on every pipeline rank, as slices of one vocabulary are.
-        let mut each = |most: f64| vec![self.random.between(0.0, most); devices];
+        let mut each = |most: f64| vec![self.random.between(0.0, most); ranks];
         let (first, middle, last) = (each(1.0), each(0.3), each(1.0));
-        let middle = if self.vocab == Vocab::ParallelNaive { middle } else { vec![0.0; devices] };
+        let middle = if self.vocab == Vocab::ParallelNaive { middle } else { vec![0.0; ranks] };
         VocabDurations {
             first,
             middle,
@@ -153,7 +153,7 @@ impl<'a> Maker<'a> {
     }
 
     fn columns(&mut self, stage: usize) -> Vec<Column> {
-        let (count, stages) = (self.layers.len(), self.pipeline.device_of.len());
+        let (count, stages) = (self.layers.len(), self.pipeline.rank_of.len());
         let end_of_model = stage == 0 || stage + 1 == stages;
         let extra_s = if end_of_model { self.random.between(0.0, 2.0) } else { 0.0 };
         let fewest = usize::from(!(end_of_model && stages > 1));
@@ -228,7 +228,7 @@ fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {
 
 /// Memory budgets between too little and plenty for an even share.
 fn budgets(random: &mut Random, problem: &Problem) -> Vec<f64> {
-    let devices = problem.pipeline.devices;
+    let ranks = problem.pipeline.ranks;
     let all: f64 = problem
         .columns
         .iter()
@@ -236,8 +236,8 @@ fn budgets(random: &mut Random, problem: &Problem) -> Vec<f64> {
         .map(|column| column.state_bytes + column.in_flight_bytes)
         .sum();
     let most = problem.pipeline.in_flight.iter().flatten().flatten().max().copied().unwrap_or(1);
-    let budget = all * random.scaled(0.3, 3.0 * f64::from(most)) / devices as f64;
-    vec![budget.max(1e-3); devices]
+    let budget = all * random.scaled(0.3, 3.0 * f64::from(most)) / ranks as f64;
+    vec![budget.max(1e-3); ranks]
 }
 
 /// The layer at which a column ends that follows stages ending at layer `start`; `None` if it

@@ -72,7 +72,7 @@ impl<'a> Subject<'a> {
             ("closed", closed::passes_s(spec, &self.plain, first_s)),
             ("states", load_s + exposed_s + self.state.tail_of_s(mean, spec.chunks) + step_s),
             ("any states", load_s + least(&|overhead| overhead.added_s)),
-            ("fullest device", spec.m() * spec.passes_s() + least(&|overhead| overhead.fullest_s)),
+            ("fullest rank", spec.m() * spec.passes_s() + least(&|overhead| overhead.fullest_s)),
         ];
         match self.case.listed_ranges() {
             Some(list) => self.listed(list, step_s, &knapsack, &mut bounds),
@@ -163,13 +163,13 @@ impl<'a> Subject<'a> {
     /// The certain number of micro-batches in flight is never above the real one.
     fn check_in_flight(&self) {
         let mut counts = vec![];
-        for (device, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
-            self.spec.in_flight(device, &mut counts);
+        for (rank, vectors) in self.case.pipeline().in_flight.iter().enumerate() {
+            self.spec.in_flight(rank, &mut counts);
             let within =
                 |vector: &Vec<u32>| counts.iter().zip(vector).all(|(a, b)| *a <= *b as usize);
             assert!(
                 vectors.iter().any(within),
-                "{}: {counts:?} in flight on device {device}, none of {vectors:?}",
+                "{}: {counts:?} in flight on rank {rank}, none of {vectors:?}",
                 self.case.decisions.schedule
             );
         }

@@ -17,9 +17,9 @@ fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
 fn describe(seed: u64, problem: &Problem) -> String {
     let p = &problem.pipeline;
     format!(
-        "seed {seed}: {} devices, {} stages (bidirectional {}, pairs {}, split {}), m {}, {} layers, \
+        "seed {seed}: {} ranks, {} stages (bidirectional {}, pairs {}, split {}), m {}, {} layers, \
          uniform {}, 1f1b {}, vocab {}",
-        p.devices,
+        p.ranks,
         problem.stages(),
         p.bidirectional,
         p.pairs,
@@ -184,7 +184,7 @@ fn gpipe_never_ends_before_one_f_one_b() {
         let random = &mut Random::new(seed);
         let plain = stages::pipeline(&mut random.clone(), Vocab::Tensor, ScheduleName::OneFOneB);
         let gpipe = stages::pipeline(random, Vocab::Tensor, ScheduleName::GPipe);
-        let durations = durations(random, plain.device_of.len(), 0.0);
+        let durations = durations(random, plain.rank_of.len(), 0.0);
         let plain_s = plain.prepared.makespan(&durations, &mut workspace);
         let gpipe_s = gpipe.prepared.makespan(&durations, &mut workspace);
         assert!(plain_s <= gpipe_s * (1.0 + 1e-9), "seed {seed}: {plain_s} after {gpipe_s}");

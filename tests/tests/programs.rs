@@ -121,7 +121,7 @@ fn a_plans_own_order_is_what_its_program_runs() {
     let own = own.expect("it exists for these counts");
     plan.decisions.schedule = ScheduleName::ZbAuto;
     let named = files(&plan, "../../runtime");
-    plan.order = (0..2).map(|device| own.order_words(device).join(" ")).collect();
+    plan.order = (0..2).map(|rank| own.order_words(rank).join(" ")).collect();
     let read = plan.to_yaml().expect("plans can be written");
     let source = Source::from_bytes("plan.yaml", read.into_bytes()).expect("not empty");
     let plan = Plan::read(&source).expect("what was written can be read");
@@ -230,8 +230,8 @@ fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
     let report = std::fs::read_to_string(report).expect("the trainer wrote it");
     for line in report.lines() {
         let rank: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
-        let device = rank["at"]["pp"].as_u64().expect("a device") as usize;
+        let pp_rank = rank["at"]["pp"].as_u64().expect("a device") as usize;
         let bytes = rank["parameter_bytes"].as_u64().expect("bytes");
-        assert_eq!(bytes, 4 * expected[device], "{line}");
+        assert_eq!(bytes, 4 * expected[pp_rank], "{line}");
     }
 }

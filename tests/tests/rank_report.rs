@@ -148,7 +148,7 @@ impl Ran {
         PLANS.iter().map(move |(case, gpus, settings)| Self::new(test, case, *gpus, settings))
     }
 
-    fn device(&self, rank: &Value) -> usize {
+    fn pp_rank(&self, rank: &Value) -> usize {
         number(&rank["at"]["pp"]) as usize
     }
 
@@ -221,7 +221,7 @@ fn local_shapes_are_those_of_the_program() {
         let (model, tp) = (&run.program.model, run.program.mesh.tp);
         for rank in &run.ranks {
             let mut planned = Vec::new();
-            for index in run.program.stages_of(run.device(rank)) {
+            for index in run.program.stages_of(run.pp_rank(rank)) {
                 let layers = run.program.stages[index].recompute.len();
                 let [before, behind] = shapes::ends(&run.program, index);
                 let layers = (0..layers).flat_map(|_| shapes::layer(model, tp));
@@ -300,23 +300,23 @@ fn cover(covered: &mut BTreeMap<(u64, String), Vec<u8>>, replica: u64, piece: &V
 #[test]
 fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
     for run in Ran::all("passes") {
-        let vocab = VocabDurations::uniform(run.schedule.devices, 0.2, 0.3);
+        let vocab = VocabDurations::uniform(run.schedule.ranks, 0.2, 0.3);
         let durations =
             Durations { vocab, ..Durations::uniform(&run.schedule, 1.0, 1.1, 0.9, 0.1) };
         let timeline = simulate(&run.schedule, &durations).expect("it was planned");
         for rank in &run.ranks {
-            let device = run.device(rank);
-            let simulated: Vec<String> = timeline.spans[device]
+            let pp_rank = run.pp_rank(rank);
+            let simulated: Vec<String> = timeline.spans[pp_rank]
                 .iter()
                 .map(|span| &span.pass)
                 .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
                 .collect();
             let ran = rank["passes"].as_array().expect("a list").iter();
             let ran: Vec<&str> = ran.map(|pass| pass.as_str().expect("a name")).collect();
-            assert_eq!(ran, simulated, "{} device {device}", run.what);
+            assert_eq!(ran, simulated, "{} pp_rank {pp_rank}", run.what);
             // With a split backward pass, what is held for `W` no longer counts as a micro-batch in
             // flight.
-            let vectors = run.schedule.max_in_flight(device, Release::AtB);
+            let vectors = run.schedule.max_in_flight(pp_rank, Release::AtB);
             let most = vectors.iter().map(|counts| counts.iter().sum::<u32>()).max();
             assert_eq!(
                 number(&rank["peak_in_flight"]),
@@ -326,7 +326,7 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
             );
             // The simulator counts whole shares of a pipeline rank; a chunk is one part of a share.
             let chunks = run.schedule.share_chunks() as f64;
-            let simulated = timeline.peak_activations[device] * chunks;
+            let simulated = timeline.peak_activations[pp_rank] * chunks;
             assert_eq!(number(&rank["peak_in_flight"]) as f64, simulated, "{}", run.what);
         }
     }
@@ -335,15 +335,15 @@ fn passes_run_in_the_simulators_order_with_as_many_in_flight() {
 #[test]
 fn pipeline_transfers_send_what_was_planned() {
     for run in Ran::all("transfers") {
-        let (tp, devices) = (run.program.mesh.tp as f64, run.program.mesh.pp as usize);
+        let (tp, ranks) = (run.program.mesh.tp as f64, run.program.mesh.pp as usize);
         for rank in &run.ranks {
             // One transfer for each stage boundary between pipeline ranks.
-            let device = run.device(rank);
+            let pp_rank = run.pp_rank(rank);
             let (stages, layout) = (run.program.stages.len(), run.program.layout);
-            let own = run.program.stages_of(device).into_iter().enumerate();
+            let own = run.program.stages_of(pp_rank).into_iter().enumerate();
             let boundaries = own.map(|(chunk, stage)| {
                 let from = if layout.copies() > 1 { chunk as u16 } else { 0 };
-                let other = |stage| layout.holder(devices, stage, from).0 != device;
+                let other = |stage| layout.holder(ranks, stage, from).0 != pp_rank;
                 usize::from(stage + 1 < stages && other(stage + 1))
                     + usize::from(stage > 0 && other(stage - 1))
             });
@@ -351,20 +351,20 @@ fn pipeline_transfers_send_what_was_planned() {
             // The copies of a stage exchange their gradients.
             let copied = match layout.copies() {
                 1 => 0.0,
-                _ => STEPS * shapes::rank_elements(&run.program)[device] as f64 * F32,
+                _ => STEPS * shapes::rank_elements(&run.program)[pp_rank] as f64 * F32,
             };
             // Each tensor-parallel rank sends its share (SC'21, section 4.1).
             let each = run.activation() / tp;
             let planned = |transfers: usize| run.micro_batches() * transfers as f64 * each * F32;
             // An output layer split over all pipeline ranks gets its input from the last stage.
-            let (told, heard) = match (&run.program.vocab, run.program.last_device() == device) {
+            let (told, heard) = match (&run.program.vocab, run.program.last_rank() == pp_rank) {
                 (None, _) => (0, 0),
-                (Some(_), true) => (devices - 1, 0),
+                (Some(_), true) => (ranks - 1, 0),
                 (Some(_), false) => (0, 1),
             };
             let [sent, received] = [told, heard].map(|more| planned(boundaries + more) + copied);
-            assert_eq!(handed(rank, "pp", "send"), sent, "{} device {device}", run.what);
-            assert_eq!(handed(rank, "pp", "recv"), received, "{} device {device}", run.what);
+            assert_eq!(handed(rank, "pp", "send"), sent, "{} pp_rank {pp_rank}", run.what);
+            assert_eq!(handed(rank, "pp", "recv"), received, "{} pp_rank {pp_rank}", run.what);
         }
     }
 }
@@ -378,7 +378,7 @@ fn replicas_reduce_every_gradient_once() {
             let planned = match replicas {
                 1.0 => 0.0,
                 _ => {
-                    let held = elements[run.device(rank)] as f64;
+                    let held = elements[run.pp_rank(rank)] as f64;
                     let gradients = all_reduce_volume(held, replicas) * F32;
                     // And the count of valid tokens.
                     STEPS * (gradients + all_reduce_volume(8.0, replicas))
@@ -403,7 +403,7 @@ fn tensor_parallel_ranks_send_what_was_planned() {
 
 fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let program = &run.program;
-    let stages = program.stages_of(run.device(rank));
+    let stages = program.stages_of(run.pp_rank(rank));
     let layers: usize = stages.iter().map(|&stage| program.stages[stage].recompute.len()).sum();
     let activation = run.activation();
     let both_passes = 2.0 * REDUCTIONS_A_PASS * all_reduce_volume(activation, tp);
@@ -424,7 +424,7 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     // If tensor-parallel ranks hold the whole stream, what they receive in parts is gathered.
     if !program.sequence_parallel {
         let copied =
-            if run.copies() > 1.0 { shapes::rank_elements(program)[run.device(rank)] } else { 0 };
+            if run.copies() > 1.0 { shapes::rank_elements(program)[run.pp_rank(rank)] } else { 0 };
         let parts = handed(rank, "pp", "recv") / F32 - STEPS * copied as f64;
         let parts = parts / run.micro_batches();
         micro_batch += all_gather_volume(parts * tp, tp);
@@ -505,11 +505,11 @@ fn activations_take_the_bytes_that_were_planned() {
         let mut kept = program.stages.iter().flat_map(|stage| &stage.recompute);
         let full = program.mesh.tp > 1 && kept.any(|kept| *kept == Recompute::Full);
         for rank in &run.ranks {
-            let device = run.device(rank);
-            let planned = run.planned_activations[device] as f64 * if full { 2.0 } else { 1.0 };
+            let pp_rank = run.pp_rank(rank);
+            let planned = run.planned_activations[pp_rank] as f64 * if full { 2.0 } else { 1.0 };
             // Plans count logits as workspace; here they belong to what a micro-batch keeps, as do
             // the statistics of norms and softmax, which plans omit.
-            let ends = program.stages_of(device).contains(&(program.stages.len() - 1));
+            let ends = program.stages_of(pp_rank).contains(&(program.stages.len() - 1));
             let holds = ends || program.vocab.is_some();
             let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
@@ -518,12 +518,12 @@ fn activations_take_the_bytes_that_were_planned() {
                 if run.schedule.splits_backward() { (0.97, 1.03) } else { (1.0, 1.01) };
             let (least, most) = (less * planned, more * planned);
             // The gradient of logits is held for `W`, too.
-            let held = run.schedule.max_in_flight(device, Release::AtW);
+            let held = run.schedule.max_in_flight(pp_rank, Release::AtW);
             let held = held.iter().map(|counts| counts.iter().sum::<u32>()).max().unwrap_or(0);
             let most = most + f64::from(held) * head;
             assert!(
                 (least..=most).contains(&seen),
-                "{} device {device}: {seen}, not {least} to {most}",
+                "{} pp_rank {pp_rank}: {seen}, not {least} to {most}",
                 run.what
             );
         }

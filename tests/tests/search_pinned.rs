@@ -119,9 +119,9 @@ fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) ->
 
 fn listed(random: &mut Random, case: &Configuration<'_>, ranges: &Ranges) -> Placed {
     let chain = random.pick(RecomputeLadder::chains(case.decisions.recompute));
-    let own: Vec<(RecomputeLadder, usize)> = (0..case.devices())
-        .map(|device| {
-            let ladder = case.ladder_of(device, ranges, chain);
+    let own: Vec<(RecomputeLadder, usize)> = (0..case.ranks())
+        .map(|rank| {
+            let ladder = case.ladder_of(rank, ranges, chain);
             (ladder, random.whole(0, ladder.count() - 1))
         })
         .collect();

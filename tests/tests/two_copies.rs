@@ -76,34 +76,31 @@ fn devices_hold_two_copies() {
             let each = |stage: usize| once.stages[stage].memory.activations / (4 - stage) as f64;
             for (stage, one) in once.stages.iter().enumerate() {
                 let (first, second) = (&twice.stages[stage], &twice.copies[stage]);
-                assert_eq!((first.device, first.chunk), (stage, 0));
-                assert_eq!((second.device, second.chunk), (3 - stage, 1));
+                assert_eq!((first.rank, first.chunk), (stage, 0));
+                assert_eq!((second.rank, second.chunk), (3 - stage, 1));
                 for copy in [first, second] {
                     assert!(close(copy.memory.parameters, one.memory.parameters), "{schedule}");
                     assert!(close(copy.memory.gradients, one.memory.gradients), "{schedule}");
                     assert!(close(copy.memory.optimizer, one.memory.optimizer), "{schedule}");
                 }
             }
-            for device in 0..4 {
+            for rank in 0..4 {
                 let (mut held, mut most) = ([0.0; 2], 0.0_f64);
-                for pass in &order.passes[device] {
+                for pass in &order.passes[rank] {
                     let count = &mut held[usize::from(pass.chunk)];
                     match pass.kind {
                         PassKind::F => *count += 1.0,
                         PassKind::W | PassKind::BW => *count -= 1.0,
                         _ => {}
                     }
-                    most = most.max(held[0] * each(device) + held[1] * each(3 - device));
+                    most = most.max(held[0] * each(rank) + held[1] * each(3 - rank));
                 }
                 let all = twice.stages.iter().chain(&twice.copies);
-                let on_it: Vec<_> = all.filter(|stage| stage.device == device).collect();
+                let on_it: Vec<_> = all.filter(|stage| stage.rank == rank).collect();
                 let activations: f64 = on_it.iter().map(|stage| stage.memory.activations).sum();
-                assert!(
-                    close(activations, most),
-                    "{schedule}, device {device}: {activations} {most}"
-                );
+                assert!(close(activations, most), "{schedule}, rank {rank}: {activations} {most}");
                 let total: f64 = on_it.iter().map(|stage| stage.memory.total).sum();
-                assert!(close(total, twice.device_bytes[device]), "{total}");
+                assert!(close(total, twice.device_bytes[rank]), "{total}");
             }
         }
     }
@@ -119,7 +116,7 @@ fn copies_exchange_their_gradients() {
     for schedule in COPIED {
         let (_, _, tails) = priced(schedule, 1, 0);
         for (stage, tail_s) in tails.iter().enumerate() {
-            // Devices 0 and 3 are in different nodes, and so are 1 and 2.
+            // Ranks 0 and 3 are in different nodes, and so are 1 and 2.
             let link = &cluster.levels[1];
             let bytes = once.stages[stage].memory.gradients * narrowed;
             // A ring of two: each sends half of its gradients, then half of the sums.
@@ -185,8 +182,8 @@ fn an_iteration_is_its_passes_with_what_comes_behind() {
         };
         let timeline = simulate(&order, &durations).unwrap();
         let both = |i: usize, of: &dyn Fn(usize) -> f64| of(i) + of(3 - i);
-        let ends = timeline.devices.iter().enumerate();
-        let barrier = ends.map(|(i, device)| device.last_end_s + both(i, &|n| cost(n).tail_s));
+        let ends = timeline.ranks.iter().enumerate();
+        let barrier = ends.map(|(i, rank)| rank.last_end_s + both(i, &|n| cost(n).tail_s));
         let step = |n: usize| cost(n).optimizer_s + cost(n).gather_s;
         let steps = (0..4).map(|i| both(i, &step));
         let pipeline_s = barrier.fold(0.0, f64::max) + steps.fold(0.0, f64::max);

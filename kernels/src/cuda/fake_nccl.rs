@@ -6,7 +6,7 @@
 
 use super::cpu_emulator::CpuEmulator;
 use super::driver::{Driver, GpuError};
-use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
+use super::nccl::{Collective, DataType, Group, ID_BYTES, Id, Library, ReduceOp, Transfer};
 use super::{Gpu, Span};
 use half::bf16;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -277,7 +277,7 @@ impl TransferBatch<'_> {
     fn run(&self, number: u64, transfers: &[Transfer]) -> Option<()> {
         let mut sent = Vec::new();
         for transfer in transfers {
-            if let Move::Send(to) = transfer.moves {
+            if let Collective::Send(to) = transfer.moves {
                 let (pair, bytes) = ((self.rank, to), self.read(transfer.from, transfer.of)?);
                 sent.push(self.group.change(|state| {
                     let waiting = state.messages.entry(pair).or_default();
@@ -289,8 +289,8 @@ impl TransferBatch<'_> {
         }
         for (n, transfer) in transfers.iter().enumerate() {
             match transfer.moves {
-                Move::Send(_) => {}
-                Move::Receive(from) => self.receive(from, transfer)?,
+                Collective::Send(_) => {}
+                Collective::Receive(from) => self.receive(from, transfer)?,
                 _ => self.collective((number << 16) + n as u64, transfer)?,
             }
         }
@@ -316,20 +316,22 @@ impl TransferBatch<'_> {
         let Transfer { moves, of, from, to } = *transfer;
         let given = self.group.exchange(number, self.rank, self.read(from, of)?)?;
         let bytes = match moves {
-            Move::AllReduce(how) => combined(&given, of, how),
-            Move::Reduce(how, root) if root == self.rank => combined(&given, of, how),
-            Move::Broadcast(root) => given.get(root)?.clone(),
-            Move::ReduceScatter(how) => {
+            Collective::AllReduce(how) => combined(&given, of, how),
+            Collective::Reduce(how, root) if root == self.rank => combined(&given, of, how),
+            Collective::Broadcast(root) => given.get(root)?.clone(),
+            Collective::ReduceScatter(how) => {
                 let piece = to.len * of.bytes();
                 combined(&given, of, how)[self.rank * piece..(self.rank + 1) * piece].to_vec()
             }
-            Move::AllGather => given.concat(),
-            Move::Reduce(..) | Move::Send(_) | Move::Receive(_) => return Some(()),
+            Collective::AllGather => given.concat(),
+            Collective::Reduce(..) | Collective::Send(_) | Collective::Receive(_) => {
+                return Some(());
+            }
         };
         self.write(to, of, &bytes)
     }
 
-    fn read(&self, span: Span, of: Numbers) -> Option<Vec<u8>> {
+    fn read(&self, span: Span, of: DataType) -> Option<Vec<u8>> {
         let mut bytes = vec![0; span.len * of.bytes()];
         if !bytes.is_empty() {
             self.emulator.copy_out(span.address, &mut bytes).ok()?;
@@ -337,7 +339,7 @@ impl TransferBatch<'_> {
         Some(bytes)
     }
 
-    fn write(&self, span: Span, of: Numbers, bytes: &[u8]) -> Option<()> {
+    fn write(&self, span: Span, of: DataType, bytes: &[u8]) -> Option<()> {
         // Where NCCL would write out of bounds or leave a part unwritten, write NaN.
         let fits = bytes.len() == span.len * of.bytes();
         let nothing = vec![0xff; span.len * of.bytes()];
@@ -347,7 +349,7 @@ impl TransferBatch<'_> {
 }
 
 /// Reduces members' elements in the order of members.
-fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
+fn combined(given: &[Vec<u8>], of: DataType, how: ReduceOp) -> Vec<u8> {
     macro_rules! each {
         ($type:ty, $wide:ty, $widened:expr, $narrowed:expr, $add:expr) => {{
             const BYTES: usize = size_of::<$type>();
@@ -360,9 +362,9 @@ fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
             for next in all {
                 for (so_far, next) in result.iter_mut().zip(next) {
                     *so_far = match how {
-                        Combine::Sum => $add(*so_far, next),
-                        Combine::Max if next > *so_far => next,
-                        Combine::Max => *so_far,
+                        ReduceOp::Sum => $add(*so_far, next),
+                        ReduceOp::Max if next > *so_far => next,
+                        ReduceOp::Max => *so_far,
                     };
                 }
             }
@@ -370,10 +372,10 @@ fn combined(given: &[Vec<u8>], of: Numbers, how: Combine) -> Vec<u8> {
         }};
     }
     match of {
-        Numbers::F32 => each!(f32, f32, |x| x, |x| x, |a: f32, b: f32| a + b),
-        Numbers::F64 => each!(f64, f64, |x| x, |x| x, |a: f64, b: f64| a + b),
-        Numbers::Bf16 => each!(bf16, f32, bf16::to_f32, bf16::from_f32, |a: f32, b: f32| a + b),
-        Numbers::I64 => each!(i64, i64, |x| x, |x| x, i64::wrapping_add),
-        Numbers::U8 => each!(u8, u8, |x| x, |x| x, u8::wrapping_add),
+        DataType::F32 => each!(f32, f32, |x| x, |x| x, |a: f32, b: f32| a + b),
+        DataType::F64 => each!(f64, f64, |x| x, |x| x, |a: f64, b: f64| a + b),
+        DataType::Bf16 => each!(bf16, f32, bf16::to_f32, bf16::from_f32, |a: f32, b: f32| a + b),
+        DataType::I64 => each!(i64, i64, |x| x, |x| x, i64::wrapping_add),
+        DataType::U8 => each!(u8, u8, |x| x, |x| x, u8::wrapping_add),
     }
 }

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // a C library
 
 use super::foreign::functions;
-use super::nccl::{Combine, Group, ID_BYTES, Id, Library, Move, Numbers, Transfer};
+use super::nccl::{Collective, DataType, Group, ID_BYTES, Id, Library, ReduceOp, Transfer};
 use super::{Gpu, GpuError};
 use cudarc::nccl::sys::{
     cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
@@ -254,15 +254,15 @@ impl Comm {
     ) -> Result<(), GpuError> {
         let Transfer { moves, of, from, to } = *transfer;
         let of = match of {
-            Numbers::F32 => ncclDataType_t::ncclFloat32,
-            Numbers::F64 => ncclDataType_t::ncclFloat64,
-            Numbers::Bf16 => ncclDataType_t::ncclBfloat16,
-            Numbers::I64 => ncclDataType_t::ncclInt64,
-            Numbers::U8 => ncclDataType_t::ncclUint8,
+            DataType::F32 => ncclDataType_t::ncclFloat32,
+            DataType::F64 => ncclDataType_t::ncclFloat64,
+            DataType::Bf16 => ncclDataType_t::ncclBfloat16,
+            DataType::I64 => ncclDataType_t::ncclInt64,
+            DataType::U8 => ncclDataType_t::ncclUint8,
         };
         let op = |combine| match combine {
-            Combine::Sum => ncclRedOp_t::ncclSum,
-            Combine::Max => ncclRedOp_t::ncclMax,
+            ReduceOp::Sum => ncclRedOp_t::ncclSum,
+            ReduceOp::Max => ncclRedOp_t::ncclMax,
         };
         let (read, write) = (from.address as *const c_void, to.address as *mut c_void);
         let f = &self.nccl.functions;
@@ -270,29 +270,29 @@ impl Comm {
         // The group and the stream are live.
         let (call, result) = unsafe {
             match moves {
-                Move::AllReduce(how) => (
+                Collective::AllReduce(how) => (
                     "ncclAllReduce",
                     (f.ncclAllReduce)(read, write, from.len, of, op(how), comm, stream),
                 ),
-                Move::Reduce(how, root) => (
+                Collective::Reduce(how, root) => (
                     "ncclReduce",
                     (f.ncclReduce)(read, write, from.len, of, op(how), number(root)?, comm, stream),
                 ),
-                Move::Broadcast(root) => (
+                Collective::Broadcast(root) => (
                     "ncclBroadcast",
                     (f.ncclBroadcast)(read, write, to.len, of, number(root)?, comm, stream),
                 ),
-                Move::ReduceScatter(how) => (
+                Collective::ReduceScatter(how) => (
                     "ncclReduceScatter",
                     (f.ncclReduceScatter)(read, write, to.len, of, op(how), comm, stream),
                 ),
-                Move::AllGather => {
+                Collective::AllGather => {
                     ("ncclAllGather", (f.ncclAllGather)(read, write, from.len, of, comm, stream))
                 }
-                Move::Send(peer) => {
+                Collective::Send(peer) => {
                     ("ncclSend", (f.ncclSend)(read, from.len, of, number(peer)?, comm, stream))
                 }
-                Move::Receive(peer) => {
+                Collective::Receive(peer) => {
                     ("ncclRecv", (f.ncclRecv)(write, to.len, of, number(peer)?, comm, stream))
                 }
             }

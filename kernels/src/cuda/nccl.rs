@@ -16,7 +16,7 @@ pub type Id = [u8; ID_BYTES];
 
 /// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Numbers {
+pub enum DataType {
     /// f32
     F32,
     /// f64
@@ -29,7 +29,7 @@ pub enum Numbers {
     U8,
 }
 
-impl Numbers {
+impl DataType {
     /// Bytes of an element.
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -44,7 +44,7 @@ impl Numbers {
 
 /// Reductions over members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Combine {
+pub enum ReduceOp {
     /// Their sum.
     Sum,
     /// The maximum.
@@ -54,16 +54,16 @@ pub enum Combine {
 /// A collective, or a point-to-point transfer, among the members of a group. Members are numbered
 /// from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Move {
+pub enum Collective {
     /// Reduces all members' elements and gives all the result. `from` and `to` may be the same,
     /// also in the next two.
-    AllReduce(Combine),
+    AllReduce(ReduceOp),
     /// Reduces all members' elements to one member.
-    Reduce(Combine, usize),
+    Reduce(ReduceOp, usize),
     /// Copies one member's elements to all.
     Broadcast(usize),
     /// Reduces all members' elements and gives each member a piece of `to`'s length.
-    ReduceScatter(Combine),
+    ReduceScatter(ReduceOp),
     /// Concatenates all members' elements, for all.
     AllGather,
     /// Sends `from` to a member.
@@ -76,9 +76,9 @@ pub enum Move {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The operation.
-    pub moves: Move,
+    pub moves: Collective,
     /// The element type.
-    pub of: Numbers,
+    pub of: DataType,
     /// The memory it reads.
     pub from: Span,
     /// The memory it writes.

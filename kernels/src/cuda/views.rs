@@ -47,7 +47,7 @@ impl Span {
     /// If the range is outside.
     #[track_caller]
     #[must_use]
-    pub fn part(self, range: Range<usize>, of: super::nccl::Numbers) -> Self {
+    pub fn part(self, range: Range<usize>, of: super::nccl::DataType) -> Self {
         let range = within(range, self.len);
         Self { address: self.address + (range.start * of.bytes()) as u64, len: range.len() }
     }

@@ -27,12 +27,12 @@ const WEIGHTS: usize = 4;
 /// The order of every pipeline rank for a repeated block, with warm-up and cooldown as short as
 /// memory allows. The last stage's forward and its backward stay at least `apart` slots apart.
 pub(super) fn shortened(blocks: &[Block], micro_batches: usize, apart: usize) -> Vec<Vec<Pass>> {
-    let mut devices = repeat(blocks, micro_batches);
-    fill_early(&mut devices, apart);
-    squeeze(&mut devices, apart);
-    drain_early(&mut devices, apart);
-    squeeze(&mut devices, apart);
-    devices.iter().map(RankSlots::order).collect()
+    let mut ranks = repeat(blocks, micro_batches);
+    fill_early(&mut ranks, apart);
+    squeeze(&mut ranks, apart);
+    drain_early(&mut ranks, apart);
+    squeeze(&mut ranks, apart);
+    ranks.iter().map(RankSlots::order).collect()
 }
 
 /// The order for a repeated block, where only free moves are made.
@@ -46,12 +46,12 @@ struct RankSlots {
 }
 
 fn repeat(blocks: &[Block], micro_batches: usize) -> Vec<RankSlots> {
-    let device = |block: &Block| {
+    let rank = |block: &Block| {
         let every = |first: usize| (0..micro_batches).map(|k| first + k * PERIOD).collect();
         let [f0, f1, b1, b0] = block.map(every);
         RankSlots { slots: [f0, f1, b1, b0, Vec::new()] }
     };
-    blocks.iter().map(device).collect()
+    blocks.iter().map(rank).collect()
 }
 
 impl RankSlots {
@@ -121,15 +121,15 @@ impl RankSlots {
 #[derive(Clone, Copy)]
 struct Event {
     slot: usize,
-    device: usize,
+    rank: usize,
     kind: usize,
     k: usize,
 }
 
 /// All passes by time.
-fn events(devices: &[RankSlots]) -> Vec<Event> {
+fn events(ranks: &[RankSlots]) -> Vec<Event> {
     let kinds =
-        || devices.iter().enumerate().flat_map(|(d, own)| own.slots.iter().map(move |s| (d, s)));
+        || ranks.iter().enumerate().flat_map(|(d, own)| own.slots.iter().map(move |s| (d, s)));
     let end = kinds().filter_map(|(_, slots)| slots.last()).max().map_or(0, |last| last + 1);
     // Slots are few and dense: each gets its place by counting instead of comparing.
     let mut places = vec![0_usize; end + 1];
@@ -137,12 +137,12 @@ fn events(devices: &[RankSlots]) -> Vec<Event> {
     for slot in 0..end {
         places[slot + 1] += places[slot];
     }
-    let none = Event { slot: 0, device: 0, kind: 0, k: 0 };
+    let none = Event { slot: 0, rank: 0, kind: 0, k: 0 };
     let mut events = vec![none; places[end]];
-    for (at, (device, slots)) in kinds().enumerate() {
+    for (at, (rank, slots)) in kinds().enumerate() {
         let kind = at % (WEIGHTS + 1);
         for (k, &slot) in slots.iter().enumerate() {
-            events[places[slot]] = Event { slot, device, kind, k };
+            events[places[slot]] = Event { slot, rank, kind, k };
             places[slot] += 1;
         }
     }
@@ -152,18 +152,18 @@ fn events(devices: &[RankSlots]) -> Vec<Event> {
 /// The first slot after everything that a pass needs, other passes of its own pipeline rank aside.
 /// `apart` slots lie between the last stage's forward and its backward, both on the first pipeline
 /// rank.
-fn ready(devices: &[RankSlots], Event { device, kind, k, .. }: Event, apart: usize) -> usize {
-    let own = &devices[device].slots;
+fn ready(ranks: &[RankSlots], Event { rank, kind, k, .. }: Event, apart: usize) -> usize {
+    let own = &ranks[rank].slots;
     let after = |slot: usize| slot + 1;
     let same = k.checked_sub(1).map_or(0, |k| after(own[kind][k]));
     if kind == WEIGHTS {
         return same.max(after(nth_of_two(&own[FIRST_BACKWARD], &own[LAST], k)));
     }
-    let gap = if kind == FIRST_BACKWARD && device == 0 { apart } else { 0 };
+    let gap = if kind == FIRST_BACKWARD && rank == 0 { apart } else { 0 };
     let here = kind.checked_sub(1).map_or(0, |before| after(own[before][k]) + gap);
     let down = kind == 0 || kind == FIRST_BACKWARD;
-    let other = if down { device.checked_sub(1) } else { Some(device + 1) };
-    let other = other.and_then(|other| devices.get(other));
+    let other = if down { rank.checked_sub(1) } else { Some(rank + 1) };
+    let other = other.and_then(|other| ranks.get(other));
     same.max(here).max(other.map_or(0, |other| after(other.slots[kind][k])))
 }
 
@@ -192,7 +192,7 @@ impl Phase {
     /// The state for this event, and the next one. The steady state lasts from the first
     /// micro-batch's return to pipeline rank 0 to the last one's start.
     fn pass(&mut self, event: Event, micro_batches: usize) -> Self {
-        if *self == Self::Filling && event.kind == LAST && event.device == 0 {
+        if *self == Self::Filling && event.kind == LAST && event.rank == 0 {
             *self = Self::Steady;
         }
         let now = *self;
@@ -207,10 +207,10 @@ impl Phase {
 struct Held(Vec<usize>);
 
 impl Held {
-    fn new(device: &RankSlots) -> Self {
-        let end = device.slots.iter().filter_map(|slots| slots.last()).max();
+    fn new(rank: &RankSlots) -> Self {
+        let end = rank.slots.iter().filter_map(|slots| slots.last()).max();
         let mut change = vec![0_isize; end.map_or(0, |end| end + 1)];
-        for (kind, slots) in device.slots.iter().enumerate() {
+        for (kind, slots) in rank.slots.iter().enumerate() {
             let by = [1, 1, 0, 0, -1][kind];
             slots.iter().for_each(|&slot| change[slot] += by);
         }
@@ -228,52 +228,52 @@ impl Held {
 
 /// Moves passes of warm-up and cooldown to earlier free slots, where no pipeline rank then holds
 /// more than the fullest did, weight gradients included.
-fn fill_early(devices: &mut [RankSlots], apart: usize) {
-    devices.iter_mut().for_each(RankSlots::place_weights);
-    let mut held: Vec<Held> = devices.iter().map(Held::new).collect();
+fn fill_early(ranks: &mut [RankSlots], apart: usize) {
+    ranks.iter_mut().for_each(RankSlots::place_weights);
+    let mut held: Vec<Held> = ranks.iter().map(Held::new).collect();
     let most = held.iter().map(Held::peak).max().unwrap_or(0);
     let mut taken: Vec<Vec<bool>> = held.iter().map(|held| vec![false; held.0.len()]).collect();
     let mut phase = Phase::Filling;
-    for event in events(devices) {
-        let Event { slot, device, kind, k } = event;
-        let micro_batches = devices[device].slots[0].len();
+    for event in events(ranks) {
+        let Event { slot, rank, kind, k } = event;
+        let micro_batches = ranks[rank].slots[0].len();
         let mut to = slot;
         if phase.pass(event, micro_batches) != Phase::Steady {
-            let held = &held[device].0;
-            let free = |&t: &usize| !taken[device][t];
+            let held = &held[rank].0;
+            let free = |&t: &usize| !taken[rank][t];
             let fits = |&t: &usize| kind > 1 || held[t..slot].iter().all(|&held| held < most);
-            to = (ready(devices, event, apart)..slot).filter(free).find(fits).unwrap_or(slot);
+            to = (ready(ranks, event, apart)..slot).filter(free).find(fits).unwrap_or(slot);
         }
         match kind {
-            0 | 1 => held[device].0[to..slot].iter_mut().for_each(|held| *held += 1),
-            WEIGHTS => held[device].0[to..slot].iter_mut().for_each(|held| *held -= 1),
+            0 | 1 => held[rank].0[to..slot].iter_mut().for_each(|held| *held += 1),
+            WEIGHTS => held[rank].0[to..slot].iter_mut().for_each(|held| *held -= 1),
             _ => {}
         }
-        taken[device][to] = true;
-        devices[device].slots[kind][k] = to;
+        taken[rank][to] = true;
+        ranks[rank].slots[kind][k] = to;
     }
 }
 
 /// Moves passes of the cooldown to earlier free slots, with weight gradients wherever these leave
 /// room.
-fn drain_early(devices: &mut [RankSlots], apart: usize) {
-    devices.iter_mut().for_each(|device| device.slots[WEIGHTS].clear());
-    let mut occupants: Vec<_> = devices.iter().map(RankSlots::occupants).collect();
+fn drain_early(ranks: &mut [RankSlots], apart: usize) {
+    ranks.iter_mut().for_each(|rank| rank.slots[WEIGHTS].clear());
+    let mut occupants: Vec<_> = ranks.iter().map(RankSlots::occupants).collect();
     let most = occupants.iter().map(|slots| peak_without_weights(slots)).max().unwrap_or(0);
     let mut phase = Phase::Filling;
-    for event in events(devices) {
-        let Event { slot, device, kind, k } = event;
-        let micro_batches = devices[device].slots[0].len();
+    for event in events(ranks) {
+        let Event { slot, rank, kind, k } = event;
+        let micro_batches = ranks[rank].slots[0].len();
         if phase.pass(event, micro_batches) != Phase::Draining {
             continue;
         }
-        let slots = &mut occupants[device];
-        for to in ready(devices, event, apart)..slot {
+        let slots = &mut occupants[rank];
+        for to in ready(ranks, event, apart)..slot {
             // Slots before this event's hold only passes already visited.
             if slots[to].is_none() {
                 slots.swap(to, slot);
                 if peak_without_weights(slots) <= most {
-                    devices[device].slots[kind][k] = to;
+                    ranks[rank].slots[kind][k] = to;
                     break;
                 }
                 slots.swap(to, slot);
@@ -301,15 +301,15 @@ fn peak_without_weights(occupants: &[Option<usize>]) -> usize {
 }
 
 /// Runs every pipeline rank's order as early as it can, with weight gradients in their place.
-fn squeeze(devices: &mut [RankSlots], apart: usize) {
-    if devices.iter().any(|device| device.slots[WEIGHTS].is_empty()) {
-        devices.iter_mut().for_each(RankSlots::place_weights);
+fn squeeze(ranks: &mut [RankSlots], apart: usize) {
+    if ranks.iter().any(|rank| rank.slots[WEIGHTS].is_empty()) {
+        ranks.iter_mut().for_each(RankSlots::place_weights);
     }
-    let mut free = vec![0; devices.len()];
-    for event in events(devices) {
-        let Event { device, kind, k, .. } = event;
-        let slot = ready(devices, event, apart).max(free[device]);
-        devices[device].slots[kind][k] = slot;
-        free[device] = slot + 1;
+    let mut free = vec![0; ranks.len()];
+    for event in events(ranks) {
+        let Event { rank, kind, k, .. } = event;
+        let slot = ready(ranks, event, apart).max(free[rank]);
+        ranks[rank].slots[kind][k] = slot;
+        free[rank] = slot + 1;
     }
 }

@@ -13,17 +13,17 @@ use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// `p` is odd, or `m` is no multiple of `p`.
-pub fn chimera(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::Chimera.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let unit = Merge::new(devices).run();
+pub fn chimera(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::Chimera.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let unit = Merge::new(ranks).run();
     let shifted = |n: usize| {
         move |pass: &Pass| {
             let second = usize::from(pass.chunk) * micro_batches / 2;
-            Pass { micro_batch: pass.micro_batch + (n * devices / 2 + second) as u32, ..*pass }
+            Pass { micro_batch: pass.micro_batch + (n * ranks / 2 + second) as u32, ..*pass }
         }
     };
-    let units = micro_batches / devices;
+    let units = micro_batches / ranks;
     let order = |unit: &Vec<Pass>| (0..units).flat_map(|n| unit.iter().map(shifted(n))).collect();
     let passes = unit.iter().map(order).collect();
     Ok(counts.schedule(StageLayout::Bidirectional, passes))
@@ -36,7 +36,7 @@ const BACKWARD: u64 = 2;
 /// Both directions of `p` micro-batches, in a run where each pipeline rank takes what can start
 /// first.
 struct Merge {
-    devices: usize,
+    ranks: usize,
     /// By pipeline rank and direction: passes in 1F1B order and how many are done.
     queues: Vec<[(Vec<Pass>, usize); 2]>,
     free: Vec<u64>,
@@ -48,78 +48,78 @@ struct Merge {
 }
 
 impl Merge {
-    fn new(devices: usize) -> Self {
-        let each = devices / 2;
+    fn new(ranks: usize) -> Self {
+        let each = ranks / 2;
         let queue = |stage: usize, chunk: usize| {
             let all = |kind| (0..each).map(move |k| pass(kind, k, chunk));
-            let warm_up = devices - 1 - stage;
+            let warm_up = ranks - 1 - stage;
             (one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up), 0)
         };
-        let none = || vec![None; devices * each];
+        let none = || vec![None; ranks * each];
         let mut merge = Self {
-            devices,
-            queues: (0..devices).map(|i| [queue(i, 0), queue(devices - 1 - i, 1)]).collect(),
-            free: vec![0; devices],
+            ranks,
+            queues: (0..ranks).map(|i| [queue(i, 0), queue(ranks - 1 - i, 1)]).collect(),
+            free: vec![0; ranks],
             ends: [[none(), none()], [none(), none()]],
-            orders: vec![Vec::new(); devices],
-            ready: vec![[None; 2]; devices],
+            orders: vec![Vec::new(); ranks],
+            ready: vec![[None; 2]; ranks],
         };
-        (0..devices).for_each(|device| merge.look_at(device));
+        (0..ranks).for_each(|rank| merge.look_at(rank));
         merge
     }
 
     fn run(mut self) -> Vec<Vec<Pass>> {
-        while let Some((start, device, pass)) = self.earliest() {
+        while let Some((start, rank, pass)) = self.earliest() {
             let length = if pass.kind == PassKind::F { FORWARD } else { BACKWARD };
             let (kind, chunk) = (usize::from(pass.kind != PassKind::F), usize::from(pass.chunk));
-            let slot = self.slot(self.stage(device, pass), pass);
+            let slot = self.slot(self.stage(rank, pass), pass);
             self.ends[kind][chunk][slot] = Some(start + length);
-            self.free[device] = start + length;
-            self.queues[device][chunk].1 += 1;
-            self.orders[device].push(pass);
+            self.free[rank] = start + length;
+            self.queues[rank][chunk].1 += 1;
+            self.orders[rank].push(pass);
             // Its own heads, and those of the neighbours that take its outputs.
-            let last = self.devices - 1;
-            (device.saturating_sub(1)..=(device + 1).min(last)).for_each(|near| self.look_at(near));
+            let last = self.ranks - 1;
+            (rank.saturating_sub(1)..=(rank + 1).min(last)).for_each(|near| self.look_at(near));
         }
         self.orders
     }
 
     /// Finds the heads of a pipeline rank whose inputs are there.
-    fn look_at(&mut self, device: usize) {
+    fn look_at(&mut self, rank: usize) {
         for direction in [0, 1] {
-            let (order, done) = &self.queues[device][direction];
+            let (order, done) = &self.queues[rank][direction];
             let head = order.get(*done).copied();
-            self.ready[device][direction] =
-                head.and_then(|pass| Some((self.ready(device, pass)?, pass)));
+            self.ready[rank][direction] =
+                head.and_then(|pass| Some((self.ready(rank, pass)?, pass)));
         }
     }
 
-    fn stage(&self, device: usize, pass: Pass) -> usize {
-        StageLayout::Bidirectional.stage_of(self.devices, device, usize::from(pass.chunk))
+    fn stage(&self, rank: usize, pass: Pass) -> usize {
+        StageLayout::Bidirectional.stage_of(self.ranks, rank, usize::from(pass.chunk))
     }
 
     fn slot(&self, stage: usize, pass: Pass) -> usize {
-        stage * (self.devices / 2) + pass.micro_batch as usize
+        stage * (self.ranks / 2) + pass.micro_batch as usize
     }
 
     /// What can start first; of several a backward, then the older micro-batch.
     fn earliest(&self) -> Option<(u64, usize, Pass)> {
-        let startable = self.ready.iter().zip(&self.free).enumerate().flat_map(|(device, own)| {
+        let startable = self.ready.iter().zip(&self.free).enumerate().flat_map(|(rank, own)| {
             let (heads, &free) = own;
-            heads.iter().flatten().map(move |&(ready, pass)| (ready.max(free), device, pass))
+            heads.iter().flatten().map(move |&(ready, pass)| (ready.max(free), rank, pass))
         });
-        startable.min_by_key(|&(start, device, pass)| {
-            (start, pass.kind == PassKind::F, pass.micro_batch, device, pass.chunk)
+        startable.min_by_key(|&(start, rank, pass)| {
+            (start, pass.kind == PassKind::F, pass.micro_batch, rank, pass.chunk)
         })
     }
 
-    fn ready(&self, device: usize, pass: Pass) -> Option<u64> {
-        let (stage, chunk) = (self.stage(device, pass), usize::from(pass.chunk));
+    fn ready(&self, rank: usize, pass: Pass) -> Option<u64> {
+        let (stage, chunk) = (self.stage(rank, pass), usize::from(pass.chunk));
         let [forwards, backwards] = [&self.ends[0][chunk], &self.ends[1][chunk]];
         match pass.kind {
             PassKind::F if stage == 0 => Some(0),
             PassKind::F => forwards[self.slot(stage - 1, pass)],
-            _ if stage + 1 == self.devices => forwards[self.slot(stage, pass)],
+            _ if stage + 1 == self.ranks => forwards[self.slot(stage, pass)],
             _ => backwards[self.slot(stage + 1, pass)],
         }
     }

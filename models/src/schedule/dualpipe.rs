@@ -12,15 +12,15 @@ use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// `p` or `m` is odd, or `m < 2p`.
-pub fn dualpipe(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::DualPipe.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let half = devices / 2;
-    let order = |device: usize| {
-        let (from_end, near) = if device < half { (device, 0) } else { (devices - 1 - device, 1) };
-        Part { half, from_end, main: micro_batches / 2 - devices + from_end + 1, near }.steps()
+pub fn dualpipe(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::DualPipe.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let half = ranks / 2;
+    let order = |rank: usize| {
+        let (from_end, near) = if rank < half { (rank, 0) } else { (ranks - 1 - rank, 1) };
+        Part { half, from_end, main: micro_batches / 2 - ranks + from_end + 1, near }.steps()
     };
-    let orders: Vec<Steps> = (0..devices).map(order).collect();
+    let orders: Vec<Steps> = (0..ranks).map(order).collect();
     let pairs = orders.iter().map(|steps| steps.pairs.clone()).collect();
     let mut passes: Vec<Vec<Pass>> = orders.into_iter().map(|steps| steps.order).collect();
     for pass in passes.iter_mut().flatten().filter(|pass| pass.chunk == 1) {

@@ -14,14 +14,14 @@ use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// `m < 2p`.
-pub fn dualpipe_v(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::DualPipeV.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let order = |device: usize| {
-        let main = micro_batches + device + 1 - 2 * devices;
-        Part { half: devices, from_end: device, main, near: 0 }.steps()
+pub fn dualpipe_v(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::DualPipeV.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let order = |rank: usize| {
+        let main = micro_batches + rank + 1 - 2 * ranks;
+        Part { half: ranks, from_end: rank, main, near: 0 }.steps()
     };
-    let orders: Vec<Steps> = (0..devices).map(order).collect();
+    let orders: Vec<Steps> = (0..ranks).map(order).collect();
     let pairs = orders.iter().map(|steps| steps.pairs.clone()).collect();
     let passes = orders.into_iter().map(|steps| steps.order).collect();
     Ok(Schedule { pairs, ..counts.schedule(StageLayout::V, passes) })

@@ -36,18 +36,18 @@ pub enum ScheduleError {
         nearest: usize,
     },
     /// The schedule does not exist for this number of pipeline ranks.
-    #[error("{schedule} needs an even number of stages: {devices}; {} would do", either(nearest))]
-    Devices {
+    #[error("{schedule} needs an even number of stages: {ranks}; {} would do", either(nearest))]
+    Ranks {
         /// The schedule.
         schedule: ScheduleName,
         /// What was asked for.
-        devices: usize,
+        ranks: usize,
         /// The nearest valid numbers.
         nearest: Vec<usize>,
     },
     /// The schedule does not exist for this number of micro-batches.
     #[error(
-        "{schedule} needs micro-batches {rule}: {micro_batches} with p = {devices}; {} would do",
+        "{schedule} needs micro-batches {rule}: {micro_batches} with p = {ranks}; {} would do",
         either(nearest)
     )]
     MicroBatches {
@@ -58,7 +58,7 @@ pub enum ScheduleError {
         /// What was asked for.
         micro_batches: usize,
         /// Pipeline ranks.
-        devices: usize,
+        ranks: usize,
         /// The nearest valid numbers.
         nearest: Vec<usize>,
     },
@@ -116,12 +116,12 @@ pub enum ScheduleError {
         time: String,
     },
     /// The list of passes does not fit the schedule's own counts.
-    #[error("the schedule has passes for {lists} devices but says it has {devices}")]
-    DeviceLists {
+    #[error("the schedule has passes for {lists} pipeline ranks but says it has {ranks}")]
+    RankLists {
         /// Lists of passes.
         lists: usize,
         /// Pipeline ranks.
-        devices: usize,
+        ranks: usize,
     },
     /// The layout of stages is not made for this number of chunks.
     #[error("stages on a V or in both directions are 2 chunks per pipeline rank, not {chunks}")]
@@ -130,67 +130,67 @@ pub enum ScheduleError {
         chunks: usize,
     },
     /// A pass names a micro-batch or a chunk that does not exist, or a kind that does not belong.
-    #[error("device {device} has {pass}, which this schedule has no place for")]
+    #[error("pipeline rank {rank} has {pass}, which this schedule has no place for")]
     Foreign {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The pass.
         pass: Pass,
     },
     /// A word of a written order is no pass of its pipeline rank.
-    #[error("`{word}` is no pass of device {device}; F0@{device} would be one")]
+    #[error("`{word}` is no pass of pipeline rank {rank}; F0@{rank} would be one")]
     Word {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The word.
         word: String,
     },
     /// A pipeline rank runs a pass twice.
-    #[error("device {device} runs {pass} twice")]
+    #[error("pipeline rank {rank} runs {pass} twice")]
     Duplicate {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The pass.
         pass: Pass,
     },
     /// A pipeline rank never runs a pass that it must run.
-    #[error("device {device} never runs {pass}")]
+    #[error("pipeline rank {rank} never runs {pass}")]
     Missing {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The pass.
         pass: Pass,
     },
     /// A pipeline rank runs a pass before another one of its own that it needs.
-    #[error("device {device} runs {pass} before {needs}")]
+    #[error("pipeline rank {rank} runs {pass} before {needs}")]
     TooEarly {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The pass.
         pass: Pass,
         /// What it needs.
         needs: Pass,
     },
     /// Passes that should run together cannot.
-    #[error("device {device} cannot run passes {place} and {} of its order together", place + 1)]
+    #[error("pipeline rank {rank} cannot run passes {place} and {} of its order together", place + 1)]
     Pair {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// Place of the first in the pipeline rank's order.
         place: u32,
     },
     /// Reductions of vocabulary passes would meet those of other micro-batches.
     #[error(
-        "device {device} runs its {kind} passes in another order of micro-batches than device 0"
+        "pipeline rank {rank} runs its {kind} passes in another order of micro-batches than rank 0"
     )]
     VocabOrder {
         /// Pipeline rank, 0-based.
-        device: usize,
+        rank: usize,
         /// The kind of vocabulary pass.
         kind: PassKind,
     },
     /// The pipeline ranks deadlock.
-    #[error("the devices wait for one another: {}", waiting_list(waiting))]
+    #[error("the pipeline ranks wait for one another: {}", waiting_list(waiting))]
     Deadlock {
         /// Pipeline ranks that are not done, each with the pass it cannot start.
         waiting: Vec<(usize, Pass)>,
@@ -206,7 +206,7 @@ fn either(numbers: &[usize]) -> String {
 }
 
 fn waiting_list(waiting: &[(usize, Pass)]) -> String {
-    let one = |(device, pass): &(usize, Pass)| format!("device {device} at {pass}");
+    let one = |(rank, pass): &(usize, Pass)| format!("rank {rank} at {pass}");
     waiting.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 

@@ -6,24 +6,24 @@ use std::collections::VecDeque;
 /// Pipeline ranks, micro-batches and chunks, all within what a [`Pass`] can hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
-    pub devices: usize,
+    pub ranks: usize,
     pub micro_batches: usize,
     pub chunks: usize,
 }
 
 impl Counts {
-    pub fn new(devices: usize, micro_batches: usize, chunks: usize) -> Result<Self, ScheduleError> {
-        within("devices", devices, 1 << 20)?;
+    pub fn new(ranks: usize, micro_batches: usize, chunks: usize) -> Result<Self, ScheduleError> {
+        within("ranks", ranks, 1 << 20)?;
         within("micro-batches", micro_batches, 1 << 24)?;
         within("chunks per pipeline rank", chunks, 1 << 10)?;
-        Ok(Self { devices, micro_batches, chunks })
+        Ok(Self { ranks, micro_batches, chunks })
     }
 
     /// A schedule of these counts, without vocabulary passes and pairs.
     pub fn schedule(self, layout: StageLayout, passes: Vec<Vec<Pass>>) -> Schedule {
-        let Self { devices, micro_batches, chunks } = self;
-        let pairs = vec![Vec::new(); devices];
-        Schedule { devices, chunks, micro_batches, layout, vocab: None, passes, pairs }
+        let Self { ranks, micro_batches, chunks } = self;
+        let pairs = vec![Vec::new(); ranks];
+        Schedule { ranks, chunks, micro_batches, layout, vocab: None, passes, pairs }
     }
 }
 

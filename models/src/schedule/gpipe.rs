@@ -10,9 +10,9 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn gpipe(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
+pub fn gpipe(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(ranks, micro_batches, 1)?;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
     let order: Vec<_> = all(PassKind::F).chain(all(PassKind::BW)).collect();
-    Ok(counts.schedule(StageLayout::RoundRobin, vec![order; devices]))
+    Ok(counts.schedule(StageLayout::RoundRobin, vec![order; ranks]))
 }

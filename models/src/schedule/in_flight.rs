@@ -22,14 +22,14 @@ impl Release {
 }
 
 impl Schedule {
-    /// Counts of micro-batches in flight, per chunk, that `device` reaches and that no other count
+    /// Counts of micro-batches in flight, per chunk, that `rank` reaches and that no other count
     /// it reaches dominates. Allocated at the start of `F`.
     ///
-    /// With activations `a_j` of chunk `j`, the device's peak is the largest `Σ_j n_j·a_j` over
+    /// With activations `a_j` of chunk `j`, the rank's peak is the largest `Σ_j n_j·a_j` over
     /// these vectors `n`.
-    pub fn max_in_flight(&self, device: usize, release: Release) -> Vec<Vec<u32>> {
+    pub fn max_in_flight(&self, rank: usize, release: Release) -> Vec<Vec<u32>> {
         let mut peaks: Vec<Vec<u32>> = Vec::new();
-        self.walk(device, release, |held| {
+        self.walk(rank, release, |held| {
             if !peaks.iter().any(|peak| dominates(peak, held)) {
                 peaks.retain(|peak| !dominates(held, peak));
                 peaks.push(held.to_vec());
@@ -38,18 +38,18 @@ impl Schedule {
         peaks
     }
 
-    /// Most activations `device` holds, in those of one micro-batch of a pipeline rank's whole
+    /// Most activations `rank` holds, in those of one micro-batch of a pipeline rank's whole
     /// share, of which a chunk is `1/v`.
-    pub fn peak_activations(&self, device: usize, release: Release) -> f64 {
+    pub fn peak_activations(&self, rank: usize, release: Release) -> f64 {
         let mut most = 0;
-        self.walk(device, release, |held| most = most.max(held.iter().sum::<u32>()));
+        self.walk(rank, release, |held| most = most.max(held.iter().sum::<u32>()));
         f64::from(most) / self.share_chunks() as f64
     }
 
     /// Calls `seen` with the counts held during each forward that no forward follows at once: only
     /// there can a count be largest.
-    fn walk(&self, device: usize, release: Release, mut seen: impl FnMut(&[u32])) {
-        let order = self.passes.get(device).map_or(&[][..], Vec::as_slice);
+    fn walk(&self, rank: usize, release: Release, mut seen: impl FnMut(&[u32])) {
+        let order = self.passes.get(rank).map_or(&[][..], Vec::as_slice);
         let mut held = vec![0_u32; self.chunks];
         for (n, pass) in order.iter().enumerate() {
             let Some(count) = held.get_mut(usize::from(pass.chunk)) else { continue };

@@ -27,7 +27,7 @@ impl Schedule {
         }
         let run = Run::new(&self, times.without_empty())?;
         let extra = self.input_passes(&run);
-        let orders = self.passes.iter().zip(&self.pairs).zip(&run.devices);
+        let orders = self.passes.iter().zip(&self.pairs).zip(&run.ranks);
         let orders = orders.map(|((order, pairs), own)| merged(order, pairs, own, &extra));
         let (passes, pairs) = orders.unzip();
         Ok(Self { passes, pairs, ..self })
@@ -41,15 +41,15 @@ impl Schedule {
     /// All passes of the input layer in the order of their times.
     fn input_passes(&self, run: &Run) -> Vec<Extra> {
         let of_first = |backward: bool| {
-            let here = move |device: usize, timed: &Timed| {
+            let here = move |rank: usize, timed: &Timed| {
                 let is_backward = match timed.pass.kind {
                     PassKind::F => false,
                     PassKind::B | PassKind::BW => true,
                     _ => return false,
                 };
-                self.stage_of(device, usize::from(timed.pass.chunk)) == 0 && is_backward == backward
+                self.stage_of(rank, usize::from(timed.pass.chunk)) == 0 && is_backward == backward
             };
-            let all = run.devices.iter().enumerate();
+            let all = run.ranks.iter().enumerate();
             all.flat_map(move |(d, own)| own.iter().filter(move |timed| here(d, timed)))
                 .copied()
                 .collect::<Vec<Timed>>()

@@ -12,19 +12,19 @@ use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 /// # Errors
 /// A count is zero, `v` is 1, or `m` is no multiple of `p`.
 pub fn interleaved_1f1b(
-    devices: usize,
+    ranks: usize,
     micro_batches: usize,
     chunks: usize,
 ) -> Result<Schedule, ScheduleError> {
-    ScheduleName::Interleaved1F1B.check(devices, micro_batches, chunks)?;
-    let counts = Counts::new(devices, micro_batches, chunks)?;
-    let passes = (0..devices).map(|device| device_order(counts, device)).collect();
+    ScheduleName::Interleaved1F1B.check(ranks, micro_batches, chunks)?;
+    let counts = Counts::new(ranks, micro_batches, chunks)?;
+    let passes = (0..ranks).map(|rank| order_on_rank(counts, rank)).collect();
     Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }
 
-fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
-    let Counts { devices, chunks, .. } = counts;
-    let warm_up = 2 * (devices - 1 - device) + (chunks - 1) * devices;
+fn order_on_rank(counts: Counts, rank: usize) -> Vec<Pass> {
+    let Counts { ranks, chunks, .. } = counts;
+    let warm_up = 2 * (ranks - 1 - rank) + (chunks - 1) * ranks;
     let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
     let backwards = rounds(counts).map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
     one_forward_one_backward(forwards, backwards, warm_up)
@@ -33,10 +33,10 @@ fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
 /// Micro-batches and chunks in the order of forwards: groups of `p` micro-batches, chunk after
 /// chunk.
 pub(super) fn rounds(counts: Counts) -> impl Iterator<Item = (usize, usize)> + Clone {
-    let Counts { devices, micro_batches, chunks } = counts;
+    let Counts { ranks, micro_batches, chunks } = counts;
     let item = move |n: usize| {
-        let within = n % (devices * chunks);
-        (n / (devices * chunks) * devices + within % devices, within / devices)
+        let within = n % (ranks * chunks);
+        (n / (ranks * chunks) * ranks + within % ranks, within / ranks)
     };
     (0..micro_batches * chunks).map(item)
 }

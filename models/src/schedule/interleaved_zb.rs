@@ -14,19 +14,19 @@ use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 /// # Errors
 /// A count is zero, `v` is 1 (that is [`super::zb_h1`]), or `m` is no multiple of `p`.
 pub fn interleaved_zb(
-    devices: usize,
+    ranks: usize,
     micro_batches: usize,
     chunks: usize,
 ) -> Result<Schedule, ScheduleError> {
-    ScheduleName::InterleavedZb.check(devices, micro_batches, chunks)?;
-    let counts = Counts::new(devices, micro_batches, chunks)?;
-    let passes = (0..devices).map(|device| device_order(counts, device)).collect();
+    ScheduleName::InterleavedZb.check(ranks, micro_batches, chunks)?;
+    let counts = Counts::new(ranks, micro_batches, chunks)?;
+    let passes = (0..ranks).map(|rank| order_on_rank(counts, rank)).collect();
     Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }
 
-fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
-    let Counts { devices, chunks, .. } = counts;
-    let warm_up = devices - device + (chunks - 1) * devices;
+fn order_on_rank(counts: Counts, rank: usize) -> Vec<Pass> {
+    let Counts { ranks, chunks, .. } = counts;
+    let warm_up = ranks - rank + (chunks - 1) * ranks;
     let backwards = rounds(counts).map(move |(k, chunk)| (k, chunks - 1 - chunk));
-    split_backward(rounds(counts), backwards, warm_up, device)
+    split_backward(rounds(counts), backwards, warm_up, rank)
 }

@@ -13,14 +13,14 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 /// # Errors
 /// A count is zero.
 pub fn looped_bfs(
-    devices: usize,
+    ranks: usize,
     micro_batches: usize,
     chunks: usize,
 ) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, chunks)?;
+    let counts = Counts::new(ranks, micro_batches, chunks)?;
     let all = |kind, chunk| (0..micro_batches).map(move |k| pass(kind, k, chunk));
     let forwards = (0..chunks).flat_map(|chunk| all(PassKind::F, chunk));
     let backwards = (0..chunks).rev().flat_map(|chunk| all(PassKind::BW, chunk).rev());
-    let passes = vec![forwards.chain(backwards).collect(); devices];
+    let passes = vec![forwards.chain(backwards).collect(); ranks];
     Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }

@@ -107,7 +107,7 @@ pub enum StageLayout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Pipeline ranks, `p`.
-    pub devices: usize,
+    pub ranks: usize,
     /// Chunks a pipeline rank, `v`.
     pub chunks: usize,
     /// Micro-batches an iteration, `m`.
@@ -188,9 +188,9 @@ impl VocabPasses {
 }
 
 impl StageLayout {
-    /// Stages of a model over `devices` with `chunks` each.
-    pub fn stages(self, devices: usize, chunks: usize) -> usize {
-        devices * chunks / self.copies()
+    /// Stages of a model over `ranks` with `chunks` each.
+    pub fn stages(self, ranks: usize, chunks: usize) -> usize {
+        ranks * chunks / self.copies()
     }
 
     /// How many pipeline ranks hold each stage.
@@ -198,30 +198,30 @@ impl StageLayout {
         if self == Self::Bidirectional { 2 } else { 1 }
     }
 
-    /// The stage that is chunk `chunk` of pipeline rank `device`, of `devices`.
-    pub fn stage_of(self, devices: usize, device: usize, chunk: usize) -> usize {
+    /// The stage that is chunk `chunk` of pipeline rank `rank`, of `ranks`.
+    pub fn stage_of(self, ranks: usize, rank: usize, chunk: usize) -> usize {
         match self {
-            Self::V if chunk == 1 => 2 * devices - 1 - device,
-            Self::Bidirectional if chunk == 1 => devices - 1 - device,
-            Self::Bidirectional => device,
-            Self::RoundRobin | Self::V => chunk * devices + device,
+            Self::V if chunk == 1 => 2 * ranks - 1 - rank,
+            Self::Bidirectional if chunk == 1 => ranks - 1 - rank,
+            Self::Bidirectional => rank,
+            Self::RoundRobin | Self::V => chunk * ranks + rank,
         }
     }
 
-    /// The pipeline rank of `devices` that holds `stage`; of two copies, the first direction's.
-    pub fn device_of(self, devices: usize, stage: usize) -> usize {
+    /// The pipeline rank of `ranks` that holds `stage`; of two copies, the first direction's.
+    pub fn rank_of(self, ranks: usize, stage: usize) -> usize {
         match self {
-            Self::V if stage >= devices => 2 * devices - 1 - stage,
-            Self::RoundRobin | Self::V | Self::Bidirectional => stage % devices,
+            Self::V if stage >= ranks => 2 * ranks - 1 - stage,
+            Self::RoundRobin | Self::V | Self::Bidirectional => stage % ranks,
         }
     }
 
     /// Pipeline rank and chunk that run `stage` for a micro-batch of which chunk `from` of some
     /// pipeline rank runs another stage: its copy of the stage, where there are two.
-    pub fn holder(self, devices: usize, stage: usize, from: u16) -> (usize, u16) {
+    pub fn holder(self, ranks: usize, stage: usize, from: u16) -> (usize, u16) {
         match self {
-            Self::Bidirectional if from == 1 => (devices - 1 - stage, 1),
-            _ => (self.device_of(devices, stage), (stage / devices) as u16),
+            Self::Bidirectional if from == 1 => (ranks - 1 - stage, 1),
+            _ => (self.rank_of(ranks, stage), (stage / ranks) as u16),
         }
     }
 }
@@ -229,22 +229,22 @@ impl StageLayout {
 impl Schedule {
     /// Stages of the model: pipeline ranks times chunks, less where there are copies.
     pub fn stages(&self) -> usize {
-        self.layout.stages(self.devices, self.chunks)
+        self.layout.stages(self.ranks, self.chunks)
     }
 
-    /// The stage that is chunk `chunk` of pipeline rank `device`.
-    pub fn stage_of(&self, device: usize, chunk: usize) -> usize {
-        self.layout.stage_of(self.devices, device, chunk)
+    /// The stage that is chunk `chunk` of pipeline rank `rank`.
+    pub fn stage_of(&self, rank: usize, chunk: usize) -> usize {
+        self.layout.stage_of(self.ranks, rank, chunk)
     }
 
     /// The pipeline rank that holds `stage`; of two copies, the first direction's.
-    pub fn device_of(&self, stage: usize) -> usize {
-        self.layout.device_of(self.devices, stage)
+    pub fn rank_of(&self, stage: usize) -> usize {
+        self.layout.rank_of(self.ranks, stage)
     }
 
     /// The chunk that `stage` is of that pipeline rank.
     pub fn chunk_of(&self, stage: usize) -> usize {
-        stage / self.devices
+        stage / self.ranks
     }
 
     /// The chunk of a pipeline rank that a micro-batch begins on; all its passes are on chunks of
@@ -261,7 +261,7 @@ impl Schedule {
 
     /// Pipeline rank and chunk that run `stage` for a micro-batch.
     pub fn holder(&self, stage: usize, micro_batch: u32) -> (usize, u16) {
-        self.layout.holder(self.devices, stage, self.direction(micro_batch))
+        self.layout.holder(self.ranks, stage, self.direction(micro_batch))
     }
 
     /// The stage whose output `stage` takes; `None` where the model begins.
@@ -277,7 +277,7 @@ impl Schedule {
     /// Stages that a micro-batch passes through on each pipeline rank: what a pipeline rank's whole
     /// share of the model is cut into.
     pub fn share_chunks(&self) -> usize {
-        self.stages() / self.devices
+        self.stages() / self.ranks
     }
 
     /// Whether backward is split into [`PassKind::B`] and [`PassKind::W`] anywhere.

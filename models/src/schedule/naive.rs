@@ -11,7 +11,7 @@ use super::{PassKind, Schedule, ScheduleError, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks.
-pub fn naive(devices: usize) -> Result<Schedule, ScheduleError> {
-    let passes = vec![vec![pass(PassKind::F, 0, 0), pass(PassKind::BW, 0, 0)]; devices];
-    Ok(Counts::new(devices, 1, 1)?.schedule(StageLayout::RoundRobin, passes))
+pub fn naive(ranks: usize) -> Result<Schedule, ScheduleError> {
+    let passes = vec![vec![pass(PassKind::F, 0, 0), pass(PassKind::BW, 0, 0)]; ranks];
+    Ok(Counts::new(ranks, 1, 1)?.schedule(StageLayout::RoundRobin, passes))
 }

@@ -187,25 +187,25 @@ impl ScheduleName {
     /// Says what it needs and the nearest numbers that would do.
     pub fn check(
         self,
-        devices: usize,
+        ranks: usize,
         micro_batches: usize,
         chunks: usize,
     ) -> Result<(), ScheduleError> {
-        Counts::new(devices, micro_batches, chunks)?;
+        Counts::new(ranks, micro_batches, chunks)?;
         self.check_chunks(chunks)?;
         match self {
             Self::Interleaved1F1B | Self::InterleavedZb => {
-                self.check_divisible(devices, micro_batches)
+                self.check_divisible(ranks, micro_batches)
             }
             Self::Chimera => {
-                self.check_even(devices)?;
-                self.check_divisible(devices, micro_batches)
+                self.check_even(ranks)?;
+                self.check_divisible(ranks, micro_batches)
             }
             Self::DualPipe => {
-                self.check_even(devices)?;
-                self.check_filled(devices, micro_batches, 2)
+                self.check_even(ranks)?;
+                self.check_filled(ranks, micro_batches, 2)
             }
-            Self::DualPipeV => self.check_filled(devices, micro_batches, 1),
+            Self::DualPipeV => self.check_filled(ranks, micro_batches, 1),
             _ => Ok(()),
         }
     }
@@ -219,25 +219,25 @@ impl ScheduleName {
         Err(ScheduleError::Chunks { schedule: self, rule: rule.to_string(), chunks, nearest })
     }
 
-    fn check_divisible(self, devices: usize, micro_batches: usize) -> Result<(), ScheduleError> {
-        if micro_batches.is_multiple_of(devices) {
+    fn check_divisible(self, ranks: usize, micro_batches: usize) -> Result<(), ScheduleError> {
+        if micro_batches.is_multiple_of(ranks) {
             return Ok(());
         }
-        let below = micro_batches / devices * devices;
-        let nearest = [below, below + devices].into_iter().filter(|&m| m > 0).collect();
+        let below = micro_batches / ranks * ranks;
+        let nearest = [below, below + ranks].into_iter().filter(|&m| m > 0).collect();
         let rule = "divisible by stages";
-        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, devices, nearest })
+        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, ranks, nearest })
     }
 
     /// Whether there are at least twice as many micro-batches as pipeline ranks, in multiples of
     /// `step`.
     fn check_filled(
         self,
-        devices: usize,
+        ranks: usize,
         micro_batches: usize,
         step: usize,
     ) -> Result<(), ScheduleError> {
-        let least = 2 * devices;
+        let least = 2 * ranks;
         let nearest = match micro_batches {
             few if few < least => vec![least],
             odd if !odd.is_multiple_of(step) => vec![odd - 1, odd + 1],
@@ -245,15 +245,15 @@ impl ScheduleName {
         };
         let even = "even in number, twice as many as stages or more";
         let rule = if step == 2 { even } else { "twice as many as stages or more" };
-        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, devices, nearest })
+        Err(ScheduleError::MicroBatches { schedule: self, rule, micro_batches, ranks, nearest })
     }
 
-    fn check_even(self, devices: usize) -> Result<(), ScheduleError> {
-        if devices.is_multiple_of(2) {
+    fn check_even(self, ranks: usize) -> Result<(), ScheduleError> {
+        if ranks.is_multiple_of(2) {
             return Ok(());
         }
-        let nearest = [devices - 1, devices + 1].into_iter().filter(|&p| p > 0).collect();
-        Err(ScheduleError::Devices { schedule: self, devices, nearest })
+        let nearest = [ranks - 1, ranks + 1].into_iter().filter(|&p| p > 0).collect();
+        Err(ScheduleError::Ranks { schedule: self, ranks, nearest })
     }
 
     /// The schedule for these counts; see [`Self::micro_batches_run`] for `naive`. The order of
@@ -263,28 +263,28 @@ impl ScheduleName {
     /// As [`Self::check`].
     pub fn build(
         self,
-        devices: usize,
+        ranks: usize,
         micro_batches: usize,
         chunks: usize,
     ) -> Result<Schedule, ScheduleError> {
-        self.check(devices, micro_batches, chunks)?;
+        self.check(ranks, micro_batches, chunks)?;
         match self {
-            Self::Naive => naive(devices),
-            Self::GPipe => gpipe(devices, micro_batches),
-            Self::OneFOneB => one_f_one_b(devices, micro_batches),
-            Self::Interleaved1F1B => interleaved_1f1b(devices, micro_batches, chunks),
-            Self::LoopedBfs => looped_bfs(devices, micro_batches, chunks),
-            Self::ZbH1 => zb_h1(devices, micro_batches),
-            Self::ZbH2 => zb_h2(devices, micro_batches),
-            Self::ZbAuto => zb_auto(devices, micro_batches, chunks, AutoCosts::even(devices)),
-            Self::InterleavedZb => interleaved_zb(devices, micro_batches, chunks),
-            Self::ZbV => zb_v(devices, micro_batches),
-            Self::VHalf => v_half(devices, micro_batches),
-            Self::VMin => v_min(devices, micro_batches),
-            Self::V1F1B => v_1f1b(devices, micro_batches),
-            Self::DualPipe => dualpipe(devices, micro_batches),
-            Self::DualPipeV => dualpipe_v(devices, micro_batches),
-            Self::Chimera => chimera(devices, micro_batches),
+            Self::Naive => naive(ranks),
+            Self::GPipe => gpipe(ranks, micro_batches),
+            Self::OneFOneB => one_f_one_b(ranks, micro_batches),
+            Self::Interleaved1F1B => interleaved_1f1b(ranks, micro_batches, chunks),
+            Self::LoopedBfs => looped_bfs(ranks, micro_batches, chunks),
+            Self::ZbH1 => zb_h1(ranks, micro_batches),
+            Self::ZbH2 => zb_h2(ranks, micro_batches),
+            Self::ZbAuto => zb_auto(ranks, micro_batches, chunks, AutoCosts::even(ranks)),
+            Self::InterleavedZb => interleaved_zb(ranks, micro_batches, chunks),
+            Self::ZbV => zb_v(ranks, micro_batches),
+            Self::VHalf => v_half(ranks, micro_batches),
+            Self::VMin => v_min(ranks, micro_batches),
+            Self::V1F1B => v_1f1b(ranks, micro_batches),
+            Self::DualPipe => dualpipe(ranks, micro_batches),
+            Self::DualPipeV => dualpipe_v(ranks, micro_batches),
+            Self::Chimera => chimera(ranks, micro_batches),
         }
     }
 
@@ -292,10 +292,10 @@ impl ScheduleName {
     /// memory of 1F1B is ZB-H1, on a V ZB-V, given enough micro-batches. The first pipeline rank
     /// idles until the first micro-batch returns, except for the forwards that memory allows: at
     /// least `(2p − 1)F − pF`, which is all that ZB-H1 idles. On a V that is nothing, as in ZB-V.
-    pub fn made_by_hand(self, devices: usize, micro_batches: usize, chunks: usize) -> Option<Self> {
+    pub fn made_by_hand(self, ranks: usize, micro_batches: usize, chunks: usize) -> Option<Self> {
         match (self, chunks) {
-            (Self::ZbAuto, 1) if micro_batches >= devices => Some(Self::ZbH1),
-            (Self::ZbAuto, 2) if micro_batches + 1 >= 2 * devices => Some(Self::ZbV),
+            (Self::ZbAuto, 1) if micro_batches >= ranks => Some(Self::ZbH1),
+            (Self::ZbAuto, 2) if micro_batches + 1 >= 2 * ranks => Some(Self::ZbV),
             _ => None,
         }
     }
@@ -345,20 +345,20 @@ impl ScheduleName {
     /// As [`Self::check`], or the schedule takes no vocabulary passes.
     pub fn build_with_vocab(
         self,
-        devices: usize,
+        ranks: usize,
         micro_batches: usize,
         chunks: usize,
         vocab: VocabPasses,
         times: Option<PassTimes>,
     ) -> Result<Schedule, ScheduleError> {
-        self.check(devices, micro_batches, chunks)?;
-        let counts = Counts::new(devices, micro_batches, chunks)?;
+        self.check(ranks, micro_batches, chunks)?;
+        let counts = Counts::new(ranks, micro_batches, chunks)?;
         let together = vocab == VocabPasses::Interlaced;
         match self {
             _ if together && self != Self::OneFOneB => {
                 Err(ScheduleError::NotInterlaced { schedule: self })
             }
-            Self::OneFOneB => one_f_one_b_with_vocab(devices, micro_batches, vocab, times),
+            Self::OneFOneB => one_f_one_b_with_vocab(ranks, micro_batches, vocab, times),
             Self::GPipe | Self::LoopedBfs => {
                 vocab::breadth_first_with_vocab(counts, self == Self::LoopedBfs, vocab, times)
             }
@@ -367,11 +367,11 @@ impl ScheduleName {
                 vocab::zero_bubble_with_vocab(counts, self == Self::ZbH2, vocab, times)
             }
             Self::VHalf | Self::VMin => {
-                let blocks = vocab::blocks(devices, self == Self::VMin);
+                let blocks = vocab::blocks(ranks, self == Self::VMin);
                 vocab::building_block_with_vocab(counts, blocks, vocab, times)
             }
             Self::ZbAuto | Self::ZbV | Self::V1F1B | Self::DualPipeV => {
-                let build = |micro_batches| self.build(devices, micro_batches, chunks);
+                let build = |micro_batches| self.build(ranks, micro_batches, chunks);
                 vocab::delayed_with_vocab(micro_batches, build, vocab, times)
             }
             _ => Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() }),

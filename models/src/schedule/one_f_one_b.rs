@@ -10,13 +10,13 @@ use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn one_f_one_b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
-    let passes = (0..devices).map(|i| device_order(devices - 1 - i, micro_batches)).collect();
+pub fn one_f_one_b(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(ranks, micro_batches, 1)?;
+    let passes = (0..ranks).map(|i| order_on_rank(ranks - 1 - i, micro_batches)).collect();
     Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }
 
-fn device_order(warm_up: usize, micro_batches: usize) -> Vec<Pass> {
+fn order_on_rank(warm_up: usize, micro_batches: usize) -> Vec<Pass> {
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
     one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
 }

@@ -15,7 +15,7 @@ pub(super) struct Timed {
 /// allow.
 pub(super) struct Run {
     /// By pipeline rank, in order; both of a pair have the pair's times.
-    pub devices: Vec<Vec<Timed>>,
+    pub ranks: Vec<Vec<Timed>>,
 }
 
 impl Run {
@@ -24,7 +24,7 @@ impl Run {
     pub fn new(schedule: &Schedule, times: PassTimes) -> Result<Self, ScheduleError> {
         let graph = Graph::new(schedule)?;
         let mut ends = vec![0.0_f64; graph.nodes.len()];
-        let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices];
+        let mut ranks: Vec<Vec<Timed>> = vec![Vec::new(); schedule.ranks];
         let share = schedule.share_chunks() as f64;
         for (n, node) in graph.nodes.iter().enumerate() {
             let ended = |node: u32| if node == NO_NODE { 0.0 } else { ends[node as usize] };
@@ -39,14 +39,14 @@ impl Run {
             let end = start + passes.into_iter().flatten().map(length).sum::<f64>();
             ends[n] = end;
             let timed = passes.into_iter().flatten().map(|pass| Timed { pass, start, end });
-            devices[node.device as usize].extend(timed);
+            ranks[node.rank as usize].extend(timed);
         }
-        Ok(Self { devices })
+        Ok(Self { ranks })
     }
 
     /// End of the last pass.
     pub fn end(&self) -> f64 {
-        self.devices.iter().filter_map(|own| own.last()).map(|last| last.end).fold(0.0, f64::max)
+        self.ranks.iter().filter_map(|own| own.last()).map(|last| last.end).fold(0.0, f64::max)
     }
 }
 

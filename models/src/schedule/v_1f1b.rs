@@ -11,10 +11,10 @@ use super::{Pass, PassKind, Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn v_1f1b(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::V1F1B.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = Shortening::new(&first_slots(devices), micro_batches).run();
+pub fn v_1f1b(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::V1F1B.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let passes = Shortening::new(&first_slots(ranks), micro_batches).run();
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
@@ -54,9 +54,9 @@ fn first_slots(p: usize) -> Vec<[usize; 4]> {
     let mut first = vec![[0; 4]; p];
     // A period of empty slots to move into.
     let mut slot = PERIOD + 1;
-    for device in 0..p {
-        first[device][0] = slot + device;
-        first[p - 1 - device][1] = slot + p + device;
+    for rank in 0..p {
+        first[rank][0] = slot + rank;
+        first[p - 1 - rank][1] = slot + p + rank;
     }
     slot += 2 * p + if p.is_multiple_of(3) { 3 } else { 0 };
     // Three backwards fill a period; then forwards have three slots.
@@ -106,10 +106,10 @@ impl Shortening {
     fn run(mut self) -> Vec<Vec<Pass>> {
         let length = self.slots.first().map_or(0, Vec::len);
         for slot in 0..length {
-            for device in 0..self.slots.len() {
-                if let Some(part) = self.slots[device][slot] {
-                    let to = self.place(device, part, slot);
-                    self.shift(device, part, slot, to);
+            for rank in 0..self.slots.len() {
+                if let Some(part) = self.slots[rank][slot] {
+                    let to = self.place(rank, part, slot);
+                    self.shift(rank, part, slot, to);
                 }
             }
         }
@@ -117,28 +117,28 @@ impl Shortening {
     }
 
     /// The slot after everything that this part needs.
-    fn ready(&self, device: usize, part: Part) -> usize {
+    fn ready(&self, rank: usize, part: Part) -> usize {
         let index = part.index();
-        let k = self.done[device][index].len();
-        let behind = |device: usize, part: Part| self.done[device][part.index()][k] + 1;
-        let last = device + 1 == self.slots.len();
+        let k = self.done[rank][index].len();
+        let behind = |rank: usize, part: Part| self.done[rank][part.index()][k] + 1;
+        let last = rank + 1 == self.slots.len();
         let need = match part {
-            Part::Forward(0) => device.checked_sub(1).map_or(0, |above| behind(above, part)),
-            Part::Forward(_) if last => behind(device, Part::Forward(0)),
-            Part::Backward(1) if device == 0 => behind(device, Part::Forward(1)),
-            Part::Backward(1) => behind(device - 1, Part::BackwardEnd(1)),
-            Part::Backward(_) if last => behind(device, Part::BackwardEnd(1)),
-            Part::Backward(_) => behind(device + 1, Part::BackwardEnd(0)),
-            Part::BackwardEnd(chunk) => behind(device, Part::Backward(chunk)),
-            Part::Forward(_) => behind(device + 1, part),
+            Part::Forward(0) => rank.checked_sub(1).map_or(0, |above| behind(above, part)),
+            Part::Forward(_) if last => behind(rank, Part::Forward(0)),
+            Part::Backward(1) if rank == 0 => behind(rank, Part::Forward(1)),
+            Part::Backward(1) => behind(rank - 1, Part::BackwardEnd(1)),
+            Part::Backward(_) if last => behind(rank, Part::BackwardEnd(1)),
+            Part::Backward(_) => behind(rank + 1, Part::BackwardEnd(0)),
+            Part::BackwardEnd(chunk) => behind(rank, Part::Backward(chunk)),
+            Part::Forward(_) => behind(rank + 1, part),
         };
-        need.max(self.done[device][index].last().map_or(0, |slot| slot + 1))
+        need.max(self.done[rank][index].last().map_or(0, |slot| slot + 1))
     }
 
-    fn place(&self, device: usize, part: Part, slot: usize) -> usize {
-        let (slots, held) = (&self.slots[device], &self.held[device]);
+    fn place(&self, rank: usize, part: Part, slot: usize) -> usize {
+        let (slots, held) = (&self.slots[rank], &self.held[rank]);
         let first_free = |from: usize| (from..slot).find(|&at| slots[at].is_none()).unwrap_or(slot);
-        let ready = self.ready(device, part).min(slot);
+        let ready = self.ready(rank, part).min(slot);
         match part {
             Part::BackwardEnd(_) => first_free(ready),
             Part::Backward(_) => {
@@ -153,11 +153,11 @@ impl Shortening {
         }
     }
 
-    fn shift(&mut self, device: usize, part: Part, from: usize, to: usize) {
-        self.slots[device][from] = None;
-        self.slots[device][to] = Some(part);
-        self.done[device][part.index()].push(to);
-        let between = &mut self.held[device][to..from];
+    fn shift(&mut self, rank: usize, part: Part, from: usize, to: usize) {
+        self.slots[rank][from] = None;
+        self.slots[rank][to] = Some(part);
+        self.done[rank][part.index()].push(to);
+        let between = &mut self.held[rank][to..from];
         match part {
             Part::Forward(_) => between.iter_mut().for_each(|held| *held += 1),
             Part::BackwardEnd(_) => between.iter_mut().for_each(|held| *held -= 1),

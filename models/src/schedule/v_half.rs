@@ -12,10 +12,10 @@ use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn v_half(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::VHalf.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = shortened(&blocks(devices), micro_batches, 0);
+pub fn v_half(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::VHalf.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let passes = shortened(&blocks(ranks), micro_batches, 0);
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
@@ -24,10 +24,10 @@ pub fn v_half(devices: usize, micro_batches: usize) -> Result<Schedule, Schedule
 ///
 /// # Errors
 /// As [`v_half`].
-pub fn v_half_repeated(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::VHalf.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = repeated(&blocks(devices), micro_batches);
+pub fn v_half_repeated(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::VHalf.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let passes = repeated(&blocks(ranks), micro_batches);
     Ok(counts.schedule(StageLayout::V, passes))
 }
 

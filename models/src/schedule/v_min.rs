@@ -12,10 +12,10 @@ use super::{Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn v_min(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::VMin.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = shortened(&blocks(devices), micro_batches, 0);
+pub fn v_min(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::VMin.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let passes = shortened(&blocks(ranks), micro_batches, 0);
     Ok(counts.schedule(StageLayout::V, passes))
 }
 

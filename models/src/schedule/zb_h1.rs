@@ -13,9 +13,9 @@ use super::{Schedule, ScheduleError, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn zb_h1(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
+pub fn zb_h1(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(ranks, micro_batches, 1)?;
     let items = || (0..micro_batches).map(|k| (k, 0));
-    let passes = (0..devices).map(|i| split_backward(items(), items(), devices - i, i)).collect();
+    let passes = (0..ranks).map(|i| split_backward(items(), items(), ranks - i, i)).collect();
     Ok(counts.schedule(StageLayout::RoundRobin, passes))
 }

@@ -12,9 +12,9 @@ use super::{Schedule, ScheduleError, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn zb_h2(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
+pub fn zb_h2(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(ranks, micro_batches, 1)?;
     let items = || (0..micro_batches).map(|k| (k, 0));
-    let order = |i: usize| split_backward(items(), items(), 2 * (devices - i) - 1, 2 * i);
-    Ok(counts.schedule(StageLayout::RoundRobin, (0..devices).map(order).collect()))
+    let order = |i: usize| split_backward(items(), items(), 2 * (ranks - i) - 1, 2 * i);
+    Ok(counts.schedule(StageLayout::RoundRobin, (0..ranks).map(order).collect()))
 }

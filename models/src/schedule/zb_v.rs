@@ -13,35 +13,35 @@ use super::{Pass, Schedule, ScheduleError, ScheduleName, StageLayout};
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub fn zb_v(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    ScheduleName::ZbV.check(devices, micro_batches, 2)?;
-    let counts = Counts::new(devices, micro_batches, 2)?;
-    let passes = (0..devices).map(|device| device_order(counts, device)).collect();
+pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    ScheduleName::ZbV.check(ranks, micro_batches, 2)?;
+    let counts = Counts::new(ranks, micro_batches, 2)?;
+    let passes = (0..ranks).map(|rank| order_on_rank(counts, rank)).collect();
     Ok(counts.schedule(StageLayout::V, passes))
 }
 
-fn device_order(counts: Counts, device: usize) -> Vec<Pass> {
-    let Counts { devices, micro_batches, .. } = counts;
-    let full = micro_batches.max(2 * devices - 1);
+fn order_on_rank(counts: Counts, rank: usize) -> Vec<Pass> {
+    let Counts { ranks, micro_batches, .. } = counts;
+    let full = micro_batches.max(2 * ranks - 1);
     let mut steps = Steps::new();
-    warm_up(&mut steps, devices, device);
+    warm_up(&mut steps, ranks, rank);
     steady(&mut steps, full);
-    cool_down(&mut steps, devices, device);
+    cool_down(&mut steps, ranks, rank);
     steps.order.retain(|pass| (pass.micro_batch as usize) < micro_batches);
     steps.order
 }
 
 /// Forwards of the first chunk until the first micro-batch is back, then both chunks in turn, then
 /// the first backwards of the second.
-fn warm_up(steps: &mut Steps, devices: usize, device: usize) {
-    for _ in 0..2 * (devices - device) - 1 {
+fn warm_up(steps: &mut Steps, ranks: usize, rank: usize) {
+    for _ in 0..2 * (ranks - rank) - 1 {
         steps.forward(0);
     }
-    for _ in 0..device {
+    for _ in 0..rank {
         steps.forward(1);
         steps.forward(0);
     }
-    for _ in 0..devices - device {
+    for _ in 0..ranks - rank {
         steps.forward(1);
         backward_at_once(steps, 1);
     }
@@ -58,12 +58,12 @@ fn steady(steps: &mut Steps, micro_batches: usize) {
     }
 }
 
-fn cool_down(steps: &mut Steps, devices: usize, device: usize) {
-    for _ in 0..device {
+fn cool_down(steps: &mut Steps, ranks: usize, rank: usize) {
+    for _ in 0..rank {
         steps.backward(0);
         steps.backward(1);
     }
-    for _ in 0..devices - device {
+    for _ in 0..ranks - rank {
         steps.backward(0);
         steps.weights(Some(0));
     }

@@ -126,7 +126,7 @@ pub struct PlanArgs {
     /// and what more memory would buy
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
-    /// Look for a faster order of passes than any schedule's, where devices have one chunk
+    /// Look for a faster order of passes than any schedule's, where pipeline ranks have one chunk
     #[arg(long, value_enum)]
     pub order: Option<Order>,
     /// Seconds for it [default: 60]
@@ -200,7 +200,8 @@ pub struct DiffArgs {
     pub json: bool,
 }
 
-/// `plan schedule`. Times are those of one micro-batch on one device's whole share, in any unit.
+/// `plan schedule`. Times are those of one micro-batch on one pipeline rank's whole share, in any
+/// unit.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
     /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto,
@@ -213,7 +214,7 @@ pub struct ScheduleArgs {
     /// Micro-batches an iteration
     #[arg(long, value_name = "M")]
     pub micro_batches: usize,
-    /// Another schedule to hold it against: both timelines, where each device's time goes, and
+    /// Another schedule to hold it against: both timelines, where each rank's time goes, and
     /// where the faster gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
@@ -229,7 +230,7 @@ pub struct ScheduleArgs {
     /// Backward pass with respect to weights
     #[arg(long, value_name = "TIME", default_value_t = 1.0)]
     pub weight: f64,
-    /// Latency between devices
+    /// Latency between ranks
     #[arg(long, value_name = "TIME", default_value_t = 0.0)]
     pub latency: f64,
     /// Length of an overlapped forward and backward: sum or max [default: sum]
@@ -241,7 +242,7 @@ pub struct ScheduleArgs {
     /// Activations that W frees, for zb_auto [default: 1]
     #[arg(long, value_name = "MB")]
     pub act_w: Option<f64>,
-    /// Activations that a device may hold, for zb_auto [default: those of a micro-batch for each
+    /// Activations that a rank may hold, for zb_auto [default: those of a micro-batch for each
     /// stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
@@ -251,7 +252,7 @@ pub struct ScheduleArgs {
     /// Seconds for it [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "optimal")]
     pub time_limit: Option<f64>,
-    /// Split the output layer over the devices: parallel_naive, parallel_1, parallel_2 or
+    /// Split the output layer over the ranks: parallel_naive, parallel_1, parallel_2 or
     /// interlaced
     #[arg(long, value_name = "NAME")]
     pub vocab: Option<String>,
@@ -261,13 +262,13 @@ pub struct ScheduleArgs {
     /// Last vocabulary pass [default: 0.25]
     #[arg(long, value_name = "TIME")]
     pub vocab_t: Option<f64>,
-    /// Look-up in the input layer, a pass of every device [default: 0]
+    /// Look-up in the input layer, a pass of every rank [default: 0]
     #[arg(long, value_name = "TIME")]
     pub vocab_if: Option<f64>,
     /// Its backward [default: 0]
     #[arg(long, value_name = "TIME")]
     pub vocab_ib: Option<f64>,
-    /// Print every device's passes in order
+    /// Print every rank's passes in order
     #[arg(long)]
     pub orders: bool,
     /// Print JSON

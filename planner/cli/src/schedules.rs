@@ -93,9 +93,9 @@ fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, Inpu
             )));
     }
     let seconds = time("--time-limit", args.time_limit.unwrap_or(60.0))?;
-    let (devices, micro_batches, costs) = (p, m, request.auto_costs());
+    let (ranks, micro_batches, costs) = (p, m, request.auto_costs());
     let time = Duration::from_secs_f64(seconds.min(1e6));
-    let found = Ordering { devices, micro_batches, costs, objective, time }.solve();
+    let found = Ordering { ranks, micro_batches, costs, objective, time }.solve();
     found.map(Some).map_err(|error| refused(&error))
 }
 
@@ -253,9 +253,9 @@ fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline, report: &
 fn drawing(schedule: &Schedule, timeline: &Timeline) -> String {
     let lines = timeline.draw(WIDTH);
     let mut drawn: String = lines.lines().take(MAX_DRAWN).flat_map(|line| [line, "\n"]).collect();
-    let more = schedule.devices.saturating_sub(MAX_DRAWN);
+    let more = schedule.ranks.saturating_sub(MAX_DRAWN);
     if more > 0 {
-        drawn += &format!("... {more} more devices\n");
+        drawn += &format!("... {more} more ranks\n");
     }
     format!("{drawn}\n{LEGEND}\n")
 }

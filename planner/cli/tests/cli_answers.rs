@@ -29,7 +29,7 @@ fn snapshot(name: &str, found: &str) {
     assert!(
         found == expected,
         "{name} has changed; if that is meant: \
-         UPDATE_SNAPSHOTS=1 cargo test -p meshwright-planner --test cli_answers\n\
+         UPDATE_SNAPSHOTS=1 cargo test -p meshwright-cli --test cli_answers\n\
          --- expected\n{expected}\n--- found\n{found}"
     );
 }
@@ -184,7 +184,7 @@ fn two_schedules_are_held_against_each_other() {
     let out = plan(words).out;
     assert!(out.contains("zb_h1\nd0 F0") && out.contains("1f1b\nd0 F0"), "{out}");
     assert!(
-        out.contains("zb_h1 is 6 (18.2 %) shorter than 1f1b: on average a device waits"),
+        out.contains("zb_h1 is 6 (18.2 %) shorter than 1f1b: on average a rank waits"),
         "{out}"
     );
     let json = plan(&format!("{words} --json")).json();
@@ -211,7 +211,7 @@ fn a_plan_says_why_its_schedule_wins() {
     let out = plan(&format!("explain {path}")).out;
     assert!(out.contains("\nzb_v, its start and its end\nd0 F0"), "{out}");
     assert!(out.contains("\n1f1b\nd0 FF"), "{out}");
-    assert!(out.contains("shorter than 1f1b: on average a device"), "{out}");
+    assert!(out.contains("shorter than 1f1b: on average a rank"), "{out}");
 }
 
 /// A plan with two copies of each stage is written and passes the check.

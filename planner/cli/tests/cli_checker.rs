@@ -59,7 +59,7 @@ fn every_edit_is_caught() {
         (
             "/inputs/cluster/hbm_bytes",
             json!(10_000_000_000u64),
-            "stages on device 0: memory.total together",
+            "stages on pipeline rank 0: memory.total together",
         ),
         ("/inputs/cluster/level_gpus", json!([8, 8]), "inputs.cluster.level_gpus"),
         ("/inputs/model/layers", json!(31), "stages"),

@@ -59,7 +59,8 @@ pub struct Side {
     /// End of its last pass.
     pub makespan: f64,
     /// By pipeline rank.
-    pub devices: Vec<Share>,
+    #[serde(rename = "devices")]
+    pub ranks: Vec<Share>,
     #[serde(skip)]
     drawing: String,
 }
@@ -89,18 +90,18 @@ impl Side {
     /// A run of a schedule in which rank `i` holds at most `held[i]`.
     pub fn new(schedule: ScheduleName, timeline: &Timeline, held: &[f64]) -> Self {
         let makespan = timeline.makespan_s;
-        let devices = timeline.spans.iter().zip(held);
-        let devices = devices.map(|(spans, &held)| share(spans, makespan, held)).collect();
-        Self { schedule, makespan, devices, drawing: drawing(schedule, timeline) }
+        let ranks = timeline.spans.iter().zip(held);
+        let ranks = ranks.map(|(spans, &held)| share(spans, makespan, held)).collect();
+        Self { schedule, makespan, ranks, drawing: drawing(schedule, timeline) }
     }
 
     fn mean(&self, part: usize) -> f64 {
-        let sum: f64 = self.devices.iter().map(|share| share.parts()[part].1).sum();
-        sum / self.devices.len().max(1) as f64
+        let sum: f64 = self.ranks.iter().map(|share| share.parts()[part].1).sum();
+        sum / self.ranks.len().max(1) as f64
     }
 
     fn most_held(&self) -> f64 {
-        self.devices.iter().map(|share| share.peak_held).fold(0.0, f64::max)
+        self.ranks.iter().map(|share| share.peak_held).fold(0.0, f64::max)
     }
 }
 
@@ -157,31 +158,30 @@ impl Comparison {
         let mut text = String::new();
         for side in [&self.of, &self.against] {
             text += &side.drawing;
-            let more = side.devices.len().saturating_sub(SHOWN);
-            text +=
-                &if more > 0 { format!("... {more} more devices\n\n") } else { "\n".to_owned() };
+            let more = side.ranks.len().saturating_sub(SHOWN);
+            text += &if more > 0 { format!("... {more} more ranks\n\n") } else { "\n".to_owned() };
         }
         text + &self.table(units) + "\n" + &self.sentence(units) + "\n"
     }
 
     /// One row for each rank and schedule.
     fn table(&self, units: Units) -> String {
-        let heads = ["device", "schedule", "work", "warm-up", "steady", "drain", "held"];
+        let heads = ["rank", "schedule", "work", "warm-up", "steady", "drain", "held"];
         let mut rows: Vec<[String; 7]> = vec![heads.map(str::to_owned)];
-        let devices = self.of.devices.iter().zip(&self.against.devices).take(SHOWN);
-        for (device, (of, against)) in devices.enumerate() {
+        let ranks = self.of.ranks.iter().zip(&self.against.ranks).take(SHOWN);
+        for (rank, (of, against)) in ranks.enumerate() {
             for (side, share) in [(&self.of, of), (&self.against, against)] {
                 let [work, warm, steady, drain] = share.parts().map(|(_, part)| (units.time)(part));
                 let held = (units.held)(share.peak_held);
                 let name = side.schedule.to_string();
-                rows.push([device.to_string(), name, work, warm, steady, drain, held]);
+                rows.push([rank.to_string(), name, work, warm, steady, drain, held]);
             }
         }
         let width =
             |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; 7] = std::array::from_fn(width);
         let mut text =
-            String::from("where each device's time goes (warm-up, steady, drain: waiting)\n");
+            String::from("where each rank's time goes (warm-up, steady, drain: waiting)\n");
         for row in &rows {
             let cells = row.iter().zip(widths);
             let line = cells.fold(String::new(), |mut line, (cell, width)| {
@@ -226,7 +226,7 @@ impl Comparison {
         };
         let words: Vec<String> = gains.iter().map(word).collect();
         format!(
-            "{} is {} ({:.1} %) shorter than {}: on average a device {}; {held}.",
+            "{} is {} ({:.1} %) shorter than {}: on average a rank {}; {held}.",
             fast.schedule,
             (units.time)(saved),
             100.0 * saved / slow.makespan,
@@ -262,15 +262,15 @@ fn side(cache: &CostCache<'_>, d: &Decisions, placed: &Placed, plan: &Plan) -> O
     };
     let timeline = configuration.timeline(placed, own)?;
     let held =
-        activations(&configuration.price(placed, &mut Scratch::default()), configuration.devices());
+        activations(&configuration.price(placed, &mut Scratch::default()), configuration.ranks());
     Some(Side::new(d.schedule, &timeline, &held))
 }
 
 /// Activations at each rank's fullest moment, bytes.
-fn activations(priced: &Priced, devices: usize) -> Vec<f64> {
-    let mut held = vec![0.0; devices];
+fn activations(priced: &Priced, ranks: usize) -> Vec<f64> {
+    let mut held = vec![0.0; ranks];
     for stage in priced.stages.iter().chain(&priced.copies) {
-        held[stage.device] += stage.memory.activations;
+        held[stage.rank] += stage.memory.activations;
     }
     held
 }
@@ -331,7 +331,7 @@ mod tests {
     fn shares_add_up_to_the_makespan() {
         for schedule in ScheduleName::ALL {
             let side = side(schedule, 4, 8);
-            for share in &side.devices {
+            for share in &side.ranks {
                 let sum: f64 = share.parts().iter().map(|(_, part)| part).sum();
                 assert!((sum - side.makespan).abs() < 1e-9, "{schedule}: {share:?}");
                 assert!(share.work > 0.0 && share.parts().iter().all(|(_, part)| *part > -1e-9));
@@ -346,11 +346,11 @@ mod tests {
         assert_eq!(one.makespan, 33.0);
         // The last rank receives its first micro-batch after three forwards. When it ends, six
         // units of backwards are left on the others.
-        let last = one.devices[3];
+        let last = one.ranks[3];
         assert_eq!((last.work, last.warm_up_wait, last.drain_wait), (24.0, 3.0, 6.0));
         // The first rank has done four forwards when its first backward may start, at 4 + 3 · 2. It
         // spends the rest of its nine idle units after its last forward.
-        let first = one.devices[0];
+        let first = one.ranks[0];
         assert_eq!((first.work, first.warm_up_wait, first.steady_wait), (24.0, 6.0, 0.0));
         assert_eq!((first.drain_wait, first.peak_held), (3.0, 4.0));
     }

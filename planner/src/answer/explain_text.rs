@@ -67,7 +67,7 @@ pub fn stages(plan: &Plan) -> String {
     let mut text = format!(
         "{:>5} {:>6} {:>5}  {:>9} {:>6}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
         "stage",
-        "device",
+        "rank",
         "chunk",
         "layers",
         "vocab",
@@ -86,16 +86,16 @@ pub fn stages(plan: &Plan) -> String {
         }
         if count <= STAGES_LISTED || index < STAGES_LISTED / 2 || index + STAGES_LISTED / 2 >= count
         {
-            for (copy, (device, memory)) in stage.held().enumerate() {
+            for (copy, (rank, memory)) in stage.held().enumerate() {
                 let chunk = if copy == 0 { stage.chunk } else { 1 };
-                text += &stage_row(stage, (device, chunk), &memory);
+                text += &stage_row(stage, (rank, chunk), &memory);
             }
         }
     }
     text
 }
 
-fn stage_row(stage: &Stage, (device, chunk): (usize, usize), memory: &StageMemory) -> String {
+fn stage_row(stage: &Stage, (rank, chunk): (usize, usize), memory: &StageMemory) -> String {
     let end = stage.first_layer + stage.layers;
     let layers = match stage.layers {
         0 => "none".to_owned(),
@@ -111,7 +111,7 @@ fn stage_row(stage: &Stage, (device, chunk): (usize, usize), memory: &StageMemor
     format!(
         "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
         stage.stage,
-        device,
+        rank,
         chunk,
         format!("{}/{}/{}", sum.none, sum.selective, sum.full),
         bytes(memory.parameters),
@@ -240,9 +240,9 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
     text
 }
 
-fn consumers(found: &crate::search::Found, device: usize) -> String {
+fn consumers(found: &crate::search::Found, rank: usize) -> String {
     let held = found.priced.stages.iter().chain(&found.priced.copies);
-    let stages = held.filter(|stage| stage.device == device);
+    let stages = held.filter(|stage| stage.rank == rank);
     let mut parts = [
         ("parameters", 0.0),
         ("gradients", 0.0),

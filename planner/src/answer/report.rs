@@ -122,11 +122,11 @@ pub fn warnings(plan: &Plan) -> Vec<String> {
 
 /// The fullest device of a plan; see [`Answer::fullest`].
 pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
-    let devices = plan.device_memory();
-    let fullest = devices.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
-    let (device, memory) = fullest.unwrap_or_default();
+    let ranks = plan.device_memory();
+    let fullest = ranks.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
+    let (rank, memory) = fullest.unwrap_or_default();
     let on_it = plan.stages.iter().flat_map(|stage| {
-        let here = stage.held().filter(|(holder, _)| *holder == device);
+        let here = stage.held().filter(|(holder, _)| *holder == rank);
         here.map(|(_, memory)| (stage.stage, memory.total))
     });
     let stage = on_it.max_by_key(|(_, total)| *total).map_or(0, |(stage, _)| stage);
@@ -203,7 +203,7 @@ fn stages(request: &Request, found: &Found) -> Vec<Stage> {
     priced
         .map(|(stage, (placed, price))| Stage {
             stage,
-            device: price.device,
+            device: price.rank,
             chunk: price.chunk,
             first_layer: placed.start,
             layers: placed.end - placed.start,
@@ -211,7 +211,7 @@ fn stages(request: &Request, found: &Found) -> Vec<Stage> {
             recompute: recompute(&names, &placed.recompute),
             memory: memory(&price.memory),
             copy: found.priced.copies.get(stage).map(|copy| StageCopy {
-                device: copy.device,
+                device: copy.rank,
                 chunk: copy.chunk,
                 memory: memory(&copy.memory),
             }),

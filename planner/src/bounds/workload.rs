@@ -266,7 +266,7 @@ impl PipelineSpec {
 
     /// Whether `stage` and `stage + 1` lie on different ranks.
     pub fn crosses(&self, stage: usize) -> bool {
-        let rank = |stage| self.layout().device_of(self.ranks, stage);
+        let rank = |stage| self.layout().rank_of(self.ranks, stage);
         stage + 1 < self.stages() && rank(stage) != rank(stage + 1)
     }
 
@@ -310,7 +310,7 @@ impl PipelineSpec {
     pub fn key(&self) -> PipelineKey {
         PipelineKey {
             schedule: self.schedule,
-            devices: self.ranks,
+            ranks: self.ranks,
             micro_batches: self.micro_batches,
             chunks: self.chunks,
             vocab: if self.vocab.over_pipeline() { self.vocab } else { Vocab::Tensor },

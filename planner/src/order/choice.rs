@@ -62,26 +62,26 @@ pub enum How {
 
 impl How {
     fn order(self, d: &Decisions, costs: AutoCosts) -> Result<Orders, ScheduleError> {
-        let (devices, micro_batches) = (d.pp as usize, d.micro_batches as usize);
+        let (ranks, micro_batches) = (d.pp as usize, d.micro_batches as usize);
         match self {
             Self::Program(time) => {
                 let objective = Objective::Makespan;
-                Ordering { devices, micro_batches, costs, objective, time }.solve()
+                Ordering { ranks, micro_batches, costs, objective, time }.solve()
             }
-            Self::Greedy => greedy(devices, micro_batches, costs),
+            Self::Greedy => greedy(ranks, micro_batches, costs),
         }
     }
 }
 
 /// The order of `zb_auto`. Its lower bound is the forward path to the last rank plus that rank's
 /// work.
-fn greedy(devices: usize, micro_batches: usize, costs: AutoCosts) -> Result<Orders, ScheduleError> {
+fn greedy(ranks: usize, micro_batches: usize, costs: AutoCosts) -> Result<Orders, ScheduleError> {
     let AutoCosts { forward, backward, weight, latency, .. } = costs;
-    let schedule = zb_auto(devices, micro_batches, 1, costs)?;
+    let schedule = zb_auto(ranks, micro_batches, 1, costs)?;
     let durations = Durations::uniform(&schedule, forward, backward, weight, latency);
     let makespan_s = simulate(&schedule, &durations)?.makespan_s;
     let work_s = micro_batches as f64 * (forward + backward + weight);
-    let bound_s = (devices - 1) as f64 * (forward + latency) + work_s;
+    let bound_s = (ranks - 1) as f64 * (forward + latency) + work_s;
     let gap = (1.0 - bound_s / makespan_s).max(0.0);
     Ok(Orders { schedule, value: makespan_s, proven: gap <= 1e-9, gap })
 }
@@ -105,7 +105,7 @@ pub fn shorter(
     let problem = configuration.problem_of(configuration.columns_of_placed(placed));
     let costs = mean_costs(&problem, configuration.mean_link_s(), d.micro_batches as f64);
     let answer = how.order(d, costs).map_err(unknown)?;
-    let order = (0..answer.schedule.devices).map(|i| answer.schedule.order_words(i).join(" "));
+    let order = (0..answer.schedule.ranks).map(|i| answer.schedule.order_words(i).join(" "));
     let order: Vec<String> = order.collect();
     let searched = Decisions { schedule: ScheduleName::ZbAuto, ..d.clone() };
     let configuration =

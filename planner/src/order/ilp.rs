@@ -35,7 +35,7 @@ pub enum Objective {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ordering {
     /// Pipeline ranks, `p`.
-    pub devices: usize,
+    pub ranks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
     /// Durations and memory.
@@ -98,7 +98,7 @@ impl Ordering {
 
     /// The best order of `zb_auto`, ZB-H1 and ZB-H2.
     fn known(&self) -> Result<(Schedule, f64), ScheduleError> {
-        let (p, m) = (self.devices, self.micro_batches);
+        let (p, m) = (self.ranks, self.micro_batches);
         let searched = zb_auto(p, m, 1, self.costs)?;
         let mut best = (self.value(&searched)?, searched);
         for name in [ScheduleName::ZbH1, ScheduleName::ZbH2] {
@@ -140,7 +140,7 @@ impl Ordering {
     /// last rank.
     fn floor(&self) -> f64 {
         let AutoCosts { forward, backward, weight, latency, .. } = self.costs;
-        let (transfers, m) = ((self.devices - 1) as f64, self.micro_batches as f64);
+        let (transfers, m) = ((self.ranks - 1) as f64, self.micro_batches as f64);
         let work = m * (forward + backward + weight);
         match self.objective {
             Objective::LongestStage => work,
@@ -174,17 +174,17 @@ struct Program<'a> {
 
 impl<'a> Program<'a> {
     fn new(ordering: &'a Ordering, below: f64) -> Self {
-        let (p, m) = (ordering.devices, ordering.micro_batches);
+        let (p, m) = (ordering.ranks, ordering.micro_batches);
         let mut vars = variables!();
         let length = vars.add(variable().min(ordering.floor()).max(below * (1.0 - SHORTER)));
         let mut row = || (0..m).map(|_| vars.add(variable().min(0.0))).collect::<Vec<_>>();
         let ends: Vec<[Vec<Variable>; 3]> = (0..p).map(|_| [row(), row(), row()]).collect();
         let mut before = HashMap::new();
-        for device in 0..p {
+        for rank in 0..p {
             for pair in 0..OPEN.len() {
                 for j in 0..m {
                     for k in 0..j {
-                        before.insert((device, pair, j, k), vars.add(variable().binary()));
+                        before.insert((rank, pair, j, k), vars.add(variable().binary()));
                     }
                 }
             }
@@ -196,12 +196,12 @@ impl<'a> Program<'a> {
             .set_option("primal_feasibility_tolerance", 1e-7)
             .set_threads(1);
         let mut program = Self { ordering, below, model, ends, before, length };
-        for device in 0..p {
-            program.chains(device);
-            program.objective(device);
-            program.open_orders(device);
-            program.cuts(device);
-            program.memory(device);
+        for rank in 0..p {
+            program.chains(rank);
+            program.objective(rank);
+            program.open_orders(rank);
+            program.cuts(rank);
+            program.memory(rank);
         }
         program
     }
@@ -216,25 +216,25 @@ impl<'a> Program<'a> {
     }
 
     /// Precedence constraints that hold for every order.
-    fn chains(&mut self, device: usize) {
-        let (p, m) = (self.ordering.devices, self.ordering.micro_batches);
+    fn chains(&mut self, rank: usize) {
+        let (p, m) = (self.ordering.ranks, self.ordering.micro_batches);
         let latency = self.ordering.costs.latency;
         for k in 0..m {
             for kind in 0..3 {
-                let (end, time) = (self.ends[device][kind][k], self.time(kind));
+                let (end, time) = (self.ends[rank][kind][k], self.time(kind));
                 let source = match kind {
-                    0 => device.checked_sub(1),
-                    1 => Some(device + 1).filter(|&next| next < p),
+                    0 => rank.checked_sub(1),
+                    1 => Some(rank + 1).filter(|&next| next < p),
                     _ => None,
                 };
                 if let Some(source) = source {
                     self.at_least(end, self.ends[source][kind][k], latency + time);
                 }
                 if let Some(before) = kind.checked_sub(1) {
-                    self.at_least(end, self.ends[device][before][k], time);
+                    self.at_least(end, self.ends[rank][before][k], time);
                 }
                 match k.checked_sub(1) {
-                    Some(k) => self.at_least(end, self.ends[device][kind][k], time),
+                    Some(k) => self.at_least(end, self.ends[rank][kind][k], time),
                     None => {
                         self.model.add_constraint(constraint!(end >= time));
                     }
@@ -243,9 +243,9 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn objective(&mut self, device: usize) {
+    fn objective(&mut self, rank: usize) {
         let (length, m) = (self.length, self.ordering.micro_batches);
-        let [forwards, _, weights] = &self.ends[device];
+        let [forwards, _, weights] = &self.ends[rank];
         let (first, last) = (forwards[0], weights[m - 1]);
         let forward = self.time(0);
         match self.ordering.objective {
@@ -260,13 +260,13 @@ impl<'a> Program<'a> {
 
     /// Of two passes of a rank one comes first. All passes of a rank end within `below` of each
     /// other.
-    fn open_orders(&mut self, device: usize) {
+    fn open_orders(&mut self, rank: usize) {
         for (pair, (one, other)) in OPEN.into_iter().enumerate() {
             let (one_time, other_time) = (self.time(one), self.time(other));
             for j in 0..self.ordering.micro_batches {
                 for k in 0..j {
-                    let x = self.before[&(device, pair, j, k)];
-                    let (a, b) = (self.ends[device][one][j], self.ends[device][other][k]);
+                    let x = self.before[&(rank, pair, j, k)];
+                    let (a, b) = (self.ends[rank][one][j], self.ends[rank][other][k]);
                     let apart = self.below + one_time + other_time;
                     self.model.add_constraint(constraint!(b >= a + other_time - apart + apart * x));
                     self.model.add_constraint(constraint!(a >= b + one_time - apart * x));
@@ -277,9 +277,9 @@ impl<'a> Program<'a> {
 
     /// Implications between binaries: passes of a kind keep their order, and weight gradients
     /// follow their backward.
-    fn cuts(&mut self, device: usize) {
+    fn cuts(&mut self, rank: usize) {
         let m = self.ordering.micro_batches;
-        let before = |pair: usize, j: usize, k: usize| self.before[&(device, pair, j, k)];
+        let before = |pair: usize, j: usize, k: usize| self.before[&(rank, pair, j, k)];
         let mut implied = Vec::new();
         for j in 0..m {
             for k in 0..j {
@@ -302,12 +302,12 @@ impl<'a> Program<'a> {
     }
 
     /// Activations held when a forward begins, including its own.
-    fn memory(&mut self, device: usize) {
+    fn memory(&mut self, rank: usize) {
         let AutoCosts { freed_by_b, freed_by_w, limit, .. } = self.ordering.costs;
         for j in 0..self.ordering.micro_batches {
             let mut held = Expression::from((freed_by_b + freed_by_w) * (j + 1) as f64);
             for k in 0..j {
-                let [backward, weights] = [0, 1].map(|pair| self.before[&(device, pair, j, k)]);
+                let [backward, weights] = [0, 1].map(|pair| self.before[&(rank, pair, j, k)]);
                 held = held - freed_by_b * (1.0 - backward) - freed_by_w * (1.0 - weights);
             }
             self.model.add_constraint(constraint!(held <= limit + 1e-6));

@@ -58,13 +58,13 @@ pub fn by_own_times(
 /// Mean times over pipeline ranks.
 fn mean_times(configuration: &Configuration<'_>, problem: &Problem) -> PassTimes {
     let columns = || problem.columns.iter().filter_map(|columns| columns.first());
-    let (devices, fixed) = (configuration.devices() as f64, &problem.fixed);
+    let (ranks, fixed) = (configuration.ranks() as f64, &problem.fixed);
     let vocab = &fixed.vocab;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
     PassTimes {
-        forward: columns().map(|column| column.forward_s).sum::<f64>() / devices,
-        backward: columns().map(|column| column.backward_s).sum::<f64>() / devices,
-        weight: columns().map(|column| column.weight_s).sum::<f64>() / devices,
+        forward: columns().map(|column| column.forward_s).sum::<f64>() / ranks,
+        backward: columns().map(|column| column.backward_s).sum::<f64>() / ranks,
+        weight: columns().map(|column| column.weight_s).sum::<f64>() / ranks,
         vocab: [&vocab.first, &vocab.middle, &vocab.last].map(|times| mean(times)),
         link: configuration.mean_link_s(),
         broadcast: vocab.broadcast_s,

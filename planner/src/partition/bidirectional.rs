@@ -24,14 +24,14 @@ pub struct Bidirectional<'a> {
 }
 
 impl Bidirectional<'_> {
-    /// Earliest time at which `device` (of ranks `i` and `p − 1 − i`, the nearer to stage 0) has
+    /// Earliest time at which `rank` (of ranks `i` and `p − 1 − i`, the nearer to stage 0) has
     /// done its passes and those that must follow them, s. `recompute_s` is the recomputation of
     /// one micro-batch in both its stages.
-    pub fn end_s(&self, device: usize, recompute_s: f64) -> f64 {
-        let other = self.stages.len() - 1 - device;
+    pub fn end_s(&self, rank: usize, recompute_s: f64) -> f64 {
+        let other = self.stages.len() - 1 - rank;
         let load_s = |stage: usize| self.stages[stage].iter().sum::<f64>();
-        let nearer = |ways_s: &[f64]| ways_s[device].min(ways_s[other]);
-        let own_s = self.runs * (load_s(device) + load_s(other) + recompute_s);
+        let nearer = |ways_s: &[f64]| ways_s[rank].min(ways_s[other]);
+        let own_s = self.runs * (load_s(rank) + load_s(other) + recompute_s);
         nearer(self.down_s) + own_s + if self.whole { nearer(self.back_s) } else { 0.0 }
     }
 

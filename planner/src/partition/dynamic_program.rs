@@ -124,9 +124,9 @@ fn fill_stage(
 
 fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
     let c = &problem.columns[stage][column];
-    let device = problem.pipeline.device_of[stage];
+    let rank = problem.pipeline.rank_of[stage];
     let bytes = c.state_bytes + problem.most_in_flight(stage) * c.in_flight_bytes;
-    bytes <= problem.budget_bytes[device]
+    bytes <= problem.budget_bytes[rank]
 }
 
 /// Adds to `labels` every way to put `column` before the stages after it, which start at layer
@@ -277,15 +277,15 @@ pub struct VocabWay {
 }
 
 impl Warm {
-    pub(crate) fn of(devices: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
-        let plain = devices - stage;
+    pub(crate) fn of(ranks: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
+        let plain = ranks - stage;
         let forwards = vocab.passes.map_or(plain, |passes| passes.in_flight(plain));
         Self { forwards: forwards.min(micro_batches) as f64, vocab }
     }
 
     pub(super) fn new(problem: &Problem, stage: usize) -> Self {
         let pipeline = &problem.pipeline;
-        Self::of(pipeline.devices, pipeline.micro_batches, stage, problem.vocab)
+        Self::of(pipeline.ranks, pipeline.micro_batches, stage, problem.vocab)
     }
 
     /// Time by which the round trip through later stages (`below_s`) exceeds the stage's own passes

@@ -225,7 +225,7 @@ impl Program {
         let model = vars.minimise(objective).using(highs);
         let model = writer.rows(model, paths, bar_s);
         let columns: usize = writer.chosen.iter().map(Vec::len).sum();
-        let rows = paths.len() + problem.stages() * 2 + problem.pipeline.devices * 2;
+        let rows = paths.len() + problem.stages() * 2 + problem.pipeline.ranks * 2;
         let (size, presolve) = ((columns + rows) as u64, presolve(problem));
         Some(Self { model, chosen: writer.chosen, size, scale, presolve })
     }
@@ -300,7 +300,7 @@ impl Writer<'_> {
         }
         self.contiguity(&mut model);
         self.memory(&mut model);
-        self.device_loads(&mut model);
+        self.rank_loads(&mut model);
         if self.problem.pipeline.one_f_one_b {
             self.closed_form(&mut model);
         } else if self.problem.pipeline.milestones.len() == self.problem.stages() {
@@ -352,12 +352,12 @@ impl Writer<'_> {
 
     fn memory(&self, model: &mut HighsProblem) {
         let pipeline = &self.problem.pipeline;
-        for device in 0..pipeline.devices {
-            let budget = self.problem.budget_bytes[device];
-            for counts in &pipeline.in_flight[device] {
+        for rank in 0..pipeline.ranks {
+            let budget = self.problem.budget_bytes[rank];
+            for counts in &pipeline.in_flight[rank] {
                 // In units of the budget, so that coefficients are of order one.
                 let used: Expression = pipeline
-                    .stages_on(device)
+                    .stages_on(rank)
                     .map(|(stage, chunk)| {
                         let in_flight = f64::from(counts[chunk]);
                         self.sum(stage, |c| {
@@ -370,12 +370,12 @@ impl Writer<'_> {
         }
     }
 
-    fn device_loads(&self, model: &mut HighsProblem) {
+    fn rank_loads(&self, model: &mut HighsProblem) {
         let pipeline = &self.problem.pipeline;
         let (m, runs) = (pipeline.micro_batches as f64, pipeline.runs());
         let vocab = m * self.problem.vocab.passes_s * self.scale;
-        for device in 0..pipeline.devices {
-            let stages = || pipeline.stages_on(device).map(|(stage, _)| stage);
+        for rank in 0..pipeline.ranks {
+            let stages = || pipeline.stages_on(rank).map(|(stage, _)| stage);
             let work: Expression =
                 stages().map(|stage| self.seconds(stage, |c| runs * c.load_s() + c.tail_s)).sum();
             model.add_constraint(constraint!(self.barrier >= work + vocab));
@@ -466,7 +466,7 @@ impl Writer<'_> {
             let counts = self.problem.pipeline.counts_on(path, stage);
             let [forward, backward, weight] = counts.map(f64::from);
             let mut holders = self.problem.pipeline.holders(stage);
-            let ends_here = holders.any(|(device, _)| device == path.end_device);
+            let ends_here = holders.any(|(rank, _)| rank == path.end_rank);
             let tail = if ends_here { 1.0 } else { 0.0 };
             row += self.seconds(stage, |c| {
                 forward * c.forward_s

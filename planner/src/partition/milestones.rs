@@ -87,8 +87,8 @@ pub(super) enum At {
 
 impl OrderMilestones {
     /// The milestones of a rank's order.
-    pub fn of(schedule: &Schedule, device: usize) -> Self {
-        let order = schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
+    pub fn of(schedule: &Schedule, rank: usize) -> Self {
+        let order = schedule.passes.get(rank).map_or(&[][..], Vec::as_slice);
         let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
         let first = order.iter().position(|pass| is_backward(pass.kind)).unwrap_or(order.len());
         let last = |wanted: &dyn Fn(PassKind) -> bool| {
@@ -129,14 +129,14 @@ impl OrderMilestones {
     /// backward, and forward.
     pub fn counted(
         schedule: ScheduleName,
-        (devices, micro_batches, chunks): (usize, usize, usize),
-        device: usize,
+        (ranks, micro_batches, chunks): (usize, usize, usize),
+        rank: usize,
     ) -> Option<Self> {
-        let (p, m, v) = (devices, micro_batches, chunks);
+        let (p, m, v) = (ranks, micro_batches, chunks);
         let (warm_up, lag) = match schedule {
-            ScheduleName::ZbH1 => (p - device, device),
-            ScheduleName::ZbH2 => (2 * (p - device) - 1, 2 * device),
-            ScheduleName::InterleavedZb => (p - device + (v - 1) * p, device),
+            ScheduleName::ZbH1 => (p - rank, rank),
+            ScheduleName::ZbH2 => (2 * (p - rank) - 1, 2 * rank),
+            ScheduleName::InterleavedZb => (p - rank + (v - 1) * p, rank),
             _ => return None,
         };
         let all = m * v;
@@ -283,9 +283,9 @@ mod tests {
         for schedule in ScheduleName::ALL.into_iter().filter(split) {
             for (p, m, v) in [(2, 1, 2), (2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 2, 1)] {
                 let Ok(order) = schedule.build(p, m, v) else { continue };
-                for device in 0..p {
+                for rank in 0..p {
                     let (any, own) =
-                        (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, device));
+                        (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, rank));
                     let chunks = seconds(compared, v);
                     let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
                     let way_s = [2.0, 20.0][compared % 2];
@@ -293,7 +293,7 @@ mod tests {
                     let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
                     let none_later = any.own_s <= one.own_s + 1e-9
                         && any.last_backward_s <= one.last_backward_s + 1e-9;
-                    assert!(none_later, "{schedule} {p} {m} {v} device {device}: {any:?} {one:?}");
+                    assert!(none_later, "{schedule} {p} {m} {v} rank {rank}: {any:?} {one:?}");
                     compared += 1;
                 }
             }
@@ -310,12 +310,12 @@ mod tests {
                 .flat_map(|(p, m)| (1..=3).map(move |v| (p, m, v)))
             {
                 let Ok(order) = schedule.build(p, m, v) else { continue };
-                for device in 0..p {
-                    let counted = OrderMilestones::counted(schedule, (p, m, v), device);
+                for rank in 0..p {
+                    let counted = OrderMilestones::counted(schedule, (p, m, v), rank);
                     assert_eq!(
                         counted.as_ref(),
-                        Some(&OrderMilestones::of(&order, device)),
-                        "{schedule} p {p} m {m} v {v} device {device}"
+                        Some(&OrderMilestones::of(&order, rank)),
+                        "{schedule} p {p} m {m} v {v} rank {rank}"
                     );
                     compared += 1;
                 }

@@ -63,11 +63,11 @@ pub struct Pipeline {
     /// The prepared order.
     pub prepared: LazyPrepared,
     /// Pipeline ranks, `p`.
-    pub devices: usize,
+    pub ranks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
     /// Rank of each stage; the first direction's copy where the pipeline is bidirectional.
-    pub device_of: Vec<usize>,
+    pub rank_of: Vec<usize>,
     /// Chunk of each stage on its rank.
     pub chunk_of: Vec<usize>,
     /// The pipeline is bidirectional: every stage has two copies. The second copy is chunk 1 of
@@ -96,24 +96,24 @@ pub struct Pipeline {
 impl Pipeline {
     /// Rank and chunk of each copy of a stage.
     pub fn holders(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (device, chunk) = (self.device_of[stage], self.chunk_of[stage]);
-        let second = self.bidirectional.then(|| (self.devices - 1 - device, 1));
-        std::iter::once((device, chunk)).chain(second)
+        let (rank, chunk) = (self.rank_of[stage], self.chunk_of[stage]);
+        let second = self.bidirectional.then(|| (self.ranks - 1 - rank, 1));
+        std::iter::once((rank, chunk)).chain(second)
     }
 
     /// Stages of a rank, each with its chunk.
-    pub fn stages_on(&self, device: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+    pub fn stages_on(&self, rank: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let on = move |stage| {
-            let here = self.holders(stage).find(|&(holder, _)| holder == device);
+            let here = self.holders(stage).find(|&(holder, _)| holder == rank);
             here.map(|(_, chunk)| (stage, chunk))
         };
-        (0..self.device_of.len()).filter_map(on)
+        (0..self.rank_of.len()).filter_map(on)
     }
 
     /// Most micro-batches of a stage in flight on one rank.
     pub fn most_in_flight(&self, stage: usize) -> f64 {
-        let counts = |(device, chunk): (usize, usize)| {
-            self.in_flight[device].iter().map(move |vector| vector[chunk])
+        let counts = |(rank, chunk): (usize, usize)| {
+            self.in_flight[rank].iter().map(move |vector| vector[chunk])
         };
         f64::from(self.holders(stage).flat_map(counts).max().unwrap_or(0))
     }
@@ -126,14 +126,14 @@ impl Pipeline {
     /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in
     /// pairs included.
     pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
-        let pairs = |forward: usize, device: usize| {
-            path.pair_count.get(forward).and_then(|counts| counts.get(device)).copied().unwrap_or(0)
+        let pairs = |forward: usize, rank: usize| {
+            path.pair_count.get(forward).and_then(|counts| counts.get(rank)).copied().unwrap_or(0)
         };
         let (mut forward, mut backward) = (0, 0);
-        for (device, chunk) in self.holders(stage).filter(|_| self.pairs) {
+        for (rank, chunk) in self.holders(stage).filter(|_| self.pairs) {
             // A pair runs the forward of one chunk and the whole backward of the other.
-            forward += pairs(chunk, device);
-            backward += pairs(1 - chunk, device);
+            forward += pairs(chunk, rank);
+            backward += pairs(1 - chunk, rank);
         }
         [
             path.forward_count[stage] + forward,
@@ -196,10 +196,10 @@ impl Problem {
             durations.weight = self.chosen(choice).map(|(_, column)| column.weight_s).collect();
         }
         if self.pipeline.pairs {
-            durations.pair = vec![[0.0; 2]; self.pipeline.devices];
+            durations.pair = vec![[0.0; 2]; self.pipeline.ranks];
             for (stage, column) in self.chosen(choice) {
-                for (device, chunk) in self.pipeline.holders(stage) {
-                    let pair = &mut durations.pair[device];
+                for (rank, chunk) in self.pipeline.holders(stage) {
+                    let pair = &mut durations.pair[rank];
                     pair[chunk] += column.forward_s;
                     pair[1 - chunk] += column.backward_s + column.weight_s;
                 }
@@ -211,14 +211,14 @@ impl Problem {
         let Scratch { durations, tails, .. } = scratch;
         durations.clone_from(&self.fixed);
         tails.clear();
-        tails.resize(self.pipeline.devices, 0.0);
-        let mut steps = vec![0.0; self.pipeline.devices];
+        tails.resize(self.pipeline.ranks, 0.0);
+        let mut steps = vec![0.0; self.pipeline.ranks];
         for (stage, column) in self.chosen(choice) {
             durations.forward.push(column.forward_s);
             durations.backward.push(column.backward_s);
-            for (device, _) in self.pipeline.holders(stage) {
-                tails[device] += column.tail_s;
-                steps[device] += column.step_s;
+            for (rank, _) in self.pipeline.holders(stage) {
+                tails[rank] += column.tail_s;
+                steps[rank] += column.step_s;
             }
         }
         self.fill_split(choice, durations);
@@ -246,7 +246,7 @@ impl Problem {
     /// the barrier, s. It is at most [`Self::iteration_s`] where there is a barrier.
     pub fn path_s(&self, choice: &[usize], path: &CriticalPath, scratch: &mut Scratch) -> f64 {
         let step_s = self.fill(choice, scratch);
-        path.length_s(&scratch.durations) + scratch.tails[path.end_device] + step_s
+        path.length_s(&scratch.durations) + scratch.tails[path.end_rank] + step_s
     }
 
     /// The critical path under a choice, including the tail of its last rank.
@@ -258,14 +258,14 @@ impl Problem {
 
     /// Peak bytes of each rank under a choice.
     pub fn memory_bytes(&self, choice: &[usize]) -> Vec<f64> {
-        let mut states = vec![0.0; self.pipeline.devices];
+        let mut states = vec![0.0; self.pipeline.ranks];
         let mut activations: Vec<Vec<f64>> =
             self.pipeline.in_flight.iter().map(|vectors| vec![0.0; vectors.len()]).collect();
         for (stage, column) in self.chosen(choice) {
-            for (device, chunk) in self.pipeline.holders(stage) {
-                states[device] += column.state_bytes;
-                let vectors = &self.pipeline.in_flight[device];
-                for (bytes, counts) in activations[device].iter_mut().zip(vectors) {
+            for (rank, chunk) in self.pipeline.holders(stage) {
+                states[rank] += column.state_bytes;
+                let vectors = &self.pipeline.in_flight[rank];
+                for (bytes, counts) in activations[rank].iter_mut().zip(vectors) {
                     *bytes += f64::from(counts[chunk]) * column.in_flight_bytes;
                 }
             }

@@ -169,8 +169,8 @@ impl<'a> CostCache<'a> {
     /// # Errors
     /// It does not.
     pub fn check_pipeline(&self, d: &Decisions) -> Result<(), ScheduleError> {
-        let (devices, chunks) = (d.pp as usize, d.vpp as usize);
-        d.schedule.check(devices, d.micro_batches as usize, chunks)
+        let (ranks, chunks) = (d.pp as usize, d.vpp as usize);
+        d.schedule.check(ranks, d.micro_batches as usize, chunks)
     }
 
     /// The pipeline of decisions that [`Self::check_pipeline`] accepts.

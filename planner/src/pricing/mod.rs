@@ -109,7 +109,7 @@ impl<'a> Configuration<'a> {
     #[must_use]
     pub fn in_order_within(self, schedule: Schedule, held: u32) -> Self {
         let pipeline = pipelines::of_schedule(schedule, self.decisions.post_validation);
-        let in_flight = vec![vec![vec![held]]; pipeline.devices];
+        let in_flight = vec![vec![vec![held]]; pipeline.ranks];
         let pipeline = Pipeline { in_flight, ..pipeline };
         Self { pipeline: OnceCell::from(Arc::new(pipeline)), ..self }
     }
@@ -120,25 +120,25 @@ impl<'a> Configuration<'a> {
     }
 
     /// Pipeline rank of a stage; the first direction's copy where the pipeline is bidirectional.
-    pub fn device_of(&self, stage: usize) -> usize {
-        self.decisions.layout().device_of(self.devices(), stage)
+    pub fn rank_of(&self, stage: usize) -> usize {
+        self.decisions.layout().rank_of(self.ranks(), stage)
     }
 
     /// Pipeline ranks that hold a copy of a stage.
     pub fn holders_of(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
-        let (layout, devices) = (self.decisions.layout(), self.devices());
-        (0..layout.copies()).map(move |copy| layout.holder(devices, stage, copy as u16).0)
+        let (layout, ranks) = (self.decisions.layout(), self.ranks());
+        (0..layout.copies()).map(move |copy| layout.holder(ranks, stage, copy as u16).0)
     }
 
     /// Stages of a pipeline rank, by chunk.
-    pub fn stages_of(&self, device: usize) -> impl Iterator<Item = usize> + use<> {
-        let (devices, chunks) = (self.devices(), self.decisions.vpp as usize);
+    pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let (ranks, chunks) = (self.ranks(), self.decisions.vpp as usize);
         let layout = self.decisions.layout();
-        (0..chunks).map(move |chunk| layout.stage_of(devices, device, chunk))
+        (0..chunks).map(move |chunk| layout.stage_of(ranks, rank, chunk))
     }
 
     /// Pipeline ranks, p.
-    pub fn devices(&self) -> usize {
+    pub fn ranks(&self) -> usize {
         self.decisions.pp as usize
     }
 
@@ -321,8 +321,7 @@ impl<'a> Configuration<'a> {
         let (first, last) = (stage == 0, stage + 1 == self.stages());
         // On a V of stages the first rank holds both copies of the embedding. In a bidirectional
         // pipeline each end does.
-        let apart =
-            || !self.holders_of(0).any(|device| device == self.device_of(self.stages() - 1));
+        let apart = || !self.holders_of(0).any(|rank| rank == self.rank_of(self.stages() - 1));
         let summed = self.cache.model.tied_embeddings && self.passes.is_none();
         if !summed || first == last || !apart() {
             return 0.0;
@@ -345,7 +344,7 @@ impl<'a> Configuration<'a> {
 
     /// Adds one shard of both vocabulary layers on every rank.
     fn add_vocab_shard(&self, stage: usize, cost: &mut StageCost) {
-        if stage >= self.devices() {
+        if stage >= self.ranks() {
             return;
         }
         let (embedding, head) = self.cache.vocab_params(self.decisions.tp * self.decisions.pp);
@@ -429,7 +428,7 @@ impl<'a> Configuration<'a> {
                 .map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
             layers: self.cache.layers.len(),
             columns,
-            budget_bytes: vec![self.budget_bytes(); self.devices()],
+            budget_bytes: vec![self.budget_bytes(); self.ranks()],
         }
     }
 
@@ -458,7 +457,7 @@ impl<'a> Configuration<'a> {
 
     /// Time of a transfer between a stage and the next, s.
     fn transfer_behind_s(&self, stage: usize) -> f64 {
-        self.p2p_transfer.behind_s(self.decisions.layout(), self.devices(), stage)
+        self.p2p_transfer.behind_s(self.decisions.layout(), self.ranks(), stage)
     }
 
     /// The fastest recompute choice with which a stage fits if the rank's other chunks are empty.
@@ -515,10 +514,10 @@ impl<'a> Configuration<'a> {
 
     /// Largest host memory that the stages of one rank need, bytes.
     pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
-        let mut host = vec![0.0; self.devices()];
+        let mut host = vec![0.0; self.ranks()];
         for (stage, cost) in stages.iter().enumerate() {
-            for device in self.holders_of(stage) {
-                host[device] += self.state_memory(cost.params).host;
+            for rank in self.holders_of(stage) {
+                host[rank] += self.state_memory(cost.params).host;
             }
         }
         host.into_iter().fold(0.0, f64::max)

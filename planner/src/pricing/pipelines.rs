@@ -14,7 +14,7 @@ pub struct PipelineKey {
     /// Schedule.
     pub schedule: ScheduleName,
     /// Pipeline ranks, `p`.
-    pub devices: usize,
+    pub ranks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
     /// Chunks a rank, `v`.
@@ -34,7 +34,7 @@ impl PipelineKey {
         let vocab = if d.vocab.over_pipeline() { d.vocab } else { Vocab::Tensor };
         Self {
             schedule: d.schedule,
-            devices: d.pp as usize,
+            ranks: d.pp as usize,
             micro_batches: d.micro_batches as usize,
             chunks: d.vpp as usize,
             vocab,
@@ -50,7 +50,7 @@ impl PipelineKey {
     pub fn schedule(&self) -> Result<Schedule, ScheduleError> {
         match self.vocab.passes() {
             Some(passes) => {
-                let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
+                let (p, m, v) = (self.ranks, self.micro_batches, self.chunks);
                 let times = self.pass_times.map(PassRatios::times);
                 let schedule = self.schedule.build_with_vocab(p, m, v, passes, times)?;
                 match times {
@@ -60,7 +60,7 @@ impl PipelineKey {
                     _ => Ok(schedule),
                 }
             }
-            None => self.schedule.build(self.devices, self.micro_batches, self.chunks),
+            None => self.schedule.build(self.ranks, self.micro_batches, self.chunks),
         }
     }
 
@@ -79,12 +79,12 @@ impl PipelineKey {
     /// ZB-H1 and ZB-H2, whose orders are not built before they are priced.
     fn zero_bubble(self) -> Pipeline {
         let is_h2 = self.schedule == ScheduleName::ZbH2;
-        let most = if is_h2 { 2 * self.devices - 1 } else { self.devices };
-        let counts = (self.devices, self.micro_batches, 1);
+        let most = if is_h2 { 2 * self.ranks - 1 } else { self.ranks };
+        let counts = (self.ranks, self.micro_batches, 1);
         let milestones =
-            (0..self.devices).filter_map(|i| OrderMilestones::counted(self.schedule, counts, i));
+            (0..self.ranks).filter_map(|i| OrderMilestones::counted(self.schedule, counts, i));
         Pipeline {
-            in_flight: vec![vec![vec![most.min(self.micro_batches) as u32]]; self.devices],
+            in_flight: vec![vec![vec![most.min(self.micro_batches) as u32]]; self.ranks],
             splits_backward: true,
             one_f_one_b: false,
             milestones: milestones.collect(),
@@ -94,15 +94,15 @@ impl PipelineKey {
 
     /// 1F1B, whose order is not built before it is priced.
     fn one_f_one_b(self) -> Pipeline {
-        let held = |device: usize| vec![vec![self.held_by_1f1b(device) as u32]];
+        let held = |rank: usize| vec![vec![self.held_by_1f1b(rank) as u32]];
         Pipeline {
             prepared: LazyLock::new(Box::new(move || prepare(&self.approved()))),
-            devices: self.devices,
+            ranks: self.ranks,
             micro_batches: self.micro_batches,
-            device_of: (0..self.devices).collect(),
-            chunk_of: vec![0; self.devices],
+            rank_of: (0..self.ranks).collect(),
+            chunk_of: vec![0; self.ranks],
             bidirectional: false,
-            in_flight: (0..self.devices).map(held).collect(),
+            in_flight: (0..self.ranks).map(held).collect(),
             splits_backward: false,
             pairs: false,
             post_validation: self.post_validation,
@@ -122,8 +122,8 @@ impl PipelineKey {
     }
 
     /// Micro-batches that a rank of 1F1B holds: `p − i`, more with vocabulary passes.
-    fn held_by_1f1b(self, device: usize) -> usize {
-        let plain = self.devices - device;
+    fn held_by_1f1b(self, rank: usize) -> usize {
+        let plain = self.ranks - rank;
         let held = self.vocab.passes().map_or(plain, |passes| passes.in_flight(plain));
         held.min(self.micro_batches)
     }
@@ -140,14 +140,14 @@ impl PipelineKey {
 /// The pipeline of any valid order, without milestones.
 pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline {
     let stages = schedule.stages();
-    let held = |device| schedule.max_in_flight(device, Release::AtW);
+    let held = |rank| schedule.max_in_flight(rank, Release::AtW);
     Pipeline {
-        devices: schedule.devices,
+        ranks: schedule.ranks,
         micro_batches: schedule.micro_batches,
-        device_of: (0..stages).map(|stage| schedule.device_of(stage)).collect(),
+        rank_of: (0..stages).map(|stage| schedule.rank_of(stage)).collect(),
         chunk_of: (0..stages).map(|stage| schedule.chunk_of(stage)).collect(),
         bidirectional: schedule.layout.copies() > 1,
-        in_flight: (0..schedule.devices).map(held).collect(),
+        in_flight: (0..schedule.ranks).map(held).collect(),
         splits_backward: schedule.splits_backward(),
         pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
         post_validation,
@@ -159,7 +159,7 @@ pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline
 }
 
 fn milestones(schedule: &Schedule) -> Vec<OrderMilestones> {
-    (0..schedule.devices).map(|device| OrderMilestones::of(schedule, device)).collect()
+    (0..schedule.ranks).map(|rank| OrderMilestones::of(schedule, rank)).collect()
 }
 
 /// # Panics
@@ -217,7 +217,7 @@ impl PipelineKey {
     fn passes(&self) -> usize {
         let of_vocab = self.vocab.passes().map_or(0, |passes| passes.kinds().len());
         let of_input = if self.pass_times.is_some() { 2 } else { 0 };
-        self.devices * self.micro_batches * (2 * self.chunks + of_vocab + of_input)
+        self.ranks * self.micro_batches * (2 * self.chunks + of_vocab + of_input)
     }
 }
 
@@ -233,11 +233,11 @@ mod tests {
         let vocabs = [Vocab::Tensor, Vocab::ParallelNaive, Vocab::Parallel1, Vocab::Parallel2];
         let one_f_one_b = vocabs.map(|vocab| (ScheduleName::OneFOneB, vocab));
         let split = [ScheduleName::ZbH1, ScheduleName::ZbH2].map(|name| (name, Vocab::Tensor));
-        for (devices, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
+        for (ranks, micro_batches) in [(2, 1), (2, 3), (3, 4), (4, 4), (4, 9), (5, 20)] {
             for (schedule, vocab) in one_f_one_b.into_iter().chain(split) {
                 let key = PipelineKey {
                     schedule,
-                    devices,
+                    ranks,
                     micro_batches,
                     chunks: 1,
                     vocab,
@@ -246,10 +246,10 @@ mod tests {
                 };
                 let pipeline = key.pipeline().unwrap();
                 let schedule = key.schedule().unwrap();
-                for device in 0..devices {
-                    let held = schedule.max_in_flight(device, Release::AtW);
-                    assert_eq!(pipeline.in_flight[device], held, "{key:?} device {device}");
-                    assert_eq!(pipeline.device_of[device], schedule.device_of(device));
+                for rank in 0..ranks {
+                    let held = schedule.max_in_flight(rank, Release::AtW);
+                    assert_eq!(pipeline.in_flight[rank], held, "{key:?} rank {rank}");
+                    assert_eq!(pipeline.rank_of[rank], schedule.rank_of(rank));
                 }
             }
         }

@@ -46,7 +46,7 @@ pub struct MemoryBytes {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StagePrice {
     /// Pipeline rank, 0-based.
-    pub device: usize,
+    pub rank: usize,
     /// Chunk on that rank.
     pub chunk: usize,
     /// Memory of this stage. [`Priced::device_bytes`] has the peak of the rank's device.
@@ -105,7 +105,7 @@ impl Configuration<'_> {
             let range = (start, start + column.layers());
             start = range.1;
             let cost = self.stage(stage, range.0, range.1);
-            let budget = problem.budget_bytes[self.device_of(stage)];
+            let budget = problem.budget_bytes[self.rank_of(stage)];
             let recompute = self.fastest_recompute(stage, range, &cost, budget)?.recompute;
             Some(PlacedStage { start: range.0, end: range.1, recompute })
         };
@@ -163,11 +163,11 @@ impl Configuration<'_> {
     /// The stages, then their second copies in bidirectional schedules.
     fn stage_prices(&self, placed: &Placed, problem: &Problem, reserved: f64) -> Vec<StagePrice> {
         let chunks = self.decisions.vpp as f64;
-        let price = |stage: usize, (device, chunk): (usize, usize)| {
+        let price = |stage: usize, (rank, chunk): (usize, usize)| {
             let cost = self.stage(stage, placed[stage].start, placed[stage].end);
             let state = self.state_memory(cost.params);
             let column = &problem.columns[stage][0];
-            let in_flight = self.peak_counts(problem, device)[chunk];
+            let in_flight = self.peak_counts(problem, rank)[chunk];
             let mut memory = MemoryBytes {
                 parameters: state.parameters,
                 gradients: state.gradients,
@@ -181,7 +181,7 @@ impl Configuration<'_> {
                 + memory.optimizer
                 + memory.activations
                 + memory.workspace;
-            StagePrice { device, chunk, memory }
+            StagePrice { rank, chunk, memory }
         };
         let pipeline = self.pipeline();
         let copy = |nth: usize| {
@@ -192,14 +192,14 @@ impl Configuration<'_> {
     }
 
     /// Micro-batches in flight, by chunk, at the moment when a pipeline rank holds most.
-    fn peak_counts(&self, problem: &Problem, device: usize) -> Vec<u32> {
+    fn peak_counts(&self, problem: &Problem, rank: usize) -> Vec<u32> {
         let bytes = |counts: &Vec<u32>| -> f64 {
             let held = |(stage, chunk): (usize, usize)| {
                 f64::from(counts[chunk]) * problem.columns[stage][0].in_flight_bytes
             };
-            self.pipeline().stages_on(device).map(held).sum()
+            self.pipeline().stages_on(rank).map(held).sum()
         };
-        let vectors = &self.pipeline().in_flight[device];
+        let vectors = &self.pipeline().in_flight[rank];
         let fullest = vectors.iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
         fullest.cloned().unwrap_or_else(|| vec![0; self.decisions.vpp as usize])
     }
@@ -207,21 +207,21 @@ impl Configuration<'_> {
     /// Splits the iteration of the busiest pipeline rank by cause. The rest is its bubble.
     fn breakdown(&self, placed: &Placed, iteration_s: f64, pipeline_s: f64) -> Breakdown {
         let (m, runs) = (self.micro_batches(), self.pipeline().runs());
-        let mut devices = vec![DeviceSpend::default(); self.devices()];
+        let mut ranks = vec![RankSpend::default(); self.ranks()];
         for (stage, s) in placed.iter().enumerate() {
             let cost = self.stage(stage, s.start, s.end);
-            for (device, _) in self.pipeline().holders(stage) {
-                let spend = &mut devices[device];
+            for (rank, _) in self.pipeline().holders(stage) {
+                let spend = &mut ranks[rank];
                 spend.passes += (cost.forward + cost.backward) * runs;
                 spend.recompute_s += self.recompute_parts(&s.recompute).total_s() * runs;
                 spend.dp_s += cost.tail_s + cost.gather_s;
                 spend.optimizer_s += cost.optimizer_s;
             }
         }
-        for spend in &mut devices {
+        for spend in &mut ranks {
             spend.passes += self.vocab_pass_parts() * m;
         }
-        let busiest = devices
+        let busiest = ranks
             .into_iter()
             .max_by(|a, b| a.total_s().total_cmp(&b.total_s()))
             .unwrap_or_default();
@@ -242,14 +242,14 @@ impl Configuration<'_> {
 
 /// What one pipeline rank spends its time on.
 #[derive(Clone, Copy, Debug, Default)]
-struct DeviceSpend {
+struct RankSpend {
     passes: Parts,
     recompute_s: f64,
     dp_s: f64,
     optimizer_s: f64,
 }
 
-impl DeviceSpend {
+impl RankSpend {
     fn total_s(&self) -> f64 {
         self.passes.total_s() + self.recompute_s + self.dp_s + self.optimizer_s
     }

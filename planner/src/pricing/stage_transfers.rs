@@ -29,10 +29,10 @@ impl P2pTransfer {
 
     /// Seconds between a stage and the next, 0 on one rank. In a bidirectional pipeline, the longer
     /// of the two directions.
-    pub(crate) fn behind_s(&self, layout: StageLayout, devices: usize, stage: usize) -> f64 {
+    pub(crate) fn behind_s(&self, layout: StageLayout, ranks: usize, stage: usize) -> f64 {
         let of_copy = |copy| {
-            let device = |stage| layout.holder(devices, stage, copy as u16).0;
-            self.between_s(device(stage), device(stage + 1))
+            let rank = |stage| layout.holder(ranks, stage, copy as u16).0;
+            self.between_s(rank(stage), rank(stage + 1))
         };
         (0..layout.copies()).map(of_copy).fold(0.0, f64::max)
     }
@@ -136,9 +136,9 @@ fn transfer_levels(mesh: &Mesh, domains: &[u64]) -> Vec<usize> {
     if inner.iter().all(|gpus| 2 * mesh.stride(Axis::Pp) > *gpus) {
         return vec![outermost];
     }
-    let next = (0..mesh.pp).map(|device| (device, (device + 1) % mesh.pp));
+    let next = (0..mesh.pp).map(|rank| (rank, (rank + 1) % mesh.pp));
     let level = |(one, other)| {
-        let meet = |gpus: &u64| mesh.pipeline_devices_meet(one, other, *gpus);
+        let meet = |gpus: &u64| mesh.pipeline_ranks_meet(one, other, *gpus);
         inner.iter().position(meet).unwrap_or(outermost)
     };
     next.map(level).collect()
@@ -153,8 +153,8 @@ pub(crate) fn copies_s(cache: &CostCache<'_>, d: &Decisions, stage: usize, bytes
 
 /// Group of the two ranks that hold a stage's copies. It lies within a domain only where the pairs
 /// of all replicas do.
-fn pair_of_copies(mesh: &Mesh, device: u64, domains: &[u64]) -> GroupShape {
-    let meet = |gpus: u64| mesh.pipeline_devices_meet(device, mesh.pp - 1 - device, gpus);
+fn pair_of_copies(mesh: &Mesh, rank: u64, domains: &[u64]) -> GroupShape {
+    let meet = |gpus: u64| mesh.pipeline_ranks_meet(rank, mesh.pp - 1 - rank, gpus);
     let mut within: Vec<u64> = domains.iter().map(|&gpus| 1 + u64::from(meet(gpus))).collect();
     if let Some(outermost) = within.last_mut() {
         *outermost = 2;
@@ -247,13 +247,13 @@ pub(crate) fn vocab_passes(
             [broadcast_s, 2.0 * statistics_s, 0.0, gradient_s],
         ),
     };
-    let devices = d.pp as usize;
+    let ranks = d.pp as usize;
     let [input_forward, input_backward] = apart;
     let parts = first + middle + last + input_forward + input_backward;
     let durations = VocabDurations {
-        first: vec![first.total_s(); devices],
-        middle: vec![middle.total_s(); devices],
-        last: vec![last.total_s(); devices],
+        first: vec![first.total_s(); ranks],
+        middle: vec![middle.total_s(); ranks],
+        last: vec![last.total_s(); ranks],
         broadcast_s: barriers[0],
         after_first_s: barriers[1],
         after_middle_s: barriers[2],
@@ -261,7 +261,7 @@ pub(crate) fn vocab_passes(
         input: InputDurations {
             after_forward_s: gradient_s,
             before_backward_s: broadcast_s,
-            ..InputDurations::uniform(devices, input_forward.total_s(), input_backward.total_s())
+            ..InputDurations::uniform(ranks, input_forward.total_s(), input_backward.total_s())
         },
     };
     let held = cache.cluster.software.vocab_hidden_states * layer_costs.hidden_bytes;
@@ -304,7 +304,7 @@ mod tests {
         // Only the transfers from 7 to 8 and from 15 to 0 leave the host.
         let beyond = [7, 15];
         let expected: Vec<usize> =
-            (0..16).map(|device| usize::from(beyond.contains(&device))).collect();
+            (0..16).map(|rank| usize::from(beyond.contains(&rank))).collect();
         assert_eq!(levels, expected);
         let replicated = Mesh { dp: 8, ..mesh };
         assert_eq!(transfer_levels(&replicated, &[8, u64::MAX]), [1]);

@@ -122,7 +122,7 @@ impl Configuration<'_> {
                 + f64::from(path.weight_count[stage]) * weight_s
         };
         let spared_s = |stage: usize| -> f64 {
-            let on_rank = self.stages_of(self.device_of(stage));
+            let on_rank = self.stages_of(self.rank_of(stage));
             let again =
                 on_rank.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
             again

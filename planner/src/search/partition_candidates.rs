@@ -142,7 +142,7 @@ impl Configuration<'_> {
         let stages = self.stage_costs(&ranges, &mut HashMap::default());
         // The sum does not depend on the partition.
         let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
-        self.micro_batches() * (work_s / self.devices() as f64 + self.vocab_pass_s())
+        self.micro_batches() * (work_s / self.ranks() as f64 + self.vocab_pass_s())
     }
 
     /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
@@ -159,7 +159,7 @@ impl Configuration<'_> {
         if !self.decisions.schedule.is_whole() {
             return self.milestone_chain_s(columns);
         }
-        let ranks = self.devices();
+        let ranks = self.ranks();
         let m = self.micro_batches();
         let (mut down_s, mut back_s, mut longest_s, mut step_s) = (0.0, 0.0, 0.0_f64, 0.0_f64);
         let first_tail_s: f64 = columns.iter().step_by(ranks).map(|column| column.tail_s).sum();
@@ -224,7 +224,7 @@ impl Configuration<'_> {
 
     /// The longest chain between milestones; see [`crate::partition::milestones`].
     fn milestone_chain_s(&self, columns: &[Column]) -> f64 {
-        let (ranks, stages) = (self.devices(), columns.len());
+        let (ranks, stages) = (self.ranks(), columns.len());
         let link_s = |stage: usize| self.link_behind_s(stage);
         let (down_s, back_s) = self.ways_s(columns);
         let layout = self.decisions.schedule.layout(self.decisions.vpp as usize);
@@ -263,9 +263,9 @@ impl Configuration<'_> {
                 && stage + 1 < stages
                 && self.vocab_pass_s() == 0.0
                 && (self.p2p_transfer.is_alike() || !self.p2p_transfer.blocks);
-            let own = self.device_of(stage);
+            let own = self.rank_of(stage);
             let is_shared =
-                inside && self.device_of(stage - 1) != own && self.device_of(stage + 1) != own;
+                inside && self.rank_of(stage - 1) != own && self.rank_of(stage + 1) != own;
             let key = match (is_shared, uniform) {
                 (true, true) => (1, 0, end - start),
                 (false, true) => (stage, 0, end - start),
@@ -363,7 +363,7 @@ impl Configuration<'_> {
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
         let mut recompute_choices = self.least_recomputes(ranges);
         // Ranks `i` and `p − 1 − i` hold the same stages.
-        for rank in 0..self.devices() / self.decisions.layout().copies() {
+        for rank in 0..self.ranks() / self.decisions.layout().copies() {
             let ladder = self.ladder_of(rank, ranges, order);
             let rung = ladder.least(|rung| {
                 let mut holders = self.holders_of(rank);

@@ -74,7 +74,7 @@ impl Durations {
             forward: vec![forward; stages],
             backward: vec![backward; stages],
             weight: vec![weight; stages],
-            pair: vec![[forward + backward + weight; 2]; schedule.devices],
+            pair: vec![[forward + backward + weight; 2]; schedule.ranks],
             link_s: vec![link_s; stages.saturating_sub(1)],
             vocab: VocabDurations::default(),
         }
@@ -89,12 +89,12 @@ impl Durations {
 
 impl VocabDurations {
     /// The same `S` (and `S2`) and `T` on every rank. Barriers and input-layer passes take no time.
-    pub fn uniform(devices: usize, first: f64, last: f64) -> Self {
+    pub fn uniform(ranks: usize, first: f64, last: f64) -> Self {
         Self {
-            first: vec![first; devices],
-            last: vec![last; devices],
-            middle: vec![first; devices],
-            input: InputDurations::uniform(devices, 0.0, 0.0),
+            first: vec![first; ranks],
+            last: vec![last; ranks],
+            middle: vec![first; ranks],
+            input: InputDurations::uniform(ranks, 0.0, 0.0),
             ..Self::default()
         }
     }
@@ -116,8 +116,8 @@ impl VocabDurations {
 
 impl InputDurations {
     /// The same durations on every rank. The collectives take no time.
-    pub fn uniform(devices: usize, forward: f64, backward: f64) -> Self {
-        let (forward, backward) = (vec![forward; devices], vec![backward; devices]);
+    pub fn uniform(ranks: usize, forward: f64, backward: f64) -> Self {
+        let (forward, backward) = (vec![forward; ranks], vec![backward; ranks]);
         Self { forward, backward, ..Self::default() }
     }
 }
@@ -129,12 +129,12 @@ pub(super) const BARRIERS: usize = 6;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     pub stages: usize,
-    pub devices: usize,
+    pub ranks: usize,
 }
 
 impl Table {
     pub fn new(schedule: &Schedule) -> Self {
-        Self { stages: schedule.stages(), devices: schedule.devices }
+        Self { stages: schedule.stages(), ranks: schedule.ranks }
     }
 
     /// Rows by stage: forward, backward, weight, link, whole backward.
@@ -143,12 +143,12 @@ impl Table {
     }
 
     /// Rows by rank: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1, `IF`, `IB`.
-    pub fn device_row(self, row: usize) -> usize {
-        self.stage_row(5) + row * self.devices
+    pub fn rank_row(self, row: usize) -> usize {
+        self.stage_row(5) + row * self.ranks
     }
 
     pub fn barriers(self) -> usize {
-        self.device_row(7)
+        self.rank_row(7)
     }
 
     pub fn len(self) -> usize {
@@ -156,27 +156,27 @@ impl Table {
     }
 
     /// Index of what a graph node runs. A join takes no time: index 0.
-    pub fn of_work(self, schedule: &Schedule, device: usize, work: Work) -> usize {
+    pub fn of_work(self, schedule: &Schedule, rank: usize, work: Work) -> usize {
         match work {
             Work::Join => 0,
-            Work::Pair(forward, _) => self.device_row(3 + usize::from(forward.chunk)) + device,
+            Work::Pair(forward, _) => self.rank_row(3 + usize::from(forward.chunk)) + rank,
             Work::Pass(pass) => {
-                self.of_pass(device, schedule.stage_of(device, usize::from(pass.chunk)), pass)
+                self.of_pass(rank, schedule.stage_of(rank, usize::from(pass.chunk)), pass)
             }
         }
     }
 
-    fn of_pass(self, device: usize, stage: usize, pass: Pass) -> usize {
+    fn of_pass(self, rank: usize, stage: usize, pass: Pass) -> usize {
         match pass.kind {
             PassKind::F => self.stage_row(0) + stage,
             PassKind::B => self.stage_row(1) + stage,
             PassKind::BW => self.stage_row(4) + stage,
             PassKind::W => self.stage_row(2) + stage,
-            PassKind::S => self.device_row(0) + device,
-            PassKind::S2 => self.device_row(1) + device,
-            PassKind::T => self.device_row(2) + device,
-            PassKind::IF => self.device_row(5) + device,
-            PassKind::IB => self.device_row(6) + device,
+            PassKind::S => self.rank_row(0) + rank,
+            PassKind::S2 => self.rank_row(1) + rank,
+            PassKind::T => self.rank_row(2) + rank,
+            PassKind::IF => self.rank_row(5) + rank,
+            PassKind::IB => self.rank_row(6) + rank,
         }
     }
 
@@ -203,16 +203,16 @@ impl Table {
             put(&mut table[self.stage_row(row)..][..self.stages], values);
         }
         for (row, values) in [&vocab.first, &vocab.middle, &vocab.last].into_iter().enumerate() {
-            put(&mut table[self.device_row(row)..][..self.devices], values);
+            put(&mut table[self.rank_row(row)..][..self.ranks], values);
         }
         let whole = &mut table[self.stage_row(4)..][..self.stages];
         whole.iter_mut().enumerate().for_each(|(n, place)| *place = durations.whole_s(n));
         for chunk in 0..2 {
-            let row = &mut table[self.device_row(3 + chunk)..][..self.devices];
+            let row = &mut table[self.rank_row(3 + chunk)..][..self.ranks];
             row.iter_mut().zip(pair).for_each(|(place, pair)| *place = pair[chunk]);
         }
         for (row, values) in [&vocab.input.forward, &vocab.input.backward].into_iter().enumerate() {
-            put(&mut table[self.device_row(5 + row)..][..self.devices], values);
+            put(&mut table[self.rank_row(5 + row)..][..self.ranks], values);
         }
         put(&mut table[self.barriers()..], &vocab.barriers());
     }

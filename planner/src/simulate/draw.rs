@@ -18,14 +18,14 @@ impl Timeline {
     pub fn draw(&self, width: usize) -> String {
         let most = self.spans.len().saturating_sub(1).to_string().len();
         let columns = width.saturating_sub(most + 2).max(1);
-        let line = |(device, spans): (usize, &Vec<Span>)| {
-            let cells: String = self.draw_device(spans, columns).into_iter().collect();
-            format!("d{device:<most$} {cells}\n")
+        let line = |(rank, spans): (usize, &Vec<Span>)| {
+            let cells: String = self.draw_rank(spans, columns).into_iter().collect();
+            format!("d{rank:<most$} {cells}\n")
         };
         self.spans.iter().enumerate().map(line).collect()
     }
 
-    fn draw_device(&self, spans: &[Span], columns: usize) -> Vec<char> {
+    fn draw_rank(&self, spans: &[Span], columns: usize) -> Vec<char> {
         let mut cells = vec![IDLE; columns];
         let column = |time_s: f64| (time_s / self.makespan_s * columns as f64).round() as usize;
         // A look-up in the input layer that takes no time gets no column.

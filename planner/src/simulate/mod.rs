@@ -18,7 +18,7 @@ pub use draw::LEGEND;
 pub use path::CriticalPath;
 pub use prepared::{Prepared, Workspace};
 pub use report::{MemoryRequest, PairTime, Report, Request, VocabRequest};
-pub use timeline::{DeviceTime, Span, Timeline};
+pub use timeline::{RankTime, Span, Timeline};
 
 use models::schedule::{Schedule, ScheduleError};
 

@@ -31,13 +31,13 @@ pub struct CriticalPath {
     /// Broadcasts, then barriers after `S`, `S2`, `T` and `IF`, then broadcasts before `IB`.
     pub barrier_count: [u32; BARRIERS],
     /// The rank whose last pass (with its tail) ends the iteration.
-    pub end_device: usize,
+    pub end_rank: usize,
 }
 
 impl CriticalPath {
-    pub(super) fn new(table: Table, counts: &[u32], end_device: usize) -> Self {
+    pub(super) fn new(table: Table, counts: &[u32], end_rank: usize) -> Self {
         let by_stage = |row| counts[table.stage_row(row)..][..table.stages].to_vec();
-        let by_device = |row| counts[table.device_row(row)..][..table.devices].to_vec();
+        let by_rank = |row| counts[table.rank_row(row)..][..table.ranks].to_vec();
         let with_whole = |row| -> Vec<u32> {
             let (apart, whole): (Vec<u32>, Vec<u32>) = (by_stage(row), by_stage(4));
             apart.iter().zip(whole).map(|(apart, whole)| apart + whole).collect()
@@ -48,22 +48,22 @@ impl CriticalPath {
             forward_count: by_stage(0),
             backward_count: with_whole(1),
             weight_count: with_whole(2),
-            pair_count: [by_device(3), by_device(4)],
+            pair_count: [by_rank(3), by_rank(4)],
             link_count: by_stage(3),
-            vocab_first_count: by_device(0),
-            vocab_middle_count: by_device(1),
-            vocab_last_count: by_device(2),
-            input_count: [by_device(5), by_device(6)],
+            vocab_first_count: by_rank(0),
+            vocab_middle_count: by_rank(1),
+            vocab_last_count: by_rank(2),
+            input_count: [by_rank(5), by_rank(6)],
             barrier_count,
-            end_device,
+            end_rank,
         }
     }
 
     /// Length of the path with these durations, s, without any tail.
     pub fn length_s(&self, durations: &Durations) -> f64 {
         let vocab = &durations.vocab;
-        let pairs = durations.pair.iter().enumerate().flat_map(|(device, pair)| {
-            let count = move |chunk: usize| self.pair_count[chunk].get(device).copied();
+        let pairs = durations.pair.iter().enumerate().flat_map(|(rank, pair)| {
+            let count = move |chunk: usize| self.pair_count[chunk].get(rank).copied();
             (0..2).map(move |chunk| f64::from(count(chunk).unwrap_or(0)) * pair[chunk])
         });
         pairs.sum::<f64>()

@@ -23,7 +23,7 @@ pub struct Prepared {
     /// Last step of each pipeline rank.
     last: Vec<u32>,
     /// The step of each pass, by pipeline rank in order. The two passes of a pair share a step.
-    device_steps: Vec<Vec<u32>>,
+    rank_steps: Vec<Vec<u32>>,
 }
 
 /// Buffers for pricing. One workspace serves any number of schedules.
@@ -31,7 +31,7 @@ pub struct Prepared {
 pub struct Workspace {
     table: Vec<f64>,
     end: Vec<f64>,
-    device_end: Vec<f64>,
+    rank_end: Vec<f64>,
 }
 
 impl Prepared {
@@ -44,9 +44,9 @@ impl Prepared {
         let table = Table::new(schedule);
         let start = Step { before: 0, needs: 0, latency: 0, duration: 0 };
         let steps = graph.nodes.iter().map(|node| step(schedule, table, *node));
-        let device_steps = device_steps(schedule, &graph);
-        let last = device_steps.iter().map(|steps| steps.last().copied().unwrap_or(0)).collect();
-        Ok(Self { table, steps: std::iter::once(start).chain(steps).collect(), last, device_steps })
+        let rank_steps = rank_steps(schedule, &graph);
+        let last = rank_steps.iter().map(|steps| steps.last().copied().unwrap_or(0)).collect();
+        Ok(Self { table, steps: std::iter::once(start).chain(steps).collect(), last, rank_steps })
     }
 
     /// End of the last pass, s.
@@ -57,10 +57,10 @@ impl Prepared {
     /// End of each pipeline rank's last pass, s.
     pub fn end_times<'a>(&self, durations: &Durations, workspace: &'a mut Workspace) -> &'a [f64] {
         self.run(durations, workspace);
-        let Workspace { end, device_end, .. } = workspace;
-        device_end.clear();
-        device_end.extend(self.last.iter().map(|&step| end[step as usize]));
-        device_end
+        let Workspace { end, rank_end, .. } = workspace;
+        rank_end.clear();
+        rank_end.extend(self.last.iter().map(|&step| end[step as usize]));
+        rank_end
     }
 
     /// End of the iteration where rank `i` works for `tails[i]` seconds after its last pass (on its
@@ -89,7 +89,7 @@ impl Prepared {
             }
             _ => 0.0,
         };
-        self.device_steps.iter().zip(tails).map(stage_s).fold(0.0, f64::max)
+        self.rank_steps.iter().zip(tails).map(stage_s).fold(0.0, f64::max)
     }
 
     /// The critical path: its durations add up to the makespan.
@@ -106,9 +106,9 @@ impl Prepared {
         workspace: &mut Workspace,
     ) -> CriticalPath {
         let ends = self.end_times(durations, workspace);
-        let end_device = latest(ends, tails);
+        let end_rank = latest(ends, tails);
         let mut counts = vec![0; self.table.len()];
-        let mut at = self.last.get(end_device).copied().unwrap_or(0);
+        let mut at = self.last.get(end_rank).copied().unwrap_or(0);
         while at != 0 {
             let step = self.steps[at as usize];
             counts[step.duration as usize] += 1;
@@ -119,7 +119,7 @@ impl Prepared {
                 at = step.needs;
             }
         }
-        CriticalPath::new(self.table, &counts, end_device)
+        CriticalPath::new(self.table, &counts, end_rank)
     }
 
     /// Start and end of each rank's passes in order, s, from the latest run with this workspace.
@@ -128,7 +128,7 @@ impl Prepared {
             let end = workspace.end[n as usize];
             (self.start(n, workspace), end)
         };
-        self.device_steps.iter().map(|steps| steps.iter().map(span).collect()).collect()
+        self.rank_steps.iter().map(|steps| steps.iter().map(span).collect()).collect()
     }
 
     fn start(&self, step: u32, workspace: &Workspace) -> f64 {
@@ -154,8 +154,8 @@ impl Prepared {
 
 fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
     let after_start = |n: u32| if n == NO_NODE { 0 } else { n + 1 };
-    let device = node.device as usize;
-    let duration = table.of_work(schedule, device, node.work);
+    let rank = node.rank as usize;
+    let duration = table.of_work(schedule, rank, node.work);
     Step {
         before: after_start(node.before),
         needs: after_start(node.needs),
@@ -164,15 +164,15 @@ fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
     }
 }
 
-fn device_steps(schedule: &Schedule, graph: &Graph) -> Vec<Vec<u32>> {
-    let mut steps = vec![Vec::new(); schedule.devices];
+fn rank_steps(schedule: &Schedule, graph: &Graph) -> Vec<Vec<u32>> {
+    let mut steps = vec![Vec::new(); schedule.ranks];
     for (n, node) in graph.nodes.iter().enumerate() {
         let passes = match node.work {
             Work::Join => 0,
             Work::Pass(_) => 1,
             Work::Pair(..) => 2,
         };
-        steps[node.device as usize].extend(std::iter::repeat_n(n as u32 + 1, passes));
+        steps[node.rank as usize].extend(std::iter::repeat_n(n as u32 + 1, passes));
     }
     steps
 }

@@ -209,7 +209,7 @@ impl Report {
     /// Adds the orders.
     #[must_use]
     pub fn with_orders(mut self, schedule: &Schedule) -> Self {
-        self.orders = Some((0..schedule.devices).map(|i| schedule.order_words(i)).collect());
+        self.orders = Some((0..schedule.ranks).map(|i| schedule.order_words(i)).collect());
         self
     }
 }

@@ -17,7 +17,7 @@ pub struct Span {
 
 /// Summary of one pipeline rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DeviceTime {
+pub struct RankTime {
     /// Time spent in passes, s.
     pub busy_s: f64,
     /// Start of its first pass, s.
@@ -36,7 +36,7 @@ pub struct Timeline {
     /// Bubble, arXiv 2401.10241, section 2.3).
     pub longest_stage_s: f64,
     /// By rank.
-    pub devices: Vec<DeviceTime>,
+    pub ranks: Vec<RankTime>,
     /// By rank: most activations held at once if `B` frees them, in units of one micro-batch's
     /// activations on one rank (all its chunks).
     pub peak_activations: Vec<f64>,
@@ -62,8 +62,8 @@ impl Timeline {
             end_s: span.end_s.min(to_s) - from_s,
             ..*span
         };
-        let device = |spans: &Vec<Span>| spans.iter().filter(within).map(clipped).collect();
-        let spans = self.spans.iter().map(device).collect();
+        let rank = |spans: &Vec<Span>| spans.iter().filter(within).map(clipped).collect();
+        let spans = self.spans.iter().map(rank).collect();
         Self { makespan_s: to_s - from_s, spans, ..self.clone() }
     }
 
@@ -73,8 +73,8 @@ impl Timeline {
     }
 
     fn mean_busy_s(&self) -> f64 {
-        let busy_s: f64 = self.devices.iter().map(|device| device.busy_s).sum();
-        busy_s / self.devices.len() as f64
+        let busy_s: f64 = self.ranks.iter().map(|rank| rank.busy_s).sum();
+        busy_s / self.ranks.len() as f64
     }
 }
 
@@ -93,14 +93,13 @@ impl Prepared {
             .zip(&schedule.passes)
             .map(|(times, passes)| times.into_iter().zip(passes).map(span).collect())
             .collect();
-        let devices: Vec<_> = spans.iter().map(|spans| device_time(spans)).collect();
-        let peaks = |release| {
-            (0..schedule.devices).map(|i| schedule.peak_activations(i, release)).collect()
-        };
+        let ranks: Vec<_> = spans.iter().map(|spans| rank_time(spans)).collect();
+        let peaks =
+            |release| (0..schedule.ranks).map(|i| schedule.peak_activations(i, release)).collect();
         Timeline {
-            makespan_s: longest(devices.iter().map(|device| device.last_end_s)),
-            longest_stage_s: longest(devices.iter().map(|d| d.last_end_s - d.first_start_s)),
-            devices,
+            makespan_s: longest(ranks.iter().map(|rank| rank.last_end_s)),
+            longest_stage_s: longest(ranks.iter().map(|d| d.last_end_s - d.first_start_s)),
+            ranks,
             peak_activations: peaks(Release::AtB),
             peak_activations_until_w: peaks(Release::AtW),
             spans,
@@ -123,8 +122,8 @@ fn span(((start_s, end_s), pass): ((f64, f64), &Pass)) -> Span {
     Span { pass: *pass, start_s, end_s }
 }
 
-fn device_time(spans: &[Span]) -> DeviceTime {
-    DeviceTime {
+fn rank_time(spans: &[Span]) -> RankTime {
+    RankTime {
         busy_s: one_by_one(spans).map(|span| span.end_s - span.start_s).sum(),
         first_start_s: spans.first().map_or(0.0, |span| span.start_s),
         last_end_s: spans.last().map_or(0.0, |span| span.end_s),

@@ -42,7 +42,7 @@ impl<D: Device> Fixed<'_, D> {
             self.sum_tied_copies(gradients);
             return Ok(());
         }
-        let apart = self.program.last_device() != 0 && self.shard.is_none();
+        let apart = self.program.last_rank() != 0 && self.shard.is_none();
         if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
             return Ok(());
         }

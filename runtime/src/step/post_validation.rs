@@ -66,7 +66,7 @@ mod tests {
         let text = "name: a\nlayers: 8\nhidden: 8\nheads: 2\nkv_heads: 2\nffn: 8\nvocab: 8\n\
                     max_positions: 8\nseq_len: 8\nglobal_batch: 8\ntied_embeddings: false\n";
         let source = Source::from_bytes("a.yaml", text.as_bytes().to_vec()).unwrap();
-        let (tp, cp, dp, pp) = (1, 1, 1, schedule.devices as u64);
+        let (tp, cp, dp, pp) = (1, 1, 1, schedule.ranks as u64);
         Program {
             model: models::model::read(&source).unwrap(),
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },

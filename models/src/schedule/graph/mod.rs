@@ -42,7 +42,7 @@ pub enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
     /// The pipeline rank that runs it.
-    pub device: u32,
+    pub rank: u32,
     /// Its work.
     pub work: Work,
     /// The graph node before it on its pipeline rank; for a join, the pass it adds to the joins
@@ -127,9 +127,9 @@ impl<'a> Walk<'a> {
         let offsets = starts.collect();
         Self {
             places,
-            next: vec![0; schedule.devices],
-            next_pair: vec![0; schedule.devices],
-            latest: vec![NO_NODE; schedule.devices],
+            next: vec![0; schedule.ranks],
+            next_pair: vec![0; schedule.ranks],
+            latest: vec![NO_NODE; schedule.ranks],
             offsets,
             node_at: vec![NO_NODE; passes],
             barriers: Barriers::new(schedule),
@@ -138,10 +138,10 @@ impl<'a> Walk<'a> {
     }
 
     fn run(mut self) -> Result<Graph, ScheduleError> {
-        let devices = self.places.schedule.devices;
+        let ranks = self.places.schedule.ranks;
         // Not `any`, which would stop at the first pipeline rank that moves.
-        while (0..devices).filter(|&device| self.advance(device)).count() > 0 {}
-        let waiting: Vec<_> = (0..devices).filter_map(|d| Some((d, self.upcoming(d)?))).collect();
+        while (0..ranks).filter(|&rank| self.advance(rank)).count() > 0 {}
+        let waiting: Vec<_> = (0..ranks).filter_map(|d| Some((d, self.upcoming(d)?))).collect();
         if waiting.is_empty() {
             Ok(Graph { nodes: self.nodes })
         } else {
@@ -149,36 +149,36 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn upcoming(&self, device: usize) -> Option<Pass> {
-        self.places.schedule.passes[device].get(self.next[device] as usize).copied()
+    fn upcoming(&self, rank: usize) -> Option<Pass> {
+        self.places.schedule.passes[rank].get(self.next[rank] as usize).copied()
     }
 
     /// The backward that runs together with the pipeline rank's next pass.
-    fn partner(&self, device: usize) -> Option<Pass> {
+    fn partner(&self, rank: usize) -> Option<Pass> {
         let schedule = self.places.schedule;
-        let place = *schedule.pairs.get(device)?.get(self.next_pair[device])?;
-        let behind = schedule.passes[device].get(place as usize + 1).copied();
-        behind.filter(|_| place == self.next[device])
+        let place = *schedule.pairs.get(rank)?.get(self.next_pair[rank])?;
+        let behind = schedule.passes[rank].get(place as usize + 1).copied();
+        behind.filter(|_| place == self.next[rank])
     }
 
     /// Takes the pipeline rank's next pass, or pair, if its inputs are there.
-    fn advance(&mut self, device: usize) -> bool {
-        let Some(pass) = self.upcoming(device) else { return false };
-        let Some(arrival) = self.arrival(device, pass) else { return false };
-        match self.partner(device) {
-            None => self.push(device, Work::Pass(pass), arrival),
+    fn advance(&mut self, rank: usize) -> bool {
+        let Some(pass) = self.upcoming(rank) else { return false };
+        let Some(arrival) = self.arrival(rank, pass) else { return false };
+        match self.partner(rank) {
+            None => self.push(rank, Work::Pass(pass), arrival),
             Some(partner) => {
-                let Some(second) = self.arrival(device, partner) else { return false };
-                self.push(device, Work::Join, arrival);
-                self.push(device, Work::Pair(pass, partner), second);
+                let Some(second) = self.arrival(rank, partner) else { return false };
+                self.push(rank, Work::Join, arrival);
+                self.push(rank, Work::Pair(pass, partner), second);
             }
         }
         true
     }
 
     /// The graph node that a pass waits for, and the way from it; `None` where it has not run.
-    fn arrival(&self, device: usize, pass: Pass) -> Option<(u32, Latency)> {
-        let (node, latency) = match self.places.need(device, pass) {
+    fn arrival(&self, rank: usize, pass: Pass) -> Option<(u32, Latency)> {
+        let (node, latency) = match self.places.need(rank, pass) {
             Need::Nothing => return Some((NO_NODE, Latency::None)),
             Need::Pass(other, needed, latency) => (self.node_of(other, needed), latency),
             Need::Barrier(kind) => (self.barrier(kind, pass.micro_batch), Latency::Barrier(kind)),
@@ -186,41 +186,41 @@ impl<'a> Walk<'a> {
         (node != NO_NODE).then_some((node, latency))
     }
 
-    fn node_of(&self, device: usize, pass: Pass) -> u32 {
-        let position = self.places.position(device, pass) as usize;
-        self.node_at[self.offsets[device] + position]
+    fn node_of(&self, rank: usize, pass: Pass) -> u32 {
+        let position = self.places.position(rank, pass) as usize;
+        self.node_at[self.offsets[rank] + position]
     }
 
     fn barrier(&self, kind: PassKind, micro_batch: u32) -> u32 {
         let slot = self.barriers.slot(kind, micro_batch);
-        let complete = self.barriers.done[slot] as usize == self.places.schedule.devices;
+        let complete = self.barriers.done[slot] as usize == self.places.schedule.ranks;
         if complete { self.barriers.last_join[slot] } else { NO_NODE }
     }
 
-    fn push(&mut self, device: usize, work: Work, (needs, latency): (u32, Latency)) {
+    fn push(&mut self, rank: usize, work: Work, (needs, latency): (u32, Latency)) {
         let node = self.nodes.len() as u32;
-        let before = std::mem::replace(&mut self.latest[device], node);
-        self.nodes.push(Node { device: device as u32, work, before, needs, latency });
+        let before = std::mem::replace(&mut self.latest[rank], node);
+        self.nodes.push(Node { rank: rank as u32, work, before, needs, latency });
         match work {
             Work::Join => {}
             Work::Pass(pass) => {
-                self.ran(device, node);
+                self.ran(rank, node);
                 if self.is_awaited(pass.kind) {
-                    self.join(device as u32, pass, node);
+                    self.join(rank as u32, pass, node);
                 }
             }
             Work::Pair(..) => {
-                self.ran(device, node);
-                self.ran(device, node);
-                self.next_pair[device] += 1;
+                self.ran(rank, node);
+                self.ran(rank, node);
+                self.next_pair[rank] += 1;
             }
         }
     }
 
     /// Records that a graph node ran the pipeline rank's next pass.
-    fn ran(&mut self, device: usize, node: u32) {
-        self.node_at[self.offsets[device] + self.next[device] as usize] = node;
-        self.next[device] += 1;
+    fn ran(&mut self, rank: usize, node: u32) {
+        self.node_at[self.offsets[rank] + self.next[rank] as usize] = node;
+        self.next[rank] += 1;
     }
 
     /// Whether all pipeline ranks' passes of this kind end in a barrier.
@@ -229,11 +229,11 @@ impl<'a> Walk<'a> {
         is_vocab(kind) && kind != PassKind::IB && !freely
     }
 
-    fn join(&mut self, device: u32, pass: Pass, before: u32) {
+    fn join(&mut self, rank: u32, pass: Pass, before: u32) {
         let slot = self.barriers.slot(pass.kind, pass.micro_batch);
         let node = self.nodes.len() as u32;
         let needs = std::mem::replace(&mut self.barriers.last_join[slot], node);
         self.barriers.done[slot] += 1;
-        self.nodes.push(Node { device, work: Work::Join, before, needs, latency: Latency::None });
+        self.nodes.push(Node { rank, work: Work::Join, before, needs, latency: Latency::None });
     }
 }

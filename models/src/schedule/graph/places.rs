@@ -17,32 +17,32 @@ pub(super) struct Places<'a> {
 
 impl<'a> Places<'a> {
     pub(super) fn new(schedule: &'a Schedule) -> Result<Self, ScheduleError> {
-        let (devices, lists) = (schedule.devices, schedule.passes.len());
-        if lists != devices {
-            return Err(ScheduleError::DeviceLists { lists, devices });
+        let (ranks, lists) = (schedule.ranks, schedule.passes.len());
+        if lists != ranks {
+            return Err(ScheduleError::RankLists { lists, ranks });
         }
         if schedule.layout != StageLayout::RoundRobin && schedule.chunks != 2 {
             return Err(ScheduleError::Layout { chunks: schedule.chunks });
         }
-        let size = KINDS * devices * schedule.chunks * schedule.micro_batches;
+        let size = KINDS * ranks * schedule.chunks * schedule.micro_batches;
         let shared = [vocab_kinds(schedule.vocab), input_kinds(schedule)];
         let mut places = Self { schedule, shared, positions: vec![ABSENT; size] };
-        for (device, passes) in schedule.passes.iter().enumerate() {
+        for (rank, passes) in schedule.passes.iter().enumerate() {
             for (n, pass) in passes.iter().enumerate() {
-                places.add(device, *pass, n as u32)?;
+                places.add(rank, *pass, n as u32)?;
             }
         }
         Ok(places)
     }
 
-    fn add(&mut self, device: usize, pass: Pass, position: u32) -> Result<(), ScheduleError> {
+    fn add(&mut self, rank: usize, pass: Pass, position: u32) -> Result<(), ScheduleError> {
         if !self.belongs(pass) {
-            return Err(ScheduleError::Foreign { device, pass });
+            return Err(ScheduleError::Foreign { rank, pass });
         }
-        let slot = self.slot(device, pass);
+        let slot = self.slot(rank, pass);
         match std::mem::replace(&mut self.positions[slot], position) {
             ABSENT => Ok(()),
-            _ => Err(ScheduleError::Duplicate { device, pass }),
+            _ => Err(ScheduleError::Duplicate { rank, pass }),
         }
     }
 
@@ -56,18 +56,18 @@ impl<'a> Places<'a> {
         kind && exists && (vocab || self.schedule.runs(pass.chunk, pass.micro_batch))
     }
 
-    fn slot(&self, device: usize, pass: Pass) -> usize {
-        let Schedule { devices, chunks, micro_batches, .. } = *self.schedule;
-        let place = (pass.kind as usize * devices + device) * chunks + usize::from(pass.chunk);
+    fn slot(&self, rank: usize, pass: Pass) -> usize {
+        let Schedule { ranks, chunks, micro_batches, .. } = *self.schedule;
+        let place = (pass.kind as usize * ranks + rank) * chunks + usize::from(pass.chunk);
         place * micro_batches + pass.micro_batch as usize
     }
 
-    pub(super) fn position(&self, device: usize, pass: Pass) -> u32 {
-        self.positions[self.slot(device, pass)]
+    pub(super) fn position(&self, rank: usize, pass: Pass) -> u32 {
+        self.positions[self.slot(rank, pass)]
     }
 
-    fn has(&self, device: usize, pass: Pass) -> bool {
-        self.position(device, pass) != ABSENT
+    fn has(&self, rank: usize, pass: Pass) -> bool {
+        self.position(rank, pass) != ABSENT
     }
 
     /// Calls `check` for every pipeline rank, chunk and micro-batch with that forward.
@@ -75,11 +75,11 @@ impl<'a> Places<'a> {
         &self,
         check: impl Fn(usize, Pass) -> Result<(), ScheduleError>,
     ) -> Result<(), ScheduleError> {
-        for device in 0..self.schedule.devices {
+        for rank in 0..self.schedule.ranks {
             for chunk in 0..self.schedule.chunks as u16 {
                 let all = 0..self.schedule.micro_batches as u32;
                 for micro_batch in all.filter(|&k| self.schedule.runs(chunk, k)) {
-                    check(device, Pass { kind: PassKind::F, micro_batch, chunk })?;
+                    check(rank, Pass { kind: PassKind::F, micro_batch, chunk })?;
                 }
             }
         }
@@ -87,16 +87,16 @@ impl<'a> Places<'a> {
     }
 
     pub(super) fn check_complete(&self) -> Result<(), ScheduleError> {
-        self.each(|device, forward| {
-            for &kind in self.kinds_due(device, forward) {
-                self.check_has(device, Pass { kind, ..forward })?;
+        self.each(|rank, forward| {
+            for &kind in self.kinds_due(rank, forward) {
+                self.check_has(rank, Pass { kind, ..forward })?;
             }
             if self.begins(forward) {
                 for &kind in self.shared.into_iter().flatten() {
-                    self.check_has(device, Pass { kind, chunk: 0, ..forward })?;
+                    self.check_has(rank, Pass { kind, chunk: 0, ..forward })?;
                 }
             }
-            self.check_one_backward(device, forward)
+            self.check_one_backward(rank, forward)
         })
     }
 
@@ -106,39 +106,39 @@ impl<'a> Places<'a> {
         forward.chunk == self.schedule.direction(forward.micro_batch)
     }
 
-    fn kinds_due(&self, device: usize, forward: Pass) -> &'static [PassKind] {
-        if self.has(device, Pass { kind: PassKind::BW, ..forward }) {
+    fn kinds_due(&self, rank: usize, forward: Pass) -> &'static [PassKind] {
+        if self.has(rank, Pass { kind: PassKind::BW, ..forward }) {
             &[PassKind::F, PassKind::BW]
         } else {
             &[PassKind::F, PassKind::B, PassKind::W]
         }
     }
 
-    fn check_has(&self, device: usize, pass: Pass) -> Result<(), ScheduleError> {
-        if self.has(device, pass) { Ok(()) } else { Err(ScheduleError::Missing { device, pass }) }
+    fn check_has(&self, rank: usize, pass: Pass) -> Result<(), ScheduleError> {
+        if self.has(rank, pass) { Ok(()) } else { Err(ScheduleError::Missing { rank, pass }) }
     }
 
     /// A whole backward excludes its halves.
-    fn check_one_backward(&self, device: usize, forward: Pass) -> Result<(), ScheduleError> {
-        let has = |kind| self.has(device, Pass { kind, ..forward });
+    fn check_one_backward(&self, rank: usize, forward: Pass) -> Result<(), ScheduleError> {
+        let has = |kind| self.has(rank, Pass { kind, ..forward });
         let extra = [PassKind::B, PassKind::W].into_iter().find(|&kind| has(kind));
         match extra {
             Some(kind) if has(PassKind::BW) => {
-                Err(ScheduleError::Duplicate { device, pass: Pass { kind, ..forward } })
+                Err(ScheduleError::Duplicate { rank, pass: Pass { kind, ..forward } })
             }
             _ => Ok(()),
         }
     }
 
     pub(super) fn check_local_order(&self) -> Result<(), ScheduleError> {
-        self.each(|device, forward| {
+        self.each(|rank, forward| {
             let in_order = |kinds: &[PassKind], of: Pass| {
                 kinds.windows(2).try_for_each(|pair| {
                     let [needs, pass] = [pair[0], pair[1]].map(|kind| Pass { kind, ..of });
-                    self.check_after(device, pass, needs)
+                    self.check_after(rank, pass, needs)
                 })
             };
-            in_order(self.kinds_due(device, forward), forward)?;
+            in_order(self.kinds_due(rank, forward), forward)?;
             if !self.begins(forward) {
                 return Ok(());
             }
@@ -147,18 +147,18 @@ impl<'a> Places<'a> {
         })
     }
 
-    fn check_after(&self, device: usize, pass: Pass, needs: Pass) -> Result<(), ScheduleError> {
-        if self.position(device, needs) < self.position(device, pass) {
+    fn check_after(&self, rank: usize, pass: Pass, needs: Pass) -> Result<(), ScheduleError> {
+        if self.position(rank, needs) < self.position(rank, pass) {
             Ok(())
         } else {
-            Err(ScheduleError::TooEarly { device, pass, needs })
+            Err(ScheduleError::TooEarly { rank, pass, needs })
         }
     }
 
     /// Checks that each pair is a forward and the next whole backward, of another chunk.
     pub(super) fn check_pairs(&self) -> Result<(), ScheduleError> {
-        for (device, pairs) in self.schedule.pairs.iter().enumerate() {
-            let order = self.schedule.passes.get(device).map_or(&[][..], Vec::as_slice);
+        for (rank, pairs) in self.schedule.pairs.iter().enumerate() {
+            let order = self.schedule.passes.get(rank).map_or(&[][..], Vec::as_slice);
             let fits = |place: u32| match order.get(place as usize..) {
                 Some([forward, backward, ..]) => {
                     let kinds = (forward.kind, backward.kind) == (PassKind::F, PassKind::BW);
@@ -167,7 +167,7 @@ impl<'a> Places<'a> {
                 _ => false,
             };
             if let Some(&place) = pairs.iter().find(|&&place| !fits(place)) {
-                return Err(ScheduleError::Pair { device, place });
+                return Err(ScheduleError::Pair { rank, place });
             }
         }
         Ok(())
@@ -177,24 +177,24 @@ impl<'a> Places<'a> {
     /// micro-batches: each kind's reductions follow one another in a queue of their own and would
     /// otherwise meet those of other micro-batches.
     pub(super) fn check_vocab_order(&self) -> Result<(), ScheduleError> {
-        let order = |device: usize, kind: PassKind| {
-            let of_kind = self.schedule.passes[device].iter().filter(move |pass| pass.kind == kind);
+        let order = |rank: usize, kind: PassKind| {
+            let of_kind = self.schedule.passes[rank].iter().filter(move |pass| pass.kind == kind);
             of_kind.map(|pass| pass.micro_batch)
         };
         for &kind in self.shared.into_iter().flatten() {
-            let differs = |&device: &usize| !order(device, kind).eq(order(0, kind));
-            if let Some(device) = (1..self.schedule.devices).find(differs) {
-                return Err(ScheduleError::VocabOrder { device, kind });
+            let differs = |&rank: &usize| !order(rank, kind).eq(order(0, kind));
+            if let Some(rank) = (1..self.schedule.ranks).find(differs) {
+                return Err(ScheduleError::VocabOrder { rank, kind });
             }
         }
         Ok(())
     }
 
     /// The backward of a stage whose input gradients the stage before it waits for.
-    fn backward(&self, device: usize, forward: Pass) -> Pass {
+    fn backward(&self, rank: usize, forward: Pass) -> Pass {
         let whole = Pass { kind: PassKind::BW, ..forward };
         let half = Pass { kind: PassKind::B, ..forward };
-        if self.has(device, whole) { whole } else { half }
+        if self.has(rank, whole) { whole } else { half }
     }
 }
 
@@ -207,32 +207,32 @@ pub(super) enum Need {
 }
 
 impl Places<'_> {
-    pub(super) fn need(&self, device: usize, pass: Pass) -> Need {
-        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
+    pub(super) fn need(&self, rank: usize, pass: Pass) -> Need {
+        let stage = self.schedule.stage_of(rank, usize::from(pass.chunk));
         match (pass.kind, self.schedule.vocab) {
-            (PassKind::F, _) => self.forward_need(device, stage, pass),
-            (PassKind::B | PassKind::BW, _) => self.backward_need(device, stage, pass),
-            (PassKind::S, _) => self.last_forward(device, pass),
+            (PassKind::F, _) => self.forward_need(rank, stage, pass),
+            (PassKind::B | PassKind::BW, _) => self.backward_need(rank, stage, pass),
+            (PassKind::S, _) => self.last_forward(rank, pass),
             (PassKind::T, Some(VocabPasses::Naive)) => Need::Barrier(PassKind::S2),
             (PassKind::S2 | PassKind::T, _) => Need::Barrier(PassKind::S),
             (PassKind::W | PassKind::IF, _) => Need::Nothing,
-            (PassKind::IB, _) => self.first_backward(device, pass),
+            (PassKind::IB, _) => self.first_backward(rank, pass),
         }
     }
 
-    fn forward_need(&self, device: usize, stage: usize, pass: Pass) -> Need {
+    fn forward_need(&self, rank: usize, stage: usize, pass: Pass) -> Need {
         match self.schedule.stage_before(stage) {
             None if self.shared[1].is_empty() => Need::Nothing,
             None => Need::Barrier(PassKind::IF),
-            Some(before) => self.neighbour(device, before, pass, before),
+            Some(before) => self.neighbour(rank, before, pass, before),
         }
     }
 
-    fn backward_need(&self, device: usize, stage: usize, pass: Pass) -> Need {
+    fn backward_need(&self, rank: usize, stage: usize, pass: Pass) -> Need {
         match (self.schedule.stage_after(stage), self.schedule.vocab) {
             (Some(after), _) => {
                 let forward = Pass { kind: PassKind::F, ..pass };
-                self.neighbour(device, after, forward, stage)
+                self.neighbour(rank, after, forward, stage)
             }
             (None, None) => Need::Nothing,
             (None, Some(VocabPasses::Two)) => Need::Barrier(PassKind::S),
@@ -241,26 +241,26 @@ impl Places<'_> {
     }
 
     /// A pass of the neighbouring stage `other`, over the link after stage `link`.
-    fn neighbour(&self, device: usize, other: usize, pass: Pass, link: usize) -> Need {
-        let (other_device, chunk) = self.schedule.holder(other, pass.micro_batch);
+    fn neighbour(&self, rank: usize, other: usize, pass: Pass, link: usize) -> Need {
+        let (other_rank, chunk) = self.schedule.holder(other, pass.micro_batch);
         let forward = Pass { chunk, ..pass };
         let is_before = other == link;
-        let needed = if is_before { forward } else { self.backward(other_device, forward) };
-        let same = other_device == device;
+        let needed = if is_before { forward } else { self.backward(other_rank, forward) };
+        let same = other_rank == rank;
         let latency = if same { Latency::None } else { Latency::Link(link as u32) };
-        Need::Pass(other_device, needed, latency)
+        Need::Pass(other_rank, needed, latency)
     }
 
-    fn first_backward(&self, device: usize, pass: Pass) -> Need {
+    fn first_backward(&self, rank: usize, pass: Pass) -> Need {
         let (holder, chunk) = self.schedule.holder(0, pass.micro_batch);
-        let latency = if holder == device { Latency::None } else { Latency::InputGradient };
+        let latency = if holder == rank { Latency::None } else { Latency::InputGradient };
         let forward = Pass { kind: PassKind::F, chunk, ..pass };
         Need::Pass(holder, self.backward(holder, forward), latency)
     }
 
-    fn last_forward(&self, device: usize, pass: Pass) -> Need {
+    fn last_forward(&self, rank: usize, pass: Pass) -> Need {
         let (holder, chunk) = self.schedule.holder(self.schedule.stages() - 1, pass.micro_batch);
-        let latency = if holder == device { Latency::None } else { Latency::Broadcast };
+        let latency = if holder == rank { Latency::None } else { Latency::Broadcast };
         Need::Pass(holder, Pass { kind: PassKind::F, chunk, ..pass }, latency)
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Greedy<'a> {
     times: PassTimes,
     /// Whether `T` of one micro-batch runs in one step with `S` of the next.
     fused: bool,
-    devices: Vec<RankState<'a>>,
+    ranks: Vec<RankState<'a>>,
     /// Ends of forwards and backwards by stage and micro-batch.
     forward_end: Vec<f64>,
     backward_end: Vec<f64>,
@@ -54,8 +54,8 @@ enum Next {
 
 impl<'a> Greedy<'a> {
     pub fn new(schedule: &'a Schedule, vocab: VocabPasses, times: PassTimes, fused: bool) -> Self {
-        let Schedule { devices, micro_batches, .. } = *schedule;
-        let leaves = devices.next_power_of_two();
+        let Schedule { ranks, micro_batches, .. } = *schedule;
+        let leaves = ranks.next_power_of_two();
         let part = schedule.share_chunks() as f64;
         let passes = schedule.stages() * micro_batches;
         Self {
@@ -68,7 +68,7 @@ impl<'a> Greedy<'a> {
                 weight: times.weight / part,
                 ..times
             },
-            devices: schedule
+            ranks: schedule
                 .passes
                 .iter()
                 .zip(&schedule.pairs)
@@ -84,31 +84,31 @@ impl<'a> Greedy<'a> {
 
     /// End of the run, and its order; `None` for a deadlock.
     pub fn run(mut self) -> Option<(f64, Schedule)> {
-        let all = self.schedule.devices;
+        let all = self.schedule.ranks;
         self.look_ahead(0..all);
-        while let Some((device, (start, next))) = self.earliest() {
+        while let Some((rank, (start, next))) = self.earliest() {
             let opens = match next {
-                Next::Vocab(kind) => self.run_vocab(device, kind, start),
-                Next::Pass(pass) => self.run_pass(device, pass, start),
+                Next::Vocab(kind) => self.run_vocab(rank, kind, start),
+                Next::Pass(pass) => self.run_pass(rank, pass, start),
             };
-            self.open(device, opens);
+            self.open(rank, opens);
         }
-        if self.devices.iter().any(|device| device.done < device.order.len()) {
+        if self.ranks.iter().any(|rank| rank.done < rank.order.len()) {
             return None;
         }
-        let end = self.devices.iter().map(|device| device.free).fold(0.0, f64::max);
-        let Schedule { devices, chunks, micro_batches, layout, .. } = *self.schedule;
-        let orders = self.devices.into_iter().map(|device| (device.passes, device.paired));
+        let end = self.ranks.iter().map(|rank| rank.free).fold(0.0, f64::max);
+        let Schedule { ranks, chunks, micro_batches, layout, .. } = *self.schedule;
+        let orders = self.ranks.into_iter().map(|rank| (rank.passes, rank.paired));
         let (passes, pairs) = orders.unzip();
         let vocab = Some(self.vocab);
-        Some((end, Schedule { devices, chunks, micro_batches, layout, vocab, passes, pairs }))
+        Some((end, Schedule { ranks, chunks, micro_batches, layout, vocab, passes, pairs }))
     }
 
-    fn open(&mut self, device: usize, opens: Opens) {
+    fn open(&mut self, rank: usize, opens: Opens) {
         match opens {
-            Opens::One(other) => self.look_ahead([device, other]),
+            Opens::One(other) => self.look_ahead([rank, other]),
             Opens::Vocab(passes) => {
-                self.look_ahead([device]);
+                self.look_ahead([rank]);
                 self.look_ahead_to(passes);
             }
         }
@@ -116,14 +116,14 @@ impl<'a> Greedy<'a> {
 
     /// What can start first of all; `None` when all is done.
     fn earliest(&self) -> Option<(usize, (f64, Next))> {
-        let device = self.first[1];
-        let (start, next) = self.upcoming[device];
-        (start < NEVER).then_some((device, (start, next)))
+        let rank = self.first[1];
+        let (start, next) = self.upcoming[rank];
+        (start < NEVER).then_some((rank, (start, next)))
     }
 
     /// Corrects the tree after a pipeline rank's next start changed.
-    fn rank(&mut self, device: usize) {
-        let mut node = (self.first.len() / 2 + device) / 2;
+    fn rank(&mut self, rank: usize) {
+        let mut node = (self.first.len() / 2 + rank) / 2;
         while node > 0 {
             let (left, right) = (self.first[2 * node], self.first[2 * node + 1]);
             let later = self.upcoming[right].0 < self.upcoming[left].0;
@@ -135,49 +135,49 @@ impl<'a> Greedy<'a> {
     /// Updates what pipeline ranks can start first for those that come to one of these vocabulary
     /// passes, and for the last stage's, whose backwards wait for them too.
     fn look_ahead_to(&mut self, passes: [Option<usize>; 3]) {
-        for device in 0..self.schedule.devices {
-            let next = self.devices[device].vocab;
+        for rank in 0..self.schedule.ranks {
+            let next = self.ranks[rank].vocab;
             if passes.iter().zip(next).any(|(&pass, next)| pass == Some(next)) {
-                self.look_ahead([device]);
+                self.look_ahead([rank]);
             }
         }
-        self.look_ahead([self.schedule.device_of(self.schedule.stages() - 1)]);
+        self.look_ahead([self.schedule.rank_of(self.schedule.stages() - 1)]);
     }
 
     /// Updates what these pipeline ranks can start first, vocabulary passes before others.
-    fn look_ahead(&mut self, devices: impl IntoIterator<Item = usize>) {
-        for device in devices {
-            let (vocab, pass) = (self.next_vocab(device), self.next_pass(device));
-            self.upcoming[device] = if vocab.0 <= pass.0 { vocab } else { pass };
-            self.rank(device);
+    fn look_ahead(&mut self, ranks: impl IntoIterator<Item = usize>) {
+        for rank in ranks {
+            let (vocab, pass) = (self.next_vocab(rank), self.next_pass(rank));
+            self.upcoming[rank] = if vocab.0 <= pass.0 { vocab } else { pass };
+            self.rank(rank);
         }
     }
 
-    fn next_vocab(&self, device: usize) -> (f64, Next) {
-        let free = self.devices[device].free;
+    fn next_vocab(&self, rank: usize) -> (f64, Next) {
+        let free = self.ranks[rank].free;
         let start = |kind: usize| {
-            let ready = self.step(device, kind).map(|(kind, k)| self.vocab_ready(device, kind, k));
+            let ready = self.step(rank, kind).map(|(kind, k)| self.vocab_ready(rank, kind, k));
             let start = ready.reduce(f64::max).map_or(NEVER, |ready| ready.max(free));
             (start, Next::Vocab(kind))
         };
         if self.fused {
             // The last step lacks the first kind, and so on.
-            let first = (0..self.vocab.kinds().len()).find(|&kind| self.is_due(device, kind));
+            let first = (0..self.vocab.kinds().len()).find(|&kind| self.is_due(rank, kind));
             return first.map_or((NEVER, Next::Vocab(0)), start);
         }
         let each = (0..self.vocab.kinds().len()).rev().map(start);
         each.min_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((NEVER, Next::Vocab(0)))
     }
 
-    fn is_due(&self, device: usize, kind: usize) -> bool {
-        self.devices[device].vocab[kind] < self.schedule.micro_batches
+    fn is_due(&self, rank: usize, kind: usize) -> bool {
+        self.ranks[rank].vocab[kind] < self.schedule.micro_batches
     }
 
     /// The passes that run with the next one of a kind, oldest micro-batch first: with the
     /// reference's fused steps the next of each later kind, a micro-batch before.
-    fn step(&self, device: usize, kind: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let done = self.devices[device].vocab;
-        let (fused, due) = (self.fused, self.is_due(device, kind));
+    fn step(&self, rank: usize, kind: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let done = self.ranks[rank].vocab;
+        let (fused, due) = (self.fused, self.is_due(rank, kind));
         let (kinds, micro_batches) = (self.vocab.kinds().len(), self.schedule.micro_batches);
         // Kind `j` of step `n` is of micro-batch `n − j`.
         let step = done[kind] + kind;
@@ -190,22 +190,22 @@ impl<'a> Greedy<'a> {
     }
 
     /// When the last stage's output is on a pipeline rank.
-    fn output_ready(&self, device: usize, k: usize) -> f64 {
+    fn output_ready(&self, rank: usize, k: usize) -> f64 {
         let last = self.schedule.stages() - 1;
-        let away = self.schedule.device_of(last) != device;
+        let away = self.schedule.rank_of(last) != rank;
         self.forward_end[self.at(last, k)] + if away { self.times.broadcast } else { 0.0 }
     }
 
-    fn vocab_ready(&self, device: usize, kind: usize, k: usize) -> f64 {
+    fn vocab_ready(&self, rank: usize, kind: usize, k: usize) -> f64 {
         match kind {
-            0 => self.output_ready(device, k),
+            0 => self.output_ready(rank, k),
             _ => self.barrier(kind - 1, k),
         }
     }
 
     fn barrier(&self, kind: usize, k: usize) -> f64 {
         match self.barriers[self.at(kind, k)] {
-            (done, end) if done == self.schedule.devices => end + self.latency(kind),
+            (done, end) if done == self.schedule.ranks => end + self.latency(kind),
             _ => NEVER,
         }
     }
@@ -215,23 +215,23 @@ impl<'a> Greedy<'a> {
         self.times.barriers[place(self.vocab.kinds()[kind])]
     }
 
-    fn next_pass(&self, device: usize) -> (f64, Next) {
-        let RankState { order, done, free, .. } = &self.devices[device];
+    fn next_pass(&self, rank: usize) -> (f64, Next) {
+        let RankState { order, done, free, .. } = &self.ranks[rank];
         let Some(&pass) = order.get(*done) else { return (NEVER, Next::Vocab(0)) };
-        let partner = self.partner(device).map_or(0.0, |pass| self.ready(device, pass));
-        (self.ready(device, pass).max(partner).max(*free), Next::Pass(pass))
+        let partner = self.partner(rank).map_or(0.0, |pass| self.ready(rank, pass));
+        (self.ready(rank, pass).max(partner).max(*free), Next::Pass(pass))
     }
 
     /// The backward that runs together with a pipeline rank's next pass.
-    fn partner(&self, device: usize) -> Option<Pass> {
-        let RankState { order, done, pairs, .. } = &self.devices[device];
+    fn partner(&self, rank: usize) -> Option<Pass> {
+        let RankState { order, done, pairs, .. } = &self.ranks[rank];
         let paired = pairs.binary_search(&(*done as u32)).is_ok();
         order.get(done + 1).copied().filter(|_| paired)
     }
 
-    fn ready(&self, device: usize, pass: Pass) -> f64 {
+    fn ready(&self, rank: usize, pass: Pass) -> f64 {
         let k = pass.micro_batch as usize;
-        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
+        let stage = self.schedule.stage_of(rank, usize::from(pass.chunk));
         match pass.kind {
             PassKind::F if stage == 0 => 0.0,
             PassKind::F => self.forward_end[self.at(stage - 1, k)] + self.link(stage - 1),
@@ -246,7 +246,7 @@ impl<'a> Greedy<'a> {
 
     /// A transfer between a stage and the next.
     fn link(&self, stage: usize) -> f64 {
-        let away = self.schedule.device_of(stage) != self.schedule.device_of(stage + 1);
+        let away = self.schedule.rank_of(stage) != self.schedule.rank_of(stage + 1);
         if away { self.times.link } else { 0.0 }
     }
 
@@ -256,41 +256,41 @@ impl<'a> Greedy<'a> {
     }
 
     /// Runs a step.
-    fn run_vocab(&mut self, device: usize, first: usize, start: f64) -> Opens {
+    fn run_vocab(&mut self, rank: usize, first: usize, start: f64) -> Opens {
         let mut end = start;
         let (mut opened, mut completes) = ([None; 3], false);
-        for (kind, k) in self.step(device, first) {
+        for (kind, k) in self.step(rank, first) {
             end += self.times.vocab[place(self.vocab.kinds()[kind])];
             let slot = self.at(kind, k);
             let (done, latest) = self.barriers[slot];
             self.barriers[slot] = (done + 1, latest.max(end));
-            if done + 1 == self.schedule.devices {
+            if done + 1 == self.schedule.ranks {
                 completes = true;
                 opened.iter_mut().skip(kind + 1).take(1).for_each(|next| *next = Some(k));
             }
-            self.devices[device].passes.push(pass(self.vocab.kinds()[kind], k, 0));
-            self.devices[device].vocab[kind] += 1;
+            self.ranks[rank].passes.push(pass(self.vocab.kinds()[kind], k, 0));
+            self.ranks[rank].vocab[kind] += 1;
         }
-        self.devices[device].free = end;
-        if completes { Opens::Vocab(opened) } else { Opens::One(device) }
+        self.ranks[rank].free = end;
+        if completes { Opens::Vocab(opened) } else { Opens::One(rank) }
     }
 
     /// Runs a forward, a backward or weight gradients; with a forward the backward that is paired
     /// with it.
-    fn run_pass(&mut self, device: usize, pass: Pass, start: f64) -> Opens {
-        let Some(partner) = self.partner(device) else {
-            return self.end_pass(device, pass, start + self.time(pass.kind));
+    fn run_pass(&mut self, rank: usize, pass: Pass, start: f64) -> Opens {
+        let Some(partner) = self.partner(rank) else {
+            return self.end_pass(rank, pass, start + self.time(pass.kind));
         };
         let end = start + self.time(pass.kind) + self.time(partner.kind);
-        let place = self.devices[device].passes.len() as u32;
-        self.devices[device].paired.push(place);
-        let opens = self.end_pass(device, pass, end);
-        self.open(device, opens);
-        self.end_pass(device, partner, end)
+        let place = self.ranks[rank].passes.len() as u32;
+        self.ranks[rank].paired.push(place);
+        let opens = self.end_pass(rank, pass, end);
+        self.open(rank, opens);
+        self.end_pass(rank, partner, end)
     }
 
-    fn end_pass(&mut self, device: usize, pass: Pass, end: f64) -> Opens {
-        let stage = self.schedule.stage_of(device, usize::from(pass.chunk));
+    fn end_pass(&mut self, rank: usize, pass: Pass, end: f64) -> Opens {
+        let stage = self.schedule.stage_of(rank, usize::from(pass.chunk));
         let slot = self.at(stage, pass.micro_batch as usize);
         let other = match pass.kind {
             PassKind::F => {
@@ -303,13 +303,13 @@ impl<'a> Greedy<'a> {
                 Some(self.schedule.stage_before(stage).unwrap_or(stage))
             }
         };
-        let own = &mut self.devices[device];
+        let own = &mut self.ranks[rank];
         own.free = end;
         own.done += 1;
         own.passes.push(pass);
         // All pipeline ranks wait for the last stage's forward.
         let vocab = Opens::Vocab([Some(pass.micro_batch as usize), None, None]);
-        other.map_or(vocab, |other| Opens::One(self.schedule.device_of(other)))
+        other.map_or(vocab, |other| Opens::One(self.schedule.rank_of(other)))
     }
 
     fn time(&self, kind: PassKind) -> f64 {

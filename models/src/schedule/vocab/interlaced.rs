@@ -15,9 +15,9 @@ use crate::schedule::{Pass, PassKind, Schedule, ScheduleError, StageLayout, Voca
 ///
 /// # Errors
 /// No pipeline ranks or no micro-batches.
-pub(super) fn interlaced(devices: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
-    let counts = Counts::new(devices, micro_batches, 1)?;
-    let passes = (0..devices).map(|i| order(devices - 1 - i, micro_batches)).collect();
+pub(super) fn interlaced(ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    let counts = Counts::new(ranks, micro_batches, 1)?;
+    let passes = (0..ranks).map(|i| order(ranks - 1 - i, micro_batches)).collect();
     let schedule = counts.schedule(StageLayout::RoundRobin, passes);
     Ok(Schedule { vocab: Some(VocabPasses::Interlaced), ..schedule })
 }

@@ -27,21 +27,21 @@ use interlaced::interlaced;
 /// # Errors
 /// No pipeline ranks, no micro-batches, or a time that is negative or not finite.
 pub fn one_f_one_b_with_vocab(
-    devices: usize,
+    ranks: usize,
     micro_batches: usize,
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
     if vocab == VocabPasses::Interlaced {
-        return interlaced(devices, micro_batches);
+        return interlaced(ranks, micro_batches);
     }
-    let counts = Counts::new(devices, micro_batches, 1)?;
+    let counts = Counts::new(ranks, micro_batches, 1)?;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
     let order = |i: usize| {
-        let warm_up = devices - 1 - i + vocab.barriers();
+        let warm_up = ranks - 1 - i + vocab.barriers();
         one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
     };
-    let passes = (0..devices).map(order).collect();
+    let passes = (0..ranks).map(order).collect();
     insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
 }
 
@@ -51,14 +51,14 @@ pub(super) fn interleaved_with_vocab(
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, chunks, .. } = counts;
+    let Counts { ranks, chunks, .. } = counts;
     let order = |i: usize| {
         let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
         let backwards = rounds(counts).map(|(k, chunk)| pass(PassKind::BW, k, chunks - 1 - chunk));
-        let warm_up = 2 * (devices - 1 - i) + (chunks - 1) * devices + vocab.barriers() * chunks;
+        let warm_up = 2 * (ranks - 1 - i) + (chunks - 1) * ranks + vocab.barriers() * chunks;
         one_forward_one_backward(forwards, backwards, warm_up)
     };
-    let passes = (0..devices).map(order).collect();
+    let passes = (0..ranks).map(order).collect();
     insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
 }
 
@@ -69,14 +69,14 @@ pub(super) fn zero_bubble_with_vocab(
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, chunks, .. } = counts;
+    let Counts { ranks, chunks, .. } = counts;
     let order = |i: usize| {
         let backwards = rounds(counts).map(move |(k, chunk)| (k, chunks - 1 - chunk));
-        let depth = if eager { 2 * (devices - i) - 1 } else { devices - i };
-        let warm_up = depth + (chunks - 1) * devices + vocab.barriers() * chunks;
+        let depth = if eager { 2 * (ranks - i) - 1 } else { ranks - i };
+        let warm_up = depth + (chunks - 1) * ranks + vocab.barriers() * chunks;
         split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
     };
-    let passes = (0..devices).map(order).collect();
+    let passes = (0..ranks).map(order).collect();
     insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
 }
 
@@ -110,13 +110,13 @@ fn searched(
     vocab: VocabPasses,
     times: PassTimes,
 ) -> Option<Schedule> {
-    let held = |device| block.peak_activations(device, Release::AtW);
-    let most = (0..counts.devices).map(held).fold(0.0, f64::max);
+    let held = |rank| block.peak_activations(rank, Release::AtW);
+    let most = (0..counts.ranks).map(held).fold(0.0, f64::max);
     let PassTimes { forward, backward, weight, link: latency, .. } = times;
-    let even = AutoCosts::even(counts.devices);
+    let even = AutoCosts::even(counts.ranks);
     let limit = most - vocab.barriers() as f64;
     let costs = AutoCosts { forward, backward, weight, latency, limit, ..even };
-    let build = |micro_batches| zb_auto(counts.devices, micro_batches, counts.chunks, costs);
+    let build = |micro_batches| zb_auto(counts.ranks, micro_batches, counts.chunks, costs);
     delayed_order(counts.micro_batches, build, vocab).ok()
 }
 
@@ -184,24 +184,24 @@ pub(super) fn breadth_first_with_vocab(
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
-    let Counts { devices, micro_batches, chunks } = counts;
+    let Counts { ranks, micro_batches, chunks } = counts;
     let base = if looped {
         // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for
         // them.
-        let mut base = looped_bfs(devices, micro_batches, chunks)?;
+        let mut base = looped_bfs(ranks, micro_batches, chunks)?;
         let last = micro_batches as u32 - 1;
         let backwards = base.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
         backwards.for_each(|pass| pass.micro_batch = last - pass.micro_batch);
         base
     } else {
-        gpipe(devices, micro_batches)?
+        gpipe(ranks, micro_batches)?
     };
     insert(&[base], vocab, times)
 }
 
 /// The blocks of V-Half or V-Min.
-pub(super) fn blocks(devices: usize, least: bool) -> Vec<Block> {
-    if least { v_min::blocks(devices) } else { v_half::blocks(devices) }
+pub(super) fn blocks(ranks: usize, least: bool) -> Vec<Block> {
+    if least { v_min::blocks(ranks) } else { v_half::blocks(ranks) }
 }
 
 /// Inserts vocabulary passes into one of `schedules`. Without known times: into the first one,

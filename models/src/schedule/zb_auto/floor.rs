@@ -16,19 +16,18 @@ pub(super) struct Floor {
 impl Floor {
     /// The bound for stages laid out as `layout`, with `costs` of a chunk.
     pub fn new(counts: Counts, layout: StageLayout, costs: AutoCosts) -> Self {
-        let Counts { devices, micro_batches, chunks } = counts;
+        let Counts { ranks, micro_batches, chunks } = counts;
         let AutoCosts { forward, backward, weight, latency, limit, .. } = costs;
-        let stages = devices * chunks;
+        let stages = ranks * chunks;
         let held = limit * (1.0 + 1e-9) / change(PassKind::F, costs);
         let forwards = held.floor().min((micro_batches * chunks) as f64);
         let work = (micro_batches * chunks) as f64 * (forward + backward + weight);
-        let crosses = |stage: &usize| {
-            layout.device_of(devices, *stage) != layout.device_of(devices, stage + 1)
-        };
+        let crosses =
+            |stage: &usize| layout.rank_of(ranks, *stage) != layout.rank_of(ranks, stage + 1);
         let links = |from: usize, to: usize| (from..to).filter(crosses).count() as f64 * latency;
         let mut floor = Self { stage: 0.0, makespan: 0.0 };
-        for device in 0..devices {
-            let stage_of = |chunk: usize| layout.stage_of(devices, device, chunk);
+        for rank in 0..ranks {
+            let stage_of = |chunk: usize| layout.stage_of(ranks, rank, chunk);
             let (first, back) = (stage_of(0), stage_of(chunks - 1));
             let down = (stages - first) as f64 * forward + links(first, stages - 1);
             let up = (stages - 1 - back) as f64 * backward + links(back, stages - 1);
@@ -69,8 +68,8 @@ mod tests {
 
     /// Whether an order is shorter than the bound for the memory it takes.
     fn check(order: &Schedule, costs: AutoCosts) -> bool {
-        let Schedule { devices, micro_batches, chunks, layout, .. } = *order;
-        let counts = Counts { devices, micro_batches, chunks };
+        let Schedule { ranks, micro_batches, chunks, layout, .. } = *order;
+        let counts = Counts { ranks, micro_batches, chunks };
         let part = costs.of_chunk(chunks);
         let part = AutoCosts { limit: most_held(order, part), ..part };
         let lengths = Frame::new(order, part).unwrap().lengths();

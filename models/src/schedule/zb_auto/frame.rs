@@ -14,14 +14,14 @@ pub(super) struct Frame {
     /// By pipeline rank, weight gradients after its last step.
     last_weights: Vec<u32>,
     /// By pipeline rank, its steps in order.
-    of_device: Vec<Vec<u32>>,
+    of_rank: Vec<Vec<u32>>,
     ends: Vec<f64>,
     costs: AutoCosts,
 }
 
 #[derive(Clone, Copy)]
 struct Step {
-    device: u32,
+    rank: u32,
     /// The step it waits for, or itself where it waits for none.
     needs: u32,
     /// A transfer lies between.
@@ -38,21 +38,21 @@ impl Frame {
         let mut found = Self {
             steps: Vec::new(),
             weights: Vec::new(),
-            last_weights: vec![0; schedule.devices],
-            of_device: vec![Vec::new(); schedule.devices],
+            last_weights: vec![0; schedule.ranks],
+            of_rank: vec![Vec::new(); schedule.ranks],
             ends: Vec::new(),
             costs,
         };
         let m = schedule.micro_batches;
         // By stage and micro-batch, forwards before backwards.
         let mut ran = vec![NEVER; 2 * schedule.stages() * m];
-        let mut next = vec![0_usize; schedule.devices];
+        let mut next = vec![0_usize; schedule.ranks];
         let mut left = schedule.passes.iter().map(Vec::len).sum::<usize>();
         while left > 0 {
             let before = left;
-            for (device, next) in next.iter_mut().enumerate() {
-                while let Some(&pass) = schedule.passes[device].get(*next) {
-                    if !found.take(schedule, &mut ran, device, pass) {
+            for (rank, next) in next.iter_mut().enumerate() {
+                while let Some(&pass) = schedule.passes[rank].get(*next) {
+                    if !found.take(schedule, &mut ran, rank, pass) {
                         break;
                     }
                     *next += 1;
@@ -68,13 +68,13 @@ impl Frame {
     }
 
     /// Adds a pipeline rank's next pass; whether its input is there.
-    fn take(&mut self, schedule: &Schedule, ran: &mut [u32], device: usize, pass: Pass) -> bool {
+    fn take(&mut self, schedule: &Schedule, ran: &mut [u32], rank: usize, pass: Pass) -> bool {
         if pass.kind == PassKind::W {
-            self.last_weights[device] += 1;
+            self.last_weights[rank] += 1;
             return true;
         }
         let m = schedule.micro_batches;
-        let (stages, stage) = (schedule.stages(), schedule.stage_of(device, pass.chunk.into()));
+        let (stages, stage) = (schedule.stages(), schedule.stage_of(rank, pass.chunk.into()));
         let forward = pass.kind == PassKind::F;
         let slot = |forward: bool, stage: usize| {
             (if forward { 0 } else { stages * m }) + stage * m + pass.micro_batch as usize
@@ -87,22 +87,22 @@ impl Frame {
         if needs == NEVER || !forward && ran[slot(true, stage)] == NEVER {
             return false;
         }
-        let away = other.is_some_and(|other| schedule.device_of(other) != device);
-        self.steps.push(Step { device: device as u32, needs, away, forward });
-        self.weights.push(std::mem::take(&mut self.last_weights[device]));
-        self.of_device[device].push(own);
+        let away = other.is_some_and(|other| schedule.rank_of(other) != rank);
+        self.steps.push(Step { rank: rank as u32, needs, away, forward });
+        self.weights.push(std::mem::take(&mut self.last_weights[rank]));
+        self.of_rank[rank].push(own);
         ran[slot(forward, stage)] = own;
         true
     }
 
     /// Moves a weight gradient of a pipeline rank from after its `place`-th step to before it, or
     /// back.
-    pub fn move_weights(&mut self, device: usize, place: usize, earlier: bool) {
-        let of_device = &self.of_device[device];
-        let step = of_device[place] as usize;
-        let behind = match of_device.get(place + 1) {
+    pub fn move_weights(&mut self, rank: usize, place: usize, earlier: bool) {
+        let of_rank = &self.of_rank[rank];
+        let step = of_rank[place] as usize;
+        let behind = match of_rank.get(place + 1) {
             Some(&next) => &mut self.weights[next as usize],
-            None => &mut self.last_weights[device],
+            None => &mut self.last_weights[rank],
         };
         if earlier {
             *behind -= 1;
@@ -116,10 +116,10 @@ impl Frame {
     /// Runs the order.
     pub fn lengths(&mut self) -> Lengths {
         let AutoCosts { forward, backward, weight, latency, .. } = self.costs;
-        let mut spans = vec![(f64::INFINITY, 0.0_f64); self.of_device.len()];
+        let mut spans = vec![(f64::INFINITY, 0.0_f64); self.of_rank.len()];
         let work = |from: f64, weights: u32| (0..weights).fold(from, |end, _| end + weight);
         for (n, step) in self.steps.iter().enumerate() {
-            let (first, free) = &mut spans[step.device as usize];
+            let (first, free) = &mut spans[step.rank as usize];
             let needs = step.needs as usize;
             let way = if step.away { latency } else { 0.0 };
             let arrival = if needs == n { 0.0 } else { self.ends[needs] + way };
@@ -146,7 +146,7 @@ mod tests {
     fn by_graph(schedule: &Schedule, costs: AutoCosts) -> Lengths {
         let nodes = Graph::new(schedule).unwrap().nodes;
         let mut ends: Vec<f64> = Vec::with_capacity(nodes.len());
-        let mut spans = vec![(f64::INFINITY, 0.0_f64); schedule.devices];
+        let mut spans = vec![(f64::INFINITY, 0.0_f64); schedule.ranks];
         for node in &nodes {
             let end = |n: u32| if n == NO_NODE { 0.0 } else { ends[n as usize] };
             let way = if node.latency == Latency::None { 0.0 } else { costs.latency };
@@ -156,7 +156,7 @@ mod tests {
                 Work::Pass(Pass { kind: PassKind::B, .. }) => costs.backward,
                 _ => costs.weight,
             };
-            let span = &mut spans[node.device as usize];
+            let span = &mut spans[node.rank as usize];
             *span = (span.0.min(start), span.1.max(start + length));
             ends.push(start + length);
         }
@@ -177,19 +177,19 @@ mod tests {
                 let mut frame = Frame::new(&schedule, costs).unwrap();
                 assert_eq!(frame.lengths(), by_graph(&schedule, costs), "{name} {p} {m}");
                 // Weight gradients before another pass run after it.
-                for device in 0..p {
+                for rank in 0..p {
                     let kinds: Vec<_> =
-                        schedule.passes[device].iter().map(|pass| pass.kind).collect();
+                        schedule.passes[rank].iter().map(|pass| pass.kind).collect();
                     let behind =
                         |n: &usize| kinds[*n] == PassKind::W && kinds[n + 1] != PassKind::W;
                     let Some(place) = (0..kinds.len() - 1).find(behind) else { continue };
                     let steps = kinds[..place].iter().filter(|&&kind| kind != PassKind::W).count();
-                    schedule.passes[device].swap(place, place + 1);
-                    frame.move_weights(device, steps, false);
+                    schedule.passes[rank].swap(place, place + 1);
+                    frame.move_weights(rank, steps, false);
                     assert_eq!(
                         frame.lengths(),
                         by_graph(&schedule, costs),
-                        "{name} {p} {m} {device}"
+                        "{name} {p} {m} {rank}"
                     );
                     moved += 1;
                 }

@@ -44,7 +44,7 @@ pub(super) fn order(
         line.forwards()?;
         line.backwards()?;
     }
-    (0..counts.devices).for_each(|device| line.run.flush_weights(device));
+    (0..counts.ranks).for_each(|rank| line.run.flush_weights(rank));
     Some(line.run.orders())
 }
 
@@ -54,104 +54,104 @@ struct Line {
 }
 
 impl Line {
-    fn devices(&self) -> usize {
-        self.run.counts.devices
+    fn ranks(&self) -> usize {
+        self.run.counts.ranks
     }
 
     /// Each pipeline rank's forwards before the first micro-batch is back, and its backward.
     fn first(&mut self) -> Option<()> {
-        for device in 0..self.devices() {
-            self.run.make_room(device)?;
-            self.run.put(device, F)?;
+        for rank in 0..self.ranks() {
+            self.run.make_room(rank)?;
+            self.run.put(rank, F)?;
         }
-        for (device, more) in self.warm_up().into_iter().enumerate() {
+        for (rank, more) in self.warm_up().into_iter().enumerate() {
             for _ in 0..more {
-                self.run.put(device, F)?;
+                self.run.put(rank, F)?;
             }
         }
-        (0..self.devices()).rev().try_for_each(|device| self.run.put(device, B))
+        (0..self.ranks()).rev().try_for_each(|rank| self.run.put(rank, B))
     }
 
     /// Forwards that fit, in time and memory, before the first backward arrives; fewer on each
     /// pipeline rank than on the one before.
     fn warm_up(&self) -> Vec<usize> {
         let (costs, micro_batches) = (self.run.costs, self.run.counts.micro_batches);
-        let last = self.devices() - 1;
-        let mut more = vec![0; self.devices()];
-        let mut back = self.run.devices[last].clock + costs.backward;
-        for device in (0..last).rev() {
+        let last = self.ranks() - 1;
+        let mut more = vec![0; self.ranks()];
+        let mut back = self.run.ranks[last].clock + costs.backward;
+        for rank in (0..last).rev() {
             let arrival = back + costs.latency;
-            let mut clock = self.run.devices[device].clock;
+            let mut clock = self.run.ranks[rank].clock;
             let late = |clock: f64| match self.taste.idle_first {
                 true => clock + costs.forward > arrival,
                 false => clock >= arrival,
             };
-            let room = |more: usize| self.run.has_room(device, more + 1);
-            while more[device] + 1 < micro_batches && room(more[device]) && !late(clock) {
+            let room = |more: usize| self.run.has_room(rank, more + 1);
+            while more[rank] + 1 < micro_batches && room(more[rank]) && !late(clock) {
                 clock += costs.forward;
-                more[device] += 1;
+                more[rank] += 1;
             }
             back = clock.max(arrival) + costs.backward;
         }
-        for device in 1..self.devices() {
-            if more[device] + 1 < micro_batches {
-                more[device] = more[device].min(more[device - 1].saturating_sub(1));
+        for rank in 1..self.ranks() {
+            if more[rank] + 1 < micro_batches {
+                more[rank] = more[rank].min(more[rank - 1].saturating_sub(1));
             }
         }
         more
     }
 
     fn forwards(&mut self) -> Option<()> {
-        let mut wanted: Vec<bool> = (0..self.devices()).map(|device| self.wants(device)).collect();
-        for device in (0..self.devices() - 1).rev() {
-            wanted[device] &= wanted[device + 1];
+        let mut wanted: Vec<bool> = (0..self.ranks()).map(|rank| self.wants(rank)).collect();
+        for rank in (0..self.ranks() - 1).rev() {
+            wanted[rank] &= wanted[rank + 1];
         }
-        for device in (0..self.devices()).filter(|&device| wanted[device]) {
-            self.run.make_room(device)?;
-            self.fill(device, F);
-            self.run.put(device, F)?;
+        for rank in (0..self.ranks()).filter(|&rank| wanted[rank]) {
+            self.run.make_room(rank)?;
+            self.fill(rank, F);
+            self.run.put(rank, F)?;
         }
         Some(())
     }
 
-    fn wants(&self, device: usize) -> bool {
+    fn wants(&self, rank: usize) -> bool {
         let run = &self.run;
-        if !run.is_open(device, F) {
+        if !run.is_open(rank, F) {
             return false;
         }
-        let next = device + 1;
-        let ahead = || run.count(device, F) >= run.count(next, F) + 2;
-        if next == self.devices() || !self.taste.backward_first || !ahead() {
+        let next = rank + 1;
+        let ahead = || run.count(rank, F) >= run.count(next, F) + 2;
+        if next == self.ranks() || !self.taste.backward_first || !ahead() {
             return true;
         }
         let costs = run.costs;
-        let arrival = run.devices[next].clock + costs.forward + costs.backward + costs.latency;
-        let own = &run.devices[device];
-        let weights = run.weights_for_room(device) as f64 * costs.weight;
+        let arrival = run.ranks[next].clock + costs.forward + costs.backward + costs.latency;
+        let own = &run.ranks[rank];
+        let weights = run.weights_for_room(rank) as f64 * costs.weight;
         let (busy, in_time) =
             (own.clock >= arrival, own.clock + costs.forward + weights <= arrival);
         !busy && (in_time || arrival - own.clock > run.most_idle() - own.idle)
     }
 
     fn backwards(&mut self) -> Option<()> {
-        for device in (0..self.devices()).rev() {
-            self.fill(device, B);
-            if device == 0 && !self.run.is_open(0, F) {
+        for rank in (0..self.ranks()).rev() {
+            self.fill(rank, B);
+            if rank == 0 && !self.run.is_open(0, F) {
                 self.run.flush_weights(0);
             }
-            self.run.put(device, B)?;
+            self.run.put(rank, B)?;
         }
         Some(())
     }
 
     /// Weight gradients until the input arrives; one that ends later only where idling would be the
     /// longest of any pipeline rank, or by choice.
-    fn fill(&mut self, device: usize, step: Step) {
-        let Some(arrival) = self.run.arrival(device, step) else { return };
-        if self.run.fill(device, arrival) {
-            let longest = self.run.would_idle_longest(device, arrival, self.run.most_idle());
+    fn fill(&mut self, rank: usize, step: Step) {
+        let Some(arrival) = self.run.arrival(rank, step) else { return };
+        if self.run.fill(rank, arrival) {
+            let longest = self.run.would_idle_longest(rank, arrival, self.run.most_idle());
             if longest || self.taste.fill_all {
-                let _ = self.run.put_weights(device);
+                let _ = self.run.put_weights(rank);
             }
         }
     }

@@ -37,8 +37,8 @@ pub struct AutoCosts {
 
 impl AutoCosts {
     /// Equal times, no latency, activations of 1 held until weight gradients, and the memory of
-    /// 1F1B over `devices`.
-    pub fn even(devices: usize) -> Self {
+    /// 1F1B over `ranks`.
+    pub fn even(ranks: usize) -> Self {
         Self {
             forward: 1.0,
             backward: 1.0,
@@ -46,7 +46,7 @@ impl AutoCosts {
             latency: 0.0,
             freed_by_b: 0.0,
             freed_by_w: 1.0,
-            limit: devices as f64,
+            limit: ranks as f64,
         }
     }
 
@@ -92,17 +92,17 @@ impl AutoCosts {
 /// A count is zero, there are more than two chunks, a cost is negative or not finite, or no order
 /// found keeps the memory limit.
 pub fn zb_auto(
-    devices: usize,
+    ranks: usize,
     micro_batches: usize,
     chunks: usize,
     costs: AutoCosts,
 ) -> Result<Schedule, ScheduleError> {
-    ScheduleName::ZbAuto.check(devices, micro_batches, chunks)?;
+    ScheduleName::ZbAuto.check(ranks, micro_batches, chunks)?;
     costs.check()?;
-    let counts = Counts::new(devices, micro_batches, chunks)?;
+    let counts = Counts::new(ranks, micro_batches, chunks)?;
     let mut orders = Orders::new(counts, costs);
     let makers = if chunks == 1 { &[zb_h1, zb_h2][..] } else { &[zb_v, v_half, v_min] };
-    let mut by_hand = makers.iter().map(|make| make(devices, micro_batches));
+    let mut by_hand = makers.iter().map(|make| make(ranks, micro_batches));
     // Expensive ones come last.
     if let Some(schedule) = by_hand.next() {
         orders.add(schedule?);

@@ -45,16 +45,16 @@ impl Polish {
     /// Tries each place once; whether that shortened something and more may be tried.
     fn round(&mut self) -> bool {
         let mut improved = false;
-        for device in 0..self.schedule.devices {
+        for rank in 0..self.schedule.ranks {
             // Of the passes before the two in question: what they hold, and how many are no weight
             // gradients.
             let (mut held, mut steps) = (0.0, 0);
-            for place in 1..self.schedule.passes[device].len() {
+            for place in 1..self.schedule.passes[rank].len() {
                 if self.tries == 0 {
                     return false;
                 }
-                improved |= self.swaps(device, place, held, steps);
-                let first = self.schedule.passes[device][place - 1];
+                improved |= self.swaps(rank, place, held, steps);
+                let first = self.schedule.passes[rank][place - 1];
                 held += change(first.kind, self.costs);
                 steps += usize::from(first.kind != PassKind::W);
             }
@@ -64,8 +64,8 @@ impl Polish {
 
     /// Swaps a pass and the one before it where just one of them is weight gradients and that is
     /// better.
-    fn swaps(&mut self, device: usize, place: usize, held: f64, steps: usize) -> bool {
-        let order = &self.schedule.passes[device];
+    fn swaps(&mut self, rank: usize, place: usize, held: f64, steps: usize) -> bool {
+        let order = &self.schedule.passes[rank];
         let (first, second) = (order[place - 1], order[place]);
         let earlier = second.kind == PassKind::W;
         if earlier == (first.kind == PassKind::W) {
@@ -76,14 +76,14 @@ impl Polish {
         if !fits || earlier && first == (Pass { kind: PassKind::B, ..second }) {
             return false;
         }
-        self.frame.move_weights(device, steps, earlier);
+        self.frame.move_weights(rank, steps, earlier);
         let found = self.frame.lengths();
         if is_shorter(found, self.best) {
             self.best = found;
-            self.schedule.passes[device].swap(place - 1, place);
+            self.schedule.passes[rank].swap(place - 1, place);
             return true;
         }
-        self.frame.move_weights(device, steps, !earlier);
+        self.frame.move_weights(rank, steps, !earlier);
         false
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Run {
     /// By pipeline rank, kind (forward, backward) and chunk: the other pipeline rank whose pass the
     /// next one waits for.
     sources: Vec<[[Option<usize>; 2]; 2]>,
-    pub devices: Vec<RankState>,
+    pub ranks: Vec<RankState>,
     /// Tolerance by which weight gradients may end late.
     in_time: f64,
     /// Tolerance by which a wait may be longer and still count as shorter.
@@ -71,59 +71,59 @@ impl Step {
 
 impl Run {
     pub fn new(counts: Counts, costs: AutoCosts, layout: StageLayout, ties: Ties) -> Self {
-        let devices = vec![RankState::default(); counts.devices];
+        let ranks = vec![RankState::default(); counts.ranks];
         let work = costs.forward + costs.backward + costs.weight;
         let [in_time, shorter] =
             [ties.in_time, ties.shorter].map(|sign| 1e-9 * work * f64::from(sign));
-        let sources = (0..counts.devices).map(|device| sources(counts, layout, device)).collect();
-        Self { counts, costs, sources, devices, in_time, shorter }
+        let sources = (0..counts.ranks).map(|rank| sources(counts, layout, rank)).collect();
+        Self { counts, costs, sources, ranks, in_time, shorter }
     }
 
     /// Passes of this kind so far.
-    pub fn count(&self, device: usize, step: Step) -> usize {
+    pub fn count(&self, rank: usize, step: Step) -> usize {
         let (kind, chunk) = step.parts();
-        self.devices[device].ends[kind][chunk].len()
+        self.ranks[rank].ends[kind][chunk].len()
     }
 
     /// Whether one more is due.
-    pub fn is_open(&self, device: usize, step: Step) -> bool {
-        self.count(device, step) < self.counts.micro_batches
+    pub fn is_open(&self, rank: usize, step: Step) -> bool {
+        self.count(rank, step) < self.counts.micro_batches
     }
 
     /// Whether weights wait.
-    pub fn has_weights(&self, device: usize) -> bool {
-        !self.devices[device].waiting.is_empty()
+    pub fn has_weights(&self, rank: usize) -> bool {
+        !self.ranks[rank].waiting.is_empty()
     }
 
-    pub fn weights_waiting(&self, device: usize) -> usize {
-        self.devices[device].waiting.len()
+    pub fn weights_waiting(&self, rank: usize) -> usize {
+        self.ranks[rank].waiting.len()
     }
 
     /// The pipeline rank whose pass the next one of this kind waits for, if it is another one.
-    fn source(&self, device: usize, step: Step) -> Option<usize> {
+    fn source(&self, rank: usize, step: Step) -> Option<usize> {
         let (kind, chunk) = step.parts();
-        self.sources[device][kind][chunk]
+        self.sources[rank][kind][chunk]
     }
 
     /// When what the next pass of this kind waits for arrives from another pipeline rank; `None` if
     /// it waits for none or the other has not run it.
-    pub fn arrival(&self, device: usize, step: Step) -> Option<f64> {
+    pub fn arrival(&self, rank: usize, step: Step) -> Option<f64> {
         let (kind, chunk) = step.parts();
-        let source = self.source(device, step)?;
-        let end = self.devices[source].ends[kind][chunk].get(self.count(device, step))?;
+        let source = self.source(rank, step)?;
+        let end = self.ranks[source].ends[kind][chunk].get(self.count(rank, step))?;
         Some(end + self.costs.latency)
     }
 
     /// Whether the next pass of this kind could be placed, its own pipeline rank's passes aside.
-    pub fn has_input(&self, device: usize, step: Step) -> bool {
-        self.source(device, step).is_none() || self.arrival(device, step).is_some()
+    pub fn has_input(&self, rank: usize, step: Step) -> bool {
+        self.source(rank, step).is_none() || self.arrival(rank, step).is_some()
     }
 
     /// Places the next pass of a kind; `None` where its input is not there or it is not due.
-    pub fn put(&mut self, device: usize, step: Step) -> Option<()> {
-        let arrival = self.arrival(device, step);
-        let waits = arrival.is_none() && self.source(device, step).is_some();
-        if waits || !self.is_open(device, step) {
+    pub fn put(&mut self, rank: usize, step: Step) -> Option<()> {
+        let arrival = self.arrival(rank, step);
+        let waits = arrival.is_none() && self.source(rank, step).is_some();
+        if waits || !self.is_open(rank, step) {
             return None;
         }
         let (kind, chunk) = step.parts();
@@ -132,100 +132,100 @@ impl Run {
             Step::B(_) => (PassKind::B, self.costs.backward),
         };
         let costs = self.costs;
-        let device = &mut self.devices[device];
-        let start = arrival.map_or(device.clock, |arrival| device.clock.max(arrival));
-        if !device.order.is_empty() {
-            device.idle += start - device.clock;
+        let rank = &mut self.ranks[rank];
+        let start = arrival.map_or(rank.clock, |arrival| rank.clock.max(arrival));
+        if !rank.order.is_empty() {
+            rank.idle += start - rank.clock;
         }
-        device.clock = start + time;
-        device.held += change(pass_kind, costs);
-        let k = device.ends[kind][chunk].len();
-        device.ends[kind][chunk].push(device.clock);
-        device.order.push(pass(pass_kind, k, chunk));
+        rank.clock = start + time;
+        rank.held += change(pass_kind, costs);
+        let k = rank.ends[kind][chunk].len();
+        rank.ends[kind][chunk].push(rank.clock);
+        rank.order.push(pass(pass_kind, k, chunk));
         if kind == 1 {
-            device.waiting.push_back((k, chunk));
+            rank.waiting.push_back((k, chunk));
         }
         Some(())
     }
 
     /// Places the oldest waiting weight gradients; `None` if there are none.
-    pub fn put_weights(&mut self, device: usize) -> Option<()> {
+    pub fn put_weights(&mut self, rank: usize) -> Option<()> {
         let costs = self.costs;
-        let device = &mut self.devices[device];
-        let (k, chunk) = device.waiting.pop_front()?;
-        device.clock += costs.weight;
-        device.held += change(PassKind::W, costs);
-        device.order.push(pass(PassKind::W, k, chunk));
+        let rank = &mut self.ranks[rank];
+        let (k, chunk) = rank.waiting.pop_front()?;
+        rank.clock += costs.weight;
+        rank.held += change(PassKind::W, costs);
+        rank.order.push(pass(PassKind::W, k, chunk));
         Some(())
     }
 
-    pub fn flush_weights(&mut self, device: usize) {
-        while self.put_weights(device).is_some() {}
+    pub fn flush_weights(&mut self, rank: usize) {
+        while self.put_weights(rank).is_some() {}
     }
 
     /// Whether that many more forwards fit into memory.
-    pub fn has_room(&self, device: usize, forwards: usize) -> bool {
+    pub fn has_room(&self, rank: usize, forwards: usize) -> bool {
         let more = forwards as f64 * change(PassKind::F, self.costs);
-        self.devices[device].held + more <= self.costs.limit * (1.0 + 1e-9)
+        self.ranks[rank].held + more <= self.costs.limit * (1.0 + 1e-9)
     }
 
     /// Weight gradients that must run first for a forward to fit.
-    pub fn weights_for_room(&self, device: usize) -> usize {
+    pub fn weights_for_room(&self, rank: usize) -> usize {
         let freed = -change(PassKind::W, self.costs);
         let over = |n: usize| {
-            let held = self.devices[device].held + change(PassKind::F, self.costs);
+            let held = self.ranks[rank].held + change(PassKind::F, self.costs);
             held - n as f64 * freed > self.costs.limit * (1.0 + 1e-9)
         };
-        (0..self.weights_waiting(device)).take_while(|&n| over(n)).count()
+        (0..self.weights_waiting(rank)).take_while(|&n| over(n)).count()
     }
 
     /// Places weight gradients until a forward fits; `None` where it never does.
-    pub fn make_room(&mut self, device: usize) -> Option<()> {
-        while !self.has_room(device, 1) {
-            self.put_weights(device)?;
+    pub fn make_room(&mut self, rank: usize) -> Option<()> {
+        while !self.has_room(rank, 1) {
+            self.put_weights(rank)?;
         }
         Some(())
     }
 
     /// Places weight gradients that end before `until`; whether some are left and a gap remains.
-    pub fn fill(&mut self, device: usize, until: f64) -> bool {
+    pub fn fill(&mut self, rank: usize, until: f64) -> bool {
         let until = until + self.in_time;
-        let fits = |run: &Self| run.devices[device].clock + run.costs.weight <= until;
-        while self.has_weights(device) && fits(self) {
-            let _ = self.put_weights(device);
+        let fits = |run: &Self| run.ranks[rank].clock + run.costs.weight <= until;
+        while self.has_weights(rank) && fits(self) {
+            let _ = self.put_weights(rank);
         }
-        self.has_weights(device) && self.devices[device].clock + 2.0 * self.in_time < until
+        self.has_weights(rank) && self.ranks[rank].clock + 2.0 * self.in_time < until
     }
 
     /// Whether waiting until `until` makes a pipeline rank idle longer than `most`.
-    pub fn would_idle_longest(&self, device: usize, until: f64, most: f64) -> bool {
-        let own = &self.devices[device];
+    pub fn would_idle_longest(&self, rank: usize, until: f64, most: f64) -> bool {
+        let own = &self.ranks[rank];
         until - own.clock > most - own.idle + self.shorter
     }
 
     /// Whether one more forward ends before `until`.
-    pub fn forward_is_in_time(&self, device: usize, until: f64) -> bool {
-        self.devices[device].clock + self.costs.forward <= until + self.in_time
+    pub fn forward_is_in_time(&self, rank: usize, until: f64) -> bool {
+        self.ranks[rank].clock + self.costs.forward <= until + self.in_time
     }
 
     /// The longest any pipeline rank idled.
     pub fn most_idle(&self) -> f64 {
-        self.devices.iter().map(|device| device.idle).fold(0.0, f64::max)
+        self.ranks.iter().map(|rank| rank.idle).fold(0.0, f64::max)
     }
 
     pub fn orders(self) -> Vec<Vec<Pass>> {
-        self.devices.into_iter().map(|device| device.order).collect()
+        self.ranks.into_iter().map(|rank| rank.order).collect()
     }
 }
 
 /// See [`Run`].
-fn sources(counts: Counts, layout: StageLayout, device: usize) -> [[Option<usize>; 2]; 2] {
-    let (p, v) = (counts.devices, counts.chunks);
+fn sources(counts: Counts, layout: StageLayout, rank: usize) -> [[Option<usize>; 2]; 2] {
+    let (p, v) = (counts.ranks, counts.chunks);
     let other = |stage: Option<usize>| {
         let stage = stage.filter(|&stage| stage < p * v)?;
-        Some(layout.device_of(p, stage)).filter(|&other| other != device)
+        Some(layout.rank_of(p, stage)).filter(|&other| other != rank)
     };
-    let stage = |chunk: usize| Some(layout.stage_of(p, device, chunk)).filter(|_| chunk < v);
+    let stage = |chunk: usize| Some(layout.stage_of(p, rank, chunk)).filter(|_| chunk < v);
     [
         [0, 1].map(|chunk| other(stage(chunk).and_then(|stage| stage.checked_sub(1)))),
         [0, 1].map(|chunk| other(stage(chunk).map(|stage| stage + 1))),

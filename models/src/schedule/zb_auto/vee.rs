@@ -36,7 +36,7 @@ pub(super) fn order(
     };
     let mut best = attempt(None)?;
     loop {
-        let allowed: Vec<f64> = best.devices.iter().map(|device| device.idle).collect();
+        let allowed: Vec<f64> = best.ranks.iter().map(|rank| rank.idle).collect();
         match attempt(Some(allowed)) {
             Some(next) if next.most_idle() < best.most_idle() => best = next,
             _ => return Some(best.orders()),
@@ -58,50 +58,50 @@ impl Vee {
             self.backwards()?;
             self.forwards()?;
         }
-        (0..self.devices()).for_each(|device| self.run.flush_weights(device));
+        (0..self.ranks()).for_each(|rank| self.run.flush_weights(rank));
         Some(self.run)
     }
 
-    fn devices(&self) -> usize {
-        self.run.counts.devices
+    fn ranks(&self) -> usize {
+        self.run.counts.ranks
     }
 
     /// Forwards of both chunks down and back up, with more of the first chunk while they cost no
     /// time; then each pipeline rank as many forwards as the one before.
     fn warm_up(&mut self) -> Option<()> {
-        for device in 0..self.devices() {
-            self.put_forward(device, 0)?;
+        for rank in 0..self.ranks() {
+            self.put_forward(rank, 0)?;
         }
-        for device in (0..self.devices()).rev() {
-            if let Some(arrival) = self.run.arrival(device, Step::F(1)) {
-                while self.has_time(device, arrival) {
-                    (0..=device).try_for_each(|above| self.put_forward(above, 0))?;
+        for rank in (0..self.ranks()).rev() {
+            if let Some(arrival) = self.run.arrival(rank, Step::F(1)) {
+                while self.has_time(rank, arrival) {
+                    (0..=rank).try_for_each(|above| self.put_forward(above, 0))?;
                 }
             }
-            self.put_forward(device, 1)?;
+            self.put_forward(rank, 1)?;
         }
         self.even_out()
     }
 
-    fn has_time(&self, device: usize, arrival: f64) -> bool {
-        self.run.has_room(device, 2 + 2 * device)
-            && self.run.forward_is_in_time(device, arrival)
-            && self.run.is_open(device, Step::F(0))
+    fn has_time(&self, rank: usize, arrival: f64) -> bool {
+        self.run.has_room(rank, 2 + 2 * rank)
+            && self.run.forward_is_in_time(rank, arrival)
+            && self.run.is_open(rank, Step::F(0))
     }
 
     fn even_out(&mut self) -> Option<()> {
-        let count = |run: &Run, device: usize, chunk: usize| run.count(device, Step::F(chunk));
-        let both = |run: &Run, device: usize| count(run, device, 0) + count(run, device, 1);
+        let count = |run: &Run, rank: usize, chunk: usize| run.count(rank, Step::F(chunk));
+        let both = |run: &Run, rank: usize| count(run, rank, 0) + count(run, rank, 1);
         let mut chunk = 0;
-        for device in 1..self.devices() {
+        for rank in 1..self.ranks() {
             loop {
                 let run = &self.run;
-                let fewer = both(run, device) < both(run, device - 1);
-                let (own, before) = (count(run, device, 1), count(run, device - 1, 1));
+                let fewer = both(run, rank) < both(run, rank - 1);
+                let (own, before) = (count(run, rank, 1), count(run, rank - 1, 1));
                 if !fewer && (own > before || before >= run.counts.micro_batches) {
                     break;
                 }
-                for below in (device..self.devices()).rev() {
+                for below in (rank..self.ranks()).rev() {
                     if self.run.is_open(below, Step::F(chunk)) {
                         self.put_forward(below, chunk)?;
                     }
@@ -112,80 +112,79 @@ impl Vee {
         Some(())
     }
 
-    fn put_forward(&mut self, device: usize, chunk: usize) -> Option<()> {
-        if !self.run.has_room(device, 1) {
+    fn put_forward(&mut self, rank: usize, chunk: usize) -> Option<()> {
+        if !self.run.has_room(rank, 1) {
             return None;
         }
-        self.run.put(device, Step::F(chunk))
+        self.run.put(rank, Step::F(chunk))
     }
 
     fn backwards(&mut self) -> Option<()> {
-        let second: Vec<bool> = (0..self.devices()).map(|device| self.turns_back(device)).collect();
+        let second: Vec<bool> = (0..self.ranks()).map(|rank| self.turns_back(rank)).collect();
         // In the order in which gradients travel: chunk 1 comes first, so down its chain and then
         // up through chunk 0.
-        let back = (0..self.devices()).rev().filter(|&device| second[device]);
-        let down = (0..self.devices()).filter(|&device| !second[device]);
-        for (device, chunk) in back.map(|d| (d, 0)).chain(down.map(|d| (d, 1))).collect::<Vec<_>>()
-        {
+        let back = (0..self.ranks()).rev().filter(|&rank| second[rank]);
+        let down = (0..self.ranks()).filter(|&rank| !second[rank]);
+        for (rank, chunk) in back.map(|d| (d, 0)).chain(down.map(|d| (d, 1))).collect::<Vec<_>>() {
             let fill = chunk == 0 || self.taste.before_backward;
-            self.fill(device, Step::B(chunk), fill);
-            self.run.put(device, Step::B(chunk))?;
+            self.fill(rank, Step::B(chunk), fill);
+            self.run.put(rank, Step::B(chunk))?;
         }
         Some(())
     }
 
     /// Whether the next backward is of chunk 0: there is one and its input is there, or nothing
     /// else is left.
-    fn turns_back(&self, device: usize) -> bool {
+    fn turns_back(&self, rank: usize) -> bool {
         let run = &self.run;
-        let begun = run.count(device, Step::B(0)) < run.count(device, Step::B(1));
-        begun && (run.has_input(device, Step::B(0)) || !run.is_open(device, Step::B(1)))
+        let begun = run.count(rank, Step::B(0)) < run.count(rank, Step::B(1));
+        begun && (run.has_input(rank, Step::B(0)) || !run.is_open(rank, Step::B(1)))
     }
 
     fn forwards(&mut self) -> Option<()> {
-        for device in 0..self.devices() {
-            if let Some(chunk) = self.next_forward(device) {
-                self.run.make_room(device)?;
-                self.fill(device, Step::F(chunk), self.taste.before_forward);
-                self.run.put(device, Step::F(chunk))?;
+        for rank in 0..self.ranks() {
+            if let Some(chunk) = self.next_forward(rank) {
+                self.run.make_room(rank)?;
+                self.fill(rank, Step::F(chunk), self.taste.before_forward);
+                self.run.put(rank, Step::F(chunk))?;
             }
         }
         Some(())
     }
 
     /// The second chunk where its input is there, else the first.
-    fn next_forward(&self, device: usize) -> Option<usize> {
+    fn next_forward(&self, rank: usize) -> Option<usize> {
         let run = &self.run;
         let (first, second) = (Step::F(0), Step::F(1));
-        if !run.is_open(device, second) {
+        if !run.is_open(rank, second) {
             return None;
         }
-        if run.count(device, second) >= run.count(device, first) {
+        if run.count(rank, second) >= run.count(rank, first) {
             return Some(0);
         }
-        if run.has_input(device, second) {
+        if run.has_input(rank, second) {
             return Some(1);
         }
-        (run.is_open(device, first) && run.has_input(device, first)).then_some(0)
+        (run.is_open(rank, first) && run.has_input(rank, first)).then_some(0)
     }
 
     /// Weight gradients until the input arrives; one that ends later where idling would be the
     /// longest of any pipeline rank and the choices allow it.
-    fn fill(&mut self, device: usize, step: Step, late: bool) {
-        let Some(arrival) = self.run.arrival(device, step) else { return };
-        if self.run.fill(device, arrival) && late {
-            let most = self.most_idle(device);
-            if self.run.would_idle_longest(device, arrival, most) {
-                let _ = self.run.put_weights(device);
+    fn fill(&mut self, rank: usize, step: Step, late: bool) {
+        let Some(arrival) = self.run.arrival(rank, step) else { return };
+        if self.run.fill(rank, arrival) && late {
+            let most = self.most_idle(rank);
+            if self.run.would_idle_longest(rank, arrival, most) {
+                let _ = self.run.put_weights(rank);
             }
         }
     }
 
-    fn most_idle(&self, device: usize) -> f64 {
+    fn most_idle(&self, rank: usize) -> f64 {
         let allowed = self
             .allowed
             .as_ref()
-            .map_or(0.0, |allowed| allowed.iter().copied().fold(0.0, f64::max) - allowed[device]);
+            .map_or(0.0, |allowed| allowed.iter().copied().fold(0.0, f64::max) - allowed[rank]);
         self.run.most_idle().max(allowed)
     }
 }

@@ -412,7 +412,7 @@ impl ListedBound<'_> {
 
     /// The rank of the output layer.
     fn head_rank(&self) -> usize {
-        self.spec.layout().device_of(self.spec.ranks, self.spec.stages() - 1)
+        self.spec.layout().rank_of(self.spec.ranks, self.spec.stages() - 1)
     }
 
     /// The chain of one rank, s.

@@ -394,7 +394,7 @@ impl<'a> Worker<'a> {
         self.with_overheads_s(known.iter().map(of).fold(0.0, f64::max))
     }
 
-    /// Device memory for parameter state and activations, bytes.
+    /// Rank memory for parameter state and activations, bytes.
     fn budget_bytes(&self, spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
         if self.task.ignore_memory {
             return f64::INFINITY;

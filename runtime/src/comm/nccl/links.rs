@@ -11,7 +11,7 @@ use super::{Inner, NcclBuffer, World, numbers};
 use crate::comm::liveness::lock;
 use crate::comm::payload::DeviceBuffer;
 use crate::comm::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Tag};
-use kernels::cuda::nccl::{Group, ID_BYTES, Id, Move, Transfer};
+use kernels::cuda::nccl::{Collective, Group, ID_BYTES, Id, Transfer};
 use kernels::cuda::{Gpu, Span};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -153,8 +153,14 @@ fn carry(
             }
         };
         let Some(nccl_buffer) = buffer.nccl_buffer() else { continue };
-        let event =
-            message(world, announcements, (&*group, stream), &call, nccl_buffer, Move::Send(1))?;
+        let event = message(
+            world,
+            announcements,
+            (&*group, stream),
+            &call,
+            nccl_buffer,
+            Collective::Send(1),
+        )?;
         nccl_buffer.busy_until(event);
     }
     Ok(())
@@ -180,7 +186,7 @@ fn message(
     (group, stream): (&dyn Group, &Gpu),
     call: &Call,
     nccl_buffer: &dyn NcclBuffer,
-    moves: Move,
+    moves: Collective,
 ) -> Result<kernels::cuda::Event, CommError> {
     let what = call.to_string();
     let span = nccl_buffer.span().unwrap_or_default();
@@ -194,7 +200,7 @@ fn message(
     if !span.is_empty() {
         let of = numbers(call.dtype);
         let transfer = match moves {
-            Move::Send(_) => Transfer { moves, of, from: span, to: Span::default() },
+            Collective::Send(_) => Transfer { moves, of, from: span, to: Span::default() },
             _ => Transfer { moves, of, from: Span::default(), to: span },
         };
         world.or_fail(&what, group.queue(stream, &[transfer]))?;
@@ -288,7 +294,7 @@ impl Receipt {
                 (&**group, stream),
                 &call,
                 nccl_buffer,
-                Move::Receive(0),
+                Collective::Receive(0),
             )?;
             nccl_buffer.set_ready(done);
         }

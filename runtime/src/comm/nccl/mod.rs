@@ -29,7 +29,7 @@ use super::{
     Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats,
 };
 use crate::comm::payload::DeviceBuffer;
-use kernels::cuda::nccl::{Combine, Group, ID_BYTES, Library, Move, Numbers, Transfer};
+use kernels::cuda::nccl::{Collective, DataType, Group, ID_BYTES, Library, ReduceOp, Transfer};
 use kernels::cuda::{Event, Gpu, GpuError, Span};
 use links::Links;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -242,20 +242,20 @@ impl Inner {
     }
 }
 
-fn numbers(dtype: Dtype) -> Numbers {
+fn numbers(dtype: Dtype) -> DataType {
     match dtype {
-        Dtype::F32 => Numbers::F32,
-        Dtype::F64 => Numbers::F64,
-        Dtype::I64 => Numbers::I64,
-        Dtype::U8 => Numbers::U8,
-        Dtype::Bf16 => Numbers::Bf16,
+        Dtype::F32 => DataType::F32,
+        Dtype::F64 => DataType::F64,
+        Dtype::I64 => DataType::I64,
+        Dtype::U8 => DataType::U8,
+        Dtype::Bf16 => DataType::Bf16,
     }
 }
 
-fn combine(op: Op) -> Combine {
+fn combine(op: Op) -> ReduceOp {
     match op {
-        Op::Sum => Combine::Sum,
-        Op::Max => Combine::Max,
+        Op::Sum => ReduceOp::Sum,
+        Op::Max => ReduceOp::Max,
     }
 }
 
@@ -296,20 +296,20 @@ fn transfers(
     let one = |moves| vec![Transfer { moves, of, from, to }];
     let none = Span::default();
     let piece = |span: Span, n: usize, len: usize| span.part(n * len..(n + 1) * len, of);
-    let send = |to: usize, from: Span| Transfer { moves: Move::Send(to), of, from, to: none };
+    let send = |to: usize, from: Span| Transfer { moves: Collective::Send(to), of, from, to: none };
     let receive =
-        |from: usize, to: Span| Transfer { moves: Move::Receive(from), of, from: none, to };
+        |from: usize, to: Span| Transfer { moves: Collective::Receive(from), of, from: none, to };
     let count = call.count;
     if count == 0 && !matches!(call.kind, Kind::AllToAllV { .. }) {
         return Vec::new();
     }
     match &call.kind {
         Kind::Barrier | Kind::Send { .. } | Kind::Recv { .. } => Vec::new(),
-        &Kind::AllReduce { op } => one(Move::AllReduce(combine(op))),
-        &Kind::Reduce { op, root } => one(Move::Reduce(combine(op), root)),
-        &Kind::Broadcast { root } => one(Move::Broadcast(root)),
-        &Kind::ReduceScatter { op } => one(Move::ReduceScatter(combine(op))),
-        Kind::AllGather => one(Move::AllGather),
+        &Kind::AllReduce { op } => one(Collective::AllReduce(combine(op))),
+        &Kind::Reduce { op, root } => one(Collective::Reduce(combine(op), root)),
+        &Kind::Broadcast { root } => one(Collective::Broadcast(root)),
+        &Kind::ReduceScatter { op } => one(Collective::ReduceScatter(combine(op))),
+        Kind::AllGather => one(Collective::AllGather),
         &Kind::Scatter { root } => {
             let sends =
                 (0..if rank == root { size } else { 0 }).map(|n| send(n, piece(from, n, count)));

@@ -70,7 +70,7 @@ impl<D: Device> StepState<'_, '_, D> {
     }
 
     pub(super) fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
-        let from = self.executor.program.last_device();
+        let from = self.executor.program.last_rank();
         let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
         self.computing = Instant::now();
         let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
@@ -96,7 +96,7 @@ impl<D: Device> StepState<'_, '_, D> {
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         // All pipeline ranks know the same losses; the last stage's rank counts them.
-        let counts = self.executor.pp.rank() == self.executor.program.last_device();
+        let counts = self.executor.pp.rank() == self.executor.program.last_rank();
         if counts {
             shard.add_loss(&ctx, &reduced, &mut self.loss)?;
         }
