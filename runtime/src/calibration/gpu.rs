@@ -169,8 +169,8 @@ impl Bench for GpuBench {
         let mut y = self.numbers::<bf16>(n)?;
         let (mut r, mut dw) = (self.numbers::<f32>(tokens)?, self.numbers::<f32>(hidden)?);
         let norm = RmsNorm { rows: tokens, columns: hidden, eps: 1e-5, unit_offset: false };
-        // Two streams forward and three backward, in bf16, as `models::layer` counts them; also
-        // below.
+        // Two copies of the residual stream forward and three backward, in bf16, as `models::layer`
+        // counts them; also below.
         let moved =
             |streams: f64, elements: usize, s| Moved { bytes: 2.0 * streams * elements as f64, s };
         let norms = self.best_s(|gpu| {

@@ -105,7 +105,7 @@ impl<D: Space> TokenIds<D> {
         }
     }
 
-    /// Notes that they are used on this stream too ([`Space::adopt`]).
+    /// Notes that they are used on this queue too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         device.adopt(&self.memory);
     }

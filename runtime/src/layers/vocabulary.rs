@@ -139,7 +139,7 @@ pub struct ShardReduced<D: Space> {
 }
 
 impl<D: Space> ShardLocal<D> {
-    /// Notes that it is used on this stream too ([`Space::adopt`]).
+    /// Notes that it is used on this queue too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match self {
             Self::Max(max) => device.adopt(max),
@@ -165,7 +165,7 @@ enum KnownLogits<D: Space> {
 }
 
 impl<D: Space> ShardReduced<D> {
-    /// Notes that it is used on this stream too ([`Space::adopt`]).
+    /// Notes that it is used on this queue too ([`Space::adopt`]).
     pub fn adopt(&self, device: &D) {
         match &self.known {
             KnownLogits::Nothing => {}
