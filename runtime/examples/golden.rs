@@ -21,7 +21,7 @@ use runtime::program::Program;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::trainer::main::<f32>(&program())
+    runtime::trainer::main::<f32, _>(&program())
 }
 
 fn program() -> Program {

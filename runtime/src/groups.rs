@@ -1,7 +1,7 @@
 //! The process groups that one rank belongs to.
 
 use crate::comm::{CommError, Communicator};
-use crate::program::Program;
+use crate::spec::TrainerSpec;
 use models::mesh::{Axis, Coordinates};
 
 /// One rank's groups, derived from the mesh.
@@ -16,7 +16,7 @@ pub struct Groups {
     pub pp: Box<dyn Communicator>,
     /// First and last pipeline rank, which may share tied embeddings; any other rank is alone.
     pub ends: Box<dyn Communicator>,
-    /// The groups of a vocabulary split over the pipeline, if the program splits it.
+    /// The groups of a vocabulary split over the pipeline, if the spec splits it.
     pub vocab: Option<VocabGroups>,
     /// This rank's coordinates.
     pub at: Coordinates,
@@ -44,10 +44,10 @@ pub struct VocabGroups {
 impl VocabGroups {
     fn new(
         world: &dyn Communicator,
-        program: &Program,
+        spec: &TrainerSpec,
         at: Coordinates,
     ) -> Result<Self, CommError> {
-        let (replica, place) = (at.dp as usize, (at.pp * program.mesh.tp + at.tp) as usize);
+        let (replica, place) = (at.dp as usize, (at.pp * spec.mesh.tp + at.tp) as usize);
         let group = |name: &str| world.split(name, replica, place);
         Ok(Self {
             first: group("vocab_s")?,
@@ -56,7 +56,7 @@ impl VocabGroups {
             input: group("vocab_input")?,
             input_gradient: group("vocab_input_gradient")?,
             on_first_stage: at.pp == 0,
-            on_last_stage: at.pp as usize == program.last_rank(),
+            on_last_stage: at.pp as usize == spec.last_rank(),
         })
     }
 }
@@ -66,8 +66,8 @@ impl Groups {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn new(world: Box<dyn Communicator>, program: &Program) -> Result<Self, CommError> {
-        let (rank, mesh) = (world.rank(), &program.mesh);
+    pub fn new(world: Box<dyn Communicator>, spec: &TrainerSpec) -> Result<Self, CommError> {
+        let (rank, mesh) = (world.rank(), &spec.mesh);
         let at = mesh.coordinates(rank as u64);
         let along = |name: &str, axis: Axis, place: u64| {
             let color = rank - (place * mesh.stride(axis)) as usize;
@@ -79,7 +79,7 @@ impl Groups {
         let first = mesh.rank(Coordinates { pp: 0, ..at }) as usize;
         let color = if end { first } else { world.size() + rank };
         let ends = world.split("ends", color, at.pp as usize)?;
-        let vocab = program.vocab.map(|_| VocabGroups::new(&*world, program, at)).transpose()?;
+        let vocab = spec.vocab.map(|_| VocabGroups::new(&*world, spec, at)).transpose()?;
         Ok(Self { world, tp, dp, pp, ends, vocab, at })
     }
 

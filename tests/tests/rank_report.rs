@@ -190,7 +190,7 @@ fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
     let words = ["trainer", "--steps", "2", "--init-from"].map(std::ffi::OsString::from);
     let words = words.into_iter().chain([folder(case).into(), "--data".into(), data.into()]);
     let words = words.chain(["--rank-report".into(), path.clone().into()]);
-    train::<f32>(program, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
+    train::<f32, _>(program, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
     let text = std::fs::read_to_string(path).expect("the run wrote it");
     text.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
 }

@@ -216,7 +216,6 @@ impl VocabularyShard {
         let placement =
             Placement::OverPipeline { pipeline_rank, pipeline_ranks: program.mesh.pp as usize };
         let begin = inventory.elements();
-        inventory.enter_stage(pipeline_rank);
         let mut declare = |name: &str| {
             let placement = placement.clone();
             inventory.declare(Declaration { placement, ..table(model, name, false) })

@@ -6,11 +6,10 @@ use crate::data::{Sample, Samples};
 use crate::device::{Device, DeviceError, Space, StepNumbers};
 use crate::error::Error;
 use crate::layers::{MicroBatch, TokenIds};
-use crate::program::Program;
 use crate::scalar::Scalar;
+use crate::spec::TrainerSpec;
 use kernels::cross_entropy::IGNORED;
 use kernels::{Cpu, rope};
-use models::model::Positions;
 use models::schedule::VocabPasses;
 use std::ops::Range;
 
@@ -88,10 +87,10 @@ fn replace<D: Device>(
 impl<D: Device> Fixed<'_, D> {
     /// Tokens and labels of this replica's micro-batches of a step.
     fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<Vec<Tokens>, Error> {
-        let program = self.program;
-        let (each, count) = (program.micro_batch, program.micro_batches);
+        let spec = &self.spec;
+        let (each, count) = (spec.micro_batch, spec.micro_batches);
         let first = self.groups.dp.rank() * each * count;
-        let begin = step * program.global_batch() as u64;
+        let begin = step * spec.global_batch() as u64;
         let of = |k: usize| {
             let numbers = (first + k * each)..(first + (k + 1) * each);
             let (tokens, labels) = self.read(samples, begin, numbers.clone())?;
@@ -121,7 +120,7 @@ impl<D: Device> Fixed<'_, D> {
         for number in numbers {
             let index = begin + number as u64;
             let sample = samples.read(index)?;
-            check_tokens(&sample, self.program.model.vocab, index)?;
+            check_tokens(&sample, self.spec.vocab_size as u64, index)?;
             tokens.extend_from_slice(&sample.tokens);
             labels.extend_from_slice(&sample.labels);
         }
@@ -132,7 +131,7 @@ impl<D: Device> Fixed<'_, D> {
     /// vocabulary.
     fn elsewhere(&self, labels: &[i64]) -> Option<Vec<i64>> {
         let elsewhere = |&label: &i64| if label == IGNORED { IGNORED } else { i64::MAX };
-        let two = self.program.vocab == Some(VocabPasses::Two);
+        let two = self.spec.vocab == Some(VocabPasses::Two);
         two.then(|| labels.iter().map(elsewhere).collect())
     }
 
@@ -141,7 +140,7 @@ impl<D: Device> Fixed<'_, D> {
         let numbers_of = |values| TokenIds::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
-            seq_len: self.program.seq_len(),
+            seq_len: self.spec.seq_len,
             first_sequence: numbers.start,
             tokens: numbers_of(tokens),
             labels: numbers_of(labels),
@@ -154,19 +153,16 @@ impl<D: Device> Fixed<'_, D> {
 }
 
 /// Positions of a micro-batch of whole sequences.
-pub(super) fn positions(program: &Program) -> Vec<u32> {
-    let s = program.seq_len();
-    (0..program.micro_batch * s).map(|token| (token % s) as u32).collect()
+pub(super) fn positions(spec: &TrainerSpec) -> Vec<u32> {
+    let s = spec.seq_len;
+    (0..spec.micro_batch * s).map(|token| (token % s) as u32).collect()
 }
 
-pub(super) fn rope_table<T: Scalar>(program: &Program, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
-    let model = &program.model;
-    if model.positions != Positions::Rope {
-        return Vec::new();
-    }
-    let dim = model.attention.head_dim as usize;
+pub(super) fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
+    let Some(theta) = spec.rope_theta else { return Vec::new() };
+    let dim = spec.head_dim;
     let mut table = vec![T::ZERO; positions.len() * dim];
-    let frequencies = rope::inverse_frequencies(model.numerics.rope_theta, dim);
+    let frequencies = rope::inverse_frequencies(theta, dim);
     rope::fill_table(cpu, &frequencies, positions, &mut table);
     table
 }

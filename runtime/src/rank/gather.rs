@@ -21,12 +21,12 @@ impl<D: Device> Fixed<'_, D> {
 
     /// The parameters of a rank of the first replica; `None` for other ranks.
     fn inventory_of(&self, rank: usize) -> Option<Inventory> {
-        let at = self.program.mesh.coordinates(rank as u64);
+        let at = self.spec.mesh.coordinates(rank as u64);
         if at.dp > 0 {
             return None;
         }
         let mut inventory = Inventory::new(at.tp as usize, self.groups.tp.size());
-        declare(self.program, at.pp as usize, &mut inventory);
+        declare(self.declared_by, &self.spec, at.pp as usize, &mut inventory);
         Some(inventory)
     }
 

@@ -13,15 +13,15 @@ use crate::device::{Device, MemoryUse, Space, Target};
 use crate::error::Error;
 use crate::groups::Groups;
 use crate::layers::{DropoutDraws, TokenIds, VocabularyShard};
-use crate::program::Program;
 use crate::scalar::Number;
+use crate::spec::TrainerSpec;
+use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
 use crate::state::params::{Init, Inventory, Store, WeightStore};
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
 use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, Reduction, ReductionSpan};
-use crate::step::stage::Stage;
 use batches::{StepInputs, positions, rope_table};
 use kernels::Real;
 use state::{PendingUpdate, TrainingState, draw_normal};
@@ -46,10 +46,11 @@ pub struct StepResult {
 
 /// What stays the same from step to step.
 struct Fixed<'a, D: Space> {
-    program: &'a Program,
+    spec: TrainerSpec,
+    declared_by: &'a dyn Stages<D>,
     groups: Groups,
     device: D,
-    stages: Vec<Stage>,
+    stages: Vec<Box<dyn Stage<D>>>,
     /// This rank's rows of a vocabulary split over the pipeline.
     shard: Option<VocabularyShard>,
     inventory: Inventory,
@@ -73,27 +74,28 @@ pub struct Rank<'a, D: Space> {
 }
 
 impl<'a, D: Device> Rank<'a, D> {
-    /// Declares this rank's parameters. Weights are zero until initialised or loaded.
+    /// Declares this rank's parameters as `stages` says. Weights are zero until initialised or loaded.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn new(
-        program: &'a Program,
+        stages: &'a dyn Stages<D>,
         world: Box<dyn Communicator>,
         device: D,
         reduction: Reduction,
         seed: u64,
     ) -> Result<Self, CommError> {
-        let groups = Groups::new(world, program)?;
+        let (declared_by, spec) = (stages, stages.spec());
+        let groups = Groups::new(world, &spec)?;
         let mut inventory = Inventory::new(groups.tp.rank(), groups.tp.size());
-        let (stages, shard) = declare(program, groups.pp.rank(), &mut inventory);
-        let (positions, pools) = (positions(program), Pools::default());
-        let table = device.taken(rope_table(program, device.host(), &positions));
+        let (stages, shard) = declare(declared_by, &spec, groups.pp.rank(), &mut inventory);
+        let (positions, pools) = (positions(&spec), Pools::default());
+        let table = device.taken(rope_table(&spec, device.host(), &positions));
         let rope = Rc::new(pools.wide.adopt(table));
         let positions = positions.into_iter().map(i64::from).collect();
         let positions = TokenIds::new(&device, positions);
         let zeros = || Store::new(&device, &inventory);
-        let exact = (D::MASTERS || program.post_validation).then(zeros);
+        let exact = (D::MASTERS || spec.post_validation).then(zeros);
         let state = TrainingState {
             weights: Store::new(&device, &inventory),
             exact,
@@ -108,7 +110,8 @@ impl<'a, D: Device> Rank<'a, D> {
             state,
             pending: None,
             fixed: Fixed {
-                program,
+                spec,
+                declared_by,
                 groups,
                 stages,
                 shard,
@@ -160,15 +163,15 @@ impl<'a, D: Device> Rank<'a, D> {
         self.fixed.device.memory_use()
     }
 
-    /// Replays steps as a CUDA graph if device, ranks and program allow it and `refused` gives no
+    /// Replays steps as a CUDA graph if device, ranks and spec allow it and `refused` gives no
     /// reason against it. All ranks decide alike.
     pub fn replay_steps(&mut self, refused: Option<&'static str>) {
-        let Fixed { program, groups, device, .. } = &self.fixed;
+        let Fixed { spec, groups, device, .. } = &self.fixed;
         let decides = "optimizer post-validation decides on the host within a step";
         let why_not = refused
             .or_else(|| device.not_recordable())
             .or_else(|| groups.world.not_recordable())
-            .or(program.post_validation.then_some(decides));
+            .or(spec.post_validation.then_some(decides));
         self.graph_replay.set(why_not);
     }
 
@@ -387,7 +390,7 @@ impl<'a, D: Device> Rank<'a, D> {
 impl<D: Device> Fixed<'_, D> {
     fn executor(&self) -> Executor<'_, D> {
         Executor {
-            program: self.program,
+            spec: &self.spec,
             device: &self.device,
             tp: &*self.groups.tp,
             pp: &*self.groups.pp,
@@ -410,7 +413,7 @@ impl<D: Device> Fixed<'_, D> {
         weights: &'b WeightStore<D>,
         inputs: &'b StepInputs<D>,
     ) -> PassInputs<'b, D> {
-        let p = self.program.model.dropout;
+        let p = self.spec.dropout;
         let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });
         PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }
     }
@@ -442,22 +445,25 @@ fn begun_twice(step: u64) -> CommError {
 }
 
 /// Declares the stages of a pipeline rank, and its shard of a vocabulary split over the pipeline.
-fn declare(
-    program: &Program,
+fn declare<D: Device>(
+    by: &dyn Stages<D>,
+    spec: &TrainerSpec,
     pipeline_rank: usize,
     inventory: &mut Inventory,
-) -> (Vec<Stage>, Option<VocabularyShard>) {
+) -> (Vec<Box<dyn Stage<D>>>, Option<VocabularyShard>) {
     let (mut stages, mut table) = (Vec::new(), None);
-    for (chunk, index) in program.stages_of(pipeline_rank).into_iter().enumerate() {
-        if chunk > 0 && program.layout.copies() > 1 {
+    for (chunk, index) in spec.stages_of(pipeline_rank).into_iter().enumerate() {
+        if chunk > 0 && spec.layout.copies() > 1 {
             inventory.enter_copies();
         }
-        let stage = Stage::declare(program, index, table, inventory);
+        inventory.enter_stage(index);
+        let stage = by.declare(index, table, inventory);
         // With two copies of each stage, every stage has a table of its own.
-        if program.layout.copies() == 1 {
+        if spec.layout.copies() == 1 {
             table = table.or(stage.table());
         }
         stages.push(stage);
     }
-    (stages, VocabularyShard::declare(program, pipeline_rank, inventory))
+    inventory.enter_stage(pipeline_rank);
+    (stages, by.declare_shard(pipeline_rank, inventory))
 }

@@ -38,15 +38,15 @@ impl<D: Device> Fixed<'_, D> {
 
     /// Sums the gradients of an embedding that the first and the last stage share.
     pub(super) fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        if self.program.layout.copies() > 1 {
+        if self.spec.layout.copies() > 1 {
             self.sum_tied_copies(gradients);
             return Ok(());
         }
-        let apart = self.program.last_rank() != 0 && self.shard.is_none();
-        if self.groups.ends.size() == 1 || !self.program.model.tied_embeddings || !apart {
+        let apart = self.spec.last_rank() != 0 && self.shard.is_none();
+        if self.groups.ends.size() == 1 || !apart {
             return Ok(());
         }
-        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
+        let Some(name) = &self.spec.tied_table else { return Ok(()) };
         let Some(held) = self.inventory.named(name) else { return Ok(()) };
         let (part, device) = (held.part, &self.device);
         let own = device.copied(gradients.get(part));
@@ -59,8 +59,8 @@ impl<D: Device> Fixed<'_, D> {
     /// the first stage and of the last, each with the gradient summed over its copies. Gives both
     /// tables the sum.
     fn sum_tied_copies(&self, gradients: &mut Store<D>) {
-        let name = crate::layers::TensorNames::of(&self.program.model).embedding();
-        let tables = self.inventory.all().iter().filter(|held| held.declaration.name == name);
+        let Some(name) = &self.spec.tied_table else { return };
+        let tables = self.inventory.all().iter().filter(|held| held.declaration.name == *name);
         // First stage first on both ranks: the sums are equal to the bit.
         let (mut first, mut last) = (None, None);
         for held in tables {

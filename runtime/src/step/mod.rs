@@ -4,5 +4,4 @@ pub(crate) mod executor;
 pub(crate) mod graph_replay;
 pub(crate) mod post_validation;
 pub(crate) mod reduce;
-pub(crate) mod stage;
 pub(crate) mod vocab_collectives;

@@ -5,23 +5,23 @@
 //! Meanwhile a pipeline rank runs the forwards of its warm-up. If the proposal was wrong, all
 //! pipeline ranks discard these forwards and begin the step again.
 
-use crate::program::Program;
+use crate::spec::TrainerSpec;
 use models::schedule::{Pass, PassKind};
 
 /// For each pipeline rank, the number of passes it runs before it waits. These are forwards only,
 /// and only those whose inputs come from such forwards too, so that every rank reaches the point
 /// where it waits.
-pub fn passes_ahead(program: &Program) -> Vec<usize> {
+pub fn passes_ahead(spec: &TrainerSpec) -> Vec<usize> {
     let is_forward = |pass: &Pass| pass.kind == PassKind::F;
     let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
-    let mut ahead: Vec<usize> = program.passes.iter().map(warm_up).collect();
+    let mut ahead: Vec<usize> = spec.passes.iter().map(warm_up).collect();
     loop {
-        let fits = |pipeline_rank: usize, &pass: &Pass| match input(program, pipeline_rank, pass) {
-            Some((other, needs)) => program.passes[other][..ahead[other]].contains(&needs),
+        let fits = |pipeline_rank: usize, &pass: &Pass| match input(spec, pipeline_rank, pass) {
+            Some((other, needs)) => spec.passes[other][..ahead[other]].contains(&needs),
             None => true,
         };
         let count = |pipeline_rank: usize| {
-            let passes = program.passes[pipeline_rank][..ahead[pipeline_rank]].iter();
+            let passes = spec.passes[pipeline_rank][..ahead[pipeline_rank]].iter();
             passes.take_while(|pass| fits(pipeline_rank, pass)).count()
         };
         let next: Vec<usize> = (0..ahead.len()).map(count).collect();
@@ -34,8 +34,8 @@ pub fn passes_ahead(program: &Program) -> Vec<usize> {
 
 /// The forward whose output a forward reads, and the pipeline rank that runs it; `None` for the
 /// first stage.
-pub fn input(program: &Program, pipeline_rank: usize, pass: Pass) -> Option<(usize, Pass)> {
-    let (layout, pipeline_ranks) = (program.layout, program.mesh.pp as usize);
+pub fn input(spec: &TrainerSpec, pipeline_rank: usize, pass: Pass) -> Option<(usize, Pass)> {
+    let (layout, pipeline_ranks) = (spec.layout, spec.mesh.pp as usize);
     let stage = layout.stage_of(pipeline_ranks, pipeline_rank, usize::from(pass.chunk));
     let (other, chunk) = layout.holder(pipeline_ranks, stage.checked_sub(1)?, pass.chunk);
     Some((other, Pass { chunk, ..pass }))
@@ -43,10 +43,10 @@ pub fn input(program: &Program, pipeline_rank: usize, pass: Pass) -> Option<(usi
 
 /// The forwards of this pipeline rank whose input another rank has sent ahead, but which this rank
 /// has not run.
-pub fn left_over(program: &Program, ahead: &[usize], pipeline_rank: usize) -> Vec<Pass> {
-    let of = |pipeline_rank: usize| &program.passes[pipeline_rank][..ahead[pipeline_rank]];
-    let forwards = program.passes[pipeline_rank].iter().filter(|pass| pass.kind == PassKind::F);
-    let arrived = |pass: &&Pass| match input(program, pipeline_rank, **pass) {
+pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> Vec<Pass> {
+    let of = |pipeline_rank: usize| &spec.passes[pipeline_rank][..ahead[pipeline_rank]];
+    let forwards = spec.passes[pipeline_rank].iter().filter(|pass| pass.kind == PassKind::F);
+    let arrived = |pass: &&Pass| match input(spec, pipeline_rank, **pass) {
         Some((other, needs)) => other != pipeline_rank && of(other).contains(&needs),
         None => false,
     };
@@ -56,35 +56,38 @@ pub fn left_over(program: &Program, ahead: &[usize], pipeline_rank: usize) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::StageProgram;
     use models::decisions::RankOrder;
-    use models::input::Source;
     use models::mesh::Mesh;
     use models::schedule::{Schedule, ScheduleName};
 
-    fn program(schedule: Schedule) -> Program {
-        let text = "name: a\nlayers: 8\nhidden: 8\nheads: 2\nkv_heads: 2\nffn: 8\nvocab: 8\n\
-                    max_positions: 8\nseq_len: 8\nglobal_batch: 8\ntied_embeddings: false\n";
-        let source = Source::from_bytes("a.yaml", text.as_bytes().to_vec()).unwrap();
+    fn spec(schedule: Schedule) -> TrainerSpec {
         let (tp, cp, dp, pp) = (1, 1, 1, schedule.ranks as u64);
-        Program {
-            model: models::model::read(&source).unwrap(),
+        TrainerSpec {
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
             sequence_parallel: false,
             micro_batch: 1,
             micro_batches: schedule.micro_batches,
+            stages: schedule.stages(),
             layout: schedule.layout,
             vocab: None,
             post_validation: true,
-            stages: vec![StageProgram { first_layer: 0, recompute: vec![] }; schedule.stages()],
             passes: schedule.passes,
+            seq_len: 8,
+            hidden: 8,
+            vocab_size: 8,
+            head_dim: 4,
+            rope_theta: None,
+            dropout: 0.0,
+            tied_table: None,
+            training_flops: 0.0,
             planned_memory_bytes: 0,
+            identity: String::new(),
         }
     }
 
     #[test]
     fn warm_ups_of_one_chunk_run_whole() {
-        let ahead = |name: ScheduleName| passes_ahead(&program(name.build(4, 8, 1).unwrap()));
+        let ahead = |name: ScheduleName| passes_ahead(&spec(name.build(4, 8, 1).unwrap()));
         assert_eq!(ahead(ScheduleName::ZbH1), [4, 3, 2, 1]);
         assert_eq!(ahead(ScheduleName::ZbH2), [7, 5, 3, 1]);
         assert_eq!(ahead(ScheduleName::GPipe), [8, 8, 8, 8]);
@@ -97,16 +100,16 @@ mod tests {
             let chunks = name.chunk_rule().nearest(2);
             for (p, m) in [(2, 4), (4, 8), (4, 13)] {
                 let Ok(schedule) = name.build(p, m, chunks) else { continue };
-                let program = program(schedule);
-                let ahead = passes_ahead(&program);
+                let spec = spec(schedule);
+                let ahead = passes_ahead(&spec);
                 assert!(ahead[0] > 0, "{name}");
                 for pipeline_rank in 0..p {
-                    for &pass in &program.passes[pipeline_rank][..ahead[pipeline_rank]] {
+                    for &pass in &spec.passes[pipeline_rank][..ahead[pipeline_rank]] {
                         let there = |(other, needs): (usize, Pass)| {
-                            program.passes[other][..ahead[other]].contains(&needs)
+                            spec.passes[other][..ahead[other]].contains(&needs)
                         };
                         assert!(
-                            input(&program, pipeline_rank, pass).is_none_or(there),
+                            input(&spec, pipeline_rank, pass).is_none_or(there),
                             "{name} {pass}"
                         );
                     }
@@ -118,12 +121,12 @@ mod tests {
     #[test]
     fn what_arrives_and_is_not_taken_is_left_over() {
         let schedule = ScheduleName::ZbH1.build(2, 4, 1).unwrap();
-        let program = program(schedule);
-        let ahead = passes_ahead(&program);
+        let spec = spec(schedule);
+        let ahead = passes_ahead(&spec);
         assert_eq!(ahead, [2, 1]);
         let left: Vec<u32> =
-            left_over(&program, &ahead, 1).iter().map(|pass| pass.micro_batch).collect();
+            left_over(&spec, &ahead, 1).iter().map(|pass| pass.micro_batch).collect();
         assert_eq!(left, [1]);
-        assert_eq!(left_over(&program, &ahead, 0), []);
+        assert_eq!(left_over(&spec, &ahead, 0), []);
     }
 }

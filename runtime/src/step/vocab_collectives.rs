@@ -14,7 +14,7 @@ use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Space};
 use crate::groups::VocabGroups;
 use crate::layers::{ShardLocal, ShardReduced};
-use crate::program::Program;
+use crate::spec::TrainerSpec;
 use models::schedule::PassKind;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -60,8 +60,8 @@ pub struct VocabCollectives<'scope, D: Space> {
 pub struct CollectiveInputs<'a, D: Space> {
     /// The rank's device; each thread forks a stream of it.
     pub device: &'a D,
-    /// The program.
-    pub program: &'a Program,
+    /// The spec.
+    pub spec: &'a TrainerSpec,
     /// The groups of the collectives.
     pub groups: &'a VocabGroups,
 }
@@ -334,7 +334,7 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
     ) -> Self {
         let (todo, given) = channel::<Marked<D, Activations<D>>>();
         let (results, done) = channel();
-        let order = in_order(read.program, elements);
+        let order = in_order(read.spec, elements);
         let (device, comm) = (read.device.fork_stream(), &*read.groups.input_gradient);
         let is_root = comm.rank() == 0;
         let thread = scope.spawn(move || {
@@ -361,8 +361,8 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
 
 /// Micro-batches, and the elements of their tokens' embedding rows, in the order of the first
 /// stage's backwards.
-fn in_order(program: &Program, elements: &[usize]) -> Vec<(u32, usize)> {
-    let passes = program.passes.first().map_or(&[][..], Vec::as_slice);
+fn in_order(spec: &TrainerSpec, elements: &[usize]) -> Vec<(u32, usize)> {
+    let passes = spec.passes.first().map_or(&[][..], Vec::as_slice);
     let backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
     let of_first = passes.iter().filter(|pass| pass.chunk == 0 && backward(pass.kind));
     let of = |k: u32| elements.get(k as usize).map(|&elements| (k, elements));

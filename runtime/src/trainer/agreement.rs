@@ -1,4 +1,4 @@
-//! Checks that ranks started as processes were given the same program, flags and data. A rank that
+//! Checks that ranks started as processes were given the same spec, flags and data. A rank that
 //! differs is named in an error, instead of training on silently.
 
 use super::{Flags, Job};
@@ -29,7 +29,7 @@ struct Introduction {
 ///
 /// # Errors
 /// On all ranks: what differs.
-pub(super) fn agree(job: Job<'_>, world: &dyn Communicator) -> Result<(), Error> {
+pub(super) fn agree<S>(job: Job<'_, S>, world: &dyn Communicator) -> Result<(), Error> {
     let process = format!("host {}, pid {}", host_name(), std::process::id());
     let own = Introduction { process, settings: settings(job) };
     let mut all = Vec::with_capacity(world.size());
@@ -100,7 +100,7 @@ fn differences(all: &[Introduction], name: impl Fn(usize) -> String) -> Vec<Stri
 }
 
 /// What all ranks must have in common, in words. Every flag is either listed or may differ.
-fn settings(job: Job<'_>) -> Vec<(String, String)> {
+fn settings<S>(job: Job<'_, S>) -> Vec<(String, String)> {
     let Flags {
         init_from,
         data,
@@ -128,10 +128,10 @@ fn settings(job: Job<'_>) -> Vec<(String, String)> {
     } = job.flags;
     let given = |path: &Option<PathBuf>| if path.is_some() { "given" } else { "not given" };
     let version = env!("CARGO_PKG_VERSION");
-    let program = short(&Sha256::digest(format!("{version} {:?}", job.program)));
+    let spec = short(&Sha256::digest(format!("{version} {:?}", job.spec)));
     let init_from = init_from.as_deref().map_or_else(|| "not given".to_owned(), identity);
     [
-        ("the trainer's plan", program),
+        ("the trainer's plan", spec),
         ("the data of --data", identity(data)),
         ("--init-from", init_from),
         ("--steps", steps.to_string()),

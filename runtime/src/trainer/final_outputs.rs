@@ -18,7 +18,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         if self.rank.groups().world.rank() > 0 || peak_resident_bytes == 0 {
             return;
         }
-        let planned = match self.job.program.planned_memory_bytes {
+        let planned = match self.job.spec.planned_memory_bytes {
             0 => String::new(),
             bytes => format!(" of {} planned", HumanBytes(bytes)),
         };
@@ -87,7 +87,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let steps = self.rank.completed_steps();
         let mut report =
             RankReport::new(groups, inventory, bytes, &outcome, steps, process_memory, traffic);
-        let planned_bytes = self.job.program.planned_memory_bytes;
+        let planned_bytes = self.job.spec.planned_memory_bytes;
         report.device_memory =
             self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
         report.cuda_graphs = self.job.flags.gpu.map(|_| self.rank.replays());

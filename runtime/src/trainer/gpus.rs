@@ -1,9 +1,9 @@
 //! The GPU that a process trains on, and its memory.
 
-use super::{Flags, TrainedDtype};
+use super::Flags;
 use crate::error::Error;
 use crate::launch::launcher::{self, ProcessPlace};
-use crate::program::Program;
+use crate::spec::TrainerSpec;
 use kernels::cuda::{self, GpuError};
 
 pub(super) const ONLY_GPU: &str =
@@ -11,28 +11,28 @@ pub(super) const ONLY_GPU: &str =
 
 /// Opens the GPU that is asked for and reserves the planned memory of `ranks` ranks; `None` if no
 /// GPU is asked for.
-pub(super) fn open_gpu<T: TrainedDtype>(
-    program: &Program,
+pub(super) fn open_gpu(
+    spec: &TrainerSpec,
     flags: &Flags,
+    (may, must): (bool, bool),
     place: Option<&ProcessPlace>,
     ranks: usize,
 ) -> Result<Option<cuda::Gpu>, Error> {
     let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
-    let (may, must) = T::ON_GPU;
     let Some(asked) = flags.gpu else {
         return if must { Err(wrong(ONLY_GPU.to_owned())) } else { Ok(None) };
     };
     if !may {
         return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
     }
-    let head_dim = program.model.attention.head_dim;
+    let head_dim = spec.head_dim;
     if must && !(head_dim.is_multiple_of(16) && head_dim <= 256) {
         let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
         return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
     }
     let number = launcher::gpu_of(asked, place, |name| std::env::var(name).ok())?;
     let gpu = cuda::Gpu::open(number).map_err(|error| wrong(why_no_gpu(&error, place)))?;
-    reserve(&gpu, program.planned_memory_bytes, ranks)?;
+    reserve(&gpu, spec.planned_memory_bytes, ranks)?;
     Ok(Some(gpu))
 }
 
@@ -73,7 +73,7 @@ fn reserve(gpu: &cuda::Gpu, planned_bytes: u64, ranks: usize) -> Result<(), Erro
 
 #[cfg(test)]
 mod tests {
-    use super::super::Job;
+    use super::super::{Job, TrainedDtype};
     use super::*;
     use crate::calibration::program_of;
     use crate::comm::Solo;
@@ -104,8 +104,8 @@ mod tests {
         let machine = CpuEmulator::new(&folder.join("machine")).unwrap();
         let gpu = cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine, Duration::ZERO)));
         let interrupt = Interrupt::default();
-        let (program, flags, interrupt) = (&program, &flags, &interrupt);
-        let job = Job { program, flags, interrupt, ranks_in_process: 1 };
+        let (spec, flags, interrupt) = (&f32::spec(&program), &flags, &interrupt);
+        let job = Job { stages: &program, spec, flags, interrupt, ranks_in_process: 1 };
         f32::train(job, Some(&gpu), Box::new(Solo::new()), 1).unwrap();
         let lines = |path| std::fs::read_to_string(path).unwrap();
         let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();

@@ -79,10 +79,8 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let [peak_tensor_bytes, resident_bytes, peak_resident_bytes, asked, unread] =
             [0, 1, 2, 3, 4].map(|n| most.get(n).map_or(0, |&most| most as u64));
         self.memory = PeakMemory { peak_tensor_bytes, peak_resident_bytes };
-        let program = self.job.program;
-        let tokens = (program.global_batch() * program.seq_len()) as f64;
-        let forward_flops = models::layer::forward_flops(&program.model, tokens);
-        let flops = models::formulas::flops::training_flops(forward_flops);
+        let spec = self.job.spec;
+        let tokens = (spec.global_batch() * spec.seq_len) as f64;
         let metrics = Metrics {
             step,
             loss: result.loss,
@@ -91,9 +89,9 @@ impl<D: Device> TrainingRun<'_, '_, D> {
             grad_norm: result.norm,
             lr,
             tokens_per_s: tokens / seconds,
-            model_flops_per_s: flops / seconds,
+            model_flops_per_s: spec.training_flops / seconds,
             peak_tensor_bytes,
-            planned_memory_bytes: program.planned_memory_bytes,
+            planned_memory_bytes: spec.planned_memory_bytes,
             resident_bytes,
             peak_resident_bytes,
             ranks_in_process: self.job.ranks_in_process,

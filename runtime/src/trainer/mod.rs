@@ -1,4 +1,4 @@
-//! The entry point: a generated trainer's `main` calls [`main`] with its program.
+//! The entry point: a generated trainer's `main` calls [`main`] with its spec.
 
 mod agreement;
 mod final_outputs;
@@ -17,8 +17,9 @@ use crate::device::{Device, Gpu, Host};
 use crate::error::Error;
 use crate::launch::interrupt::{INTERRUPTED, Interrupt};
 use crate::launch::launcher;
-use crate::program::Program;
 use crate::rank::Rank;
+use crate::spec::TrainerSpec;
+use crate::stages::Stages;
 use crate::step::reduce::Reduction;
 use clap::Parser;
 use flags::{options, refuse, threads};
@@ -33,9 +34,9 @@ use std::time::Duration;
 /// Reads the command line, trains, and returns the exit code: 0 for success, 2 for an error in the
 /// user's input, 130 if interrupted, 1 otherwise. Ranks are threads of this process, or one process
 /// each if a launcher started several.
-pub fn main<T: TrainedDtype>(program: &Program) -> ExitCode {
+pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
     let flags = Flags::parse();
-    match start::<T>(program, &flags) {
+    match start::<T, S>(stages, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // In one write: other processes write to the terminal too.
@@ -55,7 +56,7 @@ fn exit_code(error: &Error) -> u8 {
     }
 }
 
-fn start<T: TrainedDtype>(program: &Program, flags: &Flags) -> Result<(), Error> {
+fn start<T: TrainedDtype<S>, S: Sync>(stages: &S, flags: &Flags) -> Result<(), Error> {
     flags.check()?;
     let patience = Duration::from_secs(flags.time_limit_s);
     let interrupt = Interrupt::listen(patience)?;
@@ -64,10 +65,11 @@ fn start<T: TrainedDtype>(program: &Program, flags: &Flags) -> Result<(), Error>
         interrupt.ask_at_end_of(std::io::stdin(), patience);
     }
     match place.filter(|place| place.world > 1) {
-        None => train::<T>(program, flags, &interrupt),
+        None => train::<T, S>(stages, flags, &interrupt),
         Some(place) => {
-            let job = Job { program, flags, interrupt: &interrupt, ranks_in_process: 1 };
-            processes::train::<T>(job, &place)
+            let (spec, interrupt) = (&T::spec(stages), &interrupt);
+            let job = Job { stages, spec, flags, interrupt, ranks_in_process: 1 };
+            processes::train::<T, S>(job, &place)
         }
     }
 }
@@ -76,15 +78,16 @@ fn start<T: TrainedDtype>(program: &Program, flags: &Flags) -> Result<(), Error>
 ///
 /// # Errors
 /// The error of the rank that made the others end.
-pub fn train<T: TrainedDtype>(
-    program: &Program,
+pub fn train<T: TrainedDtype<S>, S: Sync>(
+    stages: &S,
     flags: &Flags,
     interrupt: &Interrupt,
 ) -> Result<(), Error> {
     flags.check()?;
-    let size = program.world_size();
-    let (threads, gpu) = (threads(flags), open_gpu::<T>(program, flags, None, size)?);
-    let job = Job { program, flags, interrupt, ranks_in_process: size };
+    let spec = &T::spec(stages);
+    let size = spec.world_size();
+    let (threads, gpu) = (threads(flags), open_gpu(spec, flags, T::ON_GPU, None, size)?);
+    let job = Job { stages, spec, flags, interrupt, ranks_in_process: size };
     let run = |world: Box<dyn Communicator>| {
         let rank = world.rank();
         // The first ranks get the remaining threads.
@@ -108,38 +111,63 @@ fn consequence(error: &Error) -> u8 {
     }
 }
 
-/// What a run is given.
-#[derive(Clone, Copy)]
-pub struct Job<'a> {
-    program: &'a Program,
+/// What a run is given: layers of type `S`, and everything else.
+pub struct Job<'a, S> {
+    stages: &'a S,
+    spec: &'a TrainerSpec,
     flags: &'a Flags,
     interrupt: &'a Interrupt,
     /// Ranks that are threads of this process.
     ranks_in_process: usize,
 }
 
-/// Element types of plans.
-pub trait TrainedDtype {
+/// A run, whatever its layers.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    spec: &'a TrainerSpec,
+    flags: &'a Flags,
+    interrupt: &'a Interrupt,
+    /// Ranks that are threads of this process.
+    ranks_in_process: usize,
+}
+
+impl<S> Clone for Job<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S> Copy for Job<'_, S> {}
+
+/// Element types of plans, for layers of type `S`.
+pub trait TrainedDtype<S> {
     /// Whether it trains on a GPU, and whether it trains only on a GPU.
     const ON_GPU: (bool, bool);
+
+    /// The trainer apart from its layers.
+    fn spec(stages: &S) -> TrainerSpec;
 
     /// Trains one rank, on a GPU or on the CPU, over any communicator.
     ///
     /// # Errors
     /// This rank's error, which it tells the others, or one that another rank caused.
     fn train(
-        job: Job<'_>,
+        job: Job<'_, S>,
         gpu: Option<&cuda::Gpu>,
         world: Box<dyn Communicator>,
         threads: usize,
     ) -> Result<(), Error>;
 }
 
-impl TrainedDtype for f64 {
+impl<S: Stages<Host<Self>>> TrainedDtype<S> for f64 {
     const ON_GPU: (bool, bool) = (false, false);
 
+    fn spec(stages: &S) -> TrainerSpec {
+        stages.spec()
+    }
+
     fn train(
-        job: Job<'_>,
+        job: Job<'_, S>,
         _gpu: Option<&cuda::Gpu>,
         world: Box<dyn Communicator>,
         threads: usize,
@@ -148,11 +176,15 @@ impl TrainedDtype for f64 {
     }
 }
 
-impl TrainedDtype for f32 {
+impl<S: Stages<Host<Self>> + Stages<Gpu<Self>>> TrainedDtype<S> for f32 {
     const ON_GPU: (bool, bool) = (true, false);
 
+    fn spec(stages: &S) -> TrainerSpec {
+        Stages::<Host<Self>>::spec(stages)
+    }
+
     fn train(
-        job: Job<'_>,
+        job: Job<'_, S>,
         gpu: Option<&cuda::Gpu>,
         world: Box<dyn Communicator>,
         threads: usize,
@@ -164,11 +196,15 @@ impl TrainedDtype for f32 {
     }
 }
 
-impl TrainedDtype for bf16 {
+impl<S: Stages<Gpu<Self>>> TrainedDtype<S> for bf16 {
     const ON_GPU: (bool, bool) = (true, true);
 
+    fn spec(stages: &S) -> TrainerSpec {
+        stages.spec()
+    }
+
     fn train(
-        job: Job<'_>,
+        job: Job<'_, S>,
         gpu: Option<&cuda::Gpu>,
         world: Box<dyn Communicator>,
         _threads: usize,
@@ -186,15 +222,16 @@ fn own_queue<S>(gpu: &cuda::Gpu) -> Result<Gpu<S>, Error> {
 }
 
 /// Trains one rank on a device.
-fn train_rank<D: Device>(
-    job: Job<'_>,
+fn train_rank<D: Device, S: Stages<D>>(
+    job: Job<'_, S>,
     device: D,
     world: Box<dyn Communicator>,
 ) -> Result<(), Error> {
-    let Job { program, flags, .. } = job;
-    let mut rank = Rank::new(program, world, device, Reduction::default(), flags.seed)?;
+    let Job { stages, spec, flags, interrupt, ranks_in_process } = job;
+    let mut rank = Rank::new(stages, world, device, Reduction::default(), flags.seed)?;
     rank.replay_steps(flags.refuse_graphs());
-    let ended = TrainingRun::new(job, &mut rank).and_then(TrainingRun::train);
+    let run = Run { spec, flags, interrupt, ranks_in_process };
+    let ended = TrainingRun::new(run, &mut rank).and_then(TrainingRun::train);
     ended.map_err(|Failure { error, together }| {
         // If all ranks end alike, there is nobody to tell.
         if !together {

@@ -15,15 +15,18 @@ use kernels::cuda;
 use std::net::ToSocketAddrs;
 
 /// Trains as one of several processes.
-pub(super) fn train<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
+pub(super) fn train<T: TrainedDtype<S>, S: Sync>(
+    job: Job<'_, S>,
+    place: &ProcessPlace,
+) -> Result<(), Error> {
     check_world(job, place)?;
     match rendezvous(job, place)? {
         Some(rendezvous) => {
             let world = over_tcp(job, place, &rendezvous)?;
-            run::<T>(job, place, world)
+            run::<T, S>(job, place, world)
         }
         #[cfg(feature = "mpi")]
-        None => over_mpi::<T>(job, place),
+        None => over_mpi::<T, S>(job, place),
         // Without MPI there is a rendezvous, or its absence was an error.
         #[cfg(not(feature = "mpi"))]
         None => Ok(()),
@@ -31,8 +34,8 @@ pub(super) fn train<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Resu
 }
 
 /// Connects all processes over TCP, once all have proved that they have the same token.
-fn over_tcp(
-    job: Job<'_>,
+fn over_tcp<S>(
+    job: Job<'_, S>,
     place: &ProcessPlace,
     rendezvous: &Rendezvous,
 ) -> Result<Box<dyn Communicator>, Error> {
@@ -64,8 +67,8 @@ fn is_open(rendezvous: &Rendezvous) -> bool {
 }
 
 /// Checks that there are as many processes as planned ranks.
-fn check_world(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
-    let (found, planned, who) = (place.world, job.program.world_size(), place.launcher.name());
+fn check_world<S>(job: Job<'_, S>, place: &ProcessPlace) -> Result<(), Error> {
+    let (found, planned, who) = (place.world, job.spec.world_size(), place.launcher.name());
     if found == planned {
         return Ok(());
     }
@@ -78,7 +81,7 @@ fn check_world(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
 }
 
 /// Where the processes meet; `None` if MPI connects them.
-fn rendezvous(job: Job<'_>, place: &ProcessPlace) -> Result<Option<Rendezvous>, Error> {
+fn rendezvous<S>(job: Job<'_, S>, place: &ProcessPlace) -> Result<Option<Rendezvous>, Error> {
     if let Some(said) = &job.flags.rendezvous {
         return Ok(Some(Rendezvous::parse(said)));
     }
@@ -99,8 +102,8 @@ fn rendezvous(job: Job<'_>, place: &ProcessPlace) -> Result<Option<Rendezvous>, 
     Ok(Some(Rendezvous::parse(&told)))
 }
 
-fn run<T: TrainedDtype>(
-    job: Job<'_>,
+fn run<T: TrainedDtype<S>, S: Sync>(
+    job: Job<'_, S>,
     place: &ProcessPlace,
     control: Box<dyn Communicator>,
 ) -> Result<(), Error> {
@@ -110,7 +113,7 @@ fn run<T: TrainedDtype>(
         error
     };
     agree(job, &*control).map_err(told)?;
-    let gpu = open_gpu::<T>(job.program, job.flags, Some(place), 1).map_err(told)?;
+    let gpu = open_gpu(job.spec, job.flags, T::ON_GPU, Some(place), 1).map_err(told)?;
     let gpu = gpu.as_ref();
     let share = threads(job.flags) / place.local_size.unwrap_or(place.world);
     let world = match gpu {
@@ -121,8 +124,8 @@ fn run<T: TrainedDtype>(
 }
 
 /// NCCL, with `control` for everything that lies on the host.
-fn on_gpus(
-    job: Job<'_>,
+fn on_gpus<S>(
+    job: Job<'_, S>,
     gpu: &cuda::Gpu,
     control: Box<dyn Communicator>,
 ) -> Result<Box<dyn Communicator>, Error> {
@@ -140,7 +143,10 @@ fn on_gpus(
 }
 
 #[cfg(feature = "mpi")]
-fn over_mpi<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Result<(), Error> {
+fn over_mpi<T: TrainedDtype<S>, S: Sync>(
+    job: Job<'_, S>,
+    place: &ProcessPlace,
+) -> Result<(), Error> {
     let wrong = |problem: String| Error::World { problem };
     let mpi = crate::comm::mpi::Mpi::start()
         .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
@@ -151,7 +157,7 @@ fn over_mpi<T: TrainedDtype>(job: Job<'_>, place: &ProcessPlace) -> Result<(), E
              such as mpirun or srun --mpi=pmix, or --rendezvous HOST:PORT|FILE"
         )));
     }
-    mpi.run(options(job.flags), |control| run::<T>(job, place, control))
+    mpi.run(options(job.flags), |control| run::<T, S>(job, place, control))
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use super::final_outputs::write_tensors;
 use super::lr_schedule::LrSchedule;
 use super::metrics::{PeakMemory, PendingMetrics};
 use super::outputs::Outputs;
-use super::{Flags, Job};
+use super::{Flags, Run};
 use crate::comm::{Traffic, since};
 use crate::data::{self, Samples};
 use crate::device::{Device, Space};
 use crate::error::Error;
-use crate::program::Program;
 use crate::rank::{Rank, StepResult};
 use crate::report::Trace;
+use crate::spec::TrainerSpec;
 use crate::state::checkpoint::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// The run of one rank, as it goes through the steps.
 pub(super) struct TrainingRun<'a, 'p, D: Space> {
-    pub(super) job: Job<'a>,
+    pub(super) job: Run<'a>,
     pub(super) rank: &'a mut Rank<'p, D>,
     pub(super) samples: Box<dyn Samples>,
     pub(super) lr: LrSchedule,
@@ -59,16 +59,16 @@ pub(super) enum Continuation {
 
 impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
     /// Opens the files that the flags name, and initialises or loads the weights.
-    pub(super) fn new(job: Job<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Failure> {
-        let Job { program, flags, .. } = job;
+    pub(super) fn new(job: Run<'a>, rank: &'a mut Rank<'p, D>) -> Result<Self, Failure> {
+        let Run { spec, flags, .. } = job;
         let number = rank.groups().world.rank();
         let outputs = match number {
             0 => Outputs::open(flags, rank.model_bytes())?,
             _ => Outputs::default(),
         };
         job.interrupt.removes(outputs.unfinished());
-        let samples = data::open(&flags.data, program.seq_len(), flags.seed)?;
-        enough_samples(&*samples, flags, program)?;
+        let samples = data::open(&flags.data, spec.seq_len, flags.seed)?;
+        enough_samples(&*samples, flags, spec)?;
         match &flags.init_from {
             Some(path) => rank.load(&Checkpoint::open(path)?)?,
             None => rank.initialise(),
@@ -112,7 +112,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
     fn steps(&mut self) -> Result<Option<Error>, Failure> {
         let mut interrupted = None;
         for step in 0..self.job.flags.steps {
-            let continuation = match self.job.program.post_validation {
+            let continuation = match self.job.spec.post_validation {
                 true => self.step_ahead(step)?,
                 false => self.step(step)?,
             };
@@ -206,8 +206,8 @@ fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Failure> {
     value.is_finite().then_some(()).ok_or_else(failure)
 }
 
-fn enough_samples(samples: &dyn Samples, flags: &Flags, program: &Program) -> Result<(), Error> {
-    let batch = program.global_batch() as u64;
+fn enough_samples(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> Result<(), Error> {
+    let batch = spec.global_batch() as u64;
     let most = samples.len() / batch;
     if samples.repeats() || flags.steps <= most {
         return Ok(());

@@ -14,23 +14,24 @@ use crate::groups::VocabGroups;
 use crate::layers::{
     Context, DropoutDraws, MicroBatch, ShardKept, VocabularyShard, WeightGradients, WeightWork,
 };
-use crate::program::Program;
 use crate::scalar::Number;
+use crate::spec::TrainerSpec;
+use crate::stages::{Kept, Stage, StageOutput};
 use crate::state::buffer::{Buffer, Pools};
 use crate::state::params::{Inventory, Store, WeightStore};
 use crate::step::post_validation::passes_ahead;
 use crate::step::reduce::Reducer;
-use crate::step::stage::{Stage, StageKept, StageOutput};
 use crate::step::vocab_collectives::{CollectiveInputs, VocabCollectives};
 use models::schedule::{Pass, PassKind};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Instant;
 use transfers::{AGAIN, Carried, tag};
 
 /// What stays the same from step to step.
 pub struct Executor<'a, D: Space> {
-    /// The program.
-    pub program: &'a Program,
+    /// The spec.
+    pub spec: &'a TrainerSpec,
     /// The rank's device.
     pub device: &'a D,
     /// Tensor-parallel ranks.
@@ -38,7 +39,7 @@ pub struct Executor<'a, D: Space> {
     /// Pipeline ranks.
     pub pp: &'a dyn Communicator,
     /// This pipeline rank's stages, by chunk.
-    pub stages: &'a [Stage],
+    pub stages: &'a [Box<dyn Stage<D>>],
     /// This rank's shard of a vocabulary split over the pipeline.
     pub vocab: Option<VocabOverPipeline<'a>>,
     /// This rank's parameters.
@@ -124,7 +125,7 @@ struct StepState<'a, 'l, D: Space> {
     /// What the vocabulary passes keep, by micro-batch.
     shards: HashMap<u32, ShardKept<D>>,
     /// What stages keep, by chunk and micro-batch.
-    kept: HashMap<(u16, u32), StageKept<D>>,
+    kept: HashMap<(u16, u32), Box<dyn Kept<D>>>,
     /// Deferred weight gradients, by chunk and micro-batch.
     later: HashMap<(u16, u32), Vec<WeightWork<D>>>,
     /// Transfers between two stages of this pipeline rank.
@@ -152,11 +153,11 @@ impl<D: Device> Executor<'_, D> {
             return self.run_passes(given, None, gradients, reducer, observer);
         };
         let looked_up = |pass: &Pass| pass.kind == PassKind::IF;
-        if !self.program.passes[self.pp.rank()].iter().any(looked_up) {
+        if !self.spec.passes[self.pp.rank()].iter().any(looked_up) {
             return Err(no_look_ups());
         }
-        let read = CollectiveInputs { program: self.program, device: self.device, groups };
-        let width = self.program.model.hidden as usize;
+        let read = CollectiveInputs { spec: self.spec, device: self.device, groups };
+        let width = self.spec.hidden;
         let elements = given.batches.iter().map(|batch| batch.tokens.len() * width);
         let elements: Vec<usize> = elements.collect();
         std::thread::scope(|scope| {
@@ -184,7 +185,7 @@ impl<D: Device> Executor<'_, D> {
         reducer: &mut Reducer<'_, D>,
     ) -> Result<Option<Ended<D>>, CommError> {
         let (pipeline_rank, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
-        let (passes, ahead) = (&self.program.passes[pipeline_rank], passes_ahead(self.program));
+        let (passes, ahead) = (&self.spec.passes[pipeline_rank], passes_ahead(self.spec));
         let mut step = self.step(given, None, again);
         for &pass in &passes[..ahead[pipeline_rank]] {
             step.pass(pass, false, gradients, reducer, &mut None)?;
@@ -238,11 +239,11 @@ impl<D: Device> Executor<'_, D> {
         reducer: &mut Reducer<'_, D>,
         mut observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
-        let passes = &self.program.passes[self.pp.rank()];
+        let passes = &self.spec.passes[self.pp.rank()];
         // An output layer that shares its table with the first chunk adds to the table's gradient,
         // which is then complete only after all passes.
-        let shared = self.program.shares_table(self.pp.rank());
-        let copied = self.program.layout.copies() > 1;
+        let shared = self.spec.shares_table(self.pp.rank());
+        let copied = self.spec.layout.copies() > 1;
         for (n, &pass) in passes.iter().enumerate().skip(from) {
             let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
             step.pass(pass, last, gradients, reducer, &mut observer)?;
@@ -252,7 +253,8 @@ impl<D: Device> Executor<'_, D> {
             self.add_copies(gradients)?;
         }
         for stage in self.stages {
-            reducer.complete(self.inventory, gradients, stage.begin(), stage.end())?;
+            let Range { start, end } = stage.parameters();
+            reducer.complete(self.inventory, gradients, start, end)?;
         }
         if let Some(VocabOverPipeline { shard, .. }) = self.vocab {
             reducer.complete(self.inventory, gradients, shard.begin(), shard.end())?;
@@ -269,14 +271,14 @@ impl<D: Device> Executor<'_, D> {
         let (other, group) = (self.pp.size() - 1 - self.pp.rank(), self.pp());
         let mut sends = Vec::new();
         for (chunk, stage) in self.stages.iter().enumerate() {
-            let own = self.device.copied(gradients.range(stage.begin()..stage.end()));
+            let own = self.device.copied(gradients.range(stage.parameters()));
             sends.push(group.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
         }
         for (chunk, stage) in self.stages.iter().enumerate() {
             // Chunk 0 here is chunk 1 there.
-            let (count, tag) = (stage.end() - stage.begin(), tag(Carried::Copy, 1 - chunk, 0));
+            let (count, tag) = (stage.parameters().len(), tag(Carried::Copy, 1 - chunk, 0));
             let theirs = group.recv(count, other, tag)?;
-            let own = gradients.range_mut(stage.begin()..stage.end());
+            let own = gradients.range_mut(stage.parameters());
             self.device.add_wide(D::view(&theirs, 0..count), own);
         }
         sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
@@ -323,7 +325,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
 
     fn stage_of(&self, pass: Pass) -> usize {
         let (rank, ranks) = (self.executor.pp.rank(), self.executor.pp.size());
-        self.executor.program.layout.stage_of(ranks, rank, usize::from(pass.chunk))
+        self.executor.spec.layout.stage_of(ranks, rank, usize::from(pass.chunk))
     }
 
     fn context(&self, pass: Pass) -> Context<'a, D> {
@@ -331,7 +333,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         Context {
             device: executor.device,
             tp: executor.tp,
-            sequence_parallel: executor.program.sequence_parallel,
+            sequence_parallel: executor.spec.sequence_parallel,
             weights: self.given.weights,
             batch: &self.given.batches[pass.micro_batch as usize],
             draws: self.given.draws,
@@ -352,12 +354,12 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         self.computing = Instant::now();
         let held = &self.executor.stages[usize::from(pass.chunk)];
         let (passed, kept) = held.forward(&self.context(pass), x)?;
-        if let (Some(observer), StageOutput::Losses(losses), Some(head)) =
-            (observer, &passed, &kept.head)
+        if let (Some(observer), StageOutput::Losses(losses), Some(logits)) =
+            (observer, &passed, kept.logits())
         {
             let device = self.executor.device;
             let losses = device.download(losses.view())?;
-            let logits = device.download(head.logits().view())?;
+            let logits = device.download(logits.view())?;
             let logits: Vec<D::Wide> =
                 logits.into_iter().map(|logit| D::Wide::nearest(logit.value())).collect();
             observer(pass.micro_batch as usize, &losses, &logits);
@@ -373,14 +375,14 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         Ok(())
     }
 
-    fn keep(&mut self, pass: Pass, kept: StageKept<D>) {
+    fn keep(&mut self, pass: Pass, kept: Box<dyn Kept<D>>) {
         self.kept.insert((pass.chunk, pass.micro_batch), kept);
         self.note_peak();
     }
 
     fn note_peak(&mut self) {
         let works = WeightWork::bytes(self.later.values().flatten());
-        let held = self.kept.values().map(StageKept::bytes).sum::<usize>();
+        let held = self.kept.values().map(|kept| kept.bytes()).sum::<usize>();
         let shards = self.shards.values().map(ShardKept::bytes).sum::<usize>();
         let outcome = &mut self.outcome;
         outcome.peak_bytes = outcome.peak_bytes.max(held + works + shards);
@@ -405,7 +407,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             return Err(missing(pass));
         };
         let held = &self.executor.stages[chunk];
-        let (end, inventory) = (held.end(), self.executor.inventory);
+        let (end, inventory) = (held.parameters().end, self.executor.inventory);
         let mut later = Vec::new();
         let mut weights = match pass.kind {
             PassKind::B => WeightGradients::Later(&mut later, gradients),
@@ -441,7 +443,8 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         works.into_iter().for_each(|work| work.run(self.executor.device, gradients));
         let held = &self.executor.stages[usize::from(pass.chunk)];
         if last {
-            reducer.complete(self.executor.inventory, gradients, held.begin(), held.end())?;
+            let Range { start, end } = held.parameters();
+            reducer.complete(self.executor.inventory, gradients, start, end)?;
         }
         Ok(())
     }

@@ -29,19 +29,19 @@ pub(super) fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
 impl<D: Device> StepState<'_, '_, D> {
     /// Elements of the residual stream that one stage sends to the next.
     pub(super) fn stream_elements(&self, pass: Pass) -> usize {
-        self.context(pass).rows() * self.executor.program.model.hidden as usize
+        self.context(pass).rows() * self.executor.spec.hidden
     }
 
     /// Number of parts of a transfer. If all tensor-parallel ranks hold the same stream, each sends
     /// one part and the receivers all-gather (Megatron PTD-P, arXiv 2104.04473, section 4.1).
     pub(super) fn ways(&self, pass: Pass) -> usize {
-        let (tp, split) = (self.executor.tp.size(), self.executor.program.sequence_parallel);
+        let (tp, split) = (self.executor.tp.size(), self.executor.spec.sequence_parallel);
         if split || !self.stream_elements(pass).is_multiple_of(tp) { 1 } else { tp }
     }
 
     /// The pipeline rank that runs a neighbouring stage for the same micro-batch.
     pub(super) fn pipeline_rank_of(&self, stage: usize, pass: Pass) -> usize {
-        let layout = self.executor.program.layout;
+        let layout = self.executor.spec.layout;
         layout.holder(self.executor.pp.size(), stage, pass.chunk).0
     }
 
@@ -108,8 +108,8 @@ impl<D: Device> StepState<'_, '_, D> {
 
     /// Receives and drops what other ranks' forwards sent in vain, and completes this rank's sends.
     pub(super) fn drop_left_over(self, ahead: &[usize]) -> Result<(), CommError> {
-        let (executor, program) = (self.executor, self.executor.program);
-        for pass in left_over(program, ahead, executor.pp.rank()) {
+        let (executor, spec) = (self.executor, self.executor.spec);
+        for pass in left_over(spec, ahead, executor.pp.rank()) {
             let stage = self.stage_of(pass);
             let from = self.pipeline_rank_of(stage - 1, pass);
             let tag = tag(Carried::Stream, stage, pass.micro_batch) | self.again;

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 impl<D: Device> StepState<'_, '_, D> {
     pub(super) fn is_last(&self, stage: usize) -> bool {
-        stage + 1 == self.executor.program.stages.len()
+        stage + 1 == self.executor.spec.stages
     }
 
     /// Embedding rows of the tokens, `[r, h]`, if all pipeline ranks look them up; else empty.
@@ -26,7 +26,7 @@ impl<D: Device> StepState<'_, '_, D> {
 
     /// This rank's rows of the stream, `[r, h]`, from all rows of the micro-batch, `[n, h]`.
     pub(super) fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
-        let (ctx, width) = (self.context(pass), self.executor.program.model.hidden as usize);
+        let (ctx, width) = (self.context(pass), self.executor.spec.hidden);
         let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
         let own = match count == D::len(&whole) {
             true => whole,
@@ -70,7 +70,7 @@ impl<D: Device> StepState<'_, '_, D> {
     }
 
     pub(super) fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
-        let from = self.executor.program.last_rank();
+        let from = self.executor.spec.last_rank();
         let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
         self.computing = Instant::now();
         let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
@@ -96,7 +96,7 @@ impl<D: Device> StepState<'_, '_, D> {
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         // All pipeline ranks know the same losses; the last stage's rank counts them.
-        let counts = self.executor.pp.rank() == self.executor.program.last_rank();
+        let counts = self.executor.pp.rank() == self.executor.spec.last_rank();
         if counts {
             shard.add_loss(&ctx, &reduced, &mut self.loss)?;
         }
@@ -108,7 +108,7 @@ impl<D: Device> StepState<'_, '_, D> {
     /// else empty.
     pub(super) fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
-        let two = self.executor.program.vocab == Some(VocabPasses::Two);
+        let two = self.executor.spec.vocab == Some(VocabPasses::Two);
         let behind = if two { PassKind::S } else { PassKind::T };
         let whole = collectives.gradient(behind, pass.micro_batch)?;
         Ok(self.own_rows(pass, whole))

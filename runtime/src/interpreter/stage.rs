@@ -8,10 +8,12 @@ use crate::layers::{
     Block, BlockKept, Context, EmbeddingLayer, HeadKept, HeadLayer, Norm, Residual, Statistics,
     TensorNames, WeightGradients, WeightWork,
 };
-use crate::program::Program;
-use crate::state::buffer::{Buffer, WideBuffer};
-use crate::state::params::{Inventory, ParameterSlice, SharedBuffer, Store};
+use crate::stages::{Finished, Kept, StageOutput, StageResult, own};
+use crate::state::buffer::Buffer;
+use crate::state::params::{Inventory, ParameterSlice, SharedBuffer};
 use kernels::Output;
+use models::program::Program;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// One stage as one rank holds it.
@@ -27,19 +29,11 @@ pub struct Stage {
     bounds: Vec<usize>,
 }
 
-/// Output of a stage.
-pub enum StageOutput<D: Space> {
-    /// The residual stream, `[r, h]`, for the next stage.
-    Stream(Buffer<D>),
-    /// The losses of the tokens, `[n]`.
-    Losses(WideBuffer<D>),
-}
-
 /// What a stage keeps of a micro-batch for the backward pass.
 pub struct StageKept<D: Space> {
     blocks: Vec<BlockKept<D>>,
     /// Of the output layer.
-    pub head: Option<HeadKept<D>>,
+    head: Option<HeadKept<D>>,
     /// Of the final norm, where all pipeline ranks share the output layer.
     norm: Option<NormKept<D>>,
 }
@@ -50,17 +44,17 @@ struct NormKept<D: Space> {
     statistics: Rc<Statistics<D>>,
 }
 
-impl<D: Space> StageKept<D> {
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
+impl<D: Space> Kept<D> for StageKept<D> {
+    fn bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(0, HeadKept::bytes);
         let norm = self.norm.as_ref().map_or(0, |norm| norm.x.bytes() + norm.statistics.bytes());
         self.blocks.iter().map(BlockKept::bytes).sum::<usize>() + head + norm
     }
-}
 
-/// Called when the gradients are complete from this element to the end of the stage.
-pub type Finished<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
+    fn logits(&self) -> Option<&Buffer<D>> {
+        self.head.as_ref().map(HeadKept::logits)
+    }
+}
 
 impl Stage {
     /// Declares stage `index`. `embedding` is the table, if this rank already holds it.
@@ -71,7 +65,6 @@ impl Stage {
         inventory: &mut Inventory,
     ) -> Self {
         let (model, split) = (&program.model, program.sequence_parallel);
-        inventory.enter_stage(index);
         let mut bounds = vec![inventory.elements()];
         let here = program.vocab.is_none();
         let first = (index == 0).then(|| EmbeddingLayer::declare(model, here, split, inventory));
@@ -91,33 +84,19 @@ impl Stage {
         bounds.push(inventory.elements());
         Self { embedding: first, blocks, head, norm, bounds }
     }
+}
 
-    /// The embedding table, if this stage has it.
-    pub fn table(&self) -> Option<ParameterSlice> {
+impl<D: Device> crate::stages::Stage<D> for Stage {
+    fn parameters(&self) -> Range<usize> {
+        let [begin, end] = [self.bounds.first(), self.bounds.last()];
+        begin.copied().unwrap_or(0)..end.copied().unwrap_or(0)
+    }
+
+    fn table(&self) -> Option<ParameterSlice> {
         self.embedding.as_ref().and_then(EmbeddingLayer::table)
     }
 
-    /// First element of its parameters.
-    pub fn begin(&self) -> usize {
-        self.bounds.first().copied().unwrap_or(0)
-    }
-
-    /// End of its parameters.
-    pub fn end(&self) -> usize {
-        self.bounds.last().copied().unwrap_or(0)
-    }
-
-    /// Forward pass. `x[r, h]` comes from the previous stage. The first stage gets an empty buffer,
-    /// or the embedding rows of its tokens if all pipeline ranks look them up. Returns the residual
-    /// stream, normed if all pipeline ranks share the output layer.
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn forward<D: Device>(
-        &self,
-        ctx: &Context<'_, D>,
-        x: Buffer<D>,
-    ) -> Result<(StageOutput<D>, StageKept<D>), CommError> {
+    fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
         let x = match &self.embedding {
             Some(embedding) => embedding.forward(ctx, x)?,
             None => x,
@@ -132,32 +111,28 @@ impl Stage {
         if let Some(head) = &self.head {
             let (losses, head) = head.forward(ctx, x)?;
             let kept = StageKept { blocks, head: Some(head), norm: None };
-            return Ok((StageOutput::Losses(losses), kept));
+            return Ok((StageOutput::Losses(losses), Box::new(kept)));
         }
         let Some(norm) = &self.norm else {
             let x = x.whole(ctx);
-            return Ok((StageOutput::Stream(x), StageKept { blocks, head: None, norm: None }));
+            let kept = StageKept { blocks, head: None, norm: None };
+            return Ok((StageOutput::Stream(x), Box::new(kept)));
         };
         let (x, y, statistics) = norm.of(ctx, x);
         let norm = NormKept { x, statistics: Rc::new(statistics) };
-        Ok((StageOutput::Stream(y), StageKept { blocks, head: None, norm: Some(norm) }))
+        let kept = StageKept { blocks, head: None, norm: Some(norm) };
+        Ok((StageOutput::Stream(y), Box::new(kept)))
     }
 
-    /// Backward pass. `dy[r, h]` comes from the next stage or from the shared output layer; it is
-    /// empty for a last stage with its own output layer. Returns the gradient for the previous
-    /// stage. For the first stage that is the gradient of the shared input layer, or empty if it
-    /// has its own.
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn backward<D: Device>(
+    fn backward(
         &self,
         ctx: &Context<'_, D>,
-        kept: StageKept<D>,
+        kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         weights: &mut WeightGradients<'_, D>,
         finished: Finished<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
+        let kept: StageKept<D> = own(kept);
         let mut bounds = self.bounds.iter().rev().skip(1);
         let mut tell = |weights: &mut WeightGradients<'_, D>| match (bounds.next(), weights) {
             (Some(&from), WeightGradients::Now(gradients)) => finished(gradients, from),

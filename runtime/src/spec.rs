@@ -1,0 +1,81 @@
+//! What a trainer tells the library: how ranks are arranged, which passes they run, and the sizes
+//! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
+
+use models::mesh::Mesh;
+use models::schedule::{Pass, StageLayout, VocabPasses};
+
+/// A trainer, apart from its layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainerSpec {
+    /// Where ranks lie.
+    pub mesh: Mesh,
+    /// Norms and residuals split over tensor-parallel ranks.
+    pub sequence_parallel: bool,
+    /// Sequences a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches an iteration and replica.
+    pub micro_batches: usize,
+    /// Stages of the pipeline.
+    pub stages: usize,
+    /// Which pipeline rank holds which stage.
+    pub layout: StageLayout,
+    /// For each pipeline rank, its passes in order.
+    pub passes: Vec<Vec<Pass>>,
+    /// How the vocabulary layers are split over the pipeline, if they are.
+    pub vocab: Option<VocabPasses>,
+    /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
+    /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
+    pub post_validation: bool,
+    /// Tokens a sequence.
+    pub seq_len: usize,
+    /// Columns of the residual stream.
+    pub hidden: usize,
+    /// Size of the vocabulary: valid tokens are below it.
+    pub vocab_size: usize,
+    /// Columns of an attention head.
+    pub head_dim: usize,
+    /// Base of the rotary embedding's frequencies, if positions are rotary.
+    pub rope_theta: Option<f64>,
+    /// Dropout probability, 0 for none.
+    pub dropout: f64,
+    /// Name of the table that input and output layer share, if they share one.
+    pub tied_table: Option<String>,
+    /// Model FLOPs of an iteration, forward and backward, all ranks together.
+    pub training_flops: f64,
+    /// What the plan expects on the fullest rank, bytes; 0 if nobody planned it.
+    pub planned_memory_bytes: u64,
+    /// What distinguishes the trainer from others with the same fields: its layers, or the hash of
+    /// its plan. Ranks compare it before they train.
+    pub identity: String,
+}
+
+impl TrainerSpec {
+    /// Ranks.
+    pub fn world_size(&self) -> usize {
+        (self.mesh.tp * self.mesh.cp * self.mesh.dp * self.mesh.pp) as usize
+    }
+
+    /// Sequences an iteration.
+    pub fn global_batch(&self) -> usize {
+        self.micro_batch * self.micro_batches * self.mesh.dp as usize
+    }
+
+    /// The pipeline rank of the last stage; the first stage's is 0.
+    pub fn last_rank(&self) -> usize {
+        self.layout.rank_of(self.mesh.pp as usize, self.stages.saturating_sub(1))
+    }
+
+    /// Whether pipeline rank `rank` holds a tied embedding and output layer as one tensor in two
+    /// of its chunks.
+    pub fn shares_table(&self, rank: usize) -> bool {
+        let ends = rank == 0 && self.last_rank() == 0;
+        self.tied_table.is_some() && self.vocab.is_none() && ends && self.stages > 1
+    }
+
+    /// The stages of pipeline rank `rank`, in the order of its chunks.
+    pub fn stages_of(&self, rank: usize) -> Vec<usize> {
+        let ranks = self.mesh.pp as usize;
+        let chunks = self.stages * self.layout.copies() / ranks;
+        (0..chunks).map(|chunk| self.layout.stage_of(ranks, rank, chunk)).collect()
+    }
+}

@@ -1,0 +1,101 @@
+//! How the library sees a trainer's layers: as stages that it declares, runs forward and backward,
+//! and whose parameters it updates.
+
+use crate::comm::CommError;
+use crate::device::{Device, Space};
+use crate::layers::{Context, VocabularyShard, WeightGradients};
+use crate::spec::TrainerSpec;
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::{Inventory, ParameterSlice, Store};
+use std::any::Any;
+use std::ops::Range;
+
+/// What is trained, on devices of one type.
+pub trait Stages<D: Device>: Sync {
+    /// The trainer apart from its layers.
+    fn spec(&self) -> TrainerSpec;
+
+    /// Declares stage `index`. `table` is the token table, if an earlier stage of this rank holds
+    /// one.
+    fn declare(
+        &self,
+        index: usize,
+        table: Option<ParameterSlice>,
+        inventory: &mut Inventory,
+    ) -> Box<dyn Stage<D>>;
+
+    /// Declares a pipeline rank's rows of a vocabulary split over the pipeline; `None` if stages
+    /// hold the vocabulary.
+    fn declare_shard(
+        &self,
+        _pipeline_rank: usize,
+        _inventory: &mut Inventory,
+    ) -> Option<VocabularyShard> {
+        None
+    }
+}
+
+/// One stage as one rank holds it.
+pub trait Stage<D: Device> {
+    /// Its parameters, as elements of all that the rank holds.
+    fn parameters(&self) -> Range<usize>;
+
+    /// The token table, if this stage has one.
+    fn table(&self) -> Option<ParameterSlice>;
+
+    /// Forward pass. `x[r, h]` comes from the previous stage. The first stage gets an empty buffer,
+    /// or the embedding rows of its tokens if all pipeline ranks look them up.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D>;
+
+    /// Backward pass. `dy[r, h]` comes from the next stage or from an output layer that all
+    /// pipeline ranks share; it is empty for a last stage with its own output layer. Returns the
+    /// gradient for the previous stage. For the first stage that is the gradient of the shared
+    /// input layer, or empty if it has its own.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    fn backward(
+        &self,
+        ctx: &Context<'_, D>,
+        kept: Box<dyn Kept<D>>,
+        dy: Buffer<D>,
+        weights: &mut WeightGradients<'_, D>,
+        finished: Finished<'_, D>,
+    ) -> Result<Buffer<D>, CommError>;
+}
+
+/// Output of a stage.
+pub enum StageOutput<D: Space> {
+    /// The residual stream, `[r, h]`, for the next stage; normed if all pipeline ranks share the
+    /// output layer.
+    Stream(Buffer<D>),
+    /// The losses of the tokens, `[n]`.
+    Losses(WideBuffer<D>),
+}
+
+/// A stage's output, and what it keeps of the micro-batch for the backward pass.
+pub type StageResult<D> = Result<(StageOutput<D>, Box<dyn Kept<D>>), CommError>;
+
+/// What a stage keeps of a micro-batch for the backward pass.
+pub trait Kept<D: Space>: Any {
+    /// Bytes held.
+    fn bytes(&self) -> usize;
+
+    /// This rank's columns of the logits, `[n, V/t]`, padding included, if the stage has them.
+    fn logits(&self) -> Option<&Buffer<D>>;
+}
+
+/// Called when the gradients are complete from this element to the end of the stage.
+pub type Finished<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
+
+/// What [`Stage::forward`] of the same stage kept.
+///
+/// # Panics
+/// It is another stage's: the executor mixed them up, which is a bug.
+pub fn own<D: Space, K: 'static>(kept: Box<dyn Kept<D>>) -> K {
+    let kept: Box<dyn Any> = kept;
+    *kept.downcast::<K>().expect("a stage gets back what it kept")
+}
