@@ -6,6 +6,7 @@
 
 mod context;
 pub mod escape;
+pub mod lower;
 
 use models::check::{Violation, check};
 use models::plan::Plan;

@@ -1,7 +1,6 @@
 //! Why a run ended.
 
 use crate::comm::CommError;
-use crate::program::ProgramError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -11,9 +10,6 @@ pub enum Error {
     /// Between ranks: one is lost, late, or makes another call.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The plan asks for something that cannot be done.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
     /// A file of the user's.
     #[error("{path}: {problem}")]
     File {

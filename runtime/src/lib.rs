@@ -20,16 +20,14 @@
 //! A [`program::Program`] holds everything that was planned. The runtime reads no plan and takes no
 //! decision that belongs in a plan.
 
-pub mod calibration;
 pub mod comm;
 pub mod data;
 pub mod device;
 mod device_error;
 mod error;
 mod groups;
-mod interpreter;
 mod launch;
-pub mod layers;
+pub mod ops;
 mod rank;
 mod report;
 mod scalar;
@@ -46,7 +44,6 @@ pub use kernels;
 pub use kernels::cuda::bf16;
 pub use launch::interrupt::Interrupt;
 pub use models;
-pub use models::program;
 pub use rank::{Optimizer, Rank, StepResult};
 pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece};
 pub use scalar::{Number, Scalar};

@@ -3,10 +3,10 @@
 
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::layers::{Context, VocabularyShard, WeightGradients};
+use crate::ops::{Context, Gradients, VocabularyShard};
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Buffer, WideBuffer};
-use crate::state::params::{Inventory, ParameterSlice, Store};
+use crate::state::params::{Inventory, ParameterSlice};
 use std::any::Any;
 use std::ops::Range;
 
@@ -62,8 +62,7 @@ pub trait Stage<D: Device> {
         ctx: &Context<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
-        weights: &mut WeightGradients<'_, D>,
-        finished: Finished<'_, D>,
+        gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError>;
 }
 
@@ -87,9 +86,6 @@ pub trait Kept<D: Space>: Any {
     /// This rank's columns of the logits, `[n, V/t]`, padding included, if the stage has them.
     fn logits(&self) -> Option<&Buffer<D>>;
 }
-
-/// Called when the gradients are complete from this element to the end of the stage.
-pub type Finished<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
 
 /// What [`Stage::forward`] of the same stage kept.
 ///

@@ -5,7 +5,7 @@ use crate::comm::{CommError, Op};
 use crate::data::{Sample, Samples};
 use crate::device::{Device, DeviceError, Space, StepNumbers};
 use crate::error::Error;
-use crate::layers::{MicroBatch, TokenIds};
+use crate::ops::{MicroBatch, TokenIds};
 use crate::scalar::Scalar;
 use crate::spec::TrainerSpec;
 use kernels::cross_entropy::IGNORED;

@@ -12,7 +12,7 @@ use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space, Target};
 use crate::error::Error;
 use crate::groups::Groups;
-use crate::layers::{DropoutDraws, TokenIds, VocabularyShard};
+use crate::ops::{DropoutDraws, TokenIds, VocabularyShard};
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
 use crate::stages::{Stage, Stages};

@@ -13,7 +13,7 @@
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Space};
 use crate::groups::VocabGroups;
-use crate::layers::{ShardLocal, ShardReduced};
+use crate::ops::{ShardLocal, ShardReduced};
 use crate::spec::TrainerSpec;
 use models::schedule::PassKind;
 use std::collections::HashMap;

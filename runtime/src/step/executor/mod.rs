@@ -11,8 +11,8 @@ mod vocabulary;
 use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
-use crate::layers::{
-    Context, DropoutDraws, MicroBatch, ShardKept, VocabularyShard, WeightGradients, WeightWork,
+use crate::ops::{
+    Context, DropoutDraws, Gradients, MicroBatch, ShardKept, VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
@@ -408,17 +408,15 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         };
         let held = &self.executor.stages[chunk];
         let (end, inventory) = (held.parameters().end, self.executor.inventory);
+        let (device, ctx) = (self.executor.device, self.context(pass));
         let mut later = Vec::new();
-        let mut weights = match pass.kind {
-            PassKind::B => WeightGradients::Later(&mut later, gradients),
-            _ => WeightGradients::Now(gradients),
+        let mut complete =
+            |gradients: &Store<D>, from: usize| reducer.complete(inventory, gradients, from, end);
+        let mut to = match pass.kind {
+            PassKind::B => Gradients::later(device, gradients, &mut later),
+            _ => Gradients::now(device, gradients, last.then_some(&mut complete)),
         };
-        let mut finished = |gradients: &Store<D>, from: usize| match last {
-            true => reducer.complete(inventory, gradients, from, end),
-            false => Ok(()),
-        };
-        let ctx = self.context(pass);
-        let dx = held.backward(&ctx, kept, dy, &mut weights, &mut finished)?;
+        let dx = held.backward(&ctx, kept, dy, &mut to)?;
         if pass.kind == PassKind::B {
             self.later.insert((pass.chunk, pass.micro_batch), later);
             self.note_peak();

@@ -4,12 +4,11 @@ use super::transfers::{Carried, tag};
 use super::{StepState, missing};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::layers::{ShardLocal, ShardReduced, VocabularyShard};
+use crate::ops::{ShardLocal, ShardReduced, VocabularyShard};
 use crate::state::buffer::Buffer;
 use crate::state::params::Store;
 use crate::step::vocab_collectives::VocabCollectives;
 use models::schedule::{Pass, PassKind, VocabPasses};
-use std::rc::Rc;
 use std::time::Instant;
 
 impl<D: Device> StepState<'_, '_, D> {
@@ -123,7 +122,8 @@ impl<D: Device> StepState<'_, '_, D> {
         if self.collectives.is_none() {
             return Ok(());
         }
-        let whole = self.context(pass).enter(&Rc::new(dx))?;
+        let ctx = self.context(pass);
+        let whole = if ctx.rows() == ctx.tokens() { dx } else { ctx.all_gather(&dx)? };
         if let (Some(collectives), 0) = (&mut self.collectives, self.executor.tp.rank()) {
             collectives.broadcast_row_gradient(self.executor.device.copied(whole.view()));
         }

@@ -14,15 +14,14 @@
 //! Reductions are all-reduces, as in the paper's implementation. They run on threads of their own
 //! (`crate::step::vocab_collectives`), so that passes go on meanwhile.
 
-use super::embedding::table;
+use super::embedding::VocabTable;
 use super::linear::Linear;
-use super::{Context, TensorNames, WeightWork};
+use super::{Context, InFlight, WeightWork};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Ids, RowSums, Space, Wide, WideMut};
-use crate::program::Program;
 use crate::state::buffer::Buffer;
 use crate::state::params::{
-    Declaration, Inventory, ParameterSlice, Placement, SharedBuffer, Store, WeightStore,
+    Inventory, ParameterSlice, Placement, SharedBuffer, Store, WeightStore,
 };
 use kernels::Output;
 use kernels::cross_entropy::Logits;
@@ -44,6 +43,23 @@ pub struct VocabularyShard {
     soft_cap: Option<f64>,
     begin: usize,
     end: usize,
+}
+
+/// A vocabulary that is split over the pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardSpec {
+    /// The input table.
+    pub input: VocabTable,
+    /// The output matrix; `None` if it is the input table.
+    pub output: Option<VocabTable>,
+    /// The algorithm's passes.
+    pub passes: VocabPasses,
+    /// Ranks of the pipeline.
+    pub pipeline_ranks: usize,
+    /// Factor of the embedding rows.
+    pub scale: f64,
+    /// Bound of the logits (Gemma 2).
+    pub soft_cap: Option<f64>,
 }
 
 /// Memory of activations. It belongs to no pool, because other threads take it.
@@ -205,36 +221,29 @@ fn unknown(what: &str) -> CommError {
 }
 
 impl VocabularyShard {
-    /// Declares this rank's rows of the tables; `None` if stages hold the tables.
-    pub fn declare(
-        program: &Program,
-        pipeline_rank: usize,
-        inventory: &mut Inventory,
-    ) -> Option<Self> {
-        let (model, passes) = (&program.model, program.vocab?);
-        let (names, hidden) = (TensorNames::of(model), model.hidden as usize);
+    /// Declares this rank's rows of the tables.
+    pub fn declare(spec: &ShardSpec, pipeline_rank: usize, inventory: &mut Inventory) -> Self {
         let placement =
-            Placement::OverPipeline { pipeline_rank, pipeline_ranks: program.mesh.pp as usize };
+            Placement::OverPipeline { pipeline_rank, pipeline_ranks: spec.pipeline_ranks };
         let begin = inventory.elements();
-        let mut declare = |name: &str| {
-            let placement = placement.clone();
-            inventory.declare(Declaration { placement, ..table(model, name, false) })
-        };
-        let input = declare(names.embedding());
-        let weight = if model.tied_embeddings { input } else { declare("lm_head.weight") };
+        let mut declare =
+            |table: &VocabTable| inventory.declare(table.declaration(placement.clone()));
+        let input = declare(&spec.input);
+        let weight = spec.output.as_ref().map_or(input, declare);
+        let hidden = spec.input.hidden;
         let rows = input.len / hidden;
-        Some(Self {
+        Self {
             input,
             output: Linear { weight, bias: None, inputs: hidden, outputs: rows },
-            passes,
+            passes: spec.passes,
             number: pipeline_rank * inventory.tp() + inventory.tp_rank(),
             rows,
-            vocab: model.vocab as usize,
-            scale: model.numerics.embedding_scale,
-            soft_cap: model.final_soft_cap,
+            vocab: spec.input.vocab,
+            scale: spec.scale,
+            soft_cap: spec.soft_cap,
             begin,
             end: inventory.elements(),
-        })
+        }
     }
 
     /// First element of its parameters.
@@ -306,7 +315,7 @@ impl VocabularyShard {
         h: Buffer<D>,
     ) -> Result<(ShardKept<D>, ShardLocal<D>), CommError> {
         let h = Rc::new(h);
-        let entered = ctx.enter(&h)?;
+        let entered = gathered(ctx, &h)?.wait(ctx)?;
         let mut columns = self.output.forward(ctx, &entered);
         let shape = self.shape(ctx);
         let mut max = ctx.device.zeros(shape.rows);
@@ -356,7 +365,7 @@ impl VocabularyShard {
         device.cross_entropy_gradient(shape, columns.view_mut(), elsewhere.view(), around, 1.0);
         let elements = shape.rows * self.output.inputs;
         let mut weighted = ctx.buffer(elements);
-        self.output.backward_input(ctx, columns, &mut weighted, Output::Overwrite);
+        self.output.backward_input_to(ctx, columns, &mut weighted, Output::Overwrite);
         let mut hits = ctx.buffer(elements);
         let (rows, table) = (self.rows_of(shape.rows, 1.0), ctx.weights.get(self.output.weight));
         device.embedding(&rows, batch.labels.view(), table, hits.view_mut());
@@ -392,10 +401,10 @@ impl VocabularyShard {
                 false
             }
         };
-        let (entering, dy) = (ctx.start_enter(&h)?, Rc::new(columns));
+        let (entering, dy) = (gathered(ctx, &h)?, Rc::new(columns));
         let gradient = (!two).then(|| {
             let mut dh = ctx.buffer(shape.rows * self.output.inputs);
-            self.output.backward_input(ctx, &dy, &mut dh, Output::Overwrite);
+            self.output.backward_input_to(ctx, &dy, &mut dh, Output::Overwrite);
             ShardLocal::Gradient(dh.into_memory())
         });
         let (linear, x) = (self.output, entering.wait(ctx)?);
@@ -418,6 +427,33 @@ impl VocabularyShard {
         ctx.device.loss(labels, sums.around(), sums.target(), losses.view_mut());
         ctx.device.add_sum(losses.view(), total);
         Ok(())
+    }
+}
+
+/// The input of the output layer for all tokens, `[n, h]`, maybe in flight.
+enum Gathered<D: Device> {
+    /// This rank has all rows.
+    Here(SharedBuffer<D>),
+    /// From all tensor-parallel ranks.
+    InFlight(InFlight<D>),
+}
+
+fn gathered<D: Device>(
+    ctx: &Context<'_, D>,
+    h: &SharedBuffer<D>,
+) -> Result<Gathered<D>, CommError> {
+    match ctx.rows() == ctx.tokens() {
+        true => Ok(Gathered::Here(h.clone())),
+        false => ctx.start_all_gather(h).map(Gathered::InFlight),
+    }
+}
+
+impl<D: Device> Gathered<D> {
+    fn wait(self, ctx: &Context<'_, D>) -> Result<SharedBuffer<D>, CommError> {
+        match self {
+            Self::Here(h) => Ok(h),
+            Self::InFlight(moving) => moving.wait(ctx).map(Rc::new),
+        }
     }
 }
 

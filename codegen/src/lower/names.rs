@@ -20,17 +20,23 @@ impl TensorNames {
         }
     }
 
-    /// Whether query, key and value projections are one tensor, stored `[in, out]`.
+    /// Whether query, key and value projections are one tensor, and matrices are stored
+    /// `[in, out]`.
     pub fn is_gpt2(self) -> bool {
         self == Self::Gpt2
     }
 
-    /// Name of a part of a layer, without `.weight` or `.bias`.
-    fn layer(self, index: usize, part: &str) -> String {
+    /// What the names of a layer's tensors begin with; the layer's number and a dot follow.
+    pub fn layers(self) -> &'static str {
         match self {
-            Self::Gpt2 => format!("transformer.h.{index}.{part}"),
-            Self::Llama => format!("model.layers.{index}.{part}"),
+            Self::Gpt2 => "transformer.h.",
+            Self::Llama => "model.layers.",
         }
+    }
+
+    /// Name of a tensor of layer `index`.
+    pub fn layer(self, index: usize, tensor: &str) -> String {
+        format!("{}{index}.{tensor}", self.layers())
     }
 
     /// Token embedding.
@@ -57,9 +63,14 @@ impl TensorNames {
         }
     }
 
+    /// Output matrix, unless it is the embedding.
+    pub fn output(self) -> &'static str {
+        "lm_head.weight"
+    }
+
     /// Norms of a layer: before attention, after it, before the feed-forward block, after it.
-    pub fn norms(self, index: usize, after_blocks: bool) -> [String; 4] {
-        let names = match (self, after_blocks) {
+    pub fn norms(self, after_blocks: bool) -> [&'static str; 4] {
+        match (self, after_blocks) {
             (Self::Gpt2, _) => ["ln_1", "ln_1_post", "ln_2", "ln_2_post"],
             (Self::Llama, false) => ["input_layernorm", "", "post_attention_layernorm", ""],
             (Self::Llama, true) => [
@@ -68,29 +79,24 @@ impl TensorNames {
                 "pre_feedforward_layernorm",
                 "post_feedforward_layernorm",
             ],
-        };
-        names.map(|name| self.layer(index, name))
+        }
     }
 
-    /// A projection of attention: `q`, `k`, `v`, `qkv` or `o`.
-    pub fn attention(self, index: usize, projection: &str) -> String {
-        let name = match (self, projection) {
-            (Self::Gpt2, "qkv") => "attn.c_attn".to_owned(),
-            (Self::Gpt2, "o") => "attn.c_proj".to_owned(),
-            (Self::Gpt2, other) => format!("attn.{other}_proj"),
-            (Self::Llama, other) => format!("self_attn.{other}_proj"),
-        };
-        self.layer(index, &name)
+    /// Projections of attention: query, key, value, output.
+    pub fn attention(self) -> [&'static str; 4] {
+        match self {
+            Self::Gpt2 => ["attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj"],
+            Self::Llama => {
+                ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+            }
+        }
     }
 
-    /// A projection of the feed-forward block: `gate`, `up` or `down`.
-    pub fn mlp(self, index: usize, projection: &str) -> String {
-        let name = match (self, projection) {
-            (Self::Gpt2, "up") => "mlp.c_fc".to_owned(),
-            (Self::Gpt2, "down") => "mlp.c_proj".to_owned(),
-            (Self::Gpt2, _) => "mlp.c_gate".to_owned(),
-            (Self::Llama, other) => format!("mlp.{other}_proj"),
-        };
-        self.layer(index, &name)
+    /// Projections of the feed-forward block: gate, up, down.
+    pub fn mlp(self) -> [&'static str; 3] {
+        match self {
+            Self::Gpt2 => ["mlp.c_gate", "mlp.c_fc", "mlp.c_proj"],
+            Self::Llama => ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
-use super::Context;
+use super::{Context, WeightWork};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{
@@ -9,7 +9,6 @@ use crate::state::params::{
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
 use kernels::rms_norm::RmsNorm;
-use models::model::{ModelSpec, NormKind};
 use std::rc::Rc;
 
 /// A norm over the hidden size.
@@ -28,7 +27,7 @@ pub enum Residual<D: Space> {
     /// One tensor.
     Whole(SharedBuffer<D>),
     /// Input and output of half a layer, which the next norm adds up on the way.
-    Split(SharedBuffer<D>, Buffer<D>),
+    Split(SharedBuffer<D>, SharedBuffer<D>),
 }
 
 impl<D: Device> Residual<D> {
@@ -36,9 +35,10 @@ impl<D: Device> Residual<D> {
     pub fn whole(self, ctx: &Context<'_, D>) -> Buffer<D> {
         match self {
             Self::Whole(x) => ctx.own(x),
-            Self::Split(x, mut branch) => {
-                ctx.device.add(x.view(), branch.view_mut());
-                branch
+            Self::Split(x, branch) => {
+                let mut sum = ctx.own(branch);
+                ctx.device.add(x.view(), sum.view_mut());
+                sum
             }
         }
     }
@@ -62,18 +62,34 @@ impl<D: Space> Statistics<D> {
     }
 }
 
+/// What distinguishes a norm, apart from its parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `x / rms(x) * w`, or `* (1 + w)` with `unit_offset`.
+    Rms {
+        /// Added to the mean of squares.
+        eps: f64,
+        /// Whether weights count from 1 (Gemma).
+        unit_offset: bool,
+    },
+    /// `(x - mean(x)) / std(x) * w + b`
+    Layer {
+        /// Added to the variance.
+        eps: f64,
+    },
+}
+
 impl Norm {
-    /// Declares the norm with this name. All tensor-parallel ranks hold it. With sequence
-    /// parallelism each sees other tokens, so its gradient is a partial sum.
+    /// Declares the norm of this name. All tensor-parallel ranks hold it. With sequence parallelism
+    /// (`split`) each sees other tokens, so its gradient is a partial sum.
     pub fn declare(
-        model: &ModelSpec,
         name: &str,
-        sequence_parallel: bool,
+        columns: usize,
+        kind: NormKind,
+        split: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let columns = model.hidden as usize;
-        let gradient = if sequence_parallel { Gradient::Partial } else { Gradient::Whole };
-        let unit_offset = model.numerics.norm_unit_offset;
+        let gradient = if split { Gradient::Partial } else { Gradient::Whole };
         let mut vector = |part: &str, value| {
             inventory.declare(Declaration {
                 name: format!("{name}.{part}"),
@@ -85,9 +101,16 @@ impl Norm {
                 init: Init::Constant(value),
             })
         };
-        let weight = vector("weight", if unit_offset { 0.0 } else { 1.0 });
-        let bias = (model.norm.kind == NormKind::LayerNorm).then(|| vector("bias", 0.0));
-        Self { weight, bias, columns, eps: model.numerics.norm_eps, unit_offset }
+        match kind {
+            NormKind::Rms { eps, unit_offset } => {
+                let weight = vector("weight", if unit_offset { 0.0 } else { 1.0 });
+                Self { weight, bias: None, columns, eps, unit_offset }
+            }
+            NormKind::Layer { eps } => {
+                let weight = vector("weight", 1.0);
+                Self { weight, bias: Some(vector("bias", 0.0)), columns, eps, unit_offset: false }
+            }
+        }
     }
 
     fn rms(&self, rows: usize) -> RmsNorm {
@@ -191,8 +214,17 @@ impl Norm {
         }
     }
 
-    /// Adds to the gradients of scale and shift.
-    pub fn backward_weight<D: Device>(
+    /// The gradients of scale and shift.
+    pub fn weights<D: Device>(
+        self,
+        x: &SharedBuffer<D>,
+        statistics: &Rc<Statistics<D>>,
+        dy: &SharedBuffer<D>,
+    ) -> WeightWork<D> {
+        WeightWork::Norm { norm: self, x: x.clone(), statistics: statistics.clone(), dy: dy.clone() }
+    }
+
+    pub(super) fn backward_weight<D: Device>(
         &self,
         device: &D,
         x: &Buffer<D>,

@@ -1,0 +1,148 @@
+//! The input layer of the first stage, the output layer of the last, and a vocabulary that is split
+//! over the pipeline in their place.
+
+use super::builder::{Builder, Survivors};
+use super::op::{Op, Reduction};
+use super::{FieldKind, Segment, Sizes, TensorNames, Type, Width};
+use models::program::Program;
+use models::schedule::VocabPasses;
+
+/// A table of the vocabulary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Name in checkpoints.
+    pub name: &'static str,
+}
+
+/// A vocabulary that is split over the pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shard {
+    /// The input table.
+    pub input: Table,
+    /// The output matrix, unless it is the input table.
+    pub output: Option<Table>,
+    /// The algorithm's passes.
+    pub passes: VocabPasses,
+}
+
+/// The split vocabulary of a program, if it has one.
+pub(super) fn shard(program: &Program, names: TensorNames) -> Option<Shard> {
+    let passes = program.vocab?;
+    let output =
+        (!program.model.tied_embeddings).then(|| Table { name: names.output() });
+    Some(Shard { input: Table { name: names.embedding() }, output, passes })
+}
+
+/// Before the first layer. Where the vocabulary is split over the pipeline it is given the tokens'
+/// rows, and returns their gradient.
+pub(super) fn first(program: &Program, sizes: &Sizes) -> Segment {
+    let (mut b, of) = (Builder::new(sizes), sizes.stream());
+    let tokens = program.vocab.is_none().then(|| b.field("tokens", FieldKind::Tokens));
+    let positions = sizes.positions.map(|rows| b.field("positions", FieldKind::Positions(rows)));
+    let dropout = program.model.dropout > 0.0;
+    let looked_up = b.value("x", of);
+    let mut x = match tokens {
+        Some(field) => {
+            let part = b.op("part", sizes.part(), |to| Op::Embed { field, to });
+            b.leave("x", part)
+        }
+        None => looked_up,
+    };
+    if let Some(field) = positions {
+        let before = x;
+        x = b.op("x", of, |to| Op::AddPositions { field, x: before, to });
+    }
+    if dropout {
+        let before = x;
+        x = b.op("x", of, |to| Op::Dropout { place: None, x: before, to });
+    }
+    let stream = b.op("stream", Type::Stream, |to| Op::Begin { x, to });
+    let given = tokens.is_none().then_some(looked_up);
+    let forward = b.body("forward", given, Some(stream));
+
+    let dy = b.value("dx", of);
+    let mut dx = dy;
+    if dropout {
+        dx = b.op("dx", of, |to| Op::Dropout { place: None, x: dy, to });
+    }
+    if let Some(field) = positions {
+        b.push(Op::PositionWeights { field, dy: dx });
+    }
+    if let Some(field) = tokens {
+        let dfull = b.enter("dfull", dx);
+        b.push(Op::TokenWeights { field, dy: dfull });
+    }
+    let left = tokens.is_none().then_some(dx);
+    let backward = b.body("input layer", Some(dy), left);
+    b.finish(forward, vec![backward], &Survivors::new())
+}
+
+/// After the last layer: norm, output matrix and loss; where the vocabulary is split over the
+/// pipeline, the norm alone.
+pub(super) fn last(program: &Program, sizes: &Sizes) -> Segment {
+    let (mut b, of) = (Builder::new(sizes), sizes.stream());
+    let norm = b.field("norm", FieldKind::Norm { tensor: "" });
+    let stream = b.value("stream", Type::Stream);
+    let (x, h) = (b.value("x", of), b.value("h", of));
+    let statistics = b.value("s", Type::Statistics);
+    b.push(Op::Norm { field: norm, stream, x, to: h, statistics });
+    let norm_backward = |b: &mut Builder<'_>, dh| {
+        let dx = b.op("dx", of, |to| Op::NormBackward {
+            field: norm,
+            x,
+            statistics,
+            dy: dh,
+            sum: None,
+            to,
+        });
+        b.push(Op::NormWeights { field: norm, x, statistics, dy: dh });
+        dx
+    };
+    if program.vocab.is_some() {
+        let forward = b.body("forward", Some(stream), Some(h));
+        let dh = b.value("dh", of);
+        let dx = norm_backward(&mut b, dh);
+        let backward = b.body("final norm", Some(dh), Some(dx));
+        return b.finish(forward, vec![backward], &Survivors::new());
+    }
+    let output = b.field("output", FieldKind::Output);
+    let loss = b.field("loss", FieldKind::Loss);
+    let full = b.enter("full", h);
+    let logits =
+        b.op("logits", sizes.split(Width::Vocab), |to| Op::Linear { field: output, x: full, to });
+    let numbers = Type::TokenNumbers;
+    let reduced = |b: &mut Builder<'_>, name: &str, x, reduction| match sizes.tp {
+        1 => x,
+        _ => b.op(name, numbers, |to| Op::AllReduceNumbers { x, reduction, to }),
+    };
+    let max = b.op("max", numbers, |to| Op::Max { field: loss, logits, to });
+    let max = reduced(&mut b, "max", max, Reduction::Max);
+    let (sum_exp, target) = (b.value("sum_exp", numbers), b.value("target", numbers));
+    b.push(Op::Sums { field: loss, logits, max, to: sum_exp, target });
+    let sum_exp = reduced(&mut b, "sum_exp", sum_exp, Reduction::Sum);
+    let target = reduced(&mut b, "target", target, Reduction::Sum);
+    let losses =
+        b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
+    let forward = b.body("forward", Some(stream), Some(losses));
+
+    let dlogits = b.op("dlogits", sizes.split(Width::Vocab), |to| Op::LossGradient {
+        field: loss,
+        logits,
+        max,
+        sum_exp,
+        to,
+    });
+    let again = b.start_enter("again", h);
+    let dpart = b.op("dpart", sizes.part(), |to| Op::BackwardInput {
+        field: output,
+        dy: dlogits,
+        to,
+    });
+    let leaving = b.start_leave("leaving", dpart);
+    let full = b.wait("full", again);
+    b.push(Op::LinearWeights { field: output, x: full, dy: dlogits });
+    let dh = b.wait("dh", leaving);
+    let dx = norm_backward(&mut b, dh);
+    let backward = b.body("output layer", None, Some(dx));
+    b.finish(forward, vec![backward], &Survivors::new())
+}

@@ -1,0 +1,347 @@
+//! A dense transformer layer: two halves of the same form,
+//! `y = x + dropout(post_norm(leave(sublayer(enter(norm(x)))) + bias))`.
+
+use super::builder::{Body, Builder, Survivors};
+use super::op::{FieldIndex, Op, Value};
+use super::{FieldKind, Matrix, Segment, Sizes, TensorNames, Type, Width};
+use models::model::ModelSpec;
+use models::program::{Program, Recompute};
+
+/// Fields of half a layer, apart from its sublayer's.
+struct Half {
+    /// 1 for attention, 2 for the feed-forward block.
+    number: u32,
+    norm: FieldIndex,
+    bias: Option<FieldIndex>,
+    /// Norm after the sublayer (Gemma 2).
+    post: Option<FieldIndex>,
+    dropout: bool,
+}
+
+/// What the backward pass reads of half a layer.
+struct HalfValues {
+    x: Value,
+    h: Value,
+    statistics: Value,
+    /// Output of the sublayer after the reduction, with the bias.
+    sum: Value,
+    post: Option<Value>,
+}
+
+/// Fields and values of attention.
+struct Attention {
+    q: FieldIndex,
+    k: FieldIndex,
+    v: FieldIndex,
+    core: FieldIndex,
+    out: FieldIndex,
+}
+
+/// Fields of the feed-forward block.
+struct Mlp {
+    gate: Option<FieldIndex>,
+    up: FieldIndex,
+    down: FieldIndex,
+}
+
+/// Lowers a layer of a program.
+pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Segment {
+    let model = &program.model;
+    let mut b = Builder::new(sizes);
+    let after = model.norm.per_layer == 4;
+    let [before_attention, after_attention, before_mlp, after_mlp] = names.norms(after);
+    let dropout = model.dropout > 0.0;
+    let norm_1 = b.field("norm_1", FieldKind::Norm { tensor: before_attention });
+    let attention = attention_fields(&mut b, model, names);
+    let [_, _, _, out] = names.attention();
+    let out_bias = FieldKind::RowBias { tensor: out };
+    let bias = model.attention.out_bias.then(|| b.field("out_bias", out_bias));
+    let post = FieldKind::Norm { tensor: after_attention };
+    let post = after.then(|| b.field("post_norm_1", post));
+    let first = Half { number: 1, norm: norm_1, bias, post, dropout };
+    let norm_2 = b.field("norm_2", FieldKind::Norm { tensor: before_mlp });
+    let mlp = mlp_fields(&mut b, model, names);
+    let [_, _, down] = names.mlp();
+    let bias = model.mlp.bias.then(|| b.field("down_bias", FieldKind::RowBias { tensor: down }));
+    let post = after.then(|| b.field("post_norm_2", FieldKind::Norm { tensor: after_mlp }));
+    let second = Half { number: 2, norm: norm_2, bias, post, dropout };
+
+    let input = b.value("stream", Type::Stream);
+    let (kept_1, entered) = first.enter(&mut b, input);
+    let (part, core) = attention.forward(&mut b, entered);
+    let (kept_1, middle) = first.leave(&mut b, kept_1, part);
+    let (kept_2, entered) = second.enter(&mut b, middle);
+    let (part, inner) = mlp.forward(&mut b, entered);
+    let (kept_2, output) = second.leave(&mut b, kept_2, part);
+    let forward = b.body("forward", Some(input), Some(output));
+
+    let backward = vec![
+        second.backward(&mut b, "feed-forward block", &kept_2, |b, dy, again| {
+            mlp.backward(b, &inner, dy, again)
+        }),
+        first.backward(&mut b, "attention", &kept_1, |b, dy, again| {
+            attention.backward(b, &core, dy, again)
+        }),
+    ];
+    let cheap = [kept_1.h, kept_2.h, inner.product];
+    // Repeating a reduction would cost more than keeping its result.
+    let split = sizes.tp > 1;
+    let kept_by_full =
+        [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
+    let survivors: Survivors = [
+        (Recompute::Selective, Box::new(move |value| !cheap.contains(&value)) as Box<_>),
+        (Recompute::Full, Box::new(move |value| kept_by_full.contains(&Some(value))) as Box<_>),
+    ]
+    .into_iter()
+    .collect();
+    b.finish(forward, backward, &survivors)
+}
+
+fn matrix(tensor: &'static str, names: TensorNames, bias: bool) -> Matrix {
+    let transposed = names.is_gpt2();
+    Matrix { tensor, blocks: vec![], transposed, bias, adds_to_stream: false }
+}
+
+fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Attention {
+    let [q, k, v, out] = names.attention();
+    let widths = [Width::Query, Width::KeyValue, Width::KeyValue];
+    let mut block = |name, n: usize, tensor| {
+        // GPT-2 stores the three as one tensor: rows of queries, then keys, then values.
+        let (blocks, block) =
+            if names.is_gpt2() { (widths.to_vec(), n) } else { (vec![widths[n]], 0) };
+        let of = matrix(tensor, names, model.attention.qkv_bias);
+        let matrix = Matrix { blocks, transposed: names.is_gpt2(), ..of };
+        b.field(name, FieldKind::Column { matrix, block, outputs: widths[n] })
+    };
+    let (q, k, v) = (block("q", 0, q), block("k", 1, k), block("v", 2, v));
+    let of = Matrix { adds_to_stream: true, ..matrix(out, names, false) };
+    let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
+    Attention { q, k, v, core: b.field("attention", FieldKind::Attention), out }
+}
+
+fn mlp_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Mlp {
+    let [gate, up, down] = names.mlp();
+    let mut column = |name, tensor| {
+        let matrix =
+            Matrix { blocks: vec![Width::Ffn], ..matrix(tensor, names, model.mlp.bias) };
+        b.field(name, FieldKind::Column { matrix, block: 0, outputs: Width::Ffn })
+    };
+    let gate = model.mlp.activation.is_gated().then(|| column("gate", gate));
+    let up = column("up", up);
+    let of = Matrix { adds_to_stream: true, ..matrix(down, names, false) };
+    Mlp { gate, up, down: b.field("down", FieldKind::Row { matrix: of, inputs: Width::Ffn }) }
+}
+
+impl Half {
+    fn name(&self, what: &str) -> String {
+        format!("{what}_{}", self.number)
+    }
+
+    /// Norm of the stream, and the input of split work.
+    fn enter(&self, b: &mut Builder<'_>, stream: Value) -> (HalfValues, Value) {
+        let of = b.sizes.stream();
+        let (x, h) = (b.value(self.name("x"), of), b.value(self.name("h"), of));
+        let statistics = b.value(self.name("s"), Type::Statistics);
+        b.push(Op::Norm { field: self.norm, stream, x, to: h, statistics });
+        let entered = b.enter(self.name("full"), h);
+        (HalfValues { x, h, statistics, sum: h, post: None }, entered)
+    }
+
+    /// From partial sums to the stream.
+    fn leave(&self, b: &mut Builder<'_>, kept: HalfValues, part: Value) -> (HalfValues, Value) {
+        let of = b.sizes.stream();
+        let mut sum = b.leave(self.name("sum"), part);
+        if let Some(field) = self.bias {
+            let x = sum;
+            sum = b.op(self.name("sum"), of, |to| Op::AddBias { field, x, to });
+        }
+        let mut branch = sum;
+        let mut post = None;
+        if let Some(field) = self.post {
+            let statistics = b.value(self.name("t"), Type::Statistics);
+            post = Some(statistics);
+            branch = b.op(self.name("branch"), of, |to| Op::NormOf {
+                field,
+                x: sum,
+                to,
+                statistics: post,
+            });
+        }
+        if self.dropout {
+            let (x, place) = (branch, Some(self.number));
+            branch = b.op(self.name("branch"), of, |to| Op::Dropout { place, x, to });
+        }
+        let x = kept.x;
+        let stream = b.op("stream", Type::Stream, |to| Op::Sum { x, branch, to });
+        (HalfValues { sum, post, ..kept }, stream)
+    }
+
+    /// `sublayer` gets the gradient of its output and its input, which may still be in flight. It
+    /// returns the gradient of the input, a partial sum, and the work on its weights.
+    fn backward(
+        &self,
+        b: &mut Builder<'_>,
+        title: &'static str,
+        kept: &HalfValues,
+        sublayer: impl FnOnce(&mut Builder<'_>, Value, Value) -> (Value, Vec<LaterWeights>),
+    ) -> Body {
+        let of = b.sizes.stream();
+        let dy = b.value("dy", of);
+        let mut dsum = dy;
+        if self.dropout {
+            let place = Some(self.number);
+            dsum = b.op(self.name("dbranch"), of, |to| Op::Dropout { place, x: dy, to });
+        }
+        if let (Some(field), Some(statistics)) = (self.post, kept.post) {
+            let (x, dbranch) = (kept.sum, dsum);
+            dsum = b.op(self.name("dsum"), of, |to| Op::NormBackward {
+                field,
+                x,
+                statistics,
+                dy: dbranch,
+                sum: None,
+                to,
+            });
+            b.push(Op::NormWeights { field, x, statistics, dy: dbranch });
+        }
+        if let Some(field) = self.bias {
+            b.push(Op::BiasWeights { field, dy: dsum });
+        }
+        let entered = b.enter(self.name("dfull"), dsum);
+        let again = b.start_enter("again", kept.h);
+        let (dh, weights) = sublayer(b, entered, again);
+        // Weight gradients are computed while the input gradient is being reduced.
+        let leaving = b.start_leave("leaving", dh);
+        let again = b.wait(self.name("full"), again);
+        for LaterWeights { field, x, dy } in weights {
+            b.push(Op::LinearWeights { field, x: x.unwrap_or(again), dy });
+        }
+        let dh = b.wait(self.name("dh"), leaving);
+        let (field, x, statistics) = (self.norm, kept.x, kept.statistics);
+        let dx = b.op("dx", of, |to| Op::NormBackward {
+            field,
+            x,
+            statistics,
+            dy: dh,
+            sum: Some(dy),
+            to,
+        });
+        b.push(Op::NormWeights { field, x, statistics, dy: dh });
+        b.body(title, Some(dy), Some(dx))
+    }
+}
+
+/// A matrix's gradient: its input, `None` if that is the half's, and the gradient of its output.
+struct LaterWeights {
+    field: FieldIndex,
+    x: Option<Value>,
+    dy: Value,
+}
+
+/// What attention's backward pass reads: queries, keys, values, output, log-sum-exp.
+struct Core([Value; 5]);
+
+impl Attention {
+    /// Partial sums of the output.
+    fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, Core) {
+        let sizes = b.sizes;
+        let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
+        let field = self.core;
+        let mut project = |b: &mut Builder<'_>, name: &str, matrix, of, rotary: bool| {
+            let y = b.op(name, of, |to| Op::Linear { field: matrix, x, to });
+            if !rotary {
+                return y;
+            }
+            b.op(name, of, |to| Op::Rotate { field, x: y, to })
+        };
+        let q = project(b, "q", self.q, query, sizes.rotary);
+        let k = project(b, "k", self.k, key_value, sizes.rotary);
+        let v = project(b, "v", self.v, key_value, false);
+        let (a, lse) = (b.value("a", query), b.value("lse", Type::LogSumExp));
+        b.push(Op::Attention { field, q, k, v, to: a, lse });
+        let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
+        (part, Core([q, k, v, a, lse]))
+    }
+
+    fn backward(
+        &self,
+        b: &mut Builder<'_>,
+        core: &Core,
+        dy: Value,
+        _again: Value,
+    ) -> (Value, Vec<LaterWeights>) {
+        let sizes = b.sizes;
+        let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
+        let (field, Core(saved)) = (self.core, core);
+        let da = b.op("da", query, |to| Op::BackwardInput { field: self.out, dy, to });
+        let mut to = [b.value("dq", query), b.value("dk", key_value), b.value("dv", key_value)];
+        b.push(Op::AttentionBackward { field, saved: *saved, dy: da, to });
+        if sizes.rotary {
+            for (n, (name, of)) in [("dq", query), ("dk", key_value)].into_iter().enumerate() {
+                let x = to[n];
+                to[n] = b.op(name, of, |to| Op::RotateBack { field, x, to });
+            }
+        }
+        let [dq, dk, dv] = to;
+        let part = sizes.part();
+        let dh = b.op("dpart", part, |to| Op::BackwardInput { field: self.q, dy: dq, to });
+        let mut add = |x, field, dy| {
+            b.op("dpart", part, |to| Op::AddBackwardInput { field, dy, x, to })
+        };
+        let dh = add(dh, self.k, dk);
+        let dh = add(dh, self.v, dv);
+        let out = LaterWeights { field: self.out, x: Some(saved[3]), dy };
+        let of = |field, dy| LaterWeights { field, x: None, dy };
+        (dh, vec![out, of(self.q, dq), of(self.k, dk), of(self.v, dv)])
+    }
+}
+
+/// What the feed-forward block's backward pass reads.
+struct Inner {
+    gate: Option<Value>,
+    up: Value,
+    product: Value,
+}
+
+impl Mlp {
+    /// Partial sums of the output.
+    fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, Inner) {
+        let sizes = b.sizes;
+        let of = sizes.split(Width::Ffn);
+        let gate = self.gate.map(|field| b.op("gate", of, |to| Op::Linear { field, x, to }));
+        let up = b.op("up", of, |to| Op::Linear { field: self.up, x, to });
+        let product = match gate {
+            Some(gate) => b.op("inner", of, |to| Op::Gate { gate, up, to }),
+            None => b.op("inner", of, |to| Op::Activate { x: up, to }),
+        };
+        let field = self.down;
+        let part = b.op("part_2", sizes.part(), |to| Op::Linear { field, x: product, to });
+        (part, Inner { gate, up, product })
+    }
+
+    fn backward(
+        &self,
+        b: &mut Builder<'_>,
+        inner: &Inner,
+        dy: Value,
+        _again: Value,
+    ) -> (Value, Vec<LaterWeights>) {
+        let (of, part) = (b.sizes.split(Width::Ffn), b.sizes.part());
+        let field = self.down;
+        let dinner = b.op("dinner", of, |to| Op::BackwardInput { field, dy, to });
+        let down = LaterWeights { field, x: Some(inner.product), dy };
+        let later = |field, dy| LaterWeights { field, x: None, dy };
+        let (Some(field), Some(gate)) = (self.gate, inner.gate) else {
+            let x = inner.up;
+            let dup = b.op("dup", of, |to| Op::ActivateBackward { x, dy: dinner, to });
+            let dh = b.op("dpart", part, |to| Op::BackwardInput { field: self.up, dy: dup, to });
+            return (dh, vec![down, later(self.up, dup)]);
+        };
+        let [dgate, dup] = [b.value("dgate", of), b.value("dup", of)];
+        b.push(Op::GateBackward { gate, up: inner.up, dy: dinner, to: [dgate, dup] });
+        let x = b.op("dpart", part, |to| Op::BackwardInput { field, dy: dgate, to });
+        let add = |to| Op::AddBackwardInput { field: self.up, dy: dup, x, to };
+        let dh = b.op("dpart", part, add);
+        (dh, vec![down, later(self.up, dup), later(field, dgate)])
+    }
+}

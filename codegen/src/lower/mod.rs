@@ -1,0 +1,224 @@
+//! A program as layers: what every rank computes, sends and keeps, in the order in which it
+//! happens.
+//!
+//! A [`Segment`] is a part of a stage: the input layer, one transformer layer, or the output layer.
+//! It is a list of operations in single assignment form, with shapes and placements. [`crate::print`]
+//! writes it as Rust; the crate `direct` runs it as it is. Both read the same list, so no layer is
+//! described twice.
+
+mod builder;
+mod ends;
+mod layer;
+mod names;
+mod op;
+mod recompute;
+mod sizes;
+
+pub use ends::{Shard, Table};
+pub use names::TensorNames;
+pub use op::{Op, Reduction, Step, Value};
+pub use recompute::Restore;
+pub use sizes::{Norm, Sizes};
+
+use models::program::{Program, Recompute};
+use std::collections::BTreeMap;
+
+/// A lowered program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    /// What was lowered.
+    pub program: Program,
+    /// Shapes on one rank.
+    pub sizes: Sizes,
+    /// Names of tensors in checkpoints.
+    pub names: TensorNames,
+    /// Before the first layer.
+    pub first: Segment,
+    /// A transformer layer.
+    pub layer: Segment,
+    /// After the last layer.
+    pub last: Segment,
+    /// A vocabulary split over the pipeline, in place of the tables of the first and last segment.
+    pub shard: Option<Shard>,
+}
+
+/// Where a tensor lies over the tensor-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// Each rank has all of it.
+    Whole,
+    /// Each rank has consecutive rows.
+    Split,
+    /// Each rank has consecutive columns.
+    Columns,
+    /// Each rank has a summand of all of it.
+    Partial,
+}
+
+/// Rows of a tensor on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rows {
+    /// All tokens of a micro-batch.
+    Tokens,
+    /// Those of the residual stream that this rank has.
+    Stream,
+}
+
+/// Columns of a tensor on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Width {
+    /// The residual stream's.
+    Hidden,
+    /// Those of this rank's query heads.
+    Query,
+    /// Those of this rank's key/value heads.
+    KeyValue,
+    /// This rank's part of the feed-forward width.
+    Ffn,
+    /// This rank's rows of the vocabulary.
+    Vocab,
+}
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Type {
+    /// A matrix of activations or gradients.
+    Tensor(Placement, Rows, Width),
+    /// The residual stream, whose last sum the next norm computes.
+    Stream,
+    /// What a norm's backward pass needs of each row.
+    Statistics,
+    /// The log-sum-exp of each row of attention's scores.
+    LogSumExp,
+    /// One number for each token.
+    TokenNumbers,
+    /// A tensor that a collective is making.
+    InFlight(Placement, Rows, Width),
+}
+
+/// A value of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its name. Later values may have the same name: they replace it.
+    pub name: String,
+    /// Its type.
+    pub of: Type,
+}
+
+/// What an operation reads besides values: mostly parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name in the segment.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: FieldKind,
+}
+
+/// What a field is. Names of tensors are relative to the segment ([`TensorNames::layer`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FieldKind {
+    /// A norm over the hidden size.
+    Norm {
+        /// Its name, without `.weight`.
+        tensor: &'static str,
+    },
+    /// Rows of a matrix, from the stream's width to `outputs`: column-parallel.
+    Column {
+        /// The matrix.
+        matrix: Matrix,
+        /// Which of its blocks.
+        block: usize,
+        /// Width of the result.
+        outputs: Width,
+    },
+    /// A matrix from `inputs` to the stream's width: row-parallel.
+    Row {
+        /// The matrix.
+        matrix: Matrix,
+        /// Width of its input.
+        inputs: Width,
+    },
+    /// The bias of a row-parallel matrix.
+    RowBias {
+        /// The matrix's name.
+        tensor: &'static str,
+    },
+    /// The core of attention, which has no parameters.
+    Attention,
+    /// The token table.
+    Tokens,
+    /// The table of learned positions, of this many rows.
+    Positions(u64),
+    /// The output matrix.
+    Output,
+    /// The loss, which has no parameters.
+    Loss,
+}
+
+/// A matrix of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Its name, without `.weight`.
+    pub tensor: &'static str,
+    /// Widths of its blocks of rows: one for each layer that the tensor holds.
+    pub blocks: Vec<Width>,
+    /// Stored `[in, out]` in checkpoints.
+    pub transposed: bool,
+    /// Whether it has a bias that is split like it.
+    pub bias: bool,
+    /// Whether it adds to the residual stream: then its initial weights are smaller.
+    pub adds_to_stream: bool,
+}
+
+/// Operations with what goes in and out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// What it is about, in a few words.
+    pub title: &'static str,
+    /// The gradient or stream that it is given; `None` if it needs none.
+    pub input: Option<Value>,
+    /// Its operations.
+    pub steps: Vec<Step>,
+    /// What it returns; `None` if nothing is left to pass on.
+    pub output: Option<Value>,
+}
+
+/// A part of a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    /// Fields, in the order in which their parameters are declared.
+    pub fields: Vec<Field>,
+    /// All values.
+    pub values: Vec<Named>,
+    /// The forward pass.
+    pub forward: Function,
+    /// The backward pass, in parts: each gets the gradient that the part before it returned.
+    pub backward: Vec<Function>,
+    /// What the backward pass reads of the forward pass.
+    pub read: Vec<Value>,
+    /// For each way to recompute: what is kept instead, and how the rest is computed again.
+    pub restores: BTreeMap<Recompute, Restore>,
+}
+
+impl Segment {
+    /// The values that are kept for the backward pass.
+    pub fn kept(&self, recompute: Recompute) -> &[Value] {
+        self.restores.get(&recompute).map_or(&self.read, |restore| &restore.kept)
+    }
+}
+
+/// Lowers a program.
+pub fn lower(program: &Program) -> Lowered {
+    let sizes = Sizes::of(program);
+    let names = TensorNames::of(&program.model);
+    let shard = ends::shard(program, names);
+    Lowered {
+        first: ends::first(program, &sizes),
+        layer: layer::dense(program, &sizes, names),
+        last: ends::last(program, &sizes),
+        shard,
+        program: program.clone(),
+        sizes,
+        names,
+    }
+}

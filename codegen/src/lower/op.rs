@@ -1,0 +1,225 @@
+//! Operations: each is one call of the library.
+
+/// A value, by its index in [`super::Segment::values`].
+pub type Value = usize;
+/// A field, by its index in [`super::Segment::fields`].
+pub type FieldIndex = usize;
+
+/// How numbers of each token are combined over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Added.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+/// One operation. Fields named `to` and those after it are new values; the others are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// The norm of the stream, and the stream as one tensor, `x`.
+    Norm { field: FieldIndex, stream: Value, x: Value, to: Value, statistics: Value },
+    /// The norm of a tensor; statistics unless they are known.
+    NormOf { field: FieldIndex, x: Value, to: Value, statistics: Option<Value> },
+    /// Collectives of the tensor-parallel ranks.
+    AllGather { x: Value, to: Value },
+    ReduceScatter { x: Value, to: Value },
+    AllReduce { x: Value, to: Value },
+    /// The same, started; what follows runs meanwhile.
+    StartAllGather { x: Value, to: Value },
+    StartReduceScatter { x: Value, to: Value },
+    StartAllReduce { x: Value, to: Value },
+    Wait { x: Value, to: Value },
+    /// Combines a number of each token.
+    AllReduceNumbers { x: Value, reduction: Reduction, to: Value },
+    /// `x W^T`, and the bias if it is split like W.
+    Linear { field: FieldIndex, x: Value, to: Value },
+    /// Adds a bias in place.
+    AddBias { field: FieldIndex, x: Value, to: Value },
+    /// Rotary positions, in place.
+    Rotate { field: FieldIndex, x: Value, to: Value },
+    RotateBack { field: FieldIndex, x: Value, to: Value },
+    Attention { field: FieldIndex, q: Value, k: Value, v: Value, to: Value, lse: Value },
+    /// The activation between the feed-forward block's matrices.
+    Activate { x: Value, to: Value },
+    Gate { gate: Value, up: Value, to: Value },
+    /// In place; `place` counts a layer's dropouts, `None` is the embedding's.
+    Dropout { place: Option<u32>, x: Value, to: Value },
+    /// The stream behind half a layer: the sum of both.
+    Sum { x: Value, branch: Value, to: Value },
+    /// A tensor as the stream.
+    Begin { x: Value, to: Value },
+    /// Rows of the tokens.
+    Embed { field: FieldIndex, to: Value },
+    /// Adds learned positions in place.
+    AddPositions { field: FieldIndex, x: Value, to: Value },
+    /// Maximum of each token's logits.
+    Max { field: FieldIndex, logits: Value, to: Value },
+    /// Sum of exponentials around the maximum, and the target's logit.
+    Sums { field: FieldIndex, logits: Value, max: Value, to: Value, target: Value },
+    /// Each token's loss.
+    Loss { field: FieldIndex, max: Value, sum_exp: Value, target: Value, to: Value },
+    /// Gradient of the logits, in their place.
+    LossGradient { field: FieldIndex, logits: Value, max: Value, sum_exp: Value, to: Value },
+    /// `dy W`
+    BackwardInput { field: FieldIndex, dy: Value, to: Value },
+    /// Adds `dy W` to `x`, in place.
+    AddBackwardInput { field: FieldIndex, dy: Value, x: Value, to: Value },
+    AttentionBackward { field: FieldIndex, saved: [Value; 5], dy: Value, to: [Value; 3] },
+    ActivateBackward { x: Value, dy: Value, to: Value },
+    GateBackward { gate: Value, up: Value, dy: Value, to: [Value; 2] },
+    /// Gradient of a norm's input; added to `sum`, in place, if there is one.
+    NormBackward {
+        field: FieldIndex,
+        x: Value,
+        statistics: Value,
+        dy: Value,
+        sum: Option<Value>,
+        to: Value,
+    },
+    /// Gradients of parameters.
+    LinearWeights { field: FieldIndex, x: Value, dy: Value },
+    BiasWeights { field: FieldIndex, dy: Value },
+    NormWeights { field: FieldIndex, x: Value, statistics: Value, dy: Value },
+    TokenWeights { field: FieldIndex, dy: Value },
+    PositionWeights { field: FieldIndex, dy: Value },
+}
+
+/// An operation, and the values that nothing reads after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The operation.
+    pub op: Op,
+    /// Values whose last use this is: they are moved into it, where it takes them, and freed.
+    pub last_uses: Vec<Value>,
+}
+
+impl Step {
+    /// Whether this is the value's last use.
+    pub fn ends(&self, value: Value) -> bool {
+        self.last_uses.contains(&value)
+    }
+}
+
+impl Op {
+    /// Values that it makes.
+    pub fn makes(&self) -> Vec<Value> {
+        match *self {
+            Self::Norm { x, to, statistics, .. } => vec![x, to, statistics],
+            Self::NormOf { to, statistics, .. } => std::iter::once(to).chain(statistics).collect(),
+            Self::Attention { to, lse, .. } => vec![to, lse],
+            Self::Sums { to, target, .. } => vec![to, target],
+            Self::AttentionBackward { to, .. } => to.to_vec(),
+            Self::GateBackward { to, .. } => to.to_vec(),
+            Self::AllGather { to, .. }
+            | Self::ReduceScatter { to, .. }
+            | Self::AllReduce { to, .. }
+            | Self::StartAllGather { to, .. }
+            | Self::StartReduceScatter { to, .. }
+            | Self::StartAllReduce { to, .. }
+            | Self::Wait { to, .. }
+            | Self::AllReduceNumbers { to, .. }
+            | Self::Linear { to, .. }
+            | Self::AddBias { to, .. }
+            | Self::Rotate { to, .. }
+            | Self::RotateBack { to, .. }
+            | Self::Activate { to, .. }
+            | Self::Gate { to, .. }
+            | Self::Dropout { to, .. }
+            | Self::Sum { to, .. }
+            | Self::Begin { to, .. }
+            | Self::Embed { to, .. }
+            | Self::AddPositions { to, .. }
+            | Self::Max { to, .. }
+            | Self::Loss { to, .. }
+            | Self::LossGradient { to, .. }
+            | Self::BackwardInput { to, .. }
+            | Self::AddBackwardInput { to, .. }
+            | Self::ActivateBackward { to, .. }
+            | Self::NormBackward { to, .. } => vec![to],
+            Self::LinearWeights { .. }
+            | Self::BiasWeights { .. }
+            | Self::NormWeights { .. }
+            | Self::TokenWeights { .. }
+            | Self::PositionWeights { .. } => vec![],
+        }
+    }
+
+    /// Values that it reads.
+    pub fn reads(&self) -> Vec<Value> {
+        match *self {
+            Self::Norm { stream, .. } => vec![stream],
+            Self::NormOf { x, .. }
+            | Self::AllGather { x, .. }
+            | Self::ReduceScatter { x, .. }
+            | Self::AllReduce { x, .. }
+            | Self::StartAllGather { x, .. }
+            | Self::StartReduceScatter { x, .. }
+            | Self::StartAllReduce { x, .. }
+            | Self::Wait { x, .. }
+            | Self::AllReduceNumbers { x, .. }
+            | Self::Linear { x, .. }
+            | Self::AddBias { x, .. }
+            | Self::Rotate { x, .. }
+            | Self::RotateBack { x, .. }
+            | Self::Activate { x, .. }
+            | Self::Dropout { x, .. }
+            | Self::Begin { x, .. }
+            | Self::AddPositions { x, .. } => vec![x],
+            Self::Attention { q, k, v, .. } => vec![q, k, v],
+            Self::Gate { gate, up, .. } => vec![gate, up],
+            Self::Sum { x, branch, .. } => vec![x, branch],
+            Self::Embed { .. } => vec![],
+            Self::Max { logits, .. } => vec![logits],
+            Self::Sums { logits, max, .. } => vec![logits, max],
+            Self::Loss { max, sum_exp, target, .. } => vec![max, sum_exp, target],
+            Self::LossGradient { logits, max, sum_exp, .. } => vec![logits, max, sum_exp],
+            Self::BackwardInput { dy, .. }
+            | Self::BiasWeights { dy, .. }
+            | Self::TokenWeights { dy, .. }
+            | Self::PositionWeights { dy, .. } => vec![dy],
+            Self::AddBackwardInput { dy, x, .. } => vec![dy, x],
+            Self::AttentionBackward { saved, dy, .. } => {
+                saved.into_iter().chain([dy]).collect()
+            }
+            Self::ActivateBackward { x, dy, .. } | Self::LinearWeights { x, dy, .. } => {
+                vec![x, dy]
+            }
+            Self::GateBackward { gate, up, dy, .. } => vec![gate, up, dy],
+            Self::NormBackward { x, statistics, dy, sum, .. } => {
+                [x, statistics, dy].into_iter().chain(sum).collect()
+            }
+            Self::NormWeights { x, statistics, dy, .. } => vec![x, statistics, dy],
+        }
+    }
+
+    /// The field that it uses.
+    pub fn field(&self) -> Option<FieldIndex> {
+        match *self {
+            Self::Norm { field, .. }
+            | Self::NormOf { field, .. }
+            | Self::Linear { field, .. }
+            | Self::AddBias { field, .. }
+            | Self::Rotate { field, .. }
+            | Self::RotateBack { field, .. }
+            | Self::Attention { field, .. }
+            | Self::Embed { field, .. }
+            | Self::AddPositions { field, .. }
+            | Self::Max { field, .. }
+            | Self::Sums { field, .. }
+            | Self::Loss { field, .. }
+            | Self::LossGradient { field, .. }
+            | Self::BackwardInput { field, .. }
+            | Self::AddBackwardInput { field, .. }
+            | Self::AttentionBackward { field, .. }
+            | Self::NormBackward { field, .. }
+            | Self::LinearWeights { field, .. }
+            | Self::BiasWeights { field, .. }
+            | Self::NormWeights { field, .. }
+            | Self::TokenWeights { field, .. }
+            | Self::PositionWeights { field, .. } => Some(field),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Shapes on one rank, and the numbers of a model that its layers need.
+
+use super::{Placement, Rows, Type, Width};
+use models::layer::LocalHeads;
+use models::model::{ModelSpec, NormKind, Positions};
+use models::program::Program;
+
+/// Standard deviation of initial weights (GPT-2, section 2.3).
+const DEVIATION: f64 = 0.02;
+
+/// Shapes on one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sizes {
+    /// Tensor-parallel ranks.
+    pub tp: u64,
+    /// Whether the residual stream is split over them.
+    pub sequence_parallel: bool,
+    /// Tokens of a micro-batch.
+    pub tokens: u64,
+    /// Rows of the residual stream on this rank.
+    pub rows: u64,
+    /// Columns of the residual stream.
+    pub hidden: u64,
+    /// Columns of an attention head.
+    pub head_dim: u64,
+    /// Query heads of all ranks, and of this one.
+    pub heads: [u64; 2],
+    /// Key/value heads of all ranks, and of this one.
+    pub kv_heads: [u64; 2],
+    /// Feed-forward width of all ranks.
+    pub ffn: u64,
+    /// Vocabulary of all ranks, without padding.
+    pub vocab: u64,
+    /// Rows of the vocabulary on this rank, with padding.
+    pub vocab_rows: u64,
+    /// Norms.
+    pub norm: Norm,
+    /// Standard deviation of initial weights.
+    pub deviation: f64,
+    /// The same, of matrices that add to the residual stream: smaller by √(2L) (GPT-2, section 2.3).
+    pub stream_deviation: f64,
+    /// Rotary positions.
+    pub rotary: bool,
+    /// Rows of the table of learned positions.
+    pub positions: Option<u64>,
+}
+
+/// The model's kind of norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// RMSNorm or LayerNorm.
+    pub kind: NormKind,
+    /// Added to the variance or mean of squares.
+    pub eps: f64,
+    /// Whether weights count from 1 (Gemma).
+    pub unit_offset: bool,
+}
+
+impl Sizes {
+    /// The shapes of a program.
+    pub fn of(program: &Program) -> Self {
+        let (model, tp) = (&program.model, program.mesh.tp);
+        let local = LocalHeads::new(model, tp);
+        let tokens = program.micro_batch as u64 * model.seq_len;
+        let sequence_parallel = program.sequence_parallel && tp > 1;
+        Self {
+            tp,
+            sequence_parallel,
+            tokens,
+            rows: if sequence_parallel { tokens / tp } else { tokens },
+            hidden: model.hidden,
+            head_dim: model.attention.head_dim,
+            heads: [model.attention.heads, model.attention.heads / tp],
+            kv_heads: [model.attention.kv_heads, local.kv_heads],
+            ffn: model.mlp.ffn,
+            vocab: model.vocab,
+            vocab_rows: model.vocab.div_ceil(tp),
+            norm: norm(model),
+            deviation: DEVIATION,
+            stream_deviation: DEVIATION / (2.0 * model.layers as f64).sqrt(),
+            rotary: model.positions == Positions::Rope,
+            positions: match model.positions {
+                Positions::Learned { max } => Some(max),
+                Positions::Rope => None,
+            },
+        }
+    }
+
+    /// Columns on this rank.
+    pub fn columns(&self, width: Width) -> u64 {
+        match width {
+            Width::Hidden => self.hidden,
+            Width::Query => self.heads[1] * self.head_dim,
+            Width::KeyValue => self.kv_heads[1] * self.head_dim,
+            Width::Ffn => self.ffn / self.tp,
+            Width::Vocab => self.vocab_rows,
+        }
+    }
+
+    /// Columns of all ranks together, and into how many parts they are cut: fewer than there are
+    /// ranks if ranks hold copies.
+    pub fn whole(&self, width: Width) -> (u64, u64) {
+        match width {
+            Width::Hidden => (self.hidden, 1),
+            Width::Query => (self.heads[0] * self.head_dim, self.tp),
+            Width::KeyValue => (self.kv_heads[0] * self.head_dim, self.tp.min(self.kv_heads[0])),
+            Width::Ffn => (self.ffn, self.tp),
+            Width::Vocab => (self.vocab, self.tp),
+        }
+    }
+
+    /// Rows on this rank.
+    pub fn rows(&self, rows: Rows) -> u64 {
+        match rows {
+            Rows::Tokens => self.tokens,
+            Rows::Stream => self.rows,
+        }
+    }
+
+    /// Elements of a tensor on this rank.
+    pub fn elements(&self, rows: Rows, width: Width) -> u64 {
+        self.rows(rows) * self.columns(width)
+    }
+
+    /// A tensor of the residual stream's rows.
+    pub fn stream(&self) -> Type {
+        match self.sequence_parallel {
+            true => Type::Tensor(Placement::Split, Rows::Stream, Width::Hidden),
+            false => Type::Tensor(Placement::Whole, Rows::Tokens, Width::Hidden),
+        }
+    }
+
+    /// The stream's columns of all tokens.
+    pub fn full(&self) -> Type {
+        Type::Tensor(Placement::Whole, Rows::Tokens, Width::Hidden)
+    }
+
+    /// A summand of each rank, of all tokens.
+    pub fn part(&self) -> Type {
+        let placement = if self.tp > 1 { Placement::Partial } else { Placement::Whole };
+        Type::Tensor(placement, Rows::Tokens, Width::Hidden)
+    }
+
+    /// Columns of this rank, of all tokens.
+    pub fn split(&self, width: Width) -> Type {
+        let placement = if self.tp > 1 { Placement::Columns } else { Placement::Whole };
+        Type::Tensor(placement, Rows::Tokens, width)
+    }
+}
+
+fn norm(model: &ModelSpec) -> Norm {
+    let numerics = &model.numerics;
+    Norm {
+        kind: model.norm.kind,
+        eps: numerics.norm_eps,
+        unit_offset: numerics.norm_unit_offset && model.norm.kind == NormKind::RmsNorm,
+    }
+}

@@ -1,0 +1,112 @@
+//! Self-attention over this rank's heads, without its projections.
+
+use super::Context;
+use crate::device::{Device, Gradients, Saved};
+use crate::state::buffer::{Buffer, WideBuffer};
+use kernels::attention::{Attention as Shape, ProbabilityDropout};
+use kernels::rope;
+
+/// One rank's heads of one layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Query heads of this rank.
+    pub heads: usize,
+    /// Key/value heads of this rank.
+    pub kv_heads: usize,
+    /// Query heads of all ranks.
+    pub total_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Tokens that a query sees, if not all before it.
+    pub window: Option<usize>,
+    /// Bound of the scores (Gemma 2).
+    pub soft_cap: Option<f64>,
+    /// Which dropout this is in the model.
+    pub place: u32,
+}
+
+/// What the backward pass reads: queries, keys, values, output and the rows' log-sum-exp.
+pub struct AttentionSaved<'a, D: Device> {
+    /// `[n, heads * head_dim]`
+    pub q: &'a Buffer<D>,
+    /// `[n, kv_heads * head_dim]`
+    pub k: &'a Buffer<D>,
+    /// `[n, kv_heads * head_dim]`
+    pub v: &'a Buffer<D>,
+    /// `[n, heads * head_dim]`
+    pub out: &'a Buffer<D>,
+    /// `[n, heads]`
+    pub lse: &'a WideBuffer<D>,
+}
+
+impl Attention {
+    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Shape {
+        let batch = ctx.batch;
+        let (b, s) = (batch.sequences, batch.seq_len);
+        let draws = ctx.draws.map(|draws| ProbabilityDropout {
+            dropout: draws.at(self.place),
+            batch_offset: batch.first_sequence as u64,
+            head_offset: (ctx.tp.rank() * self.heads) as u64,
+            total_heads: self.total_heads as u64,
+            total_len: s as u64,
+        });
+        Shape {
+            scale: self.scale,
+            window: self.window,
+            soft_cap: self.soft_cap,
+            dropout: draws,
+            ..Shape::causal(b, s, self.heads, self.kv_heads, self.head_dim)
+        }
+    }
+
+    /// Rotates queries or keys, `[n, heads * head_dim]`, by their positions.
+    pub fn rotate<D: Device>(&self, ctx: &Context<'_, D>, x: &mut Buffer<D>) {
+        let rope = self.rope(ctx, x);
+        ctx.device.rope(&rope, ctx.batch.rope.view(), x.view_mut());
+    }
+
+    /// The backward pass of [`Self::rotate`].
+    pub fn rotate_back<D: Device>(&self, ctx: &Context<'_, D>, dx: &mut Buffer<D>) {
+        let rope = self.rope(ctx, dx);
+        ctx.device.rope_backward(&rope, ctx.batch.rope.view(), dx.view_mut());
+    }
+
+    fn rope<D: Device>(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> rope::Rope {
+        let tokens = ctx.tokens();
+        rope::Rope::half(tokens, x.len() / (tokens * self.head_dim), self.head_dim)
+    }
+
+    /// Output `[n, heads * head_dim]`, and the log-sum-exp of each row's scores.
+    pub fn forward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Buffer<D>,
+        k: &Buffer<D>,
+        v: &Buffer<D>,
+    ) -> (Buffer<D>, WideBuffer<D>) {
+        let shape = self.shape(ctx);
+        let mut out = ctx.buffer(shape.out_elements());
+        let mut lse = ctx.wide(shape.lse_elements());
+        let (to, statistics) = (out.view_mut(), lse.view_mut());
+        ctx.device.attention(&shape, q.view(), k.view(), v.view(), to, statistics);
+        (out, lse)
+    }
+
+    /// Gradients of queries, keys and values.
+    pub fn backward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        saved: &AttentionSaved<'_, D>,
+        dout: &Buffer<D>,
+    ) -> [Buffer<D>; 3] {
+        let AttentionSaved { q, k, v, out, lse } = saved;
+        let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| ctx.buffer(x.len()));
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let saved = Saved { q, k, v, out: out.view(), lse: lse.view() };
+        let gradients = Gradients { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        ctx.device.attention_backward(&self.shape(ctx), saved, dout.view(), gradients);
+        [dq, dk, dv]
+    }
+}

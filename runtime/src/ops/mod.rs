@@ -1,0 +1,36 @@
+//! What one rank computes, on buffers whose shapes are values. [`crate::layers`] puts types with
+//! shapes and placements around it, for trainers that are compiled.
+//!
+//! | letter | meaning |
+//! |---|---|
+//! | `n` | tokens of a micro-batch, `b·s`, sequence after sequence |
+//! | `r` | rows of the residual stream on this rank: `n`, with sequence parallelism `n/t` |
+//! | `h`, `f`, `V` | hidden size, feed-forward width, vocabulary |
+//!
+//! A layer has three steps: forward, gradients of inputs, and gradients of weights. The third is
+//! data, [`WeightWork`], to be run at once or when the schedule says.
+
+pub mod activation;
+mod attention;
+mod bias;
+mod collectives;
+mod context;
+mod embedding;
+mod linear;
+mod loss;
+mod norm;
+mod vocabulary;
+mod weights;
+
+pub use attention::{Attention, AttentionSaved};
+pub use bias::RowBias;
+pub use collectives::InFlight;
+pub use context::{Context, DropoutDraws, MicroBatch, TokenIds};
+pub use embedding::{Positions, TokenEmbedding, VocabTable};
+pub use linear::{Linear, Matrix, declare_columns, declare_rows};
+pub use loss::{CrossEntropy, Softmax};
+pub use norm::{Norm, NormKind, Residual, Statistics};
+pub use vocabulary::{
+    GradientParts, ShardKept, ShardLocal, ShardReduced, ShardSpec, SoftmaxSums, VocabularyShard,
+};
+pub use weights::{Complete, Gradients, WeightWork};

@@ -1,0 +1,141 @@
+//! Weight gradients: as data, to be computed at once or when the schedule says.
+
+use super::linear::Linear;
+use super::norm::{Norm, Statistics};
+use super::TokenIds;
+use crate::comm::CommError;
+use crate::device::{Device, Space};
+use crate::state::params::{ParameterSlice, SharedBuffer, Store};
+use kernels::embedding as rows;
+use std::collections::HashSet;
+use std::rc::Rc;
+
+/// A computation of weight gradients, with its input.
+pub enum WeightWork<D: Space> {
+    /// `dW += dy^T x`, and the bias gradient if there is a bias.
+    Linear {
+        /// The layer.
+        linear: Linear,
+        /// Its input, `[n, in]`.
+        x: SharedBuffer<D>,
+        /// Gradient of its output, `[n, out]`.
+        dy: SharedBuffer<D>,
+    },
+    /// `db += sum of rows of dy`.
+    Bias {
+        /// The bias.
+        bias: ParameterSlice,
+        /// Gradient of the sum that it was added to.
+        dy: SharedBuffer<D>,
+    },
+    /// Scale and shift of a norm.
+    Norm {
+        /// The norm.
+        norm: Norm,
+        /// Its input, `[r, h]`.
+        x: SharedBuffer<D>,
+        /// Statistics of its rows.
+        statistics: Rc<Statistics<D>>,
+        /// Gradient of its output.
+        dy: SharedBuffer<D>,
+    },
+    /// Rows of an embedding.
+    Embedding {
+        /// Range of rows, and shape.
+        shape: rows::Embedding,
+        /// The table.
+        table: ParameterSlice,
+        /// Rows that were looked up.
+        ids: TokenIds<D>,
+        /// Gradient of the rows.
+        dy: SharedBuffer<D>,
+    },
+}
+
+impl<D: Device> WeightWork<D> {
+    /// Runs the computation.
+    pub fn run(self, device: &D, gradients: &mut Store<D>) {
+        match self {
+            Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
+            Self::Bias { bias, dy } => device.bias_gradient(dy.view(), gradients.get_mut(bias)),
+            Self::Norm { norm, x, statistics, dy } => {
+                norm.backward_weight(device, &x, &statistics, &dy, gradients);
+            }
+            Self::Embedding { shape, table, ids, dy } => {
+                let dtable = gradients.get_mut(table);
+                device.embedding_backward(&shape, ids.view(), dy.view(), dtable);
+            }
+        }
+    }
+
+    /// Bytes that deferred work keeps alive; buffers that several projections share count once.
+    pub fn bytes<'a>(works: impl Iterator<Item = &'a Self>) -> usize {
+        let mut seen = HashSet::new();
+        let buffers = works.flat_map(Self::buffers).flatten();
+        buffers.filter(|buffer| seen.insert(Rc::as_ptr(buffer))).map(|buffer| buffer.bytes()).sum()
+    }
+
+    fn buffers(&self) -> [Option<&SharedBuffer<D>>; 2] {
+        match self {
+            Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
+            Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
+        }
+    }
+}
+
+/// Where a backward pass leaves its weight gradients.
+pub struct Gradients<'a, D: Space> {
+    device: &'a D,
+    store: &'a mut Store<D>,
+    /// Deferred work, if the schedule has separate passes for weights.
+    later: Option<&'a mut Vec<WeightWork<D>>>,
+    /// Told from which element on the stage's gradients are complete.
+    complete: Option<Complete<'a, D>>,
+}
+
+/// Called when the gradients are complete from this element to the end of the stage.
+pub type Complete<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
+
+impl<'a, D: Device> Gradients<'a, D> {
+    /// Work is run at once, while input gradients are being reduced. `complete` learns of complete
+    /// gradients.
+    pub fn now(
+        device: &'a D,
+        store: &'a mut Store<D>,
+        complete: Option<Complete<'a, D>>,
+    ) -> Self {
+        Self { device, store, later: None, complete }
+    }
+
+    /// Work is collected. Sums over rows are computed at once: they cost almost nothing, and
+    /// deferring them would keep a norm's input and output gradient alive.
+    pub fn later(
+        device: &'a D,
+        store: &'a mut Store<D>,
+        later: &'a mut Vec<WeightWork<D>>,
+    ) -> Self {
+        Self { device, store, later: Some(later), complete: None }
+    }
+
+    /// Runs or collects the work.
+    pub fn add(&mut self, work: WeightWork<D>) {
+        match (&mut self.later, &work) {
+            (Some(later), WeightWork::Linear { .. } | WeightWork::Embedding { .. }) => {
+                later.push(work);
+            }
+            _ => work.run(self.device, self.store),
+        }
+    }
+
+    /// Says that the stage's gradients are complete from `element` on, so that data-parallel ranks
+    /// can start to sum them.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn complete_from(&mut self, element: usize) -> Result<(), CommError> {
+        match &mut self.complete {
+            Some(complete) => complete(self.store, element),
+            None => Ok(()),
+        }
+    }
+}
