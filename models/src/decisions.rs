@@ -53,7 +53,7 @@ names! {
 }
 
 /// What one layer recomputes in its backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recompute {
     /// Nothing: all activations are kept.
     None,

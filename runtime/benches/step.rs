@@ -4,16 +4,17 @@
 //! `cargo bench -p meshwright-runtime --bench step -- [--json] [threads] [steps] [split..]`;
 //! tools/side_by_side.py runs it beside PyTorch.
 
+use direct::Direct;
 use models::decisions::RankOrder;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
+use models::program::{Program, Recompute, StageProgram};
 use models::schedule::one_f_one_b;
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::kernels::Cpu;
 use runtime::kernels::gemm::{Shape, gemm};
-use runtime::program::{Program, Recompute, StageProgram};
 use runtime::{Error, Host, Optimizer, Rank, Reduction};
 use std::time::Instant;
 
@@ -66,7 +67,8 @@ fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
     let size = program.world_size();
     let run = |world: Box<dyn Communicator>| {
         let device = Host::<f32>::new(Cpu::new((threads / size).max(1)).unwrap());
-        let mut rank = Rank::new(program, world, device, Reduction::default(), 1).unwrap();
+        let stages = Direct::new(program);
+        let mut rank = Rank::new(&stages, world, device, Reduction::default(), 1).unwrap();
         rank.initialise();
         let optimizer =
             Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };

@@ -12,16 +12,17 @@
 mod common;
 
 use common::{Split, model};
+use direct::Direct;
 use models::decisions::Vocab;
 use models::input::Source;
 use models::model::{ModelSpec, read};
+use models::program::Program;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
-use runtime::program::Program;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::trainer::main::<f32, _>(&program())
+    runtime::trainer::main::<f32, _>(&Direct::new(&program()))
 }
 
 fn program() -> Program {

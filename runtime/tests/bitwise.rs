@@ -5,10 +5,10 @@ mod common;
 
 use channels::run_wired;
 use common::{Split, model, open, train, train_rank};
+use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::Reduction;
 use runtime::comm::{Delays, Options};
-use runtime::program::Recompute;
 use std::time::Duration;
 
 const CASES: [&str; 5] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"];

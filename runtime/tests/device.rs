@@ -7,13 +7,14 @@ mod fake_async_device;
 
 use channels::run_wired;
 use common::{Run, Split, check, model, open, train, train_on};
+use direct::Direct;
 use fake_async_device::{FakeAsyncDevice, SharedDevice};
 use half::bf16;
 use models::decisions::Vocab;
+use models::program::{Program, Recompute};
 use models::schedule::ScheduleName;
 use runtime::comm::{CommError, Options, run_ranks};
 use runtime::device::DeviceError;
-use runtime::program::{Program, Recompute};
 use runtime::{Device, Error, Number, Rank, Scalar};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -137,7 +138,8 @@ fn a_step_reads_two_sums_and_nothing_else() {
         let (program, samples) = (split.program(&model(case)), open(case));
         run_ranks(split.ranks(), Options::default(), |world| {
             let device = FakeAsyncDevice::<f32, f32>::on(&shared);
-            let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
+            let stages = Direct::new(&program);
+            let mut rank = Rank::new(&stages, world, device, split.reduction, 1).unwrap();
             rank.initialise();
             rank.groups().world.barrier().unwrap();
             let before = counts(&shared);
@@ -184,7 +186,8 @@ fn post_validation_on_a_device() {
         let samples = open("llama_gqa");
         let run = |world| {
             let reduction = Split::default().reduction;
-            let mut rank = Rank::new(program, world, device(), reduction, 5).unwrap();
+            let stages = Direct::new(program);
+            let mut rank = Rank::new(&stages, world, device(), reduction, 5).unwrap();
             rank.initialise();
             let mut results = Vec::new();
             for step in 0..4 {
@@ -210,7 +213,8 @@ fn a_device_that_fails_ends_the_run() {
     let (program, samples) = (split.program(&model(case)), open(case));
     let ends = run_ranks(split.ranks(), Options::default(), |world| {
         let device = FakeAsyncDevice::<f32, f32>::on(&shared);
-        let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, device, split.reduction, 1).unwrap();
         rank.initialise();
         rank.gradients(&*samples, 0, None).unwrap();
         rank.groups().world.barrier().unwrap();

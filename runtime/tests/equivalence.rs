@@ -8,9 +8,9 @@ mod common;
 use common::{Run, Split, check, distance, model, train};
 use models::decisions::{RankOrder, Vocab};
 use models::model::ModelSpec;
+use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::Reduction;
-use runtime::program::Recompute;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Split, golden, golden_gradients, model};
+use direct::Direct;
 use models::model::{Activation, Gelu, ModelSpec};
 use runtime::Host;
 use runtime::Rank;
@@ -44,7 +45,8 @@ fn gradients(model: &ModelSpec, case: &str, weights: &Tensors, folder: &Path) ->
     let split = Split::default();
     let program = split.program(model);
     let world = Box::new(Solo::new());
-    let mut rank = Rank::new(&program, world, Host::<f64>::serial(), split.reduction, 7).unwrap();
+    let stages = Direct::new(&program);
+    let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), split.reduction, 7).unwrap();
     rank.load(&Checkpoint::open(&path).unwrap()).unwrap();
     let result = rank.gradients(&Masked(common::open(case)), 0, None).unwrap();
     (result.loss, rank.whole_gradients().unwrap().unwrap())

@@ -4,9 +4,10 @@
 mod common;
 
 use common::{Split, check, expected, golden, model, open, train};
+use direct::Direct;
+use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::comm::run_ranks;
-use runtime::program::Recompute;
 use runtime::state::checkpoint::{Checkpoint, TensorFile};
 use runtime::{Host, Rank, Scalar};
 
@@ -68,7 +69,8 @@ fn llama_gqa_on_two_replicas() {
 fn outputs<T: Scalar>(case: &str, split: &Split) -> (Vec<f64>, Vec<f64>) {
     let (program, vocab) = (split.program(&model(case)), model(case).vocab as usize);
     let ranks = run_ranks(split.ranks(), runtime::comm::Options::default(), |world| {
-        let mut rank = Rank::new(&program, world, Host::<T>::serial(), split.reduction, 0).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, Host::<T>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap();
         let (mut nll, mut logits) = (Vec::new(), Vec::new());
         let mut watch = |micro_batch: usize, losses: &[T], columns: &[T]| {

@@ -8,13 +8,13 @@ use half::bf16;
 use models::decisions::Vocab;
 use models::input::Source;
 use models::model::read;
+use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::Number;
 use runtime::comm::{Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
 use runtime::kernels::cuda::{self, Stored, cpu_emulator::CpuEmulator};
-use runtime::program::Recompute;
 use std::path::Path;
 use std::sync::Arc;
 

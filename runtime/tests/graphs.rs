@@ -4,17 +4,22 @@
 
 mod common;
 
+use clap::Parser;
 use common::{Split, model, open};
+use direct::Direct;
 use models::decisions::Vocab;
 use models::model::ModelSpec;
+use models::program::{Program, Recompute};
 use models::schedule::ScheduleName;
+use runtime::Interrupt;
 use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::device::Gpu;
 use runtime::kernels::cuda::{self, AsyncEmulator, FakeNccl, cpu_emulator::CpuEmulator};
-use runtime::program::{Program, Recompute};
 use runtime::state::checkpoint::{Checkpoint, Whole};
+use runtime::trainer::{Flags, train_alone};
 use runtime::{Host, LrSchedule, LrShape, Optimizer, Rank, Replays};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +81,8 @@ fn train(
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip };
     let samples = Masked(open(case));
     let stats = world.stats().clone();
-    let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
+    let stages = Direct::new(program);
+    let mut rank = Rank::new(&stages, world, device, split.reduction, 1234).unwrap();
     rank.replay_steps(refused);
     rank.load(&Checkpoint::open(&common::golden(case)).unwrap()).unwrap();
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
@@ -177,16 +183,18 @@ fn who_replays_nothing_says_why() {
     };
     let machine = machine();
     let alone = || Box::new(Solo::new());
-    let new = |program, world, device| Rank::new(program, world, device, split.reduction, 1);
-    let mut rank = new(&program, alone(), Gpu::new(gpu(&machine))).unwrap();
+    let [plain, early] = [false, true]
+        .map(|post_validation| Direct::new(&Program { post_validation, ..program.clone() }));
+    let new = |stages, world, device| Rank::new(stages, world, device, split.reduction, 1);
+    let mut rank = new(&plain, alone(), Gpu::new(gpu(&machine))).unwrap();
     assert_eq!(why(&mut rank), "steps are replayed from the third on");
     let at_once = cuda::Gpu::on(Arc::new(machine.clone()));
-    let mut rank = new(&program, alone(), Gpu::new(at_once)).unwrap();
+    let mut rank = new(&plain, alone(), Gpu::new(at_once)).unwrap();
     assert_eq!(why(&mut rank), "the device records nothing");
-    let ahead = Program { post_validation: true, ..program.clone() };
-    let mut rank = new(&ahead, alone(), Gpu::new(gpu(&machine))).unwrap();
+    let mut rank = new(&early, alone(), Gpu::new(gpu(&machine))).unwrap();
     assert!(why(&mut rank).contains("post-validation"));
-    let mut rank = Rank::new(&program, alone(), Host::<f32>::serial(), split.reduction, 1).unwrap();
+    let stages = Direct::new(&program);
+    let mut rank = Rank::new(&stages, alone(), Host::<f32>::serial(), split.reduction, 1).unwrap();
     rank.replay_steps(None);
     assert_eq!(rank.replays().why_not.unwrap(), "the rank is on a processor");
 
@@ -194,10 +202,50 @@ fn who_replays_nothing_says_why() {
     let (program, one) = (shared.program(&model(case)), gpu(&machine));
     for said in run_ranks(2, Options::default(), |world| {
         let device = Gpu::<f32>::new(one.fork().unwrap());
-        let mut rank = Rank::new(&program, world, device, shared.reduction, 1).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, device, shared.reduction, 1).unwrap();
         rank.replay_steps(None);
         rank.replays().why_not
     }) {
         assert_eq!(said.unwrap(), "ranks share the GPU");
     }
+}
+
+/// Trains a small model on an emulated GPU; returns the losses, and what the rank report says
+/// of graphs.
+fn trained_by_flags(folder: &Path, flags: &[&str]) -> (Vec<Value>, Value) {
+    let stages = Direct::new(&Split::default().program(&model("llama_gqa")));
+    let data = "../tests/golden/llama_gqa/tokens.safetensors";
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(data);
+    let [metrics, report] = ["metrics", "report"].map(|name| folder.join(name));
+    // A run appends to existing metrics.
+    let _new = std::fs::remove_file(&metrics);
+    let paths = [("--data", &data), ("--metrics", &metrics), ("--rank-report", &report)];
+    let paths = paths.map(|(flag, path)| format!("{flag}={}", path.display()));
+    let words = ["trainer", "--gpu", "--steps=4"].into_iter().chain(flags.iter().copied());
+    let flags = Flags::parse_from(words.chain(paths.iter().map(String::as_str)));
+    let machine = CpuEmulator::new(&folder.join("machine")).unwrap();
+    let gpu = cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine, Duration::ZERO)));
+    train_alone::<f32, _>(&stages, &flags, &Interrupt::default(), &gpu).unwrap();
+    let lines = |path| std::fs::read_to_string(path).unwrap();
+    let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    let losses = lines(metrics).lines().map(|line| json(line)["loss"].clone()).collect();
+    (losses, json(lines(report).trim())["cuda_graphs"].clone())
+}
+
+#[test]
+fn steps_are_replayed_unless_that_is_refused() {
+    let folder = std::env::temp_dir().join(format!("meshwright-graphs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (losses, said) = trained_by_flags(&folder, &[]);
+    assert_eq!((losses.len(), &said["replayed_steps"]), (4, &Value::from(2)), "{said}");
+    assert!(said["why_not"].is_null());
+    let trace = format!("--trace={}", folder.join("trace").display());
+    for flag in ["--no-cuda-graphs", &trace] {
+        let (launcher, said) = trained_by_flags(&folder, &[flag]);
+        assert_eq!((&launcher, &said["replayed_steps"]), (&losses, &Value::from(0)));
+        let why = said["why_not"].as_str().unwrap();
+        assert!(why.starts_with(flag.split('=').next().unwrap()), "{why}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Split, golden, model, open};
+use direct::Direct;
 use runtime::comm::{Options, run_ranks};
 use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank, Reduction, StepResult};
@@ -11,8 +12,9 @@ use runtime::{Host, Rank, Reduction, StepResult};
 fn step(split: &Split) -> Vec<StepResult> {
     let program = split.program(&model("llama_gqa"));
     run_ranks(split.ranks(), Options::default(), |world| {
+        let stages = Direct::new(&program);
         let mut rank =
-            Rank::new(&program, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
+            Rank::new(&stages, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden("llama_gqa")).unwrap()).unwrap();
         rank.gradients(&*open("llama_gqa"), 0, None).unwrap()
     })

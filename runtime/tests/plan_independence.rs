@@ -5,9 +5,9 @@ mod common;
 
 use common::{Run, Split, distance, golden, model, open, train_program};
 use models::model::ModelSpec;
+use models::program::{Program, Recompute};
 use models::schedule::{Pass, PassKind, ScheduleName, StageLayout};
 use runtime::data::{Sample, Samples};
-use runtime::program::{Program, Recompute};
 use runtime::{Error, Reduction};
 
 const CASES: [&str; 3] = ["llama_gqa", "gpt2", "gemma2"];

@@ -7,8 +7,8 @@ use models::decisions::{
     AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
+use models::program::{Program, Recompute};
 use models::schedule::{PassTimes, ScheduleName, VocabPasses};
-use runtime::program::{Program, Recompute};
 use std::collections::BTreeMap;
 
 fn decisions() -> Decisions {

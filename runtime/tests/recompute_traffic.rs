@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Split, golden, model, open};
+use direct::Direct;
+use models::program::Recompute;
 use runtime::comm::{Options, run_ranks};
-use runtime::program::Recompute;
 use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank};
 
@@ -12,8 +13,9 @@ use runtime::{Host, Rank};
 fn traffic(case: &str, split: &Split) -> (Vec<(&'static str, u64)>, usize) {
     let program = split.program(&model(case));
     let ranks = run_ranks(split.ranks(), Options::default(), |world| {
+        let stages = Direct::new(&program);
         let mut rank =
-            Rank::new(&program, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
+            Rank::new(&stages, world, Host::<f32>::serial(), split.reduction, 0).unwrap();
         rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap();
         let result = rank.gradients(&*open(case), 0, None).unwrap();
         let all = rank.groups().world.stats().traffic();

@@ -8,15 +8,16 @@ mod common;
 
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
+use direct::Direct;
 use models::decisions::Vocab;
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
+use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{Pass, PassKind, Schedule, ScheduleName, StageLayout};
 use runtime::comm::{Delays, Options, run_ranks};
 use runtime::data::{Sample, Samples};
-use runtime::program::{Program, Recompute, StageProgram};
 use runtime::{Error, Host, Optimizer, Rank, StepResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -447,7 +448,8 @@ fn passes_of_the_input_layer_are_asked_for() {
     program.passes.iter_mut().for_each(|order| order.retain(|pass| !is_input(pass)));
     let run = |world| {
         let device = Host::<f64>::serial();
-        let mut rank = Rank::new(&program, world, device, split.reduction, 1).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, device, split.reduction, 1).unwrap();
         rank.gradients(&samples, 0, None).unwrap_err().to_string()
     };
     let errors = run_ranks(split.ranks(), Options::default(), run);
@@ -476,7 +478,8 @@ fn trained_ahead(case: &Case, optimizer: &Optimizer, steps: u64, delays: Option<
         (Program { post_validation: true, ..case.program() }, Made(case.vocab));
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let mut results = Vec::new();
         for step in 0..steps {
@@ -494,7 +497,8 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
     let (program, samples) = (case.program(), Made(case.vocab));
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let mut results = Vec::new();
         for step in 0..steps {
@@ -554,7 +558,8 @@ fn post_validation_stops_before_weights_are_spoiled() {
     let optimizer = Optimizer { clip: None, ..common::optimizer() };
     let rank = |world| {
         let reduction = Split::default().reduction;
-        let mut rank = Rank::new(&program, world, Host::<f64>::serial(), reduction, 1234).unwrap();
+        let stages = Direct::new(&program);
+        let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
         rank.initialise();
         let samples = Made(case.vocab);
         // An absurd rate, after which the second step's numbers are not finite.

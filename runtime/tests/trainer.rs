@@ -5,7 +5,8 @@ mod trainer_runs;
 
 use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
-use runtime::program::Program;
+use direct::Direct;
+use models::program::Program;
 use runtime::state::checkpoint;
 use runtime::trainer::{Flags, train};
 use runtime::{Error, Interrupt};
@@ -40,7 +41,8 @@ fn defaults_replay_a_golden_case() {
     let weights = folder.file("weights.safetensors");
     let named: [(&str, &Path); 3] =
         [("metrics", &metrics), ("dump-gradients", &gradients), ("dump-weights", &weights)];
-    train::<f32, _>(&program(), &flags("llama_gqa", &named), &Interrupt::default()).unwrap();
+    train::<f32, _>(&Direct::new(&program()), &flags("llama_gqa", &named), &Interrupt::default())
+        .unwrap();
     let lines = json_lines(&metrics);
     assert_eq!(lines.len(), 3);
     let of = |key: &str| lines.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<_>>();
@@ -78,7 +80,7 @@ fn the_rank_report_covers_every_tensor_once() {
         let split = Split { tp, pp: 2, dp: 2, sequence_parallel, ..split() };
         let flags = flags(case, &[("rank-report", &path)]);
         let program = split.program(&model(case));
-        train::<f32, _>(&program, &flags, &Interrupt::default()).unwrap();
+        train::<f32, _>(&Direct::new(&program), &flags, &Interrupt::default()).unwrap();
         let ranks = json_lines(&path);
         assert_eq!(ranks.len(), split.ranks());
         let mut covered: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -142,8 +144,12 @@ fn the_rank_report_counts_what_was_sent() {
     let folder = Folder::new("sent");
     let path = folder.file("ranks.jsonl");
     let program = program();
-    train::<f32, _>(&program, &flags("llama_gqa", &[("rank-report", &path)]), &Interrupt::default())
-        .unwrap();
+    train::<f32, _>(
+        &Direct::new(&program),
+        &flags("llama_gqa", &[("rank-report", &path)]),
+        &Interrupt::default(),
+    )
+    .unwrap();
     for rank in json_lines(&path) {
         let pp_rank = rank["at"]["pp"].as_u64().unwrap();
         let sent = |group: &str, call: &str, of: &str| rank["traffic"][group][call][of].as_u64();
@@ -168,8 +174,12 @@ fn the_rank_report_counts_what_was_sent() {
 fn the_trace_has_every_pass_of_every_rank() {
     let folder = Folder::new("trace");
     let path = folder.file("trace.json");
-    train::<f32, _>(&program(), &flags("llama_gqa", &[("trace", &path)]), &Interrupt::default())
-        .unwrap();
+    train::<f32, _>(
+        &Direct::new(&program()),
+        &flags("llama_gqa", &[("trace", &path)]),
+        &Interrupt::default(),
+    )
+    .unwrap();
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let passes = events.iter().filter(|event| event["cat"] == "pass").count();
@@ -195,7 +205,7 @@ fn the_command_line_of_a_replay() {
 fn error(change: impl FnOnce(&mut Flags)) -> Error {
     let mut flags = flags("llama_gqa", &[]);
     change(&mut flags);
-    train::<f32, _>(&program(), &flags, &Interrupt::default()).unwrap_err()
+    train::<f32, _>(&Direct::new(&program()), &flags, &Interrupt::default()).unwrap_err()
 }
 
 /// Checks that the error's text has all of these parts.
@@ -238,7 +248,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     small.model.vocab = 300;
     let mut from_seed = flags("llama_gqa", &[]);
     from_seed.init_from = None;
-    let refused = train::<f32, _>(&small, &from_seed, &Interrupt::default()).unwrap_err();
+    let refused = train::<f32, _>(&Direct::new(&small), &from_seed, &Interrupt::default()).unwrap_err();
     says(&refused, &["--data", "sample", "valid: 0 to 299"]);
 }
 
@@ -259,7 +269,7 @@ fn an_interrupted_run_ends_behind_its_step_with_everything_written() {
     );
     let interrupt = Interrupt::default();
     interrupt.ask();
-    let ended = train::<f32, _>(&program(), &flags, &interrupt).unwrap_err();
+    let ended = train::<f32, _>(&Direct::new(&program()), &flags, &interrupt).unwrap_err();
     assert!(matches!(ended, Error::Interrupted { steps: 1 }), "{ended}");
     assert_eq!((json_lines(&metrics).len(), json_lines(&report).len()), (1, 8));
     assert!(checkpoint::TensorFile::open(&weights).is_ok());

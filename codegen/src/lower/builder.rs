@@ -1,7 +1,9 @@
 //! Collects the fields, values and operations of a segment.
 
 use super::op::{FieldIndex, Op, Step, Value};
-use super::{Field, FieldKind, Function, Named, Segment, Sizes, Type, recompute};
+use super::recompute::{self, Restore};
+use super::{Field, FieldKind, Function, Named, Segment, Sizes, Type};
+use models::program::Recompute;
 use std::collections::BTreeMap;
 
 /// A segment in the making.
@@ -116,32 +118,25 @@ impl<'a> Builder<'a> {
             .iter()
             .map(|(&how, keep)| (how, recompute::restore(&forward.ops, &read, keep)))
             .collect();
-        let mut segment = Segment {
-            fields: self.fields,
-            values: self.values,
-            forward: Function { title: "", input: None, steps: vec![], output: None },
-            backward: vec![],
-            read,
-            restores,
-        };
-        // Everything that some way to recompute keeps outlives the forward pass.
-        let mut outlives = segment.read.clone();
-        outlives.extend(segment.restores.values().flat_map(|restore| &restore.kept));
-        segment.forward = function(forward, &outlives);
-        for (n, body) in backward.iter().enumerate() {
-            let later = backward[n + 1..].iter().flat_map(|body| &body.ops).flat_map(Op::reads);
-            let outlives: Vec<Value> = later.collect();
-            segment.backward.push(function(
-                Body { title: body.title, input: body.input, ops: body.ops.clone(), output: body.output },
-                &outlives,
-            ));
+        let restores: BTreeMap<Recompute, Restore> = restores;
+        let kept: Vec<Value> =
+            restores.values().flat_map(|restore| &restore.kept).copied().collect();
+        let mut later: Vec<Value> = Vec::new();
+        let mut parts: Vec<Function> = Vec::new();
+        for body in backward.into_iter().rev() {
+            let reads: Vec<Value> = body.ops.iter().flat_map(Op::reads).collect();
+            parts.push(function(body, &later));
+            later.extend(reads);
         }
-        segment
+        parts.reverse();
+        let forward = function(forward, &kept);
+        let (fields, values) = (self.fields, self.values);
+        Segment { fields, values, forward, backward: parts, read, restores }
     }
 }
 
 /// What a segment may keep, by what it recomputes.
-pub(super) type Survivors = BTreeMap<models::program::Recompute, Box<dyn Fn(Value) -> bool>>;
+pub(super) type Survivors = BTreeMap<Recompute, Box<dyn Fn(Value) -> bool>>;
 
 fn in_flight(of: Type) -> Type {
     match of {

@@ -4,7 +4,7 @@
 use super::builder::{Builder, Survivors};
 use super::op::{Op, Reduction};
 use super::{FieldKind, Segment, Sizes, TensorNames, Type, Width};
-use models::program::Program;
+use models::program::{Program, Recompute};
 use models::schedule::VocabPasses;
 
 /// A table of the vocabulary.
@@ -28,8 +28,7 @@ pub struct Shard {
 /// The split vocabulary of a program, if it has one.
 pub(super) fn shard(program: &Program, names: TensorNames) -> Option<Shard> {
     let passes = program.vocab?;
-    let output =
-        (!program.model.tied_embeddings).then(|| Table { name: names.output() });
+    let output = (!program.model.tied_embeddings).then(|| Table { name: names.output() });
     Some(Shard { input: Table { name: names.embedding() }, output, passes })
 }
 
@@ -74,7 +73,7 @@ pub(super) fn first(program: &Program, sizes: &Sizes) -> Segment {
     }
     let left = tokens.is_none().then_some(dx);
     let backward = b.body("input layer", Some(dy), left);
-    b.finish(forward, vec![backward], &Survivors::new())
+    b.finish(forward, vec![backward], &everything())
 }
 
 /// After the last layer: norm, output matrix and loss; where the vocabulary is split over the
@@ -103,7 +102,7 @@ pub(super) fn last(program: &Program, sizes: &Sizes) -> Segment {
         let dh = b.value("dh", of);
         let dx = norm_backward(&mut b, dh);
         let backward = b.body("final norm", Some(dh), Some(dx));
-        return b.finish(forward, vec![backward], &Survivors::new());
+        return b.finish(forward, vec![backward], &everything());
     }
     let output = b.field("output", FieldKind::Output);
     let loss = b.field("loss", FieldKind::Loss);
@@ -121,8 +120,7 @@ pub(super) fn last(program: &Program, sizes: &Sizes) -> Segment {
     b.push(Op::Sums { field: loss, logits, max, to: sum_exp, target });
     let sum_exp = reduced(&mut b, "sum_exp", sum_exp, Reduction::Sum);
     let target = reduced(&mut b, "target", target, Reduction::Sum);
-    let losses =
-        b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
+    let losses = b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
     let forward = b.body("forward", Some(stream), Some(losses));
 
     let dlogits = b.op("dlogits", sizes.split(Width::Vocab), |to| Op::LossGradient {
@@ -133,16 +131,18 @@ pub(super) fn last(program: &Program, sizes: &Sizes) -> Segment {
         to,
     });
     let again = b.start_enter("again", h);
-    let dpart = b.op("dpart", sizes.part(), |to| Op::BackwardInput {
-        field: output,
-        dy: dlogits,
-        to,
-    });
+    let dpart =
+        b.op("dpart", sizes.part(), |to| Op::BackwardInput { field: output, dy: dlogits, to });
     let leaving = b.start_leave("leaving", dpart);
     let full = b.wait("full", again);
     b.push(Op::LinearWeights { field: output, x: full, dy: dlogits });
     let dh = b.wait("dh", leaving);
     let dx = norm_backward(&mut b, dh);
     let backward = b.body("output layer", None, Some(dx));
-    b.finish(forward, vec![backward], &Survivors::new())
+    b.finish(forward, vec![backward], &everything())
+}
+
+/// The ends recompute nothing.
+fn everything() -> Survivors {
+    Survivors::from([(Recompute::None, Box::new(|_| true) as Box<_>)])
 }

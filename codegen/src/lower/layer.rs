@@ -83,16 +83,19 @@ pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Seg
             attention.backward(b, &core, dy, again)
         }),
     ];
+    let used: Vec<Recompute> =
+        program.stages.iter().flat_map(|stage| stage.recompute.clone()).collect();
     let cheap = [kept_1.h, kept_2.h, inner.product];
     // Repeating a reduction would cost more than keeping its result.
     let split = sizes.tp > 1;
-    let kept_by_full =
-        [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
+    let kept_by_full = [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
     let survivors: Survivors = [
+        (Recompute::None, Box::new(|_| true) as Box<_>),
         (Recompute::Selective, Box::new(move |value| !cheap.contains(&value)) as Box<_>),
         (Recompute::Full, Box::new(move |value| kept_by_full.contains(&Some(value))) as Box<_>),
     ]
     .into_iter()
+    .filter(|(how, _)| used.contains(how))
     .collect();
     b.finish(forward, backward, &survivors)
 }
@@ -122,8 +125,7 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
 fn mlp_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Mlp {
     let [gate, up, down] = names.mlp();
     let mut column = |name, tensor| {
-        let matrix =
-            Matrix { blocks: vec![Width::Ffn], ..matrix(tensor, names, model.mlp.bias) };
+        let matrix = Matrix { blocks: vec![Width::Ffn], ..matrix(tensor, names, model.mlp.bias) };
         b.field(name, FieldKind::Column { matrix, block: 0, outputs: Width::Ffn })
     };
     let gate = model.mlp.activation.is_gated().then(|| column("gate", gate));
@@ -247,7 +249,7 @@ impl Attention {
         let sizes = b.sizes;
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
         let field = self.core;
-        let mut project = |b: &mut Builder<'_>, name: &str, matrix, of, rotary: bool| {
+        let project = |b: &mut Builder<'_>, name: &str, matrix, of, rotary: bool| {
             let y = b.op(name, of, |to| Op::Linear { field: matrix, x, to });
             if !rotary {
                 return y;
@@ -285,9 +287,8 @@ impl Attention {
         let [dq, dk, dv] = to;
         let part = sizes.part();
         let dh = b.op("dpart", part, |to| Op::BackwardInput { field: self.q, dy: dq, to });
-        let mut add = |x, field, dy| {
-            b.op("dpart", part, |to| Op::AddBackwardInput { field, dy, x, to })
-        };
+        let mut add =
+            |x, field, dy| b.op("dpart", part, |to| Op::AddBackwardInput { field, dy, x, to });
         let dh = add(dh, self.k, dk);
         let dh = add(dh, self.v, dv);
         let out = LaterWeights { field: self.out, x: Some(saved[3]), dy };

@@ -196,14 +196,15 @@ pub struct Segment {
     pub backward: Vec<Function>,
     /// What the backward pass reads of the forward pass.
     pub read: Vec<Value>,
-    /// For each way to recompute: what is kept instead, and how the rest is computed again.
+    /// For each way to recompute that the program uses: what is kept, and how the rest of what is
+    /// read is computed again.
     pub restores: BTreeMap<Recompute, Restore>,
 }
 
 impl Segment {
     /// The values that are kept for the backward pass.
     pub fn kept(&self, recompute: Recompute) -> &[Value] {
-        self.restores.get(&recompute).map_or(&self.read, |restore| &restore.kept)
+        self.restores.get(&recompute).map_or(&[], |restore| &restore.kept)
     }
 }
 
@@ -222,3 +223,11 @@ pub fn lower(program: &Program) -> Lowered {
         names,
     }
 }
+
+/// Number of a layer's dropout in the model: three in a layer, 0 for attention's probabilities.
+pub fn dropout_place(layer: usize, within: u32) -> u32 {
+    layer as u32 * 4 + within
+}
+
+/// Number of the embedding's dropout.
+pub const EMBEDDING_PLACE: u32 = u32::MAX;

@@ -19,56 +19,185 @@ pub enum Reduction {
 #[allow(missing_docs)]
 pub enum Op {
     /// The norm of the stream, and the stream as one tensor, `x`.
-    Norm { field: FieldIndex, stream: Value, x: Value, to: Value, statistics: Value },
+    Norm {
+        field: FieldIndex,
+        stream: Value,
+        x: Value,
+        to: Value,
+        statistics: Value,
+    },
     /// The norm of a tensor; statistics unless they are known.
-    NormOf { field: FieldIndex, x: Value, to: Value, statistics: Option<Value> },
+    NormOf {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+        statistics: Option<Value>,
+    },
     /// Collectives of the tensor-parallel ranks.
-    AllGather { x: Value, to: Value },
-    ReduceScatter { x: Value, to: Value },
-    AllReduce { x: Value, to: Value },
+    AllGather {
+        x: Value,
+        to: Value,
+    },
+    ReduceScatter {
+        x: Value,
+        to: Value,
+    },
+    AllReduce {
+        x: Value,
+        to: Value,
+    },
     /// The same, started; what follows runs meanwhile.
-    StartAllGather { x: Value, to: Value },
-    StartReduceScatter { x: Value, to: Value },
-    StartAllReduce { x: Value, to: Value },
-    Wait { x: Value, to: Value },
+    StartAllGather {
+        x: Value,
+        to: Value,
+    },
+    StartReduceScatter {
+        x: Value,
+        to: Value,
+    },
+    StartAllReduce {
+        x: Value,
+        to: Value,
+    },
+    Wait {
+        x: Value,
+        to: Value,
+    },
     /// Combines a number of each token.
-    AllReduceNumbers { x: Value, reduction: Reduction, to: Value },
+    AllReduceNumbers {
+        x: Value,
+        reduction: Reduction,
+        to: Value,
+    },
     /// `x W^T`, and the bias if it is split like W.
-    Linear { field: FieldIndex, x: Value, to: Value },
+    Linear {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
     /// Adds a bias in place.
-    AddBias { field: FieldIndex, x: Value, to: Value },
+    AddBias {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
     /// Rotary positions, in place.
-    Rotate { field: FieldIndex, x: Value, to: Value },
-    RotateBack { field: FieldIndex, x: Value, to: Value },
-    Attention { field: FieldIndex, q: Value, k: Value, v: Value, to: Value, lse: Value },
+    Rotate {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
+    RotateBack {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
+    Attention {
+        field: FieldIndex,
+        q: Value,
+        k: Value,
+        v: Value,
+        to: Value,
+        lse: Value,
+    },
     /// The activation between the feed-forward block's matrices.
-    Activate { x: Value, to: Value },
-    Gate { gate: Value, up: Value, to: Value },
+    Activate {
+        x: Value,
+        to: Value,
+    },
+    Gate {
+        gate: Value,
+        up: Value,
+        to: Value,
+    },
     /// In place; `place` counts a layer's dropouts, `None` is the embedding's.
-    Dropout { place: Option<u32>, x: Value, to: Value },
+    Dropout {
+        place: Option<u32>,
+        x: Value,
+        to: Value,
+    },
     /// The stream behind half a layer: the sum of both.
-    Sum { x: Value, branch: Value, to: Value },
+    Sum {
+        x: Value,
+        branch: Value,
+        to: Value,
+    },
     /// A tensor as the stream.
-    Begin { x: Value, to: Value },
+    Begin {
+        x: Value,
+        to: Value,
+    },
     /// Rows of the tokens.
-    Embed { field: FieldIndex, to: Value },
+    Embed {
+        field: FieldIndex,
+        to: Value,
+    },
     /// Adds learned positions in place.
-    AddPositions { field: FieldIndex, x: Value, to: Value },
+    AddPositions {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
     /// Maximum of each token's logits.
-    Max { field: FieldIndex, logits: Value, to: Value },
+    Max {
+        field: FieldIndex,
+        logits: Value,
+        to: Value,
+    },
     /// Sum of exponentials around the maximum, and the target's logit.
-    Sums { field: FieldIndex, logits: Value, max: Value, to: Value, target: Value },
+    Sums {
+        field: FieldIndex,
+        logits: Value,
+        max: Value,
+        to: Value,
+        target: Value,
+    },
     /// Each token's loss.
-    Loss { field: FieldIndex, max: Value, sum_exp: Value, target: Value, to: Value },
+    Loss {
+        field: FieldIndex,
+        max: Value,
+        sum_exp: Value,
+        target: Value,
+        to: Value,
+    },
     /// Gradient of the logits, in their place.
-    LossGradient { field: FieldIndex, logits: Value, max: Value, sum_exp: Value, to: Value },
+    LossGradient {
+        field: FieldIndex,
+        logits: Value,
+        max: Value,
+        sum_exp: Value,
+        to: Value,
+    },
     /// `dy W`
-    BackwardInput { field: FieldIndex, dy: Value, to: Value },
+    BackwardInput {
+        field: FieldIndex,
+        dy: Value,
+        to: Value,
+    },
     /// Adds `dy W` to `x`, in place.
-    AddBackwardInput { field: FieldIndex, dy: Value, x: Value, to: Value },
-    AttentionBackward { field: FieldIndex, saved: [Value; 5], dy: Value, to: [Value; 3] },
-    ActivateBackward { x: Value, dy: Value, to: Value },
-    GateBackward { gate: Value, up: Value, dy: Value, to: [Value; 2] },
+    AddBackwardInput {
+        field: FieldIndex,
+        dy: Value,
+        x: Value,
+        to: Value,
+    },
+    AttentionBackward {
+        field: FieldIndex,
+        saved: [Value; 5],
+        dy: Value,
+        to: [Value; 3],
+    },
+    ActivateBackward {
+        x: Value,
+        dy: Value,
+        to: Value,
+    },
+    GateBackward {
+        gate: Value,
+        up: Value,
+        dy: Value,
+        to: [Value; 2],
+    },
     /// Gradient of a norm's input; added to `sum`, in place, if there is one.
     NormBackward {
         field: FieldIndex,
@@ -79,11 +208,29 @@ pub enum Op {
         to: Value,
     },
     /// Gradients of parameters.
-    LinearWeights { field: FieldIndex, x: Value, dy: Value },
-    BiasWeights { field: FieldIndex, dy: Value },
-    NormWeights { field: FieldIndex, x: Value, statistics: Value, dy: Value },
-    TokenWeights { field: FieldIndex, dy: Value },
-    PositionWeights { field: FieldIndex, dy: Value },
+    LinearWeights {
+        field: FieldIndex,
+        x: Value,
+        dy: Value,
+    },
+    BiasWeights {
+        field: FieldIndex,
+        dy: Value,
+    },
+    NormWeights {
+        field: FieldIndex,
+        x: Value,
+        statistics: Value,
+        dy: Value,
+    },
+    TokenWeights {
+        field: FieldIndex,
+        dy: Value,
+    },
+    PositionWeights {
+        field: FieldIndex,
+        dy: Value,
+    },
 }
 
 /// An operation, and the values that nothing reads after it.
@@ -180,9 +327,7 @@ impl Op {
             | Self::TokenWeights { dy, .. }
             | Self::PositionWeights { dy, .. } => vec![dy],
             Self::AddBackwardInput { dy, x, .. } => vec![dy, x],
-            Self::AttentionBackward { saved, dy, .. } => {
-                saved.into_iter().chain([dy]).collect()
-            }
+            Self::AttentionBackward { saved, dy, .. } => saved.into_iter().chain([dy]).collect(),
             Self::ActivateBackward { x, dy, .. } | Self::LinearWeights { x, dy, .. } => {
                 vec![x, dy]
             }

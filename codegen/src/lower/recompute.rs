@@ -15,11 +15,7 @@ pub struct Restore {
 
 /// How to get `read` from those values that `survives`. The operations are those of the forward
 /// pass on which the missing values depend.
-pub(super) fn restore(
-    forward: &[Op],
-    read: &[Value],
-    survives: &dyn Fn(Value) -> bool,
-) -> Restore {
+pub(super) fn restore(forward: &[Op], read: &[Value], survives: &dyn Fn(Value) -> bool) -> Restore {
     let mut wanted: Vec<Value> = read.iter().copied().filter(|&value| !survives(value)).collect();
     let mut kept: Vec<Value> = read.iter().copied().filter(|&value| survives(value)).collect();
     let mut ops = Vec::new();

@@ -1,9 +1,6 @@
 //! Timings of a GPU, and of ranks that share it.
 
 use super::{Bench, LayerSize, program_of, training};
-use crate::comm::{CommError, Op, Options, Solo, run_ranks};
-use crate::device::{DeviceError, DeviceGroup, Gpu as Device, Space};
-use crate::error::Error;
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
 use kernels::attention::{self, Attention};
@@ -13,6 +10,9 @@ use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Output, elementwise};
 use models::cluster::{CollectiveKind, Dtype, Moved};
+use runtime::Error;
+use runtime::comm::{CommError, Op, Options, Solo, run_ranks};
+use runtime::device::{DeviceError, DeviceGroup, Gpu as Device, Space};
 use std::time::Instant;
 
 /// Measures a GPU.
@@ -301,7 +301,7 @@ impl Bench for GpuBench {
             return Ok(None);
         }
         let (gpu, rounds) = (&self.gpu, self.rounds);
-        let run = |world: Box<dyn crate::comm::Communicator>| -> Result<f64, Error> {
+        let run = |world: Box<dyn runtime::comm::Communicator>| -> Result<f64, Error> {
             let queue = gpu.fork().map_err(failed)?;
             let device = Device::<f32>::new(queue.clone());
             let group = DeviceGroup::new(&device, world.as_ref());

@@ -9,11 +9,11 @@ mod steps;
 pub use gpu::GpuBench;
 pub use steps::{Noise, program_of, training};
 
-use crate::error::Error;
 use kernels::attention::Attention;
 use models::cluster::{
     Collective, CollectiveKind, Core, Dtype, MeasuredGpu, Moved, Product, Step, Updated,
 };
+use runtime::Error;
 
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

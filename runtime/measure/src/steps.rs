@@ -1,17 +1,18 @@
 //! Training steps on arbitrary data, to be timed.
 
-use crate::comm::Communicator;
-use crate::data::{Sample, Samples};
-use crate::device::Device;
-use crate::error::Error;
-use crate::program::{Program, Recompute, StageProgram};
-use crate::rank::{Optimizer, Rank};
-use crate::step::reduce::Reduction;
+use direct::Direct;
 use models::decisions::RankOrder;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
+use models::program::{Program, Recompute, StageProgram};
 use models::schedule::one_f_one_b;
+use runtime::Error;
+use runtime::comm::Communicator;
+use runtime::data::{Sample, Samples};
+use runtime::device::Device;
+use runtime::stages::Stages;
+use runtime::{Optimizer, Rank, Reduction};
 use std::fmt::Display;
 
 /// Arbitrary tokens.
@@ -41,15 +42,15 @@ fn wrong(problem: &dyn Display) -> Error {
     Error::World { problem: problem.to_string() }
 }
 
-/// The program of a model file: one stage, one micro-batch, no recomputation.
+/// The layers of a model file: one stage, one micro-batch, no recomputation.
 ///
 /// # Errors
 /// A file that describes no model.
-pub fn program_of(model: &str, global_batch: u64, tp: usize, dp: usize) -> Result<Program, Error> {
+pub fn program_of(model: &str, global_batch: u64, tp: usize, dp: usize) -> Result<Direct, Error> {
     let model = Source::from_bytes("probe.yaml", model.as_bytes().to_vec())
         .and_then(|source| read(&source)?.with_run(None, Some(global_batch)))
         .map_err(|error| wrong(&error))?;
-    program(&model, tp, dp)
+    Ok(Direct::new(&program(&model, tp, dp)?))
 }
 
 fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
@@ -78,15 +79,16 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
 /// # Errors
 /// Those of [`Rank::new`]; each step returns its own.
 pub fn training<'a, D: Device + 'a>(
-    program: &'a Program,
+    trained: &'a Direct,
     world: Box<dyn Communicator>,
     device: D,
     refused: Option<&'static str>,
 ) -> Result<impl FnMut() -> Result<(), Error> + 'a, Error> {
-    let mut rank = Rank::new(program, world, device, Reduction::default(), 1)?;
+    let mut rank = Rank::new(trained, world, device, Reduction::default(), 1)?;
     rank.replay_steps(refused);
     rank.initialise();
-    let samples = Noise { seq_len: program.seq_len(), vocab: program.model.vocab };
+    let spec = Stages::<D>::spec(trained);
+    let samples = Noise { seq_len: spec.seq_len, vocab: spec.vocab_size as u64 };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut number = 0;
     Ok(move || {

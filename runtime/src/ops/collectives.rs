@@ -69,11 +69,7 @@ impl<D: Device> Context<'_, D> {
 
     /// Combines all ranks' numbers for each row, `[n]`.
     #[track_caller]
-    pub fn all_reduce_rows(
-        &self,
-        part: WideBuffer<D>,
-        op: Op,
-    ) -> Result<WideBuffer<D>, CommError> {
+    pub fn all_reduce_rows(&self, part: WideBuffer<D>, op: Op) -> Result<WideBuffer<D>, CommError> {
         let all = self.group().all_reduce(part.into_memory(), op)?;
         Ok(self.pools.wide.adopt(all))
     }

@@ -63,14 +63,7 @@ impl CrossEntropy {
         let shape = self.shape(ctx);
         let [mut sum_exp, mut target] = std::array::from_fn(|_| ctx.wide(shape.rows));
         let (labels, to) = (ctx.batch.labels.view(), sum_exp.view_mut());
-        ctx.device.local_sum_exp(
-            &shape,
-            logits.view(),
-            labels,
-            max.view(),
-            to,
-            target.view_mut(),
-        );
+        ctx.device.local_sum_exp(&shape, logits.view(), labels, max.view(), to, target.view_mut());
         [sum_exp, target]
     }
 

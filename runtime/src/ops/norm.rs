@@ -221,7 +221,12 @@ impl Norm {
         statistics: &Rc<Statistics<D>>,
         dy: &SharedBuffer<D>,
     ) -> WeightWork<D> {
-        WeightWork::Norm { norm: self, x: x.clone(), statistics: statistics.clone(), dy: dy.clone() }
+        WeightWork::Norm {
+            norm: self,
+            x: x.clone(),
+            statistics: statistics.clone(),
+            dy: dy.clone(),
+        }
     }
 
     pub(super) fn backward_weight<D: Device>(

@@ -1,8 +1,8 @@
 //! Weight gradients: as data, to be computed at once or when the schedule says.
 
+use super::TokenIds;
 use super::linear::Linear;
 use super::norm::{Norm, Statistics};
-use super::TokenIds;
 use crate::comm::CommError;
 use crate::device::{Device, Space};
 use crate::state::params::{ParameterSlice, SharedBuffer, Store};
@@ -99,11 +99,7 @@ pub type Complete<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), Com
 impl<'a, D: Device> Gradients<'a, D> {
     /// Work is run at once, while input gradients are being reduced. `complete` learns of complete
     /// gradients.
-    pub fn now(
-        device: &'a D,
-        store: &'a mut Store<D>,
-        complete: Option<Complete<'a, D>>,
-    ) -> Self {
+    pub fn now(device: &'a D, store: &'a mut Store<D>, complete: Option<Complete<'a, D>>) -> Self {
         Self { device, store, later: None, complete }
     }
 

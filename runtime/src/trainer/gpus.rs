@@ -73,62 +73,9 @@ fn reserve(gpu: &cuda::Gpu, planned_bytes: u64, ranks: usize) -> Result<(), Erro
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Job, TrainedDtype};
     use super::*;
-    use crate::calibration::program_of;
-    use crate::comm::Solo;
-    use crate::launch::interrupt::Interrupt;
-    use clap::Parser;
-    use kernels::cuda::AsyncEmulator;
     use kernels::cuda::cpu_emulator::CpuEmulator;
-    use serde_json::Value;
-    use std::path::Path;
     use std::sync::Arc;
-    use std::time::Duration;
-
-    /// Trains a small model on an emulated GPU; returns the losses, and what the rank report says
-    /// of graphs.
-    fn trained(folder: &Path, flags: &[&str]) -> (Vec<Value>, Value) {
-        let text = "name: small\nlayers: 1\nhidden: 16\nheads: 2\nkv_heads: 1\nffn: 32\nvocab: 520\n\
-                    seq_len: 32\n";
-        let program = program_of(text, 8, 1, 1).unwrap();
-        let data = "../tests/golden/llama_gqa/tokens.safetensors";
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(data);
-        let [metrics, report] = ["metrics", "report"].map(|name| folder.join(name));
-        // A run appends to existing metrics.
-        let _new = std::fs::remove_file(&metrics);
-        let paths = [("--data", &data), ("--metrics", &metrics), ("--rank-report", &report)];
-        let paths = paths.map(|(flag, path)| format!("{flag}={}", path.display()));
-        let words = ["trainer", "--gpu", "--steps=4"].into_iter().chain(flags.iter().copied());
-        let flags = Flags::parse_from(words.chain(paths.iter().map(String::as_str)));
-        let machine = CpuEmulator::new(&folder.join("machine")).unwrap();
-        let gpu = cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine, Duration::ZERO)));
-        let interrupt = Interrupt::default();
-        let (spec, flags, interrupt) = (&f32::spec(&program), &flags, &interrupt);
-        let job = Job { stages: &program, spec, flags, interrupt, ranks_in_process: 1 };
-        f32::train(job, Some(&gpu), Box::new(Solo::new()), 1).unwrap();
-        let lines = |path| std::fs::read_to_string(path).unwrap();
-        let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();
-        let losses = lines(metrics).lines().map(|line| json(line)["loss"].clone()).collect();
-        (losses, json(lines(report).trim())["cuda_graphs"].clone())
-    }
-
-    #[test]
-    fn steps_are_replayed_unless_that_is_refused() {
-        let folder = std::env::temp_dir().join(format!("meshwright-graphs-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let (losses, said) = trained(&folder, &[]);
-        assert_eq!((losses.len(), &said["replayed_steps"]), (4, &Value::from(2)), "{said}");
-        assert!(said["why_not"].is_null());
-        let trace = format!("--trace={}", folder.join("trace").display());
-        for flag in ["--no-cuda-graphs", &trace] {
-            let (launcher, said) = trained(&folder, &[flag]);
-            assert_eq!((&launcher, &said["replayed_steps"]), (&losses, &Value::from(0)));
-            let why = said["why_not"].as_str().unwrap();
-            assert!(why.starts_with(flag.split('=').next().unwrap()), "{why}");
-        }
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
 
     #[test]
     fn what_the_plan_gives_is_reserved_or_refused_by_its_field() {

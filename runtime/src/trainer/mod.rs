@@ -101,6 +101,20 @@ pub fn train<T: TrainedDtype<S>, S: Sync>(
     results.into_iter().filter_map(Result::err).min_by_key(consequence).map_or(Ok(()), Err)
 }
 
+/// Trains the one rank of a trainer on a GPU that is open already.
+///
+/// # Errors
+/// The rank's error.
+pub fn train_alone<T: TrainedDtype<S>, S: Sync>(
+    stages: &S,
+    flags: &Flags,
+    interrupt: &Interrupt,
+    gpu: &cuda::Gpu,
+) -> Result<(), Error> {
+    let job = Job { stages, spec: &T::spec(stages), flags, interrupt, ranks_in_process: 1 };
+    T::train(job, Some(gpu), Box::new(Solo::new()), 1)
+}
+
 /// Distance of an error from the cause: errors that only report another rank's come last.
 fn consequence(error: &Error) -> u8 {
     match error {

@@ -2,15 +2,16 @@
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
+use direct::Direct;
 use models::decisions::{RankOrder, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
+use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::data::{self, Samples};
-use runtime::program::{Program, Recompute, StageProgram};
 use runtime::state::checkpoint::{Checkpoint, Whole};
 use runtime::{Device, Host, LrSchedule, LrShape, Optimizer, Rank, Reduction, Scalar};
 use serde_json::Value;
@@ -227,7 +228,8 @@ pub fn train_on<D: Device>(
     world: Box<dyn Communicator>,
 ) -> Option<Run> {
     let lr = LrSchedule { peak: 1e-3, shape: LrShape::Constant, warmup: 0, steps: steps as u64 };
-    let mut rank = Rank::new(program, world, device, split.reduction, 1234).unwrap();
+    let stages = Direct::new(program);
+    let mut rank = Rank::new(&stages, world, device, split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
         None => rank.initialise(),

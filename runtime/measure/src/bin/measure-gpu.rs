@@ -5,8 +5,8 @@
 //! with 2 if there is no GPU.
 
 use clap::Parser;
+use measure::{Bench, BenchPart, GpuBench, Sweep, measure};
 use models::cluster::MeasuredGpu;
-use runtime::calibration::{Bench, BenchPart, GpuBench, Sweep, measure};
 use runtime::kernels::cuda::Gpu;
 use runtime::models;
 use std::fmt::Display;

@@ -2,7 +2,7 @@
 //! each part runs to its end; only a GPU shows whether the figures are right.
 
 use models::cluster::{CollectiveKind, MeasuredGpu};
-use runtime::calibration::{BenchPart, GpuBench, Sweep, measure};
+use measure::{BenchPart, GpuBench, Sweep, measure};
 use runtime::kernels::cuda::{Gpu, cpu_emulator::CpuEmulator};
 use runtime::models;
 use std::path::Path;

@@ -1,0 +1,79 @@
+//! Runs a lowered program in this process, without printing it.
+//!
+//! A generated trainer and [`Direct`] come from the same [`Lowered`] and call the same operations,
+//! so they compute the same bits. Tests try thousands of splits so, without compiling thousands of
+//! programs.
+
+mod parameters;
+mod run;
+mod stage;
+
+use codegen::lower::{Lowered, lower};
+use models::formulas::flops::training_flops;
+use models::model::Positions;
+use models::program::Program;
+use runtime::ops::VocabularyShard;
+use runtime::stages::{Stage, Stages};
+use runtime::state::params::{Inventory, ParameterSlice};
+use runtime::{Device, TrainerSpec};
+use stage::DirectStage;
+use std::sync::Arc;
+
+/// A lowered program, ready to run.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    lowered: Arc<Lowered>,
+}
+
+impl Direct {
+    /// Lowers a program.
+    pub fn new(program: &Program) -> Self {
+        Self { lowered: Arc::new(lower(program)) }
+    }
+}
+
+impl<D: Device> Stages<D> for Direct {
+    fn spec(&self) -> TrainerSpec {
+        let (program, model) = (&self.lowered.program, &self.lowered.program.model);
+        let tokens = (program.global_batch() * program.seq_len()) as f64;
+        TrainerSpec {
+            mesh: program.mesh,
+            sequence_parallel: program.sequence_parallel,
+            micro_batch: program.micro_batch,
+            micro_batches: program.micro_batches,
+            stages: program.stages.len(),
+            layout: program.layout,
+            passes: program.passes.clone(),
+            vocab: program.vocab,
+            post_validation: program.post_validation,
+            seq_len: program.seq_len(),
+            hidden: model.hidden as usize,
+            vocab_size: model.vocab as usize,
+            head_dim: model.attention.head_dim as usize,
+            rope_theta: (model.positions == Positions::Rope).then_some(model.numerics.rope_theta),
+            dropout: model.dropout,
+            tied_table: model.tied_embeddings.then(|| self.lowered.names.embedding().to_owned()),
+            training_flops: training_flops(models::layer::forward_flops(model, tokens)),
+            planned_memory_bytes: program.planned_memory_bytes,
+            identity: format!("{model:?} {:?}", program.stages),
+        }
+    }
+
+    fn declare(
+        &self,
+        index: usize,
+        table: Option<ParameterSlice>,
+        inventory: &mut Inventory,
+    ) -> Box<dyn Stage<D>> {
+        Box::new(DirectStage::declare(&self.lowered, index, table, inventory))
+    }
+
+    fn declare_shard(
+        &self,
+        pipeline_rank: usize,
+        inventory: &mut Inventory,
+    ) -> Option<VocabularyShard> {
+        let spec = parameters::shard(&self.lowered)?;
+        Some(VocabularyShard::declare(&spec, pipeline_rank, inventory))
+    }
+}

@@ -1,0 +1,216 @@
+//! A segment's fields on one rank: its parameters, declared, and what operations need besides.
+
+use codegen::lower::{FieldKind, Lowered, Matrix, Norm, Segment, Width};
+use kernels::activation::Activation;
+use models::model::{self, Gelu, ModelSpec, NormKind};
+use runtime::ops;
+use runtime::state::params::{Inventory, ParameterSlice, RowBlock};
+
+/// A field on one rank.
+#[derive(Clone, Copy, Debug)]
+pub enum Field {
+    /// A norm.
+    Norm(ops::Norm),
+    /// A matrix.
+    Linear(ops::Linear),
+    /// A bias.
+    Bias(ops::RowBias),
+    /// Attention's core.
+    Attention(ops::Attention),
+    /// The token table.
+    Tokens(ops::TokenEmbedding),
+    /// Learned positions.
+    Positions(ops::Positions),
+    /// The loss.
+    Loss(ops::CrossEntropy),
+}
+
+/// Which segment of the model is declared.
+#[derive(Clone, Copy)]
+pub enum Place {
+    /// Before the first layer.
+    First,
+    /// This layer.
+    Layer(usize),
+    /// After the last layer. The table is the embedding, if this rank holds it.
+    Last(Option<ParameterSlice>),
+}
+
+/// Declares the parameters of a segment.
+pub fn declare(
+    lowered: &Lowered,
+    segment: &Segment,
+    place: Place,
+    inventory: &mut Inventory,
+) -> Vec<Field> {
+    let mut fields = Declared { lowered, place, blocks: Vec::new() };
+    segment.fields.iter().map(|field| fields.declare(&field.kind, inventory)).collect()
+}
+
+struct Declared<'a> {
+    lowered: &'a Lowered,
+    place: Place,
+    /// Blocks of the last tensor that has several.
+    blocks: Vec<ops::Linear>,
+}
+
+impl Declared<'_> {
+    fn declare(&mut self, kind: &FieldKind, inventory: &mut Inventory) -> Field {
+        let (sizes, model) = (&self.lowered.sizes, &self.lowered.program.model);
+        let (hidden, split) = (sizes.hidden as usize, sizes.sequence_parallel);
+        match kind {
+            FieldKind::Norm { tensor } => {
+                let name = match self.place {
+                    Place::Layer(_) => self.name(tensor),
+                    _ => self.lowered.names.final_norm().to_owned(),
+                };
+                let kind = norm_kind(&sizes.norm);
+                Field::Norm(ops::Norm::declare(&name, hidden, kind, split, inventory))
+            }
+            FieldKind::Column { matrix, block, .. } => {
+                if *block == 0 {
+                    let blocks: Vec<RowBlock> =
+                        matrix.blocks.iter().map(|&width| self.block(width)).collect();
+                    let matrix = self.matrix(matrix);
+                    self.blocks = ops::declare_rows(&matrix, &blocks, hidden, inventory);
+                }
+                Field::Linear(self.blocks[*block])
+            }
+            FieldKind::Row { matrix, inputs } => {
+                let (inputs, _) = sizes.whole(*inputs);
+                let matrix = self.matrix(matrix);
+                Field::Linear(ops::declare_columns(&matrix, hidden, inputs as usize, inventory))
+            }
+            FieldKind::RowBias { tensor } => {
+                Field::Bias(ops::RowBias::declare(&self.name(tensor), hidden, split, inventory))
+            }
+            FieldKind::Attention => Field::Attention(self.attention(model)),
+            FieldKind::Tokens => {
+                let table = table(self.lowered, self.lowered.names.embedding(), false);
+                let (table, scale) = (table.declare(inventory), model.numerics.embedding_scale);
+                Field::Tokens(ops::TokenEmbedding { table, hidden, scale })
+            }
+            FieldKind::Positions(rows) => Field::Positions(ops::Positions::declare(
+                self.lowered.names.positions(),
+                *rows as usize,
+                hidden,
+                sizes.deviation,
+                split,
+                inventory,
+            )),
+            FieldKind::Output => {
+                let weight = self.output(inventory);
+                let outputs = weight.len / hidden;
+                Field::Linear(ops::Linear { weight, bias: None, inputs: hidden, outputs })
+            }
+            FieldKind::Loss => Field::Loss(ops::CrossEntropy {
+                columns: sizes.vocab_rows as usize,
+                vocab: sizes.vocab as usize,
+                soft_cap: model.final_soft_cap,
+            }),
+        }
+    }
+
+    fn name(&self, tensor: &str) -> String {
+        match self.place {
+            Place::Layer(index) => self.lowered.names.layer(index, tensor),
+            _ => tensor.to_owned(),
+        }
+    }
+
+    fn block(&self, width: Width) -> RowBlock {
+        let (rows, ways) = self.lowered.sizes.whole(width);
+        RowBlock { rows: rows as usize, ways: ways as usize }
+    }
+
+    fn matrix(&self, matrix: &Matrix) -> ops::Matrix {
+        let sizes = &self.lowered.sizes;
+        let deviation =
+            if matrix.adds_to_stream { sizes.stream_deviation } else { sizes.deviation };
+        ops::Matrix {
+            name: self.name(matrix.tensor),
+            transposed: matrix.transposed,
+            bias: matrix.bias,
+            deviation,
+        }
+    }
+
+    fn attention(&self, model: &ModelSpec) -> ops::Attention {
+        let (sizes, attention) = (&self.lowered.sizes, &model.attention);
+        let index = match self.place {
+            Place::Layer(index) => index,
+            _ => 0,
+        };
+        let windowed = model.layer_kind(index).windowed;
+        let window = attention.window.filter(|_| windowed);
+        ops::Attention {
+            heads: sizes.heads[1] as usize,
+            kv_heads: sizes.kv_heads[1] as usize,
+            total_heads: sizes.heads[0] as usize,
+            head_dim: sizes.head_dim as usize,
+            scale: model.numerics.query_pre_attn_scalar.powf(-0.5),
+            window: window.map(|window| window.tokens as usize),
+            soft_cap: attention.soft_cap,
+            place: codegen::lower::dropout_place(index, 0),
+        }
+    }
+
+    /// The output matrix: the embedding if they are tied and this rank holds it.
+    fn output(&self, inventory: &mut Inventory) -> ParameterSlice {
+        let (names, tied) = (self.lowered.names, self.lowered.program.model.tied_embeddings);
+        match self.place {
+            Place::Last(Some(table)) if tied => table,
+            _ => {
+                let name = if tied { names.embedding() } else { names.output() };
+                table(self.lowered, name, tied).declare(inventory)
+            }
+        }
+    }
+}
+
+fn norm_kind(norm: &Norm) -> ops::NormKind {
+    let Norm { kind, eps, unit_offset } = *norm;
+    match kind {
+        NormKind::RmsNorm => ops::NormKind::Rms { eps, unit_offset },
+        NormKind::LayerNorm => ops::NormKind::Layer { eps },
+    }
+}
+
+fn table(lowered: &Lowered, name: &str, tied_copy: bool) -> ops::VocabTable {
+    let sizes = &lowered.sizes;
+    ops::VocabTable {
+        name: name.to_owned(),
+        vocab: sizes.vocab as usize,
+        hidden: sizes.hidden as usize,
+        deviation: sizes.deviation,
+        tied_copy,
+    }
+}
+
+/// A vocabulary that is split over the pipeline.
+pub fn shard(lowered: &Lowered) -> Option<ops::ShardSpec> {
+    let (shard, model) = (lowered.shard.as_ref()?, &lowered.program.model);
+    let of = |name: &str| table(lowered, name, false);
+    Some(ops::ShardSpec {
+        input: of(shard.input.name),
+        output: shard.output.as_ref().map(|output| of(output.name)),
+        passes: shard.passes,
+        pipeline_ranks: lowered.program.mesh.pp as usize,
+        scale: model.numerics.embedding_scale,
+        soft_cap: model.final_soft_cap,
+    })
+}
+
+/// The kernel's activation for a model.
+pub fn activation(model: &ModelSpec) -> Activation {
+    let gelu = match model.numerics.gelu {
+        Gelu::Tanh => Activation::GeluTanh,
+        Gelu::Erf => Activation::GeluErf,
+    };
+    match model.mlp.activation {
+        model::Activation::Relu => Activation::Relu,
+        model::Activation::SquaredRelu => Activation::SquaredRelu,
+        model::Activation::Swiglu => Activation::Silu,
+        model::Activation::Gelu | model::Activation::Geglu => gelu,
+    }
+}

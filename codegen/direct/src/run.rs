@@ -1,0 +1,449 @@
+//! Runs the operations of one segment.
+
+use crate::parameters::Field;
+use codegen::lower::{self, Function, Op, Segment, Step, Value, dropout_place};
+use kernels::Output;
+use kernels::activation::Activation;
+use models::program::Recompute;
+use runtime::comm::{self, CommError};
+use runtime::ops::{
+    self, AttentionSaved, Context, Gradients, InFlight, Residual, Softmax, Statistics, activation,
+};
+use runtime::{Buffer, Device, WideBuffer};
+use std::rc::Rc;
+
+/// A value.
+pub enum Slot<D: Device> {
+    /// Activations or gradients.
+    Tensor(Rc<Buffer<D>>),
+    /// The residual stream.
+    Stream(Residual<D>),
+    /// A norm's statistics.
+    Statistics(Rc<Statistics<D>>),
+    /// A number of each token, or attention's log-sum-exp.
+    Wide(WideBuffer<D>),
+    /// What a collective is making.
+    InFlight(InFlight<D>),
+}
+
+impl<D: Device> Slot<D> {
+    /// The tensor, if it is one.
+    pub fn tensor(&self) -> Option<&Buffer<D>> {
+        match self {
+            Self::Tensor(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes held.
+pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
+    match slot {
+        Slot::Tensor(tensor) => tensor.bytes(),
+        Slot::Statistics(statistics) => statistics.bytes(),
+        Slot::Wide(wide) => wide.bytes(),
+        Slot::Stream(_) | Slot::InFlight(_) => 0,
+    }
+}
+
+/// One segment while it runs.
+pub struct Run<'a, D: Device> {
+    ctx: &'a Context<'a, D>,
+    segment: &'a Segment,
+    fields: &'a [Field],
+    activation: Activation,
+    layer: usize,
+    slots: Vec<Option<Slot<D>>>,
+}
+
+/// The message of a value that is missing or of another type, which the lowering excludes.
+const LOWERED: &str = "the lowering makes each value before it is read";
+
+impl<'a, D: Device> Run<'a, D> {
+    /// A segment without values.
+    pub fn new(
+        ctx: &'a Context<'a, D>,
+        segment: &'a Segment,
+        fields: &'a [Field],
+        activation: Activation,
+        layer: usize,
+    ) -> Self {
+        let slots = segment.values.iter().map(|_| None).collect();
+        Self { ctx, segment, fields, activation, layer, slots }
+    }
+
+    /// Runs the forward pass.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn forward(&mut self, given: Slot<D>) -> Result<Slot<D>, CommError> {
+        let Function { input, steps, output, .. } = &self.segment.forward;
+        if let Some(input) = input {
+            self.slots[*input] = Some(given);
+        }
+        self.steps(steps, None)?;
+        Ok(self.slots[output.expect(LOWERED)].take().expect(LOWERED))
+    }
+
+    /// Takes out what is kept for the backward pass.
+    pub fn keep(mut self, recompute: Recompute) -> Vec<(Value, Slot<D>)> {
+        let kept = self.segment.kept(recompute);
+        kept.iter().map(|&value| (value, self.slots[value].take().expect(LOWERED))).collect()
+    }
+
+    /// Puts back what was kept, and computes the rest again.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn restore(
+        &mut self,
+        recompute: Recompute,
+        kept: Vec<(Value, Slot<D>)>,
+    ) -> Result<(), CommError> {
+        for (value, slot) in kept {
+            self.slots[value] = Some(slot);
+        }
+        match self.segment.restores.get(&recompute) {
+            Some(restore) => self.steps(&restore.steps, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the backward pass. Returns an empty buffer if nothing is left to pass on.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn backward(
+        &mut self,
+        dy: Rc<Buffer<D>>,
+        gradients: &mut Gradients<'_, D>,
+    ) -> Result<Rc<Buffer<D>>, CommError> {
+        let mut passed = dy;
+        for Function { input, steps, output, .. } in &self.segment.backward {
+            if let Some(input) = input {
+                self.slots[*input] = Some(Slot::Tensor(passed));
+            }
+            self.steps(steps, Some(gradients))?;
+            passed = match output {
+                Some(output) => self.take(*output),
+                None => Rc::new(Buffer::empty()),
+            };
+        }
+        Ok(passed)
+    }
+
+    fn steps(
+        &mut self,
+        steps: &[Step],
+        mut gradients: Option<&mut Gradients<'_, D>>,
+    ) -> Result<(), CommError> {
+        for step in steps {
+            self.step(step, &mut gradients)?;
+            for &value in &step.last_uses {
+                self.slots[value] = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, value: Value, tensor: Buffer<D>) {
+        self.slots[value] = Some(Slot::Tensor(Rc::new(tensor)));
+    }
+
+    fn get(&self, value: Value) -> &Rc<Buffer<D>> {
+        match &self.slots[value] {
+            Some(Slot::Tensor(tensor)) => tensor,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn take(&mut self, value: Value) -> Rc<Buffer<D>> {
+        match self.slots[value].take() {
+            Some(Slot::Tensor(tensor)) => tensor,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    /// The tensor, to be written: moved if this is its last use, else a copy.
+    fn own(&mut self, step: &Step, value: Value) -> Buffer<D> {
+        let shared = match step.ends(value) {
+            true => self.take(value),
+            false => self.get(value).clone(),
+        };
+        self.ctx.own(shared)
+    }
+
+    fn statistics(&self, value: Value) -> &Rc<Statistics<D>> {
+        match &self.slots[value] {
+            Some(Slot::Statistics(statistics)) => statistics,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn wide(&self, value: Value) -> &WideBuffer<D> {
+        match &self.slots[value] {
+            Some(Slot::Wide(wide)) => wide,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn norm(&self, field: usize) -> ops::Norm {
+        match self.fields[field] {
+            Field::Norm(norm) => norm,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn linear(&self, field: usize) -> ops::Linear {
+        match self.fields[field] {
+            Field::Linear(linear) => linear,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn attention(&self, field: usize) -> ops::Attention {
+        match self.fields[field] {
+            Field::Attention(attention) => attention,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn loss(&self, field: usize) -> ops::CrossEntropy {
+        match self.fields[field] {
+            Field::Loss(loss) => loss,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn bias(&self, field: usize) -> ops::RowBias {
+        match self.fields[field] {
+            Field::Bias(bias) => bias,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn tokens(&self, field: usize) -> ops::TokenEmbedding {
+        match self.fields[field] {
+            Field::Tokens(tokens) => tokens,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn positions(&self, field: usize) -> ops::Positions {
+        match self.fields[field] {
+            Field::Positions(positions) => positions,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn step(
+        &mut self,
+        step: &Step,
+        gradients: &mut Option<&mut Gradients<'_, D>>,
+    ) -> Result<(), CommError> {
+        let ctx = self.ctx;
+        match step.op {
+            Op::Norm { field, stream, x, to, statistics } => {
+                let Some(Slot::Stream(stream)) = self.slots[stream].take() else {
+                    unreachable!("{LOWERED}")
+                };
+                let (whole, h, s) = self.norm(field).of(ctx, stream);
+                self.slots[x] = Some(Slot::Tensor(whole));
+                self.set(to, h);
+                self.slots[statistics] = Some(Slot::Statistics(Rc::new(s)));
+            }
+            Op::NormOf { field, x, to, statistics } => {
+                let (h, s) = self.norm(field).forward(ctx, self.get(x));
+                self.set(to, h);
+                if let Some(statistics) = statistics {
+                    self.slots[statistics] = Some(Slot::Statistics(Rc::new(s)));
+                }
+            }
+            Op::AllGather { x, to } => self.set(to, ctx.all_gather(self.get(x))?),
+            Op::ReduceScatter { x, to } => {
+                let part = self.own(step, x);
+                self.set(to, ctx.reduce_scatter(part)?);
+            }
+            Op::AllReduce { x, to } => {
+                let part = self.own(step, x);
+                self.set(to, ctx.all_reduce(part)?);
+            }
+            Op::StartAllGather { x, to } => {
+                let moving = ctx.start_all_gather(self.get(x))?;
+                self.slots[to] = Some(Slot::InFlight(moving));
+            }
+            Op::StartReduceScatter { x, to } => {
+                let part = self.own(step, x);
+                self.slots[to] = Some(Slot::InFlight(ctx.start_reduce_scatter(part)?));
+            }
+            Op::StartAllReduce { x, to } => {
+                let part = self.own(step, x);
+                self.slots[to] = Some(Slot::InFlight(ctx.start_all_reduce(part)?));
+            }
+            Op::Wait { x, to } => {
+                let Some(Slot::InFlight(moving)) = self.slots[x].take() else {
+                    unreachable!("{LOWERED}")
+                };
+                self.set(to, moving.wait(ctx)?);
+            }
+            Op::AllReduceNumbers { x, reduction, to } => {
+                let Some(Slot::Wide(part)) = self.slots[x].take() else {
+                    unreachable!("{LOWERED}")
+                };
+                let op = match reduction {
+                    lower::Reduction::Sum => comm::Op::Sum,
+                    lower::Reduction::Max => comm::Op::Max,
+                };
+                self.slots[to] = Some(Slot::Wide(ctx.all_reduce_rows(part, op)?));
+            }
+            Op::Linear { field, x, to } => {
+                let y = self.linear(field).forward(ctx, self.get(x));
+                self.set(to, y);
+            }
+            Op::AddBias { field, x, to } => {
+                let mut sum = self.own(step, x);
+                self.bias(field).add(ctx, &mut sum);
+                self.set(to, sum);
+            }
+            Op::Rotate { field, x, to } => {
+                let mut rotated = self.own(step, x);
+                self.attention(field).rotate(ctx, &mut rotated);
+                self.set(to, rotated);
+            }
+            Op::RotateBack { field, x, to } => {
+                let mut rotated = self.own(step, x);
+                self.attention(field).rotate_back(ctx, &mut rotated);
+                self.set(to, rotated);
+            }
+            Op::Attention { field, q, k, v, to, lse } => {
+                let [q, k, v] = [q, k, v].map(|value| self.get(value));
+                let (out, rows) = self.attention(field).forward(ctx, q, k, v);
+                self.set(to, out);
+                self.slots[lse] = Some(Slot::Wide(rows));
+            }
+            Op::Activate { x, to } => {
+                let y = activation::activate(ctx, self.activation, self.get(x));
+                self.set(to, y);
+            }
+            Op::Gate { gate, up, to } => {
+                let y = activation::gate(ctx, self.activation, self.get(gate), self.get(up));
+                self.set(to, y);
+            }
+            Op::Dropout { place, x, to } => {
+                let mut dropped = self.own(step, x);
+                let place = place
+                    .map_or(lower::EMBEDDING_PLACE, |within| dropout_place(self.layer, within));
+                ctx.dropout(place, &mut dropped);
+                self.set(to, dropped);
+            }
+            Op::Sum { x, branch, to } => {
+                let branch = match step.ends(branch) {
+                    true => self.take(branch),
+                    false => self.get(branch).clone(),
+                };
+                let stream = Residual::Split(self.get(x).clone(), branch);
+                self.slots[to] = Some(Slot::Stream(stream));
+            }
+            Op::Begin { x, to } => {
+                let x = self.take(x);
+                self.slots[to] = Some(Slot::Stream(Residual::Whole(x)));
+            }
+            Op::Embed { field, to } => {
+                let rows = self.tokens(field).forward(ctx);
+                self.set(to, rows);
+            }
+            Op::AddPositions { field, x, to } => {
+                let mut sum = self.own(step, x);
+                self.positions(field).add(ctx, &mut sum);
+                self.set(to, sum);
+            }
+            Op::Max { field, logits, to } => {
+                let max = self.loss(field).max(ctx, self.get(logits));
+                self.slots[to] = Some(Slot::Wide(max));
+            }
+            Op::Sums { field, logits, max, to, target } => {
+                let [sum_exp, of_target] =
+                    self.loss(field).sums(ctx, self.get(logits), self.wide(max));
+                self.slots[to] = Some(Slot::Wide(sum_exp));
+                self.slots[target] = Some(Slot::Wide(of_target));
+            }
+            Op::Loss { field, max, sum_exp, target, to } => {
+                let softmax = Softmax { max: self.wide(max), sum_exp: self.wide(sum_exp) };
+                let losses = self.loss(field).loss(ctx, &softmax, self.wide(target));
+                self.slots[to] = Some(Slot::Wide(losses));
+            }
+            Op::LossGradient { field, logits, max, sum_exp, to } => {
+                let mut dlogits = self.own(step, logits);
+                let softmax = Softmax { max: self.wide(max), sum_exp: self.wide(sum_exp) };
+                self.loss(field).gradient(ctx, &mut dlogits, &softmax);
+                self.set(to, dlogits);
+            }
+            Op::BackwardInput { field, dy, to } => {
+                let dx = self.linear(field).backward_input(ctx, self.get(dy));
+                self.set(to, dx);
+            }
+            Op::AddBackwardInput { field, dy, x, to } => {
+                let mut dx = self.own(step, x);
+                let (linear, dy) = (self.linear(field), self.get(dy));
+                linear.backward_input_to(ctx, dy, &mut dx, Output::Accumulate);
+                self.set(to, dx);
+            }
+            Op::AttentionBackward { field, saved: [q, k, v, out, lse], dy, to } => {
+                let [q, k, v, out] = [q, k, v, out].map(|value| &**self.get(value));
+                let saved = AttentionSaved { q, k, v, out, lse: self.wide(lse) };
+                let gradients = self.attention(field).backward(ctx, &saved, self.get(dy));
+                for (to, gradient) in to.into_iter().zip(gradients) {
+                    self.set(to, gradient);
+                }
+            }
+            Op::ActivateBackward { x, dy, to } => {
+                let (x, dy) = (self.get(x), self.get(dy));
+                let dx = activation::activate_backward(ctx, self.activation, x, dy);
+                self.set(to, dx);
+            }
+            Op::GateBackward { gate, up, dy, to } => {
+                let [gate, up, dy] = [gate, up, dy].map(|value| self.get(value));
+                let both = activation::gate_backward(ctx, self.activation, gate, up, dy);
+                for (to, gradient) in to.into_iter().zip(both) {
+                    self.set(to, gradient);
+                }
+            }
+            Op::NormBackward { field, x, statistics, dy, sum, to } => {
+                let (mut dx, output) = match sum {
+                    Some(sum) => (self.own(step, sum), Output::Accumulate),
+                    None => (ctx.buffer(self.get(x).len()), Output::Overwrite),
+                };
+                let (s, dy) = (self.statistics(statistics), self.get(dy));
+                self.norm(field).backward_input(ctx, self.get(x), s, dy, &mut dx, output);
+                self.set(to, dx);
+            }
+            Op::LinearWeights { .. }
+            | Op::BiasWeights { .. }
+            | Op::NormWeights { .. }
+            | Op::TokenWeights { .. }
+            | Op::PositionWeights { .. } => {
+                if let Some(gradients) = gradients {
+                    gradients.add(self.weights(&step.op));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn weights(&self, op: &Op) -> ops::WeightWork<D> {
+        match *op {
+            Op::LinearWeights { field, x, dy } => {
+                self.linear(field).weights(self.get(x), self.get(dy))
+            }
+            Op::BiasWeights { field, dy } => self.bias(field).weights(self.get(dy)),
+            Op::NormWeights { field, x, statistics, dy } => {
+                self.norm(field).weights(self.get(x), self.statistics(statistics), self.get(dy))
+            }
+            Op::TokenWeights { field, dy } => self.tokens(field).weights(self.ctx, self.get(dy)),
+            Op::PositionWeights { field, dy } => {
+                self.positions(field).weights(self.ctx, self.get(dy))
+            }
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+}
