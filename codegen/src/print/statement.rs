@@ -1,0 +1,355 @@
+//! One operation as one Rust statement, which calls the library's typed layers.
+
+use super::text::{in_width, size};
+use crate::lower::{FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width};
+
+/// Prints the statements of a segment.
+pub struct Statements<'a> {
+    lowered: &'a Lowered,
+    segment: &'a Segment,
+    /// Bytes of an element of activations.
+    element_bytes: u64,
+}
+
+impl<'a> Statements<'a> {
+    /// Statements of one segment.
+    pub fn new(lowered: &'a Lowered, segment: &'a Segment, element_bytes: u64) -> Self {
+        Self { lowered, segment, element_bytes }
+    }
+
+    /// The statements of some operations, at `indent`.
+    pub fn of(&self, steps: &[Step], indent: usize) -> Vec<String> {
+        steps.iter().flat_map(|step| self.lines(step, indent)).collect()
+    }
+
+    fn lines(&self, step: &Step, indent: usize) -> Vec<String> {
+        let code = self.code(step);
+        match self.bytes(&step.op) {
+            Some(bytes) => {
+                let line = format!("{code} // tp: {}", size(bytes));
+                match indent + line.len() <= in_width(0) {
+                    true => vec![line],
+                    false => vec![format!("// tp: {}", size(bytes)), code],
+                }
+            }
+            None => vec![code],
+        }
+    }
+
+    /// A value's name.
+    pub fn name(&self, value: Value) -> &str {
+        &self.segment.values[value].name
+    }
+
+    fn field(&self, index: usize) -> &str {
+        self.segment.fields[index].name
+    }
+
+    /// A value that the operation takes: moved where it is used last, else another handle of it.
+    fn taken(&self, step: &Step, value: Value) -> String {
+        match step.ends(value) {
+            true => self.name(value).to_owned(),
+            false => format!("{}.share()", self.name(value)),
+        }
+    }
+
+    /// The name of a value with its type.
+    fn typed(&self, value: Value) -> String {
+        format!("{}: {}", self.name(value), type_name(self.lowered, self.segment.values[value].of))
+    }
+
+    fn code(&self, step: &Step) -> String {
+        let (n, f) = (|value| self.name(value), |index| self.field(index));
+        match step.op {
+            Op::Norm { field, stream, x, to, statistics } => format!(
+                "let ({}, {}, {}) = self.{}.forward(ctx, {});",
+                n(x), n(to), n(statistics), f(field), n(stream)
+            ),
+            Op::NormOf { field, x, to, statistics: Some(s) } => {
+                format!("let ({}, {}) = self.{}.of(ctx, &{});", n(to), n(s), f(field), n(x))
+            }
+            Op::NormOf { field, x, to, statistics: None } => {
+                format!("let {} = self.{}.again(ctx, &{});", n(to), f(field), n(x))
+            }
+            Op::AllGather { x, to } => {
+                format!("let {} = tp.all_gather(&{})?;", self.typed(to), n(x))
+            }
+            Op::ReduceScatter { x, to } => {
+                format!("let {} = tp.reduce_scatter({})?;", self.typed(to), self.taken(step, x))
+            }
+            Op::AllReduce { x, to } => {
+                format!("let {} = tp.all_reduce({})?;", self.typed(to), self.taken(step, x))
+            }
+            Op::StartAllGather { x, to } => {
+                format!("let {} = tp.start_all_gather(&{})?;", n(to), n(x))
+            }
+            Op::StartReduceScatter { x, to } => {
+                format!("let {} = tp.start_reduce_scatter({})?;", n(to), self.taken(step, x))
+            }
+            Op::StartAllReduce { x, to } => {
+                format!("let {} = tp.start_all_reduce({})?;", n(to), self.taken(step, x))
+            }
+            Op::Wait { x, to } => format!("let {} = {}.wait()?;", self.typed(to), n(x)),
+            Op::AllReduceNumbers { x, reduction, to } => {
+                let how = match reduction {
+                    Reduction::Sum => "sum",
+                    Reduction::Max => "max",
+                };
+                format!("let {} = tp.{how}({})?;", n(to), n(x))
+            }
+            Op::Linear { field, x, to } => {
+                format!("let {} = self.{}.forward(ctx, &{});", n(to), f(field), n(x))
+            }
+            Op::AddBias { field, x, to } | Op::AddPositions { field, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = self.{}.add(ctx, {x});", n(to), f(field))
+            }
+            Op::Rotate { field, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = self.{}.rotate(ctx, {x});", n(to), f(field))
+            }
+            Op::RotateBack { field, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = self.{}.rotate_back(ctx, {x});", n(to), f(field))
+            }
+            Op::Attention { field, q, k, v, to, lse } => format!(
+                "let ({}, {}) = self.{}.forward(ctx, &{}, &{}, &{});",
+                n(to), n(lse), f(field), n(q), n(k), n(v)
+            ),
+            Op::Activate { x, to } => {
+                format!("let {} = activate(ctx, ACTIVATION, &{});", n(to), n(x))
+            }
+            Op::Gate { gate, up, to } => {
+                format!("let {} = gate(ctx, ACTIVATION, &{}, &{});", n(to), n(gate), n(up))
+            }
+            Op::Dropout { place, x, to } => {
+                let x = self.taken(step, x);
+                let place = match place {
+                    Some(within) => format!("self.dropout + {within}"),
+                    None => "u32::MAX".to_owned(),
+                };
+                format!("let {} = dropout(ctx, {place}, {x});", n(to))
+            }
+            Op::Sum { x, branch, to } => {
+                format!("let {} = Stream::sum(&{}, {});", n(to), n(x), self.taken(step, branch))
+            }
+            Op::Begin { x, to } => format!("let {} = Stream::begin({});", n(to), n(x)),
+            Op::Embed { field, to } => {
+                format!("let {} = self.{}.forward(ctx);", self.typed(to), f(field))
+            }
+            Op::Max { field, logits, to } => {
+                format!("let {} = self.{}.max(ctx, &{});", n(to), f(field), n(logits))
+            }
+            Op::Sums { field, logits, max, to, target } => format!(
+                "let ({}, {}) = self.{}.sums(ctx, &{}, &{});",
+                n(to), n(target), f(field), n(logits), n(max)
+            ),
+            Op::Loss { field, max, sum_exp, target, to } => format!(
+                "let {} = self.{}.loss(ctx, &{}, &{}, &{});",
+                n(to), f(field), n(max), n(sum_exp), n(target)
+            ),
+            Op::LossGradient { field, logits, max, sum_exp, to } => format!(
+                "let {} = self.{}.gradient(ctx, {}, &{}, &{});",
+                n(to), f(field), self.taken(step, logits), n(max), n(sum_exp)
+            ),
+            Op::BackwardInput { field, dy, to } => {
+                format!("let {} = self.{}.backward(ctx, &{});", n(to), f(field), n(dy))
+            }
+            Op::AddBackwardInput { field, dy, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = self.{}.add_backward(ctx, &{}, {x});", n(to), f(field), n(dy))
+            }
+            Op::AttentionBackward { field, saved, dy, to } => {
+                let saved = saved.map(|value| format!("&{}", n(value))).join(", ");
+                let to = to.map(n).join(", ");
+                format!("let ({to}) = self.{}.backward(ctx, ({saved}), &{});", f(field), n(dy))
+            }
+            Op::ActivateBackward { x, dy, to } => format!(
+                "let {} = activate_backward(ctx, ACTIVATION, &{}, &{});",
+                n(to), n(x), n(dy)
+            ),
+            Op::GateBackward { gate, up, dy, to } => format!(
+                "let ({}) = gate_backward(ctx, ACTIVATION, &{}, &{}, &{});",
+                to.map(n).join(", "), n(gate), n(up), n(dy)
+            ),
+            Op::NormBackward { field, x, statistics, dy, sum, to } => {
+                let given = format!("ctx, &{}, &{}, &{}", n(x), n(statistics), n(dy));
+                match sum {
+                    None => format!("let {} = self.{}.backward({given});", n(to), f(field)),
+                    Some(sum) => {
+                        let sum = self.taken(step, sum);
+                        format!("let {} = self.{}.backward_onto({given}, {sum});", n(to), f(field))
+                    }
+                }
+            }
+            Op::LinearWeights { field, x, dy } => {
+                format!("gradients.add(self.{}.weights(&{}, &{}));", f(field), n(x), n(dy))
+            }
+            Op::BiasWeights { field, dy } => {
+                format!("gradients.add(self.{}.weights(&{}));", f(field), n(dy))
+            }
+            Op::NormWeights { field, x, statistics, dy } => format!(
+                "gradients.add(self.{}.weights(&{}, &{}, &{}));",
+                f(field), n(x), n(statistics), n(dy)
+            ),
+            Op::TokenWeights { field, dy } | Op::PositionWeights { field, dy } => {
+                format!("gradients.add(self.{}.weights(ctx, &{}));", f(field), n(dy))
+            }
+        }
+    }
+
+    /// Bytes of a collective's whole tensor.
+    fn bytes(&self, op: &Op) -> Option<u64> {
+        let of = match *op {
+            Op::AllGather { to, .. } | Op::StartAllGather { to, .. } => to,
+            Op::ReduceScatter { x, .. } | Op::StartReduceScatter { x, .. } => x,
+            Op::AllReduce { x, .. } | Op::StartAllReduce { x, .. } => x,
+            Op::AllReduceNumbers { .. } => return Some(4 * self.lowered.sizes.tokens),
+            _ => return None,
+        };
+        self.elements(of).map(|elements| elements * self.element_bytes)
+    }
+
+    fn elements(&self, value: Value) -> Option<u64> {
+        match self.segment.values[value].of {
+            Type::Tensor(_, rows, width) | Type::InFlight(_, rows, width) => {
+                Some(self.lowered.sizes.elements(rows, width))
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes of some values.
+    pub fn held_bytes(&self, values: &[Value]) -> u64 {
+        let sizes = &self.lowered.sizes;
+        let wide = self.element_bytes.max(4);
+        let of = |&value: &Value| match self.segment.values[value].of {
+            Type::Tensor(_, rows, width) => sizes.elements(rows, width) * self.element_bytes,
+            Type::Statistics => {
+                let layer_norm = sizes.norm.kind == models::model::NormKind::LayerNorm;
+                sizes.rows * wide * if layer_norm { 2 } else { 1 }
+            }
+            Type::LogSumExp => sizes.tokens * sizes.heads[1] * wide,
+            Type::TokenNumbers => sizes.tokens * wide,
+            Type::Stream | Type::InFlight(..) => 0,
+        };
+        values.iter().map(of).sum()
+    }
+
+    /// The fields of a struct that holds some values.
+    pub fn held_fields(&self, values: &[Value]) -> Vec<String> {
+        values.iter().map(|&value| self.typed(value)).collect()
+    }
+
+    /// Whether any operation is a collective of the tensor-parallel ranks.
+    pub fn uses_tp(steps: &[Step]) -> bool {
+        steps.iter().any(|step| {
+            matches!(
+                step.op,
+                Op::AllGather { .. }
+                    | Op::ReduceScatter { .. }
+                    | Op::AllReduce { .. }
+                    | Op::StartAllGather { .. }
+                    | Op::StartReduceScatter { .. }
+                    | Op::StartAllReduce { .. }
+                    | Op::AllReduceNumbers { .. }
+            )
+        })
+    }
+}
+
+/// A value's type in Rust: one of the names in the generated `plan.rs`, or the library's.
+pub fn type_name(lowered: &Lowered, of: Type) -> String {
+    let split = lowered.sizes.sequence_parallel;
+    match of {
+        Type::Tensor(placement, rows, width) | Type::InFlight(placement, rows, width) => {
+            match (width, placement, rows) {
+                (Width::Hidden, Placement::Partial, _) => "Part<D>",
+                (Width::Hidden, Placement::Whole, Rows::Tokens) if split => "Full<D>",
+                (Width::Hidden, ..) => "Rows<D>",
+                (Width::Query, ..) => "Query<D>",
+                (Width::KeyValue, ..) => "KeyValue<D>",
+                (Width::Ffn, ..) => "Inner<D>",
+                (Width::Vocab, ..) => "Logits<D>",
+            }
+        }
+        Type::Stream => "Residual<D>",
+        Type::Statistics => "Statistics<D>",
+        Type::LogSumExp => "LogSumExp<D>",
+        Type::TokenNumbers => "Numbers<D, Whole, TOKENS>",
+    }
+    .to_owned()
+}
+
+/// A field's type in Rust, and what its shape means.
+pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
+    let sizes = &lowered.sizes;
+    let tp = sizes.tp > 1;
+    let stream = if sizes.sequence_parallel { "Split<Tp>" } else { "Whole" };
+    let columns = |width| match width {
+        Width::Hidden => "HIDDEN",
+        Width::Query => "QUERY",
+        Width::KeyValue => "KEY_VALUE",
+        Width::Ffn => "INNER",
+        Width::Vocab => "VOCAB_ROWS",
+    };
+    let share = |width: Width| {
+        let (whole, _) = sizes.whole(width);
+        format!("{} of {whole}", sizes.columns(width))
+    };
+    let note = |what: &str, width| match tp {
+        true => format!("{} {what}", share(width)),
+        false => String::new(),
+    };
+    match kind {
+        FieldKind::Norm { .. } => {
+            let name = match sizes.norm.kind {
+                models::model::NormKind::RmsNorm => "RmsNorm",
+                models::model::NormKind::LayerNorm => "LayerNorm",
+            };
+            (format!("{name}<{stream}, HIDDEN>"), String::new())
+        }
+        FieldKind::Column { outputs, .. } => {
+            let to = columns(*outputs);
+            let name = if tp {
+                format!("ColumnLinear<Tp, HIDDEN, {to}>")
+            } else {
+                format!("Linear<HIDDEN, {to}>")
+            };
+            (name, note("rows", *outputs))
+        }
+        FieldKind::Row { inputs, .. } => {
+            let from = columns(*inputs);
+            let name = if tp {
+                format!("RowLinear<Tp, {from}, HIDDEN>")
+            } else {
+                format!("Linear<{from}, HIDDEN>")
+            };
+            (name, note("columns", *inputs))
+        }
+        FieldKind::RowBias { .. } => (format!("RowBias<{stream}, HIDDEN>"), String::new()),
+        FieldKind::Attention => {
+            let placement = if tp { "Columns<Tp>" } else { "Whole" };
+            let [all, own] = sizes.heads;
+            let heads = if tp { format!("{own} of {all} heads") } else { String::new() };
+            (format!("Attention<{placement}, QUERY, KEY_VALUE>"), heads)
+        }
+        FieldKind::Tokens => {
+            let placement = if tp { "Partial<Tp>" } else { "Whole" };
+            let name = format!("TokenEmbedding<{placement}, VOCAB_ROWS, HIDDEN>");
+            (name, note("rows", Width::Vocab))
+        }
+        FieldKind::Positions(_) => {
+            (format!("Positions<{stream}, POSITIONS, HIDDEN>"), String::new())
+        }
+        FieldKind::Output => {
+            let name =
+                if tp { "ColumnLinear<Tp, HIDDEN, VOCAB_ROWS>" } else { "Linear<HIDDEN, VOCAB_ROWS>" };
+            (name.to_owned(), note("rows", Width::Vocab))
+        }
+        FieldKind::Loss => {
+            let placement = if tp { "Columns<Tp>" } else { "Whole" };
+            (format!("CrossEntropy<{placement}, VOCAB_ROWS>"), String::new())
+        }
+    }
+}
