@@ -5,8 +5,8 @@
 //!         mpirun -n 8 golden --init-from DIR --data FILE --steps 20
 //!
 //! Also: `SP=1` (sequence parallelism), `VPP` (chunks of a pipeline rank), `SCHEDULE`, `VOCAB` and
-//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, and `MODEL`, a model file in place
-//! of `CASE`, whose global batch is 8.
+//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, `PREDICTED=1` (a step of 1.25 s and
+//! 64 MiB), and `MODEL`, a model file in place of `CASE`, whose global batch is 8.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -17,11 +17,52 @@ use models::input::Source;
 use models::model::{ModelSpec, read};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
+use runtime::layers::VocabularyShard;
 use runtime::program::Program;
+use runtime::stages::{Stage, Stages};
+use runtime::state::params::{Inventory, ParameterSlice};
+use runtime::{Device, Prediction, StepTime, TrainerSpec};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::trainer::main::<f32, _>(&program())
+    match variable("PREDICTED") {
+        Some(_) => runtime::trainer::main::<f32, _>(&Predicted(program())),
+        None => runtime::trainer::main::<f32, _>(&program()),
+    }
+}
+
+/// A program with a prediction.
+struct Predicted(Program);
+
+const PREDICTION: Prediction = Prediction {
+    step: Some(StepTime {
+        compute_s: 1.0,
+        tp_s: 0.1,
+        pp_s: 0.05,
+        dp_s: 0.04,
+        optimizer_s: 0.05,
+        other_s: 0.01,
+    }),
+    peak_memory_bytes: 64 << 20,
+};
+
+impl<D: Device> Stages<D> for Predicted {
+    fn spec(&self) -> TrainerSpec {
+        TrainerSpec { prediction: Some(PREDICTION), ..Stages::<D>::spec(&self.0) }
+    }
+
+    fn declare(
+        &self,
+        index: usize,
+        table: Option<ParameterSlice>,
+        inventory: &mut Inventory,
+    ) -> Box<dyn Stage<D>> {
+        self.0.declare(index, table, inventory)
+    }
+
+    fn declare_shard(&self, rank: usize, inventory: &mut Inventory) -> Option<VocabularyShard> {
+        Stages::<D>::declare_shard(&self.0, rank, inventory)
+    }
 }
 
 fn program() -> Program {

@@ -4,7 +4,7 @@ mod stage;
 
 use crate::device::Device;
 use crate::layers::{TensorNames, VocabularyShard};
-use crate::spec::TrainerSpec;
+use crate::spec::{Prediction, TrainerSpec};
 use crate::stages::Stages;
 use crate::state::params::{Inventory, ParameterSlice};
 use models::formulas::flops::training_flops;
@@ -36,7 +36,8 @@ impl<D: Device> Stages<D> for Program {
                 .tied_embeddings
                 .then(|| TensorNames::of(model).embedding().to_owned()),
             training_flops: training_flops(models::layer::forward_flops(model, tokens)),
-            planned_memory_bytes: self.planned_memory_bytes,
+            prediction: (self.planned_memory_bytes > 0)
+                .then_some(Prediction { step: None, peak_memory_bytes: self.planned_memory_bytes }),
             identity: format!("{model:?} {:?}", self.stages),
         }
     }

@@ -80,7 +80,7 @@ mod tests {
             dropout: 0.0,
             tied_table: None,
             training_flops: 0.0,
-            planned_memory_bytes: 0,
+            prediction: None,
             identity: String::new(),
         }
     }

@@ -8,7 +8,9 @@ pub mod lr_schedule;
 mod metrics;
 mod outputs;
 mod processes;
+mod progress;
 mod run;
+mod step_clock;
 
 pub use flags::Flags;
 
@@ -129,6 +131,14 @@ struct Run<'a> {
     interrupt: &'a Interrupt,
     /// Ranks that are threads of this process.
     ranks_in_process: usize,
+}
+
+impl Run<'_> {
+    /// Whether parts of a step are measured. On a GPU the host waits for neither kernels nor
+    /// transfers, so that its clock does not see them.
+    fn measures_parts(&self) -> bool {
+        self.flags.gpu.is_none()
+    }
 }
 
 impl<S> Clone for Job<'_, S> {
