@@ -37,24 +37,7 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     if let Some(processes) = args.processes {
         check_processes(&plan, processes)?;
     }
-    let features: &[&str] = match (args.mpi, args.gpu) {
-        (true, true) => &["--features", "mpi,cuda"],
-        (true, false) => &["--features", "mpi"],
-        (false, true) => &["--features", "cuda"],
-        (false, false) => &[],
-    };
-    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
-    let (offline, begun) = ([&["--offline"], features].concat(), Instant::now());
-    say(&format!("building the trainer in {}", args.trainer.display()));
-    let built = match build(&manifest, &offline)? {
-        Some(built) => Some(built),
-        None => {
-            say("it does not build without the network; building with it");
-            build(&manifest, features)?
-        }
-    };
-    let trainer = built.ok_or_else(|| not_built(args.mpi))?;
-    say(&format!("built in {:.1} s", begun.elapsed().as_secs_f64()));
+    let trainer = built(args, &manifest)?;
     say(&format!("starting {}", in_words(args, ranks(&plan))));
     let with_flags = |mut command: Command| {
         command.args(args.gpu.then_some("--gpu")).args(&args.flags);
@@ -134,7 +117,31 @@ fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure>
     Ok((0..processes).map(command).collect())
 }
 
-/// The program that cargo built; `None` where the build failed. Cargo reports its progress itself.
+/// Builds the trainer, and says so; cargo reports its progress itself.
+fn built(args: &LaunchArgs, manifest: &Path) -> Result<PathBuf, Failure> {
+    let features: &[&str] = match (args.mpi, args.gpu) {
+        (true, true) => &["--features", "mpi,cuda"],
+        (true, false) => &["--features", "mpi"],
+        (false, true) => &["--features", "cuda"],
+        (false, false) => &[],
+    };
+    say(&format!("building the trainer in {}", args.trainer.display()));
+    let begun = Instant::now();
+    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
+    let offline = [&["--offline"], features].concat();
+    let built = match build(manifest, &offline)? {
+        Some(built) => Some(built),
+        None => {
+            say("it does not build without the network; building with it");
+            build(manifest, features)?
+        }
+    };
+    let trainer = built.ok_or_else(|| not_built(args.mpi))?;
+    say(&format!("built in {:.1} s", begun.elapsed().as_secs_f64()));
+    Ok(trainer)
+}
+
+/// The program that cargo built; `None` where the build failed.
 fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
