@@ -109,7 +109,14 @@ mod tests {
         f32::train(job, Some(&gpu), Box::new(Solo::new()), 1).unwrap();
         let lines = |path| std::fs::read_to_string(path).unwrap();
         let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();
-        let losses = lines(metrics).lines().map(|line| json(line)["loss"].clone()).collect();
+        let steps: Vec<Value> = lines(metrics).lines().map(json).collect();
+        for step in &steps {
+            assert!(
+                step["step_s"].as_f64() > Some(0.0) && step.get("compute_s").is_none(),
+                "{step}"
+            );
+        }
+        let losses = steps.iter().map(|step| step["loss"].clone()).collect();
         (losses, json(lines(report).trim())["cuda_graphs"].clone())
     }
 
